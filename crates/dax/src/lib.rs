@@ -1,0 +1,9 @@
+//! DAX: the block protocol between a volume's one writer, its readers and the zones.
+//!
+//! Implements *DAX: A Widely Distributed Multi-tenant Storage Service for DBMS Hosting* (Liu,
+//! Aboulnaga, Salem; VLDB 2013), with lexicographic versions, fencing and generations added.
+//! `docs/PROTOCOL.md` has the messages, the steps and the invariants.
+
+pub mod error;
+pub mod ids;
+pub mod storage;

@@ -1,0 +1,295 @@
+//! What every storage backend offers a volume: blocks with versions and generations, sync points,
+//! epochs and small records.
+//!
+//! One implementation speaks to embedded zone servers ([`crate::client`]); [`crate::memory`] keeps
+//! everything in the process for tests. The conformance suite ([`crate::conformance`]) says what all
+//! of them must do. A handle belongs to one volume and is cheap to clone behind an `Arc`.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, ZoneId};
+
+/// How a volume is laid out; fixed when it is created.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSettings {
+    /// Bytes in a block; a power of two from 4096 to 65536.
+    pub block_size_bytes: u32,
+    /// Copies of every block (the paper's N).
+    pub replicas: u8,
+    /// Copies that make a write durable (the paper's k).
+    pub sync_replicas: u8,
+}
+
+impl Default for VolumeSettings {
+    fn default() -> Self {
+        VolumeSettings {
+            block_size_bytes: 8192,
+            replicas: 3,
+            sync_replicas: 2,
+        }
+    }
+}
+
+/// Who owns the highest epoch that a quorum knows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpochGrant {
+    /// The epoch; [`Epoch::NONE`] if nobody ever owned one.
+    pub epoch: Epoch,
+    /// Its owner: a node name, a slash and a random incarnation, so that a restarted node differs
+    /// from its earlier life. Empty if there is none.
+    pub owner: String,
+}
+
+/// A block as a replica keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// The version that was read.
+    pub version: Version,
+    /// The generation it was written in.
+    pub generation: Generation,
+    /// The contents, verified against their checksum.
+    pub data: Bytes,
+}
+
+/// What a [`Storage::csync`] waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncScope {
+    /// Every write made before the call.
+    Volume,
+    /// Every write of this file made before the call.
+    File(FileId),
+    /// Every write of this file whose version is at most this.
+    FileUpTo(FileId, Version),
+}
+
+/// Under whose authority a record is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authority {
+    /// The epoch this handle owns; refused once a higher one exists.
+    Owner,
+    /// A record with a single writer that owns no epoch (a node's own membership or claim).
+    Node,
+}
+
+/// A stretch of generations, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Span {
+    /// First generation.
+    pub from: Generation,
+    /// Last generation.
+    pub to: Generation,
+}
+
+/// The generations that make up one image, oldest first.
+///
+/// A takeover makes the standby's view the volume: what the dead epoch wrote after the standby's
+/// base is not part of any later image. So an image is a line through the generations, as a
+/// PostgreSQL timeline is a line through the log. Spans are disjoint and ascending.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lineage(pub Vec<Span>);
+
+impl Lineage {
+    /// Everything up to and including `to`, with nothing left out.
+    pub fn up_to(to: Generation) -> Lineage {
+        Lineage(vec![Span {
+            from: Generation::SINGLE,
+            to,
+        }])
+    }
+
+    /// Whether a version written in `generation` belongs to the image.
+    pub fn contains(&self, generation: Generation) -> bool {
+        self.0
+            .iter()
+            .any(|s| s.from <= generation && generation <= s.to)
+    }
+
+    /// The last generation of the image that is not above `generation`, if there is any.
+    pub fn floor(&self, generation: Generation) -> Option<Generation> {
+        let span = self.0.iter().rev().find(|s| s.from <= generation)?;
+        Some(span.to.min(generation))
+    }
+
+    /// The last generation of the image.
+    pub fn end(&self) -> Generation {
+        self.0.last().map_or(Generation::SINGLE, |s| s.to)
+    }
+
+    /// The same image cut off after `to`.
+    pub fn truncated(&self, to: Generation) -> Lineage {
+        let spans = self.0.iter().filter(|s| s.from <= to);
+        Lineage(
+            spans
+                .map(|s| Span {
+                    from: s.from,
+                    to: s.to.min(to),
+                })
+                .collect(),
+        )
+    }
+
+    /// The image that goes on with `from` and everything above it.
+    pub fn continued(mut self, from: Generation) -> Lineage {
+        self.0.push(Span {
+            from,
+            to: Generation::MAX,
+        });
+        self
+    }
+}
+
+/// What replicas must keep of a volume's data blocks; everything else may be reclaimed.
+///
+/// For each block and each image, the newest version that the image contains is kept. Versions in
+/// generations above every image's end are kept too (a writer may have moved on).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retention {
+    /// The images somebody needs: the latest, the last two seals, bases of standbys, pins.
+    pub images: Vec<Lineage>,
+}
+
+/// How a zone looks from this client.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ZoneStatus {
+    /// Which zone.
+    pub zone: ZoneId,
+    /// Its address as configured.
+    pub address: String,
+    /// Whether a connection stands.
+    pub up: bool,
+    /// A recent round trip, if one was measured.
+    pub round_trip: Option<Duration>,
+    /// Bytes written but not yet acknowledged by this zone.
+    pub pending_bytes: u64,
+    /// Why the zone is down or refuses writes, if it does.
+    pub trouble: Option<String>,
+}
+
+/// Counts what a handle did since it was opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageCounters {
+    /// Blocks written.
+    pub writes: u64,
+    /// Sync points completed.
+    pub syncs: u64,
+    /// Reads answered from `sync_pending`.
+    pub reads_pending: u64,
+    /// Reads answered by one replica.
+    pub reads_one: u64,
+    /// Answers of one replica that were stale and retried (DAX 3.1).
+    pub reads_stale: u64,
+    /// Reads answered by a quorum.
+    pub reads_quorum: u64,
+    /// Reads that promoted a version into the current epoch (DAX 5).
+    pub reads_promoted: u64,
+}
+
+/// A volume's storage. See the module.
+///
+/// **Waiting.** While too few zones answer, [`csync`](Storage::csync), the reads and the record
+/// operations wait; they never fail for that reason except where a timeout is documented. They fail
+/// with [`Fenced`](crate::error::ErrorKind::Fenced) as soon as a higher epoch is known.
+#[async_trait]
+pub trait Storage: Send + Sync + 'static {
+    /// How the volume is laid out.
+    fn settings(&self) -> &VolumeSettings;
+
+    /// The epoch this handle owns, if it owns one.
+    fn epoch(&self) -> Option<Epoch>;
+
+    /// The highest epoch that a quorum of zones accepted, and its owner.
+    async fn accepted_epoch(&self) -> Result<EpochGrant>;
+
+    /// Owns a new epoch, higher than any accepted so far: returns once a majority of the zones has
+    /// accepted it from `owner`. From then on no older epoch can complete a sync.
+    ///
+    /// # Errors
+    /// `Conflict` if another owner won a higher epoch in the meantime: look who it is first.
+    async fn own_epoch(&self, owner: &NodeName) -> Result<Epoch>;
+
+    /// A version higher than every one this handle gave so far (for truncation marks).
+    ///
+    /// # Errors
+    /// `Fenced`, or `Invalid` if the handle owns no epoch.
+    fn next_version(&self) -> Result<Version>;
+
+    /// *Write(CSYNC)*, DAX 4: hands the block to all replicas and returns at once. The block counts
+    /// as durable only after a later [`csync`](Storage::csync). `data` is one whole block. A pending
+    /// write of an earlier generation is never replaced by this one; both go out.
+    ///
+    /// Call [`write_room`](Storage::write_room) first: this never waits.
+    ///
+    /// # Errors
+    /// `Fenced`, or `Invalid` if the handle owns no epoch.
+    fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version>;
+
+    /// Waits until `sync_pending` has room for `bytes` more (back-pressure).
+    async fn write_room(&self, bytes: usize) -> Result<()>;
+
+    /// *CSync*, DAX 4: returns when every write in scope is durable on k replicas. Waits while zones
+    /// are missing; fails only with `Fenced`.
+    async fn csync(&self, scope: SyncScope) -> Result<()>;
+
+    /// Reads the newest version of a block in a generation not above `up_to`; `None` if there is no
+    /// such version. Pending writes of this handle are seen. Read(1) against the version list where
+    /// it knows the block and `up_to` does not exclude that version, a quorum of N-k+1 otherwise
+    /// (DAX 3).
+    async fn read(&self, key: BlockKey, up_to: Generation) -> Result<Option<Block>>;
+
+    /// *ReadPromote*, DAX 5, for blocks that keep one version ([`Generation::SINGLE`]): whatever it
+    /// returns, a quorum holds under this handle's epoch, and every later read returns the same
+    /// until this handle writes the block. "No such block" is not promoted.
+    async fn read_promote(&self, key: BlockKey) -> Result<Option<Block>>;
+
+    /// Writes a small record (at most 1 MiB) durably on a majority of the zones.
+    async fn put_record(&self, name: &str, value: Bytes, authority: Authority) -> Result<()>;
+
+    /// Reads a record from a majority; the newest version wins.
+    async fn get_record(&self, name: &str) -> Result<Option<Bytes>>;
+
+    /// Reads a record from a majority and makes what it returns durable under this handle's epoch,
+    /// so that no later read returns an older value.
+    async fn promote_record(&self, name: &str) -> Result<Option<Bytes>>;
+
+    /// All records whose name starts with `prefix`, by name, read from a majority.
+    async fn list_records(&self, prefix: &str) -> Result<Vec<(String, Bytes)>>;
+
+    /// Removes a record from a majority (a tombstone with a version, as a write).
+    async fn remove_record(&self, name: &str, authority: Authority) -> Result<()>;
+
+    /// Tells the replicas what must be kept of data blocks. Best effort: a replica that is away is
+    /// told when it returns.
+    async fn retain(&self, retention: Retention) -> Result<()>;
+
+    /// Gives the blocks of whole files back. The ids are never used again. Best effort, as above.
+    async fn remove_files(&self, files: &[FileId]) -> Result<()>;
+
+    /// Gives back the blocks of `file` before `block` (the journal's and the log's past).
+    async fn remove_blocks_before(&self, file: FileId, block: BlockIndex) -> Result<()>;
+
+    /// Bytes of blocks stored and bytes free, of the zone that has least room.
+    async fn space(&self) -> Result<Space>;
+
+    /// How each zone looks from here.
+    fn zones(&self) -> Vec<ZoneStatus>;
+
+    /// What this handle did so far.
+    fn counters(&self) -> StorageCounters;
+
+    /// Resolves when this handle learns that a higher epoch exists; never if it owns none.
+    async fn fenced(&self);
+}
+
+/// Room in a zone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    /// Bytes that this volume's blocks take on one replica, about.
+    pub used_bytes: u64,
+    /// Bytes that can still be written on one replica.
+    pub free_bytes: u64,
+}

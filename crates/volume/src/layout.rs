@@ -1,0 +1,41 @@
+//! What a volume must be told about the paths of the database that it hosts.
+
+use crate::lsn::Lsn;
+
+/// How the blocks of a file are kept (design: file classes).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub enum FileClass {
+    /// The write-ahead log: one version per block, read by standbys up to the horizon.
+    Log,
+    /// The database: one version per block and generation.
+    Data,
+    /// Configuration: one version, the latest wins.
+    Live,
+    /// On this node's local disk, never shared.
+    Private,
+}
+
+/// The rules of the hosted database's directory tree. Paths are relative to the volume's root, with
+/// `/` between components and none in front; the root itself is `""`.
+pub trait Layout: Send + Sync + 'static {
+    /// The class of a file or directory, on the active.
+    fn class(&self, path: &str) -> FileClass;
+
+    /// The class of a file or directory on a standby, where more is private (its own control file,
+    /// two-phase state, ...). Defaults to the active's.
+    fn standby_class(&self, path: &str) -> FileClass {
+        self.class(path)
+    }
+
+    /// Names of the base that a standby must not see at all (`backup_label`, ...).
+    fn hidden_on_standby(&self, path: &str) -> bool;
+
+    /// For a file name inside a data directory: the name whose presence in the same directory of
+    /// the base makes this one invisible to a standby (rule 7: other forks of unlogged relations
+    /// are hidden by `<number>_init`). `None` if nothing can hide it.
+    fn hidden_by(&self, name: &str) -> Option<String>;
+
+    /// For a log file: the log positions of its first byte and of the byte after its last, if it is
+    /// one that the horizon applies to (a segment). Files without (history files) are shown whole.
+    fn log_range(&self, path: &str) -> Option<std::ops::Range<Lsn>>;
+}

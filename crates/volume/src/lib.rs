@@ -1,0 +1,10 @@
+//! Files over blocks: the namespace and its journal, generations and seals, and the two views of a
+//! volume that can be mounted, the active's and a standby's.
+//!
+//! This room knows nothing of PostgreSQL: which class a path belongs to is told to it through
+//! [`layout::Layout`], and what happens around a checkpoint is decided in `pgdata`.
+
+pub mod error;
+pub mod layout;
+pub mod lsn;
+pub mod view;
