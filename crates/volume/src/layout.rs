@@ -38,4 +38,7 @@ pub trait Layout: Send + Sync + 'static {
     /// For a log file: the log positions of its first byte and of the byte after its last, if it is
     /// one that the horizon applies to (a segment). Files without (history files) are shown whole.
     fn log_range(&self, path: &str) -> Option<std::ops::Range<Lsn>>;
+
+    /// Private directories that must exist before the database starts, parents first.
+    fn private_directories(&self, standby: bool) -> Vec<String>;
 }

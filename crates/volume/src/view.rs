@@ -143,8 +143,6 @@ pub struct DirEntry {
     pub ino: Ino,
     /// What that is.
     pub kind: FileKind,
-    /// Position to go on from; positions stay valid while names come and go.
-    pub cookie: u64,
     /// The name.
     pub name: Vec<u8>,
 }
@@ -219,10 +217,9 @@ pub trait View: Send + Sync + 'static {
     fn open(&self, ino: Ino) -> Result<OpenMode>;
     /// Counts one open handle less; frees an inode that has no name left.
     fn release(&self, ino: Ino);
-    /// Names of a directory after `cookie` (0: from the start), at most `limit`, without `.` and
-    /// `..`, which the mount adds. Ordered by cookie; names that stay are neither skipped nor
-    /// repeated while others come and go.
-    fn read_dir(&self, ino: Ino, cookie: u64, limit: usize) -> Result<Vec<DirEntry>>;
+    /// All names of a directory, without `.` and `..`, which the mount adds. The mount takes this
+    /// once per opened directory, so a listing is one moment's.
+    fn read_dir(&self, ino: Ino) -> Result<Vec<DirEntry>>;
     /// The directory that a directory is in; the root's is the root.
     fn parent(&self, ino: Ino) -> Result<Ino>;
 
