@@ -1,0 +1,41 @@
+# Everything a person or a machine runs here. Needs a Rust toolchain; the rest is installed by
+# `scripts/packages` with apt-get, and only when something is missing.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+DEMO_ARGS ?=
+BENCH_ARGS ?= --quick
+
+.DEFAULT_GOAL := help
+.PHONY: help packages build demo bench check test test-unit test-system clean
+
+help: ## Show what there is to run.
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+packages: ## Install the missing Debian packages (PostgreSQL, FUSE, a linker).
+	@scripts/packages
+
+build: packages ## Build the release binary: target/release/understudy.
+	@$(CARGO) build --release --locked -p understudy
+
+demo: build ## Kill a busy PostgreSQL, see another take over. DEMO_ARGS="--duration 60s" and so on.
+	@"$$(scripts/target-dir)"/release/understudy demo $(DEMO_ARGS)
+
+bench: build ## Compare with stock PostgreSQL. BENCH_ARGS="" for the long run.
+	@"$$(scripts/target-dir)"/release/understudy bench pgbench $(BENCH_ARGS)
+
+check: packages ## Formatting and lints.
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+test-unit: packages ## Tests that need no cluster.
+	$(CARGO) test --workspace --locked
+
+test-system: packages ## Whole clusters: started, loaded, killed, verified.
+	scripts/system-tests
+
+test: check test-unit test-system ## All of it, as the continuous integration runs it.
+	@echo "make test: all passed"
+
+clean: ## Remove what was built.
+	$(CARGO) clean
