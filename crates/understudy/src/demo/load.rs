@@ -1,0 +1,208 @@
+//! The clients: concurrent TPC-B-like transactions, as pgbench's, against whoever is active.
+//!
+//! Invariant: each transaction also writes `(client, n)` into a ledger, `n` is never used twice, and
+//! what the client was told is recorded in a [`History`]. Clients know nothing of failover: they
+//! have a connection string with all nodes and `target_session_attrs=read-write`, and connect again
+//! when their connection breaks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::clock::Clock;
+use super::history::{Attempt, History, Outcome};
+use super::session::{Session, Transaction};
+
+/// How many clients do what.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Concurrent clients.
+    pub clients: u16,
+    /// pgbench's scale: 100,000 accounts, 10 tellers, one branch each.
+    pub scale: u32,
+    /// Decides which rows they touch.
+    pub seed: u64,
+    /// Pause before another try to connect.
+    pub retry: Duration,
+    /// A client gives up on an answer after this and connects again.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            clients: 8,
+            scale: 10,
+            seed: 1,
+            retry: Duration::from_millis(25),
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What the clients share while they run.
+#[derive(Debug)]
+struct Shared {
+    server: tokio_postgres::Config,
+    options: Options,
+    clock: Clock,
+    attempts: Mutex<Vec<Attempt>>,
+    acknowledged: AtomicU64,
+    trouble: Mutex<Option<String>>,
+}
+
+impl Shared {
+    fn note(&self, attempt: Attempt) {
+        if attempt.outcome == Outcome::Acknowledged {
+            self.acknowledged.fetch_add(1, Ordering::Relaxed);
+        }
+        self.attempts.lock().push(attempt);
+    }
+}
+
+/// Running clients. Dropping it stops them at once.
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+    clients: JoinSet<()>,
+}
+
+impl Load {
+    /// Starts the clients. `server` names all nodes; the tables must exist ([`super::schema`]).
+    pub fn start(server: tokio_postgres::Config, options: Options, clock: Clock) -> Load {
+        let (stop, stopped) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            server,
+            clock,
+            attempts: Mutex::new(Vec::new()),
+            acknowledged: AtomicU64::new(0),
+            trouble: Mutex::new(None),
+            options,
+        });
+        let mut clients = JoinSet::new();
+        for client in 1..=i32::from(shared.options.clients) {
+            clients.spawn(run_client(client, shared.clone(), stopped.clone()));
+        }
+        Load {
+            shared,
+            stop,
+            clients,
+        }
+    }
+
+    /// Commits acknowledged so far.
+    pub fn acknowledged(&self) -> u64 {
+        self.shared.acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// Why a client last lost its connection or could not get one.
+    pub fn trouble(&self) -> Option<String> {
+        self.shared.trouble.lock().clone()
+    }
+
+    /// What was tried so far.
+    pub fn history(&self) -> History {
+        History::new(self.shared.attempts.lock().clone())
+    }
+
+    /// Lets every client finish its transaction, and returns what all of them saw.
+    pub async fn stop(mut self) -> History {
+        self.stop.send_replace(true);
+        while self.clients.join_next().await.is_some() {}
+        self.history()
+    }
+}
+
+/// One client, until it is told to stop.
+async fn run_client(client: i32, shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
+    let mut random = SmallRng::seed_from_u64(shared.options.seed ^ (client as u64) << 32);
+    let mut n = 0;
+    while !*stop.borrow() {
+        // Connecting may take long while nobody is active; nothing is at stake, so just let go.
+        let connected = tokio::select! {
+            connected = Session::open(&shared.server) => connected,
+            _ = stop.changed() => return,
+        };
+        match connected {
+            Ok(session) => use_session(client, &mut n, &session, &shared, &stop, &mut random).await,
+            Err(error) => {
+                *shared.trouble.lock() = Some(error.to_string());
+                tokio::time::sleep(shared.options.retry).await;
+            }
+        }
+    }
+}
+
+/// Runs transactions until one fails or the client is told to stop.
+async fn use_session(
+    client: i32,
+    n: &mut i64,
+    session: &Session,
+    shared: &Shared,
+    stop: &watch::Receiver<bool>,
+    random: &mut SmallRng,
+) {
+    while !*stop.borrow() {
+        *n += 1;
+        let transaction = draw(client, *n, shared.options.scale, random);
+        let began = shared.clock.now();
+        let outcome = attempt(session, &transaction, shared).await;
+        shared.note(Attempt {
+            client,
+            n: *n,
+            outcome,
+            began,
+            ended: shared.clock.now(),
+        });
+        if outcome != Outcome::Acknowledged {
+            return;
+        }
+    }
+}
+
+/// One transaction: everything but COMMIT first, so that its failure means "not committed".
+async fn attempt(session: &Session, transaction: &Transaction, shared: &Shared) -> Outcome {
+    let patience = shared.options.patience;
+    let done = timeout(patience, session.prepare_commit(transaction)).await;
+    if let Some(why) = failure(done) {
+        *shared.trouble.lock() = Some(why);
+        return Outcome::Refused;
+    }
+    match failure(timeout(patience, session.commit()).await) {
+        None => Outcome::Acknowledged,
+        Some(why) => {
+            *shared.trouble.lock() = Some(why);
+            Outcome::Unknown
+        }
+    }
+}
+
+fn failure(
+    answer: Result<Result<(), tokio_postgres::Error>, tokio::time::error::Elapsed>,
+) -> Option<String> {
+    match answer {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(_) => Some("no answer in time".into()),
+    }
+}
+
+fn draw(client: i32, n: i64, scale: u32, random: &mut SmallRng) -> Transaction {
+    let scale = i32::try_from(scale).unwrap_or(i32::MAX / 100_000);
+    Transaction {
+        client,
+        n,
+        account: random.random_range(1..=100_000 * scale),
+        teller: random.random_range(1..=10 * scale),
+        branch: random.random_range(1..=scale),
+        delta: random.random_range(-5000..=5000),
+    }
+}
