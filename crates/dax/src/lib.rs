@@ -6,4 +6,6 @@
 
 pub mod error;
 pub mod ids;
+pub mod replica;
 pub mod storage;
+pub mod wire;

@@ -1,0 +1,222 @@
+//! Primitive values to and from bytes. Invariant: `Decoder` never reads past the frame, and never
+//! reserves more memory than the frame has bytes.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
+use crate::storage::{EpochGrant, Lineage, Retention, Span, VolumeSettings};
+
+/// Writes values at the end of a buffer.
+pub(super) struct Encoder<'a>(pub &'a mut BytesMut);
+
+impl Encoder<'_> {
+    pub fn u8(&mut self, v: u8) {
+        self.0.put_u8(v);
+    }
+    pub fn bool(&mut self, v: bool) {
+        self.0.put_u8(u8::from(v));
+    }
+    pub fn u16(&mut self, v: u16) {
+        self.0.put_u16_le(v);
+    }
+    pub fn u32(&mut self, v: u32) {
+        self.0.put_u32_le(v);
+    }
+    pub fn u64(&mut self, v: u64) {
+        self.0.put_u64_le(v);
+    }
+    /// A length that fits a frame.
+    pub fn len(&mut self, v: usize) {
+        self.0
+            .put_u32_le(u32::try_from(v).expect("a part of a frame is below 4 GiB"));
+    }
+    pub fn text(&mut self, v: &str) {
+        self.len(v.len());
+        self.0.put_slice(v.as_bytes());
+    }
+    pub fn bytes(&mut self, v: &[u8]) {
+        self.len(v.len());
+        self.0.put_slice(v);
+    }
+    pub fn key(&mut self, v: BlockKey) {
+        self.u64(v.file.0);
+        self.u64(v.block.0);
+    }
+    pub fn epoch(&mut self, v: Epoch) {
+        self.u32(v.0);
+    }
+    pub fn generation(&mut self, v: Generation) {
+        self.epoch(v.epoch);
+        self.u32(v.number);
+    }
+    pub fn version(&mut self, v: Version) {
+        self.epoch(v.epoch);
+        self.u64(v.seq);
+    }
+    pub fn settings(&mut self, v: &VolumeSettings) {
+        self.u32(v.block_size_bytes);
+        self.u8(v.replicas);
+        self.u8(v.sync_replicas);
+    }
+    pub fn grant(&mut self, v: &EpochGrant) {
+        self.epoch(v.epoch);
+        self.text(&v.owner);
+    }
+    pub fn retention(&mut self, v: &Retention) {
+        self.len(v.images.len());
+        for image in &v.images {
+            self.len(image.0.len());
+            for span in &image.0 {
+                self.generation(span.from);
+                self.generation(span.to);
+            }
+        }
+    }
+    pub fn error_kind(&mut self, v: ErrorKind) {
+        self.u8(match v {
+            ErrorKind::Fenced => 0,
+            ErrorKind::Unavailable => 1,
+            ErrorKind::Corrupt => 2,
+            ErrorKind::Full => 3,
+            ErrorKind::NotFound => 4,
+            ErrorKind::Conflict => 5,
+            ErrorKind::Invalid => 6,
+            ErrorKind::Protocol => 7,
+        });
+    }
+}
+
+/// Reads values from the front of a frame.
+pub(super) struct Decoder(pub Bytes);
+
+/// What a malformed frame gives.
+pub(super) fn malformed(what: &str) -> Error {
+    Error::new(ErrorKind::Protocol, format!("malformed frame: {what}"))
+}
+
+macro_rules! primitive {
+    ($($name:ident $t:ty, $get:ident;)*) => {$(
+        pub fn $name(&mut self) -> Result<$t> {
+            self.need(size_of::<$t>())?;
+            Ok(self.0.$get())
+        }
+    )*};
+}
+
+impl Decoder {
+    fn need(&self, bytes: usize) -> Result<()> {
+        if self.0.len() < bytes {
+            return Err(malformed("it ends early"));
+        }
+        Ok(())
+    }
+
+    primitive! {
+        u8 u8, get_u8;
+        u16 u16, get_u16_le;
+        u32 u32, get_u32_le;
+        u64 u64, get_u64_le;
+    }
+
+    pub fn bool(&mut self) -> Result<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(malformed(&format!("{other} is neither false nor true"))),
+        }
+    }
+
+    /// A count of items that take at least `item_bytes` each.
+    pub fn count(&mut self, item_bytes: usize) -> Result<usize> {
+        let count = self.u32()? as usize;
+        match count.checked_mul(item_bytes) {
+            Some(bytes) if bytes <= self.0.len() => Ok(count),
+            _ => Err(malformed("it announces more items than it has room for")),
+        }
+    }
+
+    pub fn bytes(&mut self) -> Result<Bytes> {
+        let len = self.count(1)?;
+        Ok(self.0.split_to(len))
+    }
+
+    pub fn text(&mut self) -> Result<String> {
+        String::from_utf8(self.bytes()?.to_vec()).map_err(|e| {
+            Error::with_source(ErrorKind::Protocol, "malformed frame: text is not UTF-8", e)
+        })
+    }
+
+    pub fn volume(&mut self) -> Result<VolumeName> {
+        VolumeName::new(self.text()?)
+    }
+
+    pub fn epoch(&mut self) -> Result<Epoch> {
+        Ok(Epoch(self.u32()?))
+    }
+
+    pub fn key(&mut self) -> Result<BlockKey> {
+        Ok(BlockKey {
+            file: FileId(self.u64()?),
+            block: BlockIndex(self.u64()?),
+        })
+    }
+
+    pub fn generation(&mut self) -> Result<Generation> {
+        Ok(Generation {
+            epoch: self.epoch()?,
+            number: self.u32()?,
+        })
+    }
+
+    pub fn version(&mut self) -> Result<Version> {
+        Ok(Version {
+            epoch: self.epoch()?,
+            seq: self.u64()?,
+        })
+    }
+
+    pub fn settings(&mut self) -> Result<VolumeSettings> {
+        Ok(VolumeSettings {
+            block_size_bytes: self.u32()?,
+            replicas: self.u8()?,
+            sync_replicas: self.u8()?,
+        })
+    }
+
+    pub fn grant(&mut self) -> Result<EpochGrant> {
+        Ok(EpochGrant {
+            epoch: self.epoch()?,
+            owner: self.text()?,
+        })
+    }
+
+    pub fn retention(&mut self) -> Result<Retention> {
+        let mut images = Vec::new();
+        for _ in 0..self.count(4)? {
+            let mut spans = Vec::new();
+            for _ in 0..self.count(16)? {
+                spans.push(Span {
+                    from: self.generation()?,
+                    to: self.generation()?,
+                });
+            }
+            images.push(Lineage(spans));
+        }
+        Ok(Retention { images })
+    }
+
+    pub fn error_kind(&mut self) -> Result<ErrorKind> {
+        Ok(match self.u8()? {
+            0 => ErrorKind::Fenced,
+            1 => ErrorKind::Unavailable,
+            2 => ErrorKind::Corrupt,
+            3 => ErrorKind::Full,
+            4 => ErrorKind::NotFound,
+            5 => ErrorKind::Conflict,
+            6 => ErrorKind::Invalid,
+            7 => ErrorKind::Protocol,
+            other => return Err(malformed(&format!("unknown error kind {other}"))),
+        })
+    }
+}

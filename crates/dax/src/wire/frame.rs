@@ -1,0 +1,136 @@
+//! Frames on a byte stream. Invariant: a frame's length is checked before memory is taken for it.
+
+use std::io::{self, Read};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
+
+use super::codec::malformed;
+use crate::error::Result;
+
+/// The most bytes that a frame may have after its length field.
+pub const MAX_FRAME_BYTES: usize = 4 << 20;
+
+/// Request id and tag.
+const MIN_FRAME_BYTES: usize = 9;
+
+/// An encoded message: its head, then a payload that was never copied (empty for most messages).
+#[derive(Debug, Clone)]
+pub struct Frame {
+    /// Length, id, tag and fields.
+    pub head: Bytes,
+    /// Block data or a record's value.
+    pub payload: Bytes,
+}
+
+impl Frame {
+    /// Bytes on the wire.
+    pub fn wire_bytes(&self) -> usize {
+        self.head.len() + self.payload.len()
+    }
+
+    /// Both parts, in the order they go out.
+    pub fn parts(&self) -> [&[u8]; 2] {
+        [&self.head, &self.payload]
+    }
+
+    /// Starts a frame in an empty `scratch`.
+    pub(super) fn begin(scratch: &mut BytesMut, id: u64, tag: u8) {
+        debug_assert!(
+            scratch.is_empty(),
+            "every frame is split off when it is done"
+        );
+        scratch.put_u32_le(0);
+        scratch.put_u64_le(id);
+        scratch.put_u8(tag);
+    }
+
+    /// Takes the frame out of `scratch`, leaving its spare room for the next one.
+    pub(super) fn finish(scratch: &mut BytesMut, payload: Bytes) -> Frame {
+        let bytes = scratch.len() - 4 + payload.len();
+        debug_assert!(bytes <= MAX_FRAME_BYTES, "senders keep messages small");
+        let len = u32::try_from(bytes).expect("senders keep messages far below 4 GiB");
+        scratch[..4].copy_from_slice(&len.to_le_bytes());
+        Frame {
+            head: scratch.split().freeze(),
+            payload,
+        }
+    }
+}
+
+fn checked_len(prefix: [u8; 4]) -> Result<usize> {
+    let len = u32::from_le_bytes(prefix) as usize;
+    if !(MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&len) {
+        return Err(malformed(&format!("a length of {len} bytes")));
+    }
+    Ok(len)
+}
+
+/// Reads one frame without its length field, from a buffered reader; `None` if the stream ends
+/// between frames.
+///
+/// # Errors
+/// I/O errors as they are; `InvalidData` for a length out of range; `UnexpectedEof` inside a frame.
+pub fn read_frame(stream: &mut impl Read) -> io::Result<Option<Bytes>> {
+    let mut prefix = [0u8; 4];
+    if !read_first(stream, &mut prefix)? {
+        return Ok(None);
+    }
+    let len = checked_len(prefix).map_err(invalid)?;
+    let mut body = BytesMut::zeroed(len);
+    stream.read_exact(&mut body)?;
+    Ok(Some(body.freeze()))
+}
+
+/// Fills `prefix`; false if the stream ends before its first byte.
+fn read_first(stream: &mut impl Read, prefix: &mut [u8; 4]) -> io::Result<bool> {
+    let mut got = 0;
+    while got < prefix.len() {
+        match stream.read(&mut prefix[got..]) {
+            Ok(0) if got == 0 => return Ok(false),
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => got += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(true)
+}
+
+fn invalid(error: crate::error::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// Reads frames from an asynchronous stream. Each frame gets memory of its own, so that keeping a
+/// block keeps nothing else.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    stream: BufReader<R>,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// Reads from `stream`.
+    pub fn new(stream: R) -> FrameReader<R> {
+        FrameReader {
+            stream: BufReader::with_capacity(64 << 10, stream),
+        }
+    }
+
+    /// The next frame without its length field. Not cancel safe: a dropped call loses its place.
+    ///
+    /// # Errors
+    /// I/O errors as they are, `UnexpectedEof` at the end; `InvalidData` for a length out of range.
+    pub async fn next(&mut self) -> io::Result<Bytes> {
+        let mut prefix = [0u8; 4];
+        self.stream.read_exact(&mut prefix).await?;
+        let len = checked_len(prefix).map_err(invalid)?;
+        let mut body = BytesMut::with_capacity(len);
+        let mut limited = (&mut self.stream).take(len as u64);
+        while body.len() < len {
+            if limited.read_buf(&mut body).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(body.freeze())
+    }
+}

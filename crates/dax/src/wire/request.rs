@@ -1,0 +1,364 @@
+//! What a client asks of a zone.
+
+use bytes::{Bytes, BytesMut};
+
+use super::codec::{Decoder, Encoder, malformed};
+use super::frame::Frame;
+use crate::error::Result;
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
+use crate::storage::{Retention, VolumeSettings};
+
+/// One block on its way to a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockWrite {
+    /// The epoch under whose authority it is written; may be above the version's (repair).
+    pub epoch: Epoch,
+    /// Which block.
+    pub key: BlockKey,
+    /// The generation it belongs to.
+    pub generation: Generation,
+    /// Its version.
+    pub version: Version,
+    /// [`checksum`](super::checksum) of all of it.
+    pub checksum: u32,
+    /// One whole block.
+    pub data: Bytes,
+}
+
+/// A message from a client to a zone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// First on every connection (after [`Request::CreateVolume`], if that is sent): binds it to a
+    /// volume. Reply: `Welcome`, or an error `NotFound`, `Protocol`.
+    Hello {
+        /// The highest [`PROTOCOL`](super::PROTOCOL) that the client speaks.
+        protocol: u16,
+        /// The volume that everything else on this connection is about.
+        volume: VolumeName,
+        /// For the zone's log.
+        client: String,
+    },
+    /// Makes a volume. Reply: `Done`, also if it exists with the same settings; error `Conflict` if
+    /// it exists with others, `Invalid` if they make no sense.
+    CreateVolume {
+        /// Its name.
+        volume: VolumeName,
+        /// How it is laid out.
+        settings: VolumeSettings,
+    },
+    /// Stores a block. No reply; see `Ack` and `WriteRefused`. The frame's id is the write's number.
+    Write(BlockWrite),
+    /// Commit what was written so far at once, do not wait for more. No reply but an earlier `Ack`.
+    Flush,
+    /// The newest version in a generation not above `up_to`. Reply: `Block`, or error `Corrupt`.
+    Read {
+        /// Which block.
+        key: BlockKey,
+        /// The last generation that counts.
+        up_to: Generation,
+    },
+    /// The same of a block in [`Generation::SINGLE`], read under the fence: the zone replies only if
+    /// its accepted epoch is `epoch`, durably, and from then on no older write can change what it
+    /// replied. Reply: `Block`, or error `Fenced`, `Conflict` (epoch not announced), `Corrupt`.
+    Promote {
+        /// The epoch that the client owns.
+        epoch: Epoch,
+        /// Which block.
+        key: BlockKey,
+    },
+    /// Which epoch has the zone accepted? Reply: `Epoch`.
+    Epoch,
+    /// Accept this epoch from this owner (durable before the reply). Reply: `Owned`.
+    OwnEpoch {
+        /// The epoch.
+        epoch: Epoch,
+        /// Its owner, with incarnation.
+        owner: String,
+        /// A quorum has accepted it from this owner already: replaces another owner of the same
+        /// epoch, which then cannot have won.
+        settled: bool,
+    },
+    /// Stores a record, durable before the reply. Reply: `RecordStored`, or error `Fenced`,
+    /// `Conflict` (epoch not announced).
+    PutRecord {
+        /// The epoch under whose authority it is written, if any.
+        epoch: Option<Epoch>,
+        /// Its name.
+        name: String,
+        /// Its version; newer replaces, older or equal has no effect.
+        version: Version,
+        /// Its value; none is a tombstone.
+        value: Option<Bytes>,
+    },
+    /// Reads a record. Reply: `Record`.
+    GetRecord {
+        /// Its name.
+        name: String,
+    },
+    /// Reads the records whose names start with `prefix`, in order of name, tombstones included.
+    /// Reply: `Records`.
+    ListRecords {
+        /// What the names start with.
+        prefix: String,
+        /// Only names greater than this (the last of the page before).
+        after: Option<String>,
+    },
+    /// What must be kept of data blocks; replaces what was said before. Reply: `Done`.
+    Retain {
+        /// The authority.
+        epoch: Epoch,
+        /// What to keep.
+        retention: Retention,
+    },
+    /// Gives back all blocks of these files. Reply: `Done`.
+    RemoveFiles {
+        /// The authority.
+        epoch: Epoch,
+        /// At most [`MAX_FILES_PER_REQUEST`](super::MAX_FILES_PER_REQUEST).
+        files: Vec<FileId>,
+    },
+    /// Gives back the blocks of a file before `block`. Reply: `Done`.
+    RemoveBlocksBefore {
+        /// The authority.
+        epoch: Epoch,
+        /// The file.
+        file: FileId,
+        /// The first block to keep.
+        block: BlockIndex,
+    },
+    /// How much room is there? Reply: `Space`.
+    Space,
+    /// Are you there? Reply: `Pong`.
+    Ping,
+}
+
+mod tag {
+    pub const HELLO: u8 = 1;
+    pub const CREATE_VOLUME: u8 = 2;
+    pub const WRITE: u8 = 3;
+    pub const FLUSH: u8 = 4;
+    pub const READ: u8 = 5;
+    pub const PROMOTE: u8 = 6;
+    pub const EPOCH: u8 = 7;
+    pub const OWN_EPOCH: u8 = 8;
+    pub const PUT_RECORD: u8 = 9;
+    pub const GET_RECORD: u8 = 10;
+    pub const LIST_RECORDS: u8 = 11;
+    pub const RETAIN: u8 = 12;
+    pub const REMOVE_FILES: u8 = 13;
+    pub const REMOVE_BLOCKS_BEFORE: u8 = 14;
+    pub const SPACE: u8 = 15;
+    pub const PING: u8 = 16;
+}
+
+impl Request {
+    fn tag(&self) -> u8 {
+        match self {
+            Request::Hello { .. } => tag::HELLO,
+            Request::CreateVolume { .. } => tag::CREATE_VOLUME,
+            Request::Write(_) => tag::WRITE,
+            Request::Flush => tag::FLUSH,
+            Request::Read { .. } => tag::READ,
+            Request::Promote { .. } => tag::PROMOTE,
+            Request::Epoch => tag::EPOCH,
+            Request::OwnEpoch { .. } => tag::OWN_EPOCH,
+            Request::PutRecord { .. } => tag::PUT_RECORD,
+            Request::GetRecord { .. } => tag::GET_RECORD,
+            Request::ListRecords { .. } => tag::LIST_RECORDS,
+            Request::Retain { .. } => tag::RETAIN,
+            Request::RemoveFiles { .. } => tag::REMOVE_FILES,
+            Request::RemoveBlocksBefore { .. } => tag::REMOVE_BLOCKS_BEFORE,
+            Request::Space => tag::SPACE,
+            Request::Ping => tag::PING,
+        }
+    }
+
+    /// Puts the message into a frame. `scratch` must be empty and is left empty; reusing it saves
+    /// allocations. Block data and record values are not copied.
+    pub fn encode(&self, id: u64, scratch: &mut BytesMut) -> Frame {
+        Frame::begin(scratch, id, self.tag());
+        let payload = self.encode_body(&mut Encoder(scratch));
+        Frame::finish(scratch, payload)
+    }
+
+    /// Writes the fields and returns the payload that follows them.
+    fn encode_body(&self, out: &mut Encoder<'_>) -> Bytes {
+        match self {
+            Request::Hello {
+                protocol,
+                volume,
+                client,
+            } => {
+                out.u16(*protocol);
+                out.text(volume.as_str());
+                out.text(client);
+            }
+            Request::CreateVolume { volume, settings } => {
+                out.text(volume.as_str());
+                out.settings(settings);
+            }
+            Request::Write(write) => return write.encode(out),
+            Request::Flush | Request::Epoch | Request::Space | Request::Ping => {}
+            Request::Read { key, up_to } => {
+                out.key(*key);
+                out.generation(*up_to);
+            }
+            Request::Promote { epoch, key } => {
+                out.epoch(*epoch);
+                out.key(*key);
+            }
+            Request::OwnEpoch {
+                epoch,
+                owner,
+                settled,
+            } => {
+                out.epoch(*epoch);
+                out.text(owner);
+                out.bool(*settled);
+            }
+            Request::PutRecord {
+                epoch,
+                name,
+                version,
+                value,
+            } => {
+                out.bool(epoch.is_some());
+                out.epoch(epoch.unwrap_or_default());
+                out.text(name);
+                out.version(*version);
+                out.bool(value.is_some());
+                let value = value.clone().unwrap_or_default();
+                out.len(value.len());
+                return value;
+            }
+            Request::GetRecord { name } => out.text(name),
+            Request::ListRecords { prefix, after } => {
+                out.text(prefix);
+                out.bool(after.is_some());
+                out.text(after.as_deref().unwrap_or_default());
+            }
+            Request::Retain { epoch, retention } => {
+                out.epoch(*epoch);
+                out.retention(retention);
+            }
+            Request::RemoveFiles { epoch, files } => {
+                out.epoch(*epoch);
+                out.len(files.len());
+                files.iter().for_each(|f| out.u64(f.0));
+            }
+            Request::RemoveBlocksBefore { epoch, file, block } => {
+                out.epoch(*epoch);
+                out.u64(file.0);
+                out.u64(block.0);
+            }
+        }
+        Bytes::new()
+    }
+
+    /// Reads a frame as [`read_frame`](super::read_frame) returns it: its id and message. Block data
+    /// shares the frame's memory.
+    ///
+    /// # Errors
+    /// `Protocol` for anything malformed, `Invalid` for an impossible volume name.
+    pub fn decode(frame: Bytes) -> Result<(u64, Request)> {
+        let mut d = Decoder(frame);
+        let id = d.u64()?;
+        let request = match d.u8()? {
+            tag::HELLO => Request::Hello {
+                protocol: d.u16()?,
+                volume: d.volume()?,
+                client: d.text()?,
+            },
+            tag::CREATE_VOLUME => Request::CreateVolume {
+                volume: d.volume()?,
+                settings: d.settings()?,
+            },
+            tag::WRITE => Request::Write(BlockWrite::decode(&mut d)?),
+            tag::FLUSH => Request::Flush,
+            tag::READ => Request::Read {
+                key: d.key()?,
+                up_to: d.generation()?,
+            },
+            tag::PROMOTE => Request::Promote {
+                epoch: d.epoch()?,
+                key: d.key()?,
+            },
+            tag::EPOCH => Request::Epoch,
+            tag::OWN_EPOCH => Request::OwnEpoch {
+                epoch: d.epoch()?,
+                owner: d.text()?,
+                settled: d.bool()?,
+            },
+            tag::SPACE => Request::Space,
+            tag::PING => Request::Ping,
+            tag => Request::decode_record(tag, &mut d)?,
+        };
+        Ok((id, request))
+    }
+
+    /// The records and the removals.
+    fn decode_record(tag: u8, d: &mut Decoder) -> Result<Request> {
+        Ok(match tag {
+            tag::PUT_RECORD => {
+                let (has_epoch, epoch) = (d.bool()?, d.epoch()?);
+                let (name, version) = (d.text()?, d.version()?);
+                let (has_value, value) = (d.bool()?, d.bytes()?);
+                Request::PutRecord {
+                    epoch: has_epoch.then_some(epoch),
+                    name,
+                    version,
+                    value: has_value.then_some(value),
+                }
+            }
+            tag::GET_RECORD => Request::GetRecord { name: d.text()? },
+            tag::LIST_RECORDS => {
+                let (prefix, has_after, after) = (d.text()?, d.bool()?, d.text()?);
+                Request::ListRecords {
+                    prefix,
+                    after: has_after.then_some(after),
+                }
+            }
+            tag::RETAIN => Request::Retain {
+                epoch: d.epoch()?,
+                retention: d.retention()?,
+            },
+            tag::REMOVE_FILES => {
+                let epoch = d.epoch()?;
+                let files = (0..d.count(8)?).map(|_| d.u64().map(FileId));
+                Request::RemoveFiles {
+                    epoch,
+                    files: files.collect::<Result<_>>()?,
+                }
+            }
+            tag::REMOVE_BLOCKS_BEFORE => Request::RemoveBlocksBefore {
+                epoch: d.epoch()?,
+                file: FileId(d.u64()?),
+                block: BlockIndex(d.u64()?),
+            },
+            other => return Err(malformed(&format!("unknown request {other}"))),
+        })
+    }
+}
+
+impl BlockWrite {
+    fn encode(&self, out: &mut Encoder<'_>) -> Bytes {
+        out.epoch(self.epoch);
+        out.key(self.key);
+        out.generation(self.generation);
+        out.version(self.version);
+        out.u32(self.checksum);
+        out.len(self.data.len());
+        self.data.clone()
+    }
+
+    fn decode(d: &mut Decoder) -> Result<BlockWrite> {
+        Ok(BlockWrite {
+            epoch: d.epoch()?,
+            key: d.key()?,
+            generation: d.generation()?,
+            version: d.version()?,
+            checksum: d.u32()?,
+            data: d.bytes()?,
+        })
+    }
+}

@@ -1,0 +1,323 @@
+//! What a zone tells a client.
+
+use bytes::{Bytes, BytesMut};
+
+use super::codec::{Decoder, Encoder, malformed};
+use super::frame::Frame;
+use crate::error::{ErrorKind, Result};
+use crate::ids::{Generation, Version};
+use crate::storage::{EpochGrant, Space, VolumeSettings};
+
+/// A block as a replica keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredBlock {
+    /// Its version.
+    pub version: Version,
+    /// The generation it was written in.
+    pub generation: Generation,
+    /// [`checksum`](super::checksum) as its writer computed it.
+    pub checksum: u32,
+    /// The contents.
+    pub data: Bytes,
+}
+
+/// A record as a replica keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredRecord {
+    /// Its version.
+    pub version: Version,
+    /// Its value; none is a tombstone.
+    pub value: Option<Bytes>,
+}
+
+/// A record with its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordEntry {
+    /// Its name.
+    pub name: String,
+    /// What is stored under it.
+    pub record: StoredRecord,
+}
+
+/// A message from a zone to a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Response {
+    /// The connection is bound to its volume.
+    Welcome {
+        /// The protocol version that the zone will speak, at most the client's.
+        protocol: u16,
+        /// How the volume is laid out.
+        settings: VolumeSettings,
+        /// The epoch that this zone has accepted.
+        grant: EpochGrant,
+    },
+    /// Push: every write of this connection up to this number is durable here, except those that
+    /// a `WriteRefused` sent earlier names.
+    Ack {
+        /// The number of the last durable write.
+        upto: u64,
+    },
+    /// Push: this write had no effect.
+    WriteRefused {
+        /// Its number.
+        number: u64,
+        /// `Fenced`, `Full`, `Corrupt` (bad checksum on arrival), `Conflict` (epoch not announced),
+        /// `Invalid` (wrong size).
+        kind: ErrorKind,
+        /// One sentence for a log.
+        message: String,
+    },
+    /// Reply to a read: the block, if there is one.
+    Block(Option<StoredBlock>),
+    /// Reply to `Epoch`: what is accepted here.
+    Epoch(EpochGrant),
+    /// Reply to `OwnEpoch`.
+    Owned {
+        /// Whether it was accepted (also if it had been before, from the same owner).
+        accepted: bool,
+        /// What is accepted here now.
+        grant: EpochGrant,
+    },
+    /// Reply to `PutRecord`: the version that is stored now; higher than the one sent if the zone
+    /// had a newer one.
+    RecordStored {
+        /// That version.
+        version: Version,
+    },
+    /// Reply to `GetRecord`: the record, if the zone ever heard of it.
+    Record(Option<StoredRecord>),
+    /// Reply to `ListRecords`: one page, ordered by name.
+    Records {
+        /// The records.
+        entries: Vec<RecordEntry>,
+        /// Whether there are more: ask again after the last name.
+        more: bool,
+    },
+    /// Reply to what has nothing else to say.
+    Done,
+    /// Reply to `Space`.
+    Space(Space),
+    /// Reply to `Ping`.
+    Pong,
+    /// Reply to a request that failed.
+    Error {
+        /// What to do about it.
+        kind: ErrorKind,
+        /// One sentence.
+        message: String,
+    },
+    /// Push: a higher epoch than the one that this connection announced was accepted.
+    Fenced {
+        /// The epoch that fences.
+        grant: EpochGrant,
+    },
+}
+
+mod tag {
+    pub const WELCOME: u8 = 1;
+    pub const ACK: u8 = 2;
+    pub const WRITE_REFUSED: u8 = 3;
+    pub const BLOCK: u8 = 4;
+    pub const EPOCH: u8 = 5;
+    pub const OWNED: u8 = 6;
+    pub const RECORD_STORED: u8 = 7;
+    pub const RECORD: u8 = 8;
+    pub const RECORDS: u8 = 9;
+    pub const DONE: u8 = 10;
+    pub const SPACE: u8 = 11;
+    pub const PONG: u8 = 12;
+    pub const ERROR: u8 = 13;
+    pub const FENCED: u8 = 14;
+}
+
+impl Response {
+    fn tag(&self) -> u8 {
+        match self {
+            Response::Welcome { .. } => tag::WELCOME,
+            Response::Ack { .. } => tag::ACK,
+            Response::WriteRefused { .. } => tag::WRITE_REFUSED,
+            Response::Block(_) => tag::BLOCK,
+            Response::Epoch(_) => tag::EPOCH,
+            Response::Owned { .. } => tag::OWNED,
+            Response::RecordStored { .. } => tag::RECORD_STORED,
+            Response::Record(_) => tag::RECORD,
+            Response::Records { .. } => tag::RECORDS,
+            Response::Done => tag::DONE,
+            Response::Space(_) => tag::SPACE,
+            Response::Pong => tag::PONG,
+            Response::Error { .. } => tag::ERROR,
+            Response::Fenced { .. } => tag::FENCED,
+        }
+    }
+
+    /// Puts the message into a frame. `scratch` must be empty and is left empty; reusing it saves
+    /// allocations. Block data is not copied.
+    pub fn encode(&self, id: u64, scratch: &mut BytesMut) -> Frame {
+        Frame::begin(scratch, id, self.tag());
+        let payload = self.encode_body(&mut Encoder(scratch));
+        Frame::finish(scratch, payload)
+    }
+
+    /// Writes the fields and returns the payload that follows them.
+    fn encode_body(&self, out: &mut Encoder<'_>) -> Bytes {
+        match self {
+            Response::Welcome {
+                protocol,
+                settings,
+                grant,
+            } => {
+                out.u16(*protocol);
+                out.settings(settings);
+                out.grant(grant);
+            }
+            Response::Ack { upto } => out.u64(*upto),
+            Response::WriteRefused {
+                number,
+                kind,
+                message,
+            } => {
+                out.u64(*number);
+                out.error_kind(*kind);
+                out.text(message);
+            }
+            Response::Block(block) => {
+                out.bool(block.is_some());
+                if let Some(block) = block {
+                    out.version(block.version);
+                    out.generation(block.generation);
+                    out.u32(block.checksum);
+                    out.len(block.data.len());
+                    return block.data.clone();
+                }
+            }
+            Response::Epoch(grant) | Response::Fenced { grant } => out.grant(grant),
+            Response::Owned { accepted, grant } => {
+                out.bool(*accepted);
+                out.grant(grant);
+            }
+            Response::RecordStored { version } => out.version(*version),
+            Response::Record(record) => {
+                out.bool(record.is_some());
+                if let Some(record) = record {
+                    record.encode(out);
+                }
+            }
+            Response::Records { entries, more } => {
+                out.bool(*more);
+                out.len(entries.len());
+                for entry in entries {
+                    out.text(&entry.name);
+                    entry.record.encode(out);
+                }
+            }
+            Response::Done | Response::Pong => {}
+            Response::Space(space) => {
+                out.u64(space.used_bytes);
+                out.u64(space.free_bytes);
+            }
+            Response::Error { kind, message } => {
+                out.error_kind(*kind);
+                out.text(message);
+            }
+        }
+        Bytes::new()
+    }
+
+    /// Reads a frame as [`FrameReader::next`](super::FrameReader::next) returns it: its id and
+    /// message. Block data shares the frame's memory.
+    ///
+    /// # Errors
+    /// `Protocol` for anything malformed.
+    pub fn decode(frame: Bytes) -> Result<(u64, Response)> {
+        let mut d = Decoder(frame);
+        let id = d.u64()?;
+        let response = match d.u8()? {
+            tag::WELCOME => Response::Welcome {
+                protocol: d.u16()?,
+                settings: d.settings()?,
+                grant: d.grant()?,
+            },
+            tag::ACK => Response::Ack { upto: d.u64()? },
+            tag::WRITE_REFUSED => Response::WriteRefused {
+                number: d.u64()?,
+                kind: d.error_kind()?,
+                message: d.text()?,
+            },
+            tag::BLOCK => Response::Block(StoredBlock::decode(&mut d)?),
+            tag::EPOCH => Response::Epoch(d.grant()?),
+            tag::OWNED => Response::Owned {
+                accepted: d.bool()?,
+                grant: d.grant()?,
+            },
+            tag::RECORD_STORED => Response::RecordStored {
+                version: d.version()?,
+            },
+            tag::RECORD => Response::Record(match d.bool()? {
+                true => Some(StoredRecord::decode(&mut d)?),
+                false => None,
+            }),
+            tag::RECORDS => decode_records(&mut d)?,
+            tag::DONE => Response::Done,
+            tag::SPACE => Response::Space(Space {
+                used_bytes: d.u64()?,
+                free_bytes: d.u64()?,
+            }),
+            tag::PONG => Response::Pong,
+            tag::ERROR => Response::Error {
+                kind: d.error_kind()?,
+                message: d.text()?,
+            },
+            tag::FENCED => Response::Fenced { grant: d.grant()? },
+            other => return Err(malformed(&format!("unknown response {other}"))),
+        };
+        Ok((id, response))
+    }
+}
+
+/// The fewest bytes that an entry takes: name length, version, value flag and length.
+const MIN_ENTRY_BYTES: usize = 4 + 12 + 1 + 4;
+
+fn decode_records(d: &mut Decoder) -> Result<Response> {
+    let more = d.bool()?;
+    let entries = (0..d.count(MIN_ENTRY_BYTES)?).map(|_| {
+        Ok(RecordEntry {
+            name: d.text()?,
+            record: StoredRecord::decode(d)?,
+        })
+    });
+    Ok(Response::Records {
+        entries: entries.collect::<Result<_>>()?,
+        more,
+    })
+}
+
+impl StoredBlock {
+    fn decode(d: &mut Decoder) -> Result<Option<StoredBlock>> {
+        if !d.bool()? {
+            return Ok(None);
+        }
+        Ok(Some(StoredBlock {
+            version: d.version()?,
+            generation: d.generation()?,
+            checksum: d.u32()?,
+            data: d.bytes()?,
+        }))
+    }
+}
+
+impl StoredRecord {
+    fn encode(&self, out: &mut Encoder<'_>) {
+        out.version(self.version);
+        out.bool(self.value.is_some());
+        out.bytes(self.value.as_deref().unwrap_or_default());
+    }
+
+    fn decode(d: &mut Decoder) -> Result<StoredRecord> {
+        let version = d.version()?;
+        let (has_value, value) = (d.bool()?, d.bytes()?);
+        Ok(StoredRecord {
+            version,
+            value: has_value.then_some(value),
+        })
+    }
+}

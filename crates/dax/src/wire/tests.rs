@@ -1,0 +1,254 @@
+use super::*;
+use crate::error::ErrorKind;
+use crate::ids::{BlockIndex, Epoch, FileId, VolumeName};
+use crate::storage::{EpochGrant, Lineage, Retention, Space, VolumeSettings};
+use bytes::BytesMut;
+use proptest::prelude::*;
+
+const KEY: BlockKey = BlockKey {
+    file: FileId(7),
+    block: BlockIndex(9),
+};
+const VERSION: Version = Version {
+    epoch: Epoch(3),
+    seq: 11,
+};
+
+fn grant() -> EpochGrant {
+    EpochGrant {
+        epoch: Epoch(3),
+        owner: "a/1".into(),
+    }
+}
+
+fn requests() -> Vec<Request> {
+    let volume = VolumeName::new("v").unwrap();
+    let data = Bytes::from(vec![5; 8192]);
+    vec![
+        Request::Hello {
+            protocol: PROTOCOL,
+            volume: volume.clone(),
+            client: "c".into(),
+        },
+        Request::CreateVolume {
+            volume,
+            settings: VolumeSettings::default(),
+        },
+        Request::Write(BlockWrite {
+            epoch: Epoch(3),
+            key: KEY,
+            generation: Generation::MAX,
+            version: VERSION,
+            checksum: checksum(KEY, Generation::MAX, VERSION, &data),
+            data,
+        }),
+        Request::Flush,
+        Request::Read {
+            key: KEY,
+            up_to: Generation::MAX,
+        },
+        Request::Promote {
+            epoch: Epoch(3),
+            key: KEY,
+        },
+        Request::Epoch,
+        Request::OwnEpoch {
+            epoch: Epoch(3),
+            owner: "a/1".into(),
+            settled: true,
+        },
+        Request::PutRecord {
+            epoch: None,
+            name: "n".into(),
+            version: VERSION,
+            value: None,
+        },
+        Request::PutRecord {
+            epoch: Some(Epoch(3)),
+            name: "n".into(),
+            version: VERSION,
+            value: Some(Bytes::from_static(b"x")),
+        },
+        Request::GetRecord { name: "n".into() },
+        Request::ListRecords {
+            prefix: "n".into(),
+            after: Some("na".into()),
+        },
+        Request::Retain {
+            epoch: Epoch(3),
+            retention: Retention {
+                images: vec![Lineage::up_to(Generation::MAX), Lineage(vec![])],
+            },
+        },
+        Request::RemoveFiles {
+            epoch: Epoch(3),
+            files: vec![FileId(1), FileId(2)],
+        },
+        Request::RemoveBlocksBefore {
+            epoch: Epoch(3),
+            file: FileId(1),
+            block: BlockIndex(4),
+        },
+        Request::Space,
+        Request::Ping,
+    ]
+}
+
+fn responses() -> Vec<Response> {
+    let data = Bytes::from(vec![6; 8192]);
+    let record = |value| StoredRecord {
+        version: VERSION,
+        value,
+    };
+    let entry = |name: &str, value| RecordEntry {
+        name: name.into(),
+        record: record(value),
+    };
+    vec![
+        Response::Welcome {
+            protocol: 1,
+            settings: VolumeSettings::default(),
+            grant: grant(),
+        },
+        Response::Ack { upto: 8 },
+        Response::WriteRefused {
+            number: 4,
+            kind: ErrorKind::Full,
+            message: "full".into(),
+        },
+        Response::Block(None),
+        Response::Block(Some(StoredBlock::new(
+            KEY,
+            Generation::SINGLE,
+            VERSION,
+            data,
+        ))),
+        Response::Epoch(grant()),
+        Response::Owned {
+            accepted: true,
+            grant: grant(),
+        },
+        Response::RecordStored { version: VERSION },
+        Response::Record(None),
+        Response::Record(Some(record(Some(Bytes::from_static(b"v"))))),
+        Response::Records {
+            entries: vec![entry("a", None), entry("b", Some(Bytes::from_static(b"v")))],
+            more: true,
+        },
+        Response::Done,
+        Response::Space(Space {
+            used_bytes: 1,
+            free_bytes: 2,
+        }),
+        Response::Pong,
+        Response::Error {
+            kind: ErrorKind::Corrupt,
+            message: "m".into(),
+        },
+        Response::Fenced { grant: grant() },
+    ]
+}
+
+fn on_the_wire(frame: &Frame) -> Vec<u8> {
+    frame.parts().concat()
+}
+
+#[test]
+fn requests_come_back_as_they_went() {
+    let mut scratch = BytesMut::new();
+    for (id, request) in (1u64..).zip(requests()) {
+        let bytes = on_the_wire(&request.encode(id, &mut scratch));
+        let frame = read_frame(&mut &bytes[..]).unwrap().unwrap();
+        assert_eq!(Request::decode(frame).unwrap(), (id, request));
+    }
+}
+
+#[tokio::test]
+async fn responses_come_back_as_they_went() {
+    let mut scratch = BytesMut::new();
+    for (id, response) in (1u64..).zip(responses()) {
+        let bytes = on_the_wire(&response.encode(id, &mut scratch));
+        let frame = FrameReader::new(&bytes[..]).next().await.unwrap();
+        assert_eq!(Response::decode(frame).unwrap(), (id, response));
+    }
+}
+
+#[test]
+fn block_data_is_not_copied() {
+    let data = Bytes::from(vec![1; 8192]);
+    let write = BlockWrite {
+        epoch: Epoch(1),
+        key: KEY,
+        generation: Generation::SINGLE,
+        version: VERSION,
+        checksum: 0,
+        data: data.clone(),
+    };
+    let frame = Request::Write(write).encode(1, &mut BytesMut::new());
+    assert_eq!(frame.payload.as_ptr(), data.as_ptr());
+    assert!(frame.head.len() < 100);
+}
+
+#[test]
+fn a_checksum_covers_the_name_and_the_bytes() {
+    let block = StoredBlock::new(KEY, Generation::SINGLE, VERSION, Bytes::from_static(b"abc"));
+    assert!(block.is_intact(KEY));
+    assert!(!block.is_intact(BlockKey::new(FileId(7), 10)));
+    let other = StoredBlock {
+        version: Version::ZERO,
+        ..block.clone()
+    };
+    assert!(!other.is_intact(KEY));
+    let other = StoredBlock {
+        data: Bytes::from_static(b"abd"),
+        ..block
+    };
+    assert!(!other.is_intact(KEY));
+}
+
+#[test]
+fn lengths_out_of_range_are_refused_before_memory_is_taken() {
+    for len in [0u32, 8, MAX_FRAME_BYTES as u32 + 1, u32::MAX] {
+        let error = read_frame(&mut &len.to_le_bytes()[..]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{len}");
+    }
+    assert!(read_frame(&mut &[][..]).unwrap().is_none());
+    let error = read_frame(&mut &[9u8, 0][..]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn a_frame_cut_short_is_an_error() {
+    let mut scratch = BytesMut::new();
+    for request in requests() {
+        let bytes = Bytes::from(on_the_wire(&request.encode(1, &mut scratch)));
+        for end in 4..bytes.len() - 1 {
+            assert!(
+                Request::decode(bytes.slice(4..end)).is_err(),
+                "{request:?} cut at {end}"
+            );
+        }
+    }
+    for response in responses() {
+        let bytes = Bytes::from(on_the_wire(&response.encode(1, &mut scratch)));
+        for end in 4..bytes.len() - 1 {
+            assert!(
+                Response::decode(bytes.slice(4..end)).is_err(),
+                "{response:?} cut at {end}"
+            );
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn noise_never_panics(noise in proptest::collection::vec(any::<u8>(), 0..300), tag in 0u8..20) {
+        let mut framed = vec![0; 8];
+        framed.push(tag);
+        framed.extend(&noise);
+        let _ = Request::decode(Bytes::from(framed.clone()));
+        let _ = Response::decode(Bytes::from(framed));
+        let _ = Request::decode(Bytes::from(noise.clone()));
+        let _ = Response::decode(Bytes::from(noise));
+    }
+}
