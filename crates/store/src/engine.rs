@@ -1,0 +1,226 @@
+//! The one file that knows the embedded key-value engine (fjall; docs/kv-choice.md says why).
+//!
+//! Owns the files under a zone's directory. Invariant: what was applied before a [`Engine::sync`]
+//! that returned `Ok` is there after any crash; a batch is there whole or not at all.
+//!
+//! Two keyspaces: `blocks` (slot to version, checksum and data; data kept apart from keys, so that
+//! scans over keys are cheap and compaction does not rewrite data) and `meta` (volumes, epochs,
+//! records).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dax::ids::{BlockKey, Generation};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
+
+use crate::error::OpenError;
+use crate::keys::{SLOT_BYTES, Slot, Stored, VolumeId};
+
+/// The engine failed; nothing more can be written until the process starts anew.
+#[derive(Debug, thiserror::Error)]
+#[error("the storage engine failed")]
+pub(crate) struct EngineError(#[from] fjall::Error);
+
+/// What a read found.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// An intact block.
+    Block(Generation, Stored),
+    /// A block is there, but its bytes are not what was written.
+    Corrupt(Generation),
+}
+
+/// The embedded store of one zone.
+pub(crate) struct Engine {
+    db: Database,
+    blocks: Keyspace,
+    meta: Keyspace,
+    dir: PathBuf,
+}
+
+/// Changes that become visible and durable together.
+pub(crate) struct Batch<'e> {
+    inner: fjall::OwnedWriteBatch,
+    engine: &'e Engine,
+}
+
+impl Engine {
+    /// Opens or creates the store in `dir`, caching at most `cache_bytes` of it.
+    pub fn open(dir: &Path, cache_bytes: u64) -> Result<Engine, OpenError> {
+        let broken = |source: fjall::Error| match source {
+            fjall::Error::Locked => OpenError::Locked { dir: dir.into() },
+            fjall::Error::Io(source) if !is_corruption(&source) => OpenError::Directory {
+                dir: dir.into(),
+                source,
+            },
+            source => OpenError::Damaged {
+                dir: dir.into(),
+                source: Box::new(source),
+            },
+        };
+        let db = Database::builder(dir)
+            .cache_size(cache_bytes)
+            .worker_threads(2)
+            .open()
+            .map_err(broken)?;
+        let apart = || {
+            KeyspaceCreateOptions::default()
+                .max_memtable_size(32 << 20)
+                .with_kv_separation(Some(KvSeparationOptions::default()))
+        };
+        let blocks = db.keyspace("blocks", apart).map_err(broken)?;
+        let meta = db
+            .keyspace("meta", KeyspaceCreateOptions::default)
+            .map_err(broken)?;
+        Ok(Engine {
+            db,
+            blocks,
+            meta,
+            dir: dir.into(),
+        })
+    }
+
+    /// An empty batch.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch {
+            inner: self.db.batch(),
+            engine: self,
+        }
+    }
+
+    /// Makes everything applied so far durable.
+    pub fn sync(&self) -> Result<(), EngineError> {
+        Ok(self.db.persist(PersistMode::SyncData)?)
+    }
+
+    /// The value of exactly this slot.
+    pub fn get(&self, slot: &Slot) -> Result<Option<Found>, EngineError> {
+        let value = match self.blocks.get(slot.encode()) {
+            Err(e) if is_damage(&e) => return Ok(Some(Found::Corrupt(slot.generation))),
+            other => other?,
+        };
+        Ok(value.map(|value| found(slot.generation, value.into())))
+    }
+
+    /// The newest generation of a block that is not above `up_to`.
+    pub fn newest(
+        &self,
+        volume: VolumeId,
+        key: BlockKey,
+        up_to: Generation,
+    ) -> Result<Option<Found>, EngineError> {
+        let at = |generation| Slot {
+            volume,
+            key,
+            generation,
+        };
+        let range = at(Generation::SINGLE).encode()..=at(up_to).encode();
+        let Some(guard) = self.blocks.range(range).next_back() else {
+            return Ok(None);
+        };
+        match guard.into_inner() {
+            Ok((key, value)) => {
+                let generation = Slot::decode(&key).map_or(up_to, |slot| slot.generation);
+                Ok(Some(found(generation, value.into())))
+            }
+            Err(e) if is_damage(&e) => Ok(Some(Found::Corrupt(up_to))),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Slots in order within `range`, without touching their data.
+    pub fn slots(
+        &self,
+        range: std::ops::RangeInclusive<[u8; SLOT_BYTES]>,
+    ) -> impl Iterator<Item = Result<Slot, EngineError>> + use<> {
+        self.blocks.range(range).filter_map(|guard| match guard.key() {
+            Ok(key) => Slot::decode(&key).map(Ok),
+            Err(e) => Some(Err(e.into())),
+        })
+    }
+
+    /// The value of a `meta` key.
+    pub fn meta(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
+        Ok(self.meta.get(key)?.map(Bytes::from))
+    }
+
+    /// All `meta` entries whose key starts with `prefix`, in order.
+    pub fn meta_prefix(&self, prefix: &[u8]) -> Result<Vec<(Bytes, Bytes)>, EngineError> {
+        let entries = self.meta.prefix(prefix).map(|guard| {
+            let (key, value) = guard.into_inner()?;
+            Ok((Bytes::from(key), Bytes::from(value)))
+        });
+        entries.collect()
+    }
+
+    /// Free bytes on the file system, for processes without privileges.
+    pub fn free_bytes(&self) -> std::io::Result<u64> {
+        let stat = nix::sys::statvfs::statvfs(&self.dir)?;
+        Ok(stat.blocks_available() as u64 * stat.fragment_size() as u64)
+    }
+
+    /// Time the engine spent compacting since it was opened.
+    #[allow(dead_code)] // reported by the bench example
+    pub fn compacting(&self) -> Duration {
+        self.db.time_compacting()
+    }
+}
+
+impl Batch<'_> {
+    /// Sets a slot; `value` is [`Stored::encode`]d.
+    pub fn put(&mut self, slot: &Slot, value: Bytes) {
+        self.inner
+            .insert(&self.engine.blocks, slot.encode().as_slice(), value);
+    }
+
+    /// Removes a slot.
+    pub fn remove(&mut self, slot: &Slot) {
+        self.inner
+            .remove(&self.engine.blocks, slot.encode().as_slice());
+    }
+
+    /// Sets a `meta` key.
+    pub fn put_meta(&mut self, key: &[u8], value: Bytes) {
+        self.inner.insert(&self.engine.meta, key, value);
+    }
+
+    /// Removes a `meta` key.
+    #[allow(dead_code)]
+    pub fn remove_meta(&mut self, key: &[u8]) {
+        self.inner.remove(&self.engine.meta, key);
+    }
+
+    /// Makes the changes visible to every read; durable with the next [`Engine::sync`].
+    pub fn apply(self) -> Result<(), EngineError> {
+        Ok(self.inner.commit()?)
+    }
+}
+
+fn found(generation: Generation, value: Bytes) -> Found {
+    match Stored::decode(value) {
+        Some(stored) if stored.is_intact() => Found::Block(generation, stored),
+        _ => Found::Corrupt(generation),
+    }
+}
+
+/// Whether the engine says that what it read back is not what it wrote.
+fn is_damage(error: &fjall::Error) -> bool {
+    use fjall::LsmError;
+    match error {
+        fjall::Error::Decompress(_) | fjall::Error::InvalidTrailer | fjall::Error::InvalidTag(_) => {
+            true
+        }
+        fjall::Error::Storage(e) => !matches!(e, LsmError::Io(e) if !is_corruption(e)),
+        _ => false,
+    }
+}
+
+/// Input errors that mean wrong contents rather than a failing device.
+fn is_corruption(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::InvalidInput
+    )
+}

@@ -1,0 +1,67 @@
+//! What can go wrong when a zone is opened or starts to serve, each with what to do about it.
+
+use std::path::PathBuf;
+
+/// A zone cannot be opened, or cannot serve.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has the directory open.
+    #[error(
+        "{} is in use by another zone server; stop it first, or give this one a directory of its own",
+        dir.display()
+    )]
+    Locked {
+        /// The zone's directory.
+        dir: PathBuf,
+    },
+    /// The directory cannot be created, read or written.
+    #[error("cannot use {} for a zone; check that it exists and who may write to it", dir.display())]
+    Directory {
+        /// The zone's directory.
+        dir: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The files are not what this program wrote.
+    #[error(
+        "the zone's files in {} are damaged; move the directory away and start with an empty one: \
+         the other zones bring it up to date",
+        dir.display()
+    )]
+    Damaged {
+        /// The zone's directory.
+        dir: PathBuf,
+        /// What the engine or the decoder says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The directory was written by a version this one cannot read.
+    #[error("the zone in {} has format {found}, this program reads format {expected}", dir.display())]
+    Format {
+        /// The zone's directory.
+        dir: PathBuf,
+        /// The format that is there.
+        found: String,
+        /// The format this program writes.
+        expected: String,
+    },
+    /// The address is taken.
+    #[error("{address} is already in use; stop what listens there, or choose another address")]
+    AddressInUse {
+        /// The address as given.
+        address: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}; use host:port or unix:/path")]
+    Address {
+        /// The address as given.
+        address: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A thread could not be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
+}
