@@ -6,6 +6,7 @@
 
 pub mod error;
 pub mod ids;
+pub mod memory;
 pub mod replica;
 pub mod storage;
 pub mod wire;

@@ -1,0 +1,87 @@
+use super::*;
+
+const KEY: BlockKey = BlockKey {
+    file: FileId(9),
+    block: BlockIndex(0),
+};
+
+fn block(byte: u8) -> Bytes {
+    Bytes::from(vec![byte; 8192])
+}
+
+async fn writer(cluster: &Arc<MemoryCluster>) -> Arc<MemoryStorage> {
+    let client = cluster.client();
+    client
+        .own_epoch(&NodeName::new("a").unwrap())
+        .await
+        .unwrap();
+    client
+}
+
+async fn first_byte(client: &MemoryStorage) -> Option<u8> {
+    let block = client.read(KEY, Generation::MAX).await.unwrap();
+    block.map(|b| b.data[0])
+}
+
+#[tokio::test]
+async fn a_crash_keeps_what_the_test_chooses() {
+    let cluster = MemoryCluster::new(VolumeSettings::default());
+    let a = writer(&cluster).await;
+    a.write(KEY, Generation::SINGLE, block(1)).unwrap();
+    a.csync(SyncScope::Volume).await.unwrap();
+    let second = a.write(KEY, Generation::SINGLE, block(2)).unwrap();
+    a.write(KEY, Generation::SINGLE, block(3)).unwrap();
+    a.crash(|w| w.version == second);
+    assert_eq!(first_byte(&cluster.client()).await, Some(2));
+    assert!(a.read(KEY, Generation::MAX).await.is_err());
+}
+
+#[tokio::test]
+async fn held_and_full_syncs_wait_and_then_finish() {
+    let cluster = MemoryCluster::new(VolumeSettings::default());
+    let a = writer(&cluster).await;
+    for knob in [MemoryCluster::hold_syncs, MemoryCluster::set_full] {
+        a.write(KEY, Generation::SINGLE, block(1)).unwrap();
+        knob(&cluster, true);
+        let syncing = {
+            let a = Arc::clone(&a);
+            tokio::spawn(async move { a.csync(SyncScope::Volume).await })
+        };
+        tokio::task::yield_now().await;
+        assert_eq!(a.unsynced().len(), 1);
+        assert!(!syncing.is_finished());
+        knob(&cluster, false);
+        syncing.await.unwrap().unwrap();
+        assert!(a.unsynced().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_client_cut_off_learns_of_the_fence_when_it_returns() {
+    let cluster = MemoryCluster::new(VolumeSettings::default());
+    let a = writer(&cluster).await;
+    a.cut_off(true);
+    let b = writer(&cluster).await;
+    a.write(KEY, Generation::SINGLE, block(1)).unwrap();
+    let syncing = {
+        let a = Arc::clone(&a);
+        tokio::spawn(async move { a.csync(SyncScope::Volume).await })
+    };
+    tokio::task::yield_now().await;
+    assert!(!syncing.is_finished());
+    a.cut_off(false);
+    assert!(syncing.await.unwrap().unwrap_err().is_fenced());
+    a.fenced().await;
+    assert_eq!(first_byte(&b).await, None);
+}
+
+#[tokio::test]
+async fn back_pressure_makes_room_by_itself() {
+    let cluster = MemoryCluster::new(VolumeSettings::default());
+    cluster.set_pending_bytes_max(8192);
+    let a = writer(&cluster).await;
+    a.write(KEY, Generation::SINGLE, block(1)).unwrap();
+    a.write_room(8192).await.unwrap();
+    assert!(a.unsynced().is_empty());
+    assert!(cluster.durable(KEY, Generation::MAX).is_some());
+}
