@@ -1,1 +1,38 @@
-//! (being built)
+//! The FUSE adapter: the one place where file operations become volume operations, and errors
+//! become errno.
+//!
+//! A [`Mount`] shows one [`volume::view::View`] at one directory. It knows nothing of blocks,
+//! generations or PostgreSQL; it keeps these invariants for the view behind it:
+//!
+//! * **Order.** One thread reads requests. Operations that only touch memory are answered on it;
+//!   the future of one that may wait is polled there once before the next request is read. So
+//!   requests reach the view in the order in which the kernel handed them over: a view takes its
+//!   place in its own order in the first poll, and a cut (generations, N10) that comes after a
+//!   request was received comes after its write, also when that write is held by back-pressure.
+//! * **Whole blocks.** A write is handed over as it was received, never merged and never split.
+//!   There is no FUSE writeback cache, which splits 8 KiB blocks into pages and reorders them (N5),
+//!   and `max_write` is 1 MiB, so the kernel does not split an aligned block either.
+//! * **One reply.** Every request is answered exactly once, also when the view panics (`EIO`) and
+//!   after [`Mount::abort`] (`EIO`), so that a process using the mount can always be killed.
+//! * **Switching.** [`Mount::switch`] changes the view between two requests, when no change is
+//!   under way in the old one, and takes the open handles along.
+//!
+//! What the kernel may cache comes from the view ([`volume::view::CachePolicy`],
+//! [`volume::view::OpenMode`]); see [`Mount::switch`] for why nothing stale survives a switch.
+
+mod adapter;
+mod attach;
+mod errno;
+mod error;
+mod gate;
+mod handles;
+mod mount;
+mod mountpoint;
+mod opening;
+mod operation;
+mod translate;
+
+pub use errno::errno_of;
+pub use error::{Error, Result};
+pub use mount::{Mount, MountOptions, Paused};
+pub use mountpoint::detach_stale;

@@ -1,0 +1,96 @@
+//! Why a mount cannot be started, each with what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a mount cannot be started, switched or ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// `/dev/fuse` does not exist.
+    #[error(
+        "/dev/fuse is missing: load the module (modprobe fuse), or start the container with --device /dev/fuse"
+    )]
+    DeviceMissing,
+    /// `/dev/fuse` exists and may not be opened.
+    #[error(
+        "/dev/fuse may not be opened: run as root, or start the container with --device /dev/fuse --cap-add SYS_ADMIN"
+    )]
+    DeviceDenied(#[source] io::Error),
+    /// An ordinary user needs the set-user-id helper.
+    #[error("fusermount3 is missing: install fuse3, or run as root")]
+    HelperMissing,
+    /// fusermount3 refused; its own message follows.
+    #[error("fusermount3 refused to mount on {path}: {message}")]
+    HelperRefused {
+        /// The mount point.
+        path: PathBuf,
+        /// What fusermount3 said.
+        message: String,
+    },
+    /// An ordinary user asked for `allow_other`.
+    #[error(
+        "other users may not be let in: add user_allow_other to /etc/fuse.conf, or mount without allow_other"
+    )]
+    AllowOtherDenied,
+    /// The kernel refused the mount for lack of privilege.
+    #[error(
+        "the kernel refused to mount on {path}: run as root, or give the container --cap-add SYS_ADMIN (and an apparmor profile that allows mount)"
+    )]
+    Denied {
+        /// The mount point.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The mount point does not exist.
+    #[error("mount point {0} does not exist: create it (mkdir -p {0})")]
+    MountPointMissing(PathBuf),
+    /// The mount point is something else than a directory.
+    #[error("mount point {0} is not a directory: choose another path")]
+    NotDirectory(PathBuf),
+    /// The mount point has names in it, which the mount would hide.
+    #[error("mount point {0} is not empty: choose an empty directory")]
+    NotEmpty(PathBuf),
+    /// Something alive is mounted there.
+    #[error("{path} is in use by a mount of type {kind}: unmount it first (umount {path})")]
+    AlreadyMounted {
+        /// The mount point.
+        path: PathBuf,
+        /// The file system type.
+        kind: String,
+    },
+    /// The view that is shown lets the kernel cache; another cannot take its place.
+    #[error(
+        "the mounted view lets the kernel cache names and pages, so it cannot be replaced: unmount and start afresh"
+    )]
+    CachingView,
+    /// Anything else.
+    #[error("{action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// An [`Error::Io`], for `map_err`.
+    pub(crate) fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io {
+            action,
+            path,
+            source,
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What processes have open: counts per file, and one listing per opened directory.
+//!
+//! Invariants: the view's open count of an inode is the number of file handles counted here; while
+//! any handle of an inode bypasses the page cache, new ones do too. The second is because a kernel
+//! before 6.12 drops cached pages only *before* a write through a bypassing handle: readahead
+//! through a caching handle could fetch the old block meanwhile and keep it. So after a takeover a
+//! file gets cached again when the last handle from before has been closed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use volume::view::{DirEntry, Ino, OpenMode};
+
+/// Open handles of one file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Opens {
+    /// Handles that bypass the page cache.
+    direct: u64,
+    /// Handles that use it.
+    cached: u64,
+}
+
+/// A directory's names, as they were when it was opened or rewound; begins with `.` and `..`.
+pub(crate) type Listing = Arc<[DirEntry]>;
+
+#[derive(Debug)]
+struct OpenDirectory {
+    listing: Listing,
+    /// A first reading has begun, so position 0 comes from rewinddir.
+    begun: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Handles {
+    files: Mutex<HashMap<Ino, Opens>>,
+    directories: Mutex<HashMap<u64, OpenDirectory>>,
+    next_directory: AtomicU64,
+}
+
+/// The number that the kernel keeps for an open file: whether it bypasses the page cache.
+const CACHED: u64 = 0;
+const DIRECT: u64 = 1;
+
+impl Handles {
+    /// Counts a handle that the view has counted, and says how the kernel must treat it.
+    pub(crate) fn open_file(&self, ino: Ino, asked: OpenMode) -> (u64, OpenMode) {
+        let mut files = self.files.lock();
+        let opens = files.entry(ino).or_default();
+        if asked.direct_io || opens.direct > 0 {
+            opens.direct += 1;
+            let mode = OpenMode {
+                direct_io: true,
+                keep_cache: false,
+            };
+            (DIRECT, mode)
+        } else {
+            opens.cached += 1;
+            (CACHED, asked)
+        }
+    }
+
+    /// Forgets a handle. Says whether the view counts it (it does not, where a switch lost it).
+    pub(crate) fn release_file(&self, ino: Ino, handle: u64) -> bool {
+        let mut files = self.files.lock();
+        let Some(opens) = files.get_mut(&ino) else {
+            return false;
+        };
+        let count = match handle {
+            DIRECT => &mut opens.direct,
+            _ => &mut opens.cached,
+        };
+        if *count == 0 {
+            return false;
+        }
+        *count -= 1;
+        if *opens == Opens::default() {
+            files.remove(&ino);
+        }
+        true
+    }
+
+    /// All open files with the number of their handles.
+    pub(crate) fn files(&self) -> Vec<(Ino, u64)> {
+        let files = self.files.lock();
+        files
+            .iter()
+            .map(|(ino, opens)| (*ino, opens.direct + opens.cached))
+            .collect()
+    }
+
+    /// Forgets all handles of a file: it is not in the view any more.
+    pub(crate) fn lose_file(&self, ino: Ino) {
+        self.files.lock().remove(&ino);
+    }
+
+    /// Keeps a listing for an opened directory.
+    pub(crate) fn open_directory(&self, listing: Listing) -> u64 {
+        let handle = self.next_directory.fetch_add(1, Ordering::Relaxed);
+        let begun = false;
+        self.directories
+            .lock()
+            .insert(handle, OpenDirectory { listing, begun });
+        handle
+    }
+
+    /// The listing to read from `position`; `None` when a fresh one is due: the directory was
+    /// rewound (or the handle is unknown).
+    pub(crate) fn listing(&self, handle: u64, position: u64) -> Option<Listing> {
+        let mut directories = self.directories.lock();
+        let directory = directories.get_mut(&handle)?;
+        if position == 0 && std::mem::replace(&mut directory.begun, true) {
+            return None;
+        }
+        Some(Arc::clone(&directory.listing))
+    }
+
+    /// Replaces the listing of a rewound directory.
+    pub(crate) fn rewind_directory(&self, handle: u64, listing: Listing) {
+        if let Some(directory) = self.directories.lock().get_mut(&handle) {
+            directory.listing = listing;
+        }
+    }
+
+    /// Drops the listing.
+    pub(crate) fn release_directory(&self, handle: u64) {
+        self.directories.lock().remove(&handle);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CACHE: OpenMode = OpenMode {
+        direct_io: false,
+        keep_cache: true,
+    };
+    const BYPASS: OpenMode = OpenMode {
+        direct_io: true,
+        keep_cache: false,
+    };
+
+    #[test]
+    fn no_caching_handle_beside_a_bypassing_one() {
+        let handles = Handles::default();
+        let ino = Ino(7);
+        let (old, _) = handles.open_file(ino, BYPASS);
+        let (new, mode) = handles.open_file(ino, CACHE);
+        assert_eq!(mode, BYPASS);
+        assert!(handles.release_file(ino, old));
+        assert_eq!(handles.open_file(ino, CACHE).1, BYPASS);
+        assert!(handles.release_file(ino, new));
+        assert!(handles.release_file(ino, new));
+        assert_eq!(handles.open_file(ino, CACHE).1, CACHE);
+        assert_eq!(handles.files(), vec![(ino, 1)]);
+    }
+
+    #[test]
+    fn lost_handles_are_not_released_in_the_view() {
+        let handles = Handles::default();
+        let ino = Ino(7);
+        let (handle, _) = handles.open_file(ino, CACHE);
+        handles.lose_file(ino);
+        assert!(!handles.release_file(ino, handle));
+    }
+
+    #[test]
+    fn rewinding_asks_for_a_fresh_listing() {
+        let handles = Handles::default();
+        let empty: Listing = Arc::from(vec![]);
+        let handle = handles.open_directory(empty.clone());
+        assert!(handles.listing(handle, 0).is_some());
+        assert!(handles.listing(handle, 2).is_some());
+        assert!(handles.listing(handle, 0).is_none());
+        handles.rewind_directory(handle, empty);
+        assert!(handles.listing(handle, 2).is_some());
+        handles.release_directory(handle);
+        assert!(handles.listing(handle, 2).is_none());
+    }
+}

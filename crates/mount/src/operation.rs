@@ -1,0 +1,213 @@
+//! How a request becomes a reply: at once where the view can, on the runtime where it must wait.
+//!
+//! Invariants: every reply is sent exactly once, also when the view panics or the mount is aborted;
+//! requests are first polled in the order in which they were received, all on the reader's thread
+//! (see the crate); a change counts as under way until just after its reply was sent.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fuser::{
+    Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyWrite,
+};
+use parking_lot::RwLock;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tracing::error;
+use volume::error::Result as ViewResult;
+use volume::view::{Timestamp, View};
+
+use crate::errno::ErrorLog;
+use crate::gate::Gate;
+use crate::handles::Handles;
+
+/// What the reader, the replies that wait, and the [`crate::Mount`] share.
+pub(crate) struct Core {
+    /// The view that is shown.
+    pub(crate) view: RwLock<Arc<dyn View>>,
+    /// Passed by every request.
+    pub(crate) gate: Arc<Gate>,
+    /// What is open.
+    pub(crate) handles: Handles,
+    /// Whether everything fails from now on.
+    pub(crate) aborted: watch::Sender<bool>,
+    errors: ErrorLog,
+    runtime: Handle,
+}
+
+/// Whether a waiting operation holds up a switch of views.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Changes the file: must be finished in the old view before the new one is shown.
+    Change,
+    /// Reads or syncs.
+    Observe,
+}
+
+/// A reply that can say no.
+pub(crate) trait Reply: Send + 'static {
+    /// Sends an errno.
+    fn refuse(self, errno: Errno);
+}
+
+macro_rules! reply {
+    ($($kind:ty),*) => { $(impl Reply for $kind {
+        fn refuse(self, errno: Errno) {
+            self.error(errno);
+        }
+    })* };
+}
+reply!(
+    ReplyAttr,
+    ReplyCreate,
+    ReplyData,
+    ReplyDirectory,
+    ReplyEmpty,
+    ReplyEntry,
+    ReplyOpen,
+    ReplyStatfs,
+    ReplyWrite
+);
+
+impl Core {
+    /// Nothing open, nothing under way.
+    pub(crate) fn new(view: Arc<dyn View>, runtime: Handle) -> Core {
+        Core {
+            view: RwLock::new(view),
+            gate: Arc::default(),
+            handles: Handles::default(),
+            aborted: watch::Sender::new(false),
+            errors: ErrorLog::default(),
+            runtime,
+        }
+    }
+
+    /// The view that is shown now.
+    pub(crate) fn view(&self) -> Arc<dyn View> {
+        Arc::clone(&self.view.read())
+    }
+
+    /// Makes everything fail from now on, also what waits.
+    pub(crate) fn abort(&self) {
+        self.aborted.send_replace(true);
+        self.gate.open_for_good();
+    }
+
+    fn is_aborted(&self) -> bool {
+        *self.aborted.borrow()
+    }
+
+    /// Serves a request that only touches memory.
+    pub(crate) fn answer<R: Reply, T>(
+        &self,
+        operation: &'static str,
+        reply: R,
+        ask: impl FnOnce(&dyn View) -> ViewResult<T>,
+        say: impl FnOnce(R, T),
+    ) {
+        let _inside = self.gate.enter();
+        if self.is_aborted() {
+            return reply.refuse(Errno::EIO);
+        }
+        let view = self.view();
+        match catch_unwind(AssertUnwindSafe(|| ask(&*view))) {
+            Ok(Ok(answer)) => say(reply, answer),
+            Ok(Err(e)) => reply.refuse(self.errors.reply(operation, &e)),
+            Err(_) => {
+                error!(operation, "the view panicked: this is a bug");
+                reply.refuse(Errno::EIO);
+            }
+        }
+    }
+
+    /// Serves a request that may wait: polled once here, then on the runtime if it is not done.
+    pub(crate) fn start<R: Reply, T: Send + 'static, F>(
+        self: &Arc<Self>,
+        operation: &'static str,
+        effect: Effect,
+        reply: R,
+        ask: impl FnOnce(Arc<dyn View>) -> F,
+        say: impl FnOnce(R, T) + Send + 'static,
+    ) where
+        F: Future<Output = ViewResult<T>> + Send + 'static,
+    {
+        let _inside = self.gate.enter();
+        if self.is_aborted() {
+            return reply.refuse(Errno::EIO);
+        }
+        let mut future: Pin<Box<dyn Future<Output = ViewResult<T>> + Send>> =
+            Box::pin(ask(self.view()));
+        let first = {
+            // A view may use timers or spawn; it finds the runtime here too.
+            let _runtime = self.runtime.enter();
+            catch_unwind(AssertUnwindSafe(|| {
+                future
+                    .as_mut()
+                    .poll(&mut Context::from_waker(Waker::noop()))
+            }))
+        };
+        match first {
+            Ok(Poll::Ready(result)) => self.finish(operation, reply, result, say),
+            Ok(Poll::Pending) => {
+                let change = (effect == Effect::Change).then(|| self.gate.begin_change());
+                let core = Arc::clone(self);
+                self.runtime.spawn(async move {
+                    // Polled at once by its new task, so the first poll's deaf waker does no harm.
+                    core.wait(operation, reply, future, say).await;
+                    drop(change);
+                });
+            }
+            Err(_) => {
+                error!(operation, "the view panicked: this is a bug");
+                reply.refuse(Errno::EIO);
+            }
+        }
+    }
+
+    async fn wait<R: Reply, T>(
+        &self,
+        operation: &'static str,
+        reply: R,
+        future: Pin<Box<dyn Future<Output = ViewResult<T>> + Send>>,
+        say: impl FnOnce(R, T),
+    ) {
+        let mut aborted = self.aborted.subscribe();
+        tokio::select! {
+            biased;
+            result = future => self.finish(operation, reply, result, say),
+            _ = aborted.wait_for(|aborted| *aborted) => reply.refuse(Errno::EIO),
+        }
+    }
+
+    fn finish<R: Reply, T>(
+        &self,
+        operation: &'static str,
+        reply: R,
+        result: ViewResult<T>,
+        say: impl FnOnce(R, T),
+    ) {
+        match result {
+            Ok(answer) => say(reply, answer),
+            Err(e) => reply.refuse(self.errors.reply(operation, &e)),
+        }
+    }
+}
+
+/// The time of a request.
+pub(crate) fn now() -> Timestamp {
+    timestamp(SystemTime::now())
+}
+
+/// Nanoseconds since 1970; times beyond about 1677 to 2262 become the nearest that fits.
+pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
+    let nanoseconds = match time.duration_since(UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
+        Err(e) => i64::try_from(e.duration().as_nanos()).map_or(i64::MIN, |before| -before),
+    };
+    Timestamp(nanoseconds)
+}
