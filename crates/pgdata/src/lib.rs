@@ -1,1 +1,57 @@
-//! (being built)
+//! What Understudy knows of PostgreSQL: the classes of its paths, its relation files, control file,
+//! page headers, log and timelines, the primary's side of its streaming protocol, and the settings
+//! that a server on shared storage needs.
+//!
+//! Everything but the driver of [`feed`] is pure: bytes and paths in, facts out. PostgreSQL 13 to 18
+//! on little-endian 64-bit machines, with log pages of 8 KiB.
+
+mod bytes_at;
+pub mod control;
+
+pub mod layout;
+
+pub mod page;
+pub mod relation;
+pub mod segment;
+
+pub mod timeline;
+pub mod wal;
+
+/// Parses a log position as PostgreSQL prints it, `0/16B3748`.
+pub fn parse_lsn(text: &str) -> Option<volume::lsn::Lsn> {
+    let (high, low) = text.trim().split_once('/')?;
+    let half = |digits: &str| {
+        let fits = (1..=8).contains(&digits.len()) && !digits.starts_with('+');
+        fits.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+    };
+    Some(volume::lsn::Lsn(
+        u64::from(half(high)?) << 32 | u64::from(half(low)?),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use volume::lsn::Lsn;
+
+    use super::parse_lsn;
+
+    #[test]
+    fn positions_are_parsed_as_printed() {
+        for lsn in [Lsn(0), Lsn(0x16B3748), Lsn(0xAB_0000_0001), Lsn(u64::MAX)] {
+            assert_eq!(parse_lsn(&lsn.to_string()), Some(lsn));
+        }
+        for bad in [
+            "",
+            "0",
+            "0/",
+            "/0",
+            "0/123456789",
+            "x/0",
+            "0/+1",
+            "0/-1",
+            "1/2/3",
+        ] {
+            assert_eq!(parse_lsn(bad), None, "{bad}");
+        }
+    }
+}
