@@ -41,4 +41,10 @@ pub trait Layout: Send + Sync + 'static {
 
     /// Private directories that must exist before the database starts, parents first.
     fn private_directories(&self, standby: bool) -> Vec<String>;
+
+    /// The database's control file: writes to it go through the active's observer, which seals
+    /// around a checkpoint.
+    fn control_file(&self) -> &str {
+        "global/pg_control"
+    }
 }

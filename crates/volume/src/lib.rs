@@ -4,7 +4,17 @@
 //! This room knows nothing of PostgreSQL: which class a path belongs to is told to it through
 //! [`layout::Layout`], and what happens around a checkpoint is decided in `pgdata`.
 
+pub mod active;
+pub mod cache;
+pub mod claim;
 pub mod error;
+pub mod image;
+pub mod journal;
+pub mod latest;
 pub mod layout;
 pub mod lsn;
+pub mod namespace;
+pub mod private;
+pub mod seal;
+pub mod snapshot;
 pub mod view;

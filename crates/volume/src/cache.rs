@@ -1,0 +1,123 @@
+//! A bounded cache of blocks as they are in an image, shared by everything that reads one.
+//!
+//! Entries carry their version, so truncation marks are applied when an entry is used, not when it
+//! is stored. Filling after a read races with writers; [`BlockCache::ticket`] and
+//! [`BlockCache::fill`] make a filler lose against any write or removal since its ticket.
+
+use bytes::Bytes;
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation, Version};
+use parking_lot::Mutex;
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+/// Shards of the counters that order fills against writes.
+const SHARDS: usize = 256;
+/// What an entry takes besides its data, about.
+const OVERHEAD_BYTES: u64 = 96;
+
+type Key = (FileId, BlockIndex, Generation);
+
+/// A cached block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cached {
+    /// Its version.
+    pub version: Version,
+    /// Its contents.
+    pub data: Bytes,
+}
+
+#[derive(Clone)]
+struct ByBytes;
+
+impl Weighter<Key, Cached> for ByBytes {
+    fn weight(&self, _: &Key, value: &Cached) -> u64 {
+        value.data.len() as u64 + OVERHEAD_BYTES
+    }
+}
+
+/// The state of a block's shard when a read began.
+#[derive(Debug, Clone, Copy)]
+pub struct Ticket(u64);
+
+/// See the module. Keyed by file, block and the end of the image ([`Generation::MAX`] for the
+/// latest).
+pub struct BlockCache {
+    blocks: Cache<Key, Cached, ByBytes>,
+    changes: Box<[Mutex<u64>]>,
+}
+
+impl BlockCache {
+    /// A cache of about `bytes`, for blocks of `block_size_bytes`.
+    pub fn new(bytes: u64, block_size_bytes: u32) -> BlockCache {
+        let items = (bytes / u64::from(block_size_bytes)).max(16) as usize;
+        BlockCache {
+            blocks: Cache::with_weighter(items, bytes, ByBytes),
+            changes: (0..SHARDS).map(|_| Mutex::new(0)).collect(),
+        }
+    }
+
+    /// A block as of the image that ends at `image`.
+    pub fn get(&self, key: BlockKey, image: Generation) -> Option<Cached> {
+        self.blocks.get(&(key.file, key.block, image))
+    }
+
+    /// Takes note of the moment before a read, for [`fill`](Self::fill).
+    pub fn ticket(&self, key: BlockKey) -> Ticket {
+        Ticket(*self.shard(key).lock())
+    }
+
+    /// Keeps what was read, unless the block was written or removed since the ticket.
+    pub fn fill(&self, key: BlockKey, image: Generation, ticket: Ticket, block: Cached) {
+        let changes = self.shard(key).lock();
+        if *changes == ticket.0 {
+            self.blocks.insert((key.file, key.block, image), block);
+        }
+    }
+
+    /// Keeps what was just written.
+    pub fn write(&self, key: BlockKey, image: Generation, block: Cached) {
+        let mut changes = self.shard(key).lock();
+        *changes += 1;
+        self.blocks.insert((key.file, key.block, image), block);
+    }
+
+    /// Forgets a block.
+    pub fn remove(&self, key: BlockKey, image: Generation) {
+        let mut changes = self.shard(key).lock();
+        *changes += 1;
+        self.blocks.remove(&(key.file, key.block, image));
+    }
+
+    fn shard(&self, key: BlockKey) -> &Mutex<u64> {
+        let mix = (key.file.0 ^ key.block.0.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.changes[(mix >> 56) as usize % SHARDS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fill_loses_against_a_write_that_came_after_its_ticket() {
+        let cache = BlockCache::new(1 << 20, 8192);
+        let key = BlockKey::new(FileId(9), 3);
+        let block = |byte: u8| Cached {
+            version: Version::ZERO,
+            data: Bytes::from(vec![byte; 8192]),
+        };
+        let ticket = cache.ticket(key);
+        cache.write(key, Generation::MAX, block(2));
+        cache.fill(key, Generation::MAX, ticket, block(1));
+        assert_eq!(cache.get(key, Generation::MAX), Some(block(2)));
+
+        let ticket = cache.ticket(key);
+        cache.remove(key, Generation::MAX);
+        cache.fill(key, Generation::MAX, ticket, block(1));
+        assert_eq!(cache.get(key, Generation::MAX), None);
+
+        let ticket = cache.ticket(key);
+        cache.fill(key, Generation::MAX, ticket, block(1));
+        assert_eq!(cache.get(key, Generation::MAX), Some(block(1)));
+    }
+}

@@ -1,0 +1,80 @@
+//! Claims: what a standby needs kept, as records `claim/<node>` that the active's reclaimer reads.
+//!
+//! A standby first claims everything, then reads the seals, then narrows its claim to the one it
+//! attached at. The reclaimer puts a new seal first and reads the claims after, so it cannot miss
+//! a claim whose owner saw older seals than those it keeps.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dax::ids::NodeName;
+use dax::storage::{Authority, Lineage, Storage};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::journal::JournalPos;
+use crate::lsn::Lsn;
+
+/// Prefix of the records' names.
+pub const CLAIM_PREFIX: &str = "claim/";
+
+/// What one standby needs kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Who claims.
+    pub node: NodeName,
+    /// The images it reads: its base, or two during a move.
+    pub images: Vec<Lineage>,
+    /// The oldest journal position whose namespace it reads; files that left the namespace later
+    /// stay. It follows the journal from here as well.
+    pub journal: JournalPos,
+    /// The oldest log position that its database may ask for.
+    pub log_from: Lsn,
+    /// Keep everything: it has not chosen a seal yet.
+    pub everything: bool,
+}
+
+impl Claim {
+    /// The first claim of an attach.
+    pub fn everything(node: NodeName) -> Claim {
+        Claim {
+            node,
+            images: Vec::new(),
+            journal: JournalPos::START,
+            log_from: Lsn::ZERO,
+            everything: true,
+        }
+    }
+
+    /// The record's name.
+    pub fn record_name(node: &NodeName) -> String {
+        format!("{CLAIM_PREFIX}{node}")
+    }
+
+    /// Registers or replaces the claim durably.
+    pub async fn put(&self, storage: &Arc<dyn Storage>) -> Result<()> {
+        let json = serde_json::to_vec(self).expect("a claim has string keys only");
+        let name = Claim::record_name(&self.node);
+        storage
+            .put_record(&name, Bytes::from(json), Authority::Node)
+            .await?;
+        Ok(())
+    }
+
+    /// Gives the claim of `node` up.
+    pub async fn release(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
+        let name = Claim::record_name(node);
+        storage.remove_record(&name, Authority::Node).await?;
+        Ok(())
+    }
+
+    /// All claims.
+    pub async fn all(storage: &Arc<dyn Storage>) -> Result<Vec<Claim>> {
+        let records = storage.list_records(CLAIM_PREFIX).await?;
+        let claims = records.into_iter().map(|(name, value)| {
+            serde_json::from_slice(&value)
+                .map_err(|e| Error::Damaged(format!("the record {name} does not parse: {e}")))
+        });
+        claims.collect()
+    }
+}

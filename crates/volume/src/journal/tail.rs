@@ -1,0 +1,211 @@
+//! The readers' side of the journal.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use dax::ids::{BlockKey, FileId, Generation};
+use dax::storage::{Block, Storage};
+use tokio::task::JoinSet;
+
+use super::frame::{self, Front};
+use super::{Chained, JournalPos};
+use crate::error::{Error, Result};
+use crate::namespace::op::{self, Op};
+use crate::namespace::{JOURNAL, Namespace};
+
+/// Blocks asked for at once.
+const WINDOW_BLOCKS: u64 = 64;
+
+/// Follows the journal of a living active: a namespace and the position it stands for.
+#[derive(Clone)]
+pub struct JournalTail {
+    storage: Arc<dyn Storage>,
+    namespace: Namespace,
+    place: Chained,
+}
+
+impl JournalTail {
+    /// Starts with a namespace as of `place` (a loaded base).
+    pub fn new(storage: Arc<dyn Storage>, namespace: Namespace, place: Chained) -> JournalTail {
+        JournalTail {
+            storage,
+            namespace,
+            place,
+        }
+    }
+
+    /// Where it reads.
+    pub fn storage(&self) -> &Arc<dyn Storage> {
+        &self.storage
+    }
+
+    /// The namespace as of [`position`](Self::position).
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// How far the journal was applied.
+    pub fn position(&self) -> JournalPos {
+        self.place.at
+    }
+
+    /// The position with the checksum that it continues.
+    pub fn place(&self) -> Chained {
+        self.place
+    }
+
+    /// Applies the journal up to `to`, a position that the active announced as durable. Does
+    /// nothing if that is behind.
+    ///
+    /// # Errors
+    /// `Damaged` if the journal does not reach `to`, or does not fit the namespace; the tail stays
+    /// where it was.
+    pub async fn advance(&mut self, to: JournalPos) -> Result<()> {
+        if to <= self.place.at {
+            return Ok(());
+        }
+        let block_size = u64::from(self.storage.settings().block_size_bytes);
+        let blocks = self.place.at.0 / block_size..to.0.div_ceil(block_size);
+        let first_byte = blocks.start * block_size;
+        let mut bytes = Vec::new();
+        for block in read_blocks(&self.storage, JOURNAL, blocks, false).await? {
+            let block = block.ok_or_else(|| short(self.place.at, to))?;
+            bytes.extend_from_slice(&block.data);
+        }
+        let bytes = &bytes[(self.place.at.0 - first_byte) as usize..(to.0 - first_byte) as usize];
+        let mut namespace = self.namespace.clone();
+        let mut place = self.place;
+        let used = apply_records(bytes, &mut place, |_, op| namespace.apply(op).map(drop))?;
+        if used != bytes.len() {
+            return Err(short(place.at, to));
+        }
+        self.namespace = namespace;
+        self.place = place;
+        Ok(())
+    }
+}
+
+fn short(at: JournalPos, to: JournalPos) -> Error {
+    Error::Damaged(format!(
+        "the journal ends at {at}, but {to} was announced as durable"
+    ))
+}
+
+/// Applies the records at the front of `bytes`, each operation with the position at which its
+/// record ends; returns the bytes they take.
+fn apply_records(
+    bytes: &[u8],
+    place: &mut Chained,
+    mut apply: impl FnMut(JournalPos, &Op) -> Result<()>,
+) -> Result<usize> {
+    let start = place.at.0;
+    loop {
+        let used = (place.at.0 - start) as usize;
+        match frame::read(&bytes[used..], place) {
+            Front::Record(payload) => {
+                op::decode(payload)?
+                    .iter()
+                    .try_for_each(|op| apply(place.at, op))?;
+            }
+            Front::Partial | Front::End => return Ok(used),
+        }
+    }
+}
+
+/// Everything a successor must know to go on with the journal.
+pub(crate) struct Recovered {
+    pub namespace: Namespace,
+    pub end: Chained,
+    /// What the block of `end` holds before it.
+    pub tail: Vec<u8>,
+    /// Ids that left the namespace, each with an upper bound of where.
+    pub buried: Vec<(FileId, JournalPos)>,
+    /// Whether anything but housekeeping was done after `watch_from`.
+    pub changed: bool,
+}
+
+/// Reads on from `place` with ReadPromote (DAX 5) until the chain breaks. The handle owns the
+/// epoch, so what this finds is the end of the journal for everybody after.
+pub(crate) async fn recover(
+    storage: &Arc<dyn Storage>,
+    mut namespace: Namespace,
+    mut place: Chained,
+    watch_from: JournalPos,
+) -> Result<Recovered> {
+    let block_size = u64::from(storage.settings().block_size_bytes);
+    let (first, offset) = place.at.block(block_size);
+    let mut next = first;
+    // Bytes from `place` on, behind those of its first block that are known already.
+    let mut skip = offset;
+    let mut rest = Vec::new();
+    let mut before = Vec::new();
+    let mut buried = Vec::new();
+    let mut changed = false;
+    let mut ended = false;
+    while !ended {
+        let window = next..next + WINDOW_BLOCKS;
+        next = window.end;
+        for block in read_blocks(storage, JOURNAL, window, true).await? {
+            let Some(block) = block else {
+                ended = true;
+                break;
+            };
+            before.extend_from_slice(&block.data[..skip]);
+            rest.extend_from_slice(&block.data[skip..]);
+            skip = 0;
+        }
+        let used = apply_records(&rest, &mut place, |end, op| {
+            buried.extend(namespace.apply(op)?.into_iter().map(|id| (id, end)));
+            changed |= end > watch_from && !op.is_housekeeping();
+            Ok(())
+        })?;
+        before.extend(rest.drain(..used));
+        ended |= frame::read(&rest, &mut { place }) == Front::End;
+    }
+    if before.len() as u64 % block_size != place.at.0 % block_size {
+        return Err(Error::Damaged(format!(
+            "the journal's block before {} is missing",
+            place.at
+        )));
+    }
+    let tail = before.split_off(before.len() - (place.at.0 % block_size) as usize);
+    Ok(Recovered {
+        namespace,
+        end: place,
+        tail,
+        buried,
+        changed,
+    })
+}
+
+/// Reads blocks that keep one version, many at once, in order.
+pub(crate) async fn read_blocks(
+    storage: &Arc<dyn Storage>,
+    file: FileId,
+    blocks: Range<u64>,
+    promote: bool,
+) -> Result<Vec<Option<Block>>> {
+    let mut found: Vec<Option<Block>> = vec![None; (blocks.end - blocks.start) as usize];
+    let mut reads = JoinSet::new();
+    let mut ahead = blocks.clone();
+    loop {
+        while reads.len() < WINDOW_BLOCKS as usize
+            && let Some(block) = ahead.next()
+        {
+            let storage = storage.clone();
+            let key = BlockKey::new(file, block);
+            reads.spawn(async move {
+                let read = match promote {
+                    true => storage.read_promote(key).await,
+                    false => storage.read(key, Generation::SINGLE).await,
+                };
+                (block, read)
+            });
+        }
+        let Some(done) = reads.join_next().await else {
+            return Ok(found);
+        };
+        let (block, read) = done.map_err(|e| Error::Damaged(format!("a read did not end: {e}")))?;
+        found[(block - blocks.start) as usize] = read?;
+    }
+}

@@ -1,0 +1,119 @@
+//! Seals: the durable statement that a generation is complete, and the image that it ends (design
+//! section 3).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dax::ids::Generation;
+use dax::storage::{Authority, Lineage, Storage};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::journal::{Chained, JournalPos, JournalTail};
+use crate::lsn::Lsn;
+use crate::namespace::Namespace;
+use crate::snapshot::{self, SnapshotRef};
+
+/// The record that holds the seals.
+pub const SEALS_RECORD: &str = "seals";
+/// How many seals are kept: the last, and the one before it for an attach whose redo fails (N7).
+pub const KEPT_SEALS: usize = 2;
+
+/// A sealed generation: an atomic, durable, immutable image of the whole volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seal {
+    /// The generation that ends here.
+    pub generation: Generation,
+    /// The generations that make up the image; ends at `generation`.
+    pub lineage: Lineage,
+    /// The namespace of the image is the journal's up to here.
+    pub journal: JournalPos,
+    /// A snapshot to start from on the way to `journal`.
+    pub snapshot: SnapshotRef,
+    /// Redo from the image starts here.
+    pub redo: Lsn,
+    /// W: everything that the image can reflect is in the log before this position.
+    pub end: Lsn,
+    /// What `pgdata` must remember with the seal.
+    #[serde(with = "hex")]
+    pub payload: Vec<u8>,
+}
+
+/// A sealed image, loaded.
+#[derive(Clone)]
+pub struct Base {
+    /// The seal.
+    pub seal: Seal,
+    /// The namespace at the seal.
+    pub namespace: Namespace,
+    /// Where the journal goes on after it.
+    pub place: Chained,
+}
+
+impl Base {
+    /// Loads the image of a seal: its snapshot, and the journal from there up to the seal.
+    pub async fn load(storage: &Arc<dyn Storage>, seal: &Seal) -> Result<Base> {
+        let namespace = snapshot::load(storage, &seal.snapshot).await?;
+        let mut tail = JournalTail::new(storage.clone(), namespace, seal.snapshot.place());
+        tail.advance(seal.journal).await?;
+        Ok(Base {
+            seal: seal.clone(),
+            namespace: tail.namespace().clone(),
+            place: tail.place(),
+        })
+    }
+
+    /// A reader that follows the journal from this image on.
+    pub fn tail(&self, storage: &Arc<dyn Storage>) -> JournalTail {
+        JournalTail::new(storage.clone(), self.namespace.clone(), self.place)
+    }
+}
+
+/// The kept seals, newest last; empty before the volume was formatted.
+pub async fn load_seals(storage: &Arc<dyn Storage>) -> Result<Vec<Seal>> {
+    parse(storage.get_record(SEALS_RECORD).await?)
+}
+
+/// The same, fixed under the epoch that the handle owns: no later reader sees older seals.
+pub(crate) async fn promote_seals(storage: &Arc<dyn Storage>) -> Result<Vec<Seal>> {
+    parse(storage.promote_record(SEALS_RECORD).await?)
+}
+
+/// Replaces the seals record, under the epoch's authority.
+pub(crate) async fn put_seals(storage: &Arc<dyn Storage>, seals: &[Seal]) -> Result<()> {
+    let json = serde_json::to_vec(seals).expect("seals have string keys only");
+    storage
+        .put_record(SEALS_RECORD, Bytes::from(json), Authority::Owner)
+        .await?;
+    Ok(())
+}
+
+fn parse(record: Option<Bytes>) -> Result<Vec<Seal>> {
+    let Some(bytes) = record else {
+        return Ok(Vec::new());
+    };
+    serde_json::from_slice(&bytes)
+        .map_err(|e| Error::Damaged(format!("the record of the seals does not parse: {e}")))
+}
+
+/// Bytes as hexadecimal text.
+mod hex {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        let text: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        to.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(from)?;
+        if !text.is_ascii() || text.len() % 2 != 0 {
+            return Err(D::Error::custom("not pairs of hexadecimal digits"));
+        }
+        let pairs = (0..text.len())
+            .step_by(2)
+            .map(|i| u8::from_str_radix(&text[i..i + 2], 16));
+        pairs.collect::<Result<_, _>>().map_err(D::Error::custom)
+    }
+}
