@@ -183,6 +183,6 @@ mod tests {
     fn lengths_are_said_in_the_unit_that_fits() {
         assert_eq!(duration(812.4), "812 ms");
         assert_eq!(duration(1234.0), "1.23 s");
-        assert_eq!(millis(3.14), "3.1");
+        assert_eq!(millis(3.26), "3.3");
     }
 }

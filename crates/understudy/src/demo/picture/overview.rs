@@ -124,7 +124,7 @@ fn averages(svg: &mut Svg, scene: &Scene<'_>, x: &Scale, y: &Scale) {
         );
         let middle = x.at(from + (to - from) / 2.0);
         let said = format!("{} on average", thousands(rate.round() as u64));
-        let box_width = 7.2 * said.len() as f64;
+        let box_width = 8.6 * said.len() as f64;
         svg.rect(
             (middle - box_width / 2.0, BOTTOM - 42.0),
             (box_width, 22.0),

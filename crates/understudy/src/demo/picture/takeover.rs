@@ -32,7 +32,7 @@ pub fn draw(svg: &mut Svg, scene: &Scene<'_>) {
     };
     svg.text(LEFT - 38.0, TOP - 34.0, "heading", "start", "The takeover");
     svg.text(
-        LEFT + 62.0,
+        LEFT + 78.0,
         TOP - 34.0,
         "muted",
         "start",

@@ -1,0 +1,305 @@
+//! A whole cluster on this machine, for the demo, the benchmark and the system tests: zones and
+//! nodes as child processes, which can be killed, paused and started again.
+//!
+//! Invariant: when a [`Cluster`] is dropped, for whatever reason, its processes are dead and its
+//! mounts are gone.
+
+pub mod ports;
+pub mod process;
+pub mod programs;
+pub mod remnants;
+mod settings;
+pub mod stock;
+pub mod wait;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::demo::schema::{Server, any_writable};
+use process::{Kill, Process};
+pub use settings::{NodeSettings, Options};
+
+/// A member of the cluster: how it is started, and its process while it runs.
+#[derive(Debug)]
+struct Member {
+    name: String,
+    arguments: Vec<String>,
+    process: Option<Process>,
+}
+
+/// A cluster. See the module.
+#[derive(Debug)]
+pub struct Cluster {
+    options: Options,
+    zones: Vec<Member>,
+    nodes: Vec<Member>,
+    settings: Vec<NodeSettings>,
+}
+
+impl Cluster {
+    /// Chooses ports and writes the nodes' configuration files. Starts nothing.
+    ///
+    /// # Errors
+    /// The directory cannot be written, or no port is free.
+    pub fn create(options: Options) -> anyhow::Result<Cluster> {
+        let zone_ports = (0..options.zones)
+            .map(|_| ports::free())
+            .collect::<anyhow::Result<Vec<u16>>>()?;
+        let settings = options
+            .nodes
+            .iter()
+            .map(|name| NodeSettings::write(&options, name, &zone_ports))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        std::fs::create_dir_all(options.logs()).context("cannot create the log directory")?;
+        let zones = zone_ports.iter().enumerate().map(|(at, port)| Member {
+            name: format!("zone-{}", at + 1),
+            arguments: vec![
+                "store".into(),
+                "--data".into(),
+                options
+                    .dir
+                    .join(format!("zone-{}", at + 1))
+                    .display()
+                    .to_string(),
+                "--listen".into(),
+                format!("127.0.0.1:{port}"),
+            ],
+            process: None,
+        });
+        let nodes = settings.iter().map(|node| Member {
+            name: node.name.clone(),
+            arguments: vec![
+                "node".into(),
+                "--config".into(),
+                node.config.display().to_string(),
+            ],
+            process: None,
+        });
+        Ok(Cluster {
+            zones: zones.collect(),
+            nodes: nodes.collect(),
+            settings,
+            options,
+        })
+    }
+
+    /// Starts every zone, creates the volume, starts the first node and waits until it accepts
+    /// writes, then starts the others and waits until each follows.
+    ///
+    /// # Errors
+    /// Something does not come up; the message holds the end of its log.
+    pub async fn start(&mut self) -> anyhow::Result<()> {
+        for zone in 1..=self.zones.len() {
+            self.start_zone(zone)?;
+        }
+        self.init().await?;
+        let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
+        for (at, name) in names.iter().enumerate() {
+            self.start_node(name)?;
+            if at == 0 {
+                self.wait_active(Duration::from_secs(60)).await?;
+            }
+        }
+        for name in names.iter().skip(1) {
+            self.wait_follows(name, Duration::from_secs(60)).await?;
+        }
+        Ok(())
+    }
+
+    /// Creates the volume and an empty database in it.
+    ///
+    /// # Errors
+    /// `understudy init` fails; its words are in the message.
+    pub async fn init(&self) -> anyhow::Result<()> {
+        let first = self.settings.first().context("a cluster has a node")?;
+        let config = first.config.display().to_string();
+        self.run(&["init", "--config", &config]).await.map(drop)
+    }
+
+    /// Runs `understudy` with these arguments and returns what it printed.
+    ///
+    /// # Errors
+    /// It fails; its words are in the message.
+    pub async fn run(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output = tokio::process::Command::new(&self.options.understudy)
+            .args(arguments)
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .with_context(|| format!("cannot run {}", self.options.understudy.display()))?;
+        anyhow::ensure!(
+            output.status.success(),
+            "understudy {} failed ({}): {}",
+            arguments.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Starts the zone with this number, counted from 1.
+    ///
+    /// # Errors
+    /// The program cannot be run.
+    pub fn start_zone(&mut self, number: usize) -> anyhow::Result<()> {
+        let options = &self.options;
+        let zone = self.zones.get_mut(number - 1).context("no such zone")?;
+        start(options, zone)
+    }
+
+    /// Kills a zone, counted from 1.
+    pub fn kill_zone(&mut self, number: usize) -> Option<Kill> {
+        let zone = self.zones.get_mut(number - 1)?;
+        zone.process.take().map(|mut process| process.kill_all())
+    }
+
+    /// Starts a node.
+    ///
+    /// # Errors
+    /// The program cannot be run, or there is no such node.
+    pub fn start_node(&mut self, name: &str) -> anyhow::Result<()> {
+        let options = &self.options;
+        let node = self.nodes.iter_mut().find(|node| node.name == name);
+        start(options, node.context("no such node")?)
+    }
+
+    /// Kills a node as a machine that loses power: agent and PostgreSQL, and the mount with them.
+    pub fn kill_node(&mut self, name: &str) -> Option<Kill> {
+        let node = self.nodes.iter_mut().find(|node| node.name == name)?;
+        node.process.take().map(|mut process| process.kill_all())
+    }
+
+    /// A node's process.
+    pub fn node_process(&mut self, name: &str) -> Option<&mut Process> {
+        let node = self.nodes.iter_mut().find(|node| node.name == name)?;
+        node.process.as_mut()
+    }
+
+    /// Asks a node to end and waits for it.
+    ///
+    /// # Errors
+    /// It does not within `patience`; it is killed then.
+    pub fn stop_node(&mut self, name: &str, patience: Duration) -> anyhow::Result<()> {
+        let node = self.nodes.iter_mut().find(|node| node.name == name);
+        let Some(mut process) = node.and_then(|node| node.process.take()) else {
+            return Ok(());
+        };
+        anyhow::ensure!(
+            process.terminate(patience),
+            "{name} did not stop within {patience:?}"
+        );
+        Ok(())
+    }
+
+    /// Where a node's PostgreSQL listens.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn server(&self, name: &str) -> anyhow::Result<Server> {
+        Ok(self.node(name)?.server())
+    }
+
+    /// The connection string of an application.
+    pub fn any_writable(&self) -> tokio_postgres::Config {
+        let servers: Vec<Server> = self.settings.iter().map(NodeSettings::server).collect();
+        any_writable(&servers)
+    }
+
+    /// The configuration file of a node.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn node(&self, name: &str) -> anyhow::Result<&NodeSettings> {
+        let found = self.settings.iter().find(|node| node.name == name);
+        found.with_context(|| format!("no node {name}"))
+    }
+
+    /// The nodes' names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.settings.iter().map(|node| node.name.as_str())
+    }
+
+    /// What the cluster was created with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The log of every process that was ever started.
+    pub fn logs(&self) -> PathBuf {
+        self.options.logs()
+    }
+
+    /// Fails, with the end of its log, if a process that should run has ended.
+    ///
+    /// # Errors
+    /// One has.
+    pub fn check_running(&mut self) -> anyhow::Result<()> {
+        let members = self.zones.iter_mut().chain(&mut self.nodes);
+        members
+            .filter_map(|member| member.process.as_mut())
+            .try_for_each(Process::check_running)
+    }
+
+    /// Ends everything in order: nodes first, then zones. What does not end is killed.
+    pub fn shutdown(&mut self) {
+        for member in self.nodes.iter_mut().chain(&mut self.zones) {
+            if let Some(mut process) = member.process.take()
+                && !process.terminate(Duration::from_secs(15))
+            {
+                tracing::debug!(name = member.name, "does not end, so it is killed");
+            }
+        }
+        remnants::detach_mounts(&self.options.dir);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // Without patience: this is also the way out of a panic or an interrupt.
+        for member in self.nodes.iter_mut().chain(&mut self.zones) {
+            member.process.take();
+        }
+        remnants::detach_mounts(&self.options.dir);
+    }
+}
+
+fn start(options: &Options, member: &mut Member) -> anyhow::Result<()> {
+    if let Some(process) = &mut member.process {
+        anyhow::ensure!(process.ended().is_some(), "{} runs already", member.name);
+    }
+    let mut command = Command::new(&options.understudy);
+    command.args(&member.arguments);
+    if let Some(filter) = &options.log_filter {
+        command.env("RUST_LOG", filter);
+    }
+    let log = log_of(options, &member.name);
+    member.process = Some(Process::spawn(&member.name, command, &log)?);
+    Ok(())
+}
+
+fn log_of(options: &Options, name: &str) -> PathBuf {
+    options.logs().join(format!("{name}.log"))
+}
+
+/// Creates a directory of its own for a cluster; others may look inside but not write.
+///
+/// # Errors
+/// None can be created there.
+pub fn fresh_directory(base: &Path, prefix: &str) -> anyhow::Result<PathBuf> {
+    let id = std::process::id();
+    for number in 0..1000 {
+        let dir = base.join(format!("{prefix}-{id}-{number}"));
+        match std::fs::create_dir(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot create {}", dir.display()));
+            }
+        }
+    }
+    anyhow::bail!("{} is full of old {prefix} directories", base.display())
+}

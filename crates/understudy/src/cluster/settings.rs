@@ -1,0 +1,132 @@
+//! The configuration files of a cluster on this machine.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use super::ports;
+use crate::demo::schema::Server;
+
+/// How a cluster is made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where data, configuration and logs go. PostgreSQL's user must be able to pass through.
+    pub dir: PathBuf,
+    /// PostgreSQL's programs.
+    pub bin: PathBuf,
+    /// The `understudy` program.
+    pub understudy: PathBuf,
+    /// How many zones.
+    pub zones: usize,
+    /// The nodes' names; the first becomes the active.
+    pub nodes: Vec<String>,
+    /// The heartbeat's preset: fast, normal or wide.
+    pub heartbeat: String,
+    /// `RUST_LOG` for the children, if it shall differ from ours.
+    pub log_filter: Option<String>,
+    /// PostgreSQL parameters for every node.
+    pub parameters: Vec<(String, String)>,
+}
+
+impl Options {
+    /// Three zones and two nodes in `dir`.
+    pub fn new(dir: &Path, bin: &Path, understudy: &Path) -> Options {
+        Options {
+            dir: dir.to_owned(),
+            bin: bin.to_owned(),
+            understudy: understudy.to_owned(),
+            zones: 3,
+            nodes: vec!["north".into(), "south".into()],
+            heartbeat: "fast".into(),
+            log_filter: None,
+            parameters: Vec::new(),
+        }
+    }
+
+    /// Where the logs of all processes are.
+    pub fn logs(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+}
+
+/// One node of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSettings {
+    /// Its name.
+    pub name: String,
+    /// Its configuration file.
+    pub config: PathBuf,
+    /// Its local directory.
+    pub data: PathBuf,
+    /// Where its PostgreSQL listens.
+    pub port: u16,
+}
+
+impl NodeSettings {
+    /// Chooses ports and writes the file.
+    pub(super) fn write(
+        options: &Options,
+        name: &str,
+        zone_ports: &[u16],
+    ) -> anyhow::Result<NodeSettings> {
+        let node = NodeSettings {
+            name: name.to_owned(),
+            config: options.dir.join(format!("{name}.toml")),
+            data: options.dir.join(name),
+            port: ports::free()?,
+        };
+        let text = text(options, &node, zone_ports, ports::free()?);
+        std::fs::write(&node.config, text)
+            .with_context(|| format!("cannot write {}", node.config.display()))?;
+        Ok(node)
+    }
+
+    /// Where its PostgreSQL listens.
+    pub fn server(&self) -> Server {
+        Server {
+            host: "127.0.0.1".into(),
+            port: self.port,
+            user: "postgres".into(),
+            database: "postgres".into(),
+        }
+    }
+}
+
+fn text(options: &Options, node: &NodeSettings, zone_ports: &[u16], channel: u16) -> String {
+    let zones: Vec<String> = zone_ports
+        .iter()
+        .map(|port| format!("\"127.0.0.1:{port}\""))
+        .collect();
+    let mut text = format!(
+        "name = \"{}\"\n\
+         volume = \"demo\"\n\
+         zones = [{}]\n\
+         data = \"{}\"\n\
+         \n\
+         [postgres]\n\
+         bin = \"{}\"\n\
+         port = {}\n\
+         listen_addresses = \"127.0.0.1\"\n\
+         \n\
+         [heartbeat]\n\
+         preset = \"{}\"\n\
+         \n\
+         [channel]\n\
+         listen = \"127.0.0.1:{channel}\"\n",
+        node.name,
+        zones.join(", "),
+        node.data.display(),
+        options.bin.display(),
+        node.port,
+        options.heartbeat,
+    );
+    if !options.parameters.is_empty() {
+        text.push_str("\n[postgres.parameters]\n");
+        for (name, value) in &options.parameters {
+            // Writing to a String never fails.
+            let _ = writeln!(text, "{name} = \"{value}\"");
+        }
+    }
+    text
+}
