@@ -1,0 +1,288 @@
+//! The calling side: a standby's subscription to its active, and one-shot requests.
+//!
+//! ```text
+//!            ┌──────── connected ────────┐
+//!   try ─────┤                           ├─ broke: Reset ─▶ try again at once, then every 100 ms
+//!     ▲      ├─ nobody listens: Refused  │
+//!     └──────┴─ else: Unreachable ◀──────┘
+//! ```
+//!
+//! `Reset` and `Refused` are evidence for the failure detector; `Unreachable` (no route, no answer,
+//! silence) is none, because a cut between two agents looks the same.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::address::Address;
+
+use super::frame::{Frames, Reader, Writer, connect, send};
+use super::message::{Identity, Message, Notice, Peer, Progress, Request, Trigger, VERSION, Wants};
+use super::server::{PING_EVERY, SILENCE};
+use super::{ChannelError, Result};
+
+const RETRY_EVERY: Duration = Duration::from_millis(100);
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a subscription tells its owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientEvent {
+    /// The channel stands (again).
+    Connected(Peer),
+    /// The active said something.
+    Notice(Notice),
+    /// A standing connection broke: closed or reset by the other side.
+    Reset,
+    /// Nobody listens at the address: the agent is gone, its machine is not.
+    Refused,
+    /// No connection, for a reason that says nothing about the agent.
+    Unreachable(String),
+    /// The agent there does not want us; the subscription goes on trying.
+    Rejected(String),
+}
+
+/// A standing subscription to an agent's triggers. Dropping it closes the connection.
+pub struct Subscription {
+    address: Address,
+    triggers: watch::Receiver<Option<Trigger>>,
+    progress: watch::Sender<Option<Progress>>,
+    task: JoinHandle<()>,
+}
+
+impl Subscription {
+    /// Whose triggers these are.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The latest trigger; `None` before the first.
+    pub fn triggers(&self) -> watch::Receiver<Option<Trigger>> {
+        self.triggers.clone()
+    }
+
+    /// Tells the active how far this standby is. Never waits; the latest wins.
+    pub fn progress(&self, progress: Progress) {
+        self.progress.send_if_modified(|last| {
+            let changed = *last != Some(progress);
+            *last = Some(progress);
+            changed
+        });
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Subscribes to the agent at `address`, for good: connects again whenever the connection breaks.
+/// Must be called inside a tokio runtime.
+pub fn subscribe(
+    address: Address,
+    me: Identity,
+    events: mpsc::UnboundedSender<ClientEvent>,
+) -> Subscription {
+    let (trigger_to, triggers) = watch::channel(None);
+    let (progress, progress_from) = watch::channel(None);
+    let link = Link {
+        address: address.clone(),
+        me,
+        events,
+        triggers: trigger_to,
+        progress: progress_from,
+    };
+    Subscription {
+        address,
+        triggers,
+        progress,
+        task: tokio::spawn(link.run()),
+    }
+}
+
+struct Link {
+    address: Address,
+    me: Identity,
+    events: mpsc::UnboundedSender<ClientEvent>,
+    triggers: watch::Sender<Option<Trigger>>,
+    progress: watch::Receiver<Option<Progress>>,
+}
+
+impl Link {
+    async fn run(mut self) {
+        let mut last = None;
+        while !self.events.is_closed() {
+            let (event, lived) = match open(&self.address, &self.me, Wants::Triggers).await {
+                Ok((frames, writer, peer)) => {
+                    self.tell(ClientEvent::Connected(peer));
+                    (self.follow(frames, writer).await, true)
+                }
+                Err(error) => (failed(&error), false),
+            };
+            // The same failure again is no news, but a refusal stays evidence.
+            if lived || last.as_ref() != Some(&event) || event == ClientEvent::Refused {
+                self.tell(event.clone());
+            }
+            last = Some(event);
+            if !lived {
+                tokio::time::sleep(RETRY_EVERY).await;
+            }
+        }
+    }
+
+    fn tell(&self, event: ClientEvent) {
+        // An error means that the owner is gone; the loop ends then.
+        let _ = self.events.send(event);
+    }
+
+    /// Follows a standing connection to its end, and says how it ended.
+    async fn follow(&mut self, mut frames: Frames, mut writer: Writer) -> ClientEvent {
+        self.progress.mark_changed();
+        let mut ping = tokio::time::interval(PING_EVERY);
+        let mut heard = tokio::time::Instant::now();
+        loop {
+            let sent = tokio::select! {
+                biased;
+                incoming = frames.next() => {
+                    heard = tokio::time::Instant::now();
+                    match incoming {
+                        Ok(Some(Message::Trigger(trigger))) => {
+                            self.triggers.send_replace(Some(trigger));
+                        }
+                        Ok(Some(Message::Notice(notice))) => self.tell(ClientEvent::Notice(notice)),
+                        Ok(Some(Message::Ping)) => {}
+                        Ok(Some(_)) => return ClientEvent::Rejected("it speaks out of turn".into()),
+                        Ok(None) => return ClientEvent::Reset,
+                        Err(error) => return broken(&error),
+                    }
+                    Ok(())
+                }
+                Ok(()) = self.progress.changed() => {
+                    let latest = *self.progress.borrow_and_update();
+                    match latest {
+                        Some(progress) => send(&mut writer, &Message::Progress(progress)).await,
+                        None => Ok(()),
+                    }
+                }
+                _ = ping.tick() => {
+                    if heard.elapsed() > SILENCE {
+                        return ClientEvent::Unreachable("the agent is silent".into());
+                    }
+                    send(&mut writer, &Message::Ping).await
+                }
+            };
+            if let Err(error) = sent {
+                return broken(&error);
+            }
+        }
+    }
+}
+
+/// How the end of a standing connection looks.
+fn broken(error: &io::Error) -> ClientEvent {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    match error.kind() {
+        BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof => ClientEvent::Reset,
+        _ => ClientEvent::Unreachable(error.to_string()),
+    }
+}
+
+fn failed(error: &ChannelError) -> ClientEvent {
+    match error {
+        ChannelError::Refused { .. } => ClientEvent::Refused,
+        ChannelError::Refusal { why, .. } => ClientEvent::Rejected(why.clone()),
+        other => ClientEvent::Unreachable(other.to_string()),
+    }
+}
+
+/// Connects and greets.
+async fn open(address: &Address, me: &Identity, wants: Wants) -> Result<(Frames, Writer, Peer)> {
+    match tokio::time::timeout(CONNECT_WITHIN, greet(address, me, wants)).await {
+        Ok(result) => result,
+        Err(_) => Err(ChannelError::Timeout {
+            address: address.clone(),
+            after: CONNECT_WITHIN,
+        }),
+    }
+}
+
+async fn greet(address: &Address, me: &Identity, wants: Wants) -> Result<(Frames, Writer, Peer)> {
+    let at = || address.clone();
+    let (reader, mut writer): (Reader, Writer) =
+        connect(address)
+            .await
+            .map_err(|source| match source.kind() {
+                // A Unix socket whose file is gone has no listener either.
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => {
+                    ChannelError::Refused {
+                        address: at(),
+                        source,
+                    }
+                }
+                _ => ChannelError::Io {
+                    address: at(),
+                    source,
+                },
+            })?;
+    let io = |source| ChannelError::Io {
+        address: at(),
+        source,
+    };
+    let hello = Message::Hello {
+        version: VERSION,
+        me: me.clone(),
+        wants,
+    };
+    send(&mut writer, &hello).await.map_err(io)?;
+    let mut frames = Frames::new(reader);
+    match frames.next().await.map_err(io)? {
+        Some(Message::Welcome { me: peer }) => Ok((frames, writer, peer)),
+        Some(Message::Refused { why }) => Err(ChannelError::Refusal { address: at(), why }),
+        other => Err(ChannelError::Protocol {
+            address: at(),
+            what: format!("{other:?} in place of a welcome"),
+        }),
+    }
+}
+
+/// Asks the agent at `address` for one thing.
+///
+/// # Errors
+/// [`ChannelError::Refusal`] with the agent's words if it will not; `Refused` if none listens.
+pub async fn request(
+    address: &Address,
+    me: &Identity,
+    request: Request,
+    within: Duration,
+) -> Result<serde_json::Value> {
+    let ask = async {
+        let (mut frames, mut writer, _) = open(address, me, Wants::Answer).await?;
+        let io = |source| ChannelError::Io {
+            address: address.clone(),
+            source,
+        };
+        send(&mut writer, &Message::Request(request))
+            .await
+            .map_err(io)?;
+        match frames.next().await.map_err(io)? {
+            Some(Message::Answer { answer }) => Ok(answer),
+            Some(Message::Refused { why }) => Err(ChannelError::Refusal {
+                address: address.clone(),
+                why,
+            }),
+            other => Err(ChannelError::Protocol {
+                address: address.clone(),
+                what: format!("{other:?} in place of an answer"),
+            }),
+        }
+    };
+    match tokio::time::timeout(within, ask).await {
+        Ok(result) => result,
+        Err(_) => Err(ChannelError::Timeout {
+            address: address.clone(),
+            after: within,
+        }),
+    }
+}

@@ -1,0 +1,190 @@
+//! Frames on a byte stream: a 4-byte little-endian length, then that many bytes of JSON.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use crate::address::Address;
+
+use super::message::Message;
+
+/// A longer frame closes the connection: no peer of ours sends one.
+pub const MAX_FRAME_BYTES: usize = 4 << 20;
+
+pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
+pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// Opens a connection.
+pub(super) async fn connect(address: &Address) -> io::Result<(Reader, Writer)> {
+    match address {
+        Address::Tcp { host, port } => split_tcp(TcpStream::connect((host.as_str(), *port)).await?),
+        Address::Unix(path) => {
+            let (read, write) = UnixStream::connect(path).await?.into_split();
+            Ok((Box::new(read), Box::new(write)))
+        }
+    }
+}
+
+fn split_tcp(stream: TcpStream) -> io::Result<(Reader, Writer)> {
+    // Triggers are small and urgent.
+    stream.set_nodelay(true)?;
+    let (read, write) = stream.into_split();
+    Ok((Box::new(read), Box::new(write)))
+}
+
+/// A listening socket of either kind.
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Listens at `address`; the socket file that a dead agent left behind is replaced.
+    pub(super) async fn bind(address: &Address) -> io::Result<Listener> {
+        match address {
+            Address::Tcp { host, port } => {
+                let listener = TcpListener::bind((host.as_str(), *port)).await?;
+                Ok(Listener::Tcp(listener))
+            }
+            Address::Unix(path) => {
+                if path.exists() && UnixStream::connect(path).await.is_err() {
+                    std::fs::remove_file(path)?;
+                }
+                let listener = UnixListener::bind(path)?;
+                let owner_only = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+                std::fs::set_permissions(path, owner_only)?;
+                Ok(Listener::Unix(listener))
+            }
+        }
+    }
+
+    /// Where it listens, with the port that the system chose if 0 was asked for.
+    pub(super) fn address(&self, asked: &Address) -> io::Result<Address> {
+        match (self, asked) {
+            (Listener::Tcp(listener), Address::Tcp { host, .. }) => Ok(Address::Tcp {
+                host: host.clone(),
+                port: listener.local_addr()?.port(),
+            }),
+            _ => Ok(asked.clone()),
+        }
+    }
+
+    pub(super) async fn accept(&self) -> io::Result<(Reader, Writer)> {
+        match self {
+            Listener::Tcp(listener) => split_tcp(listener.accept().await?.0),
+            Listener::Unix(listener) => {
+                let (read, write) = listener.accept().await?.0.into_split();
+                Ok((Box::new(read), Box::new(write)))
+            }
+        }
+    }
+}
+
+/// Sends one message.
+pub(super) async fn send(writer: &mut Writer, message: &Message) -> io::Result<()> {
+    let body = serde_json::to_vec(message).map_err(io::Error::other)?;
+    if body.len() > MAX_FRAME_BYTES {
+        return Err(io::Error::other("a message longer than a frame may be"));
+    }
+    let length = u32::try_from(body.len()).map_err(io::Error::other)?;
+    let mut frame = Vec::with_capacity(4 + body.len());
+    frame.extend_from_slice(&length.to_le_bytes());
+    frame.extend_from_slice(&body);
+    writer.write_all(&frame).await?;
+    writer.flush().await
+}
+
+/// Takes frames off a stream. Safe to cancel: what was read of a frame is kept for the next call.
+pub(super) struct Frames {
+    reader: Reader,
+    buffer: Vec<u8>,
+}
+
+impl Frames {
+    pub(super) fn new(reader: Reader) -> Frames {
+        Frames {
+            reader,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// The next message; `None` if the peer closed the stream between two.
+    pub(super) async fn next(&mut self) -> io::Result<Option<Message>> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(Some(message));
+            }
+            let mut chunk = [0; 4096];
+            let read = self.reader.read(&mut chunk).await?;
+            if read > 0 {
+                self.buffer.extend_from_slice(&chunk[..read]);
+                continue;
+            }
+            return match self.buffer.is_empty() {
+                true => Ok(None),
+                false => Err(io::ErrorKind::UnexpectedEof.into()),
+            };
+        }
+    }
+
+    /// A message that is complete in the buffer.
+    fn take(&mut self) -> io::Result<Option<Message>> {
+        let Some((head, rest)) = self.buffer.split_first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*head) as usize;
+        if length > MAX_FRAME_BYTES {
+            let what = format!("a frame of {length} bytes; is this an agent?");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        if rest.len() < length {
+            return Ok(None);
+        }
+        let message = serde_json::from_slice(&rest[..length])
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        self.buffer.drain(..4 + length);
+        Ok(Some(message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pipe() -> (Writer, Frames) {
+        let (near, far) = tokio::io::duplex(64);
+        (Box::new(near), Frames::new(Box::new(far)))
+    }
+
+    #[tokio::test]
+    async fn messages_survive_being_cut_into_pieces() {
+        let (mut writer, mut frames) = pipe();
+        let refused = Message::Refused {
+            why: "x".repeat(300),
+        };
+        let sent = refused.clone();
+        let task = tokio::spawn(async move {
+            send(&mut writer, &sent).await.unwrap();
+            send(&mut writer, &Message::Ping).await.unwrap();
+        });
+        assert_eq!(frames.next().await.unwrap(), Some(refused));
+        assert_eq!(frames.next().await.unwrap(), Some(Message::Ping));
+        assert_eq!(frames.next().await.unwrap(), None);
+        task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_cut_or_senseless_stream_is_an_error() {
+        let (mut writer, mut frames) = pipe();
+        writer.write_all(&[9, 0, 0, 0, b'{']).await.unwrap();
+        drop(writer);
+        let error = frames.next().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+
+        let (mut writer, mut frames) = pipe();
+        writer.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+        let error = frames.next().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,132 @@
+//! What agents say to each other.
+
+use dax::ids::{Epoch, NodeName, VolumeName};
+use serde::{Deserialize, Serialize};
+use volume::lsn::Lsn;
+
+use crate::records::Incarnation;
+
+/// The version of these messages; peers must agree.
+pub(super) const VERSION: u16 = 1;
+
+/// Who this agent is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its node.
+    pub node: NodeName,
+    /// The volume it works for.
+    pub volume: VolumeName,
+    /// Which life of it this is.
+    pub incarnation: Incarnation,
+}
+
+/// Who answered.
+pub type Peer = Identity;
+
+/// How far the active is: what moves a standby's horizon. The latest replaces earlier ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trigger {
+    /// The active's epoch.
+    pub epoch: Epoch,
+    /// The end of the log that k replicas hold.
+    pub synced_lsn: Lsn,
+    /// The journal up to here is durable (a `JournalPos`).
+    pub journal_synced: u64,
+    /// PostgreSQL's timeline.
+    pub timeline: u32,
+}
+
+/// What the active tells at once and only once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "notice")]
+pub enum Notice {
+    /// It stops serving on purpose.
+    Bye {
+        /// The epoch that ends.
+        epoch: Epoch,
+        /// In words.
+        reason: String,
+        /// Who was asked to take over.
+        to: Option<NodeName>,
+    },
+    /// Its PostgreSQL died.
+    PostgresDead {
+        /// The epoch that ends.
+        epoch: Epoch,
+        /// In words.
+        detail: String,
+    },
+    /// A new generation was sealed: standbys may move their base.
+    Sealed {
+        /// The epoch that sealed.
+        epoch: Epoch,
+        /// The blocks written in it and more, as the volume encodes it.
+        payload: serde_json::Value,
+    },
+}
+
+/// How far a standby is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The end of the log that its PostgreSQL was given.
+    pub received: Lsn,
+    /// The end of the log that its PostgreSQL has replayed.
+    pub applied: Lsn,
+    /// The end of the log that it may be given.
+    pub horizon: Lsn,
+    /// Whether it could take over at once.
+    pub warm: bool,
+}
+
+/// What the command line, or another agent, asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "request")]
+pub enum Request {
+    /// How are you? The answer is a JSON object.
+    Status,
+    /// Take over (asked of a standby), or hand over to `to` (asked of the active).
+    Failover {
+        /// The node that shall become the active; any, if `None`.
+        to: Option<NodeName>,
+        /// Do not wait for the old active's cooperation.
+        force: bool,
+    },
+    /// Become a standby (asked of a spare).
+    Enlist,
+    /// Anything a later version adds; refused by name.
+    #[serde(untagged)]
+    Unknown(serde_json::Value),
+}
+
+/// A frame's content.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "type")]
+pub(super) enum Message {
+    Hello {
+        version: u16,
+        me: Identity,
+        wants: Wants,
+    },
+    Welcome {
+        me: Identity,
+    },
+    Refused {
+        why: String,
+    },
+    Trigger(Trigger),
+    Notice(Notice),
+    Progress(Progress),
+    Request(Request),
+    Answer {
+        answer: serde_json::Value,
+    },
+    Ping,
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Wants {
+    Triggers,
+    Answer,
+}

@@ -1,0 +1,300 @@
+//! The listening side: every agent has one, whatever its role.
+//!
+//! ```text
+//!   connect ── Hello ──▶ Welcome ──▶ wants an answer: Request ─▶ Answer ─▶ close
+//!                │                └▶ wants triggers: Trigger*, Notice* ◀▶ Progress*, Ping
+//!                └─▶ Refused (other volume, other version)
+//! ```
+//!
+//! Triggers are coalesced: a slow subscriber gets the latest one, never a queue of old ones.
+//! Notices are queued, few, and each is delivered in order after the triggers known before it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
+
+use crate::address::Address;
+
+use super::frame::{Frames, Listener, Reader, Writer, send};
+use super::message::{Identity, Message, Notice, Progress, Request, Trigger, VERSION, Wants};
+use super::{ChannelError, Result};
+
+/// A connection that says nothing for this long gets a [`Message::Ping`].
+pub(super) const PING_EVERY: Duration = Duration::from_secs(1);
+/// A peer that says nothing for this long is gone.
+pub(super) const SILENCE: Duration = Duration::from_secs(5);
+
+/// Answers requests.
+#[async_trait]
+pub trait Handler: Send + Sync + 'static {
+    /// Does what was asked; the error is a sentence for the operator.
+    async fn request(&self, request: Request) -> Result<serde_json::Value, String>;
+}
+
+/// A standby that listens to this agent's triggers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subscriber {
+    /// Who it is.
+    pub who: Identity,
+    /// How far it is; `None` until it said so.
+    pub progress: Option<Progress>,
+}
+
+struct Shared {
+    me: Identity,
+    handler: Arc<dyn Handler>,
+    trigger: watch::Sender<Option<Trigger>>,
+    notices: broadcast::Sender<Notice>,
+    subscribers: Mutex<BTreeMap<u64, Subscriber>>,
+    changed: watch::Sender<u64>,
+}
+
+/// The listening side of the direct channel. Dropping it closes every connection.
+pub struct Server {
+    address: Address,
+    shared: Arc<Shared>,
+    accepting: JoinHandle<()>,
+}
+
+impl Server {
+    /// Listens at `listen`.
+    ///
+    /// # Errors
+    /// [`ChannelError::Io`] if the address cannot be had.
+    pub async fn bind(listen: &Address, me: Identity, handler: Arc<dyn Handler>) -> Result<Server> {
+        let failed = |source| ChannelError::Io {
+            address: listen.clone(),
+            source,
+        };
+        let listener = Listener::bind(listen).await.map_err(failed)?;
+        let address = listener.address(listen).map_err(failed)?;
+        if !address.is_local() {
+            tracing::warn!(%address, "the direct channel is open to the network, and peers are not authenticated yet");
+        }
+        let shared = Arc::new(Shared {
+            me,
+            handler,
+            trigger: watch::channel(None).0,
+            notices: broadcast::channel(64).0,
+            subscribers: Mutex::default(),
+            changed: watch::channel(0).0,
+        });
+        Ok(Server {
+            accepting: tokio::spawn(accept(listener, Arc::clone(&shared))),
+            address,
+            shared,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Announces how far this active is. Never waits; replaces what was not sent yet.
+    pub fn publish(&self, trigger: Trigger) {
+        self.shared.trigger.send_replace(Some(trigger));
+    }
+
+    /// Takes the last trigger back: this agent is not the active (any more).
+    pub fn retract(&self) {
+        self.shared.trigger.send_replace(None);
+    }
+
+    /// Tells every subscriber something, once. Never waits.
+    pub fn announce(&self, notice: Notice) {
+        // An error means that nobody listens.
+        let _ = self.shared.notices.send(notice);
+    }
+
+    /// Who listens, and how far they are.
+    pub fn subscribers(&self) -> Vec<Subscriber> {
+        self.shared.subscribers.lock().values().cloned().collect()
+    }
+
+    /// Changes whenever a subscriber comes, goes or tells its progress.
+    pub fn subscribers_changed(&self) -> watch::Receiver<u64> {
+        self.shared.changed.subscribe()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        if let Address::Unix(path) = &self.address {
+            // Somebody may have cleaned up before.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Accepts until the server is dropped; the connections end with the set.
+async fn accept(listener: Listener, shared: Arc<Shared>) {
+    let mut connections = tokio::task::JoinSet::new();
+    for number in 0.. {
+        match listener.accept().await {
+            Ok((reader, writer)) => {
+                let shared = Arc::clone(&shared);
+                connections.spawn(async move {
+                    if let Err(error) = serve(&shared, number, reader, writer).await {
+                        tracing::debug!(%error, number, "channel connection ended");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a channel connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn serve(
+    shared: &Arc<Shared>,
+    number: u64,
+    reader: Reader,
+    mut writer: Writer,
+) -> io::Result<()> {
+    let mut frames = Frames::new(reader);
+    let hello = tokio::time::timeout(SILENCE, frames.next()).await??;
+    let Some(Message::Hello {
+        version,
+        me: who,
+        wants,
+    }) = hello
+    else {
+        return Err(unexpected("no greeting"));
+    };
+    if let Some(why) = objection(&shared.me, version, &who) {
+        return send(&mut writer, &Message::Refused { why }).await;
+    }
+    let me = shared.me.clone();
+    match wants {
+        Wants::Answer => {
+            send(&mut writer, &Message::Welcome { me }).await?;
+            answer(shared, &mut frames, &mut writer).await
+        }
+        Wants::Triggers => {
+            // Subscribed before the welcome: whoever was welcomed misses nothing.
+            let notices = shared.notices.subscribe();
+            let _listed = Listed::new(shared, number, who);
+            send(&mut writer, &Message::Welcome { me }).await?;
+            feed(shared, number, notices, &mut frames, &mut writer).await
+        }
+    }
+}
+
+fn objection(me: &Identity, version: u16, who: &Identity) -> Option<String> {
+    if version != VERSION {
+        return Some(format!(
+            "this agent speaks version {VERSION} of the channel, the caller {version}: run the same release"
+        ));
+    }
+    (who.volume != me.volume).then(|| {
+        format!(
+            "node {} works for volume {}, the caller for {}",
+            me.node, me.volume, who.volume
+        )
+    })
+}
+
+async fn answer(shared: &Shared, frames: &mut Frames, writer: &mut Writer) -> io::Result<()> {
+    let request = match tokio::time::timeout(SILENCE, frames.next()).await?? {
+        Some(Message::Request(request)) => request,
+        _ => return Err(unexpected("no request")),
+    };
+    let reply = match shared.handler.request(request).await {
+        Ok(answer) => Message::Answer { answer },
+        Err(why) => Message::Refused { why },
+    };
+    send(writer, &reply).await
+}
+
+async fn feed(
+    shared: &Shared,
+    number: u64,
+    mut notices: broadcast::Receiver<Notice>,
+    frames: &mut Frames,
+    writer: &mut Writer,
+) -> io::Result<()> {
+    let mut triggers = shared.trigger.subscribe();
+    triggers.mark_changed();
+    let mut ping = tokio::time::interval(PING_EVERY);
+    let mut heard = tokio::time::Instant::now();
+    loop {
+        tokio::select! {
+            biased;
+            incoming = frames.next() => match incoming? {
+                None => return Ok(()),
+                Some(Message::Progress(progress)) => {
+                    heard = tokio::time::Instant::now();
+                    shared.note_progress(number, progress);
+                }
+                Some(Message::Ping) => heard = tokio::time::Instant::now(),
+                Some(_) => return Err(unexpected("a subscriber speaks out of turn")),
+            },
+            notice = notices.recv() => match notice {
+                Ok(notice) => send(writer, &Message::Notice(notice)).await?,
+                // Too slow for a handful of notices: let it connect again and look at the registry.
+                Err(_) => return Err(unexpected("the subscriber is too slow")),
+            },
+            Ok(()) = triggers.changed() => {
+                let latest = *triggers.borrow_and_update();
+                if let Some(trigger) = latest {
+                    send(writer, &Message::Trigger(trigger)).await?;
+                }
+            },
+            _ = ping.tick() => {
+                if heard.elapsed() > SILENCE {
+                    return Err(unexpected("the subscriber is silent"));
+                }
+                send(writer, &Message::Ping).await?;
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn note_progress(&self, number: u64, progress: Progress) {
+        if let Some(subscriber) = self.subscribers.lock().get_mut(&number) {
+            subscriber.progress = Some(progress);
+        }
+        self.changed.send_modify(|n| *n += 1);
+    }
+}
+
+/// A subscriber's entry in the list, for as long as its connection lives.
+struct Listed<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl<'a> Listed<'a> {
+    fn new(shared: &'a Shared, number: u64, who: Identity) -> Listed<'a> {
+        let progress = None;
+        shared
+            .subscribers
+            .lock()
+            .insert(number, Subscriber { who, progress });
+        shared.changed.send_modify(|n| *n += 1);
+        Listed { shared, number }
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.shared.subscribers.lock().remove(&self.number);
+        self.shared.changed.send_modify(|n| *n += 1);
+    }
+}
+
+fn unexpected(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

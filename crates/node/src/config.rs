@@ -1,0 +1,406 @@
+//! A node's configuration file: what the operator decides, checked before anything starts.
+//!
+//! Invariant: a [`Config`] that exists is usable as far as can be told without touching the world;
+//! every refusal names the key and says what to change. The file holds no secrets.
+
+mod keys;
+mod paths;
+mod size;
+mod timing;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use dax::ids::{NodeName, VolumeName};
+use serde::Deserialize;
+
+use crate::address::{Address, UNIX_PATH_MAX};
+
+pub use paths::Paths;
+pub use size::ByteSize;
+pub use timing::{Heartbeat, Preset};
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is no TOML, or a value has the wrong type.
+    #[error("the configuration makes no sense: {0}")]
+    Syntax(#[from] toml::de::Error),
+    /// A key that nothing reads.
+    #[error("line {line}: unknown key \"{key}\"; {advice}")]
+    UnknownKey {
+        /// With its table in front.
+        key: String,
+        /// Counted from 1.
+        line: usize,
+        /// What was probably meant.
+        advice: String,
+    },
+    /// A value that cannot work.
+    #[error("\"{key}\": {why}")]
+    Invalid {
+        /// With its table in front.
+        key: String,
+        /// What is wrong and what to change.
+        why: String,
+    },
+}
+
+impl ConfigError {
+    pub(crate) fn invalid(key: &str, why: impl Into<String>) -> ConfigError {
+        ConfigError::Invalid {
+            key: key.to_owned(),
+            why: why.into(),
+        }
+    }
+}
+
+/// One node, as its operator wants it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The node's name, unique in the cluster.
+    pub name: NodeName,
+    /// The volume that holds the database.
+    pub volume: VolumeName,
+    /// The zones of the storage tier, in the order that every node uses.
+    pub zones: Vec<Address>,
+    /// The node's local directory.
+    pub paths: Paths,
+    /// The server.
+    pub postgres: PostgresConfig,
+    /// How quickly a silent active is given up.
+    pub heartbeat: Heartbeat,
+    /// The direct channel to other nodes and to the command line.
+    pub channel: ChannelConfig,
+    /// Bounds of what the mount keeps in memory.
+    pub memory: MemoryConfig,
+    /// What this node may become.
+    pub tags: Tags,
+}
+
+/// `[postgres]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PostgresConfig {
+    /// Where `postgres`, `initdb` and `pg_controldata` are.
+    pub bin: PathBuf,
+    /// The port that clients connect to.
+    #[serde(default = "default_port")]
+    pub port: u16,
+    /// The addresses that PostgreSQL listens on, as its own parameter is written.
+    #[serde(default = "default_listen")]
+    pub listen_addresses: String,
+    /// Where clients reach this server, `host:port`; by default the listen address.
+    pub advertise: Option<Address>,
+    /// The user that PostgreSQL runs as when the agent is root.
+    #[serde(default = "default_user")]
+    pub run_as: String,
+    /// The database role that the agent itself uses, over the private Unix socket.
+    #[serde(default = "default_user")]
+    pub superuser: String,
+    /// Parameters of this node only, passed on the command line (shared ones: postgresql.conf).
+    #[serde(default)]
+    pub parameters: BTreeMap<String, Parameter>,
+}
+
+/// A parameter's value; numbers and booleans may be written without quotes.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Parameter {
+    /// `on` or `off`.
+    Bool(bool),
+    /// A number without a unit.
+    Integer(i64),
+    /// Everything else.
+    Text(String),
+}
+
+impl std::fmt::Display for Parameter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Parameter::Bool(on) => f.write_str(if *on { "on" } else { "off" }),
+            Parameter::Integer(n) => write!(f, "{n}"),
+            Parameter::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+/// `[channel]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChannelConfig {
+    /// Where this node's agent listens. Peers are not authenticated yet: keep it on the loopback
+    /// address, a Unix socket or a network of its own.
+    #[serde(default = "default_channel")]
+    pub listen: Address,
+    /// Where other nodes reach it, if that differs.
+    pub advertise: Option<Address>,
+}
+
+impl ChannelConfig {
+    /// What goes into the node's record.
+    pub fn advertised(&self) -> &Address {
+        self.advertise.as_ref().unwrap_or(&self.listen)
+    }
+}
+
+impl Default for ChannelConfig {
+    fn default() -> Self {
+        ChannelConfig {
+            listen: default_channel(),
+            advertise: None,
+        }
+    }
+}
+
+/// `[memory]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryConfig {
+    /// Blocks written but not yet durable; writers wait when it is full.
+    pub pending: ByteSize,
+    /// Blocks read, kept for the next reader.
+    pub cache: ByteSize,
+    /// A standby's private changes; what exceeds it goes to the spill directory.
+    pub overlay: ByteSize,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        MemoryConfig {
+            pending: ByteSize::mib(64),
+            cache: ByteSize::mib(256),
+            overlay: ByteSize::mib(512),
+        }
+    }
+}
+
+/// `[tags]`
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tags {
+    /// Never becomes the active.
+    pub nofailover: bool,
+    /// Among standbys that could take over, higher goes first.
+    pub priority: u8,
+    /// Starts no PostgreSQL until the cluster needs a standby.
+    pub spare: bool,
+    /// The zone (by place in `zones`) that this node is in, to prefer another one for a standby.
+    pub zone: Option<u8>,
+}
+
+/// The file as written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    name: NodeName,
+    volume: VolumeName,
+    zones: Vec<Address>,
+    data: PathBuf,
+    postgres: PostgresConfig,
+    #[serde(default)]
+    heartbeat: timing::RawHeartbeat,
+    #[serde(default)]
+    channel: ChannelConfig,
+    #[serde(default)]
+    memory: MemoryConfig,
+    #[serde(default)]
+    tags: Tags,
+}
+
+fn default_port() -> u16 {
+    5432
+}
+
+fn default_listen() -> String {
+    "localhost".to_owned()
+}
+
+fn default_user() -> String {
+    "postgres".to_owned()
+}
+
+fn default_channel() -> Address {
+    Address::Tcp {
+        host: "127.0.0.1".to_owned(),
+        port: 7432,
+    }
+}
+
+/// Parameters that have a key of their own, or that would undo what the node relies on.
+const RESERVED: &[(&str, &str)] = &[
+    ("port", "use postgres.port"),
+    ("listen_addresses", "use postgres.listen_addresses"),
+    ("data_directory", "the node mounts it itself; see \"data\""),
+    (
+        "unix_socket_directories",
+        "whoever reaches the agent's socket is superuser, so it stays in <data>/run",
+    ),
+    ("external_pid_file", "the agent keeps its own"),
+    ("hot_standby", "standbys always answer queries"),
+    ("fsync", "without it nothing is durable"),
+];
+
+impl Config {
+    /// Reads and checks a configuration file.
+    ///
+    /// # Errors
+    /// [`ConfigError`]; each says what to change.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Config::parse(&text)
+    }
+
+    /// Reads and checks the text of a configuration.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let table = toml::de::DeTable::parse(text)?;
+        keys::check(text, table.get_ref())?;
+        let raw: Raw = toml::from_str(text)?;
+        raw.check()?;
+        Ok(Config {
+            heartbeat: raw.heartbeat.resolve()?,
+            name: raw.name,
+            volume: raw.volume,
+            zones: raw.zones,
+            paths: Paths::new(raw.data),
+            postgres: raw.postgres,
+            channel: raw.channel,
+            memory: raw.memory,
+            tags: raw.tags,
+        })
+    }
+
+    /// A commented configuration with every key at its default.
+    pub fn example() -> &'static str {
+        include_str!("config/example.toml")
+    }
+}
+
+impl Raw {
+    fn check(&self) -> Result<(), ConfigError> {
+        self.check_zones()?;
+        self.check_data()?;
+        self.check_postgres()?;
+        if self.channel.advertised().is_wildcard() {
+            return Err(ConfigError::invalid(
+                "channel.advertise",
+                format!(
+                    "other nodes cannot connect to {}; set it to a name or address of this machine",
+                    self.channel.advertised()
+                ),
+            ));
+        }
+        let least = ByteSize::mib(1);
+        for (key, size) in [
+            ("pending", self.memory.pending),
+            ("cache", self.memory.cache),
+            ("overlay", self.memory.overlay),
+        ] {
+            if size < least {
+                let why = format!("{size} is too little to work with; use at least {least}");
+                return Err(ConfigError::invalid(&format!("memory.{key}"), why));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_zones(&self) -> Result<(), ConfigError> {
+        if self.zones.is_empty() {
+            return Err(ConfigError::invalid(
+                "zones",
+                "name at least one zone server",
+            ));
+        }
+        for (i, zone) in self.zones.iter().enumerate() {
+            if self.zones[..i].contains(zone) {
+                let why = format!("{zone} is listed twice: two copies on one zone are one copy");
+                return Err(ConfigError::invalid("zones", why));
+            }
+        }
+        match self.tags.zone {
+            Some(zone) if usize::from(zone) >= self.zones.len() => Err(ConfigError::invalid(
+                "tags.zone",
+                format!("there are {} zones, counted from 0", self.zones.len()),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_data(&self) -> Result<(), ConfigError> {
+        let refuse = |why: String| Err(ConfigError::invalid("data", why));
+        let text = self.data.to_string_lossy();
+        if !self.data.is_absolute() {
+            return refuse(format!("{text:?} is not absolute"));
+        }
+        if text.contains([',', '"', '\'', '\\', '\n']) {
+            return refuse(
+                "a path with commas, quotes or backslashes cannot be handed to PostgreSQL".into(),
+            );
+        }
+        let socket = Paths::new(&self.data).socket(65535);
+        let length = socket.as_os_str().len();
+        if length > UNIX_PATH_MAX {
+            return refuse(format!(
+                "too long by {} bytes for the Unix socket {}",
+                length - UNIX_PATH_MAX,
+                socket.display()
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_postgres(&self) -> Result<(), ConfigError> {
+        let postgres = &self.postgres;
+        if !postgres.bin.is_absolute() {
+            let why = format!(
+                "{:?} is not absolute; for example /usr/lib/postgresql/15/bin",
+                postgres.bin
+            );
+            return Err(ConfigError::invalid("postgres.bin", why));
+        }
+        if postgres.port == 0 {
+            return Err(ConfigError::invalid(
+                "postgres.port",
+                "choose one from 1 to 65535",
+            ));
+        }
+        for (name, value) in &postgres.parameters {
+            let key = format!("postgres.parameters.{name}");
+            if let Some((_, why)) = RESERVED.iter().find(|(r, _)| r == name) {
+                return Err(ConfigError::invalid(
+                    &key,
+                    format!("cannot be set here: {why}"),
+                ));
+            }
+            let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'.';
+            if name.is_empty() || !name.bytes().all(fits) {
+                return Err(ConfigError::invalid(
+                    &key,
+                    "no name of a PostgreSQL parameter",
+                ));
+            }
+            if value.to_string().contains('\0') {
+                return Err(ConfigError::invalid(&key, "contains a zero byte"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

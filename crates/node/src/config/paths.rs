@@ -1,0 +1,111 @@
+//! The node's local directory: what lives where, and with which permissions.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Gid, Uid};
+
+/// Places below a node's `data` directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths {
+    data: PathBuf,
+}
+
+impl Paths {
+    /// Places below `data`.
+    pub fn new(data: impl Into<PathBuf>) -> Paths {
+        Paths { data: data.into() }
+    }
+
+    /// The directory itself.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Where the volume is mounted: PostgreSQL's data directory.
+    pub fn mount(&self) -> PathBuf {
+        self.data.join("pgdata")
+    }
+
+    /// Private files (rule 6): never shared, never mounted by anybody else.
+    pub fn private(&self) -> PathBuf {
+        self.data.join("private")
+    }
+
+    /// Overlay blocks that did not fit into memory.
+    pub fn spill(&self) -> PathBuf {
+        self.data.join("spill")
+    }
+
+    /// PostgreSQL's Unix socket and the agent's own small files. Mode 0700: whoever can enter may
+    /// connect as superuser.
+    pub fn run(&self) -> PathBuf {
+        self.data.join("run")
+    }
+
+    /// The server log.
+    pub fn log(&self) -> PathBuf {
+        self.data.join("postgresql.log")
+    }
+
+    /// PostgreSQL's Unix socket for `port`.
+    pub fn socket(&self, port: u16) -> PathBuf {
+        self.run().join(format!(".s.PGSQL.{port}"))
+    }
+
+    /// Creates what is missing; `owner` is who PostgreSQL runs as, if that is somebody else.
+    ///
+    /// The mount point is left alone when it exists: it may be mounted.
+    ///
+    /// # Errors
+    /// What the local file system says.
+    pub fn create(&self, owner: Option<(Uid, Gid)>) -> io::Result<()> {
+        // PostgreSQL must be able to pass through to its data directory.
+        make(&self.data, 0o755)?;
+        make(&self.private(), 0o700)?;
+        make(&self.spill(), 0o700)?;
+        make(&self.run(), 0o700)?;
+        if let Some((uid, gid)) = owner {
+            nix::unistd::chown(&self.run(), Some(uid), Some(gid))?;
+        }
+        match fs::create_dir(self.mount()) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Ok(()) => fs::set_permissions(self.mount(), fs::Permissions::from_mode(0o700)),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+fn make(path: &Path, mode: u32) -> io::Result<()> {
+    if !path.is_dir() {
+        fs::create_dir_all(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    // A directory that was there keeps what its owner chose, except that nothing private is opened.
+    let now = fs::metadata(path)?.permissions().mode() & 0o777;
+    if mode == 0o700 && now != mode {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_places_are_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::new(dir.path().join("deep/node-a"));
+        paths.create(None).unwrap();
+        fs::set_permissions(paths.run(), fs::Permissions::from_mode(0o755)).unwrap();
+        paths.create(None).unwrap();
+        let mode = |p: PathBuf| fs::metadata(p).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(paths.run()), 0o700);
+        assert_eq!(mode(paths.private()), 0o700);
+        assert_eq!(mode(paths.mount()), 0o700);
+        assert_eq!(mode(paths.data().to_owned()), 0o755);
+    }
+}

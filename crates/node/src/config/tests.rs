@@ -1,0 +1,125 @@
+//! What the configuration accepts, and how it refuses.
+
+use super::*;
+
+const MINIMAL: &str = r#"
+name = "a"
+volume = "main"
+zones = ["127.0.0.1:7101"]
+data = "/var/lib/u/a"
+[postgres]
+bin = "/usr/lib/postgresql/15/bin"
+"#;
+
+fn with(extra: &str) -> Result<Config, ConfigError> {
+    Config::parse(&format!("{MINIMAL}{extra}"))
+}
+
+fn refusal(extra: &str) -> String {
+    with(extra).unwrap_err().to_string()
+}
+
+#[test]
+fn defaults_are_what_the_example_says() {
+    let defaults = Config::parse(MINIMAL).unwrap();
+    let example = Config::parse(Config::example()).unwrap();
+    // Every commented key, taken in, must be known and equal to the default.
+    let uncommented: String = Config::example()
+        .lines()
+        .filter(|l| {
+            !l.starts_with("# A node") && !l.contains("advertise") && !l.contains("zone = 0")
+        })
+        .map(|l| format!("{}\n", l.strip_prefix("# ").unwrap_or(l)))
+        .collect();
+    let spelled = Config::parse(&uncommented).unwrap();
+    assert_eq!(spelled.heartbeat, defaults.heartbeat);
+    assert_eq!(spelled.channel, defaults.channel);
+    assert_eq!(spelled.memory, defaults.memory);
+    assert_eq!(spelled.tags, defaults.tags);
+    assert_eq!(spelled.postgres.port, example.postgres.port);
+    assert_eq!(spelled.postgres.run_as, defaults.postgres.run_as);
+    assert_eq!(example.zones.len(), 3);
+}
+
+#[test]
+fn the_example_shows_every_key() {
+    for (_, names) in keys::KEYS {
+        for name in *names {
+            assert!(Config::example().contains(name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn unknown_keys_are_refused_with_line_and_near_match() {
+    assert_eq!(
+        refusal("[heartbeat]\nintervall = \"1s\"\n"),
+        "line 9: unknown key \"heartbeat.intervall\"; did you mean \"interval\"?"
+    );
+    assert!(refusal("poll = \"1s\"\n").contains("it belongs to [heartbeat]"));
+    let top = Config::parse(&format!("nmae = \"a\"\n{MINIMAL}")).unwrap_err();
+    assert!(
+        top.to_string()
+            .contains("line 1: unknown key \"nmae\"; did you mean \"name\"?")
+    );
+    assert!(refusal("[colours]\n").contains("known keys are name, volume"));
+}
+
+#[test]
+fn nonsense_is_refused_and_says_what_to_change() {
+    for (extra, needle) in [
+        ("port = 0", "postgres.port"),
+        ("[postgres.parameters]\nport = 1", "use postgres.port"),
+        ("[postgres.parameters]\nfsync = false", "nothing is durable"),
+        ("[memory]\ncache = \"4KiB\"", "at least 1MiB"),
+        ("[memory]\ncache = 4", "cache"),
+        ("[channel]\nlisten = \"0.0.0.0:7\"", "channel.advertise"),
+        ("[heartbeat]\npreset = \"brisk\"", "brisk"),
+        ("[heartbeat]\ninterval = \"0s\"", "heartbeat.interval"),
+        ("[tags]\nzone = 1", "tags.zone"),
+    ] {
+        let error = refusal(extra);
+        assert!(error.contains(needle), "{extra}: {error}");
+    }
+}
+
+#[test]
+fn the_directory_must_be_usable_by_postgres() {
+    let with_data = |data: &str| {
+        let text = MINIMAL.replace("/var/lib/u/a", data);
+        Config::parse(&text).unwrap_err().to_string()
+    };
+    assert!(with_data("u/a").contains("not absolute"));
+    assert!(with_data("/a,b").contains("commas"));
+    assert!(with_data(&format!("/{}", "d".repeat(100))).contains("too long by"));
+}
+
+#[test]
+fn zones_must_differ() {
+    let text = MINIMAL.replace("\"127.0.0.1:7101\"", "\"a:1\", \"a:1\"");
+    assert!(
+        Config::parse(&text)
+            .unwrap_err()
+            .to_string()
+            .contains("listed twice")
+    );
+}
+
+#[test]
+fn parameters_take_numbers_and_booleans() {
+    let config = with("[postgres.parameters]\na = 1\nb = true\n\"x.c\" = \"1GB\"").unwrap();
+    let values: Vec<String> = config
+        .postgres
+        .parameters
+        .values()
+        .map(Parameter::to_string)
+        .collect();
+    assert_eq!(values, ["1", "on", "1GB"]);
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Config::load(Path::new("/nonexistent/u.toml")).unwrap_err();
+    assert!(error.to_string().contains("/nonexistent/u.toml"));
+    assert!(std::error::Error::source(&error).is_some());
+}

@@ -1,0 +1,117 @@
+//! One PostgreSQL server as a child of the agent.
+//!
+//! Invariant: no server of this node outlives its agent's interest in it. The postmaster gets
+//! SIGQUIT (immediate shutdown) when the agent dies, whatever kills the agent; a server that
+//! survived that all the same is found and killed before another one is started ([`leftovers`]).
+//! So two servers never run on one node's directory, and never one that nobody watches.
+//!
+//! Why a thread per server: `PR_SET_PDEATHSIG` fires when the *thread* that forked ends, not the
+//! process, so a pool's worker must not fork it. And the kernel clears the setting when the user
+//! changes, so it is set after that, just before `exec`.
+
+pub mod install;
+pub mod leftovers;
+pub mod logfile;
+mod run_as;
+mod server;
+pub mod session;
+mod spawn;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use install::{InitdbOptions, Installation, PgVersion};
+pub use run_as::RunAs;
+pub use server::{ExitReport, Postgres, StartOptions, StopMode};
+pub use session::Session;
+
+/// Why something about the server failed; the messages say what to change.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostgresError {
+    /// A program is missing or cannot be run.
+    #[error("{path}: {why}; set postgres.bin to the directory of PostgreSQL's programs", path = path.display())]
+    Installation {
+        /// The program or directory.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The cluster was made by another major version.
+    #[error("the cluster is PostgreSQL {needed}, but {bin} holds {found}", bin = bin.display())]
+    Version {
+        /// The configured directory.
+        bin: PathBuf,
+        /// Its version.
+        found: PgVersion,
+        /// The major version that the cluster needs.
+        needed: u32,
+    },
+    /// The user that PostgreSQL should run as does not exist.
+    #[error("there is no user \"{user}\" to run PostgreSQL as; create it or set postgres.run_as")]
+    NoUser {
+        /// The name.
+        user: String,
+    },
+    /// PostgreSQL refuses to run as root.
+    #[error("PostgreSQL does not run as root; set postgres.run_as to an unprivileged user")]
+    Root,
+    /// Something else listens there.
+    #[error("port {port} is in use at {address}; stop what listens there or set postgres.port")]
+    PortInUse {
+        /// The address.
+        address: String,
+        /// The port.
+        port: u16,
+    },
+    /// A program of PostgreSQL failed.
+    #[error("{program} failed: {output}")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// What it printed.
+        output: String,
+    },
+    /// The server ended while it was needed.
+    #[error("PostgreSQL ended: {0}")]
+    Exited(ExitReport),
+    /// The server is not ready, or did not do something, in time.
+    #[error("PostgreSQL did not {what} within {after:?}{detail}")]
+    Timeout {
+        /// What it should have done.
+        what: &'static str,
+        /// How long it was waited for.
+        after: Duration,
+        /// What is known, with punctuation in front; may be empty.
+        detail: String,
+    },
+    /// A query of the agent failed.
+    #[error("a query of the agent failed")]
+    Sql(#[from] tokio_postgres::Error),
+    /// The server answered something that makes no sense.
+    #[error("unexpected answer from PostgreSQL: {0}")]
+    Answer(String),
+    /// The operating system said no.
+    #[error("{what}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl PostgresError {
+    pub(crate) fn system(
+        what: impl Into<String>,
+        source: impl Into<std::io::Error>,
+    ) -> PostgresError {
+        PostgresError::System {
+            what: what.into(),
+            source: source.into(),
+        }
+    }
+}
+
+/// Shorthand for results of this module.
+pub type Result<T, E = PostgresError> = std::result::Result<T, E>;

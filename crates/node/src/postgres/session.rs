@@ -1,0 +1,186 @@
+//! The agent's own SQL session, over the private Unix socket.
+//!
+//! Simple queries only: one round trip each, also while the server is in recovery.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
+use volume::lsn::Lsn;
+
+use super::{PostgresError, Result};
+
+/// An open session. Dropping it closes the connection.
+#[derive(Debug)]
+pub struct Session {
+    client: tokio_postgres::Client,
+}
+
+impl Session {
+    /// Connects to the server whose socket is in `run`.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn open(run: &Path, port: u16, user: &str) -> Result<Session> {
+        let (client, connection) = Config::new()
+            .host_path(run)
+            .port(port)
+            .user(user)
+            .dbname("postgres")
+            .application_name("understudy")
+            .connect_timeout(Duration::from_secs(5))
+            .connect(NoTls)
+            .await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a session of the agent ended");
+            }
+        });
+        Ok(Session { client })
+    }
+
+    /// Whether the connection is gone.
+    pub fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Runs `sql` and returns the first column of the first row; `None` without a row or for NULL.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn value(&self, sql: &str) -> Result<Option<String>> {
+        for message in self.client.simple_query(sql).await? {
+            if let SimpleQueryMessage::Row(row) = message {
+                return Ok(row.get(0).map(str::to_owned));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn lsn(&self, sql: &str) -> Result<Option<Lsn>> {
+        let text = self.value(sql).await?;
+        text.map(|t| parse_lsn(&t).ok_or(PostgresError::Answer(t)))
+            .transpose()
+    }
+
+    /// Whether the server is in recovery (a standby, or not yet promoted).
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn is_in_recovery(&self) -> Result<bool> {
+        let answer = self.value("SELECT pg_is_in_recovery()").await?;
+        Ok(answer.as_deref() == Some("t"))
+    }
+
+    /// The end of the log that a standby has replayed.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn replayed(&self) -> Result<Option<Lsn>> {
+        self.lsn("SELECT pg_last_wal_replay_lsn()").await
+    }
+
+    /// The end of the log that a standby has received.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn received(&self) -> Result<Option<Lsn>> {
+        self.lsn("SELECT pg_last_wal_receive_lsn()").await
+    }
+
+    /// The end of the log that an active has flushed.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`], in recovery too.
+    pub async fn flushed(&self) -> Result<Option<Lsn>> {
+        self.lsn("SELECT pg_current_wal_flush_lsn()").await
+    }
+
+    /// The timeline of the last checkpoint.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn timeline(&self) -> Result<u32> {
+        let sql = "SELECT timeline_id FROM pg_control_checkpoint()";
+        let answer = self.value(sql).await?.unwrap_or_default();
+        answer.parse().map_err(|_| PostgresError::Answer(answer))
+    }
+
+    /// The cluster's system identifier.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn system_identifier(&self) -> Result<u64> {
+        let sql = "SELECT system_identifier FROM pg_control_system()";
+        let answer = self.value(sql).await?.unwrap_or_default();
+        // SQL has no unsigned type: the upper half comes out negative.
+        let number = answer.parse::<i64>().map(i64::cast_unsigned);
+        number.map_err(|_| PostgresError::Answer(answer))
+    }
+
+    /// Ends the sessions of clients, so that their snapshots no longer hold redo up (N12); returns
+    /// how many there were.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn end_client_sessions(&self) -> Result<u64> {
+        let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                   WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        let answer = self.value(sql).await?.unwrap_or_default();
+        answer.parse().map_err(|_| PostgresError::Answer(answer))
+    }
+
+    /// Makes the server write a checkpoint now.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn checkpoint(&self) -> Result<()> {
+        self.client.batch_execute("CHECKPOINT").await?;
+        Ok(())
+    }
+
+    /// Waits until the server is out of recovery.
+    ///
+    /// # Errors
+    /// [`PostgresError::Timeout`], or [`PostgresError::Sql`] if the server dies.
+    pub async fn wait_promoted(&self, within: Duration) -> Result<()> {
+        let deadline = Instant::now() + within;
+        while self.is_in_recovery().await? {
+            if Instant::now() >= deadline {
+                return Err(PostgresError::Timeout {
+                    what: "end recovery",
+                    after: within,
+                    detail: String::new(),
+                });
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+}
+
+/// Understands `0/16B3748`.
+pub fn parse_lsn(text: &str) -> Option<Lsn> {
+    let (high, low) = text.trim().split_once('/')?;
+    let high = u32::from_str_radix(high, 16).ok()?;
+    let low = u32::from_str_radix(low, 16).ok()?;
+    Some(Lsn(u64::from(high) << 32 | u64::from(low)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_positions() {
+        assert_eq!(parse_lsn("0/16B3748"), Some(Lsn(0x16B_3748)));
+        assert_eq!(parse_lsn("2A/0"), Some(Lsn(0x2A << 32)));
+        assert_eq!(parse_lsn("2A"), None);
+        assert_eq!(parse_lsn("1/123456789"), None);
+        assert_eq!(
+            parse_lsn(&Lsn(0x1_2345_6789).to_string()),
+            Some(Lsn(0x1_2345_6789))
+        );
+    }
+}

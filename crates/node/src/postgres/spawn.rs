@@ -1,0 +1,52 @@
+//! Starting programs of PostgreSQL: as which user, in which session, with which environment.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getppid, setgid, setgroups, setsid, setuid};
+
+use super::RunAs;
+
+/// A command without the caller's `PG*` variables, which would change what the program does.
+pub(super) fn command(program: &std::path::Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PG") {
+            command.env_remove(name);
+        }
+    }
+    // Directories of the caller may not be accessible to another user.
+    command.current_dir("/");
+    command
+}
+
+/// Makes the child run as `run_as`, and get `on_death` when the thread that spawns it ends.
+pub(super) fn prepare(command: &mut Command, run_as: Option<RunAs>, on_death: Option<Signal>) {
+    let agent = Pid::this();
+    let become_child = move || -> io::Result<()> {
+        // A session of its own: a terminal's Ctrl-C for the agent must not reach PostgreSQL.
+        setsid()?;
+        if let Some(user) = &run_as {
+            setgroups(&user.groups)?;
+            setgid(user.gid)?;
+            setuid(user.uid)?;
+        }
+        if let Some(signal) = on_death {
+            // After setuid, which clears it.
+            set_pdeathsig(signal)?;
+            // The agent may have died between the fork and the line above.
+            if getppid() != agent {
+                return Err(io::Error::from_raw_os_error(nix::libc::ESRCH));
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the closure runs between fork and exec and makes system calls only: it allocates
+    // nothing, takes no lock and touches memory that was prepared before the fork.
+    unsafe {
+        command.pre_exec(become_child);
+    }
+}

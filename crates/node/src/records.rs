@@ -1,0 +1,119 @@
+//! The registry records that nodes share, and how they are read and written.
+//!
+//! Owns the JSON forms of `cluster`, `heartbeat`, `node/<name>` and `history/<n>` (`volume` and
+//! `seals` belong to the volume, `claim/<name>` to the standby view). Each record has one writer:
+//! the epoch's owner, or the node that it is about. Fields that a reader does not know are
+//! ignored and those that are missing take a default, so that nodes of two versions can work
+//! together.
+
+mod cluster;
+mod heartbeat;
+mod history;
+mod member;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dax::storage::{Authority, Storage};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use cluster::Cluster;
+pub use heartbeat::{ActiveState, Heartbeat};
+pub use history::{Cause, HistoryEntry, PhaseTiming, append_history, read_history};
+pub use member::{Incarnation, Member, MemberState, Role, better_candidates, choose_spare};
+
+/// Why a record could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordError {
+    /// The storage tier said no; its kind tells what to do.
+    #[error(transparent)]
+    Storage(#[from] dax::error::Error),
+    /// What is stored is no such record.
+    #[error("the record \"{name}\" cannot be understood; was it written by a newer version?")]
+    Damaged {
+        /// The record.
+        name: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+}
+
+impl RecordError {
+    /// Whether a higher epoch exists, which is final.
+    pub fn is_fenced(&self) -> bool {
+        matches!(self, RecordError::Storage(e) if e.is_fenced())
+    }
+}
+
+/// Shorthand for results of this module.
+pub type Result<T, E = RecordError> = std::result::Result<T, E>;
+
+/// A record of the registry.
+#[async_trait]
+pub trait Record: Serialize + DeserializeOwned + Send + Sync {
+    /// What its names start with.
+    const PREFIX: &'static str;
+    /// Who may write it.
+    const AUTHORITY: Authority;
+
+    /// The whole name of this record.
+    fn name(&self) -> String {
+        Self::PREFIX.to_owned()
+    }
+
+    /// Writes the record durably.
+    ///
+    /// # Errors
+    /// `Fenced` for a record of the owner if a higher epoch exists.
+    async fn store(&self, storage: &dyn Storage) -> Result<()> {
+        let name = self.name();
+        let bytes = serde_json::to_vec(self).map_err(|source| RecordError::Damaged {
+            name: name.clone(),
+            source,
+        })?;
+        storage
+            .put_record(&name, Bytes::from(bytes), Self::AUTHORITY)
+            .await?;
+        Ok(())
+    }
+
+    /// Reads the record `name`, if it was ever written.
+    ///
+    /// # Errors
+    /// `Damaged` if it cannot be understood.
+    async fn load_named(storage: &dyn Storage, name: &str) -> Result<Option<Self>> {
+        let bytes = storage.get_record(name).await?;
+        bytes.map(|b| decode(name, &b)).transpose()
+    }
+
+    /// Reads the only record of this kind.
+    ///
+    /// # Errors
+    /// As [`load_named`](Record::load_named).
+    async fn load(storage: &dyn Storage) -> Result<Option<Self>> {
+        Self::load_named(storage, Self::PREFIX).await
+    }
+
+    /// Reads all records of this kind, by name. One that cannot be understood is left out with a
+    /// warning: the others must stay usable.
+    ///
+    /// # Errors
+    /// Of the storage tier.
+    async fn list(storage: &dyn Storage) -> Result<Vec<Self>> {
+        let found = storage.list_records(Self::PREFIX).await?;
+        let understood = found.into_iter().filter_map(|(name, bytes)| {
+            decode(&name, &bytes)
+                .inspect_err(|error| tracing::warn!(%error, "left a record out"))
+                .ok()
+        });
+        Ok(understood.collect())
+    }
+}
+
+fn decode<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R> {
+    serde_json::from_slice(bytes).map_err(|source| RecordError::Damaged {
+        name: name.to_owned(),
+        source,
+    })
+}

@@ -1,0 +1,62 @@
+//! `heartbeat`: the reliable counter of CAC-DB's appendix A, with what standbys want to know.
+//!
+//! The owner of the epoch writes it every T. `(epoch, counter)` only grows. It repeats what the
+//! direct channel announces (4.1), so a standby without a channel still follows, only later.
+
+use dax::ids::{Epoch, NodeName};
+use dax::storage::Authority;
+use serde::{Deserialize, Serialize};
+use volume::lsn::Lsn;
+
+use super::Record;
+
+/// One heartbeat of the active.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// The epoch that beats.
+    pub epoch: Epoch,
+    /// Counts the beats of this epoch, from 1.
+    pub counter: u64,
+    /// Who owns the epoch.
+    pub node: NodeName,
+    /// The end of the log that k replicas hold: the horizon of standbys.
+    pub synced_lsn: Lsn,
+    /// The journal up to here is durable (a `JournalPos`).
+    pub journal_synced: u64,
+    /// PostgreSQL's timeline.
+    pub timeline: u32,
+    /// What the owner is doing.
+    pub state: ActiveState,
+}
+
+/// What the owner of an epoch is doing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum ActiveState {
+    /// It owns the epoch and does not serve yet.
+    TakingOver,
+    /// It serves.
+    Serving,
+    /// Its PostgreSQL died: whoever can should take over at once.
+    PostgresDead,
+    /// It stopped cleanly. The epoch is free to be followed; `to` is who should, if anybody.
+    Released {
+        /// The node that was asked to take over.
+        to: Option<NodeName>,
+    },
+}
+
+impl ActiveState {
+    /// Whether the owner itself says that it no longer serves and somebody else should.
+    pub fn is_vacant(&self) -> bool {
+        matches!(
+            self,
+            ActiveState::PostgresDead | ActiveState::Released { .. }
+        )
+    }
+}
+
+impl Record for Heartbeat {
+    const PREFIX: &'static str = "heartbeat";
+    const AUTHORITY: Authority = Authority::Owner;
+}

@@ -1,0 +1,123 @@
+//! `history/<n>`: every change of the active, with its causes and times.
+//!
+//! Numbers grow by one. The owner of the epoch is the only writer, so two entries never take the
+//! same number; a writer that was fenced in between fails instead.
+
+use dax::error::{Error as DaxError, ErrorKind};
+use dax::ids::{Epoch, NodeName};
+use dax::storage::{Authority, Storage};
+use serde::{Deserialize, Serialize};
+use volume::lsn::Lsn;
+
+use super::{Record, Result};
+
+/// Entries kept; older ones are removed as new ones come.
+const KEPT: u64 = 1000;
+
+/// Why the active changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "cause")]
+pub enum Cause {
+    /// The cluster was created.
+    Created,
+    /// Nobody was active when the node started.
+    Started,
+    /// The active was gone; the evidence in words.
+    Failover {
+        /// What the detector saw.
+        evidence: String,
+    },
+    /// Asked for by an operator, with the old active's cooperation.
+    Switchover,
+    /// Asked for by an operator, without it.
+    Forced,
+}
+
+/// How long one phase took.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseTiming {
+    /// The phase, as the state machine calls it.
+    pub phase: String,
+    /// Its length in milliseconds.
+    pub ms: u64,
+}
+
+/// One change of the active.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryEntry {
+    /// Its number, from 1. [`append_history`] gives it.
+    #[serde(default)]
+    pub number: u64,
+    /// The epoch that began.
+    pub epoch: Epoch,
+    /// Who owns it.
+    pub node: NodeName,
+    /// Who was the active before, if anybody was.
+    #[serde(default)]
+    pub previous: Option<NodeName>,
+    /// Why.
+    #[serde(flatten)]
+    pub cause: Cause,
+    /// The phases in order.
+    #[serde(default)]
+    pub phases: Vec<PhaseTiming>,
+    /// The end of the log that was replayed: what the new timeline starts from.
+    #[serde(default)]
+    pub log_end: Lsn,
+    /// PostgreSQL's new timeline.
+    #[serde(default)]
+    pub timeline: u32,
+    /// When it was done, Unix milliseconds; for people only, nothing compares it.
+    pub unix_ms: u64,
+}
+
+impl HistoryEntry {
+    /// The length of all phases together, in milliseconds.
+    pub fn total_ms(&self) -> u64 {
+        self.phases.iter().map(|p| p.ms).sum()
+    }
+}
+
+fn name_of(number: u64) -> String {
+    format!("{}{number:010}", HistoryEntry::PREFIX)
+}
+
+impl Record for HistoryEntry {
+    const PREFIX: &'static str = "history/";
+    const AUTHORITY: Authority = Authority::Owner;
+
+    fn name(&self) -> String {
+        name_of(self.number)
+    }
+}
+
+/// Writes `entry` behind the last one and returns its number.
+///
+/// # Errors
+/// `Fenced` if a higher epoch exists.
+pub async fn append_history(storage: &dyn Storage, mut entry: HistoryEntry) -> Result<u64> {
+    let names = storage.list_records(HistoryEntry::PREFIX).await?;
+    let number_of = |name: &str| name.strip_prefix(HistoryEntry::PREFIX)?.parse::<u64>().ok();
+    let numbers: Vec<u64> = names.iter().filter_map(|(n, _)| number_of(n)).collect();
+    entry.number = numbers.iter().max().map_or(1, |n| n + 1);
+    entry.store(storage).await?;
+    for old in numbers.iter().filter(|n| **n + KEPT <= entry.number) {
+        storage
+            .remove_record(&name_of(*old), HistoryEntry::AUTHORITY)
+            .await?;
+    }
+    Ok(entry.number)
+}
+
+/// The last `most` entries, oldest first.
+///
+/// # Errors
+/// `Invalid` if `most` is 0; of the storage tier otherwise.
+pub async fn read_history(storage: &dyn Storage, most: usize) -> Result<Vec<HistoryEntry>> {
+    if most == 0 {
+        return Err(DaxError::new(ErrorKind::Invalid, "ask for at least one history entry").into());
+    }
+    let mut entries = HistoryEntry::list(storage).await?;
+    entries.sort_by_key(|e| e.number);
+    Ok(entries.split_off(entries.len().saturating_sub(most)))
+}

@@ -1,0 +1,212 @@
+//! `node/<name>`: who is in the cluster, where it is reached, and how far it is.
+//!
+//! Each node writes its own. The counter lets others see, without comparing clocks, whether a node
+//! is alive. The two choices that need all records (who goes first at a takeover, which spare
+//! becomes a standby) are pure functions here, so that every node comes to the same answer.
+
+use std::fmt;
+
+use dax::ids::NodeName;
+use dax::storage::Authority;
+use serde::{Deserialize, Serialize};
+use volume::lsn::Lsn;
+
+use crate::address::Address;
+use crate::config::Tags;
+
+use super::Record;
+
+/// One life of a node's agent: a restarted agent is somebody else.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Incarnation(pub String);
+
+impl Incarnation {
+    /// An incarnation that no other has: from the kernel's random source.
+    ///
+    /// # Errors
+    /// If that source cannot be read.
+    pub fn random() -> std::io::Result<Incarnation> {
+        let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        Ok(Incarnation(uuid.trim().to_owned()))
+    }
+}
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a node is to the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Serves writes.
+    Active,
+    /// Replays the log, answers reads.
+    Standby,
+    /// Runs no PostgreSQL until it is needed.
+    Spare,
+}
+
+/// How a node is doing in its role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberState {
+    /// On its way: attaching, or taking over.
+    Starting,
+    /// Replaying, not yet level with the active.
+    CatchingUp,
+    /// Could take over at once.
+    Warm,
+    /// Serves as the active.
+    Serving,
+    /// Its server failed; it tries again.
+    Failing,
+    /// Stopped by its operator.
+    Stopped,
+}
+
+/// A node as it describes itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub name: NodeName,
+    /// What it is to the cluster.
+    pub role: Role,
+    /// How it is doing.
+    pub state: MemberState,
+    /// Which life of it this is.
+    pub incarnation: Incarnation,
+    /// Where clients reach its PostgreSQL, `host:port`.
+    pub postgres: Address,
+    /// Where other agents reach its direct channel.
+    pub channel: Address,
+    /// What it may become; `tags.zone` says where it is.
+    #[serde(default)]
+    pub tags: Tags,
+    /// The end of the log that its PostgreSQL was given.
+    #[serde(default)]
+    pub received: Lsn,
+    /// The end of the log that its PostgreSQL has replayed.
+    #[serde(default)]
+    pub applied: Lsn,
+    /// Grows while the node is alive.
+    #[serde(default)]
+    pub updated: u64,
+}
+
+impl Record for Member {
+    const PREFIX: &'static str = "node/";
+    const AUTHORITY: Authority = Authority::Node;
+
+    fn name(&self) -> String {
+        format!("{}{}", Self::PREFIX, self.name)
+    }
+}
+
+impl Member {
+    fn may_take_over(&self) -> bool {
+        let ready = matches!(self.state, MemberState::Warm | MemberState::CatchingUp);
+        self.role == Role::Standby && ready && !self.tags.nofailover
+    }
+
+    /// Sorts candidates, best first: warm ones, then priority, then how far, then the name.
+    fn rank(&self) -> impl Ord + '_ {
+        use std::cmp::Reverse;
+        (
+            Reverse(self.state == MemberState::Warm),
+            Reverse(self.tags.priority),
+            Reverse(self.applied),
+            &self.name,
+        )
+    }
+}
+
+/// How many nodes should be let go first at a takeover. `others` are the records of nodes that are
+/// alive; that of `me` among them is ignored.
+pub fn better_candidates(me: &Member, others: &[Member]) -> u8 {
+    let better = others
+        .iter()
+        .filter(|o| o.name != me.name && o.may_take_over() && o.rank() < me.rank())
+        .count();
+    u8::try_from(better).unwrap_or(u8::MAX)
+}
+
+/// The spare that should become a standby of an active in `active_zone`: one in another zone where
+/// there is one (CAC-DB 5.2), then by priority, then by name. `alive` are nodes that are alive.
+pub fn choose_spare(active_zone: Option<u8>, alive: &[Member]) -> Option<&NodeName> {
+    use std::cmp::Reverse;
+    let same_zone = |m: &Member| active_zone.is_some() && m.tags.zone == active_zone;
+    alive
+        .iter()
+        .filter(|m| m.role == Role::Spare && m.state != MemberState::Stopped)
+        .min_by_key(|m| (same_zone(m), Reverse(m.tags.priority), &m.name))
+        .map(|m| &m.name)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn member(name: &str, role: Role, state: MemberState) -> Member {
+        Member {
+            name: NodeName::new(name).unwrap(),
+            role,
+            state,
+            incarnation: Incarnation("1".into()),
+            postgres: "127.0.0.1:5432".parse().unwrap(),
+            channel: "127.0.0.1:7432".parse().unwrap(),
+            tags: Tags::default(),
+            received: Lsn(10),
+            applied: Lsn(10),
+            updated: 1,
+        }
+    }
+
+    fn standby(name: &str) -> Member {
+        member(name, Role::Standby, MemberState::Warm)
+    }
+
+    #[test]
+    fn every_node_agrees_on_who_goes_first() {
+        let mut all = vec![standby("a"), standby("b"), standby("c"), standby("d")];
+        all[1].tags.priority = 5;
+        all[2].applied = Lsn(20);
+        all[3].tags.nofailover = true;
+        let order: Vec<u8> = all.iter().map(|m| better_candidates(m, &all)).collect();
+        assert_eq!(order[..3], [2, 0, 1]);
+    }
+
+    #[test]
+    fn warm_goes_before_priority() {
+        let mut all = vec![standby("a"), standby("b")];
+        all[0].state = MemberState::CatchingUp;
+        all[0].tags.priority = 9;
+        assert_eq!(better_candidates(&all[0], &all), 1);
+        all[1].state = MemberState::Failing;
+        assert_eq!(better_candidates(&all[0], &all), 0);
+    }
+
+    #[test]
+    fn a_spare_in_another_zone_is_preferred() {
+        let mut all = vec![
+            member("a", Role::Spare, MemberState::Starting),
+            member("b", Role::Spare, MemberState::Starting),
+            standby("c"),
+        ];
+        (all[0].tags.zone, all[1].tags.zone) = (Some(0), Some(1));
+        assert_eq!(choose_spare(Some(0), &all).unwrap().as_str(), "b");
+        assert_eq!(choose_spare(Some(1), &all).unwrap().as_str(), "a");
+        assert_eq!(choose_spare(None, &all).unwrap().as_str(), "a");
+        assert!(choose_spare(None, &all[2..]).is_none());
+    }
+
+    #[test]
+    fn incarnations_differ() {
+        assert_ne!(
+            Incarnation::random().unwrap(),
+            Incarnation::random().unwrap()
+        );
+    }
+}
