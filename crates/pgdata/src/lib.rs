@@ -7,6 +7,7 @@
 
 mod bytes_at;
 pub mod control;
+pub mod feed;
 
 pub mod layout;
 

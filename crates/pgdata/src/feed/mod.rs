@@ -1,0 +1,224 @@
+//! The primary's side of PostgreSQL's streaming replication, for this node's own standby.
+//!
+//! [`Feed::bind`] listens on a Unix socket where the standby's `primary_conninfo` points, and streams
+//! log that a [`LogSource`] reads from shared storage. What comes back is [`Feedback`]. Messages are
+//! encoded and decoded by `pgwire`, whose types fit; the few that are inside CopyData are ours.
+//!
+//! Invariant: no byte at or beyond the source's horizon is ever sent, and the bytes sent on one
+//! connection are one gapless stretch of one timeline.
+//!
+//! The socket is in a directory that only PostgreSQL's user may enter: there is no authentication.
+
+mod command;
+mod connection;
+mod session;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::net::UnixListener;
+use tokio::sync::{Notify, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use volume::lsn::Lsn;
+
+use crate::timeline::TimelineId;
+
+/// How often progress is asked for while someone waits for it.
+const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// Up to where the log may be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Horizon {
+    /// The newest timeline.
+    pub timeline: TimelineId,
+    /// The end of the log known to be synced.
+    pub end: Lsn,
+}
+
+/// Who the log belongs to, and how far it goes now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster's system identifier.
+    pub system_identifier: u64,
+    /// How far the log goes.
+    pub horizon: Horizon,
+}
+
+/// An error of a source, logged and shown to the standby, which then tries again.
+pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Where the log comes from.
+#[async_trait]
+pub trait LogSource: Send + Sync + 'static {
+    /// Whose log it is.
+    async fn identity(&self) -> Result<Identity, SourceError>;
+
+    /// Waits until the horizon is not `seen` any more: further, or on another timeline.
+    async fn wait_beyond(&self, seen: Horizon) -> Horizon;
+
+    /// Reads at most `max_len` bytes of the log at `from`, at least one. Never asked for bytes at or
+    /// beyond the horizon, or beyond a historic timeline's end. `timeline` is the newest whose log is
+    /// wanted; see [`History::segment_at`](crate::timeline::History::segment_at) for the file.
+    async fn read(
+        &self,
+        timeline: TimelineId,
+        from: Lsn,
+        max_len: usize,
+    ) -> Result<Bytes, SourceError>;
+
+    /// The contents of a timeline's history file; `None` if it has none.
+    async fn history(&self, timeline: TimelineId) -> Result<Option<Bytes>, SourceError>;
+}
+
+/// A standby's progress, as it reports it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Feedback {
+    /// Received up to here.
+    pub write: Lsn,
+    /// Flushed by the receiver up to here.
+    pub flush: Lsn,
+    /// Replayed up to here.
+    pub apply: Lsn,
+}
+
+/// What the connections and the handle share.
+struct Shared {
+    source: Arc<dyn LogSource>,
+    server_version: String,
+    feedback: watch::Sender<Option<Feedback>>,
+    sent: watch::Sender<Lsn>,
+    ask: Notify,
+    /// Wakes a sender that was paused.
+    resumed: Notify,
+    paused: Mutex<bool>,
+}
+
+/// A listening feed; dropping it closes the socket and its connections.
+pub struct Feed {
+    shared: Arc<Shared>,
+    directory: PathBuf,
+    port: u16,
+    accepting: JoinHandle<()>,
+}
+
+impl Feed {
+    /// Listens on `<directory>/.s.PGSQL.<port>`, replacing a socket left there. The directory must
+    /// let nobody else in. `server_version` is what to announce, e.g. `15`.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn bind(
+        directory: &Path,
+        port: u16,
+        server_version: &str,
+        source: Arc<dyn LogSource>,
+    ) -> io::Result<Feed> {
+        let path = directory.join(format!(".s.PGSQL.{port}"));
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        // The directory keeps others out; PostgreSQL's user need not be ours.
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
+        let shared = Arc::new(Shared {
+            source,
+            server_version: server_version.to_owned(),
+            feedback: watch::Sender::new(None),
+            sent: watch::Sender::new(Lsn::ZERO),
+            ask: Notify::new(),
+            resumed: Notify::new(),
+            paused: Mutex::new(false),
+        });
+        let accepting = tokio::spawn(accept(listener, shared.clone()));
+        Ok(Feed {
+            shared,
+            directory: directory.to_owned(),
+            port,
+            accepting,
+        })
+    }
+
+    /// What `primary_conninfo` must be.
+    pub fn connection_string(&self) -> String {
+        let directory = self.directory.display().to_string();
+        let directory = directory.replace('\\', "\\\\").replace('\'', "\\'");
+        format!(
+            "host='{directory}' port={} user=understudy application_name=understudy \
+             sslmode=disable gssencmode=disable",
+            self.port
+        )
+    }
+
+    /// The standby's progress; `None` until it has reported any. Progress of redo alone is reported
+    /// only when asked for (N12): see [`Feed::request_reply`] and [`Feed::applied`].
+    pub fn feedback(&self) -> watch::Receiver<Option<Feedback>> {
+        self.shared.feedback.subscribe()
+    }
+
+    /// The end of what was handed to the standby so far; never goes down.
+    pub fn sent(&self) -> Lsn {
+        *self.shared.sent.borrow()
+    }
+
+    /// Asks the standby to report its progress now.
+    pub fn request_reply(&self) {
+        self.shared.ask.notify_one();
+    }
+
+    /// Waits until the standby has replayed up to `target`, asking for its progress.
+    pub async fn applied(&self, target: Lsn) -> Feedback {
+        let mut feedback = self.feedback();
+        loop {
+            if let Some(reached) = *feedback.borrow_and_update()
+                && reached.apply >= target
+            {
+                return reached;
+            }
+            self.request_reply();
+            // Whether it reported or the time passed, the loop looks again; the sender lives in
+            // `self.shared`, so the channel is never closed.
+            drop(tokio::time::timeout(ASK_EVERY, feedback.changed()).await);
+        }
+    }
+
+    /// Sends no more log until [`Feed::resume`]; returns the end of what was sent. Keepalives go on.
+    pub fn pause(&self) -> Lsn {
+        *self.shared.paused.lock() = true;
+        self.sent()
+    }
+
+    /// Sends log again.
+    pub fn resume(&self) {
+        *self.shared.paused.lock() = false;
+        self.shared.resumed.notify_waiters();
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+async fn accept(listener: UnixListener, shared: Arc<Shared>) {
+    // Dropped with this task, which ends the connections.
+    let mut connections = JoinSet::new();
+    loop {
+        match listener.accept().await {
+            Ok((socket, _)) => {
+                connections.spawn(connection::serve(socket, shared.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the feed cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}

@@ -1,0 +1,337 @@
+//! The protocol of one connection, without the connection.
+//!
+//! ```text
+//!  startup --> ready <---------------------------+
+//!                | START_REPLICATION             | result of both ends' CopyDone
+//!                v                               |
+//!            streaming --CopyDone (either)--> ending
+//! ```
+//!
+//! Invariant: bytes to send are complete messages in the order of the calls; nothing but a keepalive
+//! or log is sent while streaming, and nothing while the other side has been told of the end.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use pgwire::error::PgWireError;
+use pgwire::messages::copy::{CopyBothResponse, CopyData, CopyDone};
+use pgwire::messages::data::{DataRow, FieldDescription, RowDescription};
+use pgwire::messages::response::{
+    CommandComplete, ErrorResponse, ReadyForQuery, SslResponse, TransactionStatus,
+};
+use pgwire::messages::startup::{Authentication, BackendKeyData, ParameterStatus, SecretKey};
+use pgwire::messages::{
+    DecodeContext, Message, PgWireFrontendMessage, ProtocolVersion, SslNegotiationMetaMessage,
+};
+use volume::lsn::Lsn;
+
+use super::command::Command;
+use super::{Feedback, Horizon};
+use crate::timeline::TimelineId;
+
+const TEXT: u32 = 25;
+const INT8: u32 = 20;
+const BYTEA: u32 = 17;
+
+/// What the other side did wrong.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error("not PostgreSQL's protocol: {0}")]
+    Protocol(#[from] PgWireError),
+    #[error("unexpected message while {0:?}: {1}")]
+    Unexpected(State, String),
+    #[error("a status update of {0} bytes")]
+    ShortStatus(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Startup,
+    Ready,
+    Streaming,
+    /// Told that the log ends here; waiting for its CopyDone.
+    Ending,
+    Closed,
+}
+
+/// What the driver must react to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A command waits for its answer.
+    Command(Command),
+    /// A status update; whether it wants an answer.
+    Status(Feedback, bool),
+    /// The other side ended the stream (or confirmed our end).
+    StreamEnded,
+    /// The other side is gone.
+    Closed,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    context: DecodeContext,
+    input: BytesMut,
+    output: BytesMut,
+    state: State,
+    server_version: String,
+}
+
+impl Session {
+    /// `server_version` is what is announced, e.g. `15`.
+    pub fn new(server_version: &str) -> Session {
+        Session {
+            context: DecodeContext::new(ProtocolVersion::PROTOCOL3_0),
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+            state: State::Startup,
+            server_version: server_version.to_owned(),
+        }
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Where to put received bytes.
+    pub fn input(&mut self) -> &mut BytesMut {
+        &mut self.input
+    }
+
+    /// What is to be sent, which is then taken as sent.
+    pub fn take_output(&mut self) -> Bytes {
+        self.output.split().freeze()
+    }
+
+    /// What the received bytes ask for; `None` until more come.
+    pub fn next_event(&mut self) -> Result<Option<Event>, SessionError> {
+        loop {
+            let Some(message) = PgWireFrontendMessage::decode(&mut self.input, &self.context)?
+            else {
+                return Ok(None);
+            };
+            if let Some(event) = self.react(message)? {
+                return Ok(Some(event));
+            }
+        }
+    }
+
+    fn react(&mut self, message: PgWireFrontendMessage) -> Result<Option<Event>, SessionError> {
+        use PgWireFrontendMessage as Front;
+        Ok(match (self.state, message) {
+            (State::Startup, Front::SslNegotiation(request)) => {
+                self.negotiate(&request);
+                None
+            }
+            (State::Startup, Front::Startup(_)) => {
+                self.welcome()?;
+                None
+            }
+            (State::Startup, Front::CancelRequest(_)) | (_, Front::Terminate(_)) => {
+                self.state = State::Closed;
+                Some(Event::Closed)
+            }
+            (State::Ready, Front::Query(query)) => {
+                Some(Event::Command(Command::parse(&query.query)))
+            }
+            (State::Streaming | State::Ending, Front::CopyData(copied)) => status(&copied.data)?,
+            (State::Streaming, Front::CopyDone(_) | Front::CopyFail(_)) => {
+                CopyDone::new().encode(&mut self.output)?;
+                self.state = State::Ready;
+                Some(Event::StreamEnded)
+            }
+            (State::Ending, Front::CopyDone(_) | Front::CopyFail(_)) => {
+                self.state = State::Ready;
+                Some(Event::StreamEnded)
+            }
+            (state, other) => {
+                return Err(SessionError::Unexpected(state, format!("{other:?}")));
+            }
+        })
+    }
+
+    /// Neither TLS nor GSS on a local socket.
+    fn negotiate(&mut self, request: &SslNegotiationMetaMessage) {
+        match request {
+            SslNegotiationMetaMessage::PostgresSsl(_)
+            | SslNegotiationMetaMessage::PostgresGss(_) => {
+                self.output.put_u8(SslResponse::BYTE_REFUSE);
+            }
+            SslNegotiationMetaMessage::None => self.context.awaiting_frontend_ssl = false,
+        }
+    }
+
+    fn welcome(&mut self) -> Result<(), SessionError> {
+        self.context.awaiting_frontend_startup = false;
+        Authentication::Ok.encode(&mut self.output)?;
+        let version = self.server_version.clone();
+        for (name, value) in [
+            ("server_version", version.as_str()),
+            ("server_encoding", "UTF8"),
+            ("client_encoding", "UTF8"),
+            ("DateStyle", "ISO, MDY"),
+            ("TimeZone", "UTC"),
+            ("integer_datetimes", "on"),
+            ("standard_conforming_strings", "on"),
+        ] {
+            ParameterStatus::new(name.to_owned(), value.to_owned()).encode(&mut self.output)?;
+        }
+        BackendKeyData::new(1, SecretKey::I32(0)).encode(&mut self.output)?;
+        self.ready()
+    }
+
+    fn ready(&mut self) -> Result<(), SessionError> {
+        self.state = State::Ready;
+        ReadyForQuery::new(TransactionStatus::Idle).encode(&mut self.output)?;
+        Ok(())
+    }
+
+    /// Answers IDENTIFY_SYSTEM.
+    pub fn identify(&mut self, system: u64, horizon: Horizon) -> Result<(), SessionError> {
+        let columns = [
+            ("systemid", TEXT),
+            ("timeline", INT8),
+            ("xlogpos", TEXT),
+            ("dbname", TEXT),
+        ];
+        let timeline = horizon.timeline.to_string();
+        let (system, end) = (system.to_string(), horizon.end.to_string());
+        let values = [
+            Some(system.as_bytes()),
+            Some(timeline.as_bytes()),
+            Some(end.as_bytes()),
+            None,
+        ];
+        self.row(&columns, &values)?;
+        self.complete("IDENTIFY_SYSTEM")?;
+        self.ready()
+    }
+
+    /// Answers TIMELINE_HISTORY.
+    pub fn history(&mut self, timeline: TimelineId, file: &[u8]) -> Result<(), SessionError> {
+        let name = timeline.history_file_name();
+        let values = [Some(name.as_bytes()), Some(file)];
+        self.row(&[("filename", TEXT), ("content", BYTEA)], &values)?;
+        self.complete("TIMELINE_HISTORY")?;
+        self.ready()
+    }
+
+    /// Answers SHOW.
+    pub fn show(&mut self, name: &str, value: &str) -> Result<(), SessionError> {
+        self.row(&[(name, TEXT)], &[Some(value.as_bytes())])?;
+        self.complete("SHOW")?;
+        self.ready()
+    }
+
+    /// Answers START_REPLICATION: log follows.
+    pub fn start_streaming(&mut self) -> Result<(), SessionError> {
+        CopyBothResponse::new(0, 0, Vec::new()).encode(&mut self.output)?;
+        self.state = State::Streaming;
+        Ok(())
+    }
+
+    /// Sends log that starts at `at`, while the log known ends at `end`. `now` is in microseconds
+    /// since 2000, PostgreSQL's clock.
+    pub fn log(&mut self, at: Lsn, end: Lsn, log: &[u8], now: i64) -> Result<(), SessionError> {
+        let mut data = BytesMut::with_capacity(25 + log.len());
+        data.put_u8(b'w');
+        data.put_u64(at.0);
+        data.put_u64(end.0);
+        data.put_i64(now);
+        data.put_slice(log);
+        CopyData::new(data.freeze()).encode(&mut self.output)?;
+        Ok(())
+    }
+
+    /// Tells the end of the log known, and perhaps asks for a status update.
+    pub fn keepalive(&mut self, end: Lsn, now: i64, reply: bool) -> Result<(), SessionError> {
+        let mut data = BytesMut::with_capacity(18);
+        data.put_u8(b'k');
+        data.put_u64(end.0);
+        data.put_i64(now);
+        data.put_u8(reply.into());
+        CopyData::new(data.freeze()).encode(&mut self.output)?;
+        Ok(())
+    }
+
+    /// No more log on this timeline: ends the stream; the other side confirms.
+    pub fn end_stream(&mut self) -> Result<(), SessionError> {
+        CopyDone::new().encode(&mut self.output)?;
+        self.state = State::Ending;
+        Ok(())
+    }
+
+    /// After the stream (or instead of it, if it would be empty): where the timeline goes on.
+    /// `None` if the other side ended the stream before the log did.
+    pub fn finish(&mut self, next: Option<(TimelineId, Lsn)>) -> Result<(), SessionError> {
+        if let Some((timeline, begins)) = next {
+            let columns = [("next_tli", INT8), ("next_tli_startpos", TEXT)];
+            let (timeline, begins) = (timeline.to_string(), begins.to_string());
+            self.row(
+                &columns,
+                &[Some(timeline.as_bytes()), Some(begins.as_bytes())],
+            )?;
+            self.complete("START_STREAMING")?;
+        }
+        self.complete("START_REPLICATION")?;
+        self.ready()
+    }
+
+    /// Refuses a command.
+    pub fn refuse(&mut self, code: &str, message: &str) -> Result<(), SessionError> {
+        let field = |kind: u8, text: &str| (kind, text.to_owned());
+        let fields = vec![
+            field(b'S', "ERROR"),
+            field(b'V', "ERROR"),
+            field(b'C', code),
+            field(b'M', message),
+        ];
+        ErrorResponse::new(fields).encode(&mut self.output)?;
+        self.ready()
+    }
+
+    fn row(
+        &mut self,
+        columns: &[(&str, u32)],
+        values: &[Option<&[u8]>],
+    ) -> Result<(), SessionError> {
+        let field = |(name, kind): &(&str, u32)| {
+            let bytes = if *kind == INT8 { 8 } else { -1 };
+            FieldDescription::new((*name).to_owned(), 0, 0, *kind, bytes, -1, 0)
+        };
+        RowDescription::new(columns.iter().map(field).collect()).encode(&mut self.output)?;
+        let mut data = BytesMut::new();
+        for value in values {
+            let length = value.map_or(-1, |bytes| i32::try_from(bytes.len()).unwrap_or(-1));
+            data.put_i32(length);
+            data.put_slice(value.unwrap_or_default());
+        }
+        let count = i16::try_from(values.len()).unwrap_or(i16::MAX);
+        DataRow::new(data, count).encode(&mut self.output)?;
+        Ok(())
+    }
+
+    fn complete(&mut self, tag: &str) -> Result<(), SessionError> {
+        CommandComplete::new(tag.to_owned()).encode(&mut self.output)?;
+        Ok(())
+    }
+}
+
+/// What a standby reports: `r` is its progress, `h` (feedback on old rows) has nobody to act on it
+/// (N12 iv).
+fn status(data: &[u8]) -> Result<Option<Event>, SessionError> {
+    if data.first() != Some(&b'r') {
+        return Ok(None);
+    }
+    let lsn = |at: usize| {
+        let bytes = data.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        bytes
+            .map(u64::from_be_bytes)
+            .map(Lsn)
+            .ok_or(SessionError::ShortStatus(data.len()))
+    };
+    let feedback = Feedback {
+        write: lsn(1)?,
+        flush: lsn(9)?,
+        apply: lsn(17)?,
+    };
+    let wants_answer = data.get(33).is_some_and(|flag| *flag != 0);
+    Ok(Some(Event::Status(feedback, wants_answer)))
+}

@@ -1,0 +1,237 @@
+//! What happens on the active around a checkpoint, and how far its log is durable.
+//!
+//! The [`Sealer`] watches the writes of the active's view. It decodes the log as it is written, so
+//! it knows the end of the last complete record; it knows which part of that was synced (the
+//! horizon of standbys); and when PostgreSQL completes a checkpoint by rewriting `global/pg_control`
+//! it holds that write, seals the open generation, and lets the write go on (CAC-DB's semi-fuzzy
+//! checkpoint, 4.5.2, made exact).
+//!
+//! Invariants: [`Sealer::synced`] never exceeds what k replicas hold; a seal is made only in the
+//! states that may be sealed (N11), its W is read after the cut (N10), and every page that a bulk
+//! writer logged whole below its redo point is in its image (N2), or there is no seal.
+//!
+//! ```text
+//!   pg_control written ──▶ may it seal? ──no──▶ write it durably
+//!                              │ yes
+//!                     bulk pages missing? ──still, after a while──▶ write it durably, no seal
+//!                              │ none
+//!                      cut ─▶ read W ─▶ commit the seal ─▶ write it durably
+//! ```
+
+mod bulk;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dax::ids::Generation;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use volume::active::{ActiveView, WriteObserver};
+use volume::error::{Error, Result};
+use volume::layout::Layout;
+use volume::lsn::Lsn;
+use volume::namespace::Namespace;
+
+use self::bulk::BulkPages;
+use crate::control::{ClusterState, ControlFile};
+use crate::layout::PostgresLayout;
+use crate::page;
+use crate::relation::{Relation, RelationBlock, RelationPath};
+use crate::timeline::TimelineId;
+use crate::wal::{BlockRef, Detail, Follower, Record, Start};
+
+/// How often a checkpoint looks again for bulk pages that are not in the image yet, and how many
+/// times, before it passes without a seal.
+const BULK_PAUSE: Duration = Duration::from_millis(50);
+const BULK_ATTEMPTS: u32 = 20;
+
+/// How far the log is durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SyncedLog {
+    /// The end of the last complete record that k replicas hold.
+    pub end: Lsn,
+    /// The timeline that the log is on.
+    pub timeline: TimelineId,
+}
+
+/// Watches the active's writes. See the module.
+pub struct Sealer {
+    layout: Arc<PostgresLayout>,
+    log: Mutex<Log>,
+    synced: watch::Sender<SyncedLog>,
+    sealed_checkpoint: Mutex<Option<Lsn>>,
+    blocks_per_segment: u32,
+}
+
+/// The log as it was written, synced or not.
+struct Log {
+    follower: Follower,
+    pages: BulkPages,
+}
+
+impl Sealer {
+    /// Starts to watch a log whose last complete record ends at `end` on `timeline`, all of it
+    /// durable. `sealed_checkpoint` is the checkpoint of the last seal, if there is one.
+    pub fn new(
+        layout: Arc<PostgresLayout>,
+        end: Lsn,
+        timeline: TimelineId,
+        sealed_checkpoint: Option<Lsn>,
+        blocks_per_segment: u32,
+    ) -> Arc<Sealer> {
+        let follower = Follower::new(layout.segment_size(), Start::Record(end));
+        Arc::new(Sealer {
+            layout,
+            log: Mutex::new(Log { follower, pages: BulkPages::default() }),
+            synced: watch::Sender::new(SyncedLog { end, timeline }),
+            sealed_checkpoint: Mutex::new(sealed_checkpoint),
+            blocks_per_segment,
+        })
+    }
+
+    /// Follows how far the log is durable; what standbys may see.
+    pub fn synced(&self) -> watch::Receiver<SyncedLog> {
+        self.synced.subscribe()
+    }
+
+    /// Seals a database that was shut down and is not running: what `init` and a clean stop leave
+    /// behind, so that nothing follows the last seal and the next start is direct (N1).
+    ///
+    /// # Errors
+    /// `Invalid` if the control file does not say that the database was shut down.
+    pub async fn seal_shutdown(&self, view: &ActiveView, control: &[u8]) -> Result<()> {
+        let parsed = parse(control)?;
+        if parsed.state != ClusterState::ShutDown {
+            return Err(Error::Invalid("the database was not shut down cleanly"));
+        }
+        self.seal(view, &parsed, control).await
+    }
+
+    async fn seal(&self, view: &ActiveView, parsed: &ControlFile, control: &[u8]) -> Result<()> {
+        let cut = view.cut().await?;
+        let end = self.synced.borrow().end;
+        view.commit_seal(cut, parsed.redo, end, control.to_vec()).await?;
+        *self.sealed_checkpoint.lock() = Some(parsed.checkpoint);
+        self.log.lock().pages.sealed(parsed.redo);
+        tracing::debug!(redo = %parsed.redo, %end, state = ?parsed.state, "sealed");
+        Ok(())
+    }
+
+    /// Whether a control file with these contents ends a checkpoint that may be sealed (N11).
+    fn may_seal(&self, parsed: &ControlFile) -> bool {
+        let moved = *self.sealed_checkpoint.lock() != Some(parsed.checkpoint);
+        parsed.state.seals() && (moved || parsed.state == ClusterState::ShutDown)
+    }
+
+    /// Waits a while for pages that bulk writers logged whole below `redo` to reach the image.
+    async fn bulk_pages_settled(&self, view: &ActiveView, redo: Lsn) -> bool {
+        for attempt in 0..BULK_ATTEMPTS {
+            if attempt > 0 {
+                tokio::time::sleep(BULK_PAUSE).await;
+            }
+            let namespace = view.namespace();
+            let exists = |page: &RelationBlock| self.is_in(&namespace, page);
+            match self.log.lock().pages.missing(redo, exists) {
+                Some(missing) if missing.is_empty() => return true,
+                Some(_) => {}
+                None => return false,
+            }
+        }
+        false
+    }
+
+    fn is_in(&self, namespace: &Namespace, page: &RelationBlock) -> bool {
+        let Some((path, block)) = page.location(self.blocks_per_segment) else {
+            return false;
+        };
+        let file = namespace.resolve(&path).and_then(|id| namespace.inode(id));
+        file.is_ok_and(|inode| inode.size > block * page::PAGE_BYTES as u64)
+    }
+
+    fn page_of(&self, path: &RelationPath, index: u64) -> Option<RelationBlock> {
+        let RelationPath { tablespace, database, file } = *path;
+        let block = path.block(index, self.blocks_per_segment)?;
+        let relation = Relation { tablespace, database, number: file.number };
+        Some(RelationBlock { relation, fork: file.fork, block })
+    }
+
+    fn note(pages: &mut BulkPages, record: &Record) {
+        if !matches!(record.detail, Detail::FullPages) {
+            return;
+        }
+        for BlockRef { relation, fork, block, .. } in record.blocks.iter().copied() {
+            pages.logged(RelationBlock { relation, fork, block }, record.end);
+        }
+    }
+}
+
+fn parse(control: &[u8]) -> Result<ControlFile> {
+    ControlFile::parse(control).map_err(|e| Error::Damaged(format!("global/pg_control: {e}")))
+}
+
+#[async_trait]
+impl WriteObserver for Sealer {
+    fn log_written(&self, path: &str, offset: u64, data: &Bytes) {
+        let Some(range) = self.layout.log_range(path) else {
+            return;
+        };
+        let mut log = self.log.lock();
+        let Log { follower, pages } = &mut *log;
+        let at = Lsn(range.start.0 + offset);
+        follower.feed(at, data, &mut |record| Sealer::note(pages, record));
+    }
+
+    fn log_sync_started(&self, path: &str) -> u64 {
+        let Some(range) = self.layout.log_range(path) else {
+            return 0;
+        };
+        self.log.lock().follower.end().min(range.end).0
+    }
+
+    fn log_synced(&self, _path: &str, token: u64) {
+        let timeline = self.log.lock().follower.timeline();
+        self.synced.send_if_modified(|synced| {
+            let grew = token > synced.end.0;
+            if grew {
+                synced.end = Lsn(token);
+                synced.timeline = synced.timeline.max(timeline);
+            }
+            grew
+        });
+    }
+
+    fn data_written(&self, path: &str, offset: u64, data: &Bytes, _generation: Generation) {
+        const PAGE: u64 = page::PAGE_BYTES as u64;
+        let Some(relation) = RelationPath::parse(path) else {
+            return;
+        };
+        if !offset.is_multiple_of(PAGE) {
+            return;
+        }
+        let mut log = self.log.lock();
+        for (index, contents) in data.chunks_exact(page::PAGE_BYTES).enumerate() {
+            let index = offset / PAGE + index as u64;
+            if let Some(page) = self.page_of(&relation, index) {
+                log.pages.written(page, page::lsn(contents));
+            }
+        }
+    }
+
+    async fn control_written(&self, view: &ActiveView, data: Bytes) -> Result<()> {
+        let parsed = parse(&data)?;
+        if self.may_seal(&parsed) {
+            if self.bulk_pages_settled(view, parsed.redo).await {
+                self.seal(view, &parsed, &data).await?;
+            } else {
+                tracing::info!(
+                    redo = %parsed.redo,
+                    "checkpoint not sealed: a bulk writer's pages are not all written yet; \
+                     the next checkpoint seals"
+                );
+            }
+        }
+        view.write_control(data).await
+    }
+}
