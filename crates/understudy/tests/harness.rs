@@ -14,7 +14,10 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Scratch {
-        Scratch(fresh_directory(&std::env::temp_dir(), "understudy-harness").unwrap())
+        Scratch(
+            fresh_directory(&std::env::temp_dir(), "understudy-harness")
+                .expect("a directory to work in"),
+        )
     }
 }
 

@@ -103,6 +103,11 @@ impl Load {
         self.shared.acknowledged.load(Ordering::Relaxed)
     }
 
+    /// Tells the same to somebody else, also after the load has ended.
+    pub fn counter(&self) -> Counter {
+        Counter(self.shared.clone())
+    }
+
     /// Why a client last lost its connection or could not get one.
     pub fn trouble(&self) -> Option<String> {
         self.shared.trouble.lock().clone()
@@ -118,6 +123,17 @@ impl Load {
         self.stop.send_replace(true);
         while self.clients.join_next().await.is_some() {}
         self.history()
+    }
+}
+
+/// See [`Load::counter`].
+#[derive(Debug, Clone)]
+pub struct Counter(Arc<Shared>);
+
+impl Counter {
+    /// Commits acknowledged so far.
+    pub fn get(&self) -> u64 {
+        self.0.acknowledged.load(Ordering::Relaxed)
     }
 }
 

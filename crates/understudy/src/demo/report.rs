@@ -88,7 +88,7 @@ impl Moments {
 }
 
 /// What a demo did and found.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
     /// Whether nothing was lost and every check holds.
     pub passed: bool,

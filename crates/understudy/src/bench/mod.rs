@@ -1,0 +1,4 @@
+//! Measurements that a user can repeat with one command.
+
+pub mod pgbench;
+pub mod statistics;

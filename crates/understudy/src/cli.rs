@@ -1,0 +1,153 @@
+//! The command line: what can be asked for, with its help and examples.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 done; 1 failed, or a check did not hold; 2 wrong command line or configuration;
+3 not available now (zones, agent, something to install); 4 refused; 130 interrupted.
+
+Try it:  understudy demo";
+
+/// Keeps an unmodified PostgreSQL available: standbys replay the log on shared, replicated storage
+/// and take over in about a second, without losing a commit.
+#[derive(Debug, Parser)]
+#[command(name = "understudy", version, after_help = AFTER_HELP, max_term_width = 100)]
+pub struct Cli {
+    /// What is logged to standard error: error, warn, info, debug, trace, or per part
+    /// ("node=debug,info"). RUST_LOG does the same.
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What can be asked for.
+#[derive(Debug, Subcommand)]
+#[allow(missing_docs)] // the documentation of a variant's arguments is its help text
+pub enum Command {
+    Demo(Demo),
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+/// Show a failover: start a cluster on this machine, load it, kill the active, verify.
+///
+/// Three zones, an active and a standby node run as child processes on free ports. Clients run
+/// pgbench's transactions; somewhere in the middle the active's agent and PostgreSQL are killed
+/// with SIGKILL. Afterwards every acknowledged commit is looked for. Succeeds only if none is lost
+/// and every check holds. Leaves nothing behind.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy demo
+  understudy demo --duration 60s --clients 16 --ddl
+  understudy demo --seed 42 --json >result.json
+  understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
+pub struct Demo {
+    /// How long the clients run.
+    #[arg(long, default_value = "30s", value_parser = duration, value_name = "TIME")]
+    pub duration: Duration,
+    /// Concurrent clients.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub clients: u16,
+    /// pgbench's scale: 100,000 accounts (about 15 MB) each.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: u32,
+    /// Decides the moment of the kill and the rows touched; random if not given.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Beside the load, create, change and drop tables all the time.
+    #[arg(long)]
+    pub ddl: bool,
+    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
+    /// Empty directory to work in; one below the temporary directory if not given.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Leave data and logs in place.
+    #[arg(long)]
+    pub keep: bool,
+    /// Print one JSON object instead of the story.
+    #[arg(long)]
+    pub json: bool,
+    /// Where the picture goes; understudy-demo-<SEED>.svg in the temporary directory if not given.
+    #[arg(long, value_name = "FILE.svg")]
+    pub picture: Option<PathBuf>,
+}
+
+/// Measure.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Compare pgbench on a cluster's active with a stock PostgreSQL on the plain disk.
+    Pgbench(BenchPgbench),
+}
+
+/// Arguments of `understudy bench pgbench`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench pgbench --quick
+  understudy bench pgbench --seconds 60 --rounds 5 --json >result.json")]
+pub struct BenchPgbench {
+    /// Short runs: 3 rounds of 5 s instead of 5 of 60 s.
+    #[arg(long)]
+    pub quick: bool,
+    /// Length of one run in seconds.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: Option<u32>,
+    /// Runs of each workload on each system.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// pgbench's clients.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub clients: u16,
+    /// pgbench's scale: 100,000 accounts (about 15 MB) each.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: u32,
+    /// Without a standby, which takes its processor time from the same machine.
+    #[arg(long)]
+    pub alone: bool,
+    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
+    /// Empty directory to work in, on the disk to measure; one below the temporary directory if
+    /// not given.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A length of time such as `30s`, `500ms`, `2m` or `1m 30s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed = humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write for example 30s, 500ms or 2m"))?;
+    if parsed.is_zero() {
+        return Err("must be longer than nothing".into());
+    }
+    Ok(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lengths_of_time_have_units() {
+        assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
+        assert!(duration("30").is_err());
+        assert!(duration("0s").is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! `understudy demo`.
+
+use std::path::PathBuf;
+
+use crate::cli;
+use crate::demo::{self, Options, timeline};
+use crate::exit::Code;
+
+/// Runs the demo and prints its story, or its report as JSON.
+pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
+    let seed = args
+        .seed
+        .unwrap_or_else(|| rand::random_range(1..1_000_000));
+    let picture = args.picture.unwrap_or_else(|| default_picture(seed));
+    let options = Options {
+        duration: args.duration,
+        clients: args.clients,
+        scale: args.scale,
+        seed,
+        ddl: args.ddl,
+        bin: args.bin,
+        data: args.data,
+        keep: args.keep,
+        picture: Some(picture),
+    };
+    let report = tokio::select! {
+        report = Box::pin(demo::run(&options)) => report?,
+        // What was started is cleaned up as the demo is dropped.
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", timeline::render(&report));
+    }
+    Ok(if report.passed {
+        Code::Ok
+    } else {
+        Code::Failed
+    })
+}
+
+fn default_picture(seed: u64) -> PathBuf {
+    std::env::temp_dir().join(format!("understudy-demo-{seed}.svg"))
+}

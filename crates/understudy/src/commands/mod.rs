@@ -1,0 +1,70 @@
+//! One module for each command; each returns what the process ends with.
+
+mod bench;
+mod demo;
+
+use anyhow::Context;
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{Cli, Command};
+use crate::exit::{Code, Failure};
+
+/// Runs what was asked for.
+///
+/// # Errors
+/// Whatever the command says; [`crate::exit`] translates it.
+pub fn run(cli: Cli) -> anyhow::Result<Code> {
+    start_logging(cli.log.as_deref(), &cli.command)?;
+    match cli.command {
+        Command::Bench(command) => on_runtime(bench::run(command)),
+        Command::Demo(args) => on_runtime(demo::run(args)),
+    }
+}
+
+/// Logs to standard error: by `--log`, else RUST_LOG, else what suits the command.
+fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> {
+    let default = match command {
+        // Its own words are the story; a log would only disturb it.
+        Command::Demo(_) | Command::Bench(_) => "error",
+    };
+    let from_environment = std::env::var("RUST_LOG")
+        .ok()
+        .filter(|text| !text.is_empty());
+    let chosen = filter.or(from_environment.as_deref()).unwrap_or(default);
+    let filter = EnvFilter::try_new(chosen).map_err(|error| {
+        Failure::new(Code::Usage, format!("cannot log by {chosen:?}: {error}"))
+            .advise("Write for example --log debug, or --log node=debug,info.")
+    })?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    Ok(())
+}
+
+/// Runs a command that needs the async runtime.
+fn on_runtime(command: impl Future<Output = anyhow::Result<Code>>) -> anyhow::Result<Code> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(command)
+}
+
+/// Resolves when the user or the system asks the process to end.
+async fn interrupted() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)) = (
+        signal(SignalKind::interrupt()),
+        signal(SignalKind::terminate()),
+        signal(SignalKind::hangup()),
+    ) else {
+        tracing::error!("cannot listen for signals: an interrupt will not be noticed");
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+}

@@ -1,0 +1,143 @@
+//! The one place where errors become an exit code, a message and a remedy.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | failed, or a check did not hold |
+//! | 2 | the command line or the configuration is wrong |
+//! | 3 | not available now: too few zones, no agent, or something to install is missing |
+//! | 4 | refused: it exists already, or another node owns a newer epoch |
+//! | 130 | interrupted |
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// What the process ends with. See the module for when which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Code {
+    /// Done.
+    Ok = 0,
+    /// Failed, or a check did not hold.
+    Failed = 1,
+    /// The command line or the configuration is wrong.
+    Usage = 2,
+    /// Not available now.
+    Unavailable = 3,
+    /// Refused.
+    Refused = 4,
+    /// Interrupted by the user.
+    Interrupted = 130,
+}
+
+impl From<Code> for ExitCode {
+    fn from(code: Code) -> ExitCode {
+        ExitCode::from(code as u8)
+    }
+}
+
+/// An error that knows its exit code and what can be done about it.
+#[derive(Debug)]
+pub struct Failure {
+    code: Code,
+    message: String,
+    remedy: Option<String>,
+}
+
+impl Failure {
+    /// A failure without a remedy; `message` is one sentence without a full stop.
+    pub fn new(code: Code, message: impl Into<String>) -> Failure {
+        Failure {
+            code,
+            message: message.into(),
+            remedy: None,
+        }
+    }
+
+    /// The same with advice.
+    #[must_use]
+    pub fn advise(mut self, remedy: impl Into<String>) -> Failure {
+        self.remedy = Some(remedy.into());
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Ends the process: prints what went wrong to standard error, and gives the exit code.
+pub fn report(result: anyhow::Result<Code>) -> ExitCode {
+    match result {
+        Ok(code) => code.into(),
+        Err(error) => {
+            let (code, remedy) = judge(&error);
+            eprintln!("understudy: {}", sentence(&error));
+            if let Some(remedy) = remedy {
+                eprintln!("  {remedy}");
+            }
+            code.into()
+        }
+    }
+}
+
+/// The whole chain of causes in one line, without saying the same twice.
+fn sentence(error: &anyhow::Error) -> String {
+    let mut said: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        if !said.iter().any(|earlier| earlier.contains(&text)) {
+            said.push(text);
+        }
+    }
+    said.join(": ")
+}
+
+fn judge(error: &anyhow::Error) -> (Code, Option<String>) {
+    error
+        .chain()
+        .find_map(of_cause)
+        .unwrap_or((Code::Failed, None))
+}
+
+/// What one error of the chain says by its type.
+fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<String>)> {
+    if let Some(failure) = cause.downcast_ref::<Failure>() {
+        return Some((failure.code, failure.remedy.clone()));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn the_cause_decides_the_code_and_the_advice() {
+        let failure = Failure::new(Code::Unavailable, "no zone answers").advise("Start one.");
+        let error = Err::<(), _>(failure)
+            .context("cannot read the status")
+            .unwrap_err();
+        assert_eq!(
+            judge(&error),
+            (Code::Unavailable, Some("Start one.".into()))
+        );
+        assert_eq!(sentence(&error), "cannot read the status: no zone answers");
+    }
+
+    #[test]
+    fn an_error_that_nobody_knows_is_a_failure() {
+        assert_eq!(judge(&anyhow::anyhow!("broken")), (Code::Failed, None));
+    }
+
+    #[test]
+    fn a_cause_that_repeats_its_effect_is_said_once() {
+        let error = anyhow::anyhow!("disk full").context("cannot write: disk full");
+        assert_eq!(sentence(&error), "cannot write: disk full");
+    }
+}
