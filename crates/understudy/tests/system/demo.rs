@@ -1,0 +1,96 @@
+//! `understudy demo` as a user runs it.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use understudy::cluster::process::family;
+use understudy::cluster::remnants::fuse_mounts_below;
+
+use crate::stage::{PATIENCE, Scratch, program};
+
+#[test]
+#[ignore = "system test: make test-system"]
+fn the_demo_loses_nothing_and_says_so() -> Result<()> {
+    let scratch = Scratch::new("demo")?;
+    let picture = scratch.path().join("demo.svg");
+    let output = Command::new(program())
+        .args([
+            "demo",
+            "--json",
+            "--ddl",
+            "--duration",
+            "12s",
+            "--scale",
+            "2",
+            "--seed",
+            "7",
+        ])
+        .args(["--clients", "4", "--data"])
+        .arg(scratch.path().join("work"))
+        .arg("--picture")
+        .arg(&picture)
+        .stdin(Stdio::null())
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    println!("{report:#}");
+    ensure!(report["lost"] == 0);
+    let number = |name: &str| report[name].as_f64().with_context(|| format!("no {name}"));
+    ensure!(number("acknowledged")? > 500.0);
+    ensure!(number("present")? >= number("acknowledged")?);
+    ensure!(number("downtime_ms")? > 0.0);
+    for name in ["tps_before", "tps_after"] {
+        ensure!(number(name)? > 0.0, "{name}");
+    }
+    for phase in [
+        "detect",
+        "fence",
+        "log_tail",
+        "replay",
+        "promote",
+        "first_commit",
+    ] {
+        ensure!(report["phases_ms"][phase].is_number(), "{phase}");
+    }
+    ensure!(std::fs::read_to_string(&picture)?.contains("</svg>"));
+    ensure!(
+        !scratch.path().join("work").exists(),
+        "the demo's data is still there"
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "system test: make test-system"]
+fn an_interrupted_demo_leaves_nothing() -> Result<()> {
+    let scratch = Scratch::new("interrupted")?;
+    let work = scratch.path().join("work");
+    let mut demo = Command::new(program())
+        .args(["demo", "--scale", "1", "--data"])
+        .arg(&work)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let pid = Pid::from_raw(i32::try_from(demo.id())?);
+    let deadline = Instant::now() + PATIENCE;
+    // Two mounts: both nodes are up.
+    while fuse_mounts_below(&work).len() < 2 {
+        ensure!(demo.try_wait()?.is_none(), "the demo ended early");
+        ensure!(Instant::now() < deadline, "the nodes do not mount");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let everybody = family(pid);
+    kill(pid, Signal::SIGINT)?;
+    let status = demo.wait()?;
+    ensure!(status.code() == Some(130), "{status}");
+    ensure!(fuse_mounts_below(&work).is_empty(), "a mount is left");
+    let alive = |pid: &&Pid| std::path::Path::new(&format!("/proc/{pid}")).exists();
+    let left: Vec<&Pid> = everybody.iter().filter(alive).collect();
+    ensure!(left.is_empty(), "left running: {left:?}");
+    Ok(())
+}

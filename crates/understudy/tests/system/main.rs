@@ -1,0 +1,9 @@
+//! Whole clusters: started, loaded, broken, verified. Run with `make test-system`.
+//!
+//! Each test works in a directory of its own below `UNDERSTUDY_TEST_DIR` (or the temporary
+//! directory) and leaves it there only when it fails.
+
+mod demo;
+mod failover;
+mod stage;
+mod zones;

@@ -1,0 +1,201 @@
+//! What every system test needs: a cluster under load, and a verdict at the end.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use understudy::cluster::remnants::fuse_mounts_below;
+use understudy::cluster::{Cluster, Options, fresh_directory, programs};
+use understudy::demo::churn::Churn;
+use understudy::demo::clock::{Clock, Offset};
+use understudy::demo::history::Outage;
+use understudy::demo::load::{self, Load};
+use understudy::demo::{schema, verify};
+
+/// pgbench's scale in these tests.
+const SCALE: u32 = 1;
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program under test.
+pub fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_understudy"))
+}
+
+/// A directory for one test; removed when it succeeds.
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    pub fn new(test: &str) -> Result<Scratch> {
+        let base =
+            std::env::var_os("UNDERSTUDY_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        let path = fresh_directory(&base, test)?;
+        Ok(Scratch { path })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let mounts = fuse_mounts_below(&self.path);
+        if std::thread::panicking() {
+            eprintln!("logs and data are in {}", self.path.display());
+        } else if mounts.is_empty() {
+            let _ = std::fs::remove_dir_all(&self.path);
+        } else {
+            panic!("left mounted: {mounts:?}");
+        }
+    }
+}
+
+/// A loaded cluster. Fields are dropped in this order: clients, processes, directory.
+pub struct Stage {
+    pub load: Option<Load>,
+    pub churn: Option<Churn>,
+    pub cluster: Cluster,
+    pub clock: Clock,
+    scratch: Scratch,
+}
+
+impl Stage {
+    /// Three zones, two nodes, four clients and one that changes tables all the time.
+    pub async fn set(test: &str) -> Result<Stage> {
+        Stage::with_nodes(test, &["north", "south"]).await
+    }
+
+    pub async fn with_nodes(test: &str, nodes: &[&str]) -> Result<Stage> {
+        let scratch = Scratch::new(test)?;
+        let bin = programs::find(None)?;
+        let mut options = Options::new(scratch.path(), &bin, program());
+        options.nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
+        let mut cluster = Cluster::create(options)?;
+        cluster.start().await?;
+        let active = cluster.wait_active(PATIENCE).await?;
+        schema::create(&bin, &cluster.server(&active)?, SCALE).await?;
+        for name in nodes.iter().filter(|name| **name != active) {
+            cluster.wait_follows(name, PATIENCE).await?;
+        }
+        let mut stage = Stage {
+            load: None,
+            churn: None,
+            cluster,
+            clock: Clock::start(),
+            scratch,
+        };
+        stage.start_load();
+        stage.commits(100).await?;
+        Ok(stage)
+    }
+
+    fn start_load(&mut self) {
+        let options = load::Options {
+            clients: 4,
+            scale: SCALE,
+            ..load::Options::default()
+        };
+        let application = self.cluster.any_writable();
+        self.load = Some(Load::start(application.clone(), options, self.clock));
+        self.churn = Some(Churn::start(application));
+    }
+
+    fn load(&self) -> Result<&Load> {
+        self.load.as_ref().context("the load has been stopped")
+    }
+
+    /// Waits until so many more commits are acknowledged.
+    pub async fn commits(&mut self, more: u64) -> Result<()> {
+        let goal = self.load()?.acknowledged() + more;
+        let deadline = Instant::now() + PATIENCE;
+        while self.load()?.acknowledged() < goal {
+            ensure!(
+                Instant::now() < deadline,
+                "no {more} commits within {PATIENCE:?}; last trouble: {:?}",
+                self.load()?.trouble()
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// Waits for the first commit that began after `moment`.
+    pub async fn outage_after(&mut self, moment: Offset) -> Result<Outage> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(outage) = self.load()?.history().outage(moment) {
+                return Ok(outage);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "nobody accepts commits; last trouble: {:?}",
+                self.load()?.trouble()
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Kills the active node; returns its name and when.
+    pub async fn kill_active(&mut self) -> Result<(String, Offset)> {
+        let active = self.cluster.wait_active(PATIENCE).await?;
+        let kill = self.cluster.kill_node(&active).context("it does not run")?;
+        Ok((active, self.clock.at(kill.at)))
+    }
+
+    /// Stops the load and checks that nothing was lost and nothing is broken.
+    pub async fn verify(mut self) -> Result<()> {
+        let history = self.load.take().context("no load")?.stop().await;
+        if let Some(churn) = self.churn.take() {
+            churn.stop().await;
+        }
+        let active = self.cluster.wait_active(PATIENCE).await?;
+        let server = self.cluster.server(&active)?;
+        let (_, mut checks) = verify::database(&server, &history).await?;
+        checks.push(verify::amcheck(&self.cluster.options().bin, &server).await?);
+        let failed: Vec<_> = checks.iter().filter(|check| !check.passed).collect();
+        ensure!(failed.is_empty(), "{failed:#?}");
+        let unexpected = self.unexpected_log_lines();
+        ensure!(
+            unexpected.is_empty(),
+            "unexpected in the logs:\n{}",
+            unexpected.join("\n")
+        );
+        self.cluster.shutdown();
+        ensure!(
+            fuse_mounts_below(self.scratch.path()).is_empty(),
+            "a mount was left"
+        );
+        Ok(())
+    }
+
+    /// Lines that no healthy run has: panics of anybody, damage seen by PostgreSQL.
+    fn unexpected_log_lines(&self) -> Vec<String> {
+        const DAMAGE: &[&str] = &[
+            "PANIC",
+            "panicked",
+            "invalid page",
+            "contains references to invalid pages",
+            "could not read block",
+            "unexpected data beyond EOF",
+            "checksum",
+            "corrupt",
+        ];
+        let mut files: Vec<PathBuf> = std::fs::read_dir(self.cluster.logs())
+            .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+            .unwrap_or_default();
+        for name in self.cluster.names() {
+            if let Ok(node) = self.cluster.node(name) {
+                files.push(node.data.join("postgresql.log"));
+            }
+        }
+        let texts = files
+            .iter()
+            .filter_map(|file| std::fs::read_to_string(file).ok());
+        texts
+            .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+            .filter(|line| DAMAGE.iter().any(|word| line.contains(word)))
+            .collect()
+    }
+}

@@ -1,0 +1,64 @@
+//! Zones that die and come back under load.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::stage::Stage;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn one_zone_lost_costs_nothing_and_two_only_time() -> Result<()> {
+    let mut stage = Stage::set("zones").await?;
+    stage.cluster.kill_zone(1).context("zone 1 runs")?;
+    stage.commits(200).await?;
+
+    stage.cluster.kill_zone(2).context("zone 2 runs")?;
+    // What was on its way may still be answered; then nothing can be.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = stage.load.as_ref().context("load")?.acknowledged();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let after = stage.load.as_ref().context("load")?.acknowledged();
+    ensure!(
+        before == after,
+        "{} commits with one zone of three",
+        after - before
+    );
+
+    stage.cluster.start_zone(1)?;
+    stage.commits(200).await?;
+    stage.cluster.start_zone(2)?;
+    stage.commits(200).await?;
+    stage.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_takeover_with_one_zone_lost() -> Result<()> {
+    let mut stage = Stage::set("zone-and-node").await?;
+    stage.cluster.kill_zone(3).context("zone 3 runs")?;
+    stage.commits(100).await?;
+    let (_, killed) = stage.kill_active().await?;
+    stage.outage_after(killed).await?;
+    stage.commits(100).await?;
+    stage.cluster.start_zone(3)?;
+    stage.commits(100).await?;
+    stage.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn all_zones_killed_and_started_again() -> Result<()> {
+    let mut stage = Stage::set("all-zones").await?;
+    for zone in 1..=3 {
+        stage.cluster.kill_zone(zone).context("it runs")?;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let killed = stage.clock.now();
+    for zone in 1..=3 {
+        stage.cluster.start_zone(zone)?;
+    }
+    stage.outage_after(killed).await?;
+    stage.commits(200).await?;
+    stage.verify().await
+}
