@@ -10,10 +10,12 @@ pub mod control;
 pub mod feed;
 
 pub mod layout;
+pub mod noise;
 
 pub mod page;
 pub mod relation;
 pub mod segment;
+pub mod settings;
 
 pub mod timeline;
 pub mod wal;

@@ -1,0 +1,245 @@
+//! Settings of the PostgreSQL servers that run on a volume.
+//!
+//! Three kinds. What must hold for correctness is *pinned*: passed as `-c name=value` on the command
+//! line, which beats every configuration file ([`active`], [`standby`]; hazards section 5, N4, N12).
+//! What is only a good start is written once, by `init`, at the end of `postgresql.conf`
+//! ([`DEFAULTS`]), where its owner may change it. What the shared configuration must not say is
+//! refused by [`check`].
+//!
+//! Invariant: every pinned setting exists in the version that it is pinned for, and a standby's
+//! contain the active's, because after a promotion the same process is the active.
+
+use crate::control::Capacity;
+
+mod configuration;
+mod version;
+
+pub use configuration::{Configuration, Refusal, check};
+pub use version::{MajorVersion, VersionError};
+
+/// A setting pinned on the command line, to be passed as `-c name=value`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// Its name.
+    pub name: &'static str,
+    /// Its value, unquoted.
+    pub value: String,
+}
+
+impl Setting {
+    fn new(name: &'static str, value: impl Into<String>) -> Setting {
+        Setting {
+            name,
+            value: value.into(),
+        }
+    }
+}
+
+/// The arguments of a `postgres` command line.
+pub fn arguments(settings: &[Setting]) -> Vec<String> {
+    settings
+        .iter()
+        .flat_map(|setting| {
+            [
+                "-c".to_owned(),
+                format!("{}={}", setting.name, setting.value),
+            ]
+        })
+        .collect()
+}
+
+/// What a standby's command line depends on.
+#[derive(Debug, Clone)]
+pub struct StandbyOptions {
+    /// `Feed::connection_string`.
+    pub primary_conninfo: String,
+    /// The larger of the configuration's and the seal's (N12 i).
+    pub capacity: Capacity,
+    /// `archive_mode` of the configuration, if it has one.
+    pub archive_mode: Option<String>,
+}
+
+/// What is pinned on the active.
+pub fn active(version: MajorVersion) -> Vec<Setting> {
+    let mut pinned: Vec<Setting> = [
+        // Block writes are atomic and sealed generations are complete: no torn pages.
+        ("full_page_writes", "off"),
+        // Segments appear with zeros; recycled ones would show old bytes past the horizon (H8).
+        ("wal_init_zero", "off"),
+        ("wal_recycle", "off"),
+        // fsync is the volume's sync point; the mount knows fdatasync, not O_DSYNC.
+        ("fsync", "on"),
+        ("wal_sync_method", "fdatasync"),
+        // The agent decides, not the postmaster (H9, N4).
+        ("restart_after_crash", "off"),
+        // Anything that would hide a fault.
+        ("zero_damaged_pages", "off"),
+        ("ignore_checksum_failure", "off"),
+        ("ignore_invalid_pages", "off"),
+        // Nobody acts on it (N12 iv).
+        ("hot_standby_feedback", "off"),
+    ]
+    .into_iter()
+    .map(|(name, value)| Setting::new(name, value))
+    .collect();
+    if version.number() >= 18 {
+        // The mount has no copy-on-write of its own: N9.
+        pinned.push(Setting::new("file_copy_method", "copy"));
+    }
+    pinned
+}
+
+/// What is pinned on a standby; contains what is pinned on the active.
+pub fn standby(version: MajorVersion, options: &StandbyOptions) -> Vec<Setting> {
+    let mut pinned = active(version);
+    let fixed = [
+        ("hot_standby", "on"),
+        ("recovery_target_timeline", "latest"),
+        ("recovery_target", ""),
+        ("recovery_target_lsn", ""),
+        ("recovery_target_name", ""),
+        ("recovery_target_time", ""),
+        ("recovery_target_xid", ""),
+        ("recovery_min_apply_delay", "0"),
+        // The shared configuration may carry these; they would prune a live archive (section 5).
+        ("restore_command", ""),
+        ("archive_cleanup_command", ""),
+        ("recovery_end_command", ""),
+        ("primary_slot_name", ""),
+        ("wal_receiver_create_temp_slot", "off"),
+        // How soon a broken feed is tried again, and progress reported.
+        ("wal_retrieve_retry_interval", "100ms"),
+        ("wal_receiver_status_interval", "1s"),
+        // Queries never hold redo for long: takeover waits for it (N12 ii).
+        ("max_standby_streaming_delay", "1s"),
+        ("max_standby_archive_delay", "1s"),
+    ];
+    pinned.extend(
+        fixed
+            .into_iter()
+            .map(|(name, value)| Setting::new(name, value)),
+    );
+    if version.number() >= 14 {
+        // Not a pass over every file at each start after a crash (H13).
+        pinned.push(Setting::new("recovery_init_sync_method", "syncfs"));
+    }
+    if version.number() >= 17 {
+        pinned.push(Setting::new("sync_replication_slots", "off"));
+    }
+    if options
+        .archive_mode
+        .as_deref()
+        .is_some_and(|mode| mode.eq_ignore_ascii_case("always"))
+    {
+        // A standby would archive everything once more.
+        pinned.push(Setting::new("archive_mode", "on"));
+    }
+    pinned.push(Setting::new(
+        "primary_conninfo",
+        options.primary_conninfo.as_str(),
+    ));
+    pinned.extend(capacity(options.capacity));
+    pinned
+}
+
+/// The five settings that a hot standby must not undercut.
+pub fn capacity(capacity: Capacity) -> [Setting; 5] {
+    let setting = |name, value: u32| Setting::new(name, value.to_string());
+    [
+        setting("max_connections", capacity.max_connections),
+        setting("max_worker_processes", capacity.max_worker_processes),
+        setting("max_wal_senders", capacity.max_wal_senders),
+        setting(
+            "max_prepared_transactions",
+            capacity.max_prepared_transactions,
+        ),
+        setting(
+            "max_locks_per_transaction",
+            capacity.max_locks_per_transaction,
+        ),
+    ]
+}
+
+/// Lines that `init` puts at the end of `postgresql.conf`: sensible on a volume, not required.
+pub const DEFAULTS: &str = "
+#------------------------------------------------------------------------------
+# UNDERSTUDY: good values for a database on a volume; change them as you like.
+# What must not be changed is on the servers' command lines.
+#------------------------------------------------------------------------------
+
+wal_level = replica
+# Every checkpoint seals a generation: short intervals bound replay and old versions.
+checkpoint_timeout = 60s
+checkpoint_completion_target = 0.8
+max_wal_size = 4GB
+min_wal_size = 80MB
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(archive_mode: Option<&str>) -> StandbyOptions {
+        StandbyOptions {
+            primary_conninfo: "host=/x".into(),
+            capacity: Capacity {
+                max_connections: 300,
+                ..Capacity::default()
+            },
+            archive_mode: archive_mode.map(Into::into),
+        }
+    }
+
+    fn value<'a>(settings: &'a [Setting], name: &str) -> Option<&'a str> {
+        let mut found = settings.iter().filter(|setting| setting.name == name);
+        let value = found.next().map(|setting| setting.value.as_str());
+        assert!(found.next().is_none(), "{name} is pinned twice");
+        value
+    }
+
+    #[test]
+    fn a_standbys_settings_contain_the_actives() {
+        for version in MajorVersion::SUPPORTED {
+            let standby = standby(version, &options(None));
+            for setting in active(version) {
+                assert_eq!(value(&standby, setting.name), Some(setting.value.as_str()));
+            }
+            assert_eq!(value(&standby, "max_connections"), Some("300"));
+            assert_eq!(value(&standby, "restart_after_crash"), Some("off"));
+        }
+    }
+
+    #[test]
+    fn a_standby_never_archives() {
+        let version = MajorVersion::new(15).unwrap();
+        assert_eq!(
+            value(&standby(version, &options(Some("always"))), "archive_mode"),
+            Some("on")
+        );
+        assert_eq!(
+            value(&standby(version, &options(Some("on"))), "archive_mode"),
+            None
+        );
+    }
+
+    #[test]
+    fn only_settings_of_the_version() {
+        let at = |number| standby(MajorVersion::new(number).unwrap(), &options(None));
+        assert_eq!(value(&at(13), "recovery_init_sync_method"), None);
+        assert_eq!(value(&at(14), "recovery_init_sync_method"), Some("syncfs"));
+        assert_eq!(value(&at(17), "file_copy_method"), None);
+        assert_eq!(value(&at(18), "file_copy_method"), Some("copy"));
+    }
+
+    #[test]
+    fn arguments_are_pairs() {
+        let settings = [
+            Setting::new("fsync", "on"),
+            Setting::new("restore_command", ""),
+        ];
+        assert_eq!(
+            arguments(&settings),
+            ["-c", "fsync=on", "-c", "restore_command="]
+        );
+    }
+}
