@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dax::ids::{BlockKey, Generation};
+use dax::wire::StoredBlock;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
 
 use crate::error::OpenError;
-use crate::keys::{SLOT_BYTES, Slot, Stored, VolumeId};
+use crate::keys::{SLOT_BYTES, Slot, VolumeId, decode_block};
 
 /// The engine failed; nothing more can be written until the process starts anew.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +27,7 @@ pub(crate) struct EngineError(#[from] fjall::Error);
 #[derive(Debug)]
 pub(crate) enum Found {
     /// An intact block.
-    Block(Generation, Stored),
+    Block(StoredBlock),
     /// A block is there, but its bytes are not what was written.
     Corrupt(Generation),
 }
@@ -100,7 +101,7 @@ impl Engine {
             Err(e) if is_damage(&e) => return Ok(Some(Found::Corrupt(slot.generation))),
             other => other?,
         };
-        Ok(value.map(|value| found(slot.generation, value.into())))
+        Ok(value.map(|value| found(slot.key, slot.generation, value.into())))
     }
 
     /// The newest generation of a block that is not above `up_to`.
@@ -120,9 +121,9 @@ impl Engine {
             return Ok(None);
         };
         match guard.into_inner() {
-            Ok((key, value)) => {
-                let generation = Slot::decode(&key).map_or(up_to, |slot| slot.generation);
-                Ok(Some(found(generation, value.into())))
+            Ok((name, value)) => {
+                let generation = Slot::decode(&name).map_or(up_to, |slot| slot.generation);
+                Ok(Some(found(key, generation, value.into())))
             }
             Err(e) if is_damage(&e) => Ok(Some(Found::Corrupt(up_to))),
             Err(e) => Err(e.into()),
@@ -134,10 +135,17 @@ impl Engine {
         &self,
         range: std::ops::RangeInclusive<[u8; SLOT_BYTES]>,
     ) -> impl Iterator<Item = Result<Slot, EngineError>> + use<> {
-        self.blocks.range(range).filter_map(|guard| match guard.key() {
-            Ok(key) => Slot::decode(&key).map(Ok),
-            Err(e) => Some(Err(e.into())),
-        })
+        self.blocks
+            .range(range)
+            .filter_map(|guard| match guard.key() {
+                Ok(key) => Slot::decode(&key).map(Ok),
+                Err(e) => Some(Err(e.into())),
+            })
+    }
+
+    /// Whether the slot holds anything.
+    pub fn contains(&self, slot: &Slot) -> Result<bool, EngineError> {
+        Ok(self.blocks.contains_key(slot.encode())?)
     }
 
     /// The value of a `meta` key.
@@ -168,7 +176,7 @@ impl Engine {
 }
 
 impl Batch<'_> {
-    /// Sets a slot; `value` is [`Stored::encode`]d.
+    /// Sets a slot; `value` is made by [`encode_block`](crate::keys::encode_block).
     pub fn put(&mut self, slot: &Slot, value: Bytes) {
         self.inner
             .insert(&self.engine.blocks, slot.encode().as_slice(), value);
@@ -195,28 +203,36 @@ impl Batch<'_> {
     pub fn apply(self) -> Result<(), EngineError> {
         Ok(self.inner.commit()?)
     }
+
+    /// Makes the changes, and all before them, durable, and only then visible.
+    pub fn apply_durably(self) -> Result<(), EngineError> {
+        if self.inner.is_empty() {
+            return self.engine.sync();
+        }
+        Ok(self
+            .inner
+            .durability(Some(PersistMode::SyncData))
+            .commit()?)
+    }
 }
 
-fn found(generation: Generation, value: Bytes) -> Found {
-    match Stored::decode(value) {
-        Some(stored) if stored.is_intact() => Found::Block(generation, stored),
+fn found(key: BlockKey, generation: Generation, value: Bytes) -> Found {
+    match decode_block(generation, value) {
+        Some(block) if block.is_intact(key) => Found::Block(block),
         _ => Found::Corrupt(generation),
     }
 }
 
-/// Whether the engine says that what it read back is not what it wrote.
+/// Whether a failed read concerns what was read only, so that the rest may go on: wrong contents, or
+/// a device that cannot read that place.
 fn is_damage(error: &fjall::Error) -> bool {
-    use fjall::LsmError;
-    match error {
-        fjall::Error::Decompress(_) | fjall::Error::InvalidTrailer | fjall::Error::InvalidTag(_) => {
-            true
-        }
-        fjall::Error::Storage(e) => !matches!(e, LsmError::Io(e) if !is_corruption(e)),
-        _ => false,
-    }
+    !matches!(
+        error,
+        fjall::Error::Poisoned | fjall::Error::KeyspaceDeleted | fjall::Error::Unrecoverable
+    )
 }
 
-/// Input errors that mean wrong contents rather than a failing device.
+/// Input errors that mean wrong contents rather than a file that cannot be used.
 fn is_corruption(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(

@@ -65,3 +65,8 @@ pub enum OpenError {
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
 }
+
+/// A zone stopped by itself; what it acknowledged is safe. Check the disk, then start it again.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("the zone failed: {0}")]
+pub struct ZoneFailed(pub(crate) String);

@@ -3,9 +3,33 @@
 //! Owns the server's side of the block protocol ([`dax::wire`]) on std threads. Invariant: what was
 //! acknowledged is durable (one fsync for all connections' writes, a group commit), and nothing
 //! below the accepted epoch of its volume is ever applied.
+//!
+//! ```text
+//!  socket ─▶ receiver (one per connection) ─┬─ writes, epochs, records ─▶ queue ─▶ committer ─▶ engine
+//!                  │ reads: here, or on the pool                                      │
+//!                  ▼                                                                  ▼
+//!               engine                        socket ◀─ sender (one per connection) ◀─ acks, replies
+//! ```
 
+mod committer;
+mod config;
+mod connection;
+mod decide;
 mod engine;
 mod error;
+mod janitor;
 mod keys;
+mod meta;
+mod queue;
+mod reads;
+mod receiver;
+mod room;
+mod shared;
+mod stream;
+mod versions;
+mod volume;
+mod zone;
 
-pub use error::OpenError;
+pub use config::StoreConfig;
+pub use error::{OpenError, ZoneFailed};
+pub use zone::Zone;

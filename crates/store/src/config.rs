@@ -1,0 +1,36 @@
+//! How a zone is set up.
+
+use std::time::Duration;
+
+/// How a zone is set up. The defaults suit a machine that does other things as well.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StoreConfig {
+    /// Bytes of the file system to leave free: block writes are refused below it, so that the engine
+    /// never meets a full disk, and epochs, records and removals still find room.
+    pub reserve_bytes: u64,
+    /// Bytes of memory for the engine's cache of what it read.
+    pub cache_bytes: u64,
+    /// How long a write waits for others to share its fsync when nobody asks for it.
+    #[serde(with = "humantime_serde")]
+    pub commit_delay: Duration,
+    /// Bytes of waiting writes that are made durable without waiting longer.
+    pub commit_bytes: usize,
+    /// Bytes of received writes held in memory before connections are made to wait.
+    pub queue_bytes: usize,
+    /// Threads that serve reads which arrive faster than one by one.
+    pub read_threads: usize,
+}
+
+impl Default for StoreConfig {
+    fn default() -> StoreConfig {
+        StoreConfig {
+            reserve_bytes: 1 << 30,
+            cache_bytes: 64 << 20,
+            commit_delay: Duration::from_millis(20),
+            commit_bytes: 4 << 20,
+            queue_bytes: 64 << 20,
+            read_threads: 4,
+        }
+    }
+}

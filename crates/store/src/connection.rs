@@ -1,0 +1,226 @@
+//! One client's connection: what its threads and the committer share about it, and its way out.
+//!
+//! Invariant: a frame goes out whole; a refusal goes out before the acknowledgement that covers its
+//! number; the committer never waits for a client.
+
+use std::io::{self, IoSlice, Write};
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use bytes::BytesMut;
+use dax::ids::Epoch;
+use dax::wire::{Frame, Response};
+use parking_lot::{Condvar, Mutex};
+
+use crate::stream::Stream;
+use crate::volume::Volume;
+
+/// More answers than this waiting for one client mean that it does not read them.
+const MAX_WAITING: usize = 100_000;
+
+/// A connection, as seen by everybody who has something to tell it.
+pub(crate) struct Conn {
+    /// Tells connections of this process apart.
+    pub id: u64,
+    /// The client, for the log: where from, then its name for itself.
+    pub peer: String,
+    volume: OnceLock<Arc<Volume>>,
+    announced: AtomicU32,
+    applied: Mutex<u64>,
+    progress: Condvar,
+    waiting: Mutex<Waiting>,
+    wake: Condvar,
+    writer: Mutex<Stream>,
+    stream: Stream,
+}
+
+#[derive(Default)]
+struct Waiting {
+    messages: Vec<(u64, Response)>,
+    ack: Option<u64>,
+    closed: bool,
+}
+
+impl Conn {
+    /// A connection over `stream`.
+    pub fn new(id: u64, peer: String, stream: &Stream) -> io::Result<Conn> {
+        Ok(Conn {
+            id,
+            peer,
+            volume: OnceLock::new(),
+            announced: AtomicU32::new(0),
+            applied: Mutex::new(0),
+            progress: Condvar::new(),
+            waiting: Mutex::default(),
+            wake: Condvar::new(),
+            writer: Mutex::new(stream.try_clone()?),
+            stream: stream.try_clone()?,
+        })
+    }
+
+    /// Binds the connection to its volume; false if it was bound before.
+    pub fn bind(&self, volume: Arc<Volume>) -> bool {
+        self.volume.set(volume).is_ok()
+    }
+
+    /// The volume it is bound to.
+    pub fn volume(&self) -> Option<&Arc<Volume>> {
+        self.volume.get()
+    }
+
+    /// The highest epoch under which the client has spoken.
+    pub fn announced(&self) -> Epoch {
+        Epoch(self.announced.load(Ordering::Relaxed))
+    }
+
+    /// The client speaks under `epoch`.
+    pub fn announce(&self, epoch: Epoch) {
+        self.announced.fetch_max(epoch.0, Ordering::Relaxed);
+    }
+
+    /// Reads see the client's writes up to this number from now on.
+    pub fn applied(&self, upto: u64) {
+        *self.applied.lock() = upto;
+        self.progress.notify_all();
+    }
+
+    /// Waits until reads see the client's writes up to `number`, or the connection is closed.
+    pub fn wait_applied(&self, number: u64) {
+        let mut applied = self.applied.lock();
+        while *applied < number && !self.waiting.lock().closed {
+            self.progress.wait(&mut applied);
+        }
+    }
+
+    /// Sends a message soon; never waits.
+    pub fn send(&self, id: u64, message: Response) {
+        let mut waiting = self.waiting.lock();
+        if waiting.closed {
+            return;
+        }
+        waiting.messages.push((id, message));
+        if waiting.messages.len() > MAX_WAITING {
+            tracing::warn!(client = %self.peer, "client does not read its answers: disconnected");
+            drop(waiting);
+            return self.close();
+        }
+        self.wake.notify_one();
+    }
+
+    /// Acknowledges every write up to this number soon; never waits.
+    pub fn acknowledge(&self, upto: u64) {
+        self.waiting.lock().ack = Some(upto);
+        self.wake.notify_one();
+    }
+
+    /// Answers at once, on the caller's thread.
+    ///
+    /// # Errors
+    /// Whatever the socket says; the connection is of no use then.
+    pub fn answer(&self, id: u64, message: &Response, scratch: &mut BytesMut) -> io::Result<()> {
+        let frame = message.encode(id, scratch);
+        write_frame(&mut *self.writer.lock(), &frame)
+    }
+
+    /// Sends what is waiting, until the connection is closed. The body of its own thread.
+    pub fn run_sender(&self) {
+        let mut scratch = BytesMut::new();
+        let mut messages = Vec::new();
+        loop {
+            let (ack, closed) = {
+                let mut waiting = self.waiting.lock();
+                while waiting.messages.is_empty() && waiting.ack.is_none() && !waiting.closed {
+                    self.wake.wait(&mut waiting);
+                }
+                std::mem::swap(&mut messages, &mut waiting.messages);
+                (waiting.ack.take(), waiting.closed)
+            };
+            let ack = ack.map(|upto| (0, Response::Ack { upto }));
+            for (id, message) in messages.drain(..).chain(ack) {
+                if self.answer(id, &message, &mut scratch).is_err() {
+                    return self.close();
+                }
+            }
+            if closed {
+                return self.stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// Takes no more requests; answers still go out.
+    pub fn stop_reading(&self) {
+        self.stream.shutdown(Shutdown::Read);
+    }
+
+    /// Ends the connection once what is waiting has been sent.
+    pub fn finish(&self) {
+        self.waiting.lock().closed = true;
+        self.wake.notify_all();
+        let _applied = self.applied.lock(); // so that no waiter misses the notification
+        self.progress.notify_all();
+    }
+
+    /// Ends the connection now.
+    pub fn close(&self) {
+        self.finish();
+        self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Writes both parts of a frame with one system call where possible.
+fn write_frame(stream: &mut impl Write, frame: &Frame) -> io::Result<()> {
+    let [mut head, mut payload] = frame.parts();
+    while !head.is_empty() {
+        match stream.write_vectored(&[IoSlice::new(head), IoSlice::new(payload)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) if n < head.len() => head = &head[n..],
+            Ok(n) => {
+                payload = &payload[n - head.len()..];
+                head = &[];
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    stream.write_all(payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    /// Takes a few bytes at a time.
+    struct Slow(Vec<u8>, usize);
+
+    impl Write for Slow {
+        fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+            let n = buf.len().min(self.1);
+            self.0.extend(&buf[..n]);
+            Ok(n)
+        }
+        fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+            let all = bufs.iter().flat_map(|b| b.iter().copied());
+            let before = self.0.len();
+            self.0.extend(all.take(self.1));
+            Ok(self.0.len() - before)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_frame_goes_out_whole_however_little_the_socket_takes() {
+        for step in 1..20 {
+            let frame = Frame {
+                head: Bytes::from_static(b"0123456"),
+                payload: Bytes::from_static(b"abcdefghij"),
+            };
+            let mut slow = Slow(Vec::new(), step);
+            write_frame(&mut slow, &frame).unwrap();
+            assert_eq!(slow.0, b"0123456abcdefghij");
+        }
+    }
+}

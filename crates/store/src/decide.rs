@@ -1,0 +1,362 @@
+//! What the committer does about each piece of work: the replica's rules ([`dax::replica`]) applied
+//! to what is stored.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dax::error::{Error, ErrorKind};
+use dax::ids::{Epoch, Generation, Version, VolumeName};
+use dax::replica::{Claim, Refusal, replaces};
+use dax::storage::{Retention, VolumeSettings};
+use dax::wire::{BlockWrite, Request, Response, StoredRecord};
+
+use crate::committer::{Committer, Round};
+use crate::connection::Conn;
+use crate::engine::{EngineError, Found};
+use crate::keys::{Slot, VolumeId, decode_record, encode_record};
+use crate::meta::{self, Removal, VolumeMeta, to_json};
+use crate::reads::ReadJob;
+use crate::shared::Work;
+use crate::volume::Volume;
+
+/// The longest name of a record, in bytes.
+const MAX_NAME_BYTES: usize = 1024;
+
+impl Committer {
+    /// Decides one piece of work and puts its effects into the round.
+    pub(crate) fn decide(&mut self, work: Work, round: &mut Round) -> Result<(), EngineError> {
+        match work {
+            Work::Write(conn, number, write) => {
+                round.received(&conn, number);
+                match self.write(&conn, write, round)? {
+                    Ok(()) => {}
+                    Err(error) => refuse(&conn, number, &error),
+                }
+            }
+            Work::Refuse(conn, number, error) => {
+                round.received(&conn, number);
+                refuse(&conn, number, &error);
+            }
+            Work::Flush => round.urgent = true,
+            Work::Request(conn, id, request) => {
+                round.urgent = true;
+                let reply = self.request(&conn, id, request, round)?;
+                round.replies.extend(reply.map(|reply| (conn, id, reply)));
+            }
+            Work::Drop(volume, slots) => self.drop_slots(&volume, &slots, round)?,
+            Work::Removed(volume, number) => {
+                round.metas.insert(meta::removal_key(volume, number), None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies a block write, or says why not.
+    fn write(
+        &mut self,
+        conn: &Arc<Conn>,
+        write: BlockWrite,
+        round: &mut Round,
+    ) -> Result<Result<(), Error>, EngineError> {
+        let Some(volume) = conn.volume() else {
+            return Ok(Err(unbound()));
+        };
+        conn.announce(write.epoch);
+        if let Err(error) = self.admit(volume, write.epoch) {
+            return Ok(Err(error));
+        }
+        let slot = Slot {
+            volume: volume.id,
+            key: write.key,
+            generation: write.generation,
+        };
+        let stored = self.stored_version(&slot, round)?;
+        if !replaces(write.version, stored) {
+            return Ok(Ok(()));
+        }
+        if !self.room.admit(&self.shared, write.data.len() as u64) {
+            return Ok(Err(full()));
+        }
+        round.bytes += write.data.len();
+        self.versions.set(slot, write.version);
+        if stored.is_none() {
+            volume.count_blocks(1);
+        }
+        if write.generation != Generation::SINGLE {
+            let (_, keys) = round
+                .candidates
+                .entry(volume.id)
+                .or_insert_with(|| (volume.clone(), Vec::new()));
+            keys.push(write.key);
+        }
+        round.blocks.insert(slot, Some(write));
+        Ok(Ok(()))
+    }
+
+    fn stored_version(&self, slot: &Slot, round: &Round) -> Result<Option<Version>, EngineError> {
+        if let Some(version) = self.versions.get(slot) {
+            return Ok(Some(version));
+        }
+        if let Some(None) = round.blocks.get(slot) {
+            return Ok(None);
+        }
+        // A damaged block has no version worth keeping: any intact one repairs it.
+        Ok(match self.shared.engine.get(slot)? {
+            Some(Found::Block(block)) => Some(block.version),
+            Some(Found::Corrupt(_)) | None => None,
+        })
+    }
+
+    /// Whether `epoch` may change the volume.
+    pub(crate) fn admit(&self, volume: &Volume, epoch: Epoch) -> Result<(), Error> {
+        let fence = self.fences.get(&volume.id);
+        let fence = fence.expect("every volume that a connection is bound to has a fence");
+        fence.admit(epoch).map_err(|refusal| match refusal {
+            Refusal::Fenced => {
+                let (now, owner) = (fence.grant().epoch, &fence.grant().owner);
+                Error::new(
+                    ErrorKind::Fenced,
+                    format!("{epoch} is over: {owner} owns {now}"),
+                )
+            }
+            Refusal::Unannounced => Error::new(
+                ErrorKind::Conflict,
+                format!("{epoch} was not announced to this zone"),
+            ),
+        })
+    }
+
+    /// Handles a request that has a reply; `None` if it is given later.
+    fn request(
+        &mut self,
+        conn: &Arc<Conn>,
+        id: u64,
+        request: Request,
+        round: &mut Round,
+    ) -> Result<Option<Response>, EngineError> {
+        if let Request::CreateVolume { volume, settings } = request {
+            return Ok(Some(self.create(volume, settings, round)));
+        }
+        let Some(volume) = conn.volume().cloned() else {
+            return Ok(Some(error(&unbound())));
+        };
+        Ok(Some(match request {
+            Request::OwnEpoch {
+                epoch,
+                owner,
+                settled,
+            } => {
+                conn.announce(epoch);
+                self.own(&volume, (epoch, &owner, settled), round)
+            }
+            Request::Promote { epoch, key } => {
+                conn.announce(epoch);
+                match self.admit(&volume, epoch) {
+                    Err(e) => error(&e),
+                    Ok(()) => {
+                        let job = ReadJob {
+                            conn: conn.clone(),
+                            volume,
+                            id,
+                            key,
+                            up_to: Generation::SINGLE,
+                            after: 0,
+                        };
+                        round.promotes.push((epoch, job));
+                        return Ok(None);
+                    }
+                }
+            }
+            Request::PutRecord {
+                epoch,
+                name,
+                version,
+                value,
+            } => {
+                let refused = epoch.and_then(|epoch| self.admit(&volume, epoch).err());
+                match refused {
+                    Some(e) => error(&e),
+                    None => {
+                        let record = StoredRecord { version, value };
+                        self.put_record(&volume, &name, record, round)?
+                    }
+                }
+            }
+            Request::Retain { epoch, retention } => match self.admit(&volume, epoch) {
+                Err(e) => error(&e),
+                Ok(()) => retain(&volume, retention, round),
+            },
+            Request::RemoveFiles { epoch, files } => match self.admit(&volume, epoch) {
+                Err(e) => error(&e),
+                Ok(()) => self.remove(&volume, Removal::Files(files), round),
+            },
+            Request::RemoveBlocksBefore { epoch, file, block } => {
+                match self.admit(&volume, epoch) {
+                    Err(e) => error(&e),
+                    Ok(()) => self.remove(&volume, Removal::Before(file, block), round),
+                }
+            }
+            other => {
+                debug_assert!(false, "{other:?} is answered by its connection");
+                error(&Error::new(ErrorKind::Protocol, "not for the committer"))
+            }
+        }))
+    }
+
+    fn create(
+        &mut self,
+        name: VolumeName,
+        settings: VolumeSettings,
+        round: &mut Round,
+    ) -> Response {
+        let size = settings.block_size_bytes;
+        let sound = size.is_power_of_two()
+            && (4096..=65536).contains(&size)
+            && (1..=settings.replicas).contains(&settings.sync_replicas);
+        if !sound {
+            return error(&Error::new(
+                ErrorKind::Invalid,
+                format!("volume {name} cannot be laid out as {settings:?}"),
+            ));
+        }
+        if let Some(volume) = self.shared.volumes.get(&name) {
+            if volume.settings == settings {
+                return Response::Done;
+            }
+            return error(&Error::new(
+                ErrorKind::Conflict,
+                format!(
+                    "volume {name} exists with other settings: {:?}",
+                    volume.settings
+                ),
+            ));
+        }
+        let id = VolumeId(self.next_volume);
+        self.next_volume += 1;
+        let about = VolumeMeta { id: id.0, settings };
+        round
+            .metas
+            .insert(meta::volume_key(&name), Some(to_json(&about)));
+        // It may be seen before it is durable: nobody can write to it before that, because nobody
+        // can own an epoch earlier than in a later round, or in this one and be answered.
+        self.shared.volumes.insert(name, about);
+        self.fences.insert(id, dax::replica::Fence::default());
+        Response::Done
+    }
+
+    fn own(
+        &mut self,
+        volume: &Arc<Volume>,
+        (epoch, owner, settled): (Epoch, &str, bool),
+        round: &mut Round,
+    ) -> Response {
+        let fence = self.fences.entry(volume.id).or_default();
+        let claim = fence.own(epoch, owner, settled);
+        let grant = fence.grant().clone();
+        if claim == Claim::Accepted {
+            round
+                .metas
+                .insert(meta::epoch_key(volume.id), Some(to_json(&grant)));
+            round.grants.push((volume.clone(), grant.clone()));
+        }
+        Response::Owned {
+            accepted: claim != Claim::Refused,
+            grant,
+        }
+    }
+
+    fn put_record(
+        &mut self,
+        volume: &Volume,
+        name: &str,
+        record: StoredRecord,
+        round: &mut Round,
+    ) -> Result<Response, EngineError> {
+        let bytes = record.value.as_ref().map_or(0, Bytes::len);
+        if name.len() > MAX_NAME_BYTES || bytes > dax::wire::MAX_RECORD_BYTES {
+            return Ok(error(&Error::new(
+                ErrorKind::Invalid,
+                format!("record of {} and {bytes} bytes: too large", name.len()),
+            )));
+        }
+        let key = meta::record_key(volume.id, name);
+        let stored = match round.metas.get(&key) {
+            Some(value) => value.clone(),
+            None => self.shared.engine.meta(&key)?,
+        };
+        let stored = stored.and_then(decode_record).map(|r| r.version);
+        if !replaces(record.version, stored) {
+            let version = stored.unwrap_or(record.version);
+            return Ok(Response::RecordStored { version });
+        }
+        round.bytes += bytes;
+        round.metas.insert(key, Some(encode_record(&record)));
+        Ok(Response::RecordStored {
+            version: record.version,
+        })
+    }
+
+    /// Notes blocks to give back; the janitor does it, also after a restart.
+    fn remove(&mut self, volume: &Arc<Volume>, removal: Removal, round: &mut Round) -> Response {
+        let number = self.next_removal;
+        self.next_removal += 1;
+        let key = meta::removal_key(volume.id, number);
+        round.metas.insert(key, Some(to_json(&removal)));
+        self.shared.chores.remove(volume.clone(), number, removal);
+        Response::Done
+    }
+
+    fn drop_slots(
+        &mut self,
+        volume: &Volume,
+        slots: &[Slot],
+        round: &mut Round,
+    ) -> Result<(), EngineError> {
+        for slot in slots {
+            self.versions.forget(slot);
+            let stored = match round.blocks.get(slot) {
+                Some(write) => write.is_some(),
+                None => self.shared.engine.contains(slot)?,
+            };
+            if stored {
+                round.blocks.insert(*slot, None);
+                volume.count_blocks(-1);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn retain(volume: &Arc<Volume>, retention: Retention, round: &mut Round) -> Response {
+    let key = meta::retention_key(volume.id);
+    round.metas.insert(key, Some(to_json(&retention)));
+    round.retentions.push((volume.clone(), retention));
+    Response::Done
+}
+
+fn refuse(conn: &Conn, number: u64, error: &Error) {
+    conn.send(
+        0,
+        Response::WriteRefused {
+            number,
+            kind: error.kind(),
+            message: error.to_string(),
+        },
+    );
+}
+
+/// An error as a reply.
+pub(crate) fn error(error: &Error) -> Response {
+    Response::Error {
+        kind: error.kind(),
+        message: error.to_string(),
+    }
+}
+
+fn unbound() -> Error {
+    Error::new(ErrorKind::Protocol, "say hello first, to name a volume")
+}
+
+fn full() -> Error {
+    Error::new(ErrorKind::Full, "no room in this zone but its reserve")
+}

@@ -1,0 +1,311 @@
+//! Gives space back in the background: versions that no image shows, removed files, the past of the
+//! log. It only finds; the committer drops, so that dropping never races with writing.
+//!
+//! Invariant: a removal stays on disk until every block it names is gone, and a retention stays on
+//! disk for good, so that a restart finds again what is left to do.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation};
+use dax::replica;
+use dax::storage::Retention;
+use parking_lot::{Condvar, Mutex};
+
+use crate::engine::EngineError;
+use crate::keys::{Slot, VolumeId};
+use crate::meta::Removal;
+use crate::shared::{Shared, Work};
+use crate::volume::Volume;
+
+/// Slots in one message to the committer.
+const SLOTS_PER_DROP: usize = 256;
+/// What a slot on its way to be dropped weighs in the committer's queue.
+const SLOT_WEIGHT: usize = 1024;
+
+/// Something to do in the background.
+enum Chore {
+    /// Count the blocks of a volume and find what can be dropped: once after a start.
+    Scan(Arc<Volume>),
+    /// Look at the candidates.
+    Prune(Arc<Volume>),
+    Remove(Arc<Volume>, u64, Removal),
+}
+
+/// What the janitor still has to do.
+#[derive(Default)]
+pub(crate) struct Chores {
+    list: Mutex<(VecDeque<Chore>, bool)>,
+    added: Condvar,
+}
+
+impl Chores {
+    fn add(&self, chore: Chore) {
+        self.list.lock().0.push_back(chore);
+        self.added.notify_one();
+    }
+
+    /// Count a volume's blocks and find what can be dropped.
+    pub fn scan(&self, volume: Arc<Volume>) {
+        self.add(Chore::Scan(volume));
+    }
+
+    /// The volume's retention has changed.
+    pub fn prune(&self, volume: Arc<Volume>) {
+        let mut list = self.list.lock();
+        let queued = |c: &Chore| matches!(c, Chore::Prune(v) if v.id == volume.id);
+        if !list.0.iter().any(queued) {
+            list.0.push_back(Chore::Prune(volume));
+            self.added.notify_one();
+        }
+    }
+
+    /// Give blocks back.
+    pub fn remove(&self, volume: Arc<Volume>, number: u64, removal: Removal) {
+        self.add(Chore::Remove(volume, number, removal));
+    }
+
+    /// Ends the janitor, whatever is left to do.
+    pub fn close(&self) {
+        self.list.lock().1 = true;
+        self.added.notify_all();
+    }
+
+    fn next(&self) -> Option<Chore> {
+        let mut list = self.list.lock();
+        while list.0.is_empty() && !list.1 {
+            self.added.wait(&mut list);
+        }
+        match list.1 {
+            true => None,
+            false => list.0.pop_front(),
+        }
+    }
+}
+
+/// Finds what can be dropped.
+pub(crate) struct Janitor {
+    shared: Arc<Shared>,
+    /// Blocks of a file before this are gone already.
+    gone_before: HashMap<(VolumeId, FileId), u64>,
+}
+
+impl Janitor {
+    pub fn new(shared: Arc<Shared>) -> Janitor {
+        Janitor {
+            shared,
+            gone_before: HashMap::new(),
+        }
+    }
+
+    /// Works until the zone stops.
+    pub fn run(mut self) {
+        while let Some(chore) = self.shared.chores.next() {
+            let done = match chore {
+                Chore::Scan(volume) => self.scan(&volume, true),
+                Chore::Prune(volume) => self.prune(&volume),
+                Chore::Remove(volume, number, removal) => self.remove(&volume, number, removal),
+            };
+            if let Err(e) = done {
+                return self.shared.fail(&e);
+            }
+        }
+    }
+
+    /// Looks at every block of a volume.
+    fn scan(&self, volume: &Arc<Volume>, count: bool) -> Result<(), EngineError> {
+        let all = (
+            BlockKey::new(FileId(0), 0),
+            BlockKey::new(FileId(u64::MAX), u64::MAX),
+        );
+        let mut drops = Drops::new(&self.shared, volume);
+        let mut block: Vec<Slot> = Vec::new();
+        let mut blocks = 0i64;
+        for slot in self.shared.engine.slots(Slot::range(volume.id, all)) {
+            let slot = slot?;
+            if self.shared.is_stopping() {
+                return Ok(());
+            }
+            blocks += 1;
+            if block.first().is_some_and(|first| first.key != slot.key) {
+                drops.look(&block);
+                block.clear();
+            }
+            block.push(slot);
+        }
+        drops.look(&block);
+        if count {
+            volume.count_blocks(blocks);
+        }
+        drops.finish();
+        Ok(())
+    }
+
+    /// Looks at the blocks written since the last time.
+    fn prune(&self, volume: &Arc<Volume>) -> Result<(), EngineError> {
+        let candidates = volume.take_candidates();
+        if candidates.everything {
+            return self.scan(volume, false);
+        }
+        let mut drops = Drops::new(&self.shared, volume);
+        for key in candidates.blocks {
+            if self.shared.is_stopping() {
+                return Ok(());
+            }
+            let slots = self.shared.engine.slots(Slot::range(volume.id, (key, key)));
+            let slots: Vec<Slot> = slots.collect::<Result<_, _>>()?;
+            drops.look(&slots);
+        }
+        drops.finish();
+        Ok(())
+    }
+
+    fn remove(
+        &mut self,
+        volume: &Arc<Volume>,
+        number: u64,
+        removal: Removal,
+    ) -> Result<(), EngineError> {
+        let mut drops = Drops::new(&self.shared, volume);
+        match removal {
+            Removal::Files(files) => {
+                for file in files {
+                    if !self.remove_range(&mut drops, file, (0, u64::MAX))? {
+                        return Ok(());
+                    }
+                    self.gone_before.remove(&(volume.id, file));
+                }
+            }
+            Removal::Before(_, BlockIndex(0)) => {}
+            Removal::Before(file, BlockIndex(end)) => {
+                // Without this each call would step over all that earlier calls have removed.
+                let from = self.gone_before.get(&(volume.id, file)).copied();
+                let from = from.unwrap_or(0);
+                if from < end && !self.remove_range(&mut drops, file, (from, end - 1))? {
+                    return Ok(());
+                }
+                self.gone_before.insert((volume.id, file), end.max(from));
+            }
+        }
+        drops.finish();
+        self.shared
+            .queue
+            .put(Work::Removed(volume.id, number), SLOT_WEIGHT);
+        Ok(())
+    }
+
+    /// False if the zone stops in the middle of it.
+    fn remove_range(
+        &self,
+        drops: &mut Drops<'_>,
+        file: FileId,
+        range: (u64, u64),
+    ) -> Result<bool, EngineError> {
+        for slot in self.shared.slots_of(drops.volume.id, file, range) {
+            if self.shared.is_stopping() {
+                return Ok(false);
+            }
+            drops.drop_slot(slot?);
+        }
+        Ok(true)
+    }
+}
+
+/// Collects slots to drop and hands them to the committer.
+struct Drops<'a> {
+    shared: &'a Shared,
+    volume: &'a Arc<Volume>,
+    retention: Option<Retention>,
+    slots: Vec<Slot>,
+    candidates: Vec<BlockKey>,
+}
+
+impl<'a> Drops<'a> {
+    fn new(shared: &'a Shared, volume: &'a Arc<Volume>) -> Drops<'a> {
+        Drops {
+            shared,
+            volume,
+            retention: volume.retention(),
+            slots: Vec::new(),
+            candidates: Vec::new(),
+        }
+    }
+
+    /// Decides about one block, given all its slots.
+    fn look(&mut self, block: &[Slot]) {
+        let Some(first) = block.first() else { return };
+        let stored: Vec<Generation> = block.iter().map(|slot| slot.generation).collect();
+        let dropped = match &self.retention {
+            Some(retention) => replica::prune(&stored, retention),
+            None => Vec::new(),
+        };
+        for generation in &dropped {
+            self.drop_slot(Slot {
+                generation: *generation,
+                ..*first
+            });
+        }
+        let kept = stored.iter().filter(|g| !dropped.contains(g));
+        if !is_settled(&kept.copied().collect::<Vec<_>>(), self.retention.as_ref()) {
+            self.candidates.push(first.key);
+        }
+    }
+
+    fn drop_slot(&mut self, slot: Slot) {
+        self.slots.push(slot);
+        if self.slots.len() >= SLOTS_PER_DROP {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let slots = std::mem::take(&mut self.slots);
+        let weight = slots.len() * SLOT_WEIGHT;
+        let work = Work::Drop(self.volume.clone(), slots);
+        self.shared.queue.put(work, weight);
+    }
+
+    fn finish(mut self) {
+        self.send();
+        self.volume
+            .add_candidates(std::mem::take(&mut self.candidates));
+    }
+}
+
+/// Whether no later retention can drop one of these unless the block is written again: it has one
+/// version, which every image shows (the ends of images only move up).
+fn is_settled(kept: &[Generation], retention: Option<&Retention>) -> bool {
+    match (kept, retention) {
+        ([] | [Generation::SINGLE], _) => true,
+        ([one], Some(r)) => !r.images.is_empty() && r.images.iter().all(|i| i.contains(*one)),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dax::ids::Epoch;
+    use dax::storage::Lineage;
+
+    #[test]
+    fn a_block_is_settled_when_every_image_shows_its_one_version() {
+        let g = |number| Generation {
+            epoch: Epoch(1),
+            number,
+        };
+        let retention = Retention {
+            images: vec![Lineage::up_to(g(2)), Lineage::up_to(g(4))],
+        };
+        let settled = |kept: &[Generation]| is_settled(kept, Some(&retention));
+        assert!(settled(&[]));
+        assert!(settled(&[Generation::SINGLE]));
+        assert!(settled(&[g(1)]));
+        assert!(!settled(&[g(3)]), "a takeover may leave it out");
+        assert!(!settled(&[g(1), g(3)]));
+        assert!(!is_settled(&[g(1)], None));
+    }
+}

@@ -1,0 +1,114 @@
+//! What a zone remembers besides blocks: volumes, accepted epochs, records, retention, unfinished
+//! removals; and how each is keyed and put into bytes.
+//!
+//! ```text
+//! format                  the format of the whole directory
+//! v <name>                volume: id, settings                               JSON
+//! e <id>                  accepted epoch and owner                           JSON
+//! k <id>                  retention                                          JSON
+//! r <id> <name>           record: version, value
+//! j <id> <number>         a removal that is not finished                     JSON
+//! ```
+
+use std::path::Path;
+
+use bytes::Bytes;
+use dax::ids::{BlockIndex, FileId, VolumeName};
+use dax::storage::VolumeSettings;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::engine::{Engine, EngineError};
+use crate::error::OpenError;
+use crate::keys::VolumeId;
+
+/// The format that this code writes.
+const FORMAT: &[u8] = b"understudy-zone 1";
+const FORMAT_KEY: &[u8] = b"format";
+
+/// A volume as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VolumeMeta {
+    pub id: u32,
+    pub settings: VolumeSettings,
+}
+
+/// Blocks to give back in the background; kept until it is done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Removal {
+    Files(Vec<FileId>),
+    Before(FileId, BlockIndex),
+}
+
+/// The key prefix of all volumes.
+pub(crate) const VOLUMES: &[u8] = b"v";
+
+pub(crate) fn volume_key(name: &VolumeName) -> Vec<u8> {
+    [VOLUMES, name.as_str().as_bytes()].concat()
+}
+
+pub(crate) fn epoch_key(volume: VolumeId) -> Vec<u8> {
+    [b"e".as_slice(), &volume.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn retention_key(volume: VolumeId) -> Vec<u8> {
+    [b"k".as_slice(), &volume.0.to_be_bytes()].concat()
+}
+
+/// The key of a record; with a prefix of a name, the key prefix of those records.
+pub(crate) fn record_key(volume: VolumeId, name: &str) -> Vec<u8> {
+    [b"r".as_slice(), &volume.0.to_be_bytes(), name.as_bytes()].concat()
+}
+
+/// Bytes of a record's key in front of its name.
+pub(crate) const RECORD_KEY_HEAD: usize = 5;
+
+/// The key prefix of a volume's unfinished removals.
+pub(crate) fn removals_key(volume: VolumeId) -> Vec<u8> {
+    [b"j".as_slice(), &volume.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn removal_key(volume: VolumeId, number: u64) -> Vec<u8> {
+    [removals_key(volume).as_slice(), &number.to_be_bytes()].concat()
+}
+
+/// The number in a removal's key.
+pub(crate) fn removal_number(key: &[u8]) -> u64 {
+    let number = key.last_chunk().copied();
+    u64::from_be_bytes(number.unwrap_or_default())
+}
+
+/// JSON of plain data.
+pub(crate) fn to_json(value: &impl Serialize) -> Bytes {
+    let json = serde_json::to_vec(value);
+    json.expect("plain data without maps keyed by structs")
+        .into()
+}
+
+/// Plain data from JSON that this program wrote.
+pub(crate) fn from_json<T: DeserializeOwned>(dir: &Path, json: &[u8]) -> Result<T, OpenError> {
+    serde_json::from_slice(json).map_err(|source| OpenError::Damaged {
+        dir: dir.into(),
+        source: Box::new(source),
+    })
+}
+
+/// Checks the directory's format, writing it if the directory is new.
+pub(crate) fn check_format(engine: &Engine, dir: &Path) -> Result<(), OpenError> {
+    let broken = |source: EngineError| OpenError::Damaged {
+        dir: dir.into(),
+        source: Box::new(source),
+    };
+    match engine.meta(FORMAT_KEY).map_err(broken)? {
+        Some(found) if found == FORMAT => Ok(()),
+        Some(found) => Err(OpenError::Format {
+            dir: dir.into(),
+            found: String::from_utf8_lossy(&found).into_owned(),
+            expected: String::from_utf8_lossy(FORMAT).into_owned(),
+        }),
+        None => {
+            let mut batch = engine.batch();
+            batch.put_meta(FORMAT_KEY, Bytes::from_static(FORMAT));
+            batch.apply_durably().map_err(broken)
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Reads one connection's requests and sends each where it belongs: block writes and whatever the
+//! fence decides to the committer, reads to the engine. The body of a connection's own thread.
+
+use std::io::{self, BufReader};
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use dax::error::{Error, ErrorKind};
+use dax::ids::{BlockKey, VolumeName};
+use dax::storage::Space;
+use dax::wire::{BlockWrite, PROTOCOL, Request, Response, read_frame};
+
+use crate::connection::Conn;
+use crate::decide;
+use crate::engine::EngineError;
+use crate::reads::{ReadJob, list_records, read_record};
+use crate::shared::{Shared, Work};
+use crate::stream::Stream;
+use crate::volume::Volume;
+
+/// What a queued request weighs beside its data.
+const WORK_WEIGHT: usize = 256;
+/// Bytes read from the socket at once.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Remembers which blocks were written lately, by hash.
+const RECENT: usize = 1024;
+
+/// Why a connection ends.
+enum End {
+    /// The socket, or the other side's bytes.
+    Io(io::Error),
+    /// The zone.
+    Engine(EngineError),
+    /// The zone takes no more work.
+    Stopping,
+}
+
+impl From<io::Error> for End {
+    fn from(e: io::Error) -> End {
+        End::Io(e)
+    }
+}
+
+impl From<EngineError> for End {
+    fn from(e: EngineError) -> End {
+        End::Engine(e)
+    }
+}
+
+/// Reads requests until the connection ends.
+pub(crate) struct Receiver {
+    shared: Arc<Shared>,
+    conn: Arc<Conn>,
+    input: BufReader<Stream>,
+    scratch: BytesMut,
+    /// The number of the last write.
+    written: u64,
+    /// The number of the last write of a block with that hash: a read of it waits for that write.
+    recent: Vec<u64>,
+}
+
+impl Receiver {
+    pub fn new(shared: Arc<Shared>, conn: Arc<Conn>, stream: Stream) -> Receiver {
+        Receiver {
+            shared,
+            conn,
+            input: BufReader::with_capacity(BUFFER_BYTES, stream),
+            scratch: BytesMut::new(),
+            written: 0,
+            recent: vec![0; RECENT],
+        }
+    }
+
+    /// Serves the connection.
+    pub fn run(mut self) {
+        let end = loop {
+            match self.step() {
+                Ok(true) => {}
+                Ok(false) => break End::Stopping,
+                Err(end) => break end,
+            }
+        };
+        self.shared.conns.lock().remove(&self.conn.id);
+        match end {
+            End::Engine(e) => self.shared.fail(&e),
+            End::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
+                tracing::warn!(client = %self.conn.peer, error = %e, "disconnected: not our protocol");
+            }
+            End::Io(e) => tracing::debug!(client = %self.conn.peer, error = %e, "disconnected"),
+            End::Stopping => {}
+        }
+        if !self.shared.is_stopping() {
+            self.conn.close();
+        }
+    }
+
+    /// Handles one request; false at the end of the stream.
+    fn step(&mut self) -> Result<bool, End> {
+        let Some(frame) = read_frame(&mut self.input)? else {
+            return Ok(false);
+        };
+        let (id, request) = match Request::decode(frame) {
+            Ok(decoded) => decoded,
+            Err(e) => return Err(self.protocol(0, e)),
+        };
+        if let Request::Hello {
+            protocol,
+            volume,
+            client,
+        } = request
+        {
+            self.hello(id, (protocol, volume, client))?;
+            return Ok(true);
+        }
+        if let Request::CreateVolume { .. } = request {
+            self.enqueue(id, request)?;
+            return Ok(true);
+        }
+        let Some(volume) = self.conn.volume().cloned() else {
+            let e = Error::new(ErrorKind::Protocol, "say hello first, to name a volume");
+            return Err(self.protocol(id, e));
+        };
+        self.handle(id, request, volume)?;
+        Ok(true)
+    }
+
+    /// Tells the client what it did wrong, for its log, and ends the connection.
+    fn protocol(&mut self, id: u64, error: Error) -> End {
+        let answer = decide::error(&error);
+        let told = self.conn.answer(id, &answer, &mut self.scratch);
+        match told {
+            Err(e) => End::Io(e),
+            Ok(()) => End::Io(io::Error::new(io::ErrorKind::InvalidData, error)),
+        }
+    }
+
+    fn answer(&mut self, id: u64, answer: &Response) -> Result<(), End> {
+        Ok(self.conn.answer(id, answer, &mut self.scratch)?)
+    }
+
+    fn enqueue(&self, id: u64, request: Request) -> Result<(), End> {
+        self.put(Work::Request(self.conn.clone(), id, request), WORK_WEIGHT)
+    }
+
+    fn put(&self, work: Work, weight: usize) -> Result<(), End> {
+        match self.shared.queue.put(work, weight) {
+            true => Ok(()),
+            false => Err(End::Stopping),
+        }
+    }
+
+    fn hello(
+        &mut self,
+        id: u64,
+        (protocol, name, client): (u16, VolumeName, String),
+    ) -> Result<(), End> {
+        let Some(volume) = self.shared.volumes.get(&name) else {
+            let e = Error::new(
+                ErrorKind::NotFound,
+                format!("no volume {name} in this zone"),
+            );
+            return self.answer(id, &decide::error(&e));
+        };
+        let welcome = Response::Welcome {
+            protocol: protocol.min(PROTOCOL),
+            settings: volume.settings.clone(),
+            grant: volume.grant(),
+        };
+        if !self.conn.bind(volume) {
+            let e = Error::new(
+                ErrorKind::Protocol,
+                "this connection has its volume already",
+            );
+            return Err(self.protocol(id, e));
+        }
+        tracing::debug!(client = %self.conn.peer, name = %client, volume = %name, "connected");
+        self.answer(id, &welcome)
+    }
+
+    fn handle(&mut self, id: u64, request: Request, volume: Arc<Volume>) -> Result<(), End> {
+        match request {
+            Request::Write(write) => self.write(id, write, &volume),
+            Request::Flush => self.put(Work::Flush, WORK_WEIGHT),
+            Request::Read { key, up_to } => {
+                let job = ReadJob {
+                    conn: self.conn.clone(),
+                    volume,
+                    id,
+                    key,
+                    up_to,
+                    after: self.recent[recent_index(key)],
+                };
+                self.read(job);
+                Ok(())
+            }
+            Request::Epoch => self.answer(id, &Response::Epoch(volume.grant())),
+            Request::Ping => self.answer(id, &Response::Pong),
+            Request::Space => {
+                let space = Space {
+                    used_bytes: volume.used_bytes(),
+                    free_bytes: self.shared.free_bytes()?,
+                };
+                self.answer(id, &Response::Space(space))
+            }
+            Request::GetRecord { name } => {
+                let answer = read_record(&self.shared, &volume, &name)?;
+                self.answer(id, &answer)
+            }
+            Request::ListRecords { prefix, after } => {
+                let answer = list_records(&self.shared, &volume, &prefix, after.as_deref())?;
+                self.answer(id, &answer)
+            }
+            other => self.enqueue(id, other),
+        }
+    }
+
+    fn write(&mut self, number: u64, write: BlockWrite, volume: &Volume) -> Result<(), End> {
+        if number != self.written + 1 {
+            let text = format!("write {number} follows write {}", self.written);
+            return Err(self.protocol(number, Error::new(ErrorKind::Protocol, text)));
+        }
+        self.written = number;
+        self.recent[recent_index(write.key)] = number;
+        let weight = write.data.len() + WORK_WEIGHT;
+        let conn = self.conn.clone();
+        let size = volume.settings.block_size_bytes;
+        let refused = if write.data.len() as u64 != u64::from(size) {
+            let text = format!("{} bytes in a block of {size}", write.data.len());
+            Some(Error::new(ErrorKind::Invalid, text))
+        } else if !write.is_intact() {
+            let text = format!("block {} arrived damaged", write.key);
+            Some(Error::new(ErrorKind::Corrupt, text))
+        } else {
+            None
+        };
+        match refused {
+            Some(error) => self.put(Work::Refuse(conn, number, error), WORK_WEIGHT),
+            None => self.put(Work::Write(conn, number, write), weight),
+        }
+    }
+
+    /// Serves a single read here; lets the pool help when more requests are waiting already.
+    fn read(&mut self, job: ReadJob) {
+        let job = match self.input.buffer().is_empty() {
+            true => Some(job),
+            false => self.shared.reads.offer(job),
+        };
+        if let Some(job) = job {
+            job.serve(&self.shared, &mut self.scratch);
+        }
+    }
+}
+
+/// Blocks with the same index share a place in `recent`.
+fn recent_index(key: BlockKey) -> usize {
+    let mixed = (key.file.0 ^ key.block.0.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 54) as usize % RECENT
+}

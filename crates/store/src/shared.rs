@@ -1,0 +1,155 @@
+//! What all threads of a zone share.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use dax::ids::{BlockKey, FileId, Generation};
+use dax::wire::{BlockWrite, Request};
+use parking_lot::{Condvar, Mutex};
+
+use crate::config::StoreConfig;
+use crate::connection::Conn;
+use crate::engine::{Engine, EngineError};
+use crate::janitor::Chores;
+use crate::keys::{Slot, VolumeId};
+use crate::queue::Queue;
+use crate::reads::ReadPool;
+use crate::volume::{Volume, Volumes};
+
+/// Damaged blocks beyond this many are not remembered one by one.
+const MAX_DAMAGED: usize = 10_000;
+
+/// What the committer is asked to do, in the order it arrived.
+pub(crate) enum Work {
+    /// A block that arrived intact, with its number on its connection.
+    Write(Arc<Conn>, u64, BlockWrite),
+    /// A write that is refused already.
+    Refuse(Arc<Conn>, u64, dax::error::Error),
+    /// Commit at once.
+    Flush,
+    /// Everything else that changes something or needs the fence.
+    Request(Arc<Conn>, u64, Request),
+    /// Versions to drop.
+    Drop(Arc<Volume>, Vec<Slot>),
+    /// A removal is finished.
+    Removed(VolumeId, u64),
+}
+
+/// A zone, as its threads see it.
+pub(crate) struct Shared {
+    pub config: StoreConfig,
+    pub dir: PathBuf,
+    pub engine: Engine,
+    pub volumes: Volumes,
+    pub queue: Queue<Work>,
+    pub reads: ReadPool,
+    pub chores: Chores,
+    pub reserve_bytes: AtomicU64,
+    pub conns: Mutex<HashMap<u64, Arc<Conn>>>,
+    stopping: AtomicBool,
+    failure: Mutex<Option<String>>,
+    ended: Condvar,
+    damaged: Mutex<HashSet<Slot>>,
+}
+
+impl Shared {
+    pub fn new(config: StoreConfig, dir: PathBuf, engine: Engine, volumes: Volumes) -> Shared {
+        Shared {
+            queue: Queue::new(config.queue_bytes),
+            reads: ReadPool::default(),
+            chores: Chores::default(),
+            reserve_bytes: AtomicU64::new(config.reserve_bytes),
+            conns: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            ended: Condvar::new(),
+            damaged: Mutex::default(),
+            config,
+            dir,
+            engine,
+            volumes,
+        }
+    }
+
+    /// Whether the zone is on its way down.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Begins to stop: no new requests. False if it had begun before.
+    pub fn begin_stop(&self) -> bool {
+        let first = !self.stopping.swap(true, Ordering::SeqCst);
+        let _failure = self.failure.lock(); // so that no waiter misses the notification
+        self.ended.notify_all();
+        first
+    }
+
+    /// The engine failed, or a thread died: nobody is answered any more, and the process should end.
+    pub fn fail(&self, why: &(dyn std::error::Error + 'static)) {
+        let mut text = why.to_string();
+        let mut source = why.source();
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        tracing::error!(
+            dir = %self.dir.display(), error = %text,
+            "the zone failed and stops; what was acknowledged is safe; check the disk, then restart it"
+        );
+        self.failure.lock().get_or_insert(text);
+        self.begin_stop();
+        self.queue.close();
+        self.reads.close();
+        self.chores.close();
+        let conns: Vec<_> = self.conns.lock().values().cloned().collect();
+        conns.iter().for_each(|conn| conn.close());
+    }
+
+    /// Why the zone failed, if it did.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().clone()
+    }
+
+    /// Waits until the zone stops or fails.
+    pub fn wait_ended(&self) {
+        let mut failure = self.failure.lock();
+        while failure.is_none() && !self.is_stopping() {
+            self.ended.wait(&mut failure);
+        }
+    }
+
+    /// Logs a damaged block, once.
+    pub fn report_damage(&self, volume: &Volume, key: BlockKey, generation: Generation) {
+        let slot = Slot {
+            volume: volume.id,
+            key,
+            generation,
+        };
+        let mut damaged = self.damaged.lock();
+        if damaged.len() < MAX_DAMAGED && damaged.insert(slot) {
+            tracing::warn!(
+                volume = %volume.name, block = %key, %generation, dir = %self.dir.display(),
+                "a stored block fails its checksum; other zones answer for it; check this disk"
+            );
+        }
+    }
+
+    /// Bytes that block writes may still take.
+    pub fn free_bytes(&self) -> std::io::Result<u64> {
+        let reserve = self.reserve_bytes.load(Ordering::Relaxed);
+        Ok(self.engine.free_bytes()?.saturating_sub(reserve))
+    }
+
+    /// Slots of the blocks `from` to `to` of `file`, in order.
+    pub fn slots_of(
+        &self,
+        volume: VolumeId,
+        file: FileId,
+        (from, to): (u64, u64),
+    ) -> impl Iterator<Item = Result<Slot, EngineError>> + use<> {
+        let range = (BlockKey::new(file, from), BlockKey::new(file, to));
+        self.engine.slots(Slot::range(volume, range))
+    }
+}

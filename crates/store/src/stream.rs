@@ -1,0 +1,138 @@
+//! Addresses and sockets: TCP (`host:port`) and Unix (`unix:/path`) behind one type.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use crate::error::OpenError;
+
+/// The prefix of a Unix socket's address.
+const UNIX: &str = "unix:";
+
+/// A connected socket. Clones share it.
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Connects to an address as [`Listener::bind`] takes it (to wake a listener up).
+    pub fn connect(address: &str) -> io::Result<Stream> {
+        Ok(match address.strip_prefix(UNIX) {
+            Some(path) => Stream::Unix(UnixStream::connect(path)?),
+            None => Stream::Tcp(TcpStream::connect(address)?),
+        })
+    }
+
+    pub fn try_clone(&self) -> io::Result<Stream> {
+        Ok(match self {
+            Stream::Tcp(s) => Stream::Tcp(s.try_clone()?),
+            Stream::Unix(s) => Stream::Unix(s.try_clone()?),
+        })
+    }
+
+    /// Ends reads, writes or both, of all clones.
+    pub fn shutdown(&self, how: Shutdown) {
+        // The peer may have gone already, which is what we want.
+        let _ = match self {
+            Stream::Tcp(s) => s.shutdown(how),
+            Stream::Unix(s) => s.shutdown(how),
+        };
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(s) => s.read(buf),
+            Stream::Unix(s) => s.read(buf),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(s) => s.write(buf),
+            Stream::Unix(s) => s.write(buf),
+        }
+    }
+
+    fn write_vectored(&mut self, bufs: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(s) => s.write_vectored(bufs),
+            Stream::Unix(s) => s.write_vectored(bufs),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A socket that accepts connections. A Unix socket's file goes with it.
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+impl Listener {
+    /// Listens on `host:port` or `unix:/path`. A socket file that nobody listens on is replaced.
+    pub fn bind(address: &str) -> Result<Listener, OpenError> {
+        let refused = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => OpenError::AddressInUse {
+                address: address.into(),
+                source,
+            },
+            _ => OpenError::Address {
+                address: address.into(),
+                source,
+            },
+        };
+        let Some(path) = address.strip_prefix(UNIX).map(PathBuf::from) else {
+            return Ok(Listener::Tcp(TcpListener::bind(address).map_err(refused)?));
+        };
+        let is_socket = path
+            .symlink_metadata()
+            .is_ok_and(|m| m.file_type().is_socket());
+        if is_socket && UnixStream::connect(&path).is_err() {
+            std::fs::remove_file(&path).map_err(refused)?;
+        }
+        let listener = UnixListener::bind(&path).map_err(refused)?;
+        Ok(Listener::Unix(listener, path))
+    }
+
+    /// The address, with the port that was chosen if it was 0.
+    pub fn address(&self) -> io::Result<String> {
+        Ok(match self {
+            Listener::Tcp(l) => l.local_addr()?.to_string(),
+            Listener::Unix(_, path) => format!("{UNIX}{}", path.display()),
+        })
+    }
+
+    /// The next connection, and who it is.
+    pub fn accept(&self) -> io::Result<(Stream, String)> {
+        match self {
+            Listener::Tcp(l) => {
+                let (stream, peer) = l.accept()?;
+                stream.set_nodelay(true)?;
+                Ok((Stream::Tcp(stream), peer.to_string()))
+            }
+            Listener::Unix(l, path) => {
+                let (stream, _) = l.accept()?;
+                Ok((Stream::Unix(stream), format!("{UNIX}{}", path.display())))
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path) = self {
+            // Somebody may have removed it; a stale file is replaced by the next bind.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}

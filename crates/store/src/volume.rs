@@ -1,0 +1,151 @@
+//! The volumes of a zone as its threads share them. Invariant: what stands here is durable; the
+//! committer changes it after the fsync that covers the change.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use dax::ids::{BlockKey, Epoch, VolumeName};
+use dax::storage::{EpochGrant, Retention, VolumeSettings};
+use parking_lot::{Mutex, RwLock};
+
+use crate::engine::{Engine, EngineError};
+use crate::error::OpenError;
+use crate::keys::VolumeId;
+use crate::meta::{self, VolumeMeta};
+
+/// Above this many candidates a volume is scanned whole instead.
+const MAX_CANDIDATES: usize = 2_000_000;
+
+/// One volume of this zone.
+pub(crate) struct Volume {
+    pub id: VolumeId,
+    pub name: VolumeName,
+    pub settings: VolumeSettings,
+    grant: Mutex<EpochGrant>,
+    retention: Mutex<Option<Retention>>,
+    blocks: AtomicI64,
+    candidates: Mutex<Candidates>,
+}
+
+/// Blocks that may have a version to drop.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates {
+    pub blocks: BTreeSet<BlockKey>,
+    /// Too many to name, or not known yet: look at every block.
+    pub everything: bool,
+}
+
+impl Volume {
+    /// The accepted epoch.
+    pub fn grant(&self) -> EpochGrant {
+        self.grant.lock().clone()
+    }
+
+    /// Makes a durable grant known.
+    pub fn publish_grant(&self, grant: EpochGrant) {
+        *self.grant.lock() = grant;
+    }
+
+    /// What must be kept.
+    pub fn retention(&self) -> Option<Retention> {
+        self.retention.lock().clone()
+    }
+
+    /// Makes a durable retention known.
+    pub fn publish_retention(&self, retention: Retention) {
+        *self.retention.lock() = Some(retention);
+    }
+
+    /// Counts versions of blocks that came or went.
+    pub fn count_blocks(&self, change: i64) {
+        self.blocks.fetch_add(change, Ordering::Relaxed);
+    }
+
+    /// Bytes of the blocks that are stored, all generations.
+    pub fn used_bytes(&self) -> u64 {
+        let blocks = self.blocks.load(Ordering::Relaxed).max(0);
+        blocks.unsigned_abs() * u64::from(self.settings.block_size_bytes)
+    }
+
+    /// Notes that a block got a version that a later retention may make superfluous.
+    pub fn add_candidates(&self, keys: impl IntoIterator<Item = BlockKey>) {
+        let mut candidates = self.candidates.lock();
+        if candidates.everything {
+            return;
+        }
+        candidates.blocks.extend(keys);
+        if candidates.blocks.len() > MAX_CANDIDATES {
+            candidates.blocks.clear();
+            candidates.everything = true;
+        }
+    }
+
+    /// Takes the candidates out.
+    pub fn take_candidates(&self) -> Candidates {
+        std::mem::take(&mut *self.candidates.lock())
+    }
+}
+
+/// All volumes of a zone.
+#[derive(Default)]
+pub(crate) struct Volumes {
+    by_name: RwLock<HashMap<VolumeName, Arc<Volume>>>,
+}
+
+impl Volumes {
+    /// Reads them from the engine.
+    pub fn load(engine: &Engine, dir: &Path) -> Result<Volumes, OpenError> {
+        let broken = |source: EngineError| OpenError::Damaged {
+            dir: dir.into(),
+            source: Box::new(source),
+        };
+        let volumes = Volumes::default();
+        for (key, value) in engine.meta_prefix(meta::VOLUMES).map_err(broken)? {
+            let name = String::from_utf8_lossy(&key[meta::VOLUMES.len()..]).into_owned();
+            let name = VolumeName::new(name).map_err(|source| OpenError::Damaged {
+                dir: dir.into(),
+                source: Box::new(source),
+            })?;
+            let about: VolumeMeta = meta::from_json(dir, &value)?;
+            let volume = volumes.insert(name, about);
+            if let Some(json) = engine.meta(&meta::epoch_key(volume.id)).map_err(broken)? {
+                volume.publish_grant(meta::from_json(dir, &json)?);
+            }
+            let key = meta::retention_key(volume.id);
+            if let Some(json) = engine.meta(&key).map_err(broken)? {
+                volume.publish_retention(meta::from_json(dir, &json)?);
+            }
+        }
+        Ok(volumes)
+    }
+
+    /// Adds a volume that is durable.
+    pub fn insert(&self, name: VolumeName, about: VolumeMeta) -> Arc<Volume> {
+        let volume = Arc::new(Volume {
+            id: VolumeId(about.id),
+            name: name.clone(),
+            settings: about.settings,
+            grant: Mutex::new(EpochGrant {
+                epoch: Epoch::NONE,
+                owner: String::new(),
+            }),
+            retention: Mutex::new(None),
+            blocks: AtomicI64::new(0),
+            candidates: Mutex::default(),
+        });
+        self.by_name.write().insert(name, volume.clone());
+        volume
+    }
+
+    /// A volume by name.
+    pub fn get(&self, name: &VolumeName) -> Option<Arc<Volume>> {
+        self.by_name.read().get(name).cloned()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Volume>> {
+        self.by_name.read().values().cloned().collect()
+    }
+}

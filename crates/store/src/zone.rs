@@ -1,0 +1,268 @@
+//! A zone as its process sees it: opens the store, runs the threads, stops them in order.
+//!
+//! ```text
+//!   open ──▶ serving ──stop──▶ no new requests ──▶ queue worked off, synced ──▶ acks sent ──▶ closed
+//!               └──engine fails──▶ connections cut, [`Zone::wait`] returns ──▶ closed
+//! ```
+
+use std::io;
+use std::net::Shutdown;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::committer::Committer;
+use crate::config::StoreConfig;
+use crate::connection::Conn;
+use crate::engine::{Engine, EngineError};
+use crate::error::{OpenError, ZoneFailed};
+use crate::janitor::Janitor;
+use crate::meta;
+use crate::receiver::Receiver;
+use crate::shared::Shared;
+use crate::stream::{Listener, Stream};
+use crate::volume::Volumes;
+
+/// A zone server: replicas of many volumes in one directory.
+///
+/// Dropping it stops it.
+pub struct Zone {
+    shared: Arc<Shared>,
+    /// Those that work off what was received.
+    workers: Mutex<Vec<JoinHandle<()>>>,
+    listeners: Mutex<Vec<(String, JoinHandle<()>)>>,
+    clients: Arc<Clients>,
+}
+
+/// The threads of connections.
+#[derive(Default)]
+struct Clients {
+    last_id: AtomicU64,
+    receivers: Mutex<Vec<JoinHandle<()>>>,
+    senders: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Zone {
+    /// Opens the zone in `dir`, creating it if there is none.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; each says what to do.
+    pub fn open(dir: impl AsRef<Path>, config: StoreConfig) -> Result<Zone, OpenError> {
+        let dir = dir.as_ref();
+        std::fs::create_dir_all(dir).map_err(|source| OpenError::Directory {
+            dir: dir.into(),
+            source,
+        })?;
+        let engine = Engine::open(dir, config.cache_bytes)?;
+        meta::check_format(&engine, dir)?;
+        let volumes = Volumes::load(&engine, dir)?;
+        let shared = Arc::new(Shared::new(config, dir.into(), engine, volumes));
+        let next_removal = resume_chores(&shared)?;
+        let zone = Zone {
+            workers: Mutex::default(),
+            listeners: Mutex::default(),
+            clients: Arc::default(),
+            shared: shared.clone(),
+        };
+        let committer = Committer::new(shared.clone(), next_removal);
+        zone.start("committer", move || committer.run())?;
+        let janitor = Janitor::new(shared.clone());
+        zone.start("janitor", move || janitor.run())?;
+        for _ in 0..shared.config.read_threads {
+            let shared = shared.clone();
+            zone.start("reads", move || shared.reads.run(&shared))?;
+        }
+        Ok(zone)
+    }
+
+    fn start(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), OpenError> {
+        let shared = self.shared.clone();
+        let thread = spawn(name, move || {
+            let _guard = FailOnPanic(&shared);
+            body();
+        });
+        self.workers.lock().push(thread.map_err(OpenError::Thread)?);
+        Ok(())
+    }
+
+    /// Accepts connections on `host:port` or `unix:/path`, in the background, and returns the address
+    /// (with the port that was chosen if it was 0). May be called for several addresses.
+    ///
+    /// # Errors
+    /// [`OpenError::AddressInUse`], [`OpenError::Address`].
+    pub fn serve(&self, listen: &str) -> Result<String, OpenError> {
+        let listener = Listener::bind(listen)?;
+        let address = listener.address().map_err(|source| OpenError::Address {
+            address: listen.into(),
+            source,
+        })?;
+        let (shared, clients) = (self.shared.clone(), self.clients.clone());
+        let thread = spawn("listener", move || accept(&shared, &clients, &listener));
+        let thread = thread.map_err(OpenError::Thread)?;
+        tracing::info!(%address, dir = %self.shared.dir.display(), "zone serves");
+        self.listeners.lock().push((address.clone(), thread));
+        Ok(address)
+    }
+
+    /// Bytes of the file system to leave free; see [`StoreConfig::reserve_bytes`].
+    pub fn set_reserve_bytes(&self, bytes: u64) {
+        self.shared.reserve_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Waits until the zone has been stopped or has failed.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub fn wait(&self) -> Result<(), ZoneFailed> {
+        self.shared.wait_ended();
+        self.failure()
+    }
+
+    /// Whether the zone failed so far.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub fn failure(&self) -> Result<(), ZoneFailed> {
+        match self.shared.failure() {
+            Some(why) => Err(ZoneFailed(why)),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops: takes no more requests, makes durable and acknowledges what was received, and closes
+    /// the store. May be called from any thread, repeatedly.
+    ///
+    /// # Errors
+    /// Why the zone failed, if it did; what was acknowledged is safe all the same.
+    pub fn stop(&self) -> Result<(), ZoneFailed> {
+        self.shared.begin_stop();
+        for (address, thread) in self.listeners.lock().drain(..) {
+            // A connection wakes the listener up to see that it is to stop.
+            while !thread.is_finished() && Stream::connect(&address).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            join(thread);
+        }
+        for conn in self.shared.conns.lock().values() {
+            conn.stop_reading();
+        }
+        let conns: Vec<_> = self.shared.conns.lock().values().cloned().collect();
+        drain(&self.clients.receivers);
+        self.shared.reads.close();
+        self.shared.chores.close();
+        self.shared.queue.close();
+        drain(&self.workers);
+        conns.iter().for_each(|conn| conn.finish());
+        drain(&self.clients.senders);
+        self.failure()
+    }
+}
+
+impl Drop for Zone {
+    fn drop(&mut self) {
+        // A failure was logged where it happened.
+        let _ = self.stop();
+    }
+}
+
+/// Puts what a restart left to do on the janitor's list; returns the next number of a removal.
+fn resume_chores(shared: &Shared) -> Result<u64, OpenError> {
+    let broken = |source: EngineError| OpenError::Damaged {
+        dir: shared.dir.clone(),
+        source: Box::new(source),
+    };
+    let mut next = 1;
+    for volume in shared.volumes.all() {
+        let removals = shared.engine.meta_prefix(&meta::removals_key(volume.id));
+        for (key, json) in removals.map_err(broken)? {
+            let number = meta::removal_number(&key);
+            next = next.max(number + 1);
+            let removal = meta::from_json(&shared.dir, &json)?;
+            shared.chores.remove(volume.clone(), number, removal);
+        }
+        shared.chores.scan(volume);
+    }
+    Ok(next)
+}
+
+/// Accepts connections until the zone stops.
+fn accept(shared: &Arc<Shared>, clients: &Clients, listener: &Listener) {
+    loop {
+        let accepted = listener.accept();
+        if shared.is_stopping() {
+            return;
+        }
+        let started = accepted.and_then(|(stream, peer)| {
+            let result = start_client(shared, clients, &stream, peer);
+            if result.is_err() {
+                stream.shutdown(Shutdown::Both);
+            }
+            result
+        });
+        if let Err(error) = started {
+            // Usually too many open files or threads: the connections that stand may end.
+            tracing::warn!(%error, "cannot take a connection");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        clients.receivers.lock().retain(|t| !t.is_finished());
+        clients.senders.lock().retain(|t| !t.is_finished());
+    }
+}
+
+fn start_client(
+    shared: &Arc<Shared>,
+    clients: &Clients,
+    stream: &Stream,
+    peer: String,
+) -> io::Result<()> {
+    let id = clients.last_id.fetch_add(1, Ordering::Relaxed) + 1;
+    let conn = Arc::new(Conn::new(id, peer, stream)?);
+    let receiver = Receiver::new(shared.clone(), conn.clone(), stream.try_clone()?);
+    let sender = conn.clone();
+    let sender = spawn("sender", move || sender.run_sender())?;
+    clients.senders.lock().push(sender);
+    shared.conns.lock().insert(id, conn.clone());
+    let started = spawn("receiver", move || receiver.run());
+    match started {
+        Ok(thread) => clients.receivers.lock().push(thread),
+        Err(e) => {
+            shared.conns.lock().remove(&id);
+            conn.close();
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(format!("zone-{name}"))
+        .spawn(body)
+}
+
+fn drain(threads: &Mutex<Vec<JoinHandle<()>>>) {
+    let threads = std::mem::take(&mut *threads.lock());
+    threads.into_iter().for_each(join);
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != std::thread::current().id() {
+        // A panic was logged, and has failed the zone where that matters.
+        let _ = thread.join();
+    }
+}
+
+/// A worker that dies must not leave a zone that looks alive.
+struct FailOnPanic<'a>(&'a Shared);
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(&ZoneFailed("a worker thread panicked".into()));
+        }
+    }
+}
