@@ -42,6 +42,12 @@ pub trait Layout: Send + Sync + 'static {
     /// Private directories that must exist before the database starts, parents first.
     fn private_directories(&self, standby: bool) -> Vec<String>;
 
+    /// What of a standby's private files becomes the shared state at a takeover, in the order of
+    /// publishing: its control file first, then directories, which become exactly the private ones.
+    fn published_at_switch(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The database's control file: writes to it go through the active's observer, which seals
     /// around a checkpoint.
     fn control_file(&self) -> &str {

@@ -3,18 +3,24 @@
 //!
 //! [`state`] is the pure core: one immutable value that every operation looks at once.
 //! [`overlay`] is what the standby's PostgreSQL changed, [`ops`] and [`contents`] how it changes;
-//! [`blocks`] and [`spill`] keep the contents of changed blocks.
+//! [`blocks`] and [`spill`] keep the contents of changed blocks. [`view`] is the mountable driver
+//! around it: [`fetch`] reads blocks, [`gate`] stops operations for the switch.
 
 mod blocks;
 mod contents;
+mod fetch;
 mod gate;
 mod ops;
 mod overlay;
 mod spill;
 mod state;
-mod fetch;
+mod view;
+mod view_io;
+mod view_names;
 
 #[cfg(test)]
 mod state_test;
 #[cfg(test)]
 mod testing;
+
+pub use self::view::{OverlayStats, StandbyOptions, StandbyView};

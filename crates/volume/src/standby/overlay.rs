@@ -14,21 +14,16 @@ use super::blocks::BlockRef;
 use crate::layout::FileClass;
 use crate::lsn::Lsn;
 use crate::namespace::Name;
+use crate::private::PRIVATE_BIT;
+pub(crate) use crate::private::is_private;
 use crate::view::{FileKind, Ino, Timestamp};
 
 /// Bit 62: an inode that redo created and that has no shared id yet.
 const CREATED: u64 = 1 << 62;
-/// Bit 63: a file on the local disk.
-const PRIVATE: u64 = 1 << 63;
 
 /// Whether redo created this inode.
 pub(crate) fn is_created(ino: Ino) -> bool {
-    ino.0 & (PRIVATE | CREATED) == CREATED
-}
-
-/// Whether this inode is a file on the local disk.
-pub(crate) fn is_private(ino: Ino) -> bool {
-    ino.0 & PRIVATE != 0
+    ino.0 & (PRIVATE_BIT | CREATED) == CREATED
 }
 
 /// A value and the bound of the log that it can reflect.

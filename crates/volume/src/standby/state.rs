@@ -250,6 +250,15 @@ impl State {
         Ok(found.map_or(Found::Nothing, Found::Inode))
     }
 
+    /// The inode at a path relative to the root, without private names.
+    pub fn resolve(&self, path: &str) -> Result<Ino> {
+        let mut parts = path.split('/').filter(|p| !p.is_empty());
+        parts.try_fold(Ino::ROOT, |dir, name| match self.find(dir, name.as_bytes())? {
+            Found::Inode(ino) => Ok(ino),
+            _ => Err(Error::NotFound),
+        })
+    }
+
     /// What a name that the overlay does not mention leads to.
     fn shared_name(&self, dir: Ino, name: &[u8], path: &str, class: FileClass) -> Option<FileId> {
         let names = self.shared_names(dir, class)?;

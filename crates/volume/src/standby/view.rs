@@ -1,0 +1,220 @@
+//! The mountable standby view: the pure state in a cell, the storage and local disk behind it.
+//!
+//! Invariants: the state is replaced at once and an operation takes it once (N3); changes of one
+//! file's contents happen one after the other; nothing written here reaches shared storage before
+//! [`StandbyView::become_active`].
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dax::storage::Storage;
+use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, Serialize};
+
+use super::blocks::BlockStore;
+use super::fetch::Fetcher;
+use super::gate::Gate;
+use super::overlay::is_private;
+use super::state::{Found, State};
+use crate::cache::BlockCache;
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::lsn::Lsn;
+use crate::namespace::Namespace;
+use crate::private::PrivateDir;
+use crate::seal::{Base, Seal};
+use crate::view::{Ino, View};
+
+/// How many groups of files take turns in changing contents.
+const TURNS: usize = 64;
+
+/// What a standby view may use of this machine.
+#[derive(Debug, Clone)]
+pub struct StandbyOptions {
+    /// Directory on local disk for overlay blocks that exceed memory. Nothing is left there.
+    pub spill_dir: PathBuf,
+    /// Bytes of overlay blocks kept in memory.
+    pub memory_bytes_max: u64,
+    /// Bytes of shared blocks cached.
+    pub cache_bytes: u64,
+}
+
+/// How large an overlay is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverlayStats {
+    /// Names, inodes and blocks.
+    pub items: u64,
+    /// Bytes of blocks in memory.
+    pub memory_bytes: u64,
+    /// Bytes of blocks on local disk.
+    pub spill_bytes: u64,
+}
+
+/// See the module.
+pub struct StandbyView {
+    pub(super) layout: Arc<dyn Layout>,
+    pub(super) private: Arc<PrivateDir>,
+    pub(super) fetcher: Fetcher,
+    pub(super) store: Arc<BlockStore>,
+    pub(super) gate: Gate<dyn View>,
+    state: RwLock<Arc<State>>,
+    pub(super) opens: Mutex<HashMap<Ino, u64>>,
+    turns: [tokio::sync::Mutex<()>; TURNS],
+}
+
+impl StandbyView {
+    /// Stands on `base`, with names of log and configuration from `live`. The horizon is the base's
+    /// end until [`show_log`](Self::show_log) moves it. `private` was prepared for a standby.
+    ///
+    /// # Errors
+    /// `Local` if the spill file cannot be made.
+    pub fn attach(
+        storage: Arc<dyn Storage>,
+        layout: Arc<dyn Layout>,
+        base: Base,
+        live: Namespace,
+        private: Arc<PrivateDir>,
+        options: StandbyOptions,
+    ) -> Result<Arc<StandbyView>> {
+        let block_bytes = storage.settings().block_size_bytes;
+        let store = BlockStore::new(
+            &options.spill_dir,
+            block_bytes as usize,
+            options.memory_bytes_max,
+        )?;
+        let cache = Arc::new(BlockCache::new(options.cache_bytes, block_bytes));
+        let state = State::new(Arc::clone(&layout), block_bytes, base, live);
+        Ok(Arc::new(StandbyView {
+            layout,
+            private,
+            fetcher: Fetcher { storage, cache },
+            store: Arc::new(store),
+            gate: Gate::new(),
+            state: RwLock::new(Arc::new(state)),
+            opens: Mutex::default(),
+            turns: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
+        }))
+    }
+
+    /// Shows more of the log: its names as in `live`, and its bytes up to `horizon`, as one change.
+    /// The horizon never goes back. Both must be durable: `live` read no later than `horizon`.
+    pub fn show_log(&self, live: Namespace, horizon: Lsn) {
+        self.change_in_place(|state| state.show_log(live, horizon));
+    }
+
+    /// The end of the log that is shown.
+    pub fn horizon(&self) -> Lsn {
+        self.state.read().horizon
+    }
+
+    /// The seal of the base.
+    pub fn base_seal(&self) -> Seal {
+        self.state.read().base.seal.clone()
+    }
+
+    /// How large the overlay is.
+    pub fn stats(&self) -> OverlayStats {
+        OverlayStats {
+            items: self.state().overlay.items(),
+            memory_bytes: self.store.memory_bytes(),
+            spill_bytes: self.store.spill_bytes(),
+        }
+    }
+
+    /// Reads a log file by its path from the root (`pg_wal/...`), for the feed: at most `len` bytes,
+    /// none at or beyond the horizon. Removed segments are found while they are retained.
+    ///
+    /// # Errors
+    /// `NotFound` if the live namespace has no such file.
+    pub async fn read_log_file(&self, path: &str, offset: u64, len: u32) -> Result<Bytes> {
+        let state = self.state();
+        let ino = state.resolve(path)?;
+        let shared = state.shared(ino).ok_or(Error::NotFound)?;
+        let shown = match self.layout.log_range(path) {
+            Some(range) => state.horizon.bytes_since(range.start),
+            None => u64::MAX,
+        };
+        let end = state.size(ino)?.min(shown).min(offset.saturating_add(u64::from(len)));
+        tracing::trace!(path, offset, end, file = %shared.id, "log read");
+        if offset >= end {
+            return Ok(Bytes::new());
+        }
+        self.fetcher.range(&state, ino, offset..end).await
+    }
+
+    /// Brings a block of a data file of the base into the cache, if it is not at hand (CAC-DB 4.4).
+    /// A file or block that is not there is no error.
+    pub async fn prefetch(&self, path: &str, block: u64) -> Result<()> {
+        let state = self.state();
+        let Ok(ino) = state.resolve(path) else {
+            return Ok(());
+        };
+        if block * u64::from(state.block_bytes) < state.size(ino)? {
+            self.fetcher.block(&state, ino, block).await?;
+        }
+        Ok(())
+    }
+
+    /// The private files of this view.
+    pub fn private(&self) -> &Arc<PrivateDir> {
+        &self.private
+    }
+
+    /// The state as of now.
+    pub(super) fn state(&self) -> Arc<State> {
+        Arc::clone(&self.state.read())
+    }
+
+    /// Changes the state, or leaves it as it is where `change` fails.
+    pub(super) fn change<R>(&self, change: impl FnOnce(&mut State) -> Result<R>) -> Result<R> {
+        let mut cell = self.state.write();
+        let mut next = State::clone(&cell);
+        let done = change(&mut next)?;
+        *cell = Arc::new(next);
+        Ok(done)
+    }
+
+    /// The same for changes that fail before they begin, or not at all; copies less.
+    pub(super) fn change_in_place<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        change(Arc::make_mut(&mut self.state.write()))
+    }
+
+    /// Waits for the turn to change a file's contents.
+    pub(super) async fn turn(&self, ino: Ino) -> tokio::sync::MutexGuard<'_, ()> {
+        let mixed = ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        self.turns[mixed as usize % TURNS].lock().await
+    }
+
+    /// What is at a name: a path of the local disk, or the shared tree.
+    pub(super) fn place(&self, state: &State, dir: Ino, name: &[u8]) -> Result<Place> {
+        if is_private(dir) {
+            let path = self.private.path(dir).ok_or(Error::NotFound)?;
+            return Ok(Place::Private(format!("{path}/{}", String::from_utf8_lossy(name))));
+        }
+        Ok(match state.find(dir, name)? {
+            Found::Private(path) => Place::Private(path),
+            Found::Inode(ino) => Place::Shared(Some(ino)),
+            Found::Nothing => Place::Shared(None),
+        })
+    }
+
+    /// Frees what an inode that lost its last name takes, unless it is open.
+    pub(super) fn reap(&self, ino: Option<Ino>) {
+        let Some(ino) = ino else {
+            return;
+        };
+        let opens = self.opens.lock();
+        if !opens.contains_key(&ino) {
+            self.change_in_place(|state| state.reap(ino));
+        }
+    }
+}
+
+/// Where a name belongs.
+pub(super) enum Place {
+    Private(String),
+    /// With the inode there, if there is one.
+    Shared(Option<Ino>),
+}
