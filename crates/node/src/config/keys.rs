@@ -79,14 +79,13 @@ fn check_table(text: &str, name: &str, table: &DeTable<'_>) -> Result<(), Config
 }
 
 fn advice(table: &str, found: &str, known: &[&str]) -> String {
-    if let Some(near) = nearest(found, known) {
-        return format!("did you mean \"{near}\"?");
-    }
+    // The right word in the wrong table comes before a similar word.
     let elsewhere = KEYS.iter().find(|(t, k)| *t != table && k.contains(&found));
-    match elsewhere {
-        Some(("", _)) => "it belongs to the top level".to_owned(),
-        Some((other, _)) => format!("it belongs to [{other}]"),
-        None => format!("known keys are {}", known.join(", ")),
+    match (elsewhere, nearest(found, known)) {
+        (Some(("", _)), _) => "it belongs to the top level, before the first [table]".to_owned(),
+        (Some((other, _)), _) => format!("it belongs to [{other}]"),
+        (None, Some(near)) => format!("did you mean \"{near}\"?"),
+        (None, None) => format!("known keys are {}", known.join(", ")),
     }
 }
 

@@ -1,0 +1,176 @@
+//! What every life of a node shares: its configuration, facts about the cluster, and how it opens
+//! its handle to the storage tier.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use dax::client::{Client, ClientConfig};
+use dax::storage::Storage;
+use nix::unistd::{Gid, Uid};
+use pgdata::layout::PostgresLayout;
+use pgdata::segment::SegmentSize;
+use pgdata::settings::{MajorVersion, Setting};
+use tokio::time::Instant;
+use volume::view::{Ownership, Timestamp};
+
+use super::error::{AgentError, Result};
+use super::status::StatusBoard;
+use crate::address::Address;
+use crate::channel::{Identity, Server};
+use crate::config::Config;
+use crate::postgres::{Installation, RunAs, StartOptions};
+use crate::records::{Cluster, Incarnation, Member, MemberState, Record, Role};
+
+/// See the module.
+pub(crate) struct Context {
+    pub config: Config,
+    pub me: Identity,
+    pub installation: Installation,
+    pub version: MajorVersion,
+    pub run_as: Option<RunAs>,
+    pub cluster: Cluster,
+    pub layout: Arc<PostgresLayout>,
+    pub server: Server,
+    pub board: Arc<StatusBoard>,
+    started: Instant,
+}
+
+impl Context {
+    pub(crate) fn new(
+        config: Config,
+        me: Identity,
+        host: Host,
+        cluster: Cluster,
+        server: Server,
+        board: Arc<StatusBoard>,
+    ) -> Result<Context> {
+        host.installation.require_major(cluster.postgres_major)?;
+        let segment_size = SegmentSize::new(cluster.wal_segment_bytes).ok_or_else(|| {
+            AgentError::Refused(format!("log segments of {} bytes", cluster.wal_segment_bytes))
+        })?;
+        Ok(Context {
+            config,
+            me,
+            installation: host.installation,
+            version: host.version,
+            run_as: host.run_as,
+            cluster,
+            layout: Arc::new(PostgresLayout::new(segment_size)),
+            server,
+            board,
+            started: Instant::now(),
+        })
+    }
+
+    /// A new handle to the volume; owns no epoch.
+    pub(crate) async fn connect(&self) -> Result<Arc<dyn Storage>> {
+        connect(&self.config).await
+    }
+
+    /// Who owns what PostgreSQL must be able to write.
+    pub(crate) fn ownership(&self) -> Ownership {
+        ownership(self.run_as.as_ref())
+    }
+
+    /// Time since the agent started, on its monotonic clock.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// How PostgreSQL is started, with `pinned` on its command line.
+    pub(crate) fn start_options(&self, pinned: &[Setting]) -> StartOptions {
+        let own = &self.config.postgres.parameters;
+        let own = own.iter().map(|(name, value)| (name.clone(), value.to_string()));
+        let pinned = pinned.iter().map(|s| (s.name.to_owned(), s.value.clone()));
+        StartOptions {
+            data: self.config.paths.mount(),
+            run: self.config.paths.run(),
+            log: self.config.paths.log(),
+            port: self.config.postgres.port,
+            listen_addresses: self.config.postgres.listen_addresses.clone(),
+            superuser: self.config.postgres.superuser.clone(),
+            settings: own.chain(pinned).collect(),
+            run_as: self.run_as.clone(),
+        }
+    }
+
+    /// This node's record, to be stored.
+    pub(crate) fn member(&self, role: Role, state: MemberState, updated: u64) -> Member {
+        let postgres = &self.config.postgres;
+        let listens = postgres.listen_addresses.split(',').next().unwrap_or_default().trim();
+        let host = match listens {
+            "" | "*" | "0.0.0.0" | "::" => "localhost",
+            host => host,
+        };
+        let reached = Address::Tcp { host: host.to_owned(), port: postgres.port };
+        Member {
+            name: self.me.node.clone(),
+            role,
+            state,
+            incarnation: self.me.incarnation.clone(),
+            postgres: postgres.advertise.clone().unwrap_or(reached),
+            channel: self.config.channel.advertised().clone(),
+            tags: self.config.tags.clone(),
+            received: volume::lsn::Lsn::ZERO,
+            applied: volume::lsn::Lsn::ZERO,
+            updated,
+        }
+    }
+}
+
+/// What this machine offers, checked before anything is touched.
+pub(crate) struct Host {
+    pub installation: Installation,
+    pub version: MajorVersion,
+    pub run_as: Option<RunAs>,
+}
+
+impl Host {
+    pub(crate) fn check(config: &Config) -> Result<Host> {
+        let installation = Installation::find(&config.postgres.bin)?;
+        let version = MajorVersion::parse(&installation.version().to_string())?;
+        let run_as = RunAs::resolve(&config.postgres.run_as)?;
+        Ok(Host { installation, version, run_as })
+    }
+
+    pub(crate) fn owner(&self) -> Option<(Uid, Gid)> {
+        self.run_as.as_ref().map(RunAs::owner)
+    }
+}
+
+pub(crate) async fn connect(config: &Config) -> Result<Arc<dyn Storage>> {
+    let client = Client::connect(ClientConfig {
+        volume: config.volume.clone(),
+        zones: config.zones.iter().map(ToString::to_string).collect(),
+        name: config.name.to_string(),
+        pending_bytes_max: config.memory.pending.bytes() as usize,
+        ..ClientConfig::default()
+    });
+    Ok(client.await?)
+}
+
+pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {
+    let (uid, gid) = match run_as {
+        Some(run_as) => (run_as.uid, run_as.gid),
+        None => (Uid::effective(), Gid::effective()),
+    };
+    Ownership { mode: 0o700, uid: uid.as_raw(), gid: gid.as_raw() }
+}
+
+/// Now, as files carry it.
+pub(crate) fn wall_clock() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    // Before 1970 and after 2262 there are no meaningful file times.
+    Timestamp(since.map_or(0, |d| d.as_nanos() as i64))
+}
+
+/// Now, in Unix milliseconds, for people.
+pub(crate) fn unix_ms() -> u64 {
+    wall_clock().0 as u64 / 1_000_000
+}
+
+/// The cluster's facts, or the advice to create one.
+pub(crate) async fn load_cluster(config: &Config, storage: &dyn Storage) -> Result<Cluster> {
+    let found = Cluster::load(storage).await?;
+    found.ok_or_else(|| AgentError::NotInitialised(config.volume.clone()))
+}

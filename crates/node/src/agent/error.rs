@@ -1,0 +1,71 @@
+//! The error of a node's life.
+
+use crate::channel::ChannelError;
+use crate::postgres::PostgresError;
+use crate::records::RecordError;
+
+/// Why a node could not start, or could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// The storage tier said no; its kind tells what to do.
+    #[error(transparent)]
+    Storage(#[from] dax::error::Error),
+    /// A file operation failed, or what is stored makes no sense.
+    #[error(transparent)]
+    Volume(#[from] volume::error::Error),
+    /// The mount could not be made, or broke.
+    #[error(transparent)]
+    Mount(#[from] mount::Error),
+    /// PostgreSQL could not be run.
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
+    /// A registry record could not be read or written.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The direct channel could not be opened.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// The volume holds no database yet.
+    #[error("the volume {0} holds no database; create one with \"understudy init\"")]
+    NotInitialised(dax::ids::VolumeName),
+    /// The volume holds a database already.
+    #[error("the volume {0} holds a database already; choose another volume name")]
+    Initialised(dax::ids::VolumeName),
+    /// The control file cannot be understood.
+    #[error("global/pg_control: {0}")]
+    Control(#[from] pgdata::control::ControlError),
+    /// The version of PostgreSQL is not supported.
+    #[error(transparent)]
+    Version(#[from] pgdata::settings::VersionError),
+    /// Settings of the database that cannot work on a volume.
+    #[error("{0}")]
+    Refused(String),
+    /// The operating system said no.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Shorthand for results of a node's life.
+pub type Result<T, E = AgentError> = std::result::Result<T, E>;
+
+impl AgentError {
+    pub(crate) fn system(what: impl Into<String>, source: std::io::Error) -> AgentError {
+        AgentError::System { what: what.into(), source }
+    }
+
+    /// Whether a higher epoch exists: another node is, or was, the active.
+    pub fn is_fenced(&self) -> bool {
+        match self {
+            AgentError::Storage(e) => e.is_fenced(),
+            AgentError::Volume(e) => e.is_fenced(),
+            AgentError::Record(e) => e.is_fenced(),
+            _ => false,
+        }
+    }
+}

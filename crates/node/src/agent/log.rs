@@ -1,0 +1,123 @@
+//! The shared log as this node's standby gets it: read from the view, up to the horizon.
+//!
+//! Invariant: the view shows the names and bytes before the feed is told of them, so PostgreSQL
+//! never asks for a file that it cannot see.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use pgdata::feed::{Horizon, Identity, LogSource, SourceError};
+use pgdata::layout::LOG;
+use pgdata::segment::{SegmentName, SegmentSize};
+use pgdata::timeline::{History, TimelineId};
+use tokio::sync::watch;
+use volume::error::Error;
+use volume::lsn::Lsn;
+use volume::namespace::Namespace;
+use volume::standby::StandbyView;
+
+/// Log files are read whole when they are histories; none is longer than this.
+const HISTORY_BYTES_MAX: u32 = 1 << 20;
+
+/// See the module.
+pub(crate) struct SharedLog {
+    view: Arc<StandbyView>,
+    system_identifier: u64,
+    segment_size: SegmentSize,
+    horizon: watch::Sender<Horizon>,
+    history: Mutex<Option<History>>,
+}
+
+impl SharedLog {
+    pub(crate) fn new(
+        view: Arc<StandbyView>,
+        system_identifier: u64,
+        segment_size: SegmentSize,
+        timeline: TimelineId,
+    ) -> Arc<SharedLog> {
+        let end = view.horizon();
+        Arc::new(SharedLog {
+            view,
+            system_identifier,
+            segment_size,
+            horizon: watch::Sender::new(Horizon { timeline, end }),
+            history: Mutex::new(None),
+        })
+    }
+
+    /// Shows more of the log: its names first, then its bytes up to `end`.
+    pub(crate) fn show(&self, names: Namespace, end: Lsn, timeline: TimelineId) {
+        self.view.show_log(names, end);
+        self.horizon.send_if_modified(|known| {
+            let next = Horizon {
+                timeline: known.timeline.max(timeline),
+                end: known.end.max(end),
+            };
+            std::mem::replace(known, next) != next
+        });
+    }
+
+    /// How far the log is shown.
+    pub(crate) fn horizon(&self) -> Horizon {
+        *self.horizon.borrow()
+    }
+
+    /// The newest timeline with its ancestors.
+    async fn newest_history(&self, timeline: TimelineId) -> Result<History, SourceError> {
+        if let Some(known) = self.history.lock().clone().filter(|h| h.timeline() == timeline) {
+            return Ok(known);
+        }
+        let history = match self.history(timeline).await? {
+            Some(text) => History::parse(timeline, std::str::from_utf8(&text)?)?,
+            None => History::of_first(timeline),
+        };
+        *self.history.lock() = Some(history.clone());
+        Ok(history)
+    }
+}
+
+#[async_trait]
+impl LogSource for SharedLog {
+    async fn identity(&self) -> Result<Identity, SourceError> {
+        Ok(Identity { system_identifier: self.system_identifier, horizon: self.horizon() })
+    }
+
+    async fn wait_beyond(&self, seen: Horizon) -> Horizon {
+        let mut horizon = self.horizon.subscribe();
+        let found = horizon.wait_for(|now| *now != seen).await;
+        // The sender lives in `self`, so waiting cannot fail.
+        found.map_or(seen, |now| *now)
+    }
+
+    async fn read(
+        &self,
+        timeline: TimelineId,
+        from: Lsn,
+        max_len: usize,
+    ) -> Result<Bytes, SourceError> {
+        let history = self.newest_history(timeline).await?;
+        let size = self.segment_size;
+        let offset = size.offset(from);
+        let len = (size.bytes() - offset).min(max_len as u64) as u32;
+        let began = |begin: Lsn| size.number(begin) <= size.number(from);
+        for entry in history.entries().iter().rev().filter(|entry| began(entry.begin)) {
+            let name = SegmentName::holding(entry.timeline, from, size).file_name(size);
+            match self.view.read_log_file(&format!("{LOG}/{name}"), offset, len).await {
+                Err(Error::NotFound) => {}
+                other => return Ok(other?),
+            }
+        }
+        Err(format!("no log file holds {from} on timeline {}", timeline.0).into())
+    }
+
+    async fn history(&self, timeline: TimelineId) -> Result<Option<Bytes>, SourceError> {
+        let path = format!("{LOG}/{}", timeline.history_file_name());
+        match self.view.read_log_file(&path, 0, HISTORY_BYTES_MAX).await {
+            Ok(text) => Ok(Some(text)),
+            Err(Error::NotFound) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What this node tells whoever asks how it is.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dax::storage::Storage;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::channel::{Handler, Request};
+
+/// Something that an operator, or another node, asked for; the sender answers it.
+pub(crate) struct Order {
+    pub request: Request,
+    pub answer: oneshot::Sender<Result<Value, String>>,
+}
+
+/// Reports this node's status and hands orders to its current life.
+pub(crate) struct StatusBoard {
+    state: Mutex<Value>,
+    storage: Mutex<Option<Arc<dyn Storage>>>,
+    orders: mpsc::Sender<Order>,
+}
+
+impl StatusBoard {
+    pub(crate) fn new() -> (Arc<StatusBoard>, mpsc::Receiver<Order>) {
+        let (orders, receiver) = mpsc::channel(4);
+        let state = Mutex::new(json!({ "role": "starting" }));
+        (Arc::new(StatusBoard { state, storage: Mutex::new(None), orders }), receiver)
+    }
+
+    /// Replaces what is reported.
+    pub(crate) fn report(&self, state: Value) {
+        *self.state.lock() = state;
+    }
+
+    /// Reports the zones and counters of this handle from now on.
+    pub(crate) fn watch(&self, storage: Arc<dyn Storage>) {
+        *self.storage.lock() = Some(storage);
+    }
+
+    fn status(&self) -> Value {
+        let mut status = self.state.lock().clone();
+        if let Some(storage) = self.storage.lock().as_ref() {
+            status["zones"] = json!(storage.zones());
+            status["storage"] = json!(storage.counters());
+        }
+        status
+    }
+}
+
+#[async_trait]
+impl Handler for StatusBoard {
+    async fn request(&self, request: Request) -> Result<Value, String> {
+        if request == Request::Status {
+            return Ok(self.status());
+        }
+        let (answer, answered) = oneshot::channel();
+        let busy = |_| "this node is busy with another order; try again".to_owned();
+        self.orders.try_send(Order { request, answer }).map_err(busy)?;
+        answered.await.unwrap_or_else(|_| Err("this node changed its role meanwhile".to_owned()))
+    }
+}
