@@ -17,4 +17,5 @@ pub mod namespace;
 pub mod private;
 pub mod seal;
 pub mod snapshot;
+pub mod standby;
 pub mod view;
