@@ -6,6 +6,7 @@ use dax::ids::Generation;
 
 use super::ActiveView;
 use crate::error::Result;
+use crate::view::Timestamp;
 
 /// Is told what the active's database writes, and decides what a write of its control file means.
 ///
@@ -30,7 +31,7 @@ pub trait WriteObserver: Send + Sync + 'static {
     /// The control file is being written; `data` is the whole new contents. Called instead of the
     /// write: must end in [`ActiveView::write_control`], before which it may cut and seal. Never
     /// called twice at a time.
-    async fn control_written(&self, view: &ActiveView, data: Bytes) -> Result<()>;
+    async fn control_written(&self, view: &ActiveView, data: Bytes, now: Timestamp) -> Result<()>;
 }
 
 /// Watches nothing; control writes pass at once. For volumes without a database.
@@ -45,7 +46,7 @@ impl WriteObserver for NoObserver {
     }
     fn log_synced(&self, _: &str, _: u64) {}
     fn data_written(&self, _: &str, _: u64, _: &Bytes, _: Generation) {}
-    async fn control_written(&self, view: &ActiveView, data: Bytes) -> Result<()> {
-        view.write_control(data).await
+    async fn control_written(&self, view: &ActiveView, data: Bytes, now: Timestamp) -> Result<()> {
+        view.write_control(data, now).await
     }
 }

@@ -90,6 +90,11 @@ impl JournalBuffer {
         self.end
     }
 
+    /// The end of the last closed record.
+    pub fn framed_end(&self) -> JournalPos {
+        self.end.at
+    }
+
     /// How far the journal must be durable for everything that touched `file`; `None` if it is.
     pub fn target(&mut self, file: FileId) -> Option<JournalPos> {
         if self.open_touched.contains(&file) {

@@ -55,6 +55,11 @@ impl JournalWriter {
         self.buffer.lock().frame()
     }
 
+    /// The end of the last closed record; the open batch comes behind it.
+    pub fn framed_end(&self) -> JournalPos {
+        self.buffer.lock().framed_end()
+    }
+
     /// How far the journal must be durable for everything that touched `file`; `None` if it is.
     pub fn target(&self, file: FileId) -> Option<JournalPos> {
         self.buffer.lock().target(file)

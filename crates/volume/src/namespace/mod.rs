@@ -204,6 +204,11 @@ impl Namespace {
         self.orphans.iter().copied()
     }
 
+    /// Whether an inode is without names and not retained.
+    pub fn is_orphan(&self, file: FileId) -> bool {
+        self.orphans.contains(&file)
+    }
+
     /// Ids that left the namespace and whose blocks were not given back yet.
     pub fn graves(&self) -> impl Iterator<Item = FileId> {
         self.graves.iter().copied()

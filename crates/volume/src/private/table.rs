@@ -44,6 +44,7 @@ impl Table {
         ino
     }
 
+    #[cfg(test)]
     pub fn known(&self, path: &str) -> Option<Ino> {
         self.by_path.get(path).copied()
     }

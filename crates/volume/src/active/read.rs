@@ -1,0 +1,128 @@
+//! Reading files of the latest image.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use dax::ids::{BlockKey, Epoch, FileId, Generation};
+use tokio::task::JoinSet;
+
+use super::Inner;
+use crate::cache::Cached;
+use crate::error::{Error, Result};
+use crate::image::read_version;
+use crate::layout::FileClass;
+use crate::namespace::Inode;
+
+/// The image that the active's cache holds blocks of.
+pub(super) const LATEST: Generation = Generation::MAX;
+
+impl Inner {
+    /// Reads up to `len` bytes; shorter only at the end of the file.
+    pub(super) async fn read_file(
+        self: &Arc<Self>,
+        file: FileId,
+        offset: u64,
+        len: u32,
+    ) -> Result<Bytes> {
+        let inode = self.shared_inode(file)?;
+        let end = inode.size.min(offset.saturating_add(u64::from(len)));
+        if offset >= end {
+            return Ok(Bytes::new());
+        }
+        let first = offset / self.block_size;
+        let blocks = first..end.div_ceil(self.block_size);
+        let skip = (offset - first * self.block_size) as usize;
+        let len = (end - offset) as usize;
+        if blocks.end - blocks.start == 1 {
+            let block = self.read_block(&inode, BlockKey::new(file, first)).await?;
+            return Ok(match block {
+                Some(data) => data.slice(skip..skip + len),
+                None => Bytes::from(vec![0; len]),
+            });
+        }
+        let found = self.read_many(&inode, file, blocks).await?;
+        let mut out = BytesMut::with_capacity(found.len() * self.block_size as usize);
+        for block in found {
+            match block {
+                Some(data) => out.extend_from_slice(&data),
+                None => out.resize(out.len() + self.block_size as usize, 0),
+            }
+        }
+        Ok(out.freeze().slice(skip..skip + len))
+    }
+
+    /// The inode of a regular file as it is now.
+    pub(super) fn shared_inode(&self, file: FileId) -> Result<Arc<Inode>> {
+        let core = self.core.lock();
+        core.namespace.file(file)?;
+        core.namespace.get_shared(file).ok_or(Error::NotFound)
+    }
+
+    /// Blocks in order, those not at hand all at once.
+    async fn read_many(
+        self: &Arc<Self>,
+        inode: &Arc<Inode>,
+        file: FileId,
+        blocks: std::ops::Range<u64>,
+    ) -> Result<Vec<Option<Bytes>>> {
+        let mut found = vec![None; (blocks.end - blocks.start) as usize];
+        let mut reads = JoinSet::new();
+        for (index, block) in blocks.enumerate() {
+            let key = BlockKey::new(file, block);
+            if let Some(at_hand) = self.block_at_hand(inode, key)? {
+                found[index] = at_hand;
+                continue;
+            }
+            let (inner, inode) = (self.clone(), inode.clone());
+            reads.spawn(async move { (index, inner.read_block(&inode, key).await) });
+        }
+        while let Some(done) = reads.join_next().await {
+            let (index, block) =
+                done.map_err(|e| Error::Damaged(format!("a read did not end: {e}")))?;
+            found[index] = block?;
+        }
+        Ok(found)
+    }
+
+    /// A block that needs no storage: inherited, or cached (`Some(None)`: it reads as zeros).
+    fn block_at_hand(&self, inode: &Inode, key: BlockKey) -> Result<Option<Option<Bytes>>> {
+        if let Some(carry) = &self.carry {
+            let _open = carry.gate.read();
+            if let Some(data) = carry.blocks.get(key)? {
+                return Ok(Some(Some(data)));
+            }
+        }
+        let cached = self.cache.get(key, LATEST);
+        Ok(cached.map(|c| (!inode.is_cut(key.block, c.version)).then_some(c.data)))
+    }
+
+    /// One whole block; `None` reads as zeros. Bytes past the file's size are whatever they are.
+    pub(super) async fn read_block(&self, inode: &Inode, key: BlockKey) -> Result<Option<Bytes>> {
+        if let Some(at_hand) = self.block_at_hand(inode, key)? {
+            return Ok(at_hand);
+        }
+        let ticket = self.cache.ticket(key);
+        let block = match inode.class {
+            FileClass::Data => read_version(&self.storage, &self.lineage, key).await?,
+            // A dead epoch may have left versions of which no quorum holds one: choose (DAX 5).
+            _ if epoch_of(key.file) < self.epoch => self.storage.read_promote(key).await?,
+            _ => self.storage.read(key, Generation::SINGLE).await?,
+        };
+        let Some(block) = block else {
+            return Ok(None);
+        };
+        if inode.class != FileClass::Log {
+            let cached = Cached {
+                version: block.version,
+                data: block.data.clone(),
+            };
+            self.cache.fill(key, LATEST, ticket, cached);
+        }
+        Ok((!inode.is_cut(key.block, block.version)).then_some(block.data))
+    }
+}
+
+/// The epoch that made a file.
+fn epoch_of(file: FileId) -> Epoch {
+    Epoch((file.0 >> FileId::COUNTER_BITS) as u32)
+}

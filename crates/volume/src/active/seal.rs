@@ -1,0 +1,148 @@
+//! Cutting a generation off and sealing it (design section 3).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation};
+use dax::storage::{Lineage, SyncScope};
+
+use super::{ActiveView, Inner};
+use crate::error::Result;
+use crate::image;
+use crate::journal::Chained;
+use crate::lsn::Lsn;
+use crate::namespace::Namespace;
+use crate::namespace::op::Op;
+use crate::seal::{self, KEPT_SEALS, Seal};
+use crate::snapshot::{self, SnapshotRef};
+
+/// A new snapshot is written once the journal since the last one is longer than this and than the
+/// snapshot itself.
+const SNAPSHOT_AFTER_BYTES: u64 = 1 << 20;
+
+/// One point of the write stream: everything before it is in the image, nothing after it.
+#[derive(Debug, Clone)]
+pub struct CutImage {
+    /// The generation that ended here.
+    pub generation: Generation,
+    /// The image's generations, up to that one.
+    pub lineage: Lineage,
+    /// The journal at this point.
+    pub place: Chained,
+    /// The namespace at this point.
+    pub namespace: Namespace,
+}
+
+impl ActiveView {
+    /// Ends the open generation at one point of the order that block writes, sizes and names
+    /// share, after every request received before the call, and after everything inherited was
+    /// carried over (N10).
+    pub async fn cut(&self) -> Result<CutImage> {
+        let inner = &self.inner;
+        inner.carried_over().await?;
+        inner.tickets.wait_for_earlier().await;
+        inner.check_authority()?;
+        let mut core = inner.core.lock();
+        let changed: Vec<_> = core.mtimes.drain().collect();
+        for (id, at) in changed {
+            if core.namespace.get(id).is_some_and(|inode| inode.mtime < at) {
+                let op = Op::SetAttr {
+                    id,
+                    mode: None,
+                    uid: None,
+                    gid: None,
+                    mtime: Some(at),
+                    at,
+                };
+                inner.commit(&mut core, op, None)?;
+            }
+        }
+        let generation = core.open;
+        core.open = generation.next();
+        Ok(CutImage {
+            generation,
+            lineage: inner.lineage.truncated(generation),
+            place: inner.journal.end(),
+            namespace: core.namespace.clone(),
+        })
+    }
+
+    /// Makes a cut durable and states so: afterwards it is the volume's last seal. What nobody needs
+    /// any more is given back in the background.
+    ///
+    /// `redo` is where redo from this image starts, `end` (W) the end of the last complete record in
+    /// the synced log, read after the cut.
+    pub async fn commit_seal(
+        &self,
+        cut: CutImage,
+        redo: Lsn,
+        end: Lsn,
+        payload: Vec<u8>,
+    ) -> Result<Seal> {
+        let inner = &self.inner;
+        let _one = inner.sealing.lock().await;
+        let blocks = async { Ok(inner.storage.csync(SyncScope::Volume).await?) };
+        tokio::try_join!(inner.journal.flush_to(cut.place.at), blocks)?;
+        let mut seals = inner.core.lock().seals.clone();
+        let sealed = Seal {
+            snapshot: inner.snapshot_for(&cut, seals.last()).await?,
+            generation: cut.generation,
+            lineage: cut.lineage,
+            journal: cut.place.at,
+            redo,
+            end,
+            payload,
+        };
+        seals.push(sealed.clone());
+        let gone: Vec<Seal> = seals
+            .drain(..seals.len().saturating_sub(KEPT_SEALS))
+            .collect();
+        seal::put_seals(&inner.storage, &seals).await?;
+        inner.replace_seals(seals, &gone)?;
+        let inner = inner.clone();
+        tokio::spawn(async move { inner.reclaim_quietly().await });
+        Ok(sealed)
+    }
+
+    /// A block as it is in a cut or sealed image of this view; `None` reads as zeros.
+    pub async fn read_image(
+        &self,
+        cut: &CutImage,
+        file: FileId,
+        block: BlockIndex,
+    ) -> Result<Option<Bytes>> {
+        let inode = cut.namespace.file(file)?;
+        let key = BlockKey { file, block };
+        let found = image::read_block(&self.inner.storage, &cut.lineage, inode, key).await?;
+        Ok(found.map(|b| b.data))
+    }
+}
+
+impl Inner {
+    /// The last snapshot while the way from it is short, else a new one.
+    async fn snapshot_for(
+        self: &Arc<Self>,
+        cut: &CutImage,
+        last: Option<&Seal>,
+    ) -> Result<SnapshotRef> {
+        if let Some(Seal { snapshot, .. }) = last
+            && cut.place.at.0 - snapshot.at.0 <= snapshot.bytes.max(SNAPSHOT_AFTER_BYTES)
+        {
+            return Ok(snapshot.clone());
+        }
+        let file = self.core.lock().allocate(self.epoch);
+        snapshot::store(&self.storage, file, &cut.namespace, cut.place).await
+    }
+
+    /// Takes the new seals over; snapshots that only the gone ones named go to the graves.
+    fn replace_seals(&self, seals: Vec<Seal>, gone: &[Seal]) -> Result<()> {
+        let mut core = self.core.lock();
+        let mut ids: Vec<FileId> = gone.iter().map(|seal| seal.snapshot.file).collect();
+        ids.retain(|id| seals.iter().all(|seal| seal.snapshot.file != *id));
+        core.seals = seals;
+        if ids.is_empty() {
+            return Ok(());
+        }
+        self.commit(&mut core, Op::Bury { ids }, None)
+    }
+}

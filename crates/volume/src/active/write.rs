@@ -1,0 +1,381 @@
+//! Writing, cutting and zeroing files.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation};
+use dax::storage::SyncScope;
+use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
+
+use super::core::Core;
+use super::locks::Ticket;
+use super::read::LATEST;
+use super::{ActiveView, Inner};
+use crate::cache::Cached;
+use crate::error::{Error, Result};
+use crate::layout::FileClass;
+use crate::namespace::op::Op;
+use crate::namespace::plan::MAX_SIZE_BYTES;
+use crate::namespace::{Inode, Namespace};
+use crate::view::Timestamp;
+
+/// Zeros are written in pieces of at most this many bytes.
+const ZERO_PIECE_BYTES: u64 = 1 << 20;
+
+/// The file's lock, as strong as a write needs it.
+enum Held<'a> {
+    Shared { _guard: RwLockReadGuard<'a, ()> },
+    Alone { _guard: RwLockWriteGuard<'a, ()> },
+}
+
+/// How a new size is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resize {
+    /// Exactly this size.
+    Exact,
+    /// At least this size.
+    Grow,
+}
+
+/// What a write did, for the observer.
+struct Written {
+    class: FileClass,
+    generation: Generation,
+    path: Option<String>,
+}
+
+impl ActiveView {
+    /// Writes the control file, durably when this returns. Only for the observer: it belongs at the
+    /// end of [`control_written`](super::WriteObserver::control_written).
+    pub async fn write_control(&self, data: Bytes, now: Timestamp) -> Result<()> {
+        let inner = &self.inner;
+        let file = {
+            let core = inner.core.lock();
+            core.namespace.resolve(inner.layout.control_file())?
+        };
+        let ticket = inner.tickets.take();
+        inner.write_file(&ticket, file, 0, data, now).await?;
+        drop(ticket);
+        inner.sync_file(file).await
+    }
+}
+
+impl Inner {
+    /// Whether a file is the one whose writes go to the observer.
+    pub(super) fn is_control(&self, namespace: &Namespace, file: FileId, inode: &Inode) -> bool {
+        let control = self.layout.control_file();
+        let name = control.rsplit('/').next().unwrap_or(control);
+        *inode.name == *name.as_bytes()
+            && inode.is_linked()
+            && namespace.path_of(file).is_some_and(|path| path == control)
+    }
+
+    /// What the control file holds once `data` is written at `offset`.
+    pub(super) async fn control_after(
+        self: &Arc<Self>,
+        file: FileId,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<Bytes> {
+        let size = self.shared_inode(file)?.size;
+        let end = check_end(offset, data.len())?;
+        if offset == 0 && end >= size {
+            return Ok(data);
+        }
+        let old = u32::try_from(size).map_err(|_| Error::TooLarge)?;
+        let mut whole = BytesMut::from(&self.read_file(file, 0, old).await?[..]);
+        if whole.len() < end as usize {
+            whole.resize(end as usize, 0);
+        }
+        whole[offset as usize..end as usize].copy_from_slice(&data);
+        Ok(whole.freeze())
+    }
+
+    /// Writes all of `data`, as one step of the core lock.
+    pub(super) async fn write_file(
+        self: &Arc<Self>,
+        _ticket: &Ticket<'_>,
+        file: FileId,
+        offset: u64,
+        data: Bytes,
+        now: Timestamp,
+    ) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let end = check_end(offset, data.len())?;
+        let blocks = offset / self.block_size..end.div_ceil(self.block_size);
+        // One block more: the old last block may need its tail zeroed.
+        let room = (blocks.end - blocks.start + 1) * self.block_size;
+        self.storage.write_room(room as usize).await?;
+        let (_held, inode) = self.lock_for_write(file, offset, end).await?;
+        let tail = self.gap_tail(&inode, file, offset).await?;
+        let contents = self.whole_blocks(&inode, file, offset, &data).await?;
+        let written = self.accept(file, tail.into_iter().chain(contents), end, now)?;
+        self.report(&written, offset, &data);
+        self.flush_if_long();
+        Ok(())
+    }
+
+    /// Takes the file's lock: shared for whole blocks, alone where old contents are needed.
+    async fn lock_for_write(
+        &self,
+        file: FileId,
+        offset: u64,
+        end: u64,
+    ) -> Result<(Held<'_>, Arc<Inode>)> {
+        let whole = offset.is_multiple_of(self.block_size) && end.is_multiple_of(self.block_size);
+        if whole {
+            let guard = self.locks.of(file).read().await;
+            let inode = self.shared_inode(file)?;
+            if !self.leaves_gap(&inode, offset) {
+                return Ok((Held::Shared { _guard: guard }, inode));
+            }
+        }
+        let guard = self.locks.of(file).write().await;
+        Ok((Held::Alone { _guard: guard }, self.shared_inode(file)?))
+    }
+
+    /// Whether a write at `offset` begins behind the block that the file ends within.
+    fn leaves_gap(&self, inode: &Inode, offset: u64) -> bool {
+        !inode.size.is_multiple_of(self.block_size)
+            && offset / self.block_size > inode.size / self.block_size
+    }
+
+    /// The old last block with its tail zeroed, where a write leaves a gap behind it.
+    async fn gap_tail(
+        &self,
+        inode: &Inode,
+        file: FileId,
+        offset: u64,
+    ) -> Result<Option<(BlockKey, Bytes)>> {
+        match self.leaves_gap(inode, offset) {
+            true => self.zeroed_tail(inode, file, inode.size).await,
+            false => Ok(None),
+        }
+    }
+
+    /// The block that `size` is within, with zeros from there on; `None` if it holds them already.
+    async fn zeroed_tail(
+        &self,
+        inode: &Inode,
+        file: FileId,
+        size: u64,
+    ) -> Result<Option<(BlockKey, Bytes)>> {
+        let keep = (size % self.block_size) as usize;
+        if keep == 0 {
+            return Ok(None);
+        }
+        let key = BlockKey::new(file, size / self.block_size);
+        let Some(old) = self.read_block(inode, key).await? else {
+            return Ok(None);
+        };
+        if old[keep..].iter().all(|b| *b == 0) {
+            return Ok(None);
+        }
+        let mut new = BytesMut::from(&old[..]);
+        new[keep..].fill(0);
+        Ok(Some((key, new.freeze())))
+    }
+
+    /// Cuts `data` into whole blocks, filled up with what the file holds there.
+    async fn whole_blocks(
+        &self,
+        inode: &Inode,
+        file: FileId,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<Vec<(BlockKey, Bytes)>> {
+        let size = self.block_size;
+        let end = offset + data.len() as u64;
+        let mut blocks = Vec::new();
+        for block in offset / size..end.div_ceil(size) {
+            let key = BlockKey::new(file, block);
+            let start = block * size;
+            let from = offset.max(start);
+            let to = end.min(start + size);
+            let piece = data.slice((from - offset) as usize..(to - offset) as usize);
+            if piece.len() as u64 == size {
+                blocks.push((key, piece));
+                continue;
+            }
+            let mut whole = self.old_contents(inode, key).await?;
+            whole[(from - start) as usize..(to - start) as usize].copy_from_slice(&piece);
+            blocks.push((key, whole.freeze()));
+        }
+        Ok(blocks)
+    }
+
+    /// A block as the file shows it, with zeros past the end of the file.
+    async fn old_contents(&self, inode: &Inode, key: BlockKey) -> Result<BytesMut> {
+        let size = self.block_size as usize;
+        let start = key.block.0 * self.block_size;
+        let shown = inode.size.saturating_sub(start).min(self.block_size) as usize;
+        let mut whole = BytesMut::zeroed(size);
+        if shown > 0
+            && let Some(old) = self.read_block(inode, key).await?
+        {
+            whole[..shown].copy_from_slice(&old[..shown]);
+        }
+        Ok(whole)
+    }
+
+    /// The one step: hands blocks to the storage and grows the file.
+    fn accept(
+        &self,
+        file: FileId,
+        blocks: impl Iterator<Item = (BlockKey, Bytes)>,
+        end: u64,
+        now: Timestamp,
+    ) -> Result<Written> {
+        let mut core = self.core.lock();
+        let class = core.namespace.file(file)?.class;
+        let generation = core.generation(class);
+        for (key, data) in blocks {
+            self.put_block(&mut core, key, generation, class, data)?;
+        }
+        match core.namespace.plan_grow(file, end, now)? {
+            Some(op) => self.commit(&mut core, op, None)?,
+            None => {
+                core.mtimes.insert(file, now);
+            }
+        }
+        let path = match class {
+            FileClass::Log | FileClass::Data => core.namespace.path_of(file),
+            _ => None,
+        };
+        Ok(Written {
+            class,
+            generation,
+            path,
+        })
+    }
+
+    fn put_block(
+        &self,
+        core: &mut Core,
+        key: BlockKey,
+        generation: Generation,
+        class: FileClass,
+        data: Bytes,
+    ) -> Result<()> {
+        if let Some(carry) = &self.carry {
+            carry.blocks.discard(key);
+        }
+        if let Some(written) = &mut core.written_meanwhile {
+            written.insert(key);
+        }
+        let version = self.storage.write(key, generation, data.clone())?;
+        match class {
+            FileClass::Log => self.cache.remove(key, LATEST),
+            _ => self.cache.write(key, LATEST, Cached { version, data }),
+        }
+        Ok(())
+    }
+
+    fn report(&self, written: &Written, offset: u64, data: &Bytes) {
+        let Some(path) = &written.path else {
+            return;
+        };
+        match written.class {
+            FileClass::Log => self.observer.log_written(path, offset, data),
+            _ => self
+                .observer
+                .data_written(path, offset, data, written.generation),
+        }
+    }
+
+    /// Cuts or extends a file.
+    pub(super) async fn resize(
+        &self,
+        _ticket: &Ticket<'_>,
+        file: FileId,
+        size: u64,
+        mode: Resize,
+        now: Timestamp,
+    ) -> Result<()> {
+        if size > MAX_SIZE_BYTES {
+            return Err(Error::TooLarge);
+        }
+        self.storage.write_room(self.block_size as usize).await?;
+        let _alone = self.locks.of(file).write().await;
+        let inode = self.shared_inode(file)?;
+        if mode == Resize::Grow && size <= inode.size {
+            return Ok(());
+        }
+        let boundary = self.zeroed_tail(&inode, file, size.min(inode.size)).await?;
+        let mut core = self.core.lock();
+        let version = self.storage.next_version()?;
+        let Some(op) = core
+            .namespace
+            .plan_resize(file, size, self.block_size, version, now)?
+        else {
+            return Ok(());
+        };
+        let class = core.namespace.file(file)?.class;
+        let generation = core.generation(class);
+        if let (Op::Truncate { cut, .. }, Some(carry)) = (&op, &self.carry) {
+            carry.blocks.discard_from(file, cut.first_block);
+            self.note_cut(&mut core, file, cut.first_block, inode.size);
+        }
+        if let Some((key, data)) = boundary {
+            self.put_block(&mut core, key, generation, class, data)?;
+        }
+        core.mtimes.remove(&file);
+        self.commit(&mut core, op, None)
+    }
+
+    /// A batch of inherited blocks may be on its way: those of the cut range must not arrive.
+    fn note_cut(&self, core: &mut Core, file: FileId, first: BlockIndex, old_size: u64) {
+        if let Some(written) = &mut core.written_meanwhile {
+            let blocks = first.0..old_size.div_ceil(self.block_size);
+            written.extend(blocks.map(|block| BlockKey::new(file, block)));
+        }
+    }
+
+    /// Makes a range read as zeros by writing them.
+    pub(super) async fn zero(
+        self: &Arc<Self>,
+        ticket: &Ticket<'_>,
+        file: FileId,
+        range: Range<u64>,
+        keep_size: bool,
+        now: Timestamp,
+    ) -> Result<()> {
+        let size = self.shared_inode(file)?.size;
+        let mut at = range.start;
+        let end = if keep_size {
+            range.end.min(size)
+        } else {
+            range.end
+        };
+        while at < end {
+            let piece = (end - at).min(ZERO_PIECE_BYTES - at % ZERO_PIECE_BYTES);
+            let zeros = Bytes::from(vec![0; piece as usize]);
+            self.write_file(ticket, file, at, zeros, now).await?;
+            at += piece;
+        }
+        Ok(())
+    }
+
+    /// Returns when a file's contents and everything that the journal has to say of it are durable.
+    pub(super) async fn sync_file(&self, file: FileId) -> Result<()> {
+        let target = self.journal.target(file);
+        let blocks = async { Ok(self.storage.csync(SyncScope::File(file)).await?) };
+        let names = async {
+            match target {
+                Some(at) => self.journal.flush_to(at).await,
+                None => Ok(()),
+            }
+        };
+        tokio::try_join!(blocks, names)?;
+        Ok(())
+    }
+}
+
+fn check_end(offset: u64, len: usize) -> Result<u64> {
+    let end = offset.checked_add(len as u64);
+    end.filter(|end| *end <= MAX_SIZE_BYTES)
+        .ok_or(Error::TooLarge)
+}
