@@ -29,9 +29,28 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(missing_docs)] // the documentation of a variant's arguments is its help text
 pub enum Command {
+    Store(Store),
     Demo(Demo),
     #[command(subcommand)]
     Bench(Bench),
+}
+
+/// Serve one zone: keep a replica of every volume's blocks in a local directory.
+///
+/// Run one in each data centre, or rack, or on each disk. Start three before the first `init`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy store --data /var/lib/understudy/zone-a --listen 10.0.0.1:7101
+  understudy store --data ./zone-a --listen 127.0.0.1:7101")]
+pub struct Store {
+    /// Where the blocks are kept; created if it does not exist.
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// Where to listen: host:port or unix:/path. May be given several times. Clients are not
+    /// authenticated yet: keep it off public networks.
+    #[arg(long, value_name = "ADDRESS", required = true)]
+    pub listen: Vec<String>,
 }
 
 /// Show a failover: start a cluster on this machine, load it, kill the active, verify.

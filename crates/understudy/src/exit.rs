@@ -109,7 +109,49 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<S
     if let Some(failure) = cause.downcast_ref::<Failure>() {
         return Some((failure.code, failure.remedy.clone()));
     }
+    if let Some(error) = cause.downcast_ref::<dax::error::Error>() {
+        return Some(of_storage(error));
+    }
+    if let Some(error) = cause.downcast_ref::<store::OpenError>() {
+        let code = match error {
+            store::OpenError::Locked { .. } | store::OpenError::AddressInUse { .. } => {
+                Code::Refused
+            }
+            store::OpenError::Address { .. } => Code::Usage,
+            _ => Code::Failed,
+        };
+        return Some((code, None));
+    }
     None
+}
+
+/// What the storage tier's kind of error means to a person.
+fn of_storage(error: &dax::error::Error) -> (Code, Option<String>) {
+    use dax::error::ErrorKind;
+    let (code, remedy) = match error.kind() {
+        ErrorKind::Unavailable => (
+            Code::Unavailable,
+            "Start the zones (understudy store), and compare their addresses with \"zones\" in \
+             the configuration.",
+        ),
+        ErrorKind::Fenced => (
+            Code::Refused,
+            "Another node has taken over since; see: understudy status.",
+        ),
+        ErrorKind::Conflict => (Code::Refused, "See what is there: understudy status."),
+        ErrorKind::NotFound => (
+            Code::Usage,
+            "Check \"volume\" in the configuration, or create it: understudy init.",
+        ),
+        ErrorKind::Invalid => return (Code::Usage, None),
+        ErrorKind::Full => (Code::Unavailable, "Make room on the zone's disk."),
+        ErrorKind::Protocol => (
+            Code::Failed,
+            "Check the addresses, and that both sides have the same version.",
+        ),
+        _ => return (Code::Failed, None),
+    };
+    (code, Some(remedy.to_owned()))
 }
 
 #[cfg(test)]

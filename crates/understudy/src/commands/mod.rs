@@ -2,6 +2,9 @@
 
 mod bench;
 mod demo;
+mod store;
+
+use std::io::IsTerminal;
 
 use anyhow::Context;
 use tracing_subscriber::EnvFilter;
@@ -16,6 +19,7 @@ use crate::exit::{Code, Failure};
 pub fn run(cli: Cli) -> anyhow::Result<Code> {
     start_logging(cli.log.as_deref(), &cli.command)?;
     match cli.command {
+        Command::Store(args) => on_runtime(store::run(args)),
         Command::Bench(command) => on_runtime(bench::run(command)),
         Command::Demo(args) => on_runtime(demo::run(args)),
     }
@@ -24,6 +28,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
 /// Logs to standard error: by `--log`, else RUST_LOG, else what suits the command.
 fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> {
     let default = match command {
+        Command::Store(_) => "info",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) => "error",
     };
@@ -38,6 +43,7 @@ fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> 
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     Ok(())
 }

@@ -1,0 +1,26 @@
+//! `understudy store`: one zone.
+
+use anyhow::Context;
+use store::{StoreConfig, Zone};
+
+use crate::cli;
+use crate::exit::Code;
+
+/// Serves a zone until it is asked to end, or fails.
+pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
+    let zone = std::sync::Arc::new(Zone::open(&args.data, StoreConfig::default())?);
+    for address in &args.listen {
+        zone.serve(address)?;
+    }
+    let waiting = zone.clone();
+    let ended = tokio::task::spawn_blocking(move || waiting.wait());
+    tokio::select! {
+        ended = ended => ended.context("the zone's thread is gone")??,
+        () = super::interrupted() => {
+            tokio::task::spawn_blocking(move || zone.stop())
+                .await
+                .context("the zone's thread is gone")??;
+        }
+    }
+    Ok(Code::Ok)
+}
