@@ -23,7 +23,7 @@ use volume::error::Error;
 use volume::view::{AttrChange, NewInode, Ownership, View};
 
 use crate::opening::{
-    Created, create_and_open, cut_to_nothing, inherit_group, listing, open_counted,
+    Created, clear_set_id, create_and_open, cut_to_nothing, inherit_group, listing, open_counted,
 };
 use crate::operation::{Core, Effect, now, timestamp};
 use crate::translate::{
@@ -372,7 +372,7 @@ impl Filesystem for Adapter {
         _handle: FileHandle,
         offset: u64,
         data: &[u8],
-        _write_flags: WriteFlags,
+        write_flags: WriteFlags,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
@@ -380,7 +380,11 @@ impl Filesystem for Adapter {
         let written = data.len() as u32; // at most MAX_WRITE_BYTES
         let data = Bytes::copy_from_slice(data);
         let ask = move |view: Arc<dyn View>| async move {
-            view.write(ino(number), offset, data, now()).await
+            view.write(ino(number), offset, data, now()).await?;
+            if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+                clear_set_id(&*view, ino(number)).await?;
+            }
+            Ok(())
         };
         let say = move |reply: ReplyWrite, ()| reply.written(written);
         self.core.start("write", Effect::Change, reply, ask, say);

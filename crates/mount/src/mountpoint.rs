@@ -42,7 +42,7 @@ impl MountInfo {
 pub fn detach_stale(path: &Path) -> Result<bool> {
     let mut found = false;
     // Dead mounts can be piled up, one per crash.
-    while let Some(top) = mounted_at(path)? {
+    while let Some(top) = find_mounted(path)? {
         if !top.is_fuse() || !is_dead(&top.path) {
             return Err(Error::AlreadyMounted {
                 path: top.path,
@@ -73,10 +73,10 @@ pub(crate) fn check_usable(path: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What is mounted on top at exactly this path.
+/// What is mounted on top at exactly this path, which has no symbolic links. Asks only the table,
+/// never whoever serves the mount.
 pub(crate) fn mounted_at(path: &Path) -> Result<Option<MountInfo>> {
     const TABLE: &str = "/proc/self/mountinfo";
-    let path = resolve(path)?;
     let table = fs::read(TABLE).map_err(Error::io("read", TABLE))?;
     let last = table
         .split(|byte| *byte == b'\n')
@@ -85,19 +85,23 @@ pub(crate) fn mounted_at(path: &Path) -> Result<Option<MountInfo>> {
     Ok(last)
 }
 
-/// The path without symbolic links; works on a dead mount, which itself cannot be looked at.
-fn resolve(path: &Path) -> Result<PathBuf> {
+/// What is mounted on top at this path, which may be a dead mount or lead to one.
+fn find_mounted(path: &Path) -> Result<Option<MountInfo>> {
     let absolute = std::path::absolute(path).map_err(Error::io("resolve", path))?;
     let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) else {
-        return Ok(absolute);
+        return mounted_at(&absolute);
     };
-    let is_link = fs::symlink_metadata(&absolute).is_ok_and(|meta| meta.is_symlink());
-    if is_link {
-        return absolute.canonicalize().map_err(Error::io("resolve", path));
+    let Ok(parent) = parent.canonicalize() else {
+        return Ok(None); // nothing can be mounted in a directory that does not exist
+    };
+    // A mount point is not a symbolic link, so look in the table before asking the mount.
+    let path = parent.join(name);
+    if let Some(mount) = mounted_at(&path)? {
+        return Ok(Some(mount));
     }
-    match parent.canonicalize() {
-        Ok(parent) => Ok(parent.join(name)),
-        Err(_) => Ok(absolute),
+    match fs::read_link(&path) {
+        Ok(target) => find_mounted(&parent.join(target)),
+        Err(_) => Ok(None),
     }
 }
 

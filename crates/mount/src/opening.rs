@@ -81,6 +81,28 @@ pub(crate) async fn cut_to_nothing(view: &dyn View, ino: Ino) -> Result<()> {
     view.set_attr(ino, change, now()).await.map(drop)
 }
 
+/// Takes the set-id bits from a file that somebody without the privilege has written to. The kernel
+/// does this by itself where it uses its page cache, and leaves it to us where it does not.
+pub(crate) async fn clear_set_id(view: &dyn View, ino: Ino) -> Result<()> {
+    const SET_USER: u16 = 0o4000;
+    const SET_GROUP: u16 = 0o2000;
+    const GROUP_RUNS: u16 = 0o0010;
+    let mode = view.attr(ino)?.mode;
+    let mut cleared = mode & !SET_USER;
+    // Without the execute bit, set-group-id means mandatory locking and stays.
+    if mode & GROUP_RUNS != 0 {
+        cleared &= !SET_GROUP;
+    }
+    if cleared == mode {
+        return Ok(());
+    }
+    let change = AttrChange {
+        mode: Some(cleared),
+        ..AttrChange::default()
+    };
+    view.set_attr(ino, change, now()).await.map(drop)
+}
+
 /// In a set-group-id directory new inodes get its group, and new directories the bit.
 pub(crate) fn inherit_group(
     view: &dyn View,
