@@ -4,7 +4,8 @@
 //! [`state`] is the pure core: one immutable value that every operation looks at once.
 //! [`overlay`] is what the standby's PostgreSQL changed, [`ops`] and [`contents`] how it changes;
 //! [`blocks`] and [`spill`] keep the contents of changed blocks. [`view`] is the mountable driver
-//! around it: [`fetch`] reads blocks, [`gate`] stops operations for the switch.
+//! around it: [`fetch`] reads blocks, [`gate`] stops operations for the [`switch`], at which the view
+//! becomes the active's.
 
 mod blocks;
 mod contents;
@@ -14,6 +15,10 @@ mod ops;
 mod overlay;
 mod spill;
 mod state;
+mod switch;
+mod switch_blocks;
+mod switch_plan;
+mod switch_publish;
 mod view;
 mod view_io;
 mod view_names;

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use dax::ids::FileId;
+use imbl::OrdMap;
 
 use super::overlay::{Attrs, Created, InodeItem, NameItem, OwnCut, Stamped, is_created};
 use super::state::{Found, State};
@@ -175,15 +176,17 @@ impl State {
         Ok(())
     }
 
-    /// Forgets what the overlay holds for an inode without names. Call when it is not open.
+    /// Forgets what the overlay holds for an inode without names. Call when it is not open. Of a
+    /// shared inode it stays known that it is gone.
     pub fn reap(&mut self, ino: Ino) {
         let Some(item) = self.item(ino).filter(|i| i.nlink == Some(0)) else {
             return;
         };
-        if let Some(shared) = item.adopted() {
-            self.overlay.adopted.remove(&shared);
+        if item.created.as_ref().is_some_and(|c| c.adopted.is_none()) {
+            self.overlay.inodes.remove(&ino);
+        } else {
+            self.overlay.item_mut(ino).blocks = OrdMap::new();
         }
-        self.overlay.inodes.remove(&ino);
     }
 
     /// Removes a directory that shows no names here; the caller has looked at private names.

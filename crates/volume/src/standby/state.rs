@@ -16,7 +16,7 @@ use super::overlay::{Content, InodeItem, Overlay, is_created, is_private};
 use crate::error::{Error, Result};
 use crate::layout::{FileClass, Layout};
 use crate::lsn::Lsn;
-use crate::namespace::{Directory, Inode, Name, Namespace};
+use crate::namespace::{Directory, Inode, Name, Namespace, ROOT};
 use crate::seal::Base;
 use crate::view::{Attr, DirEntry, FileKind, Ino, Timestamp};
 
@@ -34,6 +34,8 @@ pub(crate) struct State {
     /// End of the log that is shown.
     pub horizon: Lsn,
     pub overlay: Overlay,
+    /// Names of the base that the layout hides, found once for each base (for the switch).
+    pub hidden: Arc<Vec<(FileId, Name)>>,
 }
 
 /// What a name leads to.
@@ -82,6 +84,7 @@ impl State {
         live: Namespace,
     ) -> State {
         State {
+            hidden: Arc::new(hidden_names(&*layout, &base.namespace)),
             layout,
             block_bytes,
             horizon: base.seal.end,
@@ -480,4 +483,26 @@ impl State {
             shown,
         }
     }
+}
+
+/// The names of a base that a standby does not show.
+fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Vec<(FileId, Name)> {
+    let mut hidden = Vec::new();
+    for (dir, names) in base.directories() {
+        let is_root = dir == ROOT;
+        for name in names.keys() {
+            let Ok(text) = std::str::from_utf8(name) else {
+                continue;
+            };
+            let by_fork = || layout.hidden_by(text).is_some_and(|by| names.contains_key(by.as_bytes()));
+            let by_path = || match base.path_in(dir, name) {
+                Some(path) => layout.hidden_on_standby(&path),
+                None => false,
+            };
+            if by_fork() || (is_root && by_path()) {
+                hidden.push((dir, name.clone()));
+            }
+        }
+    }
+    hidden
 }

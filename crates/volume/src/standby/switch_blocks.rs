@@ -1,0 +1,104 @@
+//! The overlay's blocks after the switch, under their files' shared ids, until they are carried
+//! over.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use bytes::Bytes;
+use dax::ids::{BlockIndex, BlockKey, FileId};
+use imbl::OrdMap;
+use parking_lot::Mutex;
+
+use super::fetch::zeros;
+use super::overlay::{BlockItem, Content};
+use crate::active::InheritedBlocks;
+use crate::error::Result;
+
+/// See the module.
+pub(crate) struct OverlayBlocks {
+    block_bytes: u32,
+    files: Mutex<BTreeMap<FileId, OrdMap<u64, BlockItem>>>,
+}
+
+impl OverlayBlocks {
+    /// Takes the blocks of each file; they are shared, not copied.
+    pub fn new(
+        block_bytes: u32,
+        files: impl IntoIterator<Item = (FileId, OrdMap<u64, BlockItem>)>,
+    ) -> OverlayBlocks {
+        let files = files.into_iter().filter(|(_, blocks)| !blocks.is_empty());
+        OverlayBlocks {
+            block_bytes,
+            files: Mutex::new(files.collect()),
+        }
+    }
+
+    fn bytes(&self, content: &Content) -> Result<Bytes> {
+        match content {
+            Content::Zeros => Ok(zeros(self.block_bytes)),
+            Content::Stored(block) => Ok(block.read_blocking()?),
+        }
+    }
+
+    fn remove(&self, key: BlockKey) {
+        let mut files = self.files.lock();
+        if let Some(blocks) = files.get_mut(&key.file) {
+            blocks.remove(&key.block.0);
+            if blocks.is_empty() {
+                files.remove(&key.file);
+            }
+        }
+    }
+
+    fn first(&self) -> Option<(BlockKey, Content)> {
+        let files = self.files.lock();
+        let (file, blocks) = files.first_key_value()?;
+        let (block, item) = blocks.get_min()?;
+        Some((BlockKey::new(*file, *block), item.content.clone()))
+    }
+}
+
+impl InheritedBlocks for OverlayBlocks {
+    fn get(&self, key: BlockKey) -> Result<Option<Bytes>> {
+        let files = self.files.lock();
+        let found = files.get(&key.file).and_then(|blocks| blocks.get(&key.block.0));
+        let content = found.map(|item| item.content.clone());
+        drop(files);
+        content.map(|content| self.bytes(&content)).transpose()
+    }
+
+    fn discard(&self, key: BlockKey) {
+        self.remove(key);
+    }
+
+    fn discard_from(&self, file: FileId, first: BlockIndex) {
+        let mut files = self.files.lock();
+        let Some(blocks) = files.get_mut(&file) else {
+            return;
+        };
+        let range = (Bound::Included(first.0), Bound::Unbounded);
+        let beyond: Vec<u64> = blocks.range::<_, u64>(range).map(|(b, _)| *b).collect();
+        for block in beyond {
+            blocks.remove(&block);
+        }
+        if blocks.is_empty() {
+            files.remove(&file);
+        }
+    }
+
+    fn take_some(&self, max: usize) -> Result<Vec<(BlockKey, Bytes)>> {
+        let mut taken = Vec::new();
+        while taken.len() < max
+            && let Some((key, content)) = self.first()
+        {
+            // A block that cannot be read stays here.
+            taken.push((key, self.bytes(&content)?));
+            self.remove(key);
+        }
+        Ok(taken)
+    }
+
+    fn len(&self) -> usize {
+        self.files.lock().values().map(OrdMap::len).sum()
+    }
+}

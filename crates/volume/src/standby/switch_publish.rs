@@ -1,0 +1,127 @@
+//! Private files that become shared at a takeover: the standby's control file, and directories that
+//! the shared ones become exactly (design section 5, H7).
+
+use dax::ids::{BlockIndex, FileId, Version};
+
+use crate::error::{Error, Result};
+use crate::layout::{FileClass, Layout};
+use crate::namespace::op::Op;
+use crate::namespace::{Cut, Namespace};
+use crate::private::PrivateDir;
+use crate::view::{Attr, FileKind, Timestamp};
+
+/// A file's contents on their way to shared storage.
+pub(crate) struct Published {
+    pub file: FileId,
+    pub class: FileClass,
+    pub data: Vec<u8>,
+}
+
+/// Makes the operations and the contents.
+pub(crate) struct Publisher<'a, A> {
+    pub layout: &'a dyn Layout,
+    pub private: &'a PrivateDir,
+    /// The namespace with all operations so far applied.
+    pub namespace: Namespace,
+    pub allocate: A,
+    pub cut: Version,
+    pub now: Timestamp,
+    pub ops: Vec<Op>,
+    pub contents: Vec<Published>,
+}
+
+impl<A: FnMut() -> FileId> Publisher<'_, A> {
+    /// Publishes a private path, if there is something at it.
+    pub fn publish(&mut self, path: &str) -> Result<()> {
+        match self.private.lookup(path) {
+            Err(Error::NotFound) => Ok(()),
+            Err(e) => Err(e),
+            Ok(attr) if attr.kind == FileKind::Directory => self.directory(path, &attr),
+            Ok(attr) => self.file(path, &attr),
+        }
+    }
+
+    fn apply(&mut self, op: Op) -> Result<()> {
+        self.namespace.apply(&op)?;
+        self.ops.push(op);
+        Ok(())
+    }
+
+    fn directory(&mut self, path: &str, attr: &Attr) -> Result<()> {
+        let id = match self.namespace.resolve(path) {
+            Ok(id) => id,
+            Err(_) => self.create(path, attr)?,
+        };
+        self.clear(id)?;
+        for entry in self.private.list(path)? {
+            self.publish(&entry.path)?;
+        }
+        Ok(())
+    }
+
+    /// Removes everything in a directory.
+    fn clear(&mut self, dir: FileId) -> Result<()> {
+        let names = self.namespace.directory(dir)?.clone();
+        for (name, id) in &names {
+            let (parent, name, at) = (dir, name.to_vec(), self.now);
+            if self.namespace.inode(*id)?.kind == FileKind::Directory {
+                self.clear(*id)?;
+                self.apply(Op::RemoveDirectory { parent, name, at })?;
+                continue;
+            }
+            let retain = false;
+            self.apply(Op::Unlink { parent, name, retain, at })?;
+            if !self.namespace.inode(*id)?.is_linked() {
+                self.apply(Op::Forget { id: *id })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, path: &str, attr: &Attr) -> Result<()> {
+        let data = std::fs::read(self.private.place(path)?)?;
+        let size = data.len() as u64;
+        let id = match self.namespace.resolve(path) {
+            Ok(id) => id,
+            Err(_) => self.create(path, attr)?,
+        };
+        let class = self.namespace.inode(id)?.class;
+        let at = self.now;
+        match class {
+            // Hides what the image has; what is written now is newer.
+            FileClass::Data => {
+                let cut = Cut {
+                    first_block: BlockIndex(0),
+                    version: self.cut,
+                };
+                self.apply(Op::Truncate { id, size, cut, at })?;
+            }
+            _ => self.apply(Op::SetSize { id, size, at })?,
+        }
+        self.contents.push(Published {
+            file: id,
+            class,
+            data,
+        });
+        Ok(())
+    }
+
+    fn create(&mut self, path: &str, attr: &Attr) -> Result<FileId> {
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let parent = self.namespace.resolve(dir)?;
+        let id = (self.allocate)();
+        self.apply(Op::Create {
+            id,
+            parent,
+            name: name.as_bytes().to_vec(),
+            kind: attr.kind,
+            class: self.layout.class(path),
+            mode: attr.mode,
+            uid: attr.uid,
+            gid: attr.gid,
+            target: None,
+            at: self.now,
+        })?;
+        Ok(id)
+    }
+}
