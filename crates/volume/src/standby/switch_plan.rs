@@ -139,7 +139,7 @@ impl Planner<'_> {
         for (dir, names) in &state.overlay.names {
             for name in names.keys() {
                 found.insert((*dir, name.clone()));
-                found.extend(self.hidden_by(*dir, name).map(|n| (*dir, n)));
+                found.extend(self.hidden_by(*dir, name).into_iter().map(|n| (*dir, n)));
             }
         }
         let hidden = state.hidden.iter();
@@ -148,16 +148,18 @@ impl Planner<'_> {
     }
 
     /// Names of the base that a name of the overlay hides: forks share what is before the `_`.
-    fn hidden_by(&self, dir: Ino, name: &Name) -> impl Iterator<Item = Name> {
+    fn hidden_by(&self, dir: Ino, name: &Name) -> Vec<Name> {
         let state = self.state();
-        let prefix = name.iter().rposition(|b| *b == b'_').map_or(&[][..], |at| &name[..at]);
-        let dir = state.directory_id(dir).filter(|_| !prefix.is_empty());
-        let names = dir.map(|dir| state.base.namespace.names_with_prefix(dir, prefix));
-        names.into_iter().flatten().filter_map(|(other, _)| {
-            let text = std::str::from_utf8(other).ok()?;
-            let by = state.layout.hidden_by(text)?;
-            (by.as_bytes() == &name[..]).then(|| other.clone())
-        })
+        let prefix = name.iter().rposition(|b| *b == b'_').map(|at| &name[..at]);
+        let (Some(dir), Some(prefix)) = (state.directory_id(dir), prefix) else {
+            return Vec::new();
+        };
+        let is_hidden = |other: &Name| {
+            let by = std::str::from_utf8(other).ok().and_then(|n| state.layout.hidden_by(n));
+            by.is_some_and(|by| by.as_bytes() == &name[..])
+        };
+        let names = state.base.namespace.names_with_prefix(dir, prefix);
+        names.map(|(other, _)| other).filter(|n| is_hidden(n)).cloned().collect()
     }
 
     /// The names that differ.
