@@ -4,9 +4,12 @@
 //! Aboulnaga, Salem; VLDB 2013), with lexicographic versions, fencing and generations added.
 //! `docs/PROTOCOL.md` has the messages, the steps and the invariants.
 
+pub mod client;
 pub mod error;
 pub mod ids;
 pub mod memory;
 pub mod replica;
 pub mod storage;
 pub mod wire;
+
+pub use error::{Error, ErrorKind, Result};

@@ -11,8 +11,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, ZoneId};
+
+/// The most replicas that a volume can have.
+pub const MAX_REPLICAS: u8 = 16;
 
 /// How a volume is laid out; fixed when it is created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +35,33 @@ impl Default for VolumeSettings {
             replicas: 3,
             sync_replicas: 2,
         }
+    }
+}
+
+impl VolumeSettings {
+    /// Whether the settings make sense.
+    ///
+    /// # Errors
+    /// `Invalid`; the message says what to change.
+    pub fn check(&self) -> Result<()> {
+        let invalid = |message: String| Err(Error::new(ErrorKind::Invalid, message));
+        let size = self.block_size_bytes;
+        if !size.is_power_of_two() || !(4096..=65536).contains(&size) {
+            return invalid(format!(
+                "block size {size}: use a power of two from 4096 to 65536"
+            ));
+        }
+        if !(1..=MAX_REPLICAS).contains(&self.replicas) {
+            let replicas = self.replicas;
+            return invalid(format!("{replicas} replicas: use 1 to {MAX_REPLICAS}"));
+        }
+        if !(1..=self.replicas).contains(&self.sync_replicas) {
+            return invalid(format!(
+                "{} synchronous of {} replicas: use 1 to {}",
+                self.sync_replicas, self.replicas, self.replicas
+            ));
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,233 @@
+//! One connection to one zone: address, greeting, the task that keeps it up.
+//!
+//! Invariant: what is read from a connection reaches the core only while that connection is the
+//! zone's current one; frames go out in the order the core made them.
+
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::timeout;
+
+use super::driver::Driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{VolumeName, ZoneId};
+use crate::storage::{EpochGrant, VolumeSettings};
+use crate::wire::{Frame, FrameReader, PROTOCOL, Request, Response};
+
+/// How long connecting and greeting may take together.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// Waits between attempts to connect.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// Frames that go into one system call.
+const BATCH: usize = 256;
+
+type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
+type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// Both directions of a stream.
+pub(super) struct Stream {
+    pub reader: Reader,
+    pub writer: Writer,
+}
+
+/// A zone that answered the greeting.
+pub(super) struct Greeted {
+    pub stream: Stream,
+    pub settings: VolumeSettings,
+    pub grant: EpochGrant,
+}
+
+impl Stream {
+    /// Connects to `unix:/path` or `host:port`.
+    pub async fn open(address: &str) -> Result<Stream> {
+        let failed = |error: io::Error| {
+            let message = format!("no connection to {address}");
+            Error::with_source(ErrorKind::Unavailable, message, error)
+        };
+        if let Some(path) = address.strip_prefix("unix:") {
+            let stream = UnixStream::connect(path).await.map_err(failed)?;
+            let (reader, writer) = stream.into_split();
+            return Ok(Stream {
+                reader: FrameReader::new(Box::new(reader)),
+                writer: Box::new(writer),
+            });
+        }
+        let stream = TcpStream::connect(address).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        let (reader, writer) = stream.into_split();
+        Ok(Stream {
+            reader: FrameReader::new(Box::new(reader)),
+            writer: Box::new(writer),
+        })
+    }
+
+    /// Sends a request and reads the next message.
+    pub async fn exchange(&mut self, request: &Request) -> Result<Response> {
+        let failed =
+            |error| Error::with_source(ErrorKind::Unavailable, "the connection broke", error);
+        let frame = request.encode(1, &mut BytesMut::new());
+        write_all(&mut self.writer, &[frame])
+            .await
+            .map_err(failed)?;
+        let (_, response) = Response::decode(self.reader.next().await.map_err(failed)?)?;
+        match response {
+            Response::Error { kind, message } => Err(Error::new(kind, message)),
+            response => Ok(response),
+        }
+    }
+}
+
+/// Connects and says hello.
+pub(super) async fn greet(address: &str, volume: &VolumeName, client: &str) -> Result<Greeted> {
+    let greeting = async {
+        let mut stream = Stream::open(address).await?;
+        let hello = Request::Hello {
+            protocol: PROTOCOL,
+            volume: volume.clone(),
+            client: client.to_owned(),
+        };
+        match stream.exchange(&hello).await? {
+            Response::Welcome {
+                settings, grant, ..
+            } => Ok(Greeted {
+                stream,
+                settings,
+                grant,
+            }),
+            _ => Err(Error::new(
+                ErrorKind::Protocol,
+                format!("{address} does not answer as a zone"),
+            )),
+        }
+    };
+    within(address, greeting).await
+}
+
+/// Bounds the time of a greeting.
+pub(super) async fn within<T>(
+    address: &str,
+    attempt: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let late = |_| Error::new(ErrorKind::Unavailable, format!("{address} does not answer"));
+    timeout(GREETING, attempt).await.map_err(late)?
+}
+
+/// Waits longer after each failure.
+pub(super) struct Backoff(Duration);
+
+impl Backoff {
+    pub fn new() -> Backoff {
+        Backoff(BACKOFF_MIN)
+    }
+
+    pub async fn wait(&mut self) {
+        tokio::time::sleep(self.0).await;
+        self.0 = (self.0 * 2).min(BACKOFF_MAX);
+    }
+}
+
+/// Keeps one zone connected for as long as the client lives.
+pub(super) async fn keep_connected(driver: Arc<Driver>, zone: ZoneId, address: String) {
+    let mut backoff = Backoff::new();
+    let mut reported = false;
+    loop {
+        match greet(&address, &driver.volume, &driver.client).await {
+            Ok(greeted) if greeted.settings == *driver.settings() => {
+                tracing::info!(%zone, address, "zone connected");
+                (backoff, reported) = (Backoff::new(), false);
+                let why = serve(&driver, zone, greeted).await;
+                tracing::warn!(%zone, address, why, "zone lost");
+            }
+            Ok(_) => {
+                let why = "the zone knows the volume with other settings";
+                report(&driver, zone, &address, why.into(), &mut reported);
+            }
+            Err(error) => report(&driver, zone, &address, describe(&error), &mut reported),
+        }
+        backoff.wait().await;
+    }
+}
+
+/// Tells an operator once per outage.
+fn report(driver: &Driver, zone: ZoneId, address: &str, why: String, reported: &mut bool) {
+    if !std::mem::replace(reported, true) {
+        tracing::warn!(%zone, address, why, "zone cannot be used");
+    }
+    driver.zone_trouble(zone, why);
+}
+
+/// An error with its causes.
+pub(super) fn describe(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// Runs a connection until it ends; says why.
+async fn serve(driver: &Arc<Driver>, zone: ZoneId, greeted: Greeted) -> String {
+    let Stream { reader, writer } = greeted.stream;
+    let (connection, outbox) = driver.zone_up(zone, &greeted.grant);
+    let why = tokio::select! {
+        why = receive(driver, zone, connection, reader) => why,
+        why = transmit(outbox, writer) => why,
+    };
+    driver.zone_down(zone, connection, &why);
+    why
+}
+
+async fn receive(
+    driver: &Arc<Driver>,
+    zone: ZoneId,
+    connection: u64,
+    mut reader: Reader,
+) -> String {
+    loop {
+        let frame = match reader.next().await {
+            Ok(frame) => frame,
+            Err(error) => return error.to_string(),
+        };
+        match Response::decode(frame) {
+            Ok((id, response)) => driver.message(zone, connection, id, response),
+            Err(error) => return error.to_string(),
+        }
+    }
+}
+
+async fn transmit(mut outbox: UnboundedReceiver<Frame>, mut writer: Writer) -> String {
+    let mut frames = Vec::with_capacity(BATCH);
+    while outbox.recv_many(&mut frames, BATCH).await > 0 {
+        if let Err(error) = write_all(&mut writer, &frames).await {
+            return error.to_string();
+        }
+        frames.clear();
+    }
+    "it does not answer".to_owned()
+}
+
+/// Writes frames with as few system calls as possible and without copying.
+async fn write_all(writer: &mut Writer, frames: &[Frame]) -> io::Result<()> {
+    let parts = frames.iter().flat_map(Frame::parts);
+    let parts = parts.filter(|part| !part.is_empty());
+    let mut slices: Vec<IoSlice<'_>> = parts.map(IoSlice::new).collect();
+    let mut rest = &mut slices[..];
+    while !rest.is_empty() {
+        let written = writer.write_vectored(rest).await?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        IoSlice::advance_slices(&mut rest, written);
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Owning an epoch (design, *Fencing*).
+//!
+//! ```text
+//!   look at a quorum ──▶ propose highest+1 to all ──a quorum accepts──▶ owned
+//!        ▲                        │ too many refuse
+//!        │                        ▼
+//!        └── nobody won ── look who won ──another owner holds a quorum──▶ Conflict
+//! ```
+//!
+//! Invariant: at most one owner is accepted for an epoch by an epoch quorum, because each zone accepts
+//! the first that comes and quorums meet.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::Epoch;
+use crate::storage::EpochGrant;
+use crate::wire::{Request, Response};
+
+use super::quorum::{Quorums, Round};
+use super::shared::Shared;
+use super::{Asker, Event, OpId, Output, Time, unexpected};
+
+/// How long to wait for the other zones before an undecided contest is taken as won by nobody.
+const UNDECIDED: Time = Time::from_millis(500);
+
+/// Asks a quorum which epoch it has accepted.
+#[derive(Debug)]
+pub(super) struct Look {
+    round: Round<EpochGrant>,
+}
+
+impl Look {
+    pub fn new(quorums: Quorums) -> Look {
+        Look {
+            round: Round::new(Request::Epoch, quorums.replicas),
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        if let Err(error) = self.take(id, event, s) {
+            return Some(Err(error));
+        }
+        let enough = self.round.replies.len() >= s.quorums.epoch();
+        enough.then(|| Ok(Output::Grant(self.highest())))
+    }
+
+    fn take(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<()> {
+        match event {
+            Event::Reply(zone, Response::Epoch(grant)) => self.round.answer(zone, grant),
+            Event::Reply(zone, Response::Error { kind, message }) => {
+                if let Some(error) = self.round.error(zone, kind, message, s.now) {
+                    return Err(error);
+                }
+            }
+            Event::Reply(zone, other) => return Err(unexpected(zone, &other)),
+            Event::Lost(zone) => self.round.lost(zone),
+            Event::Start | Event::Wake | Event::Synced => {}
+        }
+        self.round
+            .ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
+        Ok(())
+    }
+
+    /// The highest grant that was seen; of several owners of it, the one that most zones name.
+    fn highest(&self) -> EpochGrant {
+        let grants = || self.round.replies.iter().map(|(_, grant)| grant);
+        let votes = |grant: &EpochGrant| grants().filter(|g| *g == grant).count();
+        let highest = grants().max_by_key(|g| (g.epoch, votes(g)));
+        highest.cloned().unwrap_or(EpochGrant {
+            epoch: Epoch::NONE,
+            owner: String::new(),
+        })
+    }
+
+    /// Whether an owner holds an epoch quorum of those that answered; whether it still might, if the
+    /// silent zones were all on its side.
+    fn winner(&self, quorums: Quorums) -> (Option<EpochGrant>, bool) {
+        let highest = self.highest();
+        let votes = self.round.replies.iter().filter(|(_, g)| *g == highest);
+        let votes = votes.count();
+        let silent = quorums.replicas - self.round.answered().len();
+        let open = votes < quorums.epoch() && votes + silent >= quorums.epoch();
+        ((votes >= quorums.epoch()).then_some(highest), open)
+    }
+}
+
+/// Owns a new epoch.
+#[derive(Debug)]
+pub(super) struct Claim {
+    owner: String,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    Looking(Look),
+    Proposing(Epoch, Round<(bool, EpochGrant)>),
+    LookingWho { look: Look, since: Time },
+}
+
+impl Claim {
+    /// `owner` is unique to this life of its node.
+    pub fn new(owner: String, quorums: Quorums) -> Claim {
+        Claim {
+            owner,
+            step: Step::Looking(Look::new(quorums)),
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        match self.advance(id, event, s) {
+            Ok(owned) => owned.map(|epoch| Ok(Output::Epoch(epoch))),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn advance(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<Option<Epoch>> {
+        match &mut self.step {
+            Step::Looking(look) => {
+                look.take(id, event, s)?;
+                if look.round.replies.len() >= s.quorums.epoch() {
+                    let highest = look.highest().epoch;
+                    return self.propose(id, highest, s);
+                }
+            }
+            Step::Proposing(..) => return self.proposing(id, event, s),
+            Step::LookingWho { look, since } => {
+                look.take(id, event, s)?;
+                if look.round.replies.len() < s.quorums.epoch() {
+                    return Ok(None);
+                }
+                let (winner, open) = look.winner(s.quorums);
+                if let Some(winner) = winner.filter(|w| w.owner != self.owner) {
+                    return Err(lost_to(&winner));
+                }
+                if !open || s.now >= *since + UNDECIDED {
+                    let highest = look.highest().epoch;
+                    return self.propose(id, highest, s);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn propose(&mut self, id: OpId, highest: Epoch, s: &mut Shared) -> Result<Option<Epoch>> {
+        if highest >= Epoch::MAX {
+            return Err(Error::new(ErrorKind::Invalid, "no epochs are left"));
+        }
+        s.links.forget_asked(id);
+        let epoch = highest.next();
+        let request = Request::OwnEpoch {
+            epoch,
+            owner: self.owner.clone(),
+            settled: false,
+        };
+        self.step = Step::Proposing(epoch, Round::new(request, s.quorums.replicas));
+        self.proposing(id, Event::Wake, s)
+    }
+
+    fn proposing(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<Option<Epoch>> {
+        let Step::Proposing(epoch, round) = &mut self.step else {
+            return Ok(None);
+        };
+        match event {
+            Event::Reply(zone, Response::Owned { accepted, grant }) => {
+                round.answer(zone, (accepted, grant));
+            }
+            Event::Reply(zone, Response::Error { kind, message }) => {
+                if let Some(error) = round.error(zone, kind, message, s.now) {
+                    return Err(error);
+                }
+            }
+            Event::Reply(zone, other) => return Err(unexpected(zone, &other)),
+            Event::Lost(zone) => round.lost(zone),
+            Event::Start | Event::Wake | Event::Synced => {}
+        }
+        round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
+        let count = |wanted: bool| {
+            let replies = round.replies.iter();
+            replies
+                .filter(|(_, (accepted, _))| *accepted == wanted)
+                .count()
+        };
+        let epoch = *epoch;
+        if count(true) >= s.quorums.epoch() {
+            s.adopt(epoch, self.owner.clone());
+            return Ok(Some(epoch));
+        }
+        if count(false) > s.quorums.replicas - s.quorums.epoch() {
+            s.links.forget_asked(id);
+            self.step = Step::LookingWho {
+                look: Look::new(s.quorums),
+                since: s.now,
+            };
+            return self.advance(id, Event::Wake, s);
+        }
+        Ok(None)
+    }
+}
+
+fn lost_to(winner: &EpochGrant) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!("{} owns {} by now", winner.owner, winner.epoch),
+    )
+}

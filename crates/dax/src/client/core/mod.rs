@@ -1,0 +1,474 @@
+//! The client as a pure state machine: no socket, clock, thread or random number inside.
+//!
+//! Owns what a client decides: which zones to ask, when a write is synced, what a read may return,
+//! who owns the epoch. The driver feeds it calls, messages, connections and time, and carries out the
+//! [`Effect`]s in order. Invariants (each with its place): [`pending`], [`versions`], [`quorum`],
+//! [`links`]; and, here: once fenced, always fenced.
+
+mod chores;
+mod epoch;
+mod hash;
+mod links;
+mod pending;
+mod promote;
+mod quorum;
+mod reads;
+mod records;
+mod shared;
+mod space;
+mod versions;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{BlockKey, Epoch, FileId, Generation, Version, ZoneId};
+use crate::storage::{
+    Authority, Block, EpochGrant, Retention, Space, StorageCounters, SyncScope, VolumeSettings,
+    ZoneStatus,
+};
+use crate::wire::{Request, Response};
+
+pub(crate) use quorum::Quorums;
+use shared::Shared;
+
+/// Time since some start that the driver chooses; never goes back.
+pub(crate) type Time = Duration;
+
+/// An operation in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct OpId(u64);
+
+/// Who asked a zone something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asker {
+    Op(OpId),
+    Ping,
+    Announcement,
+    Chore(u64),
+}
+
+/// What the driver must do.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Send to a zone, after everything sent before.
+    Send {
+        zone: ZoneId,
+        id: u64,
+        request: Request,
+    },
+    /// Close the connection to a zone; the core has taken it as down already.
+    Disconnect { zone: ZoneId, why: String },
+    /// An operation is complete.
+    Done { op: OpId, result: Result<Output> },
+    /// A higher epoch exists. Sent once.
+    Fenced,
+}
+
+pub(crate) type Effects = Vec<Effect>;
+
+/// What an operation gives.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Output {
+    Unit,
+    Block(Option<Block>),
+    Epoch(Epoch),
+    Grant(EpochGrant),
+    Record(Option<Bytes>),
+    Records(Vec<(String, Bytes)>),
+    Space(Space),
+}
+
+/// What a caller wants; see [`crate::storage::Storage`] for each.
+#[derive(Debug, Clone)]
+pub(crate) enum Call {
+    Room(usize),
+    Sync(SyncScope),
+    Read {
+        key: BlockKey,
+        up_to: Generation,
+    },
+    Promote(BlockKey),
+    AcceptedEpoch,
+    OwnEpoch {
+        owner: String,
+    },
+    PutRecord {
+        name: String,
+        value: Option<Bytes>,
+        authority: Authority,
+    },
+    GetRecord(String),
+    PromoteRecord(String),
+    ListRecords(String),
+    Retain(Retention),
+    RemoveFiles(Vec<FileId>),
+    RemoveBlocksBefore(FileId, crate::ids::BlockIndex),
+    Space,
+}
+
+/// What happened to an operation.
+#[derive(Debug)]
+enum Event {
+    Start,
+    Reply(ZoneId, Response),
+    /// The zone went down: its answers will not come.
+    Lost(ZoneId),
+    /// Time has passed, or a zone came up.
+    Wake,
+    /// What the operation waits for in [`SyncWait`] is on k replicas.
+    Synced,
+}
+
+/// An operation: takes events until it gives a result.
+#[derive(Debug)]
+enum Op {
+    Room(usize),
+    Sync,
+    Read(reads::Read),
+    Promote(promote::Promote),
+    Look(epoch::Look),
+    Claim(epoch::Claim),
+    Record(records::RecordOp),
+    List(records::List),
+    Chore,
+    Space(space::Ask),
+}
+
+/// Waits until everything up to `upto` (of one file, or of all) is on k replicas.
+#[derive(Debug)]
+pub(crate) struct SyncWait {
+    op: OpId,
+    file: Option<FileId>,
+    upto: pending::Seq,
+}
+
+/// Settings of the core.
+#[derive(Debug, Clone)]
+pub(crate) struct CoreConfig {
+    pub addresses: Vec<String>,
+    pub pending_bytes_max: usize,
+    pub version_list_max: usize,
+    /// A zone that is silent for so long is taken as down.
+    pub zone_timeout: Time,
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub(crate) struct Core {
+    shared: Shared,
+    ops: HashMap<OpId, Op>,
+    next_op: u64,
+}
+
+impl Core {
+    pub fn new(config: CoreConfig, settings: VolumeSettings) -> Core {
+        Core {
+            shared: Shared::new(config, settings),
+            ops: HashMap::new(),
+            next_op: 1,
+        }
+    }
+
+    /// What the driver must do now, in order.
+    pub fn effects(&mut self) -> std::vec::Drain<'_, Effect> {
+        self.shared.out.drain(..)
+    }
+
+    pub fn settings(&self) -> &VolumeSettings {
+        &self.shared.settings
+    }
+
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.shared.own
+    }
+
+    pub fn is_fenced(&self) -> bool {
+        self.shared.fenced.is_some()
+    }
+
+    pub fn counters(&self) -> &StorageCounters {
+        &self.shared.counters
+    }
+
+    pub fn zones(&self) -> Vec<ZoneStatus> {
+        self.shared.links.status()
+    }
+
+    /// Whether anything waits for time to pass soon.
+    pub fn is_busy(&self) -> bool {
+        !self.ops.is_empty()
+    }
+
+    /// See [`crate::storage::Storage::next_version`].
+    pub fn next_version(&mut self) -> Result<Version> {
+        self.shared.check_writer()?;
+        Ok(self.shared.new_version())
+    }
+
+    /// See [`crate::storage::Storage::write`].
+    pub fn write(&mut self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
+        self.shared.write(key, generation, data)
+    }
+
+    /// The answer to a read that needs no zone, if there is one.
+    pub fn read_at_once(&mut self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
+        self.shared.read_at_once(key, up_to)
+    }
+
+    /// Whether there is room for so many bytes of writes at once.
+    pub fn has_room(&mut self, bytes: usize) -> bool {
+        self.shared.has_room(bytes)
+    }
+
+    /// Starts an operation. Its `Done` may be among the effects already.
+    pub fn start(&mut self, now: Time, call: Call) -> OpId {
+        self.shared.now = now;
+        let op = OpId(self.next_op);
+        self.next_op += 1;
+        match self.prepare(op, call) {
+            Ok(state) => {
+                self.ops.insert(op, state);
+                self.step(op, Event::Start);
+                self.settle();
+            }
+            Err(error) => self.shared.done(op, Err(error)),
+        }
+        op
+    }
+
+    /// Nobody waits for the operation any more.
+    pub fn cancel(&mut self, op: OpId) {
+        self.ops.remove(&op);
+        self.shared.syncs.retain(|w| w.op != op);
+    }
+
+    fn prepare(&mut self, op: OpId, call: Call) -> Result<Op> {
+        let s = &mut self.shared;
+        if let Call::AcceptedEpoch = call {
+            return Ok(Op::Look(epoch::Look::new(s.quorums)));
+        }
+        s.check_fence()?;
+        Ok(match call {
+            Call::Room(bytes) => Op::Room(bytes),
+            Call::Sync(scope) => {
+                s.check_writer()?;
+                s.start_sync(op, scope);
+                Op::Sync
+            }
+            Call::Read { key, up_to } => Op::Read(reads::Read::new(key, up_to)),
+            Call::Promote(key) => {
+                s.check_writer()?;
+                Op::Promote(promote::Promote::new(key))
+            }
+            Call::AcceptedEpoch => Op::Look(epoch::Look::new(s.quorums)),
+            Call::OwnEpoch { owner } => Op::Claim(epoch::Claim::new(owner, s.quorums)),
+            Call::PutRecord {
+                name,
+                value,
+                authority,
+            } => Op::Record(records::RecordOp::put(name, value, authority, s)?),
+            Call::GetRecord(name) => Op::Record(records::RecordOp::get(name, s)),
+            Call::PromoteRecord(name) => Op::Record(records::RecordOp::promote(name, s)?),
+            Call::ListRecords(prefix) => Op::List(records::List::new(prefix, s.quorums)),
+            Call::Retain(retention) => {
+                let epoch = s.check_writer()?;
+                s.chore(op, Request::Retain { epoch, retention });
+                Op::Chore
+            }
+            Call::RemoveFiles(files) => {
+                let epoch = s.check_writer()?;
+                s.remove_files(op, epoch, &files);
+                Op::Chore
+            }
+            Call::RemoveBlocksBefore(file, block) => {
+                let epoch = s.check_writer()?;
+                s.remove_blocks_before(op, epoch, file, block);
+                Op::Chore
+            }
+            Call::Space => Op::Space(space::Ask::new(s.quorums)),
+        })
+    }
+
+    /// A connection stands and the zone welcomed us.
+    pub fn zone_up(&mut self, now: Time, zone: ZoneId, grant: &EpochGrant) {
+        self.shared.now = now;
+        self.shared.observe(grant);
+        self.shared.zone_up(zone);
+        self.wake_all();
+    }
+
+    /// A connection is gone.
+    pub fn zone_down(&mut self, now: Time, zone: ZoneId, why: String) {
+        self.shared.now = now;
+        self.shared.links.disconnected(zone, why);
+        self.shared.chores.lost(zone);
+        for op in self.op_ids() {
+            self.step(op, Event::Lost(zone));
+        }
+        self.settle();
+    }
+
+    /// A zone cannot be used, for a reason that an operator should see.
+    pub fn zone_trouble(&mut self, zone: ZoneId, why: String) {
+        self.shared.links.set_trouble(zone, Some(why));
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Time) {
+        self.shared.now = now;
+        for zone in self.shared.watch_zones().iter() {
+            let why = "it does not answer".to_owned();
+            self.shared.out.push(Effect::Disconnect {
+                zone,
+                why: why.clone(),
+            });
+            self.zone_down(now, zone, why);
+        }
+        self.shared.wake_refused();
+        self.wake_all();
+    }
+
+    /// A zone said something.
+    pub fn message(&mut self, now: Time, zone: ZoneId, id: u64, response: Response) {
+        self.shared.now = now;
+        self.shared.links.heard(zone, now);
+        match response {
+            Response::Ack { upto } => self.shared.acked(zone, upto),
+            Response::WriteRefused {
+                number,
+                kind,
+                message,
+            } => self.shared.write_refused(zone, number, kind, message),
+            Response::Fenced { grant } => self.shared.observe(&grant),
+            reply => self.reply(zone, id, reply),
+        }
+        self.settle();
+    }
+
+    fn reply(&mut self, zone: ZoneId, id: u64, reply: Response) {
+        let Some(asked) = self.shared.links.answered(zone, id) else {
+            return;
+        };
+        let round_trip = self.shared.now.saturating_sub(asked.at);
+        if matches!(reply, Response::Block(_) | Response::Pong) {
+            self.shared.links.measured(zone, round_trip);
+        }
+        self.shared.look_for_fence(zone, &reply);
+        match asked.asker {
+            Asker::Op(op) => self.step(op, Event::Reply(zone, reply)),
+            Asker::Chore(number) => {
+                for op in self.shared.chore_reply(zone, number, &reply) {
+                    self.step(op, Event::Wake);
+                }
+            }
+            Asker::Ping | Asker::Announcement => {}
+        }
+    }
+
+    fn op_ids(&self) -> Vec<OpId> {
+        let mut ids: Vec<OpId> = self.ops.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    fn wake_all(&mut self) {
+        for op in self.op_ids() {
+            self.step(op, Event::Wake);
+        }
+        self.settle();
+    }
+
+    /// Gives an operation an event, and completes it if that gave a result.
+    fn step(&mut self, id: OpId, event: Event) {
+        let Some(mut op) = self.ops.remove(&id) else {
+            return;
+        };
+        match op.on(id, event, &mut self.shared) {
+            None => {
+                self.ops.insert(id, op);
+            }
+            Some(result) => {
+                self.shared.syncs.retain(|w| w.op != id);
+                self.shared.done(id, result);
+            }
+        }
+    }
+
+    /// Follows up on what the last input changed: syncs that are complete, room, the fence.
+    fn settle(&mut self) {
+        if self.shared.fence_news {
+            self.shared.fence_news = false;
+            self.fail_fenced();
+        }
+        while self.shared.progress {
+            self.shared.progress = false;
+            for op in self.shared.complete_syncs() {
+                self.step(op, Event::Synced);
+            }
+            for op in self.room_waiters() {
+                self.step(op, Event::Wake);
+            }
+        }
+    }
+
+    fn room_waiters(&self) -> Vec<OpId> {
+        if self.shared.is_short() {
+            return Vec::new();
+        }
+        let waiting = self.ops.iter().filter(|(_, op)| matches!(op, Op::Room(_)));
+        let mut ids: Vec<OpId> = waiting.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Everything but looking at the epoch fails for good.
+    fn fail_fenced(&mut self) {
+        for id in self.op_ids() {
+            if !matches!(self.ops.get(&id), Some(Op::Look(_))) {
+                self.ops.remove(&id);
+                let error = self.shared.fence_error();
+                self.shared.done(id, Err(error));
+            }
+        }
+        self.shared.syncs.clear();
+        self.shared.drop_writes();
+    }
+}
+
+impl Op {
+    fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        match self {
+            Op::Room(bytes) => s.has_room(*bytes).then_some(Ok(Output::Unit)),
+            Op::Sync => {
+                if !matches!(event, Event::Synced) {
+                    return None;
+                }
+                s.counters.syncs += 1;
+                Some(Ok(Output::Unit))
+            }
+            Op::Read(op) => op.on(id, event, s),
+            Op::Promote(op) => op.on(id, event, s),
+            Op::Look(op) => op.on(id, event, s),
+            Op::Claim(op) => op.on(id, event, s),
+            Op::Record(op) => op.on(id, event, s),
+            Op::List(op) => op.on(id, event, s),
+            Op::Chore => s.chores.is_done(id).then_some(Ok(Output::Unit)),
+            Op::Space(op) => op.on(id, event, s),
+        }
+    }
+}
+
+/// What an answer of the wrong type gives.
+fn unexpected(zone: ZoneId, reply: &Response) -> Error {
+    let what = match reply {
+        Response::Error { message, .. } => message.as_str(),
+        _ => "an answer to something else",
+    };
+    Error::new(ErrorKind::Protocol, format!("{zone} sent {what}"))
+}
+
+#[cfg(test)]
+mod tests;

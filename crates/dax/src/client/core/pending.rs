@@ -1,0 +1,429 @@
+//! `sync_pending` (DAX 4): every write that some replica has not acknowledged.
+//!
+//! Kept at the client alone (the paper keeps it at the server that coordinates, with a copy here):
+//! the client speaks to all replicas itself. Invariants: an entry stays until all its zones have
+//! acknowledged it, or until k have and it is given up for the others (counted as missed); entries of
+//! different generations of a block are never merged; per zone they are sent in the order written.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use crate::ids::{BlockIndex, BlockKey, FileId, Generation, Version, ZoneId};
+use crate::storage::Block;
+
+use super::hash::IdMap;
+use super::quorum::ZoneSet;
+
+/// A write's place in the order of this handle's writes (its version's `seq`).
+pub(crate) type Seq = u64;
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub key: BlockKey,
+    pub generation: Generation,
+    pub version: Version,
+    pub checksum: u32,
+    pub data: Bytes,
+    /// Zones that still have to acknowledge it.
+    pub missing: ZoneSet,
+    /// k replicas have it.
+    pub synced: bool,
+    /// A newer write of the same block and generation makes this one superfluous wherever that
+    /// arrives.
+    superseded: bool,
+    /// The pending write of the same block before this one.
+    older: Option<Seq>,
+}
+
+/// What an acknowledgement did.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Acked {
+    /// k replicas have it now, and had not before.
+    pub synced: bool,
+    /// Nobody waits for it any more: its memory is free.
+    pub gone: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    base: Seq,
+    slots: VecDeque<Option<Entry>>,
+    newest: IdMap<BlockKey, Seq>,
+    /// Writes in order that may not be synced yet; cleaned from the front when asked.
+    unsynced: VecDeque<Seq>,
+    unsynced_of: IdMap<FileId, VecDeque<Seq>>,
+    /// Entries added to `unsynced_of` since it was last cleaned as a whole.
+    uncleaned: usize,
+    bytes: usize,
+    count: usize,
+}
+
+impl Pending {
+    /// Bytes of block data held.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    pub fn get(&self, seq: Seq) -> Option<&Entry> {
+        let index = seq.checked_sub(self.base)?;
+        self.slots.get(index as usize)?.as_ref()
+    }
+
+    fn get_mut(&mut self, seq: Seq) -> Option<&mut Entry> {
+        let index = seq.checked_sub(self.base)?;
+        self.slots.get_mut(index as usize)?.as_mut()
+    }
+
+    /// The blocks with pending writes.
+    pub fn keys(&self) -> impl Iterator<Item = BlockKey> {
+        self.newest.keys().copied()
+    }
+
+    /// Adds a write; its version's `seq` is above every earlier one.
+    pub fn add(
+        &mut self,
+        key: BlockKey,
+        generation: Generation,
+        version: Version,
+        checksum: u32,
+        data: Bytes,
+        zones: ZoneSet,
+    ) {
+        let seq = version.seq;
+        if self.slots.is_empty() {
+            self.base = seq;
+        }
+        while self.base + (self.slots.len() as u64) < seq {
+            self.slots.push_back(None);
+        }
+        self.bytes += data.len();
+        self.count += 1;
+        let older = self.newest.insert(key, seq);
+        self.supersede(older, generation);
+        self.slots.push_back(Some(Entry {
+            key,
+            generation,
+            version,
+            checksum,
+            data,
+            missing: zones,
+            synced: false,
+            superseded: false,
+            older,
+        }));
+        self.unsynced.push_back(seq);
+        let of_file = self.unsynced_of.entry(key.file).or_default();
+        of_file.push_back(seq);
+        self.uncleaned += 1;
+    }
+
+    fn supersede(&mut self, older: Option<Seq>, generation: Generation) {
+        let Some(entry) = older.and_then(|seq| self.get_mut(seq)) else {
+            return;
+        };
+        if entry.generation == generation {
+            entry.superseded = true;
+        }
+    }
+
+    /// The newest pending write of a block in a generation not above `up_to`.
+    pub fn read(&self, key: BlockKey, up_to: Generation) -> Option<Block> {
+        let mut next = self.newest.get(&key).copied();
+        while let Some(entry) = next.and_then(|seq| self.get(seq)) {
+            if entry.generation <= up_to {
+                return Some(Block {
+                    version: entry.version,
+                    generation: entry.generation,
+                    data: entry.data.clone(),
+                });
+            }
+            next = entry.older;
+        }
+        None
+    }
+
+    /// A zone has the write durably; `sync` replicas of `zones` make it synced.
+    pub fn ack(&mut self, seq: Seq, zone: ZoneId, zones: usize, sync: usize) -> Acked {
+        let Some(entry) = self.get_mut(seq) else {
+            return Acked::default();
+        };
+        entry.missing.remove(zone);
+        let synced = !entry.synced && zones - entry.missing.len() >= sync;
+        entry.synced |= synced;
+        let gone = entry.missing.is_empty();
+        if gone {
+            self.remove(seq);
+        }
+        Acked { synced, gone }
+    }
+
+    /// Whether this zone can do without the write: it is synced, and a newer one of the same block
+    /// and generation is on its way to the zone.
+    pub fn is_superfluous(&self, seq: Seq, zone: ZoneId) -> bool {
+        let Some(entry) = self.get(seq).filter(|e| e.synced && e.superseded) else {
+            return false;
+        };
+        let mut next = self.newest.get(&entry.key).copied();
+        while let Some(newer) = next.filter(|n| *n > seq).and_then(|n| self.get(n)) {
+            if newer.generation == entry.generation && newer.missing.contains(zone) {
+                return true;
+            }
+            next = newer.older;
+        }
+        false
+    }
+
+    /// Gives up synced writes that only zones in `away` lack, oldest first, until `enough` bytes
+    /// are free. Returns the zones that each of them was given up for, and its bytes.
+    pub fn give_up(&mut self, away: ZoneSet, enough: usize) -> Vec<(ZoneSet, usize)> {
+        let mut given_up = Vec::new();
+        let mut freed = 0;
+        let mut index = 0;
+        while freed < enough && index < self.slots.len() {
+            let seq = self.base + index as u64;
+            let candidate = self.slots[index].as_ref();
+            let droppable = candidate.filter(|e| e.synced && e.missing.without(away).is_empty());
+            let Some(entry) = droppable else {
+                index += 1;
+                continue;
+            };
+            freed += entry.data.len();
+            given_up.push((entry.missing, entry.data.len()));
+            let first = self.base;
+            self.remove(seq);
+            index = (index + 1).saturating_sub((self.base - first) as usize);
+        }
+        given_up
+    }
+
+    /// Drops writes to blocks that are being removed. Returns the zones and bytes of each.
+    pub fn drop_removed(
+        &mut self,
+        removed: impl Fn(FileId, BlockIndex) -> bool,
+    ) -> Vec<(ZoneSet, usize)> {
+        let entries = self.slots.iter().flatten();
+        let dropped = entries.filter(|e| removed(e.key.file, e.key.block));
+        let dropped: Vec<_> = dropped
+            .map(|e| (e.version.seq, (e.missing, e.data.len())))
+            .collect();
+        dropped.iter().for_each(|(seq, _)| self.remove(*seq));
+        dropped.into_iter().map(|(_, what)| what).collect()
+    }
+
+    /// Forgets everything (the writer is fenced).
+    pub fn clear(&mut self) {
+        *self = Pending::default();
+    }
+
+    fn remove(&mut self, seq: Seq) {
+        let index = (seq - self.base) as usize;
+        let Some(entry) = self.slots[index].take() else {
+            return;
+        };
+        self.bytes -= entry.data.len();
+        self.count -= 1;
+        self.unlink(seq, &entry);
+        while let Some(None) = self.slots.front() {
+            self.slots.pop_front();
+            self.base += 1;
+        }
+    }
+
+    /// Takes the entry out of the chain of its block's pending writes.
+    fn unlink(&mut self, seq: Seq, entry: &Entry) {
+        let older = entry.older.filter(|seq| self.get(*seq).is_some());
+        let mut next = self.newest.get(&entry.key).copied();
+        if next == Some(seq) {
+            match older {
+                Some(older) => self.newest.insert(entry.key, older),
+                None => self.newest.remove(&entry.key),
+            };
+            return;
+        }
+        while let Some(newer) = next.and_then(|seq| self.get_mut(seq)) {
+            next = newer.older;
+            if next == Some(seq) {
+                newer.older = older;
+                return;
+            }
+        }
+    }
+
+    /// Whether everything up to `upto` (of one file, or of all) is on k replicas.
+    pub fn is_synced(&mut self, file: Option<FileId>, upto: Seq) -> bool {
+        self.first_unsynced(file).is_none_or(|first| first > upto)
+    }
+
+    fn first_unsynced(&mut self, file: Option<FileId>) -> Option<Seq> {
+        let Pending {
+            base,
+            slots,
+            unsynced,
+            unsynced_of,
+            ..
+        } = self;
+        let synced = |seq: Seq| {
+            let index = seq.checked_sub(*base);
+            let slot = index.and_then(|i| slots.get(i as usize));
+            slot.and_then(Option::as_ref).is_none_or(|e| e.synced)
+        };
+        let queue = match file {
+            None => unsynced,
+            Some(file) => unsynced_of.get_mut(&file)?,
+        };
+        while queue.front().is_some_and(|seq| synced(*seq)) {
+            queue.pop_front();
+        }
+        let first = queue.front().copied();
+        if first.is_none()
+            && let Some(file) = file
+        {
+            unsynced_of.remove(&file);
+        }
+        first
+    }
+
+    /// Keeps the queues of what may be unsynced from growing where nobody asks for syncs.
+    pub fn tidy(&mut self) {
+        self.first_unsynced(None);
+        if self.unsynced.is_empty() {
+            self.unsynced_of.clear();
+            self.uncleaned = 0;
+        }
+        if self.uncleaned > 4096 + 4 * self.count {
+            let files: Vec<FileId> = self.unsynced_of.keys().copied().collect();
+            for file in files {
+                self.first_unsynced(Some(file));
+            }
+            self.uncleaned = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Epoch;
+
+    const ALL: fn() -> ZoneSet = || ZoneSet::first(3);
+
+    fn g(number: u32) -> Generation {
+        Generation {
+            epoch: Epoch(1),
+            number,
+        }
+    }
+
+    fn add(pending: &mut Pending, seq: Seq, block: u64, generation: Generation) {
+        let version = Version {
+            epoch: Epoch(1),
+            seq,
+        };
+        let data = Bytes::from(vec![seq as u8; 10]);
+        pending.add(
+            BlockKey::new(FileId(1), block),
+            generation,
+            version,
+            0,
+            data,
+            ALL(),
+        );
+    }
+
+    fn seen(pending: &Pending, up_to: Generation) -> Option<Seq> {
+        let block = pending.read(BlockKey::new(FileId(1), 0), up_to);
+        block.map(|b| b.version.seq)
+    }
+
+    #[test]
+    fn synced_at_k_and_gone_at_n() {
+        let mut p = Pending::default();
+        add(&mut p, 5, 0, g(1));
+        assert!(!p.is_synced(None, 5));
+        assert!(p.is_synced(None, 4), "nothing that early is pending");
+        assert_eq!(p.ack(5, ZoneId(0), 3, 2), Acked::default());
+        assert_eq!(p.ack(5, ZoneId(0), 3, 2), Acked::default(), "counted once");
+        assert!(p.ack(5, ZoneId(2), 3, 2).synced);
+        assert!(p.is_synced(None, 5) && p.is_synced(Some(FileId(1)), 5));
+        assert_eq!(p.bytes(), 10);
+        assert!(p.ack(5, ZoneId(1), 3, 2).gone);
+        assert_eq!(p.bytes(), 0);
+        assert_eq!(p.ack(5, ZoneId(1), 3, 2), Acked::default());
+    }
+
+    #[test]
+    fn reads_see_the_newest_pending_of_their_image() {
+        let mut p = Pending::default();
+        add(&mut p, 1, 0, g(1));
+        add(&mut p, 2, 0, g(2));
+        add(&mut p, 4, 0, g(2));
+        add(&mut p, 5, 0, g(3));
+        assert_eq!(seen(&p, Generation::MAX), Some(5));
+        assert_eq!(seen(&p, g(2)), Some(4));
+        assert_eq!(seen(&p, g(1)), Some(1));
+        assert_eq!(seen(&p, g(0)), None);
+        for zone in ALL().iter() {
+            p.ack(4, zone, 3, 2);
+        }
+        assert_eq!(
+            seen(&p, g(2)),
+            Some(2),
+            "the chain survives a removal inside"
+        );
+        for zone in ALL().iter() {
+            p.ack(5, zone, 3, 2);
+        }
+        assert_eq!(seen(&p, Generation::MAX), Some(2));
+    }
+
+    #[test]
+    fn only_synced_writes_are_given_up_and_only_for_zones_away() {
+        let mut p = Pending::default();
+        let mut away = ZoneSet::default();
+        away.insert(ZoneId(2));
+        (1..=3).for_each(|seq| add(&mut p, seq, seq, g(1)));
+        for (seq, zone) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 2)] {
+            p.ack(seq, ZoneId(zone), 3, 2);
+        }
+        assert_eq!(p.give_up(away, 1000), vec![(away, 10)]);
+        assert!(p.get(1).is_none() && p.get(2).is_some() && p.get(3).is_some());
+        assert!(!p.is_synced(None, 3));
+    }
+
+    #[test]
+    fn a_zone_needs_no_synced_write_that_a_newer_one_replaces_there() {
+        let mut p = Pending::default();
+        add(&mut p, 1, 0, g(1));
+        add(&mut p, 2, 0, g(1));
+        assert!(
+            !p.is_superfluous(1, ZoneId(2)),
+            "not synced: it must go out"
+        );
+        p.ack(1, ZoneId(0), 3, 2);
+        p.ack(1, ZoneId(1), 3, 2);
+        assert!(p.is_superfluous(1, ZoneId(2)));
+        p.ack(2, ZoneId(2), 3, 2);
+        assert!(!p.is_superfluous(1, ZoneId(2)));
+        add(&mut p, 3, 0, g(2));
+        assert!(!p.is_superfluous(2, ZoneId(2)), "generations are apart");
+    }
+
+    #[test]
+    fn gaps_in_the_order_are_no_writes() {
+        let mut p = Pending::default();
+        add(&mut p, 3, 0, g(1));
+        add(&mut p, 9, 1, g(1));
+        assert!(p.get(5).is_none());
+        for zone in ALL().iter() {
+            p.ack(3, zone, 3, 2);
+        }
+        assert!(p.get(9).is_some());
+        assert!(p.is_synced(None, 8));
+        assert!(!p.is_synced(None, 9));
+    }
+}

@@ -1,0 +1,224 @@
+//! *ReadPromote* (DAX 5): which version of a block survives into this epoch.
+//!
+//! ```text
+//!          all N replicas agree
+//!   read ───────────────────────────────────────▶ that one, nothing to write
+//!    under │ a quorum has answered, and they differ or the others do not answer
+//!    the   ▼
+//!    fence write the newest again, with a version of this epoch ──k acks──▶ that one
+//! ```
+//!
+//! The paper lets each replica relabel its own version into the new epoch. Then a replica that was
+//! not asked the first time can later relabel a different version of the old epoch, which may win
+//! over the one that was already returned. So here replicas relabel nothing. Where all N hold the
+//! same version and refuse older writers, no other version can ever appear: one round, no write.
+//! Otherwise the chosen version is written again as an ordinary write of this epoch, which is above
+//! every version of older epochs, and is returned once k replicas have it.
+
+use crate::error::{ErrorKind, Result};
+use crate::ids::{BlockKey, Generation, Version, ZoneId};
+use crate::storage::Block;
+use crate::wire::{Request, Response, StoredBlock};
+
+use super::quorum::{Round, ZoneSet};
+use super::reads::{Read, into_block, newest};
+use super::shared::Shared;
+use super::{Asker, Event, OpId, Output, Time, unexpected};
+
+#[derive(Debug)]
+pub(super) struct Promote {
+    key: BlockKey,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    Start,
+    /// Reading under the fence.
+    Asking {
+        round: Round<Option<StoredBlock>>,
+        corrupt: ZoneSet,
+        /// When to go on with a quorum alone.
+        patience: Option<Time>,
+    },
+    /// The choice is being written.
+    Writing(Block),
+    /// The block was written or promoted by this handle already.
+    Reading(Box<Read>),
+}
+
+impl Promote {
+    pub fn new(key: BlockKey) -> Promote {
+        Promote {
+            key,
+            step: Step::Start,
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        match event {
+            Event::Start => return self.start(id, s),
+            Event::Synced => {
+                if let Step::Writing(block) = &self.step {
+                    return Some(Ok(Output::Block(Some(block.clone()))));
+                }
+            }
+            event => match &mut self.step {
+                Step::Reading(read) => return read.on(id, event, s),
+                Step::Asking { round, .. } => match event {
+                    Event::Reply(zone, reply) => {
+                        if let Some(failed) = self.reply(zone, reply, s) {
+                            return Some(Err(failed));
+                        }
+                    }
+                    Event::Lost(zone) => round.lost(zone),
+                    _ => {}
+                },
+                _ => {}
+            },
+        }
+        let result = self.judge(id, s);
+        if let Step::Asking { round, .. } = &mut self.step
+            && result.is_none()
+        {
+            round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
+        }
+        result
+    }
+
+    fn start(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
+        if self.is_settled(s) {
+            return self.read(id, s);
+        }
+        let Some(epoch) = s.own else {
+            return Some(s.check_writer().map(|_| Output::Block(None)));
+        };
+        let request = Request::Promote {
+            epoch,
+            key: self.key,
+        };
+        let mut round = Round::new(request, s.quorums.replicas);
+        round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
+        self.step = Step::Asking {
+            round,
+            corrupt: ZoneSet::default(),
+            patience: None,
+        };
+        None
+    }
+
+    /// Whether this handle wrote or promoted the block already.
+    fn is_settled(&self, s: &mut Shared) -> bool {
+        s.versions
+            .entry(self.key)
+            .is_some_and(|known| known.settled)
+    }
+
+    fn read(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
+        let mut read = Box::new(Read::new(self.key, Generation::SINGLE));
+        let result = read.on(id, Event::Start, s);
+        self.step = Step::Reading(read);
+        result
+    }
+
+    fn reply(&mut self, zone: ZoneId, reply: Response, s: &mut Shared) -> Option<crate::Error> {
+        let Step::Asking { round, corrupt, .. } = &mut self.step else {
+            return None;
+        };
+        let damaged = match &reply {
+            Response::Block(Some(block)) => !block.is_intact(self.key),
+            Response::Error { kind, .. } => *kind == ErrorKind::Corrupt,
+            _ => false,
+        };
+        match reply {
+            _ if damaged => {
+                corrupt.insert(zone);
+                round.spoiled(zone);
+                None
+            }
+            Response::Block(block) => {
+                round.answer(zone, block);
+                None
+            }
+            Response::Error { kind, message } => round.error(zone, kind, message, s.now),
+            other => Some(unexpected(zone, &other)),
+        }
+    }
+
+    fn judge(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
+        let Step::Asking {
+            round,
+            corrupt,
+            patience,
+        } = &mut self.step
+        else {
+            return None;
+        };
+        let answers = round.replies.len();
+        if answers < s.quorums.read() {
+            let all_seen = answers + corrupt.len() >= s.quorums.replicas;
+            return all_seen.then(|| {
+                Err(crate::Error::new(
+                    ErrorKind::Corrupt,
+                    format!(
+                        "block {} fails its checksum in {} zones",
+                        self.key,
+                        corrupt.len()
+                    ),
+                ))
+            });
+        }
+        let version = |b: &Option<StoredBlock>| b.as_ref().map_or(Version::ZERO, |b| b.version);
+        let first = version(&round.replies[0].1);
+        let agree = round.replies.iter().all(|(_, b)| version(b) == first);
+        let complete = answers == s.quorums.replicas;
+        if agree && !complete && first != Version::ZERO && !round.waiting().is_empty() {
+            // The others may agree, too, which saves the write: a little patience.
+            let until =
+                *patience.get_or_insert_with(|| s.now + s.links.hedge_delay(round.waiting()));
+            if s.now < until {
+                return None;
+            }
+        }
+        let chosen = newest(&round.replies).cloned();
+        self.settle(id, chosen, agree && complete, s)
+    }
+
+    /// The survivor is chosen; `stable` if it needs no new version.
+    fn settle(
+        &mut self,
+        id: OpId,
+        chosen: Option<StoredBlock>,
+        stable: bool,
+        s: &mut Shared,
+    ) -> Option<Result<Output>> {
+        if self.is_settled(s) {
+            // Written or promoted while this was asking: that counts.
+            return self.read(id, s);
+        }
+        let Some(chosen) = chosen else {
+            s.versions
+                .learned(self.key, Generation::SINGLE, None, stable);
+            return Some(Ok(Output::Block(None)));
+        };
+        s.counters.reads_promoted += 1;
+        if stable {
+            let found = Some((chosen.generation, chosen.version));
+            s.versions.forget(self.key);
+            s.versions.learned(self.key, Generation::MAX, found, true);
+            return Some(Ok(Output::Block(Some(into_block(chosen)))));
+        }
+        match s.write(self.key, chosen.generation, chosen.data.clone()) {
+            Err(error) => Some(Err(error)),
+            Ok(version) => {
+                let block = Block {
+                    version,
+                    ..into_block(chosen)
+                };
+                self.step = Step::Writing(block);
+                s.wait_synced(id, Some(self.key.file), version.seq);
+                None
+            }
+        }
+    }
+}

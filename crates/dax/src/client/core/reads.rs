@@ -1,0 +1,205 @@
+//! Reads (DAX 3.1, 4): optimistic where the version list knows the block, by quorum otherwise.
+//!
+//! Both are one operation: an optimistic read starts by asking one zone, a quorum read by asking
+//! N-k+1; each answer that does not settle it widens the circle. So a stale answer is retried at the
+//! next nearest zone (the paper retries the same replica, 3.1), and after enough of them the read
+//! has become a quorum read by itself.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{BlockKey, Generation, Version, ZoneId};
+use crate::storage::Block;
+use crate::wire::{Request, Response, StoredBlock};
+
+use super::quorum::{Round, ZoneSet};
+use super::shared::Shared;
+use super::versions::Known;
+use super::{Asker, Event, OpId, Output, unexpected};
+
+#[derive(Debug)]
+pub(super) struct Read {
+    key: BlockKey,
+    up_to: Generation,
+    /// What it must return at least.
+    known: Option<Known>,
+    round: Round<Option<StoredBlock>>,
+    corrupt: ZoneSet,
+}
+
+/// Newest of an image: the generation decides, then the version inside it.
+fn order(block: &StoredBlock) -> (Generation, Version) {
+    (block.generation, block.version)
+}
+
+/// The newest of the answers; none if all say that there is nothing.
+pub(super) fn newest(replies: &[(ZoneId, Option<StoredBlock>)]) -> Option<&StoredBlock> {
+    let blocks = replies.iter().filter_map(|(_, block)| block.as_ref());
+    blocks.max_by_key(|b| order(b))
+}
+
+impl Read {
+    pub fn new(key: BlockKey, up_to: Generation) -> Read {
+        Read {
+            key,
+            up_to,
+            known: None,
+            round: Round::new(Request::Read { key, up_to }, 1),
+            corrupt: ZoneSet::default(),
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        let result = match event {
+            Event::Start => self.start(s),
+            Event::Reply(zone, reply) => self.reply(zone, reply, s),
+            Event::Lost(zone) => {
+                self.round.lost(zone);
+                None
+            }
+            Event::Wake | Event::Synced => None,
+        };
+        if result.is_none() {
+            self.round
+                .ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
+        }
+        result.map(|r| r.map(Output::Block))
+    }
+
+    fn start(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
+        if let Some(answer) = s.read_at_once(self.key, self.up_to) {
+            return Some(Ok(answer));
+        }
+        if s.own.is_some() {
+            self.known = s.versions.get(self.key, self.up_to);
+        }
+        if self.known.is_none() {
+            self.round.spread = s.quorums.read();
+        }
+        None
+    }
+
+    fn reply(
+        &mut self,
+        zone: ZoneId,
+        reply: Response,
+        s: &mut Shared,
+    ) -> Option<Result<Option<Block>>> {
+        match reply {
+            Response::Block(Some(block)) if !block.is_intact(self.key) => self.spoil(zone),
+            Response::Block(block) => return self.block(zone, block, s),
+            Response::Error {
+                kind: ErrorKind::Corrupt,
+                ..
+            } => self.spoil(zone),
+            Response::Error { kind, message } => {
+                if let Some(error) = self.round.error(zone, kind, message, s.now) {
+                    return Some(Err(error));
+                }
+            }
+            other => return Some(Err(unexpected(zone, &other))),
+        }
+        self.judge(s)
+    }
+
+    fn spoil(&mut self, zone: ZoneId) {
+        self.corrupt.insert(zone);
+        self.round.spoiled(zone);
+    }
+
+    fn block(
+        &mut self,
+        zone: ZoneId,
+        block: Option<StoredBlock>,
+        s: &mut Shared,
+    ) -> Option<Result<Option<Block>>> {
+        let version = block.as_ref().map_or(Version::ZERO, |b| b.version);
+        if let Some(known) = self.known {
+            // A version above the known one that this handle made is a later write of its own.
+            let fresh = version == known.version || (version > known.version && s.is_own(version));
+            if fresh {
+                self.count(s);
+                return Some(Ok(block.map(into_block)));
+            }
+            s.counters.reads_stale += 1;
+            self.round.spread += 1;
+        }
+        self.round.answer(zone, block);
+        self.judge(s)
+    }
+
+    fn count(&self, s: &mut Shared) {
+        match self.round.replies.len() {
+            0 => s.counters.reads_one += 1,
+            _ => s.counters.reads_quorum += 1,
+        }
+    }
+
+    /// Decides once a quorum has answered.
+    fn judge(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
+        let answers = self.round.replies.len();
+        let replicas = s.quorums.replicas;
+        if answers < s.quorums.read() {
+            let all_seen = answers + self.corrupt.len() >= replicas;
+            return all_seen.then(|| Err(self.damaged()));
+        }
+        let newest = newest(&self.round.replies);
+        let version = newest.map_or(Version::ZERO, |b| b.version);
+        match self.known {
+            // Never go back behind what a quorum holds: look further, and again.
+            Some(known) if known.settled && version < known.version => {
+                if answers + self.corrupt.len() >= replicas {
+                    return Some(Err(self.lost(known.version)));
+                }
+                self.round.spread = replicas;
+                None
+            }
+            _ => {
+                let found = newest.map(order);
+                let block = newest.cloned().map(into_block);
+                self.learn(found, s);
+                s.counters.reads_quorum += 1;
+                Some(Ok(block))
+            }
+        }
+    }
+
+    fn learn(&self, found: Option<(Generation, Version)>, s: &mut Shared) {
+        if s.own.is_none() {
+            return;
+        }
+        if self.known.is_some_and(|known| !known.settled) {
+            s.versions.forget(self.key);
+        }
+        s.versions.evict(s.pending.keys());
+        s.versions.learned(self.key, self.up_to, found, false);
+    }
+
+    fn damaged(&self) -> Error {
+        Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "block {} fails its checksum in {} zones",
+                self.key,
+                self.corrupt.len()
+            ),
+        )
+    }
+
+    fn lost(&self, version: Version) -> Error {
+        Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "no zone has version {version} of block {} any more",
+                self.key
+            ),
+        )
+    }
+}
+
+/// Without the checksum, which was verified on receipt.
+pub(super) fn into_block(stored: StoredBlock) -> Block {
+    Block {
+        version: stored.version,
+        generation: stored.generation,
+        data: stored.data,
+    }
+}

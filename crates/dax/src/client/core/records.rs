@@ -1,0 +1,354 @@
+//! Records: small values read and written by majority.
+//!
+//! A write completes once a majority has it, a read takes the newest of a majority, so a completed
+//! write is seen by every later read. Versions come from the epoch's owner; a record with a single
+//! writer and no epoch takes the version after the one it finds.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{Version, ZoneId};
+use crate::storage::Authority;
+use crate::wire::{MAX_RECORD_BYTES, RecordEntry, Request, Response, StoredRecord};
+
+use super::quorum::{Quorums, Round};
+use super::shared::Shared;
+use super::{Asker, Event, OpId, Output, unexpected};
+
+/// Reads, writes or promotes one record.
+#[derive(Debug)]
+pub(super) struct RecordOp {
+    name: String,
+    goal: Goal,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Goal {
+    Get,
+    Put {
+        value: Option<Bytes>,
+        authority: Authority,
+    },
+    /// Put under the owner's authority what was read.
+    Promote,
+}
+
+#[derive(Debug)]
+enum Step {
+    Getting(Round<Option<StoredRecord>>),
+    Putting {
+        round: Round<()>,
+        version: Version,
+        value: Option<Bytes>,
+    },
+}
+
+impl RecordOp {
+    pub fn get(name: String, s: &Shared) -> RecordOp {
+        let step = Step::Getting(getting(&name, s.quorums));
+        RecordOp {
+            name,
+            goal: Goal::Get,
+            step,
+        }
+    }
+
+    pub fn promote(name: String, s: &Shared) -> Result<RecordOp> {
+        s.check_writer()?;
+        Ok(RecordOp {
+            goal: Goal::Promote,
+            ..RecordOp::get(name, s)
+        })
+    }
+
+    pub fn put(
+        name: String,
+        value: Option<Bytes>,
+        authority: Authority,
+        s: &mut Shared,
+    ) -> Result<RecordOp> {
+        let bytes = value.as_ref().map_or(0, Bytes::len);
+        if bytes > MAX_RECORD_BYTES {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("record {name} of {bytes} bytes is above 1 MiB"),
+            ));
+        }
+        let version = match authority {
+            Authority::Owner => {
+                s.check_writer()?;
+                Some(s.new_version())
+            }
+            Authority::Node => next_node_version(&name, None, s),
+        };
+        let mut op = RecordOp {
+            goal: Goal::Put { value, authority },
+            ..RecordOp::get(name, s)
+        };
+        if let Some(version) = version {
+            op.start_put(version, s);
+        }
+        Ok(op)
+    }
+
+    /// Goes on to write, with this version.
+    fn start_put(&mut self, version: Version, s: &Shared) {
+        let (value, authority) = match (&self.goal, &self.step) {
+            (Goal::Put { value, authority }, _) => (value.clone(), *authority),
+            (_, Step::Getting(round)) => (newest(round).and_then(|r| r.value), Authority::Owner),
+            (_, Step::Putting { value, .. }) => (value.clone(), Authority::Owner),
+        };
+        let request = Request::PutRecord {
+            epoch: match authority {
+                Authority::Owner => s.own,
+                Authority::Node => None,
+            },
+            name: self.name.clone(),
+            version,
+            value: value.clone(),
+        };
+        self.step = Step::Putting {
+            round: Round::new(request, s.quorums.replicas),
+            version,
+            value,
+        };
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        let result = self.advance(id, event, s);
+        if !matches!(result, Ok(None)) {
+            return result.transpose();
+        }
+        let asker = Asker::Op(id);
+        match &mut self.step {
+            Step::Getting(round) => round.ask(s.now, asker, &mut s.links, &mut s.out),
+            Step::Putting { round, .. } => round.ask(s.now, asker, &mut s.links, &mut s.out),
+        }
+        None
+    }
+
+    fn advance(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<Option<Output>> {
+        match event {
+            Event::Reply(zone, reply) => self.reply(id, zone, reply, s),
+            Event::Lost(zone) => {
+                match &mut self.step {
+                    Step::Getting(round) => round.lost(zone),
+                    Step::Putting { round, .. } => round.lost(zone),
+                }
+                Ok(None)
+            }
+            Event::Start | Event::Wake | Event::Synced => Ok(None),
+        }
+    }
+
+    fn reply(
+        &mut self,
+        id: OpId,
+        zone: ZoneId,
+        reply: Response,
+        s: &mut Shared,
+    ) -> Result<Option<Output>> {
+        match (&mut self.step, reply) {
+            (Step::Getting(round), Response::Record(record)) => {
+                round.answer(zone, record);
+                if round.replies.len() >= s.quorums.majority() {
+                    s.links.forget_asked(id);
+                    return self.got(s);
+                }
+            }
+            (Step::Putting { round, version, .. }, Response::RecordStored { version: stored }) => {
+                if stored > *version {
+                    s.links.forget_asked(id);
+                    self.outdone(stored, s);
+                    return Ok(None);
+                }
+                round.answer(zone, ());
+                if round.replies.len() >= s.quorums.majority() {
+                    return Ok(Some(self.put_done()));
+                }
+            }
+            (Step::Getting(round), Response::Error { kind, message }) => {
+                fail(round.error(zone, kind, message, s.now))?;
+            }
+            (Step::Putting { round, .. }, Response::Error { kind, message }) => {
+                fail(round.error(zone, kind, message, s.now))?;
+            }
+            (_, other) => return Err(unexpected(zone, &other)),
+        }
+        Ok(None)
+    }
+
+    /// A majority was read.
+    fn got(&mut self, s: &mut Shared) -> Result<Option<Output>> {
+        let Step::Getting(round) = &self.step else {
+            return Ok(None);
+        };
+        let found = newest(round);
+        let version = found.as_ref().map_or(Version::ZERO, |r| r.version);
+        match self.goal {
+            Goal::Get => return Ok(Some(Output::Record(found.and_then(|r| r.value)))),
+            Goal::Promote if found.is_none() => return Ok(Some(Output::Record(None))),
+            Goal::Promote => {
+                s.check_writer()?;
+                s.skip_past(version);
+                let version = s.new_version();
+                self.start_put(version, s);
+            }
+            Goal::Put { .. } => {
+                if let Some(version) = next_node_version(&self.name, Some(version), s) {
+                    self.start_put(version, s);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// A zone has a newer version than the one being written: write again, above it.
+    fn outdone(&mut self, stored: Version, s: &mut Shared) {
+        let by_node = matches!(
+            self.goal,
+            Goal::Put {
+                authority: Authority::Node,
+                ..
+            }
+        );
+        let version = if by_node {
+            next_node_version(&self.name, Some(stored), s)
+        } else {
+            s.skip_past(stored);
+            Some(s.new_version())
+        };
+        if let Some(version) = version {
+            self.start_put(version, s);
+        }
+    }
+
+    fn put_done(&mut self) -> Output {
+        match (&self.goal, &mut self.step) {
+            (Goal::Promote, Step::Putting { value, .. }) => Output::Record(value.take()),
+            _ => Output::Unit,
+        }
+    }
+}
+
+fn getting(name: &str, quorums: Quorums) -> Round<Option<StoredRecord>> {
+    let name = name.to_owned();
+    Round::new(Request::GetRecord { name }, quorums.replicas)
+}
+
+fn newest(round: &Round<Option<StoredRecord>>) -> Option<StoredRecord> {
+    let found = round.replies.iter().filter_map(|(_, r)| r.as_ref());
+    found.max_by_key(|r| r.version).cloned()
+}
+
+fn fail(error: Option<Error>) -> Result<()> {
+    error.map_or(Ok(()), Err)
+}
+
+/// The next version of a record without an epoch: above the last one that this handle used and above
+/// `found`. None if neither is known.
+fn next_node_version(name: &str, found: Option<Version>, s: &mut Shared) -> Option<Version> {
+    let last = s.node_records.get(name).copied().max(found)?;
+    let next = Version {
+        seq: last.seq + 1,
+        ..last
+    };
+    s.node_records.insert(name.to_owned(), next);
+    Some(next)
+}
+
+/// Reads the records under a prefix, page by page from each zone.
+#[derive(Debug)]
+pub(super) struct List {
+    round: Round<()>,
+    pages: HashMap<ZoneId, Vec<RecordEntry>>,
+    prefix: String,
+}
+
+impl List {
+    pub fn new(prefix: String, quorums: Quorums) -> List {
+        let request = Request::ListRecords {
+            prefix: prefix.clone(),
+            after: None,
+        };
+        List {
+            round: Round::new(request, quorums.replicas),
+            pages: HashMap::new(),
+            prefix,
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        match event {
+            Event::Reply(zone, Response::Records { entries, more }) => {
+                self.page(zone, entries, more, id, s);
+            }
+            Event::Reply(zone, Response::Error { kind, message }) => {
+                self.pages.remove(&zone);
+                if let Some(error) = self.round.error(zone, kind, message, s.now) {
+                    return Some(Err(error));
+                }
+            }
+            Event::Reply(zone, other) => return Some(Err(unexpected(zone, &other))),
+            Event::Lost(zone) => {
+                if !self.round.answered().contains(zone) {
+                    self.pages.remove(&zone);
+                }
+                self.round.lost(zone);
+            }
+            Event::Start | Event::Wake | Event::Synced => {}
+        }
+        if self.round.replies.len() >= s.quorums.majority() {
+            return Some(Ok(Output::Records(self.merged())));
+        }
+        self.round
+            .ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
+        None
+    }
+
+    fn page(
+        &mut self,
+        zone: ZoneId,
+        entries: Vec<RecordEntry>,
+        more: bool,
+        id: OpId,
+        s: &mut Shared,
+    ) {
+        let last = entries.last().map(|e| e.name.clone());
+        self.pages.entry(zone).or_default().extend(entries);
+        if !more || last.is_none() {
+            self.round.answer(zone, ());
+            return;
+        }
+        let request = Request::ListRecords {
+            prefix: self.prefix.clone(),
+            after: last,
+        };
+        s.links.ask(zone, Asker::Op(id), request, s.now, &mut s.out);
+    }
+
+    /// The newest version of each record, without the removed.
+    fn merged(&mut self) -> Vec<(String, Bytes)> {
+        let complete = self.round.answered();
+        let pages = self
+            .pages
+            .drain()
+            .filter(|(zone, _)| complete.contains(*zone));
+        let mut newest: BTreeMap<String, StoredRecord> = BTreeMap::new();
+        for entry in pages.flat_map(|(_, entries)| entries) {
+            match newest.get(&entry.name) {
+                Some(known) if known.version >= entry.record.version => {}
+                _ => {
+                    newest.insert(entry.name, entry.record);
+                }
+            }
+        }
+        let present = newest.into_iter();
+        present
+            .filter_map(|(name, record)| Some((name, record.value?)))
+            .collect()
+    }
+}

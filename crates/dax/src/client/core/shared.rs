@@ -1,0 +1,394 @@
+//! What all operations of a client share: the links, the pending writes, the version list, the epoch.
+
+use bytes::Bytes;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, ZoneId};
+use crate::storage::{Block, EpochGrant, StorageCounters, SyncScope, VolumeSettings};
+use crate::wire::{MAX_FILES_PER_REQUEST, Request, Response, checksum};
+
+use super::chores::Chores;
+use super::hash::IdMap;
+use super::links::Links;
+use super::pending::{Pending, Seq};
+use super::quorum::{Quorums, ZoneSet};
+use super::versions::VersionList;
+use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, SyncWait, Time};
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub config: CoreConfig,
+    pub settings: VolumeSettings,
+    pub quorums: Quorums,
+    pub now: Time,
+    pub links: Links,
+    pub pending: Pending,
+    pub versions: VersionList,
+    pub chores: Chores,
+    pub counters: StorageCounters,
+    pub out: Effects,
+    pub syncs: Vec<SyncWait>,
+    /// The epoch that this handle owns.
+    pub own: Option<Epoch>,
+    /// The first epoch it ever owned: versions of lower ones are not its own.
+    first_own: Option<Epoch>,
+    /// As it calls itself in grants.
+    pub owner: String,
+    /// Why it must stop, once it must.
+    pub fenced: Option<String>,
+    pub fence_news: bool,
+    /// Something was acknowledged or dropped.
+    pub progress: bool,
+    /// Versions of records that this handle alone writes, without an epoch.
+    pub node_records: std::collections::HashMap<String, Version>,
+    seq: Seq,
+    removed_before: IdMap<FileId, BlockIndex>,
+}
+
+impl Shared {
+    pub fn new(config: CoreConfig, settings: VolumeSettings) -> Shared {
+        Shared {
+            quorums: Quorums::new(&settings),
+            now: Time::ZERO,
+            links: Links::new(&config.addresses),
+            pending: Pending::default(),
+            versions: VersionList::new(config.version_list_max),
+            chores: Chores::default(),
+            counters: StorageCounters::default(),
+            out: Effects::new(),
+            syncs: Vec::new(),
+            own: None,
+            first_own: None,
+            owner: String::new(),
+            fenced: None,
+            fence_news: false,
+            progress: false,
+            node_records: std::collections::HashMap::new(),
+            seq: 0,
+            removed_before: IdMap::default(),
+            config,
+            settings,
+        }
+    }
+
+    /// Which zones keep a block. Each zone keeps one copy of everything for now: there are as many
+    /// zones as replicas.
+    fn placement(&self, _key: BlockKey) -> ZoneSet {
+        ZoneSet::first(self.quorums.replicas)
+    }
+
+    pub fn done(&mut self, op: OpId, result: Result<Output>) {
+        self.out.push(Effect::Done { op, result });
+    }
+
+    // --- the epoch -------------------------------------------------------------------------------
+
+    pub fn check_fence(&self) -> Result<()> {
+        match self.fenced {
+            Some(_) => Err(self.fence_error()),
+            None => Ok(()),
+        }
+    }
+
+    pub fn fence_error(&self) -> Error {
+        let why = self.fenced.clone().unwrap_or_default();
+        Error::new(ErrorKind::Fenced, why)
+    }
+
+    /// The epoch to write under.
+    pub fn check_writer(&self) -> Result<Epoch> {
+        self.check_fence()?;
+        let none = || Error::new(ErrorKind::Invalid, "this handle owns no epoch");
+        self.own.ok_or_else(none)
+    }
+
+    /// Whether a version was made by this handle.
+    pub fn is_own(&self, version: Version) -> bool {
+        self.first_own.is_some_and(|first| version.epoch >= first)
+    }
+
+    /// A zone has accepted this: if it is somebody else's higher epoch, ours is over.
+    pub fn observe(&mut self, grant: &EpochGrant) {
+        if self.own.is_some_and(|own| grant.epoch > own) && grant.owner != self.owner {
+            self.fence(format!(
+                "{} of {} fences this writer",
+                grant.epoch, grant.owner
+            ));
+        }
+    }
+
+    fn fence(&mut self, why: String) {
+        if self.fenced.is_none() && self.own.is_some() {
+            self.fenced = Some(why);
+            self.fence_news = true;
+            self.out.push(Effect::Fenced);
+        }
+    }
+
+    /// Looks for a higher epoch, or for a writer that must announce itself, in any answer.
+    pub fn look_for_fence(&mut self, zone: ZoneId, reply: &Response) {
+        match reply {
+            Response::Epoch(grant) | Response::Owned { grant, .. } => self.observe(grant),
+            Response::Error {
+                kind: ErrorKind::Fenced,
+                message,
+            } => self.fence(message.clone()),
+            Response::Error {
+                kind: ErrorKind::Conflict,
+                ..
+            } => self.announce(zone),
+            _ => {}
+        }
+    }
+
+    /// This handle owns `epoch` from now on.
+    pub fn adopt(&mut self, epoch: Epoch, owner: String) {
+        self.own = Some(epoch);
+        self.first_own.get_or_insert(epoch);
+        self.owner = owner;
+        for zone in self.links.up().iter() {
+            self.announce(zone);
+            self.pump(zone);
+        }
+    }
+
+    fn announce(&mut self, zone: ZoneId) {
+        if let Some(epoch) = self.own
+            && self.fenced.is_none()
+        {
+            let request = Request::OwnEpoch {
+                epoch,
+                owner: self.owner.clone(),
+                settled: true,
+            };
+            self.links
+                .ask(zone, Asker::Announcement, request, self.now, &mut self.out);
+        }
+    }
+
+    // --- zones -----------------------------------------------------------------------------------
+
+    /// A zone is there (again): announce the epoch, then send what it lacks, then the chores.
+    pub fn zone_up(&mut self, zone: ZoneId) {
+        self.links.connected(zone, self.now);
+        self.announce(zone);
+        self.pump(zone);
+        self.chores
+            .send(zone, self.now, &mut self.links, &mut self.out);
+        self.ping(zone);
+    }
+
+    fn ping(&mut self, zone: ZoneId) {
+        self.links
+            .ask(zone, Asker::Ping, Request::Ping, self.now, &mut self.out);
+    }
+
+    /// Pings; returns the zones that have been silent for too long.
+    pub fn watch_zones(&mut self) -> ZoneSet {
+        let timeout = self.config.zone_timeout;
+        let (ping, silent) = self.links.watch(self.now, timeout / 4, timeout);
+        ping.iter().for_each(|zone| self.ping(zone));
+        silent
+    }
+
+    // --- writes ----------------------------------------------------------------------------------
+
+    pub fn new_version(&mut self) -> Version {
+        self.seq += 1;
+        Version {
+            epoch: self.own.unwrap_or_default(),
+            seq: self.seq,
+        }
+    }
+
+    /// Makes versions from now on higher than one that was seen.
+    pub fn skip_past(&mut self, version: Version) {
+        if self.own == Some(version.epoch) {
+            self.seq = self.seq.max(version.seq);
+        }
+    }
+
+    pub fn write(&mut self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
+        self.check_writer()?;
+        if data.len() != self.settings.block_size_bytes as usize {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("a write of {} bytes is not one block", data.len()),
+            ));
+        }
+        let version = self.new_version();
+        let checksum = checksum(key, generation, version, &data);
+        let (zones, bytes) = (self.placement(key), data.len());
+        self.pending
+            .add(key, generation, version, checksum, data, zones);
+        self.versions.evict(self.pending.keys());
+        self.versions.written(key, generation, version);
+        self.counters.writes += 1;
+        self.links.write(version.seq, bytes, zones);
+        zones.iter().for_each(|zone| self.pump(zone));
+        Ok(version)
+    }
+
+    fn pump(&mut self, zone: ZoneId) {
+        let Some(epoch) = self.own.filter(|_| self.fenced.is_none()) else {
+            return;
+        };
+        self.links
+            .pump(zone, epoch, &mut self.pending, self.quorums, &mut self.out);
+    }
+
+    pub fn acked(&mut self, zone: ZoneId, upto: u64) {
+        let Quorums { replicas, sync } = self.quorums;
+        while let Some(seq) = self.links.acked(zone, upto, self.now) {
+            self.pending.ack(seq, zone, replicas, sync);
+        }
+        self.pending.tidy();
+        self.progress = true;
+        self.pump(zone);
+    }
+
+    pub fn write_refused(&mut self, zone: ZoneId, number: u64, kind: ErrorKind, message: String) {
+        match kind {
+            ErrorKind::Fenced => self.fence(message),
+            ErrorKind::Conflict => {
+                self.announce(zone);
+                self.links.refused(zone, number, message, self.now);
+            }
+            _ => self.links.refused(zone, number, message, self.now),
+        }
+    }
+
+    pub fn wake_refused(&mut self) {
+        for zone in self.links.wake_refused(self.now).iter() {
+            self.pump(zone);
+        }
+    }
+
+    /// Whether pending writes take about as much memory as they may.
+    pub fn is_short(&self) -> bool {
+        self.pending.bytes() >= self.config.pending_bytes_max
+    }
+
+    /// Whether `bytes` more may be pending; gives up what zones that are away lack, if that helps.
+    pub fn has_room(&mut self, bytes: usize) -> bool {
+        let max = self.config.pending_bytes_max;
+        if self.pending.is_empty() || self.pending.bytes() + bytes <= max {
+            return true;
+        }
+        // Give up more than needed now, so that the search is not repeated for every write.
+        let enough = bytes.max(max / 8);
+        let away = self.links.away(self.now, self.config.zone_timeout * 2);
+        for (zones, freed) in self.pending.give_up(away, enough) {
+            self.links.dropped(zones, freed, true);
+        }
+        self.pending.is_empty() || self.pending.bytes() + bytes <= max
+    }
+
+    pub fn drop_writes(&mut self) {
+        self.pending.clear();
+        self.links.clear();
+    }
+
+    // --- sync points -----------------------------------------------------------------------------
+
+    pub fn start_sync(&mut self, op: OpId, scope: SyncScope) {
+        let (file, upto) = match scope {
+            SyncScope::Volume => (None, self.seq),
+            SyncScope::File(file) => (Some(file), self.seq),
+            SyncScope::FileUpTo(file, version) if self.is_own(version) => {
+                (Some(file), version.seq.min(self.seq))
+            }
+            SyncScope::FileUpTo(file, _) => (Some(file), 0),
+        };
+        self.wait_synced(op, file, upto);
+    }
+
+    /// Completes the operation with `Synced` once everything up to `upto` is on k replicas.
+    pub fn wait_synced(&mut self, op: OpId, file: Option<FileId>, upto: Seq) {
+        if !self.pending.is_synced(file, upto) {
+            self.links.want_flush(upto, &mut self.out);
+        }
+        self.syncs.push(SyncWait { op, file, upto });
+        self.progress = true;
+    }
+
+    /// The operations whose sync is complete.
+    pub fn complete_syncs(&mut self) -> Vec<OpId> {
+        let pending = &mut self.pending;
+        let complete = self
+            .syncs
+            .extract_if(.., |w| pending.is_synced(w.file, w.upto));
+        complete.map(|w| w.op).collect()
+    }
+
+    // --- reads without a message -----------------------------------------------------------------
+
+    /// Answers from `sync_pending`, and from the list where it knows that there is nothing.
+    pub fn read_at_once(&mut self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
+        if self.own.is_none() || self.fenced.is_some() {
+            return None;
+        }
+        let removed = self.removed_before.get(&key.file);
+        if removed.is_some_and(|first| key.block < *first) {
+            return Some(None);
+        }
+        let known = self.versions.get(key, up_to);
+        if let Some(block) = self.pending.read(key, up_to)
+            && known.is_none_or(|k| k.version <= block.version)
+        {
+            self.counters.reads_pending += 1;
+            return Some(Some(block));
+        }
+        known
+            .is_some_and(|k| k.version == Version::ZERO)
+            .then_some(None)
+    }
+
+    // --- removal ---------------------------------------------------------------------------------
+
+    pub fn chore(&mut self, op: OpId, request: Request) {
+        let zones = ZoneSet::first(self.quorums.replicas);
+        self.chores.add(op, request, zones);
+        for zone in self.links.up().iter() {
+            self.chores
+                .send(zone, self.now, &mut self.links, &mut self.out);
+        }
+    }
+
+    pub fn remove_files(&mut self, op: OpId, epoch: Epoch, files: &[FileId]) {
+        let removed: std::collections::HashSet<FileId> = files.iter().copied().collect();
+        self.drop_removed(|file, _| removed.contains(&file));
+        for file in files {
+            self.removed_before.remove(file);
+        }
+        for files in files.chunks(MAX_FILES_PER_REQUEST) {
+            let files = files.to_vec();
+            self.chore(op, Request::RemoveFiles { epoch, files });
+        }
+    }
+
+    pub fn remove_blocks_before(
+        &mut self,
+        op: OpId,
+        epoch: Epoch,
+        file: FileId,
+        block: BlockIndex,
+    ) {
+        self.drop_removed(|f, b| f == file && b < block);
+        let first = self.removed_before.entry(file).or_default();
+        *first = block.max(*first);
+        self.chore(op, Request::RemoveBlocksBefore { epoch, file, block });
+    }
+
+    fn drop_removed(&mut self, removed: impl Fn(FileId, BlockIndex) -> bool) {
+        for (zones, bytes) in self.pending.drop_removed(removed) {
+            self.links.dropped(zones, bytes, false);
+        }
+        self.progress = true;
+    }
+
+    pub fn chore_reply(&mut self, zone: ZoneId, number: u64, reply: &Response) -> Vec<OpId> {
+        let done = !matches!(reply, Response::Error { .. });
+        self.chores.replied(zone, number, done)
+    }
+}

@@ -1,0 +1,44 @@
+//! How much room there is: the answer of the zone that has least, of a majority.
+
+use crate::error::Result;
+use crate::storage::Space;
+use crate::wire::{Request, Response};
+
+use super::quorum::{Quorums, Round};
+use super::shared::Shared;
+use super::{Asker, Event, OpId, Output, unexpected};
+
+#[derive(Debug)]
+pub(super) struct Ask {
+    round: Round<Space>,
+}
+
+impl Ask {
+    pub fn new(quorums: Quorums) -> Ask {
+        Ask {
+            round: Round::new(Request::Space, quorums.replicas),
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        match event {
+            Event::Reply(zone, Response::Space(space)) => self.round.answer(zone, space),
+            Event::Reply(zone, Response::Error { kind, message }) => {
+                if let Some(error) = self.round.error(zone, kind, message, s.now) {
+                    return Some(Err(error));
+                }
+            }
+            Event::Reply(zone, other) => return Some(Err(unexpected(zone, &other))),
+            Event::Lost(zone) => self.round.lost(zone),
+            Event::Start | Event::Wake | Event::Synced => {}
+        }
+        if self.round.replies.len() >= s.quorums.majority() {
+            let spaces = self.round.replies.iter().map(|(_, space)| *space);
+            let least = spaces.min_by_key(|space| space.free_bytes);
+            return Some(Ok(Output::Space(least.unwrap_or_default())));
+        }
+        self.round
+            .ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
+        None
+    }
+}

@@ -1,0 +1,216 @@
+//! Joins the core to sockets, callers and time: a lock around the core, its effects carried out at
+//! once by whoever caused them.
+//!
+//! Invariant: effects are carried out under the lock, in order, so that frames leave in the order in
+//! which the core numbered them.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{oneshot, watch};
+
+use super::core::{Call, Core, Effect, OpId, Output, Time};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{BlockKey, Generation, Version, VolumeName, ZoneId};
+use crate::storage::{Block, EpochGrant, VolumeSettings};
+use crate::wire::{Frame, Response};
+
+/// Memory that heads of frames are cut from.
+const SCRATCH_BYTES: usize = 16 << 10;
+
+pub(super) struct Driver {
+    pub volume: VolumeName,
+    pub client: String,
+    settings: VolumeSettings,
+    started: Instant,
+    inner: Mutex<Inner>,
+    fenced: watch::Sender<bool>,
+}
+
+struct Inner {
+    core: Core,
+    waiters: HashMap<OpId, oneshot::Sender<Result<Output>>>,
+    links: Vec<Option<Outbox>>,
+    connections: u64,
+    scratch: BytesMut,
+}
+
+struct Outbox {
+    connection: u64,
+    frames: UnboundedSender<Frame>,
+}
+
+impl Driver {
+    pub fn new(core: Core, volume: VolumeName, client: String, zones: usize) -> Driver {
+        Driver {
+            volume,
+            client,
+            settings: core.settings().clone(),
+            started: Instant::now(),
+            inner: Mutex::new(Inner {
+                core,
+                waiters: HashMap::new(),
+                links: (0..zones).map(|_| None).collect(),
+                connections: 0,
+                scratch: BytesMut::with_capacity(SCRATCH_BYTES),
+            }),
+            fenced: watch::Sender::new(false),
+        }
+    }
+
+    pub fn settings(&self) -> &VolumeSettings {
+        &self.settings
+    }
+
+    fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    /// Looks at the core.
+    pub fn peek<T>(&self, look: impl FnOnce(&Core) -> T) -> T {
+        look(&self.inner.lock().core)
+    }
+
+    /// Changes the core and carries out what follows.
+    fn change<T>(&self, change: impl FnOnce(&mut Inner, Time) -> T) -> T {
+        let now = self.now();
+        let mut inner = self.inner.lock();
+        let result = change(&mut inner, now);
+        inner.carry_out(&self.fenced);
+        result
+    }
+
+    pub fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
+        self.change(|i, _| i.core.write(key, generation, data))
+    }
+
+    pub fn next_version(&self) -> Result<Version> {
+        self.change(|i, _| i.core.next_version())
+    }
+
+    /// Whether a write of so many bytes may go ahead at once.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.change(|i, _| !i.core.is_fenced() && i.core.has_room(bytes))
+    }
+
+    /// The answer to a read that needs no zone.
+    pub fn read_at_once(&self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
+        self.inner.lock().core.read_at_once(key, up_to)
+    }
+
+    /// Runs an operation to its end. Dropping the future cancels it.
+    pub async fn call(&self, call: Call) -> Result<Output> {
+        let (sender, receiver) = oneshot::channel();
+        let op = self.change(|i, now| {
+            let op = i.core.start(now, call);
+            i.waiters.insert(op, sender);
+            op
+        });
+        let guard = Cancel { driver: self, op };
+        let result = receiver.await;
+        std::mem::forget(guard);
+        result.unwrap_or_else(|_| Err(Error::new(ErrorKind::Unavailable, "the client is closing")))
+    }
+
+    /// A connection stands: gives its number and what has to be sent on it.
+    pub fn zone_up(&self, zone: ZoneId, grant: &EpochGrant) -> (u64, UnboundedReceiver<Frame>) {
+        let (frames, outbox) = unbounded_channel();
+        let connection = self.change(|i, now| {
+            i.connections += 1;
+            let connection = i.connections;
+            i.links[usize::from(zone.0)] = Some(Outbox { connection, frames });
+            i.core.zone_up(now, zone, grant);
+            connection
+        });
+        (connection, outbox)
+    }
+
+    pub fn zone_down(&self, zone: ZoneId, connection: u64, why: &str) {
+        self.change(|i, now| {
+            if i.is_current(zone, connection) {
+                i.links[usize::from(zone.0)] = None;
+                i.core.zone_down(now, zone, why.to_owned());
+            }
+        });
+    }
+
+    pub fn zone_trouble(&self, zone: ZoneId, why: String) {
+        self.change(|i, _| i.core.zone_trouble(zone, why));
+    }
+
+    pub fn message(&self, zone: ZoneId, connection: u64, id: u64, response: Response) {
+        self.change(|i, now| {
+            if i.is_current(zone, connection) {
+                i.core.message(now, zone, id, response);
+            }
+        });
+    }
+
+    pub fn tick(&self) {
+        self.change(|i, now| i.core.tick(now));
+    }
+
+    pub async fn fenced(&self) {
+        let mut fenced = self.fenced.subscribe();
+        // The sender lives as long as `self`.
+        let _ = fenced.wait_for(|fenced| *fenced).await;
+    }
+}
+
+impl Inner {
+    fn is_current(&self, zone: ZoneId, connection: u64) -> bool {
+        let link = self.links[usize::from(zone.0)].as_ref();
+        link.is_some_and(|l| l.connection == connection)
+    }
+
+    fn carry_out(&mut self, fenced: &watch::Sender<bool>) {
+        let Inner {
+            core,
+            waiters,
+            links,
+            scratch,
+            ..
+        } = self;
+        for effect in core.effects() {
+            match effect {
+                Effect::Send { zone, id, request } => {
+                    if let Some(link) = &links[usize::from(zone.0)] {
+                        // A connection that is going down loses frames; its end tells the core.
+                        let _ = link.frames.send(request.encode(id, scratch));
+                    }
+                }
+                Effect::Disconnect { zone, why } => {
+                    tracing::debug!(%zone, why, "giving the connection up");
+                    links[usize::from(zone.0)] = None;
+                }
+                Effect::Done { op, result } => {
+                    if let Some(waiter) = waiters.remove(&op) {
+                        // Nobody waits: the caller went away.
+                        let _ = waiter.send(result);
+                    }
+                }
+                Effect::Fenced => {
+                    tracing::warn!("a higher epoch exists: this writer has stopped");
+                    fenced.send_replace(true);
+                }
+            }
+        }
+    }
+}
+
+/// Withdraws an operation whose caller went away.
+struct Cancel<'a> {
+    driver: &'a Driver,
+    op: OpId,
+}
+
+impl Drop for Cancel<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.driver.inner.lock();
+        inner.core.cancel(self.op);
+        inner.waiters.remove(&self.op);
+    }
+}

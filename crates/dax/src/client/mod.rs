@@ -1,0 +1,288 @@
+//! The client of the embedded zone servers.
+//!
+//! Owns the connections to all zones and one pure [`core`] behind a lock. Invariant: nothing here
+//! decides anything; it moves messages, time and results between the core and the world.
+
+mod connection;
+pub(crate) mod core;
+mod driver;
+mod setup;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::task::JoinSet;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::ZoneId;
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
+use crate::storage::{
+    Authority, Block, EpochGrant, Retention, Space, Storage, StorageCounters, SyncScope,
+    VolumeSettings, ZoneStatus,
+};
+use core::{Call, Core, CoreConfig, Output};
+use driver::Driver;
+
+pub use setup::create_volume;
+
+/// How often the core hears that time has passed.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What a client needs to know.
+#[derive(Debug, Clone)]
+pub struct ClientConfig {
+    /// The volume to open.
+    pub volume: VolumeName,
+    /// One address per replica: `host:port` or `unix:/path`. Every client of a volume lists the same
+    /// zones in the same order.
+    pub zones: Vec<String>,
+    /// For the zones' logs.
+    pub client_name: String,
+    /// Bytes of blocks that may wait for acknowledgements before writers wait. Default 64 MiB.
+    pub pending_bytes_max: usize,
+    /// Entries of the version list. Default 262,144 (2 GiB of 8 KiB blocks).
+    pub version_list_max: usize,
+    /// A zone that is silent for so long is taken as down. Default 2 s. A connection that breaks
+    /// counts at once.
+    pub zone_timeout: Duration,
+}
+
+impl ClientConfig {
+    /// The defaults.
+    pub fn new(
+        volume: VolumeName,
+        zones: Vec<String>,
+        client_name: impl Into<String>,
+    ) -> ClientConfig {
+        ClientConfig {
+            volume,
+            zones,
+            client_name: client_name.into(),
+            pending_bytes_max: 64 << 20,
+            version_list_max: 1 << 18,
+            zone_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+/// A volume's storage in embedded zone servers. Dropping it closes the connections; writes that were
+/// not synced may or may not survive.
+pub struct Client {
+    driver: Arc<Driver>,
+    /// Makes this life of the node differ from its earlier ones.
+    incarnation: u64,
+    /// Ends with the client.
+    _tasks: JoinSet<()>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("volume", &self.driver.volume)
+            .field("epoch", &self.epoch())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Opens a volume: returns once one zone has said how it is laid out, and waits for that. Must be
+    /// called inside a tokio runtime, which the client's tasks then use.
+    ///
+    /// # Errors
+    /// `NotFound` if a majority of the zones does not know the volume; `Invalid` if the number of
+    /// zones is not the volume's number of replicas; `Protocol` if something else answers.
+    pub async fn connect(config: ClientConfig) -> Result<Arc<Client>> {
+        let name = config.client_name.clone();
+        let settings = setup::find_settings(&config.zones, &config.volume, &name).await?;
+        let core_config = CoreConfig {
+            addresses: config.zones.clone(),
+            pending_bytes_max: config.pending_bytes_max,
+            version_list_max: config.version_list_max,
+            zone_timeout: config.zone_timeout,
+        };
+        let core = Core::new(core_config, settings);
+        let zones = config.zones.len();
+        let driver = Arc::new(Driver::new(core, config.volume, name, zones));
+        let mut tasks = JoinSet::new();
+        for (zone, address) in (0u8..).map(ZoneId).zip(config.zones) {
+            let driver = Arc::clone(&driver);
+            tasks.spawn(connection::keep_connected(driver, zone, address));
+        }
+        tasks.spawn(tick(Arc::clone(&driver)));
+        Ok(Arc::new(Client {
+            driver,
+            incarnation: random(),
+            _tasks: tasks,
+        }))
+    }
+
+    async fn call<T>(&self, call: Call, take: impl FnOnce(Output) -> Option<T>) -> Result<T> {
+        let mismatch = || Error::new(ErrorKind::Protocol, "an operation gave another's result");
+        take(self.driver.call(call).await?).ok_or_else(mismatch)
+    }
+}
+
+async fn tick(driver: Arc<Driver>) {
+    let mut interval = tokio::time::interval(TICK);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        driver.tick();
+    }
+}
+
+/// A number that no other incarnation has: the standard library's per-process random keys.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}
+
+fn unit(output: Output) -> Option<()> {
+    matches!(output, Output::Unit).then_some(())
+}
+
+fn block(output: Output) -> Option<Option<Block>> {
+    match output {
+        Output::Block(block) => Some(block),
+        _ => None,
+    }
+}
+
+fn record(output: Output) -> Option<Option<Bytes>> {
+    match output {
+        Output::Record(value) => Some(value),
+        _ => None,
+    }
+}
+
+#[async_trait]
+impl Storage for Client {
+    fn settings(&self) -> &VolumeSettings {
+        self.driver.settings()
+    }
+
+    fn epoch(&self) -> Option<Epoch> {
+        self.driver.peek(Core::epoch)
+    }
+
+    async fn accepted_epoch(&self) -> Result<EpochGrant> {
+        self.call(Call::AcceptedEpoch, |output| match output {
+            Output::Grant(grant) => Some(grant),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn own_epoch(&self, owner: &NodeName) -> Result<Epoch> {
+        let owner = format!("{owner}/{:016x}", self.incarnation);
+        self.call(Call::OwnEpoch { owner }, |output| match output {
+            Output::Epoch(epoch) => Some(epoch),
+            _ => None,
+        })
+        .await
+    }
+
+    fn next_version(&self) -> Result<Version> {
+        self.driver.next_version()
+    }
+
+    fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
+        self.driver.write(key, generation, data)
+    }
+
+    async fn write_room(&self, bytes: usize) -> Result<()> {
+        if self.driver.has_room(bytes) {
+            return Ok(());
+        }
+        self.call(Call::Room(bytes), unit).await
+    }
+
+    async fn csync(&self, scope: SyncScope) -> Result<()> {
+        self.call(Call::Sync(scope), unit).await
+    }
+
+    async fn read(&self, key: BlockKey, up_to: Generation) -> Result<Option<Block>> {
+        if let Some(answer) = self.driver.read_at_once(key, up_to) {
+            return Ok(answer);
+        }
+        self.call(Call::Read { key, up_to }, block).await
+    }
+
+    async fn read_promote(&self, key: BlockKey) -> Result<Option<Block>> {
+        self.call(Call::Promote(key), block).await
+    }
+
+    async fn put_record(&self, name: &str, value: Bytes, authority: Authority) -> Result<()> {
+        let call = Call::PutRecord {
+            name: name.to_owned(),
+            value: Some(value),
+            authority,
+        };
+        self.call(call, unit).await
+    }
+
+    async fn get_record(&self, name: &str) -> Result<Option<Bytes>> {
+        self.call(Call::GetRecord(name.to_owned()), record).await
+    }
+
+    async fn promote_record(&self, name: &str) -> Result<Option<Bytes>> {
+        self.call(Call::PromoteRecord(name.to_owned()), record)
+            .await
+    }
+
+    async fn list_records(&self, prefix: &str) -> Result<Vec<(String, Bytes)>> {
+        self.call(
+            Call::ListRecords(prefix.to_owned()),
+            |output| match output {
+                Output::Records(records) => Some(records),
+                _ => None,
+            },
+        )
+        .await
+    }
+
+    async fn remove_record(&self, name: &str, authority: Authority) -> Result<()> {
+        let call = Call::PutRecord {
+            name: name.to_owned(),
+            value: None,
+            authority,
+        };
+        self.call(call, unit).await
+    }
+
+    async fn retain(&self, retention: Retention) -> Result<()> {
+        self.call(Call::Retain(retention), unit).await
+    }
+
+    async fn remove_files(&self, files: &[FileId]) -> Result<()> {
+        self.call(Call::RemoveFiles(files.to_vec()), unit).await
+    }
+
+    async fn remove_blocks_before(&self, file: FileId, block: BlockIndex) -> Result<()> {
+        self.call(Call::RemoveBlocksBefore(file, block), unit).await
+    }
+
+    async fn space(&self) -> Result<Space> {
+        self.call(Call::Space, |output| match output {
+            Output::Space(space) => Some(space),
+            _ => None,
+        })
+        .await
+    }
+
+    fn zones(&self) -> Vec<ZoneStatus> {
+        self.driver.peek(Core::zones)
+    }
+
+    fn counters(&self) -> StorageCounters {
+        self.driver.peek(|core| core.counters().clone())
+    }
+
+    async fn fenced(&self) {
+        self.driver.fenced().await;
+    }
+}
