@@ -5,6 +5,9 @@
 //! `docs/PROTOCOL.md` has the messages, the steps and the invariants.
 
 pub mod client;
+#[cfg(any(test, feature = "conformance"))]
+#[allow(clippy::unwrap_used, reason = "a test suite, for others to run")]
+pub mod conformance;
 pub mod error;
 pub mod ids;
 pub mod memory;

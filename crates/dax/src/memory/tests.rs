@@ -85,3 +85,17 @@ async fn back_pressure_makes_room_by_itself() {
     assert!(a.unsynced().is_empty());
     assert!(cluster.durable(KEY, Generation::MAX).is_some());
 }
+
+struct InProcess(Arc<MemoryCluster>);
+
+#[async_trait]
+impl crate::conformance::Volume for InProcess {
+    async fn open(&self) -> Arc<dyn Storage> {
+        self.0.client()
+    }
+}
+
+mod conformance {
+    use super::*;
+    crate::conformance_tests!(InProcess(MemoryCluster::new(VolumeSettings::default())));
+}

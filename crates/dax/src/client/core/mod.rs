@@ -197,11 +197,6 @@ impl Core {
         self.shared.links.status()
     }
 
-    /// Whether anything waits for time to pass soon.
-    pub fn is_busy(&self) -> bool {
-        !self.ops.is_empty()
-    }
-
     /// See [`crate::storage::Storage::next_version`].
     pub fn next_version(&mut self) -> Result<Version> {
         self.shared.check_writer()?;

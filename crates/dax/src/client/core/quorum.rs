@@ -172,12 +172,6 @@ impl<R> Round<R> {
         self.spread += 1;
     }
 
-    /// Asks a zone again later, although it has answered.
-    pub fn again(&mut self, zone: ZoneId, now: Time) {
-        self.answered.remove(zone);
-        self.rest(zone, now);
-    }
-
     /// The zone went down.
     pub fn lost(&mut self, zone: ZoneId) {
         self.waiting.remove(zone);
