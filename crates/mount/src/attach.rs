@@ -109,6 +109,9 @@ fn refusal(path: &Path, output: &Output) -> Error {
     if message.contains("user_allow_other") {
         return Error::AllowOtherDenied;
     }
+    if message.contains(DEVICE) && message.contains("ermission denied") {
+        return Error::DeviceDenied(io::Error::other(message));
+    }
     Error::HelperRefused {
         path: path.to_path_buf(),
         message,

@@ -17,7 +17,7 @@ pub enum Error {
     DeviceMissing,
     /// `/dev/fuse` exists and may not be opened.
     #[error(
-        "/dev/fuse may not be opened: run as root, or start the container with --device /dev/fuse --cap-add SYS_ADMIN"
+        "/dev/fuse may not be opened: let users (chmod 666 /dev/fuse), run as root, or start the container with --device /dev/fuse --cap-add SYS_ADMIN"
     )]
     DeviceDenied(#[source] io::Error),
     /// An ordinary user needs the set-user-id helper.

@@ -87,7 +87,11 @@ impl Mount {
         mountpoint::detach_stale(&options.path)?;
         let path = mountpoint::check_usable(&options.path)?;
         let descriptor = attach::attach(&path, options.allow_other)?;
-        let started = Mount::serve(view, &path, descriptor, runtime);
+        let started = Mount::serve(view, &path, descriptor, runtime).and_then(|mount| {
+            // Until it has asked once, the kernel takes the root directory for root's.
+            fs::metadata(&path).map_err(Error::io("look at the new mount on", &path))?;
+            Ok(mount)
+        });
         let mount = match started {
             Ok(mount) => mount,
             Err(e) => {

@@ -10,7 +10,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::libc;
 use tracing::info;
 
 use crate::attach;
@@ -105,15 +104,13 @@ fn find_mounted(path: &Path) -> Result<Option<MountInfo>> {
     }
 }
 
-/// Whether nobody serves the mount any more.
+/// Whether nobody serves the mount any more. Asks for the room, which the kernel never answers by
+/// itself; attributes it may remember.
 fn is_dead(path: &Path) -> bool {
-    match fs::metadata(path) {
-        Err(e) => matches!(
-            e.raw_os_error(),
-            Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO)
-        ),
-        Ok(_) => false,
-    }
+    matches!(
+        nix::sys::statvfs::statvfs(path),
+        Err(Errno::ENOTCONN | Errno::ECONNABORTED)
+    )
 }
 
 fn parse_line(line: &[u8]) -> Option<MountInfo> {

@@ -115,6 +115,8 @@ impl Core {
             return reply.refuse(Errno::EIO);
         }
         let view = self.view();
+        // A view may use timers or spawn, here as on the runtime.
+        let _runtime = self.runtime.enter();
         match catch_unwind(AssertUnwindSafe(|| ask(&*view))) {
             Ok(Ok(answer)) => say(reply, answer),
             Ok(Err(e)) => reply.refuse(self.errors.reply(operation, &e)),
@@ -143,7 +145,6 @@ impl Core {
         let mut future: Pin<Box<dyn Future<Output = ViewResult<T>> + Send>> =
             Box::pin(ask(self.view()));
         let first = {
-            // A view may use timers or spawn; it finds the runtime here too.
             let _runtime = self.runtime.enter();
             catch_unwind(AssertUnwindSafe(|| {
                 future

@@ -13,6 +13,7 @@ pub struct Fixture {
     pub mount: Mount,
     pub runtime: Runtime,
     _directory: TempDir,
+    _kept: Option<TempDir>,
 }
 
 impl Fixture {
@@ -42,7 +43,14 @@ impl Fixture {
             mount,
             runtime,
             _directory: directory,
+            _kept: None,
         }
+    }
+
+    /// Keeps a directory that the view needs.
+    pub fn keeping(mut self, directory: TempDir) -> Fixture {
+        self._kept = Some(directory);
+        self
     }
 
     /// The mounted root.

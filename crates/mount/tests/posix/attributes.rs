@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::unistd::{Gid, Uid, chown, geteuid};
 
 /// A user who is neither root nor whoever runs the tests.
-const STRANGER: u32 = 65_534;
+const STRANGER: u32 = 64_321;
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777

@@ -9,6 +9,7 @@ mod contents;
 mod differential;
 mod directories;
 mod names;
+mod on_active;
 mod on_memory;
 mod space;
 
