@@ -5,9 +5,12 @@
 //! nodes, [`records`] reads and writes the registry, [`config`] is what the operator wrote.
 
 pub mod address;
+pub mod agent;
 pub mod channel;
 pub mod config;
 pub mod detector;
+pub mod init;
 pub mod machine;
 pub mod postgres;
 pub mod records;
+pub(crate) mod takeover;

@@ -8,15 +8,13 @@
 mod bytes_at;
 pub mod control;
 pub mod feed;
-
 pub mod layout;
 pub mod noise;
-
 pub mod page;
 pub mod relation;
+pub mod sealer;
 pub mod segment;
 pub mod settings;
-
 pub mod timeline;
 pub mod wal;
 

@@ -30,7 +30,7 @@ pub(crate) struct Context {
     pub run_as: Option<RunAs>,
     pub cluster: Cluster,
     pub layout: Arc<PostgresLayout>,
-    pub server: Server,
+    pub server: Arc<Server>,
     pub board: Arc<StatusBoard>,
     started: Instant,
 }
@@ -41,7 +41,7 @@ impl Context {
         me: Identity,
         host: Host,
         cluster: Cluster,
-        server: Server,
+        server: Arc<Server>,
         board: Arc<StatusBoard>,
     ) -> Result<Context> {
         host.installation.require_major(cluster.postgres_major)?;

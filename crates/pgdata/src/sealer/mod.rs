@@ -33,6 +33,7 @@ use volume::error::{Error, Result};
 use volume::layout::Layout;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
+use volume::view::Timestamp;
 
 use self::bulk::BulkPages;
 use crate::control::{ClusterState, ControlFile};
@@ -219,7 +220,12 @@ impl WriteObserver for Sealer {
         }
     }
 
-    async fn control_written(&self, view: &ActiveView, data: Bytes) -> Result<()> {
+    async fn control_written(
+        &self,
+        view: &ActiveView,
+        data: Bytes,
+        now: Timestamp,
+    ) -> Result<()> {
         let parsed = parse(&data)?;
         if self.may_seal(&parsed) {
             if self.bulk_pages_settled(view, parsed.redo).await {
@@ -232,6 +238,6 @@ impl WriteObserver for Sealer {
                 );
             }
         }
-        view.write_control(data).await
+        view.write_control(data, now).await
     }
 }

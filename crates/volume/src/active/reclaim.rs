@@ -34,11 +34,14 @@ struct Pins {
 impl Pins {
     /// `None`: somebody needs everything.
     fn new(seals: &[Seal], claims: &[Claim], latest: &Lineage) -> Option<Pins> {
-        if seals.is_empty() || claims.iter().any(|claim| claim.everything) {
+        let last = seals.last()?;
+        if claims.iter().any(|claim| claim.everything) {
             return None;
         }
+        // Only up to the last seal: of what is written above it every generation stays, because
+        // one that was cut may be sealed any moment, while newer writes go on.
         let mut pins = Pins {
-            images: vec![latest.clone()],
+            images: vec![latest.truncated(last.generation)],
             journal: JournalPos(u64::MAX),
             replay: JournalPos(u64::MAX),
             log: Lsn(u64::MAX),

@@ -1,0 +1,303 @@
+//! The active's life: it serves, beats, announces how far it is, and stops for good when fenced.
+//!
+//! ```text
+//!   serving ── a higher epoch ─────▶ fenced   (PostgreSQL killed, mount aborted)
+//!      │ ───── PostgreSQL died ────▶ vacant   (told at once; a standby may take over)
+//!      │ ───── asked to hand over ─▶ released (clean stop, sealed, told)
+//!      └ ───── shutdown ───────────▶ released
+//! ```
+//!
+//! Cut off from a majority it stalls: writes and syncs wait in the storage handle, beats too. It
+//! goes on if its epoch still stands (design section 5).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::ids::{Epoch, NodeName};
+use dax::storage::Storage;
+use mount::Mount;
+use pgdata::layout::CONTROL_FILE;
+use pgdata::sealer::Sealer;
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use volume::active::ActiveView;
+use volume::view::View;
+
+use super::context::Context;
+use super::error::Result;
+use super::status::Order;
+use crate::channel::{Notice, Request, Trigger};
+use crate::postgres::{ExitReport, Postgres, StopMode};
+use crate::records::{ActiveState, Heartbeat, MemberState, Record, Role};
+
+/// How long a clean stop may take before PostgreSQL is killed.
+const STOP_WITHIN: Duration = Duration::from_secs(60);
+/// How often the node's record is written.
+const MEMBER_EVERY: Duration = Duration::from_secs(1);
+
+/// A serving active.
+pub(crate) struct Active {
+    pub storage: Arc<dyn Storage>,
+    pub epoch: Epoch,
+    pub view: Arc<ActiveView>,
+    pub sealer: Arc<Sealer>,
+    // PostgreSQL goes before the mount that it works on.
+    pub postgres: Postgres,
+    pub mount: Mount,
+}
+
+/// How an active's life ended.
+#[derive(Debug)]
+pub(crate) enum ActiveEnd {
+    /// A higher epoch exists.
+    Fenced,
+    /// PostgreSQL died.
+    PostgresDied(ExitReport),
+    /// It handed over.
+    HandedOver,
+    /// The agent was asked to stop.
+    Shutdown,
+}
+
+enum Event {
+    Fenced,
+    Exited(ExitReport),
+    HandOver(Option<NodeName>),
+    Shutdown,
+}
+
+impl Active {
+    /// Serves until something ends that.
+    pub(crate) async fn live(
+        self,
+        context: &Context,
+        orders: &mut mpsc::Receiver<Order>,
+        shutdown: &mut watch::Receiver<bool>,
+    ) -> Result<ActiveEnd> {
+        let (state, beats) = self.beat(context);
+        let announcing = self.announce(context);
+        let event = self.wait(context, orders, shutdown).await;
+        announcing.abort();
+        let end = match event {
+            Event::Fenced => {
+                tracing::warn!(epoch = %self.epoch, "a higher epoch exists: this node stops serving");
+                Ok(ActiveEnd::Fenced)
+            }
+            Event::Exited(report) => {
+                tracing::error!(%report, "PostgreSQL died; a standby may take over");
+                let notice = Notice::PostgresDead { epoch: self.epoch, detail: report.to_string() };
+                context.server.announce(notice);
+                self.vacate(&state, ActiveState::PostgresDead, beats).await;
+                Ok(ActiveEnd::PostgresDied(report))
+            }
+            Event::HandOver(to) => {
+                self.release(context, &state, to, beats).await.map(|()| ActiveEnd::HandedOver)
+            }
+            Event::Shutdown => {
+                self.release(context, &state, None, beats).await.map(|()| ActiveEnd::Shutdown)
+            }
+        };
+        context.server.retract();
+        self.end().await?;
+        end
+    }
+
+    async fn wait(
+        &self,
+        context: &Context,
+        orders: &mut mpsc::Receiver<Order>,
+        shutdown: &mut watch::Receiver<bool>,
+    ) -> Event {
+        let mut report = tokio::time::interval(MEMBER_EVERY);
+        report.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.storage.fenced() => return Event::Fenced,
+                report = self.postgres.exited() => return Event::Exited(report),
+                _ = shutdown.wait_for(|stop| *stop) => return Event::Shutdown,
+                Some(order) = orders.recv() => match order.request {
+                    Request::Failover { to, .. } => {
+                        // The caller may have gone; the order stands.
+                        let _ = order.answer.send(Ok(json!({ "handing_over": true })));
+                        return Event::HandOver(to);
+                    }
+                    _ => drop(order.answer.send(Err("this node is the active".to_owned()))),
+                },
+                _ = report.tick() => self.report(context),
+            }
+        }
+    }
+
+    fn report(&self, context: &Context) {
+        let synced = *self.sealer.synced().borrow();
+        let standbys: Vec<_> = context
+            .server
+            .subscribers()
+            .into_iter()
+            .map(|s| json!({ "node": s.who.node, "progress": s.progress }))
+            .collect();
+        context.board.report(json!({
+            "node": context.me.node,
+            "role": Role::Active,
+            "state": MemberState::Serving,
+            "epoch": self.epoch,
+            "timeline": synced.timeline.0,
+            "synced_lsn": synced.end.to_string(),
+            "overlay_blocks_left": self.view.inherited_left(),
+            "standbys": standbys,
+        }));
+    }
+
+    /// Beats every T (CAC-DB, appendix A, algorithm 3), and writes the node's record.
+    fn beat(&self, context: &Context) -> (watch::Sender<ActiveState>, JoinHandle<()>) {
+        let (state, states) = watch::channel(ActiveState::Serving);
+        let beating = Beating {
+            storage: self.storage.clone(),
+            view: Arc::clone(&self.view),
+            sealer: Arc::clone(&self.sealer),
+            states,
+            next: Heartbeat {
+                epoch: self.epoch,
+                counter: 2,
+                node: context.me.node.clone(),
+                synced_lsn: volume::lsn::Lsn::ZERO,
+                journal_synced: 0,
+                timeline: 0,
+                state: ActiveState::Serving,
+            },
+        };
+        let member = context.member(Role::Active, MemberState::Serving, 0);
+        let interval = context.config.heartbeat.interval;
+        let storage = self.storage.clone();
+        let handle = tokio::spawn(async move {
+            let mut member = member;
+            let keep = async {
+                loop {
+                    member.updated += 1;
+                    if let Err(error) = member.store(storage.as_ref()).await {
+                        tracing::debug!(%error, "node record not written");
+                    }
+                    tokio::time::sleep(MEMBER_EVERY).await;
+                }
+            };
+            tokio::select! {
+                () = keep => {}
+                () = beating.run(interval) => {}
+            }
+        });
+        (state, handle)
+    }
+
+    /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1).
+    fn announce(&self, context: &Context) -> JoinHandle<()> {
+        let server = Arc::clone(&context.server);
+        let mut synced = self.sealer.synced();
+        let mut journal = self.view.watch_journal_synced();
+        let epoch = self.epoch;
+        tokio::spawn(async move {
+            loop {
+                let log = *synced.borrow_and_update();
+                let journal_synced = journal.borrow_and_update().0;
+                server.publish(Trigger {
+                    epoch,
+                    synced_lsn: log.end,
+                    journal_synced,
+                    timeline: log.timeline.0,
+                });
+                tokio::select! {
+                    changed = synced.changed() => if changed.is_err() { return },
+                    changed = journal.changed() => if changed.is_err() { return },
+                }
+            }
+        })
+    }
+
+    /// Tells in the registry that nobody serves any more.
+    async fn vacate(
+        &self,
+        state: &watch::Sender<ActiveState>,
+        why: ActiveState,
+        beats: JoinHandle<()>,
+    ) {
+        state.send_replace(why);
+        // The last beat ends the task; a stalled store must not hold us up for long.
+        if tokio::time::timeout(Duration::from_secs(2), beats).await.is_err() {
+            tracing::info!("the last heartbeat could not be written in time");
+        }
+    }
+
+    /// Stops cleanly, seals what was written, and frees the epoch to be followed.
+    async fn release(
+        &self,
+        context: &Context,
+        state: &watch::Sender<ActiveState>,
+        to: Option<NodeName>,
+        beats: JoinHandle<()>,
+    ) -> Result<()> {
+        let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
+        if report.is_clean() {
+            let control = read_control(&self.view).await?;
+            self.sealer.seal_shutdown(&self.view, &control).await?;
+            self.view.sync_all().await?;
+        } else {
+            tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays");
+        }
+        let reason = "stopped cleanly".to_owned();
+        self.vacate(state, ActiveState::Released { to: to.clone() }, beats).await;
+        context.server.announce(Notice::Bye { epoch: self.epoch, reason, to });
+        Ok(())
+    }
+
+    /// Stops what still runs. Whoever waits in the mount gets an error, so that it can die.
+    async fn end(self) -> Result<()> {
+        if self.postgres.exit().is_none() {
+            self.mount.abort();
+        }
+        self.postgres.kill().await?;
+        self.mount.unmount()?;
+        Ok(())
+    }
+}
+
+/// The control file's bytes as they are now.
+pub(crate) async fn read_control(view: &ActiveView) -> Result<Vec<u8>> {
+    let file = view.namespace().resolve(CONTROL_FILE)?;
+    let ino = volume::view::Ino(file.0);
+    let len = pgdata::control::CONTROL_FILE_BYTES as u32;
+    Ok(view.read(ino, 0, len).await?.to_vec())
+}
+
+struct Beating {
+    storage: Arc<dyn Storage>,
+    view: Arc<ActiveView>,
+    sealer: Arc<Sealer>,
+    states: watch::Receiver<ActiveState>,
+    next: Heartbeat,
+}
+
+impl Beating {
+    async fn run(mut self, interval: Duration) {
+        loop {
+            let state = self.states.borrow_and_update().clone();
+            let last = state.is_vacant();
+            let synced = *self.sealer.synced().borrow();
+            self.next.state = state;
+            self.next.synced_lsn = synced.end;
+            self.next.timeline = synced.timeline.0;
+            self.next.journal_synced = self.view.journal_synced().0;
+            if let Err(error) = self.next.store(self.storage.as_ref()).await {
+                tracing::info!(%error, "heartbeat not written");
+            }
+            self.next.counter += 1;
+            if last {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(interval) => {}
+                changed = self.states.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! A standby's life: it follows the log, says how far it is, and decides when to take over.
+//!
+//! ```text
+//!   catching up ──level──▶ warm ── active suspected, or asked ──▶ take over
+//!        │                  │ ──── another epoch beats ─────────▶ attach again
+//!        └──────────────────┴───── PostgreSQL ended ────────────▶ attach again
+//! ```
+//!
+//! Triggers over the direct channel move the horizon; the heartbeat record repeats what they say,
+//! so a standby without a channel follows as well, only later. Nothing it does is shared, except its
+//! claim and its node record.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::ids::{Epoch, NodeName};
+use dax::storage::Storage;
+use pgdata::feed::Feedback;
+use pgdata::timeline::TimelineId;
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+use volume::journal::JournalPos;
+use volume::lsn::Lsn;
+
+use super::context::Context;
+use super::error::Result;
+use super::standby::{Known, Standby};
+use super::status::Order;
+use crate::address::Address;
+use crate::channel::{self, ClientEvent, Notice, Progress, Request, Subscription};
+use crate::detector::{Beat, Detector, Hint, Verdict};
+use crate::postgres::ExitReport;
+use crate::records::{Cause, Heartbeat, Member, MemberState, Record, Role};
+
+/// How often the node's record is written, and PostgreSQL asked how far it is.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
+/// A standby this close to the horizon is warm.
+const WARM_LAG_BYTES: u64 = 16 << 20;
+
+/// How a standby's life ended.
+#[derive(Debug)]
+pub(crate) enum StandbyEnd {
+    /// It should take over.
+    TakeOver {
+        /// Why.
+        cause: Cause,
+        /// How long the active was silent before that was decided.
+        detect: Duration,
+        /// Who the active was.
+        previous: Option<NodeName>,
+    },
+    /// Another epoch began: what is private belongs to the past.
+    Superseded,
+    /// PostgreSQL ended.
+    PostgresDied(ExitReport),
+    /// The agent was asked to stop.
+    Shutdown,
+}
+
+/// A read of the heartbeat record, started at some time.
+type Poll = tokio::task::JoinHandle<crate::records::Result<Option<Heartbeat>>>;
+
+/// Follows one active.
+pub(crate) struct Follower<'a> {
+    context: &'a Context,
+    standby: &'a mut Standby,
+    epoch: Epoch,
+    active: NodeName,
+    detector: Detector,
+    known: Known,
+    applied: Lsn,
+    updated: u64,
+    /// When the active last showed a sign of life, for the takeover's record.
+    seen_at: Duration,
+}
+
+impl<'a> Follower<'a> {
+    /// Follows the owner of the heartbeat that was read last.
+    pub(crate) fn new(
+        context: &'a Context,
+        standby: &'a mut Standby,
+        heartbeat: &Heartbeat,
+        known: Known,
+    ) -> Follower<'a> {
+        let now = context.now();
+        Follower {
+            detector: Detector::new(context.config.heartbeat, now),
+            context,
+            standby,
+            epoch: heartbeat.epoch,
+            active: heartbeat.node.clone(),
+            known,
+            applied: Lsn::ZERO,
+            updated: 0,
+            seen_at: now,
+        }
+    }
+
+    /// Follows until something ends that.
+    pub(crate) async fn live(
+        mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        shutdown: &mut watch::Receiver<bool>,
+    ) -> Result<StandbyEnd> {
+        let (events_to, mut events) = mpsc::unbounded_channel();
+        let subscription = self.subscribe(events_to).await?;
+        let mut triggers = subscription.triggers();
+        let mut feedback = self.standby.feed.feedback();
+        let mut poll: Option<Poll> = None;
+        let mut next_poll = Instant::now();
+        let mut report = tokio::time::interval(REPORT_EVERY);
+        report.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            if let Some(end) = self.judge() {
+                return Ok(end);
+            }
+            let wake = self.wake();
+            tokio::select! {
+                biased;
+                _ = shutdown.wait_for(|stop| *stop) => return Ok(StandbyEnd::Shutdown),
+                report = self.standby.postgres.exited() => {
+                    return Ok(StandbyEnd::PostgresDied(report));
+                }
+                Some(order) = orders.recv() => if let Some(end) = self.order(order) {
+                    return Ok(end);
+                },
+                Some(event) = events.recv() => self.event(event),
+                Ok(()) = triggers.changed() => {
+                    let trigger = *triggers.borrow_and_update();
+                    let Some(trigger) = trigger else { continue };
+                    if trigger.epoch > self.epoch {
+                        return Ok(StandbyEnd::Superseded);
+                    }
+                    if trigger.epoch == self.epoch {
+                        let to = Known {
+                            journal: JournalPos(trigger.journal_synced),
+                            end: trigger.synced_lsn,
+                            timeline: TimelineId(trigger.timeline),
+                        };
+                        self.advance(to).await?;
+                    }
+                }
+                Ok(()) = feedback.changed() => {
+                    let seen = *feedback.borrow_and_update();
+                    self.progressed(seen, &subscription);
+                }
+                read = answered(&mut poll) => {
+                    if let Some(end) = self.polled(read).await? {
+                        return Ok(end);
+                    }
+                }
+                () = tokio::time::sleep_until(next_poll), if poll.is_none() => {
+                    next_poll = Instant::now() + self.detector.poll();
+                    self.detector.asked(self.context.now());
+                    let storage = self.standby.storage.clone();
+                    poll = Some(tokio::spawn(async move {
+                        Heartbeat::load(storage.as_ref()).await
+                    }));
+                }
+                _ = report.tick() => self.report(&subscription),
+                () = tokio::time::sleep(wake) => {}
+            }
+        }
+    }
+
+    /// How long until the verdict may change by itself.
+    fn wake(&self) -> Duration {
+        let now = self.context.now();
+        let idle = self.detector.poll();
+        self.detector.wake_at().map_or(idle, |at| at.saturating_sub(now).min(idle))
+    }
+
+    async fn subscribe(
+        &self,
+        events: mpsc::UnboundedSender<ClientEvent>,
+    ) -> Result<Subscription> {
+        let name = format!("{}{}", Member::PREFIX, self.active);
+        let member = Member::load_named(self.standby.storage.as_ref(), &name).await?;
+        let address = member.map_or_else(|| self.unknown_address(), |m| m.channel);
+        Ok(channel::subscribe(address, self.context.me.clone(), events))
+    }
+
+    /// An active that never wrote its record: nobody listens here, which is no evidence.
+    fn unknown_address(&self) -> Address {
+        Address::Unix(self.context.config.paths.run().join("no-such-agent"))
+    }
+
+    /// Shows more of the log: the journal first, then the horizon.
+    async fn advance(&mut self, to: Known) -> Result<()> {
+        if to.journal > self.standby.tail.position() {
+            self.standby.tail.advance(to.journal).await?;
+        }
+        let names = self.standby.tail.namespace().clone();
+        self.known = to;
+        self.standby.log.show(names, to.end, to.timeline);
+        Ok(())
+    }
+
+    fn event(&mut self, event: ClientEvent) {
+        let now = self.context.now();
+        match event {
+            ClientEvent::Connected(_) => self.detector.hint(Hint::Connected, now),
+            ClientEvent::Reset => self.detector.hint(Hint::Reset, now),
+            ClientEvent::Refused => self.detector.hint(Hint::Refused, now),
+            ClientEvent::Unreachable(why) | ClientEvent::Rejected(why) => {
+                tracing::debug!(why, "no direct channel to the active");
+            }
+            ClientEvent::Notice(Notice::PostgresDead { epoch, detail }) => {
+                let reason = format!("PostgreSQL ended: {detail}");
+                self.detector.hint(Hint::Vacant { epoch, reason }, now);
+            }
+            ClientEvent::Notice(Notice::Bye { epoch, reason, to }) => {
+                if to.is_none_or(|to| to == self.context.me.node) {
+                    self.detector.hint(Hint::Vacant { epoch, reason }, now);
+                }
+            }
+            ClientEvent::Notice(Notice::Sealed { .. }) => {}
+        }
+    }
+
+    async fn polled(
+        &mut self,
+        read: crate::records::Result<Option<Heartbeat>>,
+    ) -> Result<Option<StandbyEnd>> {
+        let now = self.context.now();
+        let beat = match read {
+            Ok(beat) => beat,
+            Err(error) => {
+                tracing::info!(%error, "the heartbeat could not be read");
+                self.detector.failed(now);
+                return Ok(None);
+            }
+        };
+        let Some(beat) = beat else {
+            self.detector.answered(None, now);
+            return Ok(None);
+        };
+        if beat.epoch > self.epoch {
+            return Ok(Some(StandbyEnd::Superseded));
+        }
+        let counted = Beat { epoch: beat.epoch, counter: beat.counter };
+        if Some(counted) > self.detector.beat() {
+            self.seen_at = now;
+        }
+        self.detector.answered(Some(counted), now);
+        if beat.state.is_vacant() && self.is_meant(&beat) {
+            let (epoch, reason) = (beat.epoch, format!("heartbeat says {:?}", beat.state));
+            self.detector.hint(Hint::Vacant { epoch, reason }, now);
+        }
+        let to = Known {
+            journal: JournalPos(beat.journal_synced),
+            end: beat.synced_lsn,
+            timeline: TimelineId(beat.timeline),
+        };
+        if to.end > self.known.end || to.journal > self.standby.tail.position() {
+            self.advance(to).await?;
+        }
+        Ok(None)
+    }
+
+    /// Whether a vacant active's heartbeat leaves the epoch to us.
+    fn is_meant(&self, beat: &Heartbeat) -> bool {
+        match &beat.state {
+            crate::records::ActiveState::Released { to: Some(to) } => *to == self.context.me.node,
+            _ => true,
+        }
+    }
+
+    fn judge(&mut self) -> Option<StandbyEnd> {
+        let now = self.context.now();
+        let Verdict::Suspect { evidence, .. } = self.detector.verdict(now) else {
+            return None;
+        };
+        if self.context.config.tags.nofailover {
+            return None;
+        }
+        Some(StandbyEnd::TakeOver {
+            cause: Cause::Failover { evidence: evidence.to_string() },
+            detect: now.saturating_sub(self.seen_at),
+            previous: Some(self.active.clone()),
+        })
+    }
+
+    fn order(&mut self, order: Order) -> Option<StandbyEnd> {
+        let Request::Failover { to, .. } = &order.request else {
+            drop(order.answer.send(Err("this node is a standby already".to_owned())));
+            return None;
+        };
+        if to.as_ref().is_some_and(|to| *to != self.context.me.node) {
+            let why = format!("ask {} itself, or the active", to.as_ref().map_or("", |t| t.as_str()));
+            drop(order.answer.send(Err(why)));
+            return None;
+        }
+        drop(order.answer.send(Ok(json!({ "taking_over": true }))));
+        Some(StandbyEnd::TakeOver {
+            cause: Cause::Forced,
+            detect: Duration::ZERO,
+            previous: Some(self.active.clone()),
+        })
+    }
+
+    fn progressed(&mut self, feedback: Option<Feedback>, subscription: &Subscription) {
+        if let Some(feedback) = feedback {
+            self.applied = self.applied.max(feedback.apply);
+        }
+        subscription.progress(self.progress());
+    }
+
+    fn progress(&self) -> Progress {
+        let horizon = self.standby.log.horizon().end;
+        Progress {
+            received: self.standby.feed.sent(),
+            applied: self.applied,
+            horizon,
+            warm: self.is_warm(),
+        }
+    }
+
+    fn is_warm(&self) -> bool {
+        let horizon = self.standby.log.horizon().end;
+        self.applied > Lsn::ZERO && horizon.bytes_since(self.applied) <= WARM_LAG_BYTES
+    }
+
+    fn report(&mut self, subscription: &Subscription) {
+        self.standby.feed.request_reply();
+        let progress = self.progress();
+        subscription.progress(progress);
+        self.updated += 1;
+        let state = if progress.warm { MemberState::Warm } else { MemberState::CatchingUp };
+        let mut member = self.context.member(Role::Standby, state, self.updated);
+        (member.received, member.applied) = (progress.received, progress.applied);
+        let storage: Arc<dyn Storage> = self.standby.storage.clone();
+        self.context.board.report(json!({
+            "node": self.context.me.node,
+            "role": Role::Standby,
+            "state": state,
+            "epoch": self.epoch,
+            "active": self.active,
+            "timeline": self.known.timeline.0,
+            "received_lsn": progress.received.to_string(),
+            "applied_lsn": progress.applied.to_string(),
+            "horizon_lsn": progress.horizon.to_string(),
+            "lag_bytes": progress.horizon.bytes_since(progress.applied),
+            "overlay": self.standby.view.stats(),
+            "base": self.standby.seal.generation.to_string(),
+        }));
+        tokio::spawn(async move {
+            if let Err(error) = member.store(storage.as_ref()).await {
+                tracing::debug!(%error, "node record not written");
+            }
+        });
+    }
+}
+
+/// Waits for the poll under way; for ever if there is none.
+async fn answered(poll: &mut Option<Poll>) -> crate::records::Result<Option<Heartbeat>> {
+    let Some(reading) = poll else {
+        return std::future::pending().await;
+    };
+    let read = reading.await.expect("reading a record neither panics nor is cancelled");
+    *poll = None;
+    read
+}

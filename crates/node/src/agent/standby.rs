@@ -1,0 +1,256 @@
+//! A standby's parts, and attaching them (design section 4).
+//!
+//! Order matters: the claim comes before the seal is read (so what the seal needs stays), the log is
+//! shown at least up to the seal's W, and PostgreSQL starts last. Everything private is made anew:
+//! every restart of a standby's PostgreSQL is a fresh attach (N4).
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use dax::ids::BlockKey;
+use dax::storage::Storage;
+use mount::{Mount, MountOptions};
+use pgdata::control::ControlFile;
+use pgdata::feed::Feed;
+use pgdata::layout::{CONTROL_FILE, TWO_PHASE};
+use pgdata::settings::{self, Configuration, StandbyOptions as Pinned};
+use pgdata::timeline::TimelineId;
+use tokio::runtime::Handle;
+use volume::claim::Claim;
+use volume::error::Error;
+use volume::image;
+use volume::journal::{JournalPos, JournalTail};
+use volume::lsn::Lsn;
+use volume::namespace::Namespace;
+use volume::private::PrivateDir;
+use volume::seal::{self, Base, Seal};
+use volume::standby::{StandbyOptions, StandbyView};
+use volume::view::View;
+
+use super::context::Context;
+use super::error::{AgentError, Result};
+use super::log::SharedLog;
+use crate::postgres::Postgres;
+
+/// How far the shared log is known to go when a standby attaches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Known {
+    pub journal: JournalPos,
+    pub end: Lsn,
+    pub timeline: TimelineId,
+}
+
+/// A running standby. Dropping it stops its PostgreSQL and unmounts.
+pub(crate) struct Standby {
+    pub storage: Arc<dyn Storage>,
+    pub tail: JournalTail,
+    pub view: Arc<StandbyView>,
+    pub private: Arc<PrivateDir>,
+    pub log: Arc<SharedLog>,
+    pub feed: Feed,
+    // PostgreSQL goes before the mount that it works on.
+    pub postgres: Postgres,
+    pub mount: Mount,
+    pub seal: Seal,
+    pub control: ControlFile,
+}
+
+/// Chooses the seal to attach at: the last, or the one before it if redo from the last failed (N7).
+pub(crate) fn choose(seals: Vec<Seal>, before_last: bool) -> Option<Seal> {
+    let back = if before_last && seals.len() > 1 { 2 } else { 1 };
+    let at = seals.len().checked_sub(back)?;
+    seals.into_iter().nth(at)
+}
+
+/// Claims, then loads the image to stand on.
+pub(crate) async fn load_base(
+    context: &Context,
+    storage: &Arc<dyn Storage>,
+    before_last: bool,
+) -> Result<Base> {
+    let node = &context.me.node;
+    Claim::everything(node.clone()).put(storage).await?;
+    let seal = choose(seal::load_seals(storage).await?, before_last)
+        .filter(|seal| !seal.payload.is_empty())
+        .ok_or_else(|| AgentError::NotInitialised(context.config.volume.clone()))?;
+    let base = Base::load(storage, &seal).await?;
+    let claim = Claim {
+        node: node.clone(),
+        images: vec![seal.lineage.clone()],
+        journal: seal.journal,
+        log_from: seal.redo,
+        everything: false,
+    };
+    claim.put(storage).await?;
+    Ok(base)
+}
+
+/// Attaches at `base` and starts PostgreSQL as a standby on it. `live` is the journal followed to
+/// what is `known` to be durable.
+pub(crate) async fn attach(
+    context: &Context,
+    storage: Arc<dyn Storage>,
+    base: Base,
+    tail: JournalTail,
+    live: Namespace,
+    known: Known,
+) -> Result<Standby> {
+    let seal = base.seal.clone();
+    let control = ControlFile::parse(&seal.payload)?;
+    let configuration = read_configuration(&storage, &live).await?;
+    let private = prepare_private(context, &storage, &base).await?;
+    let memory = &context.config.memory;
+    let options = StandbyOptions {
+        spill_dir: context.config.paths.spill(),
+        memory_bytes_max: memory.overlay.bytes(),
+        cache_bytes: memory.cache.bytes(),
+    };
+    let layout = context.layout.clone();
+    let view = StandbyView::attach(
+        storage.clone(),
+        layout,
+        base,
+        live.clone(),
+        Arc::clone(&private),
+        options,
+    )?;
+    let log = SharedLog::new(
+        Arc::clone(&view),
+        control.system_identifier,
+        context.layout.segment_size(),
+        known.timeline.max(control.timeline),
+    );
+    log.show(live, known.end.max(seal.end), known.timeline);
+    let mount = show(context, view.clone())?;
+    let feed = bind_feed(context, &log)?;
+    let pinned = Pinned {
+        primary_conninfo: feed.connection_string(),
+        capacity: configuration.capacity().max(control.capacity),
+        archive_mode: configuration.get("archive_mode").map(str::to_owned),
+    };
+    let pinned = settings::standby(context.version, &pinned);
+    let options = context.start_options(&pinned);
+    let postgres = Postgres::start(&context.installation, options).await?;
+    Ok(Standby { storage, tail, view, private, log, feed, postgres, mount, seal, control })
+}
+
+/// Mounts a view where PostgreSQL works.
+pub(crate) fn show(context: &Context, view: Arc<dyn View>) -> Result<Mount> {
+    let options = MountOptions::new(context.config.paths.mount());
+    Ok(Mount::start(view, options, Handle::current())?)
+}
+
+fn bind_feed(context: &Context, log: &Arc<SharedLog>) -> Result<Feed> {
+    let directory = context.config.paths.run().join("feed");
+    let failed = |e| AgentError::system(format!("cannot listen in {}", directory.display()), e);
+    std::fs::create_dir_all(&directory).map_err(failed)?;
+    let owner = context.run_as.as_ref();
+    give(&directory, 0o700, owner.map(|r| r.owner())).map_err(failed)?;
+    let version = context.installation.version().to_string();
+    let port = context.config.postgres.port;
+    Feed::bind(&directory, port, &version, log.clone()).map_err(failed)
+}
+
+/// Makes the private files that a standby starts with (rule 6).
+async fn prepare_private(
+    context: &Context,
+    storage: &Arc<dyn Storage>,
+    base: &Base,
+) -> Result<Arc<PrivateDir>> {
+    let place = context.config.paths.private();
+    let private =
+        PrivateDir::prepare(&place, context.layout.as_ref(), true, context.ownership())?;
+    put(context, &private, CONTROL_FILE, &base.seal.payload)?;
+    put(context, &private, "standby.signal", b"")?;
+    let Ok(directory) = base.namespace.resolve(TWO_PHASE) else {
+        return Ok(Arc::new(private));
+    };
+    for (name, file) in base.namespace.directory(directory)? {
+        let bytes = read_file(storage, base, *file).await?;
+        let name = String::from_utf8_lossy(name);
+        put(context, &private, &format!("{TWO_PHASE}/{name}"), &bytes)?;
+    }
+    Ok(Arc::new(private))
+}
+
+fn put(context: &Context, private: &PrivateDir, path: &str, bytes: &[u8]) -> Result<()> {
+    let place = private.place(path)?;
+    let owner = context.run_as.as_ref().map(|r| r.owner());
+    let made = place.parent().map_or(Ok(()), |parent| {
+        let fresh = !parent.exists();
+        std::fs::create_dir_all(parent)?;
+        if fresh { give(parent, 0o700, owner) } else { Ok(()) }
+    });
+    made.and_then(|()| std::fs::write(&place, bytes))
+        .and_then(|()| give(&place, 0o600, owner))
+        .map_err(|e| AgentError::system(format!("cannot write {}", place.display()), e))
+}
+
+fn give(
+    place: &Path,
+    mode: u32,
+    owner: Option<(nix::unistd::Uid, nix::unistd::Gid)>,
+) -> std::io::Result<()> {
+    std::fs::set_permissions(place, std::fs::Permissions::from_mode(mode))?;
+    if let Some((uid, gid)) = owner {
+        nix::unistd::chown(place, Some(uid), Some(gid))?;
+    }
+    Ok(())
+}
+
+/// A whole file of a sealed image.
+async fn read_file(
+    storage: &Arc<dyn Storage>,
+    base: &Base,
+    file: dax::ids::FileId,
+) -> Result<Vec<u8>> {
+    let inode = base.namespace.file(file)?;
+    let block_size = u64::from(storage.settings().block_size_bytes);
+    let mut bytes = Vec::with_capacity(inode.size as usize);
+    for block in 0..inode.size.div_ceil(block_size) {
+        let key = BlockKey::new(file, block);
+        let found = image::read_block(storage, &base.seal.lineage, inode, key).await?;
+        match found {
+            Some(block) => bytes.extend_from_slice(&block.data),
+            None => bytes.resize(bytes.len() + block_size as usize, 0),
+        }
+    }
+    bytes.truncate(inode.size as usize);
+    Ok(bytes)
+}
+
+/// The shared configuration, as far as a standby's command line depends on it (N12).
+pub(crate) async fn read_configuration(
+    storage: &Arc<dyn Storage>,
+    live: &Namespace,
+) -> Result<Configuration> {
+    let mut texts = Vec::new();
+    for name in ["postgresql.conf", "postgresql.auto.conf"] {
+        match live.resolve(name) {
+            Ok(file) => texts.push(read_live(storage, live, file).await?),
+            Err(Error::NotFound) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(Configuration::parse(texts.iter().map(String::as_str)))
+}
+
+async fn read_live(
+    storage: &Arc<dyn Storage>,
+    live: &Namespace,
+    file: dax::ids::FileId,
+) -> Result<String> {
+    let inode = live.file(file)?;
+    let block_size = u64::from(storage.settings().block_size_bytes);
+    let lineage = dax::storage::Lineage::up_to(dax::ids::Generation::MAX);
+    let mut bytes = Vec::new();
+    for block in 0..inode.size.div_ceil(block_size) {
+        let key = BlockKey::new(file, block);
+        let found = image::read_block(storage, &lineage, inode, key).await?;
+        let data = found.map_or_else(|| vec![0; block_size as usize].into(), |b| b.data);
+        bytes.extend_from_slice(&data);
+    }
+    bytes.truncate(inode.size as usize);
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,257 @@
+//! Creating a cluster: a volume, a database in it, and a seal that nothing follows.
+//!
+//! The database is made by `initdb` on the mount, or copied from an existing, stopped data
+//! directory. Nothing counts until the record of the cluster's facts is written last: an `init` that
+//! was interrupted is simply run again.
+
+mod import;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dax::storage::{Storage, VolumeSettings};
+use pgdata::control::{CONTROL_FILE_BYTES, ControlFile};
+use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
+use pgdata::sealer::Sealer;
+use pgdata::segment::{LOG_PAGE_BYTES, SegmentName, SegmentSize};
+use pgdata::settings::{Configuration, DEFAULTS, check};
+use pgdata::wal::{Follower, Start, Stop};
+use tokio::runtime::Handle;
+use volume::active::{ActiveView, NoObserver, Options};
+use volume::error::Error;
+use volume::latest::{Latest, format};
+use volume::lsn::Lsn;
+use volume::private::PrivateDir;
+use volume::view::{Ino, View};
+
+use crate::agent::context::{Host, connect, ownership, unix_ms, wall_clock};
+use crate::agent::error::{AgentError, Result};
+use crate::config::Config;
+use crate::postgres::{InitdbOptions, leftovers};
+use crate::records::{
+    ActiveState, Cause, Cluster, Heartbeat, HistoryEntry, Record, append_history,
+};
+
+/// What `init` is asked to make.
+#[derive(Debug, Clone, Default)]
+pub struct InitOptions {
+    /// How the volume is laid out.
+    pub settings: VolumeSettings,
+    /// A stopped cluster's data directory to bring in, instead of a new database.
+    pub import: Option<PathBuf>,
+    /// Further arguments for `initdb`.
+    pub initdb: Vec<String>,
+}
+
+/// What was made.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Created {
+    /// The volume.
+    pub volume: dax::ids::VolumeName,
+    /// PostgreSQL's name of the cluster.
+    pub system_identifier: u64,
+    /// PostgreSQL's major version.
+    pub postgres_major: u32,
+    /// Bytes of files in the volume.
+    pub bytes: u64,
+}
+
+/// Creates a cluster.
+///
+/// # Errors
+/// What is wrong with the configuration, the programs, the imported directory or the zones; that the
+/// volume holds a database already.
+pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
+    let host = Host::check(config)?;
+    if let Some(from) = &options.import {
+        import::check(from, &host)?;
+    }
+    let paths = &config.paths;
+    leftovers::clean(&paths.run(), &paths.mount())?;
+    mount::detach_stale(&paths.mount())?;
+    let cannot_use = |e| AgentError::system(format!("cannot use {}", paths.data().display()), e);
+    paths.create(host.owner()).map_err(cannot_use)?;
+    let zones: Vec<String> = config.zones.iter().map(ToString::to_string).collect();
+    dax::client::create_volume(&zones, &config.volume, &options.settings).await?;
+    let storage = connect(config).await?;
+    if Cluster::load(storage.as_ref()).await?.is_some() {
+        return Err(AgentError::Initialised(config.volume.clone()));
+    }
+    fill(config, &host, &options, storage).await
+}
+
+async fn fill(
+    config: &Config,
+    host: &Host,
+    options: &InitOptions,
+    storage: Arc<dyn Storage>,
+) -> Result<Created> {
+    storage.own_epoch(&config.name).await?;
+    let root = ownership(host.run_as.as_ref());
+    match format(&storage, root, wall_clock()).await {
+        // An earlier init did not finish.
+        Ok(_) | Err(Error::Exists) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let latest = Latest::recover(storage.clone(), wall_clock()).await?;
+    let segment_size = match &options.import {
+        Some(from) => import::read_control(from)?.segment_size,
+        None => SegmentSize::DEFAULT,
+    };
+    let layout = Arc::new(PostgresLayout::new(segment_size));
+    let place = config.paths.private();
+    let private = Arc::new(PrivateDir::prepare(&place, layout.as_ref(), false, root)?);
+    let observer = Arc::new(NoObserver);
+    let view =
+        ActiveView::open(latest, layout, private, observer, None, Options::default()).await?;
+    populate(config, host, options, &view).await?;
+    let control = seal(&view).await?;
+    let bytes = view.namespace().inodes().map(|(_, inode)| inode.size).sum();
+    finish(config, host, &storage, &control).await?;
+    Ok(Created {
+        volume: config.volume.clone(),
+        system_identifier: control.system_identifier,
+        postgres_major: host.installation.version().major,
+        bytes,
+    })
+}
+
+/// Puts a database into the mounted volume.
+async fn populate(
+    config: &Config,
+    host: &Host,
+    options: &InitOptions,
+    view: &ActiveView,
+) -> Result<()> {
+    let shown = Arc::new(view.clone());
+    let mount_options = mount::MountOptions::new(config.paths.mount());
+    let mount = mount::Mount::start(shown, mount_options, Handle::current())?;
+    let data = mount.path().to_owned();
+    let emptied = tokio::task::spawn_blocking(move || import::empty(&data));
+    emptied.await.expect("emptying a directory does not panic")?;
+    match &options.import {
+        Some(from) => {
+            let (from, to) = (from.clone(), mount.path().to_owned());
+            let owner = host.owner();
+            let copied = tokio::task::spawn_blocking(move || import::copy(&from, &to, owner));
+            copied.await.expect("copying files does not panic")?;
+        }
+        None => {
+            let initdb = InitdbOptions {
+                data: mount.path().to_owned(),
+                superuser: config.postgres.superuser.clone(),
+                arguments: [vec!["--no-sync".to_owned()], options.initdb.clone()].concat(),
+                run_as: host.run_as.clone(),
+            };
+            host.installation.initdb(&initdb).await?;
+        }
+    }
+    let place = mount.path().join("postgresql.conf");
+    let adding = tokio::task::spawn_blocking(move || add_defaults(&place));
+    adding.await.expect("writing a file does not panic")?;
+    view.sync_all().await?;
+    mount.unmount()?;
+    Ok(())
+}
+
+fn add_defaults(place: &std::path::Path) -> Result<()> {
+    let failed = |e| AgentError::system(format!("cannot change {}", place.display()), e);
+    let text = std::fs::read_to_string(place).map_err(failed)?;
+    if let Err(refusals) = check(&Configuration::parse([text.as_str()])) {
+        let reasons: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+        return Err(AgentError::Refused(reasons.join("; ")));
+    }
+    if text.contains(DEFAULTS) {
+        return Ok(());
+    }
+    let mut file = std::fs::OpenOptions::new().append(true).open(place).map_err(failed)?;
+    file.write_all(DEFAULTS.as_bytes()).map_err(failed)
+}
+
+/// Seals what is there: a database that was shut down (N1).
+async fn seal(view: &ActiveView) -> Result<ControlFile> {
+    let bytes = read(view, CONTROL_FILE, 0, CONTROL_FILE_BYTES as u32).await?;
+    let control = ControlFile::parse(&bytes)?;
+    let end = end_of_checkpoint(view, &control).await?;
+    let layout = Arc::new(PostgresLayout::new(control.segment_size));
+    let sealer =
+        Sealer::new(layout, end, control.timeline, None, control.blocks_per_segment);
+    sealer.seal_shutdown(view, &bytes).await?;
+    Ok(control)
+}
+
+/// The end of the shutdown checkpoint's record, which is the last one.
+async fn end_of_checkpoint(view: &ActiveView, control: &ControlFile) -> Result<Lsn> {
+    const PAGE: u64 = LOG_PAGE_BYTES as u64;
+    let size = control.segment_size;
+    let mut follower = Follower::new(size, Start::Record(control.checkpoint));
+    let mut found = None;
+    while let Stop::Missing(at) = follower.stop() {
+        let page = Lsn(at.0 - at.0 % PAGE);
+        let name = SegmentName::holding(control.timeline, page, size).file_name(size);
+        let read = read(view, &format!("{LOG}/{name}"), size.offset(page), PAGE as u32).await;
+        let bytes = match read {
+            Err(AgentError::Volume(Error::NotFound)) => break,
+            other => other?,
+        };
+        follower.feed(page, &bytes, &mut |record| {
+            found.get_or_insert(record.end);
+        });
+        if follower.stop() == Stop::Missing(at) {
+            break;
+        }
+    }
+    let missing = || {
+        let at = control.checkpoint;
+        AgentError::Refused(format!("the log holds no checkpoint record at {at}"))
+    };
+    found.ok_or_else(missing)
+}
+
+async fn read(view: &ActiveView, path: &str, offset: u64, len: u32) -> Result<bytes::Bytes> {
+    let file = view.namespace().resolve(path)?;
+    Ok(view.read(Ino(file.0), offset, len).await?)
+}
+
+/// Writes what other nodes must find; the cluster's facts come last.
+async fn finish(
+    config: &Config,
+    host: &Host,
+    storage: &Arc<dyn Storage>,
+    control: &ControlFile,
+) -> Result<()> {
+    let epoch = storage.epoch().unwrap_or_default();
+    let beat = Heartbeat {
+        epoch,
+        counter: 1,
+        node: config.name.clone(),
+        synced_lsn: control.checkpoint,
+        journal_synced: 0,
+        timeline: control.timeline.0,
+        state: ActiveState::Released { to: None },
+    };
+    beat.store(storage.as_ref()).await?;
+    let entry = HistoryEntry {
+        number: 0,
+        epoch,
+        node: config.name.clone(),
+        previous: None,
+        cause: Cause::Created,
+        phases: Vec::new(),
+        log_end: control.checkpoint,
+        timeline: control.timeline.0,
+        unix_ms: unix_ms(),
+    };
+    append_history(storage.as_ref(), entry).await?;
+    let cluster = Cluster {
+        system_identifier: control.system_identifier,
+        postgres_major: host.installation.version().major,
+        wal_segment_bytes: control.segment_size.bytes() as u32,
+        page_bytes: control.block_size_bytes,
+        data_checksums: control.data_checksum_version > 0,
+        superuser: config.postgres.superuser.clone(),
+        created_unix_ms: unix_ms(),
+    };
+    Ok(cluster.store(storage.as_ref()).await?)
+}

@@ -1,0 +1,185 @@
+//! Taking over, step by step (design section 5; CAC-DB 5.1).
+//!
+//! ```text
+//!   detect ─▶ fence ─▶ log_tail ─▶ replay ─▶ promote ─▶ active
+//!             own a     fix journal  PostgreSQL  switch views,
+//!             new epoch and log end  replays it  promote
+//! ```
+//!
+//! A crash after any step is harmless: the next standby starts from the last seal and the log,
+//! follows the newest timeline, and looks at nothing else. Nothing here decides whether to take
+//! over; being wrong about that costs a pause, never data, because of the fence.
+
+pub(crate) mod log_tail;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::ids::Epoch;
+use dax::storage::Storage;
+use pgdata::control::ControlFile;
+use pgdata::sealer::Sealer;
+use pgdata::timeline::TimelineId;
+use tokio::time::Instant;
+use volume::active::Options;
+use volume::latest::Latest;
+use volume::lsn::Lsn;
+
+use self::log_tail::LogTail;
+use crate::agent::active::Active;
+use crate::agent::context::{Context, wall_clock};
+use crate::agent::error::Result;
+use crate::agent::standby::Standby;
+use crate::postgres::PostgresError;
+use crate::records::{ActiveState, Heartbeat, PhaseTiming, Record};
+
+/// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
+/// may hold redo up (N12 ii).
+const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
+/// How long PostgreSQL may take to end recovery once all is replayed.
+const PROMOTE_WITHIN: Duration = Duration::from_secs(60);
+
+/// The phases of a takeover, as they are timed.
+#[derive(Debug)]
+pub(crate) struct Phases {
+    done: Vec<PhaseTiming>,
+    since: Instant,
+}
+
+impl Phases {
+    /// Begins to time; `detect` is how long the active was silent before it was suspected.
+    pub(crate) fn begin(detect: Option<Duration>) -> Phases {
+        let mut phases = Phases { done: Vec::new(), since: Instant::now() };
+        if let Some(detect) = detect {
+            phases.push("detect", detect);
+        }
+        phases
+    }
+
+    fn push(&mut self, phase: &str, took: Duration) {
+        self.done.push(PhaseTiming { phase: phase.to_owned(), ms: took.as_millis() as u64 });
+    }
+
+    /// The phase that was under way is done.
+    pub(crate) fn end(&mut self, phase: &str) {
+        let took = self.since.elapsed();
+        self.push(phase, took);
+        self.since = Instant::now();
+        tracing::info!(phase, ms = took.as_millis() as u64, "takeover");
+    }
+
+    pub(crate) fn into_timings(self) -> Vec<PhaseTiming> {
+        self.done
+    }
+}
+
+/// Owns a new epoch and tells everybody that a takeover is under way.
+///
+/// # Errors
+/// `Conflict` if somebody else owned a higher epoch first: follow them.
+pub(crate) async fn fence(context: &Context, storage: &Arc<dyn Storage>) -> Result<Epoch> {
+    let epoch = storage.own_epoch(&context.me.node).await?;
+    let beat = Heartbeat {
+        epoch,
+        counter: 1,
+        node: context.me.node.clone(),
+        synced_lsn: Lsn::ZERO,
+        journal_synced: 0,
+        timeline: 0,
+        state: ActiveState::TakingOver,
+    };
+    beat.store(storage.as_ref()).await?;
+    Ok(epoch)
+}
+
+/// Fixes the end of the log behind `from`, which is durable, and makes that durable.
+pub(crate) async fn fix_log(
+    context: &Context,
+    latest: &mut Latest,
+    from: Lsn,
+    timeline: TimelineId,
+) -> Result<LogTail> {
+    let size = context.layout.segment_size();
+    let history = log_tail::newest_history(latest, timeline).await?;
+    let tail = log_tail::find_end(latest, &history, from, size).await?;
+    log_tail::cut_behind(latest, tail.end, size, wall_clock())?;
+    latest.commit().await?;
+    Ok(tail)
+}
+
+/// From a running standby to the active. The epoch is owned and the end of the log fixed.
+pub(crate) async fn promote(
+    context: &Context,
+    standby: Standby,
+    latest: Latest,
+    tail: LogTail,
+    phases: &mut Phases,
+) -> Result<Active> {
+    standby.log.show(latest.namespace().clone(), tail.end, tail.timeline);
+    replay(&standby, tail.end).await?;
+    phases.end("replay");
+    let sealer = sealer_behind(context, &latest, &standby.control, tail)?;
+    let epoch = latest.epoch();
+    let options = Options {
+        cache_bytes: context.config.memory.cache.bytes(),
+        ..Options::default()
+    };
+    let paused = standby.mount.pause().await;
+    let view = standby.view.become_active(latest, sealer.clone(), options, wall_clock()).await?;
+    let view = Arc::new(view);
+    paused.install(view.clone())?;
+    drop(paused);
+    standby.postgres.promote().await?;
+    let session = standby.postgres.wait_ready(PROMOTE_WITHIN).await?;
+    session.wait_promoted(PROMOTE_WITHIN).await?;
+    phases.end("promote");
+    let Standby { storage, postgres, mount, .. } = standby;
+    Ok(Active { storage, epoch, view, sealer, postgres, mount })
+}
+
+/// Watches the log from its end on. The checkpoint of the last seal is known from its payload.
+pub(crate) fn sealer_behind(
+    context: &Context,
+    latest: &Latest,
+    control: &ControlFile,
+    tail: LogTail,
+) -> Result<Arc<Sealer>> {
+    let payload = latest.seals().last().map(|seal| &seal.payload).filter(|p| !p.is_empty());
+    let sealed = payload.map(|p| ControlFile::parse(p)).transpose()?;
+    Ok(Sealer::new(
+        context.layout.clone(),
+        tail.end,
+        tail.timeline,
+        sealed.map(|c| c.checkpoint),
+        control.blocks_per_segment,
+    ))
+}
+
+/// Waits until PostgreSQL has replayed to `end`; ends its sessions if that takes long.
+async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
+    let exited = standby.postgres.exited();
+    tokio::pin!(exited);
+    let applied = standby.feed.applied(end);
+    tokio::pin!(applied);
+    let impatient = tokio::time::sleep(REPLAY_PATIENCE);
+    tokio::pin!(impatient);
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            _ = &mut applied => return Ok(()),
+            report = &mut exited => return Err(PostgresError::Exited(report).into()),
+            () = &mut impatient, if !asked => {
+                asked = true;
+                end_sessions(standby).await;
+            }
+        }
+    }
+}
+
+async fn end_sessions(standby: &Standby) {
+    let ended = async { standby.postgres.connect().await?.end_client_sessions().await };
+    match ended.await {
+        Ok(sessions) => tracing::info!(sessions, "ended read-only sessions for the takeover"),
+        Err(error) => tracing::info!(%error, "sessions not ended: not accepting connections yet"),
+    }
+}
