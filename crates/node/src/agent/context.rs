@@ -139,14 +139,10 @@ impl Host {
 }
 
 pub(crate) async fn connect(config: &Config) -> Result<Arc<dyn Storage>> {
-    let client = Client::connect(ClientConfig {
-        volume: config.volume.clone(),
-        zones: config.zones.iter().map(ToString::to_string).collect(),
-        name: config.name.to_string(),
-        pending_bytes_max: config.memory.pending.bytes() as usize,
-        ..ClientConfig::default()
-    });
-    Ok(client.await?)
+    let zones = config.zones.iter().map(ToString::to_string).collect();
+    let mut client = ClientConfig::new(config.volume.clone(), zones, config.name.as_str());
+    client.pending_bytes_max = config.memory.pending.bytes();
+    Ok(Client::connect(client).await?)
 }
 
 pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {

@@ -193,7 +193,8 @@ async fn one_life(
 fn prepare_mount(context: &Context) -> Result<()> {
     let paths = &context.config.paths;
     leftovers::clean(&paths.run(), &paths.mount())?;
-    Ok(mount::detach_stale(&paths.mount())?)
+    mount::detach_stale(&paths.mount())?;
+    Ok(())
 }
 
 /// A standby's life, up to a takeover.

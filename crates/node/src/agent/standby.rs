@@ -103,8 +103,8 @@ pub(crate) async fn attach(
     let memory = &context.config.memory;
     let options = StandbyOptions {
         spill_dir: context.config.paths.spill(),
-        memory_bytes_max: memory.overlay.bytes(),
-        cache_bytes: memory.cache.bytes(),
+        memory_bytes_max: memory.overlay.bytes() as u64,
+        cache_bytes: memory.cache.bytes() as u64,
     };
     let layout = context.layout.clone();
     let view = StandbyView::attach(

@@ -11,9 +11,8 @@ use pgdata::settings;
 use pgdata::timeline::TimelineId;
 use volume::active::{ActiveView, Options};
 use volume::claim::Claim;
-use volume::journal::JournalPos;
+use volume::journal::{JournalPos, JournalTail};
 use volume::latest::Latest;
-use volume::lsn::Lsn;
 use volume::private::PrivateDir;
 use volume::seal::Base;
 
@@ -66,8 +65,13 @@ pub(crate) async fn take_over(
     let mut phases = Phases::begin(Some(detect));
     takeover::fence(context, &standby.storage).await?;
     phases.end("fence");
-    let place = standby.tail.fork();
-    let mut latest = Latest::recover_behind(place, wall_clock()).await?;
+    let followed = &standby.tail;
+    let tail = JournalTail::new(
+        standby.storage.clone(),
+        followed.namespace().clone(),
+        followed.place(),
+    );
+    let mut latest = Latest::recover_behind(tail, wall_clock()).await?;
     let horizon = standby.log.horizon();
     let tail = takeover::fix_log(context, &mut latest, horizon.end, horizon.timeline).await?;
     phases.end("log_tail");
@@ -143,7 +147,7 @@ impl Direct {
         let layout = context.layout.clone();
         let private = PrivateDir::prepare(&place, layout.as_ref(), false, context.ownership())?;
         let options = Options {
-            cache_bytes: context.config.memory.cache.bytes(),
+            cache_bytes: context.config.memory.cache.bytes() as u64,
             ..Options::default()
         };
         let view = ActiveView::open(

@@ -121,7 +121,7 @@ pub(crate) async fn promote(
     let sealer = sealer_behind(context, &latest, &standby.control, tail)?;
     let epoch = latest.epoch();
     let options = Options {
-        cache_bytes: context.config.memory.cache.bytes(),
+        cache_bytes: context.config.memory.cache.bytes() as u64,
         ..Options::default()
     };
     let paused = standby.mount.pause().await;
