@@ -110,14 +110,16 @@ pub enum Request {
         /// What to keep.
         retention: Retention,
     },
-    /// Gives back all blocks of these files. Reply: `Done`.
+    /// Gives back all blocks of these files. Covers the writes that came
+    /// before on this connection, too. Reply: `Done`.
     RemoveFiles {
         /// The authority.
         epoch: Epoch,
         /// At most [`MAX_FILES_PER_REQUEST`](super::MAX_FILES_PER_REQUEST).
         files: Vec<FileId>,
     },
-    /// Gives back the blocks of a file before `block`. Reply: `Done`.
+    /// Gives back the blocks of a file before `block`. Covers the writes that came
+    /// before on this connection, too. Reply: `Done`.
     RemoveBlocksBefore {
         /// The authority.
         epoch: Epoch,

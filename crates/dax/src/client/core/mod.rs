@@ -403,20 +403,21 @@ impl Core {
             for op in self.shared.complete_syncs() {
                 self.step(op, Event::Synced);
             }
-            for op in self.room_waiters() {
-                self.step(op, Event::Wake);
-            }
+            self.serve_room();
         }
     }
 
-    fn room_waiters(&self) -> Vec<OpId> {
-        if self.shared.is_short() {
-            return Vec::new();
-        }
+    /// Lets those who wait for room go on, first come first served.
+    fn serve_room(&mut self) {
         let waiting = self.ops.iter().filter(|(_, op)| matches!(op, Op::Room(_)));
         let mut ids: Vec<OpId> = waiting.map(|(id, _)| *id).collect();
         ids.sort_unstable();
-        ids
+        for id in ids {
+            self.step(id, Event::Wake);
+            if self.ops.contains_key(&id) {
+                break;
+            }
+        }
     }
 
     /// Everything but looking at the epoch fails for good.

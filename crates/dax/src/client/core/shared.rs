@@ -264,11 +264,6 @@ impl Shared {
         }
     }
 
-    /// Whether pending writes take about as much memory as they may.
-    pub fn is_short(&self) -> bool {
-        self.pending.bytes() >= self.config.pending_bytes_max
-    }
-
     /// Whether `bytes` more may be pending; gives up what zones that are away lack, if that helps.
     pub fn has_room(&mut self, bytes: usize) -> bool {
         let max = self.config.pending_bytes_max;

@@ -1,0 +1,4 @@
+//! The core against scripted peers, and against replicas in a simulated network.
+
+mod peer;
+mod scripted;

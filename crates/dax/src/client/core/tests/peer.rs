@@ -1,0 +1,191 @@
+//! A zone in a test: the rules of [`crate::replica`], a buffer of writes that are not durable yet.
+
+use std::collections::BTreeMap;
+
+use crate::error::ErrorKind;
+use crate::ids::{BlockKey, Generation, Version};
+use crate::replica::{self, Claim, Fence, Refusal};
+use crate::storage::Space;
+use crate::wire::{BlockWrite, RecordEntry, Request, Response, StoredBlock, StoredRecord};
+
+/// Which connection a message belongs to.
+pub(super) type ConnId = u64;
+
+/// A message from a zone: connection, id, response.
+pub(super) type Sent = (ConnId, u64, Response);
+
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    pub fence: Fence,
+    pub blocks: BTreeMap<(BlockKey, Generation), StoredBlock>,
+    pub records: BTreeMap<String, StoredRecord>,
+    /// Received, not durable.
+    buffer: Vec<(ConnId, u64, BlockWrite)>,
+    pub full: bool,
+    /// Blocks that this zone reports as damaged.
+    pub damaged: Vec<BlockKey>,
+}
+
+fn error(kind: ErrorKind) -> Response {
+    Response::Error {
+        kind,
+        message: format!("{kind:?}"),
+    }
+}
+
+fn refusal(refusal: Refusal) -> ErrorKind {
+    match refusal {
+        Refusal::Fenced => ErrorKind::Fenced,
+        Refusal::Unannounced => ErrorKind::Conflict,
+    }
+}
+
+impl Peer {
+    /// Handles a request; writes wait for [`Peer::commit`].
+    pub fn handle(&mut self, conn: ConnId, id: u64, request: Request) -> Vec<Sent> {
+        let response = match request {
+            Request::Write(write) => {
+                assert!(write.is_intact());
+                self.buffer.push((conn, id, write));
+                return Vec::new();
+            }
+            Request::Flush => return self.commit(),
+            Request::Ping => Response::Pong,
+            Request::Epoch => Response::Epoch(self.fence.grant().clone()),
+            Request::OwnEpoch {
+                epoch,
+                owner,
+                settled,
+            } => {
+                let accepted = self.fence.own(epoch, &owner, settled) != Claim::Refused;
+                let grant = self.fence.grant().clone();
+                Response::Owned { accepted, grant }
+            }
+            Request::Read { key, up_to } => self.read(key, up_to),
+            Request::Promote { epoch, key } => match self.fence.admit(epoch) {
+                Ok(()) => self.read(key, Generation::SINGLE),
+                Err(why) => error(refusal(why)),
+            },
+            other => self.record(other),
+        };
+        vec![(conn, id, response)]
+    }
+
+    fn record(&mut self, request: Request) -> Response {
+        match request {
+            Request::PutRecord {
+                epoch,
+                name,
+                version,
+                value,
+            } => {
+                if let Some(Err(why)) = epoch.map(|e| self.fence.admit(e)) {
+                    return error(refusal(why));
+                }
+                let stored = self.records.get(&name).map(|r| r.version);
+                if replica::replaces(version, stored) {
+                    self.records
+                        .insert(name.clone(), StoredRecord { version, value });
+                }
+                let version = self.records[&name].version;
+                Response::RecordStored { version }
+            }
+            Request::GetRecord { name } => Response::Record(self.records.get(&name).cloned()),
+            Request::ListRecords { prefix, after } => self.page(&prefix, after.as_deref()),
+            Request::Space => Response::Space(Space {
+                used_bytes: self.blocks.len() as u64,
+                free_bytes: 1000 - self.blocks.len() as u64,
+            }),
+            Request::RemoveFiles { files, .. } => {
+                self.blocks.retain(|(key, _), _| !files.contains(&key.file));
+                self.buffer.retain(|(_, _, w)| !files.contains(&w.key.file));
+                Response::Done
+            }
+            Request::RemoveBlocksBefore { file, block, .. } => {
+                self.blocks
+                    .retain(|(key, _), _| key.file != file || key.block >= block);
+                self.buffer
+                    .retain(|(_, _, w)| w.key.file != file || w.key.block >= block);
+                Response::Done
+            }
+            Request::Retain { .. } => Response::Done,
+            other => panic!("not expected here: {other:?}"),
+        }
+    }
+
+    /// Pages of two, to exercise paging.
+    fn page(&self, prefix: &str, after: Option<&str>) -> Response {
+        let names = self.records.keys().filter(|n| n.starts_with(prefix));
+        let mut names = names.filter(|n| after.is_none_or(|after| n.as_str() > after));
+        let entries = names.by_ref().take(2);
+        let entries = entries.map(|name| RecordEntry {
+            name: name.clone(),
+            record: self.records[name].clone(),
+        });
+        let entries = entries.collect();
+        Response::Records {
+            entries,
+            more: names.next().is_some(),
+        }
+    }
+
+    fn read(&self, key: BlockKey, up_to: Generation) -> Response {
+        if self.damaged.contains(&key) {
+            return error(ErrorKind::Corrupt);
+        }
+        Response::Block(self.newest(key, up_to).cloned())
+    }
+
+    pub fn newest(&self, key: BlockKey, up_to: Generation) -> Option<&StoredBlock> {
+        let range = self.blocks.range((key, Generation::SINGLE)..=(key, up_to));
+        range.map(|(_, block)| block).next_back()
+    }
+
+    pub fn version(&self, key: BlockKey, generation: Generation) -> Version {
+        self.blocks
+            .get(&(key, generation))
+            .map_or(Version::ZERO, |b| b.version)
+    }
+
+    /// Makes everything received durable, under the fence; acknowledges per connection.
+    pub fn commit(&mut self) -> Vec<Sent> {
+        let mut sent = Vec::new();
+        let mut upto: BTreeMap<ConnId, u64> = BTreeMap::new();
+        for (conn, number, write) in std::mem::take(&mut self.buffer) {
+            upto.insert(conn, number);
+            let refused = match self.fence.admit(write.epoch) {
+                Err(why) => Some(refusal(why)),
+                Ok(()) if self.full => Some(ErrorKind::Full),
+                Ok(()) => None,
+            };
+            if let Some(kind) = refused {
+                let message = format!("{kind:?}");
+                let refused = Response::WriteRefused {
+                    number,
+                    kind,
+                    message,
+                };
+                sent.push((conn, 0, refused));
+                continue;
+            }
+            let stored = self.blocks.get(&(write.key, write.generation));
+            if replica::replaces(write.version, stored.map(|b| b.version)) {
+                let block = StoredBlock {
+                    version: write.version,
+                    generation: write.generation,
+                    checksum: write.checksum,
+                    data: write.data,
+                };
+                self.blocks.insert((write.key, write.generation), block);
+            }
+        }
+        let acks = upto.into_iter();
+        sent.extend(acks.map(|(conn, upto)| (conn, 0, Response::Ack { upto })));
+        sent
+    }
+
+    /// What was not durable is gone.
+    pub fn crash(&mut self) {
+        self.buffer.clear();
+    }
+}
