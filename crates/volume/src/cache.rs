@@ -74,6 +74,11 @@ impl BlockCache {
         }
     }
 
+    /// Whether the block was neither written nor removed since the ticket.
+    pub fn is_current(&self, key: BlockKey, ticket: Ticket) -> bool {
+        *self.shard(key).lock() == ticket.0
+    }
+
     /// Keeps what was just written.
     pub fn write(&self, key: BlockKey, image: Generation, block: Cached) {
         let mut changes = self.shard(key).lock();

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use dax::ids::{BlockKey, Epoch, Generation};
+use bytes::Bytes;
+use dax::ids::{BlockIndex, BlockKey, Epoch, Generation};
 use dax::storage::{Block, Lineage, Storage};
 
 use crate::error::Result;
@@ -59,4 +60,17 @@ pub async fn read_block(
         _ => storage.read(key, Generation::SINGLE).await?,
     };
     Ok(block.filter(|b| !inode.is_cut(key.block, b.version)))
+}
+
+/// What a block of a dead epoch's log or live file becomes in a new epoch, where a truncation mark
+/// covers it.
+///
+/// ReadPromote (DAX 5) rewrites a block under a new version, which lies above every older
+/// truncation mark: a block that was cut off would come back. Such blocks are settled instead: read
+/// by quorum, judged by the version they have, and written anew as what they are.
+pub(crate) fn settled(inode: &Inode, block: BlockIndex, found: Block) -> Bytes {
+    match inode.is_cut(block, found.version) {
+        true => Bytes::from(vec![0; found.data.len()]),
+        false => found.data,
+    }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation};
-use dax::storage::{Lineage, Storage};
+use dax::storage::{Lineage, Storage, SyncScope};
 
 use crate::error::{Error, Result};
+use crate::image;
 use crate::journal::tail::{self, Recovered};
 use crate::journal::{Chained, JournalPos, JournalTail, JournalWriter};
 use crate::layout::FileClass;
@@ -187,10 +188,19 @@ impl Latest {
     /// A block of a log or live file, fixed under this epoch (ReadPromote, DAX 5). `None`: zeros.
     pub async fn read_log_block(&self, file: FileId, block: BlockIndex) -> Result<Option<Bytes>> {
         let inode = self.namespace.file(file)?;
-        let found = self.storage.read_promote(BlockKey { file, block }).await?;
-        Ok(found
-            .filter(|b| !inode.is_cut(block, b.version))
-            .map(|b| b.data))
+        let key = BlockKey { file, block };
+        if !inode.has_cut_over(block) {
+            let found = self.storage.read_promote(key).await?;
+            return Ok(found.map(|b| b.data));
+        }
+        // Promotion would give the block a version above the truncation mark; see `image::settled`.
+        let Some(found) = self.storage.read(key, Generation::SINGLE).await? else {
+            return Ok(None);
+        };
+        let data = image::settled(inode, block, found);
+        self.write_log_block(file, block, data.clone()).await?;
+        self.storage.csync(SyncScope::File(file)).await?;
+        Ok(Some(data))
     }
 
     /// Rewrites a block of a log or live file in this epoch, durable with the next [`commit`](Self::commit).
@@ -208,7 +218,7 @@ impl Latest {
 
     /// Returns when every change and block written here is durable.
     pub async fn commit(&self) -> Result<()> {
-        self.storage.csync(dax::storage::SyncScope::Volume).await?;
+        self.storage.csync(SyncScope::Volume).await?;
         self.journal.flush().await
     }
 }

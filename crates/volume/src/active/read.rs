@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use dax::ids::{BlockKey, Epoch, FileId, Generation};
+use dax::storage::SyncScope;
 use tokio::task::JoinSet;
 
 use super::Inner;
-use crate::cache::Cached;
+use crate::cache::{Cached, Ticket};
 use crate::error::{Error, Result};
-use crate::image::read_version;
+use crate::image::{self, read_version};
 use crate::layout::FileClass;
 use crate::namespace::Inode;
 
@@ -24,6 +25,11 @@ impl Inner {
         offset: u64,
         len: u32,
     ) -> Result<Bytes> {
+        // A first read in a new epoch may rewrite a block; a cut must not fall in between.
+        let _still = match epoch_of(file) < self.epoch {
+            true => Some(self.locks.of(file).read().await),
+            false => None,
+        };
         let inode = self.shared_inode(file)?;
         let end = inode.size.min(offset.saturating_add(u64::from(len)));
         if offset >= end {
@@ -105,7 +111,12 @@ impl Inner {
         let block = match inode.class {
             FileClass::Data => read_version(&self.storage, &self.lineage, key).await?,
             // A dead epoch may have left versions of which no quorum holds one: choose (DAX 5).
-            _ if epoch_of(key.file) < self.epoch => self.storage.read_promote(key).await?,
+            _ if epoch_of(key.file) < self.epoch => {
+                if inode.has_cut_over(key.block) {
+                    return self.settle(inode, key, ticket).await;
+                }
+                self.storage.read_promote(key).await?
+            }
             _ => self.storage.read(key, Generation::SINGLE).await?,
         };
         let Some(block) = block else {
@@ -119,6 +130,30 @@ impl Inner {
             self.cache.fill(key, LATEST, ticket, cached);
         }
         Ok((!inode.is_cut(key.block, block.version)).then_some(block.data))
+    }
+
+    /// Reads a block under a truncation mark, and fixes what it is in this epoch (see
+    /// [`image::settled`]).
+    async fn settle(&self, inode: &Inode, key: BlockKey, ticket: Ticket) -> Result<Option<Bytes>> {
+        let Some(found) = self.storage.read(key, Generation::SINGLE).await? else {
+            return Ok(None);
+        };
+        if found.version.epoch == self.epoch {
+            let cut = inode.is_cut(key.block, found.version);
+            return Ok((!cut).then_some(found.data));
+        }
+        self.storage.write_room(self.block_size as usize).await?;
+        let data = image::settled(inode, key.block, found);
+        {
+            let _core = self.core.lock();
+            // Who wrote since the ticket has settled it already.
+            if self.cache.is_current(key, ticket) {
+                self.storage.write(key, Generation::SINGLE, data.clone())?;
+                self.cache.remove(key, LATEST);
+            }
+        }
+        self.storage.csync(SyncScope::File(key.file)).await?;
+        Ok(Some(data))
     }
 }
 

@@ -76,6 +76,11 @@ impl Inode {
         covering.is_some_and(|c| version < c.version)
     }
 
+    /// Whether a truncation mark covers the block, whatever its version.
+    pub fn has_cut_over(&self, block: BlockIndex) -> bool {
+        self.cuts.iter().any(|cut| cut.first_block <= block)
+    }
+
     /// Adds a truncation mark; it replaces the marks at or beyond its block.
     pub fn add_cut(&mut self, cut: Cut) {
         self.cuts.retain(|c| c.first_block < cut.first_block);

@@ -1,0 +1,118 @@
+//! Requests at the same time: read-modify-write of one block, and cuts among writers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dax::ids::{BlockIndex, FileId};
+use volume::view::{NewInode, Timestamp, View};
+
+use crate::common::{BLOCK, Volume};
+
+const NOW: Timestamp = Timestamp(3);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partial_writes_of_one_block_all_survive() {
+    let volume = Volume::format().await;
+    let life = Arc::new(volume.open().await);
+    let ino = life.create("f", NewInode::File).ino;
+    let mut writers = tokio::task::JoinSet::new();
+    for i in 0..64u64 {
+        let life = life.clone();
+        writers.spawn(async move {
+            // Whole blocks of the neighbour in between.
+            life.write(ino, BLOCK as u64, vec![9; BLOCK]).await;
+            life.write(ino, i * 8, (i + 1).to_le_bytes()).await;
+        });
+    }
+    writers.join_all().await;
+    let contents = life.contents(ino).await;
+    for i in 0..64 {
+        assert_eq!(contents[i * 8..][..8], (i as u64 + 1).to_le_bytes());
+    }
+    assert_eq!(contents[BLOCK..], [9; BLOCK]);
+}
+
+/// Each writer writes a number to its file `a`, then the same to `b`: at any cut `a` is at most one
+/// ahead of `b`, never behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cut_is_one_point_of_all_writers() {
+    let volume = Volume::format().await;
+    let life = Arc::new(volume.open().await);
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut writers = tokio::task::JoinSet::new();
+    let mut pairs = Vec::new();
+    for writer in 0..4 {
+        let a = life.create(&format!("a{writer}"), NewInode::File).ino;
+        let b = life.create(&format!("b{writer}"), NewInode::File).ino;
+        pairs.push((FileId(a.0), FileId(b.0)));
+        let (life, stop) = (life.clone(), stop.clone());
+        writers.spawn(async move {
+            let mut number = 1u64;
+            while !stop.load(Ordering::Relaxed) {
+                for ino in [a, b] {
+                    let mut block = vec![0; BLOCK];
+                    block[..8].copy_from_slice(&number.to_le_bytes());
+                    life.view.write(ino, 0, block.into(), NOW).await.unwrap();
+                }
+                number += 1;
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    let mut cuts = Vec::new();
+    for _ in 0..30 {
+        tokio::task::yield_now().await;
+        cuts.push(life.view.cut().await.unwrap());
+    }
+    stop.store(true, Ordering::Relaxed);
+    writers.join_all().await;
+    for cut in &cuts {
+        for (a, b) in &pairs {
+            let mut numbers = [0, 0];
+            for (number, file) in numbers.iter_mut().zip([a, b]) {
+                if let Some(data) = life
+                    .view
+                    .read_image(cut, *file, BlockIndex(0))
+                    .await
+                    .unwrap()
+                {
+                    *number = u64::from_le_bytes(data[..8].try_into().unwrap());
+                }
+            }
+            assert!(
+                numbers[0] == numbers[1] || numbers[0] == numbers[1] + 1,
+                "{numbers:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cut_waits_for_a_write_received_earlier_that_back_pressure_holds() {
+    let volume = Volume::format().await;
+    let life = volume.open().await;
+    let ino = life.create("f", NewInode::File).ino;
+    life.write(ino, 0, vec![1; BLOCK]).await;
+    life.view.sync_all().await.unwrap();
+    volume.cluster.hold_syncs(true);
+    volume.cluster.set_pending_bytes_max(BLOCK);
+    life.write(ino, 0, vec![2; BLOCK]).await;
+    // Received, not even polled: still before the cut.
+    let held = life.view.write(ino, 0, vec![3; BLOCK].into(), NOW);
+    let cut = {
+        let view = life.view.clone();
+        tokio::spawn(async move { view.cut().await })
+    };
+    tokio::task::yield_now().await;
+    assert!(!cut.is_finished());
+    volume.cluster.hold_syncs(false);
+    held.await.unwrap();
+    let cut = cut.await.unwrap().unwrap();
+    life.write(ino, 0, vec![4; BLOCK]).await;
+    let image = life
+        .view
+        .read_image(&cut, FileId(ino.0), BlockIndex(0))
+        .await
+        .unwrap();
+    assert_eq!(image.unwrap()[..], [3; BLOCK]);
+}

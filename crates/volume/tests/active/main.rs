@@ -1,0 +1,11 @@
+//! The active's side of a volume against models: what a seal holds, what a crash leaves, what a
+//! fence stops.
+
+mod common;
+mod concurrency;
+mod crash;
+mod inherit;
+mod journal;
+mod model;
+mod names;
+mod seals;
