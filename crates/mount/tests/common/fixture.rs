@@ -12,6 +12,7 @@ use volume::view::View;
 pub struct Fixture {
     pub mount: Mount,
     pub runtime: Runtime,
+    root: PathBuf,
     _directory: TempDir,
     _kept: Option<TempDir>,
 }
@@ -40,6 +41,7 @@ impl Fixture {
         let mount = Mount::start(view, options, runtime.handle().clone())
             .unwrap_or_else(|e| panic!("these tests need FUSE: {e}"));
         Fixture {
+            root: mount.path().to_path_buf(),
             mount,
             runtime,
             _directory: directory,
@@ -53,9 +55,15 @@ impl Fixture {
         self
     }
 
-    /// The mounted root.
+    /// Works below a directory from now on.
+    pub fn below(mut self, name: &str) -> Fixture {
+        self.root.push(name);
+        self
+    }
+
+    /// Where to work: the mounted root.
     pub fn root(&self) -> &Path {
-        self.mount.path()
+        &self.root
     }
 
     /// A path below the root.

@@ -3,3 +3,4 @@
 
 pub mod fixture;
 pub mod ram;
+pub mod volume;

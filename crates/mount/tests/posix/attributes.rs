@@ -102,33 +102,6 @@ pub fn times(root: &Path) {
     assert!(touched > SystemTime::now() - Duration::from_secs(600));
 }
 
-pub fn times_move(root: &Path) {
-    let past = FileTimes::new().set_modified(SystemTime::UNIX_EPOCH);
-    let path = root.join("f");
-    let file = File::create(&path).unwrap();
-    let moved = |what: &str, path: &Path, act: &dyn Fn()| {
-        File::open(path).unwrap().set_times(past).unwrap();
-        act();
-        assert!(fs::metadata(path).unwrap().mtime() > 0, "{what}");
-    };
-    moved("write", &path, &|| file.write_all_at(b"x", 0).unwrap());
-    moved("truncate", &path, &|| file.set_len(100).unwrap());
-    moved("create", root, &|| {
-        drop(File::create(root.join("g")).unwrap())
-    });
-    moved("rename", root, &|| {
-        fs::rename(root.join("g"), root.join("h")).unwrap();
-    });
-    moved("remove", root, &|| fs::remove_file(root.join("h")).unwrap());
-    let before = fs::metadata(&path).unwrap();
-    std::thread::sleep(Duration::from_millis(20));
-    chmod(&path, 0o600);
-    let after = fs::metadata(&path).unwrap();
-    assert_eq!(before.modified().unwrap(), after.modified().unwrap());
-    let ctime = |meta: &fs::Metadata| (meta.ctime(), meta.ctime_nsec());
-    assert!(ctime(&after) > ctime(&before));
-}
-
 pub fn set_id_bits_go(root: &Path) {
     let path = root.join("f");
     fs::write(&path, b"program").unwrap();

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::dir::Dir;
@@ -78,20 +77,6 @@ pub fn removing_directories(root: &Path) {
     assert!(names(root).is_empty());
     let again = fs::remove_dir(root.join("a")).unwrap_err();
     assert_eq!(again.raw_os_error(), Some(Errno::ENOENT as i32));
-}
-
-pub fn link_counts(root: &Path) {
-    let count = |path: &Path| fs::metadata(path).unwrap().nlink();
-    let before = count(root);
-    fs::create_dir_all(root.join("a/b")).unwrap();
-    assert_eq!(count(root), before + 1);
-    assert_eq!(count(&root.join("a")), 3);
-    fs::create_dir(root.join("c")).unwrap();
-    fs::rename(root.join("a/b"), root.join("c/b")).unwrap();
-    assert_eq!(count(&root.join("a")), 2);
-    assert_eq!(count(&root.join("c")), 3);
-    fs::remove_dir(root.join("c/b")).unwrap();
-    assert_eq!(count(&root.join("c")), 2);
 }
 
 pub fn syncing(root: &Path) {

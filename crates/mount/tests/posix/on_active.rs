@@ -1,59 +1,25 @@
 //! The suite over the active's view, on storage in memory.
 
-use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dax::ids::NodeName;
 use dax::memory::MemoryCluster;
-use dax::storage::{Storage, VolumeSettings};
+use dax::storage::VolumeSettings;
 use volume::active::{ActiveView, NoObserver, Options};
-use volume::latest::{Latest, format};
-use volume::layout::{FileClass, Layout};
-use volume::lsn::Lsn;
+use volume::latest::Latest;
+use volume::layout::FileClass;
 use volume::private::PrivateDir;
-use volume::view::{Ownership, Timestamp, View};
+use volume::view::{Timestamp, View};
 
 use crate::common::fixture::Fixture;
+use crate::common::volume::{Everything, PRIVATE, new_runtime, new_volume, owner};
 
-/// Every file of one class.
-struct Everything(FileClass);
-
-impl Layout for Everything {
-    fn class(&self, _path: &str) -> FileClass {
-        self.0
-    }
-
-    fn hidden_on_standby(&self, _path: &str) -> bool {
-        false
-    }
-
-    fn hidden_by(&self, _name: &str) -> Option<String> {
-        None
-    }
-
-    fn log_range(&self, _path: &str) -> Option<Range<Lsn>> {
-        None
-    }
-
-    fn private_directories(&self, _standby: bool) -> Vec<String> {
-        Vec::new()
-    }
-}
-
-async fn view(class: FileClass, metadata_cache: Duration, place: &std::path::Path) -> ActiveView {
-    let storage: Arc<dyn Storage> = MemoryCluster::new(VolumeSettings::default()).client();
-    let owner = NodeName::new("test").unwrap();
-    storage.own_epoch(&owner).await.unwrap();
-    let root = Ownership {
-        mode: 0o755,
-        uid: nix::unistd::geteuid().as_raw(),
-        gid: nix::unistd::getegid().as_raw(),
-    };
-    format(&storage, root, Timestamp(0)).await.unwrap();
-    let latest = Latest::recover(storage, Timestamp(0)).await.unwrap();
+async fn view(class: FileClass, metadata_cache: Duration, place: &Path) -> ActiveView {
     let layout = Arc::new(Everything(class));
-    let private = PrivateDir::prepare(place, &*layout, false, root).unwrap();
+    let storage = new_volume(&MemoryCluster::new(VolumeSettings::default())).await;
+    let latest = Latest::recover(storage, Timestamp(0)).await.unwrap();
+    let private = PrivateDir::prepare(place, &*layout, false, owner()).unwrap();
     let options = Options {
         metadata_cache,
         // Small, so that blocks are read from storage too.
@@ -66,11 +32,7 @@ async fn view(class: FileClass, metadata_cache: Duration, place: &std::path::Pat
 }
 
 fn fixture(class: FileClass, metadata_cache: Duration) -> Fixture {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = new_runtime();
     let place = tempfile::tempdir().unwrap();
     let view = runtime.block_on(view(class, metadata_cache, place.path()));
     Fixture::on(runtime, Arc::new(view) as Arc<dyn View>).keeping(place)
@@ -80,14 +42,27 @@ pub fn data() -> Fixture {
     fixture(FileClass::Data, Duration::from_secs(10))
 }
 
+pub fn private() -> Fixture {
+    fixture(FileClass::Private, Duration::from_secs(10)).below(PRIVATE)
+}
+
 pub fn log() -> Fixture {
     fixture(FileClass::Log, Duration::ZERO)
 }
 
 mod data_files {
-    crate::posix_suite!(crate::on_active::data);
+    crate::posix_contents!(crate::on_active::data);
+    crate::posix_names!(crate::on_active::data);
+    crate::posix_cases!(crate::on_active::data, bookkeeping: names_in_no_encoding, link_counts, times_move;);
 }
 
 mod log_files {
-    crate::posix_suite!(crate::on_active::log);
+    crate::posix_contents!(crate::on_active::log);
+}
+
+// Private paths are text: names in no encoding are refused.
+mod private_files {
+    crate::posix_contents!(crate::on_active::private);
+    crate::posix_names!(crate::on_active::private);
+    crate::posix_cases!(crate::on_active::private, bookkeeping: link_counts, times_move;);
 }

@@ -14,9 +14,13 @@ pub fn direct() -> Fixture {
 }
 
 mod kernel_caches {
-    crate::posix_suite!(crate::on_memory::cached);
+    crate::posix_contents!(crate::on_memory::cached);
+    crate::posix_names!(crate::on_memory::cached);
+    crate::posix_cases!(crate::on_memory::cached, bookkeeping: names_in_no_encoding, link_counts, times_move;);
 }
 
 mod kernel_caches_nothing {
-    crate::posix_suite!(crate::on_memory::direct);
+    crate::posix_contents!(crate::on_memory::direct);
+    crate::posix_names!(crate::on_memory::direct);
+    crate::posix_cases!(crate::on_memory::direct, bookkeeping: names_in_no_encoding, link_counts, times_move;);
 }
