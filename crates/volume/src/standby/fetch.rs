@@ -51,7 +51,8 @@ impl Fetcher {
             BlockSource::Overlay(content) => Ok(content.read().await?),
             BlockSource::Base { key, base } => self.of_image(&base, key, state.block_bytes).await,
             BlockSource::Single { key, shown } => {
-                self.single(&state.live, key, shown, state.block_bytes).await
+                self.single(&state.live, key, shown, state.block_bytes)
+                    .await
             }
         }
     }
@@ -136,7 +137,9 @@ impl Fetcher {
         block_bytes: u32,
     ) -> Result<Bytes> {
         let final_bytes = shown == block_bytes
-            && live.get(key.file).is_some_and(|i| i.class == FileClass::Log);
+            && live
+                .get(key.file)
+                .is_some_and(|i| i.class == FileClass::Log);
         let cached = self.cache.get(key, Generation::SINGLE);
         if let Some(cached) = cached.filter(|_| final_bytes) {
             return Ok(visible(live, key, cached, block_bytes));
@@ -150,7 +153,8 @@ impl Fetcher {
             data: block.data,
         };
         if final_bytes {
-            self.cache.fill(key, Generation::SINGLE, ticket, block.clone());
+            self.cache
+                .fill(key, Generation::SINGLE, ticket, block.clone());
         }
         let data = visible(live, key, block, block_bytes);
         Ok(clipped(data, shown as usize))

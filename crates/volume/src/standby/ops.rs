@@ -15,9 +15,7 @@ use super::state::{Found, State};
 use crate::error::{Error, Result};
 use crate::layout::FileClass;
 use crate::namespace::Name;
-use crate::view::{
-    Attr, AttrChange, FileKind, Ino, NewInode, Ownership, RenameMode, Timestamp,
-};
+use crate::view::{Attr, AttrChange, FileKind, Ino, NewInode, Ownership, RenameMode, Timestamp};
 
 /// One name in one directory.
 pub(crate) type At<'a> = (Ino, &'a [u8]);

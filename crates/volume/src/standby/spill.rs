@@ -123,7 +123,10 @@ mod tests {
         drop(slots);
         assert_eq!(spill.used_bytes(), 0);
         let again = spill.write(&[9; 4096]).unwrap();
-        assert!(again.index < 4, "a freed slot is used before the file grows");
+        assert!(
+            again.index < 4,
+            "a freed slot is used before the file grows"
+        );
         assert_eq!(again.read().unwrap(), vec![9; 4096]);
     }
 

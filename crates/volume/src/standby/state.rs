@@ -77,12 +77,7 @@ pub(crate) struct Shared<'a> {
 
 impl State {
     /// The state of a fresh attach.
-    pub fn new(
-        layout: Arc<dyn Layout>,
-        block_bytes: u32,
-        base: Base,
-        live: Namespace,
-    ) -> State {
+    pub fn new(layout: Arc<dyn Layout>, block_bytes: u32, base: Base, live: Namespace) -> State {
         State {
             hidden: Arc::new(hidden_names(&*layout, &base.namespace)),
             layout,
@@ -227,7 +222,9 @@ impl State {
         if dir == Ino::ROOT {
             return Ok(Ino::ROOT);
         }
-        self.home(dir).map(|(parent, _)| parent).ok_or(Error::NotFound)
+        self.home(dir)
+            .map(|(parent, _)| parent)
+            .ok_or(Error::NotFound)
     }
 
     /// What a name in a shared directory leads to.
@@ -247,7 +244,9 @@ impl State {
                 .or_else(|| own?.target),
             _ => match own {
                 Some(item) => item.target,
-                None => self.shared_name(dir, name, &path, class).map(|id| self.ino_of(id)),
+                None => self
+                    .shared_name(dir, name, &path, class)
+                    .map(|id| self.ino_of(id)),
             },
         };
         Ok(found.map_or(Found::Nothing, Found::Inode))
@@ -256,9 +255,11 @@ impl State {
     /// The inode at a path relative to the root, without private names.
     pub fn resolve(&self, path: &str) -> Result<Ino> {
         let mut parts = path.split('/').filter(|p| !p.is_empty());
-        parts.try_fold(Ino::ROOT, |dir, name| match self.find(dir, name.as_bytes())? {
-            Found::Inode(ino) => Ok(ino),
-            _ => Err(Error::NotFound),
+        parts.try_fold(Ino::ROOT, |dir, name| {
+            match self.find(dir, name.as_bytes())? {
+                Found::Inode(ino) => Ok(ino),
+                _ => Err(Error::NotFound),
+            }
         })
     }
 
@@ -294,7 +295,10 @@ impl State {
         by.is_some_and(|by| {
             let by = by.as_bytes();
             names.contains_key(by)
-                || self.overlay.name(dir, by).is_some_and(|i| i.target.is_some())
+                || self
+                    .overlay
+                    .name(dir, by)
+                    .is_some_and(|i| i.target.is_some())
         })
     }
 
@@ -328,9 +332,7 @@ impl State {
     fn list_shared(&self, dir: Ino, prefix: &str, out: &mut BTreeMap<Name, Ino>) {
         let base = self.shared_names(dir, FileClass::Data);
         let live = self.shared_names(dir, FileClass::Live);
-        let retained = self
-            .directory_id(dir)
-            .and_then(|id| self.live.retained(id));
+        let retained = self.directory_id(dir).and_then(|id| self.live.retained(id));
         for (names, from_base) in [(base, true), (live, false), (retained, false)] {
             for (name, id) in names.into_iter().flatten() {
                 let path = format!("{prefix}{}", String::from_utf8_lossy(name));
@@ -412,7 +414,9 @@ impl State {
             mtime: Timestamp(0),
             ctime: Timestamp(0),
         });
-        if let Some(own) = own.filter(|_| self.class(ino).ok() != Some(FileClass::Log) || from.is_none()) {
+        if let Some(own) =
+            own.filter(|_| self.class(ino).ok() != Some(FileClass::Log) || from.is_none())
+        {
             (attr.mode, attr.uid, attr.gid) = (own.mode, own.uid, own.gid);
             (attr.atime, attr.mtime, attr.ctime) = (own.mtime, own.mtime, own.ctime);
         }
@@ -429,7 +433,12 @@ impl State {
         let created = self.item(ino).and_then(|i| i.created.as_ref());
         let target = match created {
             Some(created) => created.target.clone(),
-            None => self.shared(ino).ok_or(Error::NotFound)?.inode.target.clone(),
+            None => self
+                .shared(ino)
+                .ok_or(Error::NotFound)?
+                .inode
+                .target
+                .clone(),
         };
         target.ok_or(Error::Invalid("not a symbolic link"))
     }
@@ -494,7 +503,11 @@ fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Vec<(FileId, Name)> {
             let Ok(text) = std::str::from_utf8(name) else {
                 continue;
             };
-            let by_fork = || layout.hidden_by(text).is_some_and(|by| names.contains_key(by.as_bytes()));
+            let by_fork = || {
+                layout
+                    .hidden_by(text)
+                    .is_some_and(|by| names.contains_key(by.as_bytes()))
+            };
             let by_path = || match base.path_in(dir, name) {
                 Some(path) => layout.hidden_on_standby(&path),
                 None => false,

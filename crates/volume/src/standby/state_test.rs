@@ -22,7 +22,9 @@ fn is_hole(state: &State, ino: Ino, block: u64) -> bool {
 
 fn write(state: &mut State, ino: Ino, block: u64) {
     let end = (block + 1) * u64::from(BLOCK);
-    state.put_blocks(ino, [(block, Content::Zeros)], end, NOW).unwrap();
+    state
+        .put_blocks(ino, [(block, Content::Zeros)], end, NOW)
+        .unwrap();
 }
 
 #[test]
@@ -46,7 +48,10 @@ fn what_the_active_did_after_the_seal_is_not_seen_but_log_and_configuration_are(
 
     assert_eq!(state.names("base/5"), ["1000", "1001"]);
     assert_eq!(state.attr(Ino(old.0)).unwrap().size, 4 * u64::from(BLOCK));
-    assert_eq!(block_of(&state, Ino(gone.0), 0), Some(BlockKey::new(gone, 0)));
+    assert_eq!(
+        block_of(&state, Ino(gone.0), 0),
+        Some(BlockKey::new(gone, 0))
+    );
     assert!(state.at("b.conf").is_some());
     assert_eq!(state.names("pg_wal"), ["0"]);
 }
@@ -63,7 +68,12 @@ fn changes_are_private_to_the_state_that_made_them() {
     assert_eq!(after.names("base/5"), ["3000"]);
     assert_eq!(before.names("base/5"), ["1000"]);
     assert!(matches!(
-        after.create((after.at("base/5").unwrap(), b"3000"), NewInode::File, OWNER, NOW),
+        after.create(
+            (after.at("base/5").unwrap(), b"3000"),
+            NewInode::File,
+            OWNER,
+            NOW
+        ),
         Err(Error::Exists)
     ));
 }
@@ -80,7 +90,10 @@ fn every_item_carries_the_horizon_that_was_shown() {
     assert_eq!(state.horizon, Lsn(900), "the horizon never goes back");
     write(&mut state, ino, 1);
     let item = state.item(ino).unwrap();
-    assert_eq!((item.blocks[&0].stamp, item.blocks[&1].stamp), (Lsn(200), Lsn(900)));
+    assert_eq!(
+        (item.blocks[&0].stamp, item.blocks[&1].stamp),
+        (Lsn(200), Lsn(900))
+    );
 }
 
 // H10
@@ -91,7 +104,9 @@ fn blocks_beyond_an_own_truncation_read_as_zeros_also_when_the_file_grows_again(
     let mut state = attached(active.seal(1, 100, 200));
     let ino = Ino(id.0);
     write(&mut state, ino, 6);
-    state.truncate(ino, 2 * u64::from(BLOCK), None, NOW).unwrap();
+    state
+        .truncate(ino, 2 * u64::from(BLOCK), None, NOW)
+        .unwrap();
     assert_eq!(state.size(ino).unwrap(), 2 * u64::from(BLOCK));
     state.extend(ino, 8 * u64::from(BLOCK), NOW).unwrap();
     assert!(block_of(&state, ino, 1).is_some());
@@ -103,13 +118,23 @@ fn blocks_beyond_an_own_truncation_read_as_zeros_also_when_the_file_grows_again(
 #[test]
 fn forks_of_unlogged_relations_are_invisible_but_their_init_fork() {
     let mut active = Builder::new();
-    for name in ["16384", "16384_init", "16384_vm", "16384.1", "16385", "backup"] {
+    for name in [
+        "16384",
+        "16384_init",
+        "16384_vm",
+        "16384.1",
+        "16385",
+        "backup",
+    ] {
         active.file(&format!("base/5/{name}"), 1);
     }
     active.file("backup_label", 1);
     active.file("base/5/16386", 1);
     let mut state = attached(active.seal(1, 100, 200));
-    assert_eq!(state.names("base/5"), ["16384_init", "16385", "16386", "backup"]);
+    assert_eq!(
+        state.names("base/5"),
+        ["16384_init", "16385", "16386", "backup"]
+    );
     assert!(state.at("base/5/16384").is_none());
     assert!(state.at("backup_label").is_none());
     // What ResetUnloggedRelations does at promotion, with O_EXCL.
@@ -179,7 +204,9 @@ fn in_the_log_shared_names_and_contents_win_and_own_changes_have_no_effect() {
     assert!(state.is_ignored(ino).unwrap());
     assert_eq!(state.unlink((wal, b"1"), NOW).unwrap(), None);
     assert_eq!(
-        state.rename((wal, b"1"), (wal, b"9"), RenameMode::Replace, NOW).unwrap(),
+        state
+            .rename((wal, b"1"), (wal, b"9"), RenameMode::Replace, NOW)
+            .unwrap(),
         None
     );
     assert_eq!(state.names("pg_wal"), ["1"]);
@@ -187,21 +214,32 @@ fn in_the_log_shared_names_and_contents_win_and_own_changes_have_no_effect() {
     // A segment that the walreceiver makes before the live namespace shows it.
     let stub = state.make("pg_wal/xlogtemp.7", NewInode::File);
     state.extend(stub, SEGMENT, NOW).unwrap();
-    state.rename((wal, b"xlogtemp.7"), (wal, b"2"), RenameMode::Replace, NOW).unwrap();
+    state
+        .rename((wal, b"xlogtemp.7"), (wal, b"2"), RenameMode::Replace, NOW)
+        .unwrap();
     assert_eq!(state.names("pg_wal"), ["1", "2"]);
     assert_eq!(state.at("pg_wal/2"), Some(stub));
-    assert!(state.is_ignored(stub).unwrap(), "a segment's contents only come from the log");
+    assert!(
+        state.is_ignored(stub).unwrap(),
+        "a segment's contents only come from the log"
+    );
     assert!(is_hole(&state, stub, 0));
 
     let real = active.file("pg_wal/2", 4);
     state.show_log(active.namespace.clone(), Lsn(10 * SEGMENT));
     assert_eq!(state.at("pg_wal/2"), Some(Ino(real.0)));
     assert_eq!(state.names("pg_wal"), ["1", "2"]);
-    assert_eq!(block_of(&state, stub, 1), Some(BlockKey::new(real, 1)), "an open stub follows");
+    assert_eq!(
+        block_of(&state, stub, 1),
+        Some(BlockKey::new(real, 1)),
+        "an open stub follows"
+    );
 
     // One that meets a shared file gives way.
     state.make("pg_wal/xlogtemp.8", NewInode::File);
-    let lost = state.rename((wal, b"xlogtemp.8"), (wal, b"1"), RenameMode::Replace, NOW).unwrap();
+    let lost = state
+        .rename((wal, b"xlogtemp.8"), (wal, b"1"), RenameMode::Replace, NOW)
+        .unwrap();
     assert!(lost.is_some_and(is_created));
     assert_eq!(state.names("pg_wal"), ["1", "2"]);
 }
@@ -215,7 +253,10 @@ fn removed_segments_stay_in_the_log_while_they_are_retained() {
     state.show_log(active.namespace.clone(), Lsn(4 * SEGMENT));
     assert_eq!(state.names("pg_wal"), ["1"]);
     assert_eq!(state.at("pg_wal/1"), Some(Ino(segment.0)));
-    assert_eq!(block_of(&state, Ino(segment.0), 0), Some(BlockKey::new(segment, 0)));
+    assert_eq!(
+        block_of(&state, Ino(segment.0), 0),
+        Some(BlockKey::new(segment, 0))
+    );
     active.apply(crate::namespace::op::Op::Forget { id: segment });
     state.show_log(active.namespace.clone(), Lsn(4 * SEGMENT));
     assert!(state.names("pg_wal").is_empty());
@@ -228,7 +269,10 @@ fn a_directory_that_redo_makes_shows_nothing_of_the_base_below_it() {
     active.file("base/5/1000", 1);
     let mut state = attached(active.seal(1, 100, 200));
     let base = state.at("base").unwrap();
-    assert!(matches!(state.rmdir((base, b"5"), NOW), Err(Error::NotEmpty)));
+    assert!(matches!(
+        state.rmdir((base, b"5"), NOW),
+        Err(Error::NotEmpty)
+    ));
     state.drop_file("base/5/1000");
     state.rmdir((base, b"5"), NOW).unwrap();
     assert!(state.at("base/5").is_none());
@@ -260,15 +304,29 @@ fn renames_follow_posix() {
     assert_eq!(state.at("base/5/map"), Some(new));
     assert_eq!(state.names("base/5"), ["map", "other"]);
     let hidden = state.overlay.name(dir, b"map").unwrap().hides;
-    assert_eq!(hidden, Some(old), "a later base that still has it must not bring it back (N8)");
+    assert_eq!(
+        hidden,
+        Some(old),
+        "a later base that still has it must not bring it back (N8)"
+    );
 
     let other = state.at("base/5/other").unwrap();
     replace(&mut state, b"map", b"other", RenameMode::Exchange).unwrap();
-    assert_eq!((state.at("base/5/map"), state.at("base/5/other")), (Some(other), Some(new)));
+    assert_eq!(
+        (state.at("base/5/map"), state.at("base/5/other")),
+        (Some(other), Some(new))
+    );
     assert_eq!(state.path(other).unwrap(), "base/5/map");
 
     let base = state.at("base").unwrap();
-    state.rename((base, b"5"), (Ino::ROOT, b"moved"), RenameMode::Replace, NOW).unwrap();
+    state
+        .rename(
+            (base, b"5"),
+            (Ino::ROOT, b"moved"),
+            RenameMode::Replace,
+            NOW,
+        )
+        .unwrap();
     assert_eq!(state.names("moved"), ["map", "other"]);
     assert_eq!(state.path(other).unwrap(), "moved/map");
     let moved = (Ino::ROOT, &b"moved"[..]);
@@ -277,7 +335,12 @@ fn renames_follow_posix() {
         Err(Error::Invalid(_))
     ));
     assert!(matches!(
-        state.rename(moved, (Ino::ROOT, b"postmaster.pid"), RenameMode::Replace, NOW),
+        state.rename(
+            moved,
+            (Ino::ROOT, b"postmaster.pid"),
+            RenameMode::Replace,
+            NOW
+        ),
         Err(Error::CrossDevice)
     ));
 }
@@ -319,7 +382,10 @@ fn configuration_can_be_replaced_privately() {
     let shared = active.file("auto.conf", 1);
     let mut state = attached(active.seal(1, 100, 200));
     let own = state.make("auto.conf.tmp", NewInode::File);
-    let (from, to) = ((Ino::ROOT, &b"auto.conf.tmp"[..]), (Ino::ROOT, &b"auto.conf"[..]));
+    let (from, to) = (
+        (Ino::ROOT, &b"auto.conf.tmp"[..]),
+        (Ino::ROOT, &b"auto.conf"[..]),
+    );
     state.rename(from, to, RenameMode::Replace, NOW).unwrap();
     assert_eq!(state.at("auto.conf"), Some(own));
     assert_ne!(own, Ino(shared.0));

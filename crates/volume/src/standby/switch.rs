@@ -129,7 +129,9 @@ impl StandbyView {
             for (block, data) in published.data.chunks(block_bytes as usize).enumerate() {
                 let key = BlockKey::new(published.file, block as u64);
                 latest.storage().write_room(block_bytes as usize).await?;
-                latest.storage().write(key, generation, padded(data, block_bytes))?;
+                latest
+                    .storage()
+                    .write(key, generation, padded(data, block_bytes))?;
             }
         }
         Ok(())
@@ -153,7 +155,11 @@ impl StandbyView {
             true => aliases.get(&ino).copied(),
             false => Some(FileId(ino.0)),
         };
-        let data = |id: &FileId| namespace.get(*id).is_some_and(|i| i.class == FileClass::Data);
+        let data = |id: &FileId| {
+            namespace
+                .get(*id)
+                .is_some_and(|i| i.class == FileClass::Data)
+        };
         let blocks = state.overlay.inodes.iter().filter_map(|(ino, item)| {
             let id = file_of(*ino).filter(data)?;
             Some((id, item.blocks.clone()))
@@ -187,7 +193,8 @@ fn first_generation(latest: &Latest) -> Generation {
         number: 0,
     };
     let last = latest.seals().last().map(|s| s.generation);
-    last.filter(|last| *last >= first).map_or(first, Generation::next)
+    last.filter(|last| *last >= first)
+        .map_or(first, Generation::next)
 }
 
 /// One whole block.

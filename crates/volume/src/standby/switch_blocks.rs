@@ -61,7 +61,9 @@ impl OverlayBlocks {
 impl InheritedBlocks for OverlayBlocks {
     fn get(&self, key: BlockKey) -> Result<Option<Bytes>> {
         let files = self.files.lock();
-        let found = files.get(&key.file).and_then(|blocks| blocks.get(&key.block.0));
+        let found = files
+            .get(&key.file)
+            .and_then(|blocks| blocks.get(&key.block.0));
         let content = found.map(|item| item.content.clone());
         drop(files);
         content.map(|content| self.bytes(&content)).transpose()

@@ -56,8 +56,9 @@ pub(crate) fn plan(
     let names = planner.names()?;
     let mut ops = planner.inodes(&names);
     planner.put_names(names, &mut ops);
-    let (drops, puts): (Vec<Op>, Vec<Op>) =
-        ops.into_iter().partition(|op| matches!(op, Op::DropInode { .. }));
+    let (drops, puts): (Vec<Op>, Vec<Op>) = ops
+        .into_iter()
+        .partition(|op| matches!(op, Op::DropInode { .. }));
     let mut ops = puts;
     ops.extend(drops);
     ops.extend(planner.returned(&ops));
@@ -155,11 +156,17 @@ impl Planner<'_> {
             return Vec::new();
         };
         let is_hidden = |other: &Name| {
-            let by = std::str::from_utf8(other).ok().and_then(|n| state.layout.hidden_by(n));
+            let by = std::str::from_utf8(other)
+                .ok()
+                .and_then(|n| state.layout.hidden_by(n));
             by.is_some_and(|by| by.as_bytes() == &name[..])
         };
         let names = state.base.namespace.names_with_prefix(dir, prefix);
-        names.map(|(other, _)| other).filter(|n| is_hidden(n)).cloned().collect()
+        names
+            .map(|(other, _)| other)
+            .filter(|n| is_hidden(n))
+            .cloned()
+            .collect()
     }
 
     /// The names that differ.
@@ -200,14 +207,20 @@ impl Planner<'_> {
         inos.extend(latest.changed_inodes(base).map(|(id, _)| state.ino_of(id)));
         inos.extend(state.kept.keys().map(|id| state.ino_of(*id)));
         let hidden = state.hidden.iter();
-        inos.extend(hidden.filter_map(|(dir, name)| base.lookup(*dir, name).ok()).map(|id| state.ino_of(id)));
+        inos.extend(
+            hidden
+                .filter_map(|(dir, name)| base.lookup(*dir, name).ok())
+                .map(|id| state.ino_of(id)),
+        );
         for ((dir, name), target) in names {
             let before = latest.lookup(*dir, name).ok();
             let all = [Some(*dir), *target, before];
             inos.extend(all.into_iter().flatten().map(|id| self.ino(id)));
         }
         let subdirectories = self.subdirectories(names);
-        inos.into_iter().filter_map(|ino| self.inode_op(ino, &subdirectories)).collect()
+        inos.into_iter()
+            .filter_map(|ino| self.inode_op(ino, &subdirectories))
+            .collect()
     }
 
     /// The inode of the view that is, or becomes, a shared file.
@@ -219,7 +232,11 @@ impl Planner<'_> {
     /// How many more subdirectories each directory has than in the latest namespace.
     fn subdirectories(&self, names: &Names) -> HashMap<FileId, i64> {
         let latest = self.switch.latest;
-        let is_directory = |id: FileId| latest.get(id).is_some_and(|i| i.kind == FileKind::Directory);
+        let is_directory = |id: FileId| {
+            latest
+                .get(id)
+                .is_some_and(|i| i.kind == FileKind::Directory)
+        };
         let mut more = HashMap::new();
         for ((dir, name), target) in names {
             let before = latest.lookup(*dir, name).is_ok_and(is_directory);
@@ -283,7 +300,9 @@ impl Planner<'_> {
             name,
         };
         // A created inode that adopted nothing has no older blocks to hide.
-        let own_cut = item.and_then(|i| i.cuts.first()).filter(|_| shared.is_some());
+        let own_cut = item
+            .and_then(|i| i.cuts.first())
+            .filter(|_| shared.is_some());
         if let Some(cut) = own_cut {
             inode.add_cut(Cut {
                 first_block: BlockIndex(cut.first_block),

@@ -70,7 +70,12 @@ impl<A: FnMut() -> FileId> Publisher<'_, A> {
                 continue;
             }
             let retain = false;
-            self.apply(Op::Unlink { parent, name, retain, at })?;
+            self.apply(Op::Unlink {
+                parent,
+                name,
+                retain,
+                at,
+            })?;
             if !self.namespace.inode(*id)?.is_linked() {
                 self.apply(Op::Forget { id: *id })?;
             }

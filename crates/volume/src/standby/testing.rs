@@ -87,7 +87,14 @@ impl Builder {
             namespace: Namespace::new(OWNER, FileClass::Data, NOW),
             next: 10,
         };
-        for dir in ["base", "base/5", "global", "pg_wal", "pg_twophase", "pg_xact"] {
+        for dir in [
+            "base",
+            "base/5",
+            "global",
+            "pg_wal",
+            "pg_twophase",
+            "pg_xact",
+        ] {
             builder.make(dir, FileKind::Directory, 0);
         }
         builder
@@ -176,22 +183,26 @@ impl State {
     /// The inode at a path of the view.
     pub fn at(&self, path: &str) -> Option<Ino> {
         let parts = path.split('/').filter(|p| !p.is_empty());
-        parts
-            .into_iter()
-            .try_fold(Ino(ROOT.0), |dir, name| self.expect((dir, name.as_bytes())).ok())
+        parts.into_iter().try_fold(Ino(ROOT.0), |dir, name| {
+            self.expect((dir, name.as_bytes())).ok()
+        })
     }
 
     /// Creates a file at a path of the view.
     pub fn make(&mut self, path: &str, new: NewInode) -> Ino {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         let dir = self.at(dir).unwrap();
-        self.create((dir, name.as_bytes()), new, OWNER, NOW).unwrap().ino
+        self.create((dir, name.as_bytes()), new, OWNER, NOW)
+            .unwrap()
+            .ino
     }
 
     /// Names of a directory of the view.
     pub fn names(&self, path: &str) -> Vec<String> {
         let list = self.list(self.at(path).unwrap()).unwrap();
-        list.keys().map(|n| String::from_utf8(n.to_vec()).unwrap()).collect()
+        list.keys()
+            .map(|n| String::from_utf8(n.to_vec()).unwrap())
+            .collect()
     }
 
     /// Removes a file at a path of the view.

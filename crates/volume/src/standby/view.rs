@@ -136,7 +136,10 @@ impl StandbyView {
             Some(range) => state.horizon.bytes_since(range.start),
             None => u64::MAX,
         };
-        let end = state.size(ino)?.min(shown).min(offset.saturating_add(u64::from(len)));
+        let end = state
+            .size(ino)?
+            .min(shown)
+            .min(offset.saturating_add(u64::from(len)));
         tracing::trace!(path, offset, end, file = %shared.id, "log read");
         if offset >= end {
             return Ok(Bytes::new());
@@ -191,7 +194,10 @@ impl StandbyView {
     pub(super) fn place(&self, state: &State, dir: Ino, name: &[u8]) -> Result<Place> {
         if is_private(dir) {
             let path = self.private.path(dir).ok_or(Error::NotFound)?;
-            return Ok(Place::Private(format!("{path}/{}", String::from_utf8_lossy(name))));
+            return Ok(Place::Private(format!(
+                "{path}/{}",
+                String::from_utf8_lossy(name)
+            )));
         }
         Ok(match state.find(dir, name)? {
             Found::Private(path) => Place::Private(path),

@@ -111,7 +111,9 @@ impl StandbyView {
         if self.store.is_over_budget() {
             let store = Arc::clone(&self.store);
             let spilling = tokio::task::spawn_blocking(move || store.make_room());
-            spilling.await.map_err(|e| Error::Local(std::io::Error::other(e)))?;
+            spilling
+                .await
+                .map_err(|e| Error::Local(std::io::Error::other(e)))?;
         }
         Ok(())
     }
@@ -219,7 +221,8 @@ impl StandbyView {
         let mut at = range.start;
         while at < range.end {
             let end = range.end.min((at / block_bytes + 1) * block_bytes);
-            self.write_shared(ino, at, &empty[..(end - at) as usize], now).await?;
+            self.write_shared(ino, at, &empty[..(end - at) as usize], now)
+                .await?;
             at = end;
         }
         Ok(())

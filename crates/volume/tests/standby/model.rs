@@ -1,0 +1,126 @@
+//! Random databases: an active works and seals, a standby replays later, takes over, and is followed
+//! in turn. At each step every view must hold exactly what the model says.
+
+use proptest::prelude::*;
+use volume::lsn::Lsn;
+
+use super::database::{Change, Files, change, perform};
+use super::support::{Database, Volume};
+
+/// One life of an active and of the standby that follows it.
+#[derive(Debug, Clone)]
+struct Reign {
+    before_seal: Vec<Change>,
+    /// Sealed, but the standby stays at the seal before.
+    after_attach: Vec<Change>,
+    after_second_seal: Vec<Change>,
+    /// What of the active's unsynced writes survives its death.
+    survives: u8,
+    /// The active syncs in the middle of its last changes.
+    syncs: bool,
+    checks: u8,
+}
+
+fn reign() -> impl Strategy<Value = Reign> {
+    let some = |n| prop::collection::vec(change(), 0..n);
+    (
+        some(24),
+        some(16),
+        some(16),
+        any::<u8>(),
+        any::<bool>(),
+        any::<u8>(),
+    )
+        .prop_map(
+            |(before_seal, after_attach, after_second_seal, survives, syncs, checks)| Reign {
+                before_seal,
+                after_attach,
+                after_second_seal,
+                survives,
+                syncs,
+                checks,
+            },
+        )
+}
+
+/// Does to the active and the model what fits; returns what was logged.
+async fn work(active: &Database, model: &mut Files, changes: &[Change]) -> Vec<Change> {
+    let mut log = Vec::new();
+    for change in changes {
+        if model.apply(change) {
+            perform(active, change).await;
+            log.push(change.clone());
+        }
+    }
+    assert_eq!(active.tree("base").await, model.0, "the active");
+    log
+}
+
+async fn run(reigns: Vec<Reign>) {
+    let volume = Volume::new();
+    let (mut storage, mut active) = volume.init().await;
+    active.rmdir("base/5").unwrap();
+    let mut model = Files::default();
+    let mut lsn = 100;
+    for reign in reigns {
+        work(&active, &mut model, &reign.before_seal).await;
+        lsn += 100;
+        active.seal(lsn).await;
+        let (view, standby) = volume.attach().await;
+        let mut replayed = model.clone();
+        assert_eq!(standby.tree("base").await, replayed.0, "a fresh standby");
+
+        let mut log = work(&active, &mut model, &reign.after_attach).await;
+        active.seal(lsn + 50).await;
+        log.extend(work(&active, &mut model, &reign.after_second_seal).await);
+        if reign.syncs {
+            active.view.sync_all().await.unwrap();
+        }
+        view.show_log(active.active.as_ref().unwrap().namespace(), Lsn(lsn + 99));
+        assert_eq!(standby.tree("base").await, replayed.0, "before redo");
+
+        let mut survivors = reign.survives;
+        let mut dead = false;
+        for (at, change) in log.iter().enumerate() {
+            replayed.apply(change);
+            perform(&standby, change).await;
+            if at % 8 == usize::from(reign.checks % 8) {
+                assert_eq!(standby.tree("base").await, replayed.0, "redo of {change:?}");
+                if !dead {
+                    storage.crash(|_| {
+                        survivors = survivors.rotate_left(1);
+                        survivors & 1 == 1
+                    });
+                    dead = true;
+                }
+            }
+        }
+        assert_eq!(standby.tree("base").await, replayed.0, "all replayed");
+        assert_eq!(replayed, model);
+
+        let (next_storage, next) = volume.take_over(&view).await;
+        assert_eq!(next.tree("base").await, model.0, "taken over");
+        assert_eq!(standby.tree("base").await, model.0, "through the old view");
+        (storage, active) = (next_storage, next);
+    }
+    lsn += 100;
+    active.seal(lsn).await;
+    let (_, last) = volume.attach().await;
+    assert_eq!(last.tree("base").await, model.0, "the last standby");
+}
+
+fn block_on(future: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(future);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_view_holds_what_its_part_of_the_log_says(reigns in prop::collection::vec(reign(), 1..4)) {
+        block_on(run(reigns));
+    }
+}

@@ -1,0 +1,279 @@
+//! What a standby shows and does not show (design section 4).
+
+use std::time::Duration;
+
+use volume::error::Error;
+use volume::lsn::Lsn;
+use volume::view::{Fallocate, View};
+
+use super::support::{BLOCK, Database, NOW, SEGMENT, Volume, blocks};
+
+#[tokio::test]
+async fn a_standby_shows_the_sealed_image_whatever_the_active_does_later() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &blocks(&[1, 2, 3, 4])).await;
+    active.put("base/5/1001", &blocks(&[9])).await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+
+    active
+        .write("base/5/1000", BLOCK as u64, &blocks(&[7]))
+        .await
+        .unwrap();
+    active
+        .truncate("base/5/1000", 2 * BLOCK as u64)
+        .await
+        .unwrap();
+    active
+        .truncate("base/5/1000", 6 * BLOCK as u64)
+        .await
+        .unwrap();
+    active.unlink("base/5/1001").unwrap();
+    active.put("base/5/1002", &blocks(&[8])).await;
+    active.view.sync_all().await.unwrap();
+    active.seal(200).await;
+    view.show_log(active.active.as_ref().unwrap().namespace(), Lsn(300));
+
+    assert_eq!(standby.names("base/5"), ["1000", "1001"]);
+    assert_eq!(
+        standby.read("base/5/1000").await.unwrap(),
+        blocks(&[1, 2, 3, 4])
+    );
+    assert_eq!(standby.read("base/5/1001").await.unwrap(), blocks(&[9]));
+    assert_eq!(view.base_seal().redo, Lsn(100));
+    assert_eq!(view.horizon(), Lsn(300));
+}
+
+#[tokio::test]
+async fn the_kernel_caches_nothing_of_a_standby() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &blocks(&[1])).await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+    assert_eq!(view.cache_policy().metadata, Duration::ZERO);
+    let mode = view.open(standby.ino("base/5/1000").unwrap()).unwrap();
+    assert!(mode.direct_io && !mode.keep_cache);
+}
+
+#[tokio::test]
+async fn partial_writes_and_zeroing_keep_the_bytes_around_them() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    let mut expected = blocks(&[1, 2, 3, 4]);
+    active.put("base/5/1000", &expected).await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+    let ino = standby.ino("base/5/1000").unwrap();
+
+    standby
+        .write("base/5/1000", 4000, &[5; 5000])
+        .await
+        .unwrap();
+    expected[4000..9000].fill(5);
+    view.fallocate(ino, 100..12_300, Fallocate::Zero { keep_size: true }, NOW)
+        .await
+        .unwrap();
+    expected[100..12_300].fill(0);
+    assert_eq!(standby.read("base/5/1000").await.unwrap(), expected);
+
+    standby.truncate("base/5/1000", 13_000).await.unwrap();
+    standby.truncate("base/5/1000", 16_000).await.unwrap();
+    view.fallocate(ino, 16_000..20_000, Fallocate::Extend, NOW)
+        .await
+        .unwrap();
+    expected.truncate(13_000);
+    expected.resize(20_000, 0);
+    assert_eq!(standby.read("base/5/1000").await.unwrap(), expected);
+    let part = view.read(ino, 12_000, 2_000).await.unwrap();
+    assert_eq!(part, &expected[12_000..14_000]);
+    assert!(view.read(ino, 20_000, 10).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn nothing_that_a_standby_writes_reaches_the_storage() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &blocks(&[1; 8])).await;
+    let seal = active.seal(100).await;
+    let stored = volume.cluster.stored_versions();
+    let (view, standby) = volume.attach_at(&seal, 4 * BLOCK as u64).await;
+    for round in 2..6 {
+        for block in 0..8 {
+            standby
+                .write("base/5/1000", block * BLOCK as u64, &blocks(&[round]))
+                .await
+                .unwrap();
+        }
+    }
+    standby.put("base/5/2000", &blocks(&[1, 0, 3])).await;
+    view.fsync(standby.ino("base/5/1000").unwrap())
+        .await
+        .unwrap();
+    view.sync_all().await.unwrap();
+
+    assert_eq!(volume.cluster.stored_versions(), stored);
+    let stats = view.stats();
+    assert!(stats.memory_bytes <= 4 * BLOCK as u64, "{stats:?}");
+    assert_eq!(
+        stats.memory_bytes + stats.spill_bytes,
+        10 * BLOCK as u64,
+        "zeros take no room"
+    );
+    assert_eq!(standby.read("base/5/1000").await.unwrap(), blocks(&[5; 8]));
+    assert_eq!(
+        standby.read("base/5/2000").await.unwrap(),
+        blocks(&[1, 0, 3])
+    );
+    // A file that is gone gives its room back, when nobody has it open any more.
+    let ino = standby.ino("base/5/1000").unwrap();
+    view.open(ino).unwrap();
+    standby.unlink("base/5/1000").unwrap();
+    assert_eq!(standby.read_ino(ino).await.unwrap(), blocks(&[5; 8]));
+    view.release(ino);
+    assert_eq!(
+        view.stats().memory_bytes + view.stats().spill_bytes,
+        2 * BLOCK as u64
+    );
+}
+
+// Rule 5
+#[tokio::test]
+async fn log_is_read_up_to_the_horizon_and_again_when_there_is_more() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    let mut log = vec![0u8; SEGMENT as usize];
+    active.create("pg_wal/1").unwrap();
+    active.truncate("pg_wal/1", SEGMENT).await.unwrap();
+    active.seal(SEGMENT).await;
+    let (view, standby) = volume.attach().await;
+    let segment = standby.ino("pg_wal/1").unwrap();
+    let mut written = 0;
+    for (step, chunk) in [(1u8, 3000), (2, 3000), (3, 5000), (4, 1000)] {
+        log[written..written + chunk].fill(step);
+        active
+            .write("pg_wal/1", written as u64, &vec![step; chunk])
+            .await
+            .unwrap();
+        active.view.sync_all().await.unwrap();
+        // The horizon stays a bit behind what is stored.
+        written += chunk;
+        let shown = written - 500;
+        view.show_log(
+            active.active.as_ref().unwrap().namespace(),
+            Lsn(SEGMENT + shown as u64),
+        );
+        let mut expected = log.clone();
+        expected[shown..].fill(0);
+        assert_eq!(standby.read("pg_wal/1").await.unwrap(), expected);
+        assert_eq!(standby.view.attr(segment).unwrap().size, SEGMENT);
+        let fed = view.read_log_file("pg_wal/1", 1000, 1 << 20).await.unwrap();
+        assert_eq!(fed, &log[1000..shown]);
+        assert!(
+            view.read_log_file("pg_wal/1", shown as u64, 1)
+                .await
+                .unwrap()
+                .is_empty()
+        );
+    }
+    // The walreceiver repeats what is shared.
+    standby.write("pg_wal/1", 0, &[99; 8192]).await.unwrap();
+    standby.truncate("pg_wal/1", 0).await.unwrap();
+    assert_eq!(
+        &standby.read("pg_wal/1").await.unwrap()[..3000],
+        &log[..3000]
+    );
+    assert!(matches!(
+        view.read_log_file("pg_wal/7", 0, 1).await,
+        Err(Error::NotFound)
+    ));
+}
+
+#[tokio::test]
+async fn configuration_is_the_latest_one() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("a.conf", b"one").await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+    assert_eq!(standby.read("a.conf").await.unwrap(), b"one");
+    active.write("a.conf", 0, b"twos").await.unwrap();
+    active.put("b.conf", b"new").await;
+    active.view.sync_all().await.unwrap();
+    view.show_log(active.active.as_ref().unwrap().namespace(), Lsn(100));
+    assert_eq!(standby.read("a.conf").await.unwrap(), b"twos");
+    assert_eq!(standby.read("b.conf").await.unwrap(), b"new");
+    standby.write("a.conf", 0, b"mine").await.unwrap();
+    assert_eq!(standby.read("a.conf").await.unwrap(), b"mine");
+    assert_eq!(active.read("a.conf").await.unwrap(), b"twos");
+}
+
+// Rule 6, H7
+#[tokio::test]
+async fn private_files_are_on_the_local_disk_beside_shared_ones() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("global/pg_control", b"the active's").await;
+    active.put("global/1262", &blocks(&[1])).await;
+    active.put("pg_twophase/0001", b"prepared").await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+    assert!(!standby.exists("global/pg_control"));
+    assert!(standby.names("pg_twophase").is_empty());
+
+    standby.put("global/pg_control", b"mine").await;
+    standby.put("base/5/pg_internal.init", b"cache").await;
+    standby.put("postmaster.pid", b"1").await;
+    assert_eq!(standby.names("global"), ["1262", "pg_control"]);
+    assert_eq!(standby.names("base/5"), ["pg_internal.init"]);
+    assert!(standby.names("").contains(&"postmaster.pid".into()));
+    assert_eq!(
+        std::fs::read(view.private().place("global/pg_control").unwrap()).unwrap(),
+        b"mine"
+    );
+    assert_eq!(standby.read("global/pg_control").await.unwrap(), b"mine");
+    assert!(matches!(
+        standby.rename("global/pg_control", "global/1262"),
+        Err(Error::CrossDevice)
+    ));
+    assert!(matches!(standby.rmdir("base/5"), Err(Error::NotEmpty)));
+    standby.unlink("base/5/pg_internal.init").unwrap();
+    standby.rmdir("base/5").unwrap();
+    standby.mkdir("base/5").unwrap();
+    assert!(standby.names("base/5").is_empty());
+    let twophase = standby.ino("pg_twophase").unwrap();
+    assert_eq!(view.parent(twophase).unwrap(), standby.ino("").unwrap());
+}
+
+#[tokio::test]
+async fn reads_from_many_tasks_and_writes_agree() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &blocks(&[1; 64])).await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+    let ino = standby.ino("base/5/1000").unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    // Each task owns a quarter of every block.
+    for part in 0..4u64 {
+        let view = view.clone();
+        tasks.spawn(async move {
+            for block in 0..64u64 {
+                let at = block * BLOCK as u64 + part * 1024;
+                let data = bytes::Bytes::from(vec![10 + part as u8; 1024]);
+                view.write(ino, at, data, NOW).await.unwrap();
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    let expected: Vec<u8> = (0..256)
+        .flat_map(|i| vec![10 + (i % 4) as u8; 1024])
+        .collect();
+    assert_eq!(
+        Database::new(view).read("base/5/1000").await.unwrap(),
+        expected
+    );
+}
