@@ -133,7 +133,7 @@ pub const TRANSITIONS: &[Transition] = &[
     row(
         &[Attaching],
         EventKind::AttachFailed,
-        &[Backoff, Attaching],
+        &[Backoff],
         "tries again; the first time at once",
     ),
     row(

@@ -214,6 +214,7 @@ impl World {
         for i in 0..self.nodes.len() {
             self.nodes[i].up = true;
             self.nodes[i].cut_off = false;
+            self.send(i, Event::StoreBack);
         }
         for _ in 0..400 {
             self.now += Duration::from_millis(200);
