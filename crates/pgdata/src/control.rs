@@ -1,7 +1,8 @@
 //! `global/pg_control`: the state of a cluster, in one block.
 //!
 //! Invariant: a [`ControlFile`] comes from bytes whose checksum is right, of a version whose layout is
-//! known here. Versions 13 to 17 share one layout (1300); 18 adds a field in front of the checksum.
+//! known here. Versions 13 to 16 (1300) and 17 (1700) have their fields at the same places; 18 (1800)
+//! adds one in front of the checksum.
 
 use volume::lsn::Lsn;
 
@@ -12,11 +13,8 @@ use crate::timeline::TimelineId;
 /// Bytes of the file; what is behind the checksum is zero.
 pub const CONTROL_FILE_BYTES: usize = 8192;
 
-/// The layouts known: version number, offset of the checksum, and who writes it.
-const LAYOUTS: [(u32, usize, &str); 2] = [
-    (1300, 288, "PostgreSQL 13 to 17"),
-    (1800, 292, "PostgreSQL 18"),
-];
+/// The layouts known: version number and offset of the checksum.
+const LAYOUTS: [(u32, usize); 3] = [(1300, 288), (1700, 288), (1800, 292)];
 
 /// Why a control file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,8 +24,8 @@ pub enum ControlError {
     Short(usize),
     /// Written by a PostgreSQL that is not known here.
     #[error(
-        "pg_control has version {0}, which is not known; known are 1300 (PostgreSQL 13 to 17) and \
-         1800 (PostgreSQL 18), written on a little-endian machine"
+        "pg_control has version {0}, which is not known; known are 1300 (PostgreSQL 13 to 16), 1700 \
+         (17) and 1800 (18), written on a little-endian machine"
     )]
     Version(u32),
     /// The checksum is wrong: torn, or damaged.
@@ -193,8 +191,8 @@ impl ControlFile {
             return Err(ControlError::Short(bytes.len()));
         }
         let version = u32_at(bytes, 8);
-        let known = LAYOUTS.iter().find(|(known, _, _)| *known == version);
-        let (_, checksum_at, _) = known.ok_or(ControlError::Version(version))?;
+        let known = LAYOUTS.iter().find(|(known, _)| *known == version);
+        let (_, checksum_at) = known.ok_or(ControlError::Version(version))?;
         let summed = bytes
             .get(..*checksum_at)
             .filter(|_| bytes.len() >= checksum_at + 4);
@@ -269,12 +267,74 @@ mod tests {
     }
 
     #[test]
-    fn both_layouts_are_read() {
-        for (version, checksum_at, _) in LAYOUTS {
+    fn all_layouts_are_read() {
+        for (version, checksum_at) in LAYOUTS {
             let control = ControlFile::parse(&sealed(version, checksum_at)).unwrap();
             assert_eq!(control.state, ClusterState::InProduction);
             assert_eq!(control.redo, Lsn(0x28));
             assert_eq!(control.segment_size, SegmentSize::DEFAULT);
+        }
+    }
+
+    /// Control files of clusters made by these versions with these settings.
+    #[test]
+    fn real_control_files_are_read() {
+        let capacity = Capacity {
+            max_connections: 77,
+            max_worker_processes: 9,
+            max_wal_senders: 12,
+            max_prepared_transactions: 3,
+            max_locks_per_transaction: 65,
+        };
+        for (bytes, version, checkpoint, checksums) in [
+            (
+                &include_bytes!("../tests/control/13.pg_control")[..],
+                1300,
+                0x191C868,
+                0,
+            ),
+            (
+                include_bytes!("../tests/control/14.pg_control"),
+                1300,
+                0x1A1DB18,
+                0,
+            ),
+            (
+                include_bytes!("../tests/control/16.pg_control"),
+                1300,
+                0x1820328,
+                0,
+            ),
+            (
+                include_bytes!("../tests/control/17.pg_control"),
+                1700,
+                0x181E260,
+                0,
+            ),
+            (
+                include_bytes!("../tests/control/18.pg_control"),
+                1800,
+                0x1B1E6F0,
+                1,
+            ),
+        ] {
+            let control = ControlFile::parse(bytes).unwrap();
+            assert_eq!(control.control_version, version);
+            assert_eq!(
+                (control.checkpoint, control.redo),
+                (Lsn(checkpoint), Lsn(checkpoint))
+            );
+            assert_eq!(control.state, ClusterState::ShutDown);
+            assert_eq!(control.timeline, TimelineId(1));
+            assert_eq!(control.wal_level, WalLevel::Logical);
+            assert!(control.wal_log_hints);
+            assert_eq!(control.capacity, capacity);
+            assert_eq!(
+                (control.block_size_bytes, control.blocks_per_segment),
+                (8192, 131_072)
+            );
+            assert_eq!(control.segment_size.bytes(), 1 << 20);
+            assert_eq!(control.data_checksum_version, checksums);
         }
     }
 

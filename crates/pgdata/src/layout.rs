@@ -82,12 +82,6 @@ impl PostgresLayout {
     pub fn segment_size(&self) -> SegmentSize {
         self.segment_size
     }
-
-    /// The private paths that a takeover publishes, in this order: the standby's control file, and
-    /// its two-phase directory, which the shared one becomes exactly (H7).
-    pub fn published_at_switch() -> [&'static str; 2] {
-        [CONTROL_FILE, TWO_PHASE]
-    }
 }
 
 impl Layout for PostgresLayout {
@@ -114,7 +108,7 @@ impl Layout for PostgresLayout {
 
     fn standby_class(&self, path: &str) -> FileClass {
         let own = |directory: &&str| is_at_or_below(path, directory);
-        if path == CONTROL_FILE || STANDBY_DIRECTORIES.iter().any(|d| own(&d)) {
+        if path == CONTROL_FILE || STANDBY_DIRECTORIES.iter().any(own) {
             return FileClass::Private;
         }
         self.class(path)
@@ -158,6 +152,10 @@ impl Layout for PostgresLayout {
             );
         }
         directories
+    }
+
+    fn published_at_switch(&self) -> Vec<String> {
+        vec![CONTROL_FILE.to_owned(), TWO_PHASE.to_owned()]
     }
 
     fn control_file(&self) -> &str {

@@ -1,5 +1,7 @@
 //! The log feed against a stock PostgreSQL standby.
 
+#![allow(clippy::unwrap_used)] // in helpers, too
+
 mod common;
 
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,7 @@
 //! The log decoder against a log that PostgreSQL wrote, with `pg_waldump` as the judge.
 
+#![allow(clippy::unwrap_used)] // in helpers, too
+
 mod common;
 
 use std::collections::BTreeMap;
@@ -7,14 +9,14 @@ use std::fs;
 use std::ops::Range;
 
 use common::Cluster;
+use common::waldump::{as_told, dump};
 use pgdata::control::{ClusterState, ControlFile};
 use pgdata::parse_lsn;
-use pgdata::relation::Fork;
 use pgdata::segment::{LOG_PAGE_BYTES, SegmentName, SegmentSize};
 use pgdata::timeline::{History, TimelineId};
 use pgdata::wal::{Detail, Follower, Record, Start, Stop, find_end};
 use rand::rngs::SmallRng;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use volume::lsn::Lsn;
 
@@ -43,108 +45,6 @@ fn work(cluster: &Cluster) {
         "SELECT pg_switch_wal()",
     ]);
     cluster.pgbench(&["-n", "-t", "30", "-c", "2"]);
-}
-
-/// What `pg_waldump` says of a record.
-#[derive(Debug, PartialEq)]
-struct Told {
-    start: Lsn,
-    manager: String,
-    xid: u32,
-    /// Relation, fork, block, and whether there is an image.
-    blocks: Vec<(String, Fork, u32, bool)>,
-}
-
-fn dump(cluster: &Cluster, from: Lsn) -> Vec<Told> {
-    let wal = cluster.wal();
-    let program = std::process::Command::new(common::bin().join("pg_waldump"))
-        .args(["-p", common::text(&wal), "-s", &from.to_string()])
-        .output()
-        .unwrap();
-    // It ends with an error where the log ends.
-    String::from_utf8_lossy(&program.stdout)
-        .lines()
-        .map(told)
-        .collect()
-}
-
-fn told(line: &str) -> Told {
-    let after = |text: &'_ str, mark: &str| -> String {
-        let at = text
-            .find(mark)
-            .unwrap_or_else(|| panic!("{mark} in {text}"))
-            + mark.len();
-        text[at..]
-            .trim_start()
-            .split([' ', ','])
-            .next()
-            .unwrap()
-            .to_owned()
-    };
-    let blocks = line.split("blkref #").skip(1).map(|part| {
-        let fork = if part.contains(" fork ") {
-            after(part, " fork ")
-        } else {
-            "main".into()
-        };
-        let fork = match fork.as_str() {
-            "main" => Fork::Main,
-            "fsm" => Fork::FreeSpace,
-            "vm" => Fork::Visibility,
-            "init" => Fork::Init,
-            other => panic!("fork {other}"),
-        };
-        let block = after(part, " blk ").parse().unwrap();
-        (after(part, "rel "), fork, block, part.contains("FPW"))
-    });
-    Told {
-        start: parse_lsn(&after(line, "lsn: ")).unwrap(),
-        manager: after(line, "rmgr: "),
-        xid: after(line, "tx: ").parse().unwrap(),
-        blocks: blocks.collect(),
-    }
-}
-
-const MANAGERS: [&str; 22] = [
-    "XLOG",
-    "Transaction",
-    "Storage",
-    "CLOG",
-    "Database",
-    "Tablespace",
-    "MultiXact",
-    "RelMap",
-    "Standby",
-    "Heap2",
-    "Heap",
-    "Btree",
-    "Hash",
-    "Gin",
-    "Gist",
-    "Sequence",
-    "SPGist",
-    "BRIN",
-    "CommitTs",
-    "ReplicationOrigin",
-    "Generic",
-    "LogicalMessage",
-];
-
-fn as_told(record: &Record) -> Told {
-    let blocks = record.blocks.iter().map(|block| {
-        let relation = block.relation;
-        let name = format!(
-            "{}/{}/{}",
-            relation.tablespace, relation.database, relation.number
-        );
-        (name, block.fork, block.block, block.has_image)
-    });
-    Told {
-        start: record.start,
-        manager: MANAGERS[usize::from(record.rmid)].to_owned(),
-        xid: record.xid,
-        blocks: blocks.collect(),
-    }
 }
 
 /// All of one timeline's log, from its first segment on.
@@ -248,7 +148,7 @@ fn check_wild_order(log: &Log, records: &[Record]) {
 /// A log that ends anywhere is read to the last record that is all there.
 fn check_cuts(log: &Log, records: &[Record], random: &mut SmallRng) {
     for _ in 0..60 {
-        let near = records.choose_record(random);
+        let near = records.choose(random).unwrap();
         let cut = Lsn(random.random_range(near.start.0..near.end.0));
         let from = records
             .iter()
@@ -268,16 +168,6 @@ fn check_cuts(log: &Log, records: &[Record], random: &mut SmallRng) {
             next.end > cut,
             "{cut}: {next:?} is all there but was not read"
         );
-    }
-}
-
-trait Choose {
-    fn choose_record(&self, random: &mut SmallRng) -> &Record;
-}
-
-impl Choose for [Record] {
-    fn choose_record(&self, random: &mut SmallRng) -> &Record {
-        &self[random.random_range(0..self.len())]
     }
 }
 

@@ -96,30 +96,33 @@ pub struct Refusal {
     pub reason: &'static str,
 }
 
+/// A setting, the values refused, and the reason.
+type Rule = (&'static str, fn(&str) -> bool, &'static str);
+
+const RULES: [Rule; 3] = [
+    (
+        "wal_level",
+        |value| value.eq_ignore_ascii_case("minimal"),
+        "the log would lack what a standby must replay; set it to replica or logical",
+    ),
+    (
+        "fsync",
+        is_off,
+        "commits would be acknowledged before they are durable; set it to on",
+    ),
+    (
+        "synchronous_standby_names",
+        |value| !value.trim().is_empty(),
+        "commits would wait for a standby that streams from the server, which the volume's \
+             standbys do not; leave it empty, the storage already replicates synchronously",
+    ),
+];
 /// Checks a shared configuration, at `init` and import.
 ///
 /// # Errors
 /// All that must be changed first.
 pub fn check(configuration: &Configuration) -> Result<(), Vec<Refusal>> {
-    let rules: [(&'static str, fn(&str) -> bool, &'static str); 3] = [
-        (
-            "wal_level",
-            |value| value.eq_ignore_ascii_case("minimal"),
-            "the log would lack what a standby must replay; set it to replica or logical",
-        ),
-        (
-            "fsync",
-            is_off,
-            "commits would be acknowledged before they are durable; set it to on",
-        ),
-        (
-            "synchronous_standby_names",
-            |value| !value.trim().is_empty(),
-            "commits would wait for a standby that streams from the server, which the volume's \
-             standbys do not; leave it empty, the storage already replicates synchronously",
-        ),
-    ];
-    let refused: Vec<Refusal> = rules
+    let refused: Vec<Refusal> = RULES
         .into_iter()
         .filter_map(|(name, refuses, reason)| {
             let value = configuration

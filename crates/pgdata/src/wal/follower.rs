@@ -262,7 +262,7 @@ impl Follower {
             return invalid("rest of a record where one should begin");
         }
         let total = u32_at(page, offset) as usize;
-        if total < HEADER_BYTES || total > MAX_BYTES {
+        if !(HEADER_BYTES..=MAX_BYTES).contains(&total) {
             return invalid(if total == 0 {
                 "no record"
             } else {

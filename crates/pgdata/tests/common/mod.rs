@@ -1,6 +1,8 @@
 //! A stock PostgreSQL cluster in a temporary directory, stopped and removed when dropped.
 
-#![allow(dead_code, missing_docs)] // each test uses its part
+#![allow(dead_code, missing_docs, clippy::unwrap_used)] // each test uses its part
+
+pub mod waldump;
 
 use std::fs;
 use std::os::unix::fs::chown;
