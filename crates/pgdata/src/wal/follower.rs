@@ -61,7 +61,7 @@ pub struct Follower {
     pending_bytes: u64,
     /// Pages that were fed and are not used up, by number.
     pages: BTreeMap<u64, Box<[u8]>>,
-    /// The first page that did not fit the window.
+    /// The last page that did not fit the window.
     dropped: Option<u64>,
     stop: Stop,
 }
@@ -134,7 +134,8 @@ impl Follower {
             return None;
         };
         let ahead = self.pages.range(at.0 / PAGE + 1..).next().is_some();
-        (ahead || self.dropped.is_some()).then_some(at)
+        let dropped = self.dropped.is_some_and(|dropped| at.0 / PAGE <= dropped);
+        (ahead || dropped).then_some(at)
     }
 
     /// Takes written bytes: any part of the log, in any order; pages may come again with more on
@@ -168,7 +169,7 @@ impl Follower {
                 continue;
             }
             if page > last_page {
-                self.dropped = Some(self.dropped.map_or(page, |dropped| dropped.min(page)));
+                self.dropped = self.dropped.max(Some(page));
                 continue;
             }
             let kept = self
@@ -210,7 +211,7 @@ impl Follower {
         {
             self.pages.pop_first();
         }
-        if self.dropped.is_some_and(|dropped| dropped <= first) {
+        if self.dropped.is_some_and(|dropped| dropped < first) {
             self.dropped = None;
         }
     }
@@ -225,23 +226,21 @@ impl Follower {
         Ok((page, header))
     }
 
-    /// From the start of a page: behind the rest of a record that began earlier.
-    fn find_first(&self) -> Result<Lsn, Stop> {
-        let mut at = self.next;
+    /// From the start of a page: behind the rest of a record that began earlier. Pages that hold
+    /// nothing else are passed for good.
+    fn find_first(&mut self) -> Result<Lsn, Stop> {
         loop {
-            let (_, header) = self.page(at)?;
-            let room = LOG_PAGE_BYTES - header.bytes;
-            let rest = header.rest.next_multiple_of(8);
-            if !header.continues {
-                return Ok(Lsn(at.0 + header.bytes as u64));
+            let (_, header) = self.page(self.next)?;
+            let rest = if header.continues {
+                header.rest.next_multiple_of(8)
+            } else {
+                0
+            };
+            if header.bytes + rest < LOG_PAGE_BYTES {
+                return Ok(Lsn(self.next.0 + (header.bytes + rest) as u64));
             }
-            if rest < room {
-                return Ok(Lsn(at.0 + (header.bytes + rest) as u64));
-            }
-            at = Lsn(at.0 + PAGE);
-            if rest == room {
-                return Ok(at);
-            }
+            self.next = Lsn(self.next.0 + PAGE);
+            self.forget_used();
         }
     }
 
@@ -275,11 +274,11 @@ impl Follower {
         let mut newest = header.timeline;
         let mut end = start.0 + here.next_multiple_of(8) as u64;
         let mut verified = self.verify_header(&bytes, start)?;
-        if verified && bytes.len() < total {
-            self.pending_bytes = total as u64;
-        }
         let mut at = page_at;
         while bytes.len() < total {
+            if verified {
+                self.pending_bytes = total as u64;
+            }
             at = Lsn(at.0 + PAGE);
             let (page, header) = self.page(at)?;
             if header.overwrites {

@@ -8,6 +8,10 @@ mod finder;
 mod follower;
 mod page;
 mod record;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use finder::{EndFinder, LogEnd, find_end};
 pub use follower::{Follower, Start, Stop};

@@ -1,0 +1,169 @@
+//! The follower against logs made here: any lengths, any order, any window.
+
+use proptest::prelude::*;
+use volume::lsn::Lsn;
+
+use super::testing::LogWriter;
+use super::*;
+use crate::segment::{LOG_PAGE_BYTES, SegmentSize};
+use crate::timeline::TimelineId;
+
+const PAGE: usize = LOG_PAGE_BYTES;
+
+fn size() -> SegmentSize {
+    SegmentSize::new(1 << 20).unwrap()
+}
+
+fn log_of(lengths: &[usize]) -> LogWriter {
+    let mut log = LogWriter::new(size(), Lsn(size().bytes()), TimelineId(1));
+    for length in lengths {
+        log.append(*length);
+    }
+    log
+}
+
+fn starts(records: &[Record]) -> Vec<(Lsn, Lsn)> {
+    records
+        .iter()
+        .map(|record| (record.start, record.end))
+        .collect()
+}
+
+fn lengths() -> impl Strategy<Value = Vec<usize>> {
+    let length = prop_oneof![
+        8 => 0usize..200,
+        2 => PAGE - 200..PAGE + 200,
+        1 => 0usize..5 * PAGE,
+        1 => Just(PAGE - 24 - 24),
+    ];
+    proptest::collection::vec(length, 1..60)
+}
+
+proptest! {
+    #[test]
+    fn every_record_once_in_order_however_it_is_fed(
+        lengths in lengths(),
+        mut order in proptest::collection::vec((any::<prop::sample::Index>(), 1usize..40_000), 0..40),
+    ) {
+        let log = log_of(&lengths);
+        let mut follower = Follower::new(size(), Start::Page(log.start()));
+        let mut records = Vec::new();
+        // Random pieces first, then all in order.
+        for (at, length) in order.drain(..) {
+            let from = at.index(log.bytes().len());
+            let to = (from + length).min(log.bytes().len());
+            let piece = &log.bytes()[from..to];
+            let at = Lsn(log.start().0 + from as u64);
+            follower.feed(at, piece, &mut |record| records.push(record.clone()));
+        }
+        follower.feed(log.start(), log.bytes(), &mut |record| records.push(record.clone()));
+        prop_assert_eq!(starts(&records), log.records());
+        prop_assert_eq!(follower.end(), log.records().last().unwrap().1);
+        prop_assert_eq!(follower.starved(), None);
+    }
+
+    /// With a window of a few pages, feeding again from `starved` on always gets to the end.
+    #[test]
+    fn what_did_not_fit_is_asked_for(lengths in lengths(), backwards in any::<bool>()) {
+        let log = log_of(&lengths);
+        let mut follower =
+            Follower::new(size(), Start::Page(log.start())).with_window(2 * PAGE as u64);
+        let mut records = Vec::new();
+        let mut pages: Vec<_> = log.bytes().chunks(PAGE).enumerate().collect();
+        if backwards {
+            pages.reverse();
+        }
+        for (number, page) in pages {
+            let at = Lsn(log.start().0 + (number * PAGE) as u64);
+            follower.feed(at, page, &mut |record| records.push(record.clone()));
+        }
+        let mut asked = 0;
+        while let Some(at) = follower.starved() {
+            let from = (at.0 - log.start().0) as usize;
+            let to = (from + PAGE).min(log.bytes().len());
+            if from >= to {
+                break;
+            }
+            follower.feed(at, &log.bytes()[from..to], &mut |record| records.push(record.clone()));
+            asked += 1;
+            prop_assert!(asked <= log.bytes().len() / PAGE + 1, "asks for the same for ever");
+        }
+        prop_assert_eq!(starts(&records), log.records());
+    }
+
+    /// Damage to a byte of a record hides it and all behind it, and nothing before it.
+    #[test]
+    fn damage_ends_the_log(lengths in lengths(), at in any::<prop::sample::Index>()) {
+        let log = log_of(&lengths);
+        let at = at.index(log.bytes().len());
+        let mut bytes = log.bytes().to_vec();
+        bytes[at] ^= 0x55;
+        let mut records = Vec::new();
+        let mut follower = Follower::new(size(), Start::Page(log.start()));
+        follower.feed(log.start(), &bytes, &mut |record| records.push(record.clone()));
+        let all = log.records();
+        prop_assert_eq!(&starts(&records)[..], &all[..records.len()]);
+        let page = log.start().0 + (at / PAGE * PAGE) as u64;
+        let before = all.iter().filter(|(_, end)| end.0 <= page).count();
+        prop_assert!(records.len() >= before, "only what shares the damaged page is lost");
+    }
+}
+
+#[test]
+fn the_first_record_is_found_behind_one_larger_than_the_window() {
+    let log = log_of(&[10, 60 * PAGE, 20, 30]);
+    let from = Lsn(log.start().0 + 3 * PAGE as u64);
+    let mut follower = Follower::new(size(), Start::Page(from)).with_window(2 * PAGE as u64);
+    let mut records = Vec::new();
+    for (number, page) in log.bytes().chunks(PAGE).enumerate() {
+        let at = Lsn(log.start().0 + (number * PAGE) as u64);
+        follower.feed(at, page, &mut |record| records.push(record.clone()));
+    }
+    assert_eq!(starts(&records), log.records()[2..]);
+}
+
+#[test]
+fn zeros_ahead_of_the_log_are_not_kept() {
+    let log = log_of(&[100; 10]);
+    let mut follower = Follower::new(size(), Start::Page(log.start()));
+    let zeros = vec![0; size().bytes() as usize];
+    follower.feed(log.start(), &zeros, &mut |_| panic!("no record"));
+    assert_eq!(follower.stop(), Stop::Missing(log.start()));
+    assert_eq!(follower.starved(), None, "nothing was lost");
+    let mut count = 0;
+    follower.feed(log.start(), log.bytes(), &mut |_| count += 1);
+    assert_eq!(count, 10);
+}
+
+#[test]
+fn the_end_finder_asks_for_each_range_once_and_within_a_segment() {
+    let log = log_of(&[9000; 300]);
+    let mut finder = EndFinder::new(size(), Start::Page(log.start()));
+    let (mut asked, mut count) = (Lsn::ZERO, 0);
+    while let Some(range) = finder.wants() {
+        assert!(range.start >= asked && !range.is_empty());
+        assert_eq!(
+            size().number(range.start),
+            size().number(Lsn(range.end.0 - 1))
+        );
+        asked = range.end;
+        let at = |lsn: Lsn| (lsn.bytes_since(log.start()) as usize).min(log.bytes().len());
+        let bytes = &log.bytes()[at(range.start)..at(range.end)];
+        finder.give(range.start, bytes, &mut |_| count += 1);
+    }
+    assert_eq!(count, 300);
+    assert_eq!(finder.end().end, log.records().last().unwrap().1);
+    assert_eq!(finder.end().timeline, TimelineId(1));
+}
+
+#[test]
+fn an_empty_log_ends_where_it_starts() {
+    let end = find_end(
+        size(),
+        Start::Record(Lsn(0x200_0028)),
+        |_| Ok::<_, ()>(Vec::new()),
+        &mut |_| panic!("no record"),
+    );
+    let end = end.unwrap();
+    assert_eq!((end.end, end.last_record), (Lsn(0x200_0028), None));
+}
