@@ -243,7 +243,7 @@ impl Committer {
             return job.conn.send(job.id, error(&e));
         }
         if let Some(job) = self.shared.reads.offer(job) {
-            job.serve(&self.shared, &mut bytes::BytesMut::new());
+            job.serve_for_others(&self.shared);
         }
     }
 }

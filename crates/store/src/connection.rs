@@ -5,7 +5,7 @@
 
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::BytesMut;
@@ -18,6 +18,9 @@ use crate::volume::Volume;
 
 /// More answers than this waiting for one client mean that it does not read them.
 const MAX_WAITING: usize = 100_000;
+/// Reads of one connection that others serve, and answers it has not taken yet, at most: beyond
+/// them its own thread serves, and waits for the client.
+const MAX_PLACES: usize = 64;
 
 /// A connection, as seen by everybody who has something to tell it.
 pub(crate) struct Conn {
@@ -29,6 +32,7 @@ pub(crate) struct Conn {
     announced: AtomicU32,
     applied: Mutex<u64>,
     progress: Condvar,
+    places: AtomicUsize,
     waiting: Mutex<Waiting>,
     wake: Condvar,
     writer: Mutex<Stream>,
@@ -52,6 +56,7 @@ impl Conn {
             announced: AtomicU32::new(0),
             applied: Mutex::new(0),
             progress: Condvar::new(),
+            places: AtomicUsize::new(0),
             waiting: Mutex::default(),
             wake: Condvar::new(),
             writer: Mutex::new(stream.try_clone()?),
@@ -91,6 +96,21 @@ impl Conn {
         while *applied < number && !self.waiting.lock().closed {
             self.progress.wait(&mut applied);
         }
+    }
+
+    /// Whether somebody else may serve a read for this connection; if so, a place is taken.
+    pub fn take_place(&self) -> bool {
+        let waiting = self.waiting.lock().messages.len();
+        if self.places.load(Ordering::Relaxed) + waiting >= MAX_PLACES {
+            return false;
+        }
+        self.places.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Gives a place back.
+    pub fn free_place(&self) {
+        self.places.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Sends a message soon; never waits.

@@ -26,6 +26,8 @@ mod receiver;
 mod room;
 mod shared;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod versions;
 mod volume;
 mod zone;

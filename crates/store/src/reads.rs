@@ -2,6 +2,7 @@
 //! of records always at once. Reads see everything that the committer has applied.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -32,16 +33,31 @@ pub(crate) struct ReadJob {
 }
 
 impl ReadJob {
-    /// Reads and answers.
-    pub fn serve(self, shared: &Shared, scratch: &mut BytesMut) {
-        self.conn.wait_applied(self.after);
-        let answer = match read_block(shared, &self.volume, self.key, self.up_to) {
-            Ok(answer) => answer,
-            Err(e) => return shared.fail(&e),
-        };
-        if self.conn.answer(self.id, &answer, scratch).is_err() {
-            self.conn.close();
+    /// Reads and answers on the connection's own thread, which may wait for the client.
+    ///
+    /// # Errors
+    /// Whatever the socket says.
+    pub fn serve(self, shared: &Shared, scratch: &mut BytesMut) -> io::Result<()> {
+        match self.read(shared) {
+            Ok(answer) => self.conn.answer(self.id, &answer, scratch),
+            Err(e) => {
+                shared.fail(&e);
+                Ok(())
+            }
         }
+    }
+
+    /// Reads and leaves the answer to the connection's sender, so that no client holds up others.
+    pub fn serve_for_others(self, shared: &Shared) {
+        match self.read(shared) {
+            Ok(answer) => self.conn.send(self.id, answer),
+            Err(e) => shared.fail(&e),
+        }
+    }
+
+    fn read(&self, shared: &Shared) -> Result<Response, EngineError> {
+        self.conn.wait_applied(self.after);
+        read_block(shared, &self.volume, self.key, self.up_to)
     }
 }
 
@@ -125,7 +141,7 @@ impl ReadPool {
     /// Hands a read over; gives it back if too many are waiting.
     pub fn offer(&self, job: ReadJob) -> Option<ReadJob> {
         let mut jobs = self.jobs.lock();
-        if jobs.waiting.len() >= MAX_WAITING || jobs.closed {
+        if jobs.waiting.len() >= MAX_WAITING || jobs.closed || !job.conn.take_place() {
             return Some(job);
         }
         jobs.waiting.push_back(job);
@@ -135,7 +151,6 @@ impl ReadPool {
 
     /// Serves reads until the pool is closed. The body of each of its threads.
     pub fn run(&self, shared: &Shared) {
-        let mut scratch = BytesMut::new();
         loop {
             let job = {
                 let mut jobs = self.jobs.lock();
@@ -145,7 +160,9 @@ impl ReadPool {
                 jobs.waiting.pop_front()
             };
             let Some(job) = job else { return };
-            job.serve(shared, &mut scratch);
+            let conn = job.conn.clone();
+            job.serve_for_others(shared);
+            conn.free_place();
         }
     }
 

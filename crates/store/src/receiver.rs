@@ -80,7 +80,7 @@ impl Receiver {
                 Err(end) => break end,
             }
         };
-        self.shared.conns.lock().remove(&self.conn.id);
+        self.sign_off();
         match end {
             End::Engine(e) => self.shared.fail(&e),
             End::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
@@ -89,7 +89,14 @@ impl Receiver {
             End::Io(e) => tracing::debug!(client = %self.conn.peer, error = %e, "disconnected"),
             End::Stopping => {}
         }
+    }
+
+    /// Ends the connection; when the zone stops that is left to it, because acks still go out.
+    fn sign_off(&self) {
+        let mut conns = self.shared.conns.lock();
         if !self.shared.is_stopping() {
+            conns.remove(&self.conn.id);
+            drop(conns);
             self.conn.close();
         }
     }
@@ -190,8 +197,7 @@ impl Receiver {
                     up_to,
                     after: self.recent[recent_index(key)],
                 };
-                self.read(job);
-                Ok(())
+                self.read(job)
             }
             Request::Epoch => self.answer(id, &Response::Epoch(volume.grant())),
             Request::Ping => self.answer(id, &Response::Pong),
@@ -240,13 +246,14 @@ impl Receiver {
     }
 
     /// Serves a single read here; lets the pool help when more requests are waiting already.
-    fn read(&mut self, job: ReadJob) {
+    fn read(&mut self, job: ReadJob) -> Result<(), End> {
         let job = match self.input.buffer().is_empty() {
             true => Some(job),
             false => self.shared.reads.offer(job),
         };
-        if let Some(job) = job {
-            job.serve(&self.shared, &mut self.scratch);
+        match job {
+            Some(job) => Ok(job.serve(&self.shared, &mut self.scratch)?),
+            None => Ok(()),
         }
     }
 }

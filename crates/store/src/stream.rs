@@ -5,11 +5,26 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::error::OpenError;
 
 /// The prefix of a Unix socket's address.
 const UNIX: &str = "unix:";
+
+/// A client that takes nothing for this long is disconnected.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Lets the system find out that a silent peer's machine is gone: after about 20 seconds.
+fn notice_death(stream: &TcpStream) -> io::Result<()> {
+    setsockopt(stream, sockopt::KeepAlive, &true)?;
+    setsockopt(stream, sockopt::TcpKeepIdle, &10)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &3)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &3)?;
+    Ok(())
+}
 
 /// A connected socket. Clones share it.
 pub(crate) enum Stream {
@@ -118,10 +133,13 @@ impl Listener {
             Listener::Tcp(l) => {
                 let (stream, peer) = l.accept()?;
                 stream.set_nodelay(true)?;
+                stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+                notice_death(&stream)?;
                 Ok((Stream::Tcp(stream), peer.to_string()))
             }
             Listener::Unix(l, path) => {
                 let (stream, _) = l.accept()?;
+                stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
                 Ok((Stream::Unix(stream), format!("{UNIX}{}", path.display())))
             }
         }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -26,6 +26,9 @@ use crate::receiver::Receiver;
 use crate::shared::Shared;
 use crate::stream::{Listener, Stream};
 use crate::volume::Volumes;
+
+/// How long a stop waits for clients to take their answers.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A zone server: replicas of many volumes in one directory.
 ///
@@ -44,6 +47,17 @@ struct Clients {
     last_id: AtomicU64,
     receivers: Mutex<Vec<JoinHandle<()>>>,
     senders: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Clients {
+    /// Gives the receivers a moment to take in what has arrived.
+    fn wait_received(&self) {
+        let until = Instant::now() + STOP_PATIENCE;
+        let busy = || self.receivers.lock().iter().any(|t| !t.is_finished());
+        while busy() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 impl Zone {
@@ -151,6 +165,17 @@ impl Zone {
             conn.stop_reading();
         }
         let conns: Vec<_> = self.shared.conns.lock().values().cloned().collect();
+        self.clients.wait_received();
+        // Who is left waits for a client that takes no answers.
+        let waiting = self
+            .clients
+            .receivers
+            .lock()
+            .iter()
+            .any(|t| !t.is_finished());
+        if waiting {
+            conns.iter().for_each(|conn| conn.close());
+        }
         drain(&self.clients.receivers);
         self.shared.reads.close();
         self.shared.chores.close();

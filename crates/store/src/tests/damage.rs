@@ -1,0 +1,108 @@
+//! Damaged storage is reported, never shown.
+
+use bytes::Bytes;
+use dax::error::ErrorKind;
+use dax::ids::Generation;
+
+use super::client::{Client, g, key, kind, v, write};
+use super::{TestZone, config, open};
+use crate::engine::Engine;
+use crate::keys::{Slot, VolumeId, decode_block, encode_block};
+use crate::{OpenError, Zone};
+
+/// Flips a byte of the data in a slot, behind the back of the zone.
+fn flip(engine: &Engine, slot: &Slot) {
+    let crate::engine::Found::Block(block) = engine.get(slot).unwrap().unwrap() else {
+        panic!("damaged before")
+    };
+    let mut data = block.data.to_vec();
+    data[100] ^= 1;
+    let mut batch = engine.batch();
+    batch.put(slot, encode_block(block.version, block.checksum, &data));
+    batch.apply_durably().unwrap();
+}
+
+#[test]
+fn a_damaged_block_is_said_to_be_and_can_be_written_again() {
+    let t = TestZone::new();
+    let mut c = Client::owner(&t.address, "v", 1);
+    c.write(write(key(1, 0), Generation::SINGLE, v(1, 1)));
+    c.write(write(key(1, 1), g(1, 1), v(1, 2)));
+    c.write(write(key(1, 1), g(1, 2), v(1, 3)));
+    c.flush();
+    let TestZone { zone, dir, .. } = t;
+    zone.stop().unwrap();
+    drop(zone);
+    let engine = Engine::open(&dir.path().join("zone"), 1 << 20).unwrap();
+    for (block, generation) in [(0, Generation::SINGLE), (1, g(1, 2))] {
+        flip(
+            &engine,
+            &Slot {
+                volume: VolumeId(1),
+                key: key(1, block),
+                generation,
+            },
+        );
+    }
+    drop(engine);
+    let (_zone, address) = open(&dir, config());
+    let mut c = Client::volume(&address, "v");
+    for up_to in [Generation::SINGLE, Generation::MAX] {
+        let answer = c.read(key(1, 0), up_to);
+        assert_eq!(kind(&answer), Some(ErrorKind::Corrupt), "{answer:?}");
+    }
+    assert_eq!(
+        kind(&c.read(key(1, 1), Generation::MAX)),
+        Some(ErrorKind::Corrupt)
+    );
+    assert_eq!(c.version(key(1, 1), g(1, 1)), Some(v(1, 2)));
+    // The same version again, as a repair sends it.
+    c.write(write(key(1, 0), Generation::SINGLE, v(1, 1)));
+    c.flush();
+    assert_eq!(c.version(key(1, 0), Generation::SINGLE), Some(v(1, 1)));
+}
+
+#[test]
+fn a_value_cut_short_is_damage() {
+    assert!(decode_block(Generation::SINGLE, Bytes::from_static(b"x")).is_none());
+}
+
+#[test]
+fn a_damaged_store_is_refused_with_what_to_do() {
+    let t = TestZone::new();
+    let mut c = Client::owner(&t.address, "v", 1);
+    for seq in 1..=64 {
+        c.write(write(key(1, seq), Generation::SINGLE, v(1, seq)));
+    }
+    c.flush();
+    let TestZone { zone, dir, .. } = t;
+    zone.stop().unwrap();
+    drop(zone);
+    let zone = dir.path().join("zone");
+    let journal = std::fs::read_dir(&zone)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .find(|p| p.extension().is_some_and(|e| e == "jnl"))
+        .expect("the engine has a journal");
+    let mut bytes = std::fs::read(&journal).unwrap();
+    let pattern = super::client::data(v(1, 5));
+    let at = bytes.windows(256).position(|w| w == &pattern[1024..1280]);
+    bytes[at.expect("the block is in the journal") + 7] ^= 1;
+    std::fs::write(&journal, bytes).unwrap();
+    let error = Zone::open(&zone, config()).err().unwrap();
+    assert!(matches!(error, OpenError::Damaged { .. }), "{error:?}");
+    assert!(error.to_string().contains("move the directory away"));
+}
+
+#[test]
+fn a_directory_of_another_format_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
+        let mut batch = engine.batch();
+        batch.put_meta(b"format", Bytes::from_static(b"understudy-zone 9"));
+        batch.apply_durably().unwrap();
+    }
+    let error = Zone::open(dir.path(), config()).err().unwrap();
+    assert!(matches!(error, OpenError::Format { .. }), "{error:?}");
+}

@@ -1,0 +1,58 @@
+//! A whole zone, spoken to over its socket.
+
+mod client;
+mod crash;
+mod damage;
+mod hostile;
+mod reclaim;
+mod records;
+mod rules;
+
+use tempfile::TempDir;
+
+use crate::{StoreConfig, Zone};
+
+/// A zone in a directory of its own, and where it listens.
+pub(crate) struct TestZone {
+    pub zone: Zone,
+    pub address: String,
+    pub dir: TempDir,
+}
+
+/// What the tests use: small, and free of the machine's disk.
+pub(crate) fn config() -> StoreConfig {
+    StoreConfig {
+        reserve_bytes: 0,
+        cache_bytes: 8 << 20,
+        read_threads: 2,
+        ..StoreConfig::default()
+    }
+}
+
+impl TestZone {
+    pub fn new() -> TestZone {
+        TestZone::with(config())
+    }
+
+    pub fn with(config: StoreConfig) -> TestZone {
+        let dir = tempfile::tempdir().unwrap();
+        let (zone, address) = open(&dir, config);
+        TestZone { zone, address, dir }
+    }
+
+    /// Stops the zone and opens it again.
+    pub fn restart(self) -> TestZone {
+        self.zone.stop().unwrap();
+        let TestZone { zone, dir, .. } = self;
+        drop(zone);
+        let (zone, address) = open(&dir, config());
+        TestZone { zone, address, dir }
+    }
+}
+
+fn open(dir: &TempDir, config: StoreConfig) -> (Zone, String) {
+    let zone = Zone::open(dir.path().join("zone"), config).unwrap();
+    let address = format!("unix:{}", dir.path().join("socket").display());
+    let address = zone.serve(&address).unwrap();
+    (zone, address)
+}
