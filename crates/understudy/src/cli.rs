@@ -30,6 +30,11 @@ pub struct Cli {
 #[allow(missing_docs)] // the documentation of a variant's arguments is its help text
 pub enum Command {
     Store(Store),
+    Init(Init),
+    Node(ConfigFile),
+    Status(Status),
+    Failover(Failover),
+    History(History),
     Demo(Demo),
     #[command(subcommand)]
     Bench(Bench),
@@ -51,6 +56,112 @@ pub struct Store {
     /// authenticated yet: keep it off public networks.
     #[arg(long, value_name = "ADDRESS", required = true)]
     pub listen: Vec<String>,
+}
+
+/// Create a volume in the zones, and an empty or imported database in it.
+///
+/// Run it once for a cluster, on any node, before the first `node`. Takes the superuser's name and
+/// PostgreSQL's version from the configuration.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy init --config /etc/understudy/north.toml
+  understudy init --config north.toml -- --locale=C.UTF-8 --data-checksums
+  understudy init --config north.toml --import /var/lib/postgresql/15/main")]
+pub struct Init {
+    /// The node's configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Copy this data directory of a cleanly stopped PostgreSQL in place of running initdb.
+    #[arg(long, value_name = "DIR")]
+    pub import: Option<PathBuf>,
+    /// Copies of every block (N).
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub replicas: u8,
+    /// Copies that make a write durable (k).
+    #[arg(long, default_value_t = 2, value_name = "K")]
+    pub sync_replicas: u8,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Further arguments for initdb.
+    #[arg(
+        last = true,
+        value_name = "INITDB ARGUMENTS",
+        conflicts_with = "import"
+    )]
+    pub initdb: Vec<String>,
+}
+
+/// Run a node: agent, mount and PostgreSQL.
+///
+/// It becomes the active if nobody is, a standby otherwise, and takes over when the active is gone.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  understudy node --config /etc/understudy/north.toml")]
+pub struct ConfigFile {
+    /// The node's configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+}
+
+/// Show who is active, how far standbys are, and which zones are up.
+///
+/// Exit code 0 if a node serves, 3 if nobody does or the zones do not answer.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy status --config north.toml
+  understudy status --config north.toml --json | jq .active")]
+pub struct Status {
+    /// The configuration file of any node.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Let another node become the active, and wait until it serves.
+///
+/// The active is asked to stop cleanly and hand over. If it is gone, or with --force, the standby
+/// takes over as it would by itself. Nothing that was committed is lost either way.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy failover --config north.toml
+  understudy failover --config north.toml --to south --force")]
+pub struct Failover {
+    /// The configuration file of any node.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The standby that shall become the active; the best one if not given.
+    #[arg(long, value_name = "NODE")]
+    pub to: Option<String>,
+    /// Do not wait for the old active's cooperation.
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show who was active when, why it changed, and how long each step took.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  understudy history --config north.toml --last 5")]
+pub struct History {
+    /// The configuration file of any node.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// How many changes, counted from the latest.
+    #[arg(long, default_value_t = 20, value_parser = at_least_one)]
+    pub last: usize,
+    /// Print one JSON array, oldest first.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Show a failover: start a cluster on this machine, load it, kill the active, verify.
@@ -82,6 +193,9 @@ pub struct Demo {
     /// Beside the load, create, change and drop tables all the time.
     #[arg(long)]
     pub ddl: bool,
+    /// Start the killed node again after the takeover, and wait until it follows as a standby.
+    #[arg(long)]
+    pub rejoin: bool,
     /// Directory of PostgreSQL's programs; Debian's newest if not given.
     #[arg(long, value_name = "DIR")]
     pub bin: Option<PathBuf>,
@@ -151,6 +265,13 @@ fn duration(text: &str) -> Result<Duration, String> {
         return Err("must be longer than nothing".into());
     }
     Ok(parsed)
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("write a number of at least 1".into()),
+    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,11 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use node::agent::AgentError;
+use node::channel::ChannelError;
+use node::config::ConfigError;
+use node::records::RecordError;
+
 /// What the process ends with. See the module for when which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -112,6 +117,18 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<S
     if let Some(error) = cause.downcast_ref::<dax::error::Error>() {
         return Some(of_storage(error));
     }
+    if let Some(error) = cause.downcast_ref::<RecordError>() {
+        return of_record(error);
+    }
+    if let Some(error) = cause.downcast_ref::<AgentError>() {
+        return of_agent(error);
+    }
+    if cause.is::<ConfigError>() {
+        return Some((Code::Usage, None));
+    }
+    if let Some(error) = cause.downcast_ref::<ChannelError>() {
+        return Some(of_channel(error));
+    }
     if let Some(error) = cause.downcast_ref::<store::OpenError>() {
         let code = match error {
             store::OpenError::Locked { .. } | store::OpenError::AddressInUse { .. } => {
@@ -123,6 +140,36 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<S
         return Some((code, None));
     }
     None
+}
+
+fn of_record(error: &RecordError) -> Option<(Code, Option<String>)> {
+    match error {
+        RecordError::Storage(error) => Some(of_storage(error)),
+        _ => None,
+    }
+}
+
+fn of_agent(error: &AgentError) -> Option<(Code, Option<String>)> {
+    match error {
+        AgentError::Storage(error) => Some(of_storage(error)),
+        AgentError::Record(error) => of_record(error),
+        AgentError::Channel(error) => Some(of_channel(error)),
+        AgentError::NotInitialised(_) => Some((Code::Usage, None)),
+        AgentError::Initialised(_) => Some((Code::Refused, None)),
+        AgentError::Version(_) | AgentError::Refused(_) => Some((Code::Usage, None)),
+        _ => None,
+    }
+}
+
+fn of_channel(error: &ChannelError) -> (Code, Option<String>) {
+    match error {
+        ChannelError::Refused { .. } | ChannelError::Timeout { .. } => (
+            Code::Unavailable,
+            Some("Is the node running? See: understudy status.".to_owned()),
+        ),
+        ChannelError::Refusal { .. } => (Code::Refused, None),
+        _ => (Code::Failed, None),
+    }
 }
 
 /// What the storage tier's kind of error means to a person.

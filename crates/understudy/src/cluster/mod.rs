@@ -116,7 +116,10 @@ impl Cluster {
     pub async fn init(&self) -> anyhow::Result<()> {
         let first = self.settings.first().context("a cluster has a node")?;
         let config = first.config.display().to_string();
-        self.run(&["init", "--config", &config]).await.map(drop)
+        // As the stock server of the benchmark: whoever can reach this machine's loopback may connect.
+        self.run(&["init", "--config", &config, "--", "--auth-host=trust"])
+            .await
+            .map(drop)
     }
 
     /// Runs `understudy` with these arguments and returns what it printed.

@@ -18,6 +18,7 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         scale: args.scale,
         seed,
         ddl: args.ddl,
+        rejoin: args.rejoin,
         bin: args.bin,
         data: args.data,
         keep: args.keep,

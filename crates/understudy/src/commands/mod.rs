@@ -2,6 +2,12 @@
 
 mod bench;
 mod demo;
+mod failover;
+mod history;
+mod init;
+mod node;
+mod registry;
+mod status;
 mod store;
 
 use std::io::IsTerminal;
@@ -20,6 +26,11 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
     start_logging(cli.log.as_deref(), &cli.command)?;
     match cli.command {
         Command::Store(args) => on_runtime(store::run(args)),
+        Command::Init(args) => on_runtime(init::run(args)),
+        Command::Node(args) => on_runtime(node::run(args)),
+        Command::Status(args) => on_runtime(status::run(args)),
+        Command::Failover(args) => on_runtime(failover::run(args)),
+        Command::History(args) => on_runtime(history::run(args)),
         Command::Bench(command) => on_runtime(bench::run(command)),
         Command::Demo(args) => on_runtime(demo::run(args)),
     }
@@ -28,7 +39,8 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
 /// Logs to standard error: by `--log`, else RUST_LOG, else what suits the command.
 fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> {
     let default = match command {
-        Command::Store(_) => "info",
+        Command::Store(_) | Command::Node(_) | Command::Init(_) => "info",
+        Command::Status(_) | Command::Failover(_) | Command::History(_) => "warn",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) => "error",
     };

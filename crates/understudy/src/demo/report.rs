@@ -128,6 +128,8 @@ pub struct Report {
     pub scale: u32,
     /// Rounds of table changes beside the load, if asked for.
     pub ddl_rounds: Option<u64>,
+    /// From the restart of the killed node until it followed as a standby, if asked for.
+    pub rejoined_ms: Option<f64>,
     /// What PostgreSQL says it is.
     pub postgres: String,
     /// Who was killed.
@@ -193,6 +195,7 @@ impl Report {
             clients: 4,
             scale: 10,
             ddl_rounds: None,
+            rejoined_ms: None,
             postgres: "PostgreSQL 15.18".into(),
             killed_node: "alice".into(),
             new_active: "bob".into(),

@@ -37,6 +37,8 @@ pub struct Options {
     pub seed: u64,
     /// A client that creates and drops tables besides.
     pub ddl: bool,
+    /// Start the killed node again after the takeover, and wait until it follows as a standby.
+    pub rejoin: bool,
     /// PostgreSQL's programs, if not Debian's newest.
     pub bin: Option<PathBuf>,
     /// Where to work.
@@ -127,6 +129,7 @@ struct Run {
     killed_node: String,
     postgres: String,
     lag: Option<u64>,
+    rejoined: Option<Duration>,
     end: Offset,
     ddl_rounds: Option<u64>,
 }
@@ -207,9 +210,29 @@ async fn play(
         killed_node: active,
         postgres,
         lag: behind,
+        rejoined,
         end,
         ddl_rounds,
     })
+}
+
+/// Starts the dead node again; how long until it has replayed what the new active had by then.
+async fn rejoin(
+    cluster: &mut Cluster,
+    dead: &str,
+    clock: Clock,
+    progress: &Progress,
+) -> anyhow::Result<Duration> {
+    let began = clock.now();
+    cluster.start_node(dead)?;
+    cluster.wait_follows(dead, TAKEOVER_WITHIN).await?;
+    let took = clock.now().since(began);
+    progress.say(&format!(
+        "{:>4.1} s  {dead} was started again and follows as a standby after {}",
+        clock.now().seconds(),
+        duration(Offset(took.as_micros() as i64).millis())
+    ));
+    Ok(took)
 }
 
 fn load_options(options: &Options) -> load::Options {
@@ -281,6 +304,9 @@ async fn judge(
         clients: options.clients,
         scale: options.scale,
         ddl_rounds: run.ddl_rounds,
+        rejoined_ms: run
+            .rejoined
+            .map(|took| Offset(took.as_micros() as i64).millis()),
         postgres: run.postgres.clone(),
         killed_node: run.killed_node.clone(),
         killed_processes: run.kill.processes,
@@ -317,6 +343,7 @@ mod tests {
             scale: 1,
             seed,
             ddl: false,
+            rejoin: false,
             bin: None,
             data: None,
             keep: false,

@@ -105,6 +105,14 @@ fn throughput(out: &mut String, report: &Report) {
             thousands(lag)
         );
     }
+    if let Some(took) = report.rejoined_ms {
+        line!(
+            out,
+            "  protected     again: {} follows as a standby {} after its restart",
+            report.killed_node,
+            duration(took)
+        );
+    }
     if let Some(rounds) = report.ddl_rounds {
         line!(
             out,

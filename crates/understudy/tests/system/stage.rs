@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use pgdata::noise::{Situation, is_expected};
 use understudy::cluster::remnants::fuse_mounts_below;
 use understudy::cluster::{Cluster, Options, fresh_directory, programs};
 use understudy::demo::churn::Churn;
@@ -170,32 +171,31 @@ impl Stage {
         Ok(())
     }
 
-    /// Lines that no healthy run has: panics of anybody, damage seen by PostgreSQL.
+    /// Lines that no healthy run has: panics of ours, and of PostgreSQL whatever is worse than a
+    /// note and has no reason.
     fn unexpected_log_lines(&self) -> Vec<String> {
-        const DAMAGE: &[&str] = &[
-            "PANIC",
-            "panicked",
-            "invalid page",
-            "contains references to invalid pages",
-            "could not read block",
-            "unexpected data beyond EOF",
-            "checksum",
-            "corrupt",
-        ];
-        let mut files: Vec<PathBuf> = std::fs::read_dir(self.cluster.logs())
-            .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-            .unwrap_or_default();
+        let mut found = Vec::new();
         for name in self.cluster.names() {
-            if let Ok(node) = self.cluster.node(name) {
-                files.push(node.data.join("postgresql.log"));
-            }
+            let Ok(node) = self.cluster.node(name) else {
+                continue;
+            };
+            found.extend(lines(&node.data.join("postgresql.log"), |line| {
+                !is_expected(line, Situation::Takeover)
+            }));
         }
-        let texts = files
-            .iter()
-            .filter_map(|file| std::fs::read_to_string(file).ok());
-        texts
-            .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
-            .filter(|line| DAMAGE.iter().any(|word| line.contains(word)))
-            .collect()
+        let logs = std::fs::read_dir(self.cluster.logs()).into_iter().flatten();
+        for log in logs.flatten() {
+            found.extend(lines(&log.path(), |line| line.contains("panicked at")));
+        }
+        found
     }
+}
+
+/// The lines of a file that `wanted` picks, with the file's name.
+fn lines(file: &Path, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.lines()
+        .filter(|line| wanted(line))
+        .map(|line| format!("{}: {line}", file.display()))
+        .collect()
 }

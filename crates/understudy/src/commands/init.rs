@@ -1,0 +1,39 @@
+//! `understudy init`: creates a volume and the database in it.
+
+use dax::storage::VolumeSettings;
+use node::config::Config;
+use node::init::InitOptions;
+
+use crate::cli;
+use crate::demo::timeline::thousands;
+use crate::exit::Code;
+
+/// Creates the cluster and says what was made.
+pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
+    let config = Config::load(&args.config)?;
+    let options = InitOptions {
+        settings: VolumeSettings {
+            replicas: args.replicas,
+            sync_replicas: args.sync_replicas,
+            ..VolumeSettings::default()
+        },
+        import: args.import,
+        initdb: args.initdb,
+    };
+    let created = tokio::select! {
+        created = Box::pin(node::init::run(&config, options)) => created?,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&created)?);
+    } else {
+        println!(
+            "volume {} holds a PostgreSQL {} database of {} bytes; now run: understudy node --config {}",
+            created.volume,
+            created.postgres_major,
+            thousands(created.bytes),
+            args.config.display()
+        );
+    }
+    Ok(Code::Ok)
+}

@@ -1,0 +1,63 @@
+//! How commands that look at a running cluster reach its storage tier.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use dax::client::{Client, ClientConfig};
+use dax::storage::Storage;
+use node::channel::Identity;
+use node::config::Config;
+use node::records::Incarnation;
+
+use crate::exit::{Code, Failure};
+
+/// Zones that answer do so much sooner.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A cluster as a node's configuration file shows the way to it.
+pub(super) struct Registry {
+    /// The configuration.
+    pub config: Config,
+    /// A handle that owns no epoch.
+    pub storage: Arc<dyn Storage>,
+}
+
+impl Registry {
+    /// Connects to the zones of the configuration file.
+    pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
+        let config = Config::load(file)?;
+        let zones = config.zones.iter().map(ToString::to_string).collect();
+        let client = Client::connect(ClientConfig::new(config.volume.clone(), zones, "command"));
+        let storage = in_time(async { Ok(client.await? as Arc<dyn Storage>) }).await?;
+        Ok(Registry { config, storage })
+    }
+
+    /// Who we are to the agents that we ask.
+    pub(super) fn identity(&self) -> anyhow::Result<Identity> {
+        Ok(Identity {
+            node: self.config.name.clone(),
+            volume: self.config.volume.clone(),
+            incarnation: Incarnation::random().context("no random numbers")?,
+        })
+    }
+}
+
+/// Storage waits for zones for ever; a person at a terminal does not.
+pub(super) async fn in_time<T>(
+    asking: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<T> {
+    match tokio::time::timeout(PATIENCE, asking).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Failure::new(
+            Code::Unavailable,
+            format!("too few zones answered within {PATIENCE:?}"),
+        )
+        .advise(
+            "Start the zones (understudy store), and compare their addresses with \"zones\" in the \
+             configuration.",
+        )
+        .into()),
+    }
+}

@@ -1,0 +1,194 @@
+//! `understudy status`: what the zones' records and the nodes themselves say.
+
+use std::time::Duration;
+
+use dax::storage::ZoneStatus;
+use node::channel::{self, Identity, Request};
+use node::records::{Cluster, Heartbeat, Member, MemberState, Record, Role};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::registry::{Registry, in_time};
+use crate::cli;
+use crate::demo::timeline::thousands;
+use crate::exit::Code;
+
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// Everything that is known, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Status {
+    volume: String,
+    /// Who serves, if anybody does.
+    active: Option<String>,
+    epoch: u32,
+    /// Whether a standby could take over at once.
+    protected: bool,
+    cluster: Option<Cluster>,
+    heartbeat: Option<Heartbeat>,
+    nodes: Vec<Node>,
+    zones: Vec<ZoneStatus>,
+}
+
+/// One node: its record, and its own answer if it gave one.
+#[derive(Debug, Serialize)]
+struct Node {
+    #[serde(flatten)]
+    member: Member,
+    /// Whether its agent answered.
+    reachable: bool,
+    /// How far its replay is behind the active's durable log.
+    lag_bytes: Option<u64>,
+    /// What it said, or why it did not.
+    answer: Value,
+}
+
+/// Prints the state of the cluster. Ends with "unavailable" if nobody serves.
+pub async fn run(args: cli::Status) -> anyhow::Result<Code> {
+    let registry = Registry::open(&args.config).await?;
+    let status = look(&registry).await?;
+    if args.json {
+        println!("{}", serde_json::to_string(&status)?);
+    } else {
+        print!("{}", table(&status));
+    }
+    Ok(match status.active {
+        Some(_) => Code::Ok,
+        None => Code::Unavailable,
+    })
+}
+
+async fn look(registry: &Registry) -> anyhow::Result<Status> {
+    let storage = &*registry.storage;
+    let (cluster, heartbeat, members) = in_time(async {
+        Ok((
+            Cluster::load(storage).await?,
+            Heartbeat::load(storage).await?,
+            Member::list(storage).await?,
+        ))
+    })
+    .await?;
+    let me = registry.identity()?;
+    let mut asked = tokio::task::JoinSet::new();
+    for member in members {
+        asked.spawn(ask(member, me.clone(), heartbeat.clone()));
+    }
+    let mut nodes = asked.join_all().await;
+    nodes.sort_by(|a, b| a.member.name.cmp(&b.member.name));
+    let serving = |node: &&Node| node.is(Role::Active, MemberState::Serving);
+    Ok(Status {
+        volume: registry.config.volume.to_string(),
+        active: nodes
+            .iter()
+            .find(serving)
+            .map(|node| node.member.name.to_string()),
+        epoch: heartbeat.as_ref().map_or(0, |beat| beat.epoch.0),
+        protected: nodes
+            .iter()
+            .any(|node| node.is(Role::Standby, MemberState::Warm)),
+        cluster,
+        heartbeat,
+        nodes,
+        zones: registry.storage.zones(),
+    })
+}
+
+impl Node {
+    fn is(&self, role: Role, state: MemberState) -> bool {
+        self.reachable && self.member.role == role && self.member.state == state
+    }
+}
+
+/// The member's record, brought up to date by what its agent says.
+async fn ask(mut member: Member, me: Identity, heartbeat: Option<Heartbeat>) -> Node {
+    let answer = channel::request(&member.channel, &me, Request::Status, ANSWER_WITHIN).await;
+    let (reachable, answer) = match answer {
+        Ok(answer) => (true, answer),
+        Err(error) => (false, Value::String(error.to_string())),
+    };
+    refresh(&mut member, &answer);
+    let behind = |beat: Heartbeat| beat.synced_lsn.0.saturating_sub(member.applied.0);
+    let standby = reachable && member.role == Role::Standby;
+    Node {
+        lag_bytes: heartbeat.filter(|_| standby).map(behind),
+        member,
+        reachable,
+        answer,
+    }
+}
+
+/// Takes over what the answer knows better than the record.
+fn refresh(member: &mut Member, answer: &Value) {
+    fn take<T: serde::de::DeserializeOwned>(answer: &Value, name: &str, into: &mut T) {
+        if let Some(value) = answer.get(name)
+            && let Ok(value) = serde_json::from_value(value.clone())
+        {
+            *into = value;
+        }
+    }
+    take(answer, "role", &mut member.role);
+    take(answer, "state", &mut member.state);
+    take(answer, "received", &mut member.received);
+    take(answer, "applied", &mut member.applied);
+}
+
+fn table(status: &Status) -> String {
+    let mut out = format!("volume {}, epoch {}: ", status.volume, status.epoch);
+    out.push_str(&match (&status.active, status.protected) {
+        (Some(active), true) => format!("{active} serves, protected by a warm standby\n\n"),
+        (Some(active), false) => format!("{active} serves, NOT PROTECTED: no warm standby\n\n"),
+        (None, _) => "NOBODY SERVES\n\n".to_owned(),
+    });
+    out.push_str(&format!(
+        "{:<14}{:<9}{:<13}{:>16}{:>16}{:>12}  {}\n",
+        "node", "role", "state", "received", "applied", "lag", "postgres"
+    ));
+    for node in &status.nodes {
+        out.push_str(&node_line(node));
+    }
+    out.push('\n');
+    for zone in &status.zones {
+        out.push_str(&zone_line(zone));
+    }
+    out
+}
+
+fn node_line(node: &Node) -> String {
+    let member = &node.member;
+    let state = match node.reachable {
+        true => word(&member.state),
+        false => "unreachable".to_owned(),
+    };
+    let standby = member.role == Role::Standby;
+    let position = |lsn: volume::lsn::Lsn| if standby { lsn.to_string() } else { "-".into() };
+    let lag = node
+        .lag_bytes
+        .map_or("-".to_owned(), |bytes| format!("{} B", thousands(bytes)));
+    format!(
+        "{:<14}{:<9}{state:<13}{:>16}{:>16}{lag:>12}  {}\n",
+        member.name.as_str(),
+        word(&member.role),
+        position(member.received),
+        position(member.applied),
+        member.postgres
+    )
+}
+
+fn zone_line(zone: &ZoneStatus) -> String {
+    let state = match (zone.up, zone.round_trip, &zone.trouble) {
+        (true, Some(time), None) => format!("up, {:.1} ms away", time.as_secs_f64() * 1000.0),
+        (true, _, Some(trouble)) => format!("up, but {trouble}"),
+        (true, None, None) => "up".into(),
+        (false, _, Some(trouble)) => format!("DOWN: {trouble}"),
+        (false, _, None) => "DOWN".into(),
+    };
+    format!("{:<8}{:<28}{state}\n", zone.zone.to_string(), zone.address)
+}
+
+/// A state's name as it is in the JSON.
+fn word(state: &impl Serialize) -> String {
+    match serde_json::to_value(state) {
+        Ok(Value::String(word)) => word.replace('_', " "),
+        _ => String::new(),
+    }
+}
