@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use crate::address::{Address, UNIX_PATH_MAX};
 
-pub use paths::Paths;
+pub use paths::{AgentLock, Paths};
 pub use size::ByteSize;
 pub use timing::{Heartbeat, Preset};
 

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::{Gid, Uid};
 
 /// Places below a node's `data` directory.
@@ -12,6 +13,10 @@ use nix::unistd::{Gid, Uid};
 pub struct Paths {
     data: PathBuf,
 }
+
+/// Held by the one agent of a directory.
+#[derive(Debug)]
+pub struct AgentLock(#[expect(dead_code, reason = "kept for its drop")] Flock<fs::File>);
 
 impl Paths {
     /// Places below `data`.
@@ -48,6 +53,23 @@ impl Paths {
     /// The server log.
     pub fn log(&self) -> PathBuf {
         self.data.join("postgresql.log")
+    }
+
+    /// Makes this process the only agent of the directory, for as long as the lock is kept: an
+    /// agent kills every server that it finds on its directory.
+    ///
+    /// # Errors
+    /// `WouldBlock` if another agent runs; else what the local file system says.
+    pub fn lock(&self) -> io::Result<AgentLock> {
+        let path = self.data.join("agent.lock");
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)?;
+        // Forked children do not keep it: the file is closed at exec.
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| e)?;
+        Ok(AgentLock(lock))
     }
 
     /// PostgreSQL's Unix socket for `port`.
@@ -107,5 +129,15 @@ mod tests {
         assert_eq!(mode(paths.private()), 0o700);
         assert_eq!(mode(paths.mount()), 0o700);
         assert_eq!(mode(paths.data().to_owned()), 0o755);
+    }
+
+    #[test]
+    fn a_directory_has_one_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::new(dir.path());
+        let first = paths.lock().unwrap();
+        assert_eq!(paths.lock().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        paths.lock().unwrap();
     }
 }

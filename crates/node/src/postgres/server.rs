@@ -412,6 +412,7 @@ impl Keeper {
                 "killed processes of a server that an earlier agent left behind"
             );
         }
+        forget_lock_files(options)?;
         check_port(&options.listen_addresses, options.port)?;
         let (log, file) = LogFile::open(&options.log).map_err(|e| {
             PostgresError::system(format!("cannot open {}", options.log.display()), e)
@@ -470,6 +471,26 @@ fn report(ended: Option<ExitStatus>, log: &LogFile) -> ExitReport {
         signal: ended.and_then(|s| s.signal()),
         log: log.tail(30),
     }
+}
+
+/// Removes PostgreSQL's own lock files. They protect from a second server on one directory, which
+/// the search for leftovers has just ruled out; but they take a zombie for a running server, and
+/// zombies stay where nobody reaps them, as in many containers.
+fn forget_lock_files(options: &StartOptions) -> Result<()> {
+    let socket = format!(".s.PGSQL.{}.lock", options.port);
+    for path in [
+        options.data.join("postmaster.pid"),
+        options.run.join(socket),
+    ] {
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                let what = format!("cannot remove the stale {}", path.display());
+                return Err(PostgresError::system(what, e));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Tries the addresses, so that the most common mistake gets a clear message.

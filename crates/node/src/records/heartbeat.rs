@@ -26,6 +26,7 @@ pub struct Heartbeat {
     /// PostgreSQL's timeline.
     pub timeline: u32,
     /// What the owner is doing.
+    #[serde(flatten)]
     pub state: ActiveState,
 }
 

@@ -1,0 +1,231 @@
+//! Start, serve, promote, stop, die.
+
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use node::postgres::{Postgres, PostgresError, StopMode};
+
+use crate::common::{Cluster, READY, installation, run_as};
+
+#[tokio::test]
+async fn starts_serves_and_stops_cleanly() {
+    let cluster = Cluster::new();
+    let (postgres, session) = cluster.ready().await;
+    assert!(!session.is_in_recovery().await.unwrap());
+    assert!(session.flushed().await.unwrap().is_some());
+    assert_eq!(session.timeline().await.unwrap(), 1);
+    assert!(session.system_identifier().await.unwrap() > 0);
+    assert_eq!(postgres.exit(), None);
+    let report = postgres.stop(StopMode::Fast, READY).await.unwrap();
+    assert!(report.is_clean(), "{report}");
+    assert!(cluster.processes().is_empty());
+    assert!(!cluster.options.run.join("postmaster.pid").exists());
+    assert!(
+        report.log.iter().any(|l| l.contains("shut down")),
+        "{:?}",
+        report.log
+    );
+}
+
+#[tokio::test]
+async fn runs_as_the_configured_user_in_its_groups() {
+    let Some(user) = run_as() else { return };
+    let cluster = Cluster::new();
+    let (postgres, _session) = cluster.ready().await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", postgres.pid())).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find(|l| l.starts_with(name)).unwrap();
+        line.split_whitespace()
+            .skip(1)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let uid = user.uid.to_string();
+    assert_eq!(field("Uid:"), [uid.clone(), uid.clone(), uid.clone(), uid]);
+    let mut groups: Vec<String> = user.groups.iter().map(ToString::to_string).collect();
+    groups.sort();
+    let mut found = field("Groups:");
+    found.sort();
+    assert_eq!(found, groups);
+}
+
+#[tokio::test]
+async fn a_standby_answers_queries_and_is_promoted() {
+    let cluster = Cluster::new();
+    std::fs::write(cluster.options.data.join("standby.signal"), "").unwrap();
+    let (postgres, session) = cluster.ready().await;
+    assert!(session.is_in_recovery().await.unwrap());
+    assert!(session.replayed().await.unwrap().is_some());
+    postgres.promote().await.unwrap();
+    session.wait_promoted(READY).await.unwrap();
+    session.value("CREATE TABLE t()").await.unwrap();
+    let report = postgres.stop(StopMode::Fast, READY).await.unwrap();
+    assert!(report.is_clean());
+}
+
+#[tokio::test]
+async fn waiting_for_a_promotion_that_nobody_asked_for_ends() {
+    let cluster = Cluster::new();
+    std::fs::write(cluster.options.data.join("standby.signal"), "").unwrap();
+    let (_postgres, session) = cluster.ready().await;
+    let error = session
+        .wait_promoted(Duration::from_millis(50))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, PostgresError::Timeout { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn client_sessions_are_ended_and_ours_is_not() {
+    let cluster = Cluster::new();
+    let (postgres, session) = cluster.ready().await;
+    let other = postgres.connect().await.unwrap();
+    assert_eq!(session.end_client_sessions().await.unwrap(), 1);
+    assert!(other.value("SELECT 1").await.is_err());
+    assert_eq!(
+        session.value("SELECT 1").await.unwrap().as_deref(),
+        Some("1")
+    );
+}
+
+#[tokio::test]
+async fn the_death_of_the_postmaster_is_told_and_its_children_go_too() {
+    let cluster = Cluster::new();
+    let (postgres, session) = cluster.ready().await;
+    kill(Pid::from_raw(postgres.pid()), Signal::SIGKILL).unwrap();
+    let report = tokio::time::timeout(READY, postgres.exited())
+        .await
+        .unwrap();
+    assert_eq!((report.code, report.signal), (None, Some(9)));
+    cluster.gone().await;
+    assert!(session.value("SELECT 1").await.is_err());
+    // And the place is free for the next one.
+    let (next, _session) = cluster.ready().await;
+    next.stop(StopMode::Fast, READY).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_death_of_a_child_ends_the_server() {
+    let cluster = Cluster::new();
+    let (postgres, session) = cluster.ready().await;
+    let backend = session
+        .value("SELECT pg_backend_pid()")
+        .await
+        .unwrap()
+        .unwrap();
+    kill(Pid::from_raw(backend.parse().unwrap()), Signal::SIGKILL).unwrap();
+    let report = tokio::time::timeout(READY, postgres.exited())
+        .await
+        .unwrap();
+    assert!(!report.is_clean(), "{report}");
+    assert!(!report.redo_failed());
+    cluster.gone().await;
+}
+
+#[tokio::test]
+async fn kill_leaves_nothing() {
+    let cluster = Cluster::new();
+    let (postgres, _session) = cluster.ready().await;
+    let report = postgres.kill().await.unwrap();
+    assert_eq!(report.signal, Some(9));
+    assert!(cluster.processes().is_empty());
+    // Asking again is harmless, also by other means.
+    assert_eq!(postgres.stop(StopMode::Fast, READY).await.unwrap(), report);
+}
+
+#[tokio::test]
+async fn a_stop_that_takes_too_long_gets_harder() {
+    let cluster = Cluster::new();
+    let (postgres, session) = cluster.ready().await;
+    // Smart waits for this session for ever, fast does not.
+    let report = postgres
+        .stop(StopMode::Smart, Duration::from_millis(300))
+        .await
+        .unwrap();
+    assert!(session.value("SELECT 1").await.is_err());
+    assert!(cluster.processes().is_empty(), "{report}");
+}
+
+#[tokio::test]
+async fn a_stopped_process_does_not_hold_a_kill_up() {
+    let cluster = Cluster::new();
+    let (postgres, _session) = cluster.ready().await;
+    kill(Pid::from_raw(postgres.pid()), Signal::SIGSTOP).unwrap();
+    let report = postgres
+        .stop(StopMode::Immediate, Duration::from_millis(100))
+        .await
+        .unwrap();
+    assert_eq!(report.signal, Some(9));
+    assert!(cluster.processes().is_empty());
+}
+
+#[tokio::test]
+async fn dropping_the_handle_stops_the_server() {
+    let cluster = Cluster::new();
+    let (postgres, _session) = cluster.ready().await;
+    drop(postgres);
+    cluster.gone().await;
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut cluster = Cluster::new();
+    cluster.options.port = taken.local_addr().unwrap().port();
+    cluster.options.listen_addresses = "127.0.0.1".into();
+    let error = Postgres::start(&installation(), cluster.options.clone())
+        .await
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, PostgresError::PortInUse { .. }), "{text}");
+    assert!(text.contains(&cluster.options.port.to_string()) && text.contains("postgres.port"));
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_start_says_why() {
+    let mut cluster = Cluster::new();
+    cluster
+        .options
+        .settings
+        .push(("shared_buffers".into(), "many".into()));
+    let postgres = cluster.start().await;
+    let error = postgres.wait_ready(READY).await.unwrap_err();
+    assert!(error.to_string().contains("shared_buffers"), "{error}");
+
+    std::fs::write(cluster.options.data.join("PG_VERSION"), "9.1\n").unwrap();
+    cluster.options.settings.pop();
+    let postgres = cluster.start().await;
+    let error = postgres.wait_ready(READY).await.unwrap_err().to_string();
+    assert!(error.contains("incompatible"), "{error}");
+}
+
+#[tokio::test]
+async fn root_is_refused_before_anything_starts() {
+    if run_as().is_none() {
+        return;
+    }
+    let mut cluster = Cluster::new();
+    cluster.options.run_as = None;
+    let error = Postgres::start(&installation(), cluster.options.clone())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, PostgresError::Root));
+}
+
+#[tokio::test]
+async fn initdb_into_a_used_directory_says_why() {
+    let cluster = Cluster::new();
+    let options = node::postgres::InitdbOptions {
+        data: cluster.options.data.clone(),
+        superuser: "postgres".into(),
+        arguments: Vec::new(),
+        run_as: run_as(),
+    };
+    let error = installation()
+        .initdb(&options)
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("exists but is not empty"), "{error}");
+}
