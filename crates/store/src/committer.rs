@@ -2,13 +2,14 @@
 //! one batch.
 //!
 //! Invariants: requests of one connection take effect in their order; fence and put rule are decided
-//! in the same step as the write; nothing is acknowledged, and no grant or record becomes visible,
-//! before the fsync that covers it.
+//! in the same step as the write; nothing becomes visible to reads, is acknowledged or answered before
+//! the fsync that covers it. So at most one batch is ever written and not yet durable, and a crash can
+//! tear the last one only.
 //!
 //! ```text
-//!   queue ─take all─▶ decide each ─▶ apply the batch ─┬─ somebody waits, 4 MiB or 20 ms ─▶ fsync ─▶ acks, replies
-//!     ▲                                               └─ otherwise: visible to reads, acknowledged later
-//!     └──────────────────── what arrives meanwhile makes the next batch ◀──────────────────┘
+//!   queue ─take all─▶ decide each ─▶ round ─ somebody waits, 4 MiB or 20 ms ─▶ one batch, one fsync
+//!     ▲                                                                            │
+//!     │ what arrives meanwhile makes the next round               visible, acks, replies
 //! ```
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ use crate::connection::Conn;
 use crate::decide::error;
 use crate::engine::{Batch, EngineError};
 use crate::keys::{Slot, VolumeId, encode_block};
+use crate::meta;
 use crate::queue::Taken;
 use crate::reads::ReadJob;
 use crate::room::Room;
@@ -44,20 +46,14 @@ pub(crate) struct Committer {
     pub(crate) room: Room,
     pub(crate) next_volume: u32,
     pub(crate) next_removal: u64,
-    unsynced: Unsynced,
+    round: Round,
 }
 
-/// What was applied and waits for an fsync.
-#[derive(Default)]
-struct Unsynced {
-    since: Option<Instant>,
-    bytes: usize,
-    acks: HashMap<u64, (Arc<Conn>, u64)>,
-}
-
-/// One batch while it is being decided.
+/// What was decided and is not committed yet.
 #[derive(Default)]
 pub(crate) struct Round {
+    /// When its first work was decided.
+    since: Option<Instant>,
     /// Blocks to set, or to remove; of two writes to a slot only the newer goes on.
     pub blocks: HashMap<Slot, Option<BlockWrite>>,
     /// `meta` keys to set, or to remove.
@@ -71,17 +67,36 @@ pub(crate) struct Round {
     pub grants: Vec<(Arc<Volume>, EpochGrant)>,
     pub retentions: Vec<(Arc<Volume>, Retention)>,
     pub promotes: Vec<(Epoch, ReadJob)>,
-    pub candidates: HashMap<VolumeId, (Arc<Volume>, Vec<BlockKey>)>,
+    pub touched: HashMap<VolumeId, Touched>,
+}
+
+/// What a round does to a volume as a whole.
+pub(crate) struct Touched {
+    volume: Arc<Volume>,
+    /// Slots that come, less those that go.
+    pub slots: i64,
+    /// Blocks that get a version which a retention may drop.
+    pub candidates: Vec<BlockKey>,
+}
+
+impl Touched {
+    fn slots_after(&self) -> u64 {
+        self.volume.slots().saturating_add_signed(self.slots)
+    }
 }
 
 impl Round {
-    /// Whether it changes nothing.
+    /// Whether it changes nothing that is stored.
     fn is_empty(&self) -> bool {
-        self.blocks.is_empty() && self.metas.is_empty() && self.writes.is_empty()
+        self.blocks.is_empty() && self.metas.is_empty()
     }
 
     /// Puts the changes into a batch of the engine.
     fn fill(&mut self, batch: &mut Batch<'_>) {
+        for touched in self.touched.values().filter(|t| t.slots != 0) {
+            let count = touched.slots_after().to_be_bytes().to_vec();
+            batch.put_meta(&meta::slots_key(touched.volume.id), count.into());
+        }
         for (slot, write) in self.blocks.drain() {
             match write {
                 Some(w) => batch.put(&slot, encode_block(w.version, w.checksum, &w.data)),
@@ -94,6 +109,15 @@ impl Round {
                 None => batch.remove_meta(&key),
             }
         }
+    }
+
+    /// What the round does to `volume`.
+    pub fn touch(&mut self, volume: &Arc<Volume>) -> &mut Touched {
+        self.touched.entry(volume.id).or_insert_with(|| Touched {
+            volume: volume.clone(),
+            slots: 0,
+            candidates: Vec::new(),
+        })
     }
 
     /// Notes a write that counts as received.
@@ -120,93 +144,77 @@ impl Committer {
             next_removal,
             versions: Versions::new(REMEMBERED_SLOTS),
             room: Room::new(),
-            unsynced: Unsynced::default(),
+            round: Round::default(),
             shared,
         }
     }
 
-    /// Works until the queue is closed and empty, then makes the rest durable.
+    /// Works until the queue is closed and empty, and all of it is durable.
     pub fn run(mut self) {
         let mut work = Vec::new();
         loop {
             let delay = self.shared.config.commit_delay;
-            let deadline = self.unsynced.since.map(|at| at + delay);
-            let done = match self.shared.queue.take(&mut work, deadline) {
-                Taken::Some => self.commit(&mut work),
-                Taken::TimedOut => self.sync(),
-                Taken::Closed => {
-                    if self.shared.failure().is_none() {
-                        self.sync().unwrap_or_else(|e| self.shared.fail(&e));
-                    }
-                    return;
-                }
+            let deadline = self.round.since.map(|at| at + delay);
+            let taken = self.shared.queue.take(&mut work, deadline);
+            let done = match taken {
+                Taken::Some => self.decide_all(&mut work),
+                Taken::TimedOut => self.commit(),
+                Taken::Closed if self.shared.failure().is_none() => self.commit(),
+                Taken::Closed => Ok(()),
             };
             if let Err(e) = done {
                 return self.shared.fail(&e);
             }
+            if taken == Taken::Closed {
+                return;
+            }
         }
     }
 
-    /// Decides and applies one batch, and makes it durable if somebody waits or enough has come.
-    fn commit(&mut self, work: &mut Vec<Work>) -> Result<(), EngineError> {
-        let shared = self.shared.clone();
-        let mut round = Round::default();
+    /// Decides what has arrived, and commits if somebody waits or enough has come.
+    fn decide_all(&mut self, work: &mut Vec<Work>) -> Result<(), EngineError> {
+        let mut round = std::mem::take(&mut self.round);
+        let now = Instant::now();
         for item in work.drain(..) {
             self.decide(item, &mut round)?;
         }
-        let now = Instant::now();
-        self.unsynced.bytes += round.bytes;
-        for (id, entry) in &round.writes {
-            self.unsynced.acks.insert(*id, entry.clone());
-        }
-        if !round.is_empty() {
-            self.unsynced.since.get_or_insert(now);
-        }
-        let overdue = |at: Instant| now.duration_since(at) >= shared.config.commit_delay;
+        let since = *round.since.get_or_insert(now);
+        let config = &self.shared.config;
         let due = round.urgent
-            || self.unsynced.bytes >= shared.config.commit_bytes
-            || self.unsynced.since.is_some_and(overdue);
-        let mut batch = shared.engine.batch();
-        round.fill(&mut batch);
-        if due && self.unsynced.since.is_some() {
-            batch.apply_durably()?;
-        } else {
-            batch.apply()?;
+            || round.bytes >= config.commit_bytes
+            || now.duration_since(since) >= config.commit_delay;
+        self.round = round;
+        match due {
+            true => self.commit(),
+            false => Ok(()),
         }
-        for (conn, upto) in round.writes.values() {
-            conn.applied(*upto);
-        }
-        for (volume, keys) in round.candidates.into_values() {
-            volume.add_candidates(keys);
-        }
-        if due {
-            self.publish(round.grants, round.retentions);
-            for (conn, id, reply) in round.replies {
-                conn.send(id, reply);
-            }
-            self.acknowledge();
-            for (epoch, job) in round.promotes {
-                self.promote(epoch, job);
-            }
-        }
-        Ok(())
     }
 
-    /// Makes what was applied durable and acknowledges it.
-    fn sync(&mut self) -> Result<(), EngineError> {
-        if self.unsynced.since.is_some() {
-            self.shared.engine.sync()?;
-            self.acknowledge();
+    /// Makes the round durable, then visible, then known.
+    fn commit(&mut self) -> Result<(), EngineError> {
+        let mut round = std::mem::take(&mut self.round);
+        let shared = self.shared.clone();
+        if !round.is_empty() {
+            let mut batch = shared.engine.batch();
+            round.fill(&mut batch);
+            batch.commit()?;
         }
-        Ok(())
-    }
-
-    /// Everything applied is durable now.
-    fn acknowledge(&mut self) {
-        let Unsynced { acks, .. } = std::mem::take(&mut self.unsynced);
-        for (conn, upto) in acks.into_values() {
+        for touched in round.touched.into_values() {
+            touched.volume.publish_slots(touched.slots_after());
+            touched.volume.add_candidates(touched.candidates);
+        }
+        for (conn, upto) in round.writes.into_values() {
+            conn.applied(upto);
             conn.acknowledge(upto);
         }
+        self.publish(round.grants, round.retentions);
+        for (conn, id, reply) in round.replies {
+            conn.send(id, reply);
+        }
+        for (epoch, job) in round.promotes {
+            self.promote(epoch, job);
+        }
+        Ok(())
     }
 
     /// Shows durable grants and retentions, and tells those who are fenced by them.

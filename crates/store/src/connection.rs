@@ -90,6 +90,11 @@ impl Conn {
         self.progress.notify_all();
     }
 
+    /// Whether reads see the client's writes up to `number`.
+    pub fn is_applied(&self, number: u64) -> bool {
+        number == 0 || *self.applied.lock() >= number
+    }
+
     /// Waits until reads see the client's writes up to `number`, or the connection is closed.
     pub fn wait_applied(&self, number: u64) {
         let mut applied = self.applied.lock();

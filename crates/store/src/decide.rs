@@ -79,15 +79,10 @@ impl Committer {
         }
         round.bytes += write.data.len();
         self.versions.set(slot, write.version);
-        if stored.is_none() {
-            volume.count_blocks(1);
-        }
+        let touched = round.touch(volume);
+        touched.slots += i64::from(stored.is_none());
         if write.generation != Generation::SINGLE {
-            let (_, keys) = round
-                .candidates
-                .entry(volume.id)
-                .or_insert_with(|| (volume.clone(), Vec::new()));
-            keys.push(write.key);
+            touched.candidates.push(write.key);
         }
         round.blocks.insert(slot, Some(write));
         Ok(Ok(()))
@@ -97,8 +92,8 @@ impl Committer {
         if let Some(version) = self.versions.get(slot) {
             return Ok(Some(version));
         }
-        if let Some(None) = round.blocks.get(slot) {
-            return Ok(None);
+        if let Some(write) = round.blocks.get(slot) {
+            return Ok(write.as_ref().map(|w| w.version));
         }
         // A damaged block has no version worth keeping: any intact one repairs it.
         Ok(match self.shared.engine.get(slot)? {
@@ -308,7 +303,7 @@ impl Committer {
 
     fn drop_slots(
         &mut self,
-        volume: &Volume,
+        volume: &Arc<Volume>,
         slots: &[Slot],
         round: &mut Round,
     ) -> Result<(), EngineError> {
@@ -320,7 +315,7 @@ impl Committer {
             };
             if stored {
                 round.blocks.insert(*slot, None);
-                volume.count_blocks(-1);
+                round.touch(volume).slots -= 1;
             }
         }
         Ok(())

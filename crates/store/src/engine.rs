@@ -1,14 +1,14 @@
 //! The one file that knows the embedded key-value engine (fjall; docs/kv-choice.md says why).
 //!
-//! Owns the files under a zone's directory. Invariant: what was applied before a [`Engine::sync`]
-//! that returned `Ok` is there after any crash; a batch is there whole or not at all.
+//! Owns the files under a zone's directory. Invariant: a batch whose [`Batch::commit`] returned is
+//! there after any crash; another is there whole or not at all.
 //!
 //! Two keyspaces: `blocks` (slot to version, checksum and data; data kept apart from keys, so that
 //! scans over keys are cheap and compaction does not rewrite data) and `meta` (volumes, epochs,
 //! records).
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bytes::Bytes;
 use dax::ids::{BlockKey, Generation};
@@ -90,11 +90,6 @@ impl Engine {
         }
     }
 
-    /// Makes everything applied so far durable.
-    pub fn sync(&self) -> Result<(), EngineError> {
-        Ok(self.db.persist(PersistMode::SyncData)?)
-    }
-
     /// The value of exactly this slot.
     pub fn get(&self, slot: &Slot) -> Result<Option<Found>, EngineError> {
         let value = match self.blocks.get(slot.encode()) {
@@ -130,11 +125,11 @@ impl Engine {
         }
     }
 
-    /// Slots in order within `range`, without touching their data.
+    /// Slots in order within `range` as of now, without touching their data.
     pub fn slots(
         &self,
-        range: std::ops::RangeInclusive<[u8; SLOT_BYTES]>,
-    ) -> impl Iterator<Item = Result<Slot, EngineError>> + use<> {
+        range: RangeInclusive<[u8; SLOT_BYTES]>,
+    ) -> impl Iterator<Item = Result<Slot, EngineError>> + Send + use<> {
         self.blocks
             .range(range)
             .filter_map(|guard| match guard.key() {
@@ -167,12 +162,6 @@ impl Engine {
         let stat = nix::sys::statvfs::statvfs(&self.dir)?;
         Ok(stat.blocks_available() as u64 * stat.fragment_size() as u64)
     }
-
-    /// Time the engine spent compacting since it was opened.
-    #[allow(dead_code)] // reported by the bench example
-    pub fn compacting(&self) -> Duration {
-        self.db.time_compacting()
-    }
 }
 
 impl Batch<'_> {
@@ -194,21 +183,12 @@ impl Batch<'_> {
     }
 
     /// Removes a `meta` key.
-    #[allow(dead_code)]
     pub fn remove_meta(&mut self, key: &[u8]) {
         self.inner.remove(&self.engine.meta, key);
     }
 
-    /// Makes the changes visible to every read; durable with the next [`Engine::sync`].
-    pub fn apply(self) -> Result<(), EngineError> {
-        Ok(self.inner.commit()?)
-    }
-
-    /// Makes the changes, and all before them, durable, and only then visible.
-    pub fn apply_durably(self) -> Result<(), EngineError> {
-        if self.inner.is_empty() {
-            return self.engine.sync();
-        }
+    /// Makes the changes durable, and only then visible.
+    pub fn commit(self) -> Result<(), EngineError> {
         Ok(self
             .inner
             .durability(Some(PersistMode::SyncData))

@@ -25,7 +25,7 @@ const SLOT_WEIGHT: usize = 1024;
 
 /// Something to do in the background.
 enum Chore {
-    /// Count the blocks of a volume and find what can be dropped: once after a start.
+    /// Look at every block of a volume: once after a start.
     Scan(Arc<Volume>),
     /// Look at the candidates.
     Prune(Arc<Volume>),
@@ -45,7 +45,7 @@ impl Chores {
         self.added.notify_one();
     }
 
-    /// Count a volume's blocks and find what can be dropped.
+    /// Find what can be dropped in a volume of which nothing is known.
     pub fn scan(&self, volume: Arc<Volume>) {
         self.add(Chore::Scan(volume));
     }
@@ -102,7 +102,7 @@ impl Janitor {
     pub fn run(mut self) {
         while let Some(chore) = self.shared.chores.next() {
             let done = match chore {
-                Chore::Scan(volume) => self.scan(&volume, true),
+                Chore::Scan(volume) => self.scan(&volume),
                 Chore::Prune(volume) => self.prune(&volume),
                 Chore::Remove(volume, number, removal) => self.remove(&volume, number, removal),
             };
@@ -113,20 +113,16 @@ impl Janitor {
     }
 
     /// Looks at every block of a volume.
-    fn scan(&self, volume: &Arc<Volume>, count: bool) -> Result<(), EngineError> {
-        let all = (
-            BlockKey::new(FileId(0), 0),
-            BlockKey::new(FileId(u64::MAX), u64::MAX),
-        );
+    fn scan(&self, volume: &Arc<Volume>) -> Result<(), EngineError> {
+        let last = BlockKey::new(FileId(u64::MAX), u64::MAX);
+        let all = Slot::range(volume.id, (BlockKey::new(FileId(0), 0), last));
         let mut drops = Drops::new(&self.shared, volume);
         let mut block: Vec<Slot> = Vec::new();
-        let mut blocks = 0i64;
-        for slot in self.shared.engine.slots(Slot::range(volume.id, all)) {
+        for slot in self.shared.engine.slots(all) {
             let slot = slot?;
             if self.shared.is_stopping() {
                 return Ok(());
             }
-            blocks += 1;
             if block.first().is_some_and(|first| first.key != slot.key) {
                 drops.look(&block);
                 block.clear();
@@ -134,9 +130,6 @@ impl Janitor {
             block.push(slot);
         }
         drops.look(&block);
-        if count {
-            volume.count_blocks(blocks);
-        }
         drops.finish();
         Ok(())
     }
@@ -145,7 +138,7 @@ impl Janitor {
     fn prune(&self, volume: &Arc<Volume>) -> Result<(), EngineError> {
         let candidates = volume.take_candidates();
         if candidates.everything {
-            return self.scan(volume, false);
+            return self.scan(volume);
         }
         let mut drops = Drops::new(&self.shared, volume);
         for key in candidates.blocks {

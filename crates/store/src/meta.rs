@@ -6,6 +6,7 @@
 //! v <name>                volume: id, settings                               JSON
 //! e <id>                  accepted epoch and owner                           JSON
 //! k <id>                  retention                                          JSON
+//! n <id>                  how many slots the volume's blocks take            u64
 //! r <id> <name>           record: version, value
 //! j <id> <number>         a removal that is not finished                     JSON
 //! ```
@@ -52,6 +53,10 @@ pub(crate) fn epoch_key(volume: VolumeId) -> Vec<u8> {
 
 pub(crate) fn retention_key(volume: VolumeId) -> Vec<u8> {
     [b"k".as_slice(), &volume.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn slots_key(volume: VolumeId) -> Vec<u8> {
+    [b"n".as_slice(), &volume.0.to_be_bytes()].concat()
 }
 
 /// The key of a record; with a prefix of a name, the key prefix of those records.
@@ -108,7 +113,7 @@ pub(crate) fn check_format(engine: &Engine, dir: &Path) -> Result<(), OpenError>
         None => {
             let mut batch = engine.batch();
             batch.put_meta(FORMAT_KEY, Bytes::from_static(FORMAT));
-            batch.apply_durably().map_err(broken)
+            batch.commit().map_err(broken)
         }
     }
 }

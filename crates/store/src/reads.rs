@@ -1,5 +1,6 @@
 //! Serves reads: of blocks on the connection's own thread or, when several arrive at once, on a pool;
-//! of records always at once. Reads see everything that the committer has applied.
+//! of records always at once. Reads see what is durable, and what
+//! their own connection wrote before, for which they wait.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,7 +16,7 @@ use crate::connection::Conn;
 use crate::engine::{EngineError, Found};
 use crate::keys::{Slot, decode_record};
 use crate::meta::{RECORD_KEY_HEAD, record_key};
-use crate::shared::Shared;
+use crate::shared::{Shared, Work};
 use crate::volume::Volume;
 
 /// Reads waiting for the pool beyond which a connection serves its own.
@@ -56,7 +57,10 @@ impl ReadJob {
     }
 
     fn read(&self, shared: &Shared) -> Result<Response, EngineError> {
-        self.conn.wait_applied(self.after);
+        if !self.conn.is_applied(self.after) {
+            shared.queue.put(Work::Flush, 0);
+            self.conn.wait_applied(self.after);
+        }
         read_block(shared, &self.volume, self.key, self.up_to)
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dax::ids::{BlockKey, Epoch, VolumeName};
 use dax::storage::{EpochGrant, Retention, VolumeSettings};
@@ -25,7 +25,7 @@ pub(crate) struct Volume {
     pub settings: VolumeSettings,
     grant: Mutex<EpochGrant>,
     retention: Mutex<Option<Retention>>,
-    blocks: AtomicI64,
+    slots: AtomicU64,
     candidates: Mutex<Candidates>,
 }
 
@@ -58,15 +58,19 @@ impl Volume {
         *self.retention.lock() = Some(retention);
     }
 
-    /// Counts versions of blocks that came or went.
-    pub fn count_blocks(&self, change: i64) {
-        self.blocks.fetch_add(change, Ordering::Relaxed);
+    /// How many versions of blocks are stored.
+    pub fn slots(&self) -> u64 {
+        self.slots.load(Ordering::Relaxed)
+    }
+
+    /// Makes a durable count known.
+    pub fn publish_slots(&self, slots: u64) {
+        self.slots.store(slots, Ordering::Relaxed);
     }
 
     /// Bytes of the blocks that are stored, all generations.
     pub fn used_bytes(&self) -> u64 {
-        let blocks = self.blocks.load(Ordering::Relaxed).max(0);
-        blocks.unsigned_abs() * u64::from(self.settings.block_size_bytes)
+        self.slots() * u64::from(self.settings.block_size_bytes)
     }
 
     /// Notes that a block got a version that a later retention may make superfluous.
@@ -117,6 +121,9 @@ impl Volumes {
             if let Some(json) = engine.meta(&key).map_err(broken)? {
                 volume.publish_retention(meta::from_json(dir, &json)?);
             }
+            let slots = engine.meta(&meta::slots_key(volume.id)).map_err(broken)?;
+            let slots = slots.and_then(|bytes| bytes.first_chunk().copied());
+            volume.publish_slots(slots.map_or(0, u64::from_be_bytes));
         }
         Ok(volumes)
     }
@@ -132,7 +139,7 @@ impl Volumes {
                 owner: String::new(),
             }),
             retention: Mutex::new(None),
-            blocks: AtomicI64::new(0),
+            slots: AtomicU64::new(0),
             candidates: Mutex::default(),
         });
         self.by_name.write().insert(name, volume.clone());

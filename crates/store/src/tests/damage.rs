@@ -19,7 +19,7 @@ fn flip(engine: &Engine, slot: &Slot) {
     data[100] ^= 1;
     let mut batch = engine.batch();
     batch.put(slot, encode_block(block.version, block.checksum, &data));
-    batch.apply_durably().unwrap();
+    batch.commit().unwrap();
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_directory_of_another_format_is_refused() {
         let engine = Engine::open(dir.path(), 1 << 20).unwrap();
         let mut batch = engine.batch();
         batch.put_meta(b"format", Bytes::from_static(b"understudy-zone 9"));
-        batch.apply_durably().unwrap();
+        batch.commit().unwrap();
     }
     let error = Zone::open(dir.path(), config()).err().unwrap();
     assert!(matches!(error, OpenError::Format { .. }), "{error:?}");
