@@ -112,20 +112,35 @@ impl Fetcher {
 
     /// A block as of a base.
     async fn of_image(&self, base: &Base, key: BlockKey, block_bytes: u32) -> Result<Bytes> {
+        let block = self.stored(base, key).await?;
+        Ok(block.map_or_else(
+            || zeros(block_bytes),
+            |block| visible(&base.namespace, key, block, block_bytes),
+        ))
+    }
+
+    /// Whether a base has a version of a block that its own cuts do not hide.
+    pub async fn has_version(&self, base: &Base, key: BlockKey) -> Result<bool> {
+        let inode = base.namespace.get(key.file);
+        let block = self.stored(base, key).await?;
+        Ok(block.is_some_and(|b| inode.is_some_and(|i| !i.is_cut(key.block, b.version))))
+    }
+
+    async fn stored(&self, base: &Base, key: BlockKey) -> Result<Option<Cached>> {
         let image = base.seal.generation;
         if let Some(cached) = self.cache.get(key, image) {
-            return Ok(visible(&base.namespace, key, cached, block_bytes));
+            return Ok(Some(cached));
         }
         let ticket = self.cache.ticket(key);
         let Some(block) = image::read_version(&self.storage, &base.seal.lineage, key).await? else {
-            return Ok(zeros(block_bytes));
+            return Ok(None);
         };
         let block = Cached {
             version: block.version,
             data: block.data,
         };
         self.cache.fill(key, image, ticket, block.clone());
-        Ok(visible(&base.namespace, key, block, block_bytes))
+        Ok(Some(block))
     }
 
     /// A block that has one version; bytes from `shown` on read as zeros.

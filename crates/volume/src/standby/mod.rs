@@ -3,7 +3,7 @@
 //!
 //! [`state`] is the pure core: one immutable value that every operation looks at once.
 //! [`overlay`] is what the standby's PostgreSQL changed, [`ops`] and [`contents`] how it changes;
-//! [`blocks`] and [`spill`] keep the contents of changed blocks. [`view`] is the mountable driver
+//! [`rebase`] moves the base forward; [`blocks`] and [`spill`] keep the contents of changed blocks. [`view`] is the mountable driver
 //! around it: [`fetch`] reads blocks, [`gate`] stops operations for the [`switch`], at which the view
 //! becomes the active's.
 
@@ -11,8 +11,10 @@ mod blocks;
 mod contents;
 mod fetch;
 mod gate;
+mod moves;
 mod ops;
 mod overlay;
+mod rebase;
 mod spill;
 mod state;
 mod switch;
@@ -23,6 +25,8 @@ mod view;
 mod view_io;
 mod view_names;
 
+#[cfg(test)]
+mod rebase_test;
 #[cfg(test)]
 mod state_test;
 #[cfg(test)]

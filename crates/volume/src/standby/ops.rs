@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use dax::ids::FileId;
 use imbl::OrdMap;
 
 use super::overlay::{Attrs, Created, InodeItem, NameItem, OwnCut, Stamped, is_created};
@@ -182,6 +181,7 @@ impl State {
         };
         if item.created.as_ref().is_some_and(|c| c.adopted.is_none()) {
             self.overlay.inodes.remove(&ino);
+            self.overlay.names.remove(&ino);
         } else {
             self.overlay.item_mut(ino).blocks = OrdMap::new();
         }
@@ -368,10 +368,5 @@ impl State {
 
     fn touch(&mut self, ino: Ino, now: Timestamp) -> Result<()> {
         self.set_attr(ino, AttrChange::default(), now).map(drop)
-    }
-
-    /// The shared inode whose blocks show where the overlay has none.
-    pub fn shared_id(&self, ino: Ino) -> Option<FileId> {
-        self.shared(ino).map(|s| s.id)
     }
 }

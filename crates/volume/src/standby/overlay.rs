@@ -111,6 +111,17 @@ impl InodeItem {
         self.created.as_ref().and_then(|c| c.adopted)
     }
 
+    /// Whether the inode is as the base has it.
+    pub fn says_nothing(&self) -> bool {
+        self.created.is_none()
+            && self.home.is_none()
+            && self.nlink.is_none()
+            && self.size.is_none()
+            && self.attrs.is_none()
+            && self.cuts.is_empty()
+            && self.blocks.is_empty()
+    }
+
     /// Whether own truncation hides this block of the base.
     pub fn hides_block(&self, block: u64) -> bool {
         self.cuts.first().is_some_and(|c| c.first_block <= block)

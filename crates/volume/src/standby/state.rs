@@ -495,7 +495,7 @@ impl State {
 }
 
 /// The names of a base that a standby does not show.
-fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Vec<(FileId, Name)> {
+pub(crate) fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Vec<(FileId, Name)> {
     let mut hidden = Vec::new();
     for (dir, names) in base.directories() {
         let is_root = dir == ROOT;

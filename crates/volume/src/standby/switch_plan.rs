@@ -52,7 +52,12 @@ pub(crate) fn plan(
             files.insert(*ino, created.adopted.unwrap_or_else(&mut allocate));
         }
     }
-    let planner = Planner { switch, files };
+    let inos = files.iter().map(|(ino, file)| (*file, *ino)).collect();
+    let planner = Planner {
+        switch,
+        files,
+        inos,
+    };
     let names = planner.names()?;
     let mut ops = planner.inodes(&names);
     planner.put_names(names, &mut ops);
@@ -71,6 +76,8 @@ pub(crate) fn plan(
 struct Planner<'a> {
     switch: &'a Switch<'a>,
     files: HashMap<Ino, FileId>,
+    /// The same, the other way round.
+    inos: HashMap<FileId, Ino>,
 }
 
 impl Planner<'_> {
@@ -102,18 +109,30 @@ impl Planner<'_> {
         let latest = self.switch.latest.get(FileId(ino.0));
         let is_data = state.class(ino).ok() == Some(FileClass::Data)
             && latest.is_none_or(|i| i.class == FileClass::Data);
-        is_data && state.attr(ino).is_ok_and(|a| a.nlink > 0) && !self.is_hidden(ino)
+        is_data && state.attr(ino).is_ok_and(|a| a.nlink > 0) && self.has_name(ino)
     }
 
-    /// Whether the layout hides the one name that leads to an inode of the base.
-    fn is_hidden(&self, ino: Ino) -> bool {
+    /// Whether a name leads to an inode of the base: its own, where neither the overlay nor the
+    /// layout hides it, or one that redo gave it.
+    fn has_name(&self, ino: Ino) -> bool {
         let state = self.state();
-        let Some((dir, name)) = state.home(ino).filter(|_| ino != Ino::ROOT) else {
-            return false;
-        };
-        state.overlay.name(dir, &name).is_none()
-            && state.base_name(dir, &name) == Some(FileId(ino.0))
-            && matches!(state.find(dir, &name), Ok(Found::Nothing))
+        if ino == Ino::ROOT {
+            return true;
+        }
+        let own = state
+            .home(ino)
+            .and_then(|(dir, name)| state.find(dir, &name).ok());
+        let mut given = state
+            .overlay
+            .names
+            .values()
+            .flat_map(|names| names.values());
+        match own {
+            Some(Found::Inode(there)) if there == ino => true,
+            // Private on a standby, and not published: as in the base.
+            Some(Found::Private(_)) => true,
+            _ => given.any(|item| item.target == Some(ino)),
+        }
     }
 
     /// Every name that may differ between the latest namespace and the view.
@@ -225,8 +244,8 @@ impl Planner<'_> {
 
     /// The inode of the view that is, or becomes, a shared file.
     fn ino(&self, id: FileId) -> Ino {
-        let created = self.files.iter().find(|(_, file)| **file == id);
-        created.map_or_else(|| self.state().ino_of(id), |(ino, _)| *ino)
+        let created = self.inos.get(&id).copied();
+        created.unwrap_or_else(|| self.state().ino_of(id))
     }
 
     /// How many more subdirectories each directory has than in the latest namespace.

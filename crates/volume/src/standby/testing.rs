@@ -135,6 +135,20 @@ impl Builder {
         self.make(path, FileKind::File, blocks * u64::from(BLOCK))
     }
 
+    pub fn make_dir(&mut self, path: &str) -> FileId {
+        self.make(path, FileKind::Directory, 0)
+    }
+
+    pub fn remove_dir(&mut self, path: &str) {
+        let (parent, name) = self.split(path);
+        let name = name.to_vec();
+        self.apply(Op::RemoveDirectory {
+            parent,
+            name,
+            at: NOW,
+        });
+    }
+
     pub fn remove(&mut self, path: &str, retain: bool) {
         let (parent, name) = self.split(path);
         let name = name.to_vec();

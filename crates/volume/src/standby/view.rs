@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use dax::storage::Storage;
@@ -61,6 +61,7 @@ pub struct StandbyView {
     pub(super) gate: Gate<dyn View>,
     state: RwLock<Arc<State>>,
     pub(super) opens: Mutex<HashMap<Ino, u64>>,
+    pub(super) bases: Mutex<Vec<Weak<Base>>>,
     turns: [tokio::sync::Mutex<()>; TURNS],
 }
 
@@ -92,8 +93,9 @@ impl StandbyView {
             fetcher: Fetcher { storage, cache },
             store: Arc::new(store),
             gate: Gate::new(),
-            state: RwLock::new(Arc::new(state)),
             opens: Mutex::default(),
+            bases: Mutex::new(vec![Arc::downgrade(&state.base)]),
+            state: RwLock::new(Arc::new(state)),
             turns: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
         }))
     }
