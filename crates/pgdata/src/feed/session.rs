@@ -335,3 +335,123 @@ fn status(data: &[u8]) -> Result<Option<Event>, SessionError> {
     let wants_answer = data.get(33).is_some_and(|flag| *flag != 0);
     Ok(Some(Event::Status(feedback, wants_answer)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HORIZON: Horizon = Horizon {
+        timeline: TimelineId(3),
+        end: Lsn(0x5000),
+    };
+
+    /// A message of the protocol: kind, length, body.
+    fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![kind];
+        bytes.extend(u32::try_from(body.len() + 4).unwrap().to_be_bytes());
+        bytes.extend(body);
+        bytes
+    }
+
+    fn startup() -> Vec<u8> {
+        let body = b"\0\x03\0\0user\0x\0replication\0true\0\0";
+        message(0, body)[1..].to_vec()
+    }
+
+    /// The kinds of the messages sent.
+    fn kinds(mut bytes: &[u8]) -> String {
+        let mut kinds = String::new();
+        while let [kind, a, b, c, d, ..] = *bytes {
+            kinds.push(char::from(kind));
+            bytes = &bytes[1 + u32::from_be_bytes([a, b, c, d]) as usize..];
+        }
+        kinds
+    }
+
+    fn ready() -> Session {
+        let mut session = Session::new("15");
+        session.input().extend_from_slice(&startup());
+        assert_eq!(session.next_event().unwrap(), None);
+        assert_eq!(kinds(&session.take_output()), "RSSSSSSSKZ");
+        session
+    }
+
+    fn status_update(wants_answer: bool) -> Vec<u8> {
+        let mut body = vec![b'r'];
+        for lsn in [3u64, 2, 1, 0] {
+            body.extend(lsn.to_be_bytes());
+        }
+        body.push(wants_answer.into());
+        message(b'd', &body)
+    }
+
+    #[test]
+    fn encryption_is_refused_and_the_session_goes_on() {
+        let mut session = Session::new("15");
+        for code in [80_877_103u32, 80_877_104] {
+            session
+                .input()
+                .extend_from_slice(&message(0, &code.to_be_bytes())[1..]);
+            assert_eq!(session.next_event().unwrap(), None);
+            assert_eq!(&session.take_output()[..], b"N");
+        }
+        session.input().extend_from_slice(&startup());
+        assert_eq!(session.next_event().unwrap(), None);
+        assert_eq!(session.state(), State::Ready);
+    }
+
+    #[test]
+    fn commands_arrive_in_any_pieces() {
+        let mut session = ready();
+        for byte in message(b'Q', b"IDENTIFY_SYSTEM\0") {
+            assert_eq!(session.next_event().unwrap(), None);
+            session.input().put_u8(byte);
+        }
+        let event = session.next_event().unwrap();
+        assert_eq!(event, Some(Event::Command(Command::IdentifySystem)));
+        session.identify(7, HORIZON).unwrap();
+        assert_eq!(kinds(&session.take_output()), "TDCZ");
+    }
+
+    #[test]
+    fn progress_is_reported_while_streaming_only() {
+        let mut session = ready();
+        session.input().extend_from_slice(&status_update(true));
+        assert!(session.next_event().is_err(), "no stream yet");
+        let mut session = ready();
+        session.start_streaming().unwrap();
+        session.input().extend_from_slice(&status_update(true));
+        let progress = Feedback {
+            write: Lsn(3),
+            flush: Lsn(2),
+            apply: Lsn(1),
+        };
+        assert_eq!(
+            session.next_event().unwrap(),
+            Some(Event::Status(progress, true))
+        );
+        session
+            .input()
+            .extend_from_slice(&message(b'd', b"h feedback on old rows"));
+        assert_eq!(session.next_event().unwrap(), None, "ignored");
+        session.input().extend_from_slice(&message(b'd', b"r\0\0"));
+        assert!(session.next_event().is_err(), "cut short");
+    }
+
+    #[test]
+    fn both_ends_can_end_the_stream() {
+        let mut session = ready();
+        session.start_streaming().unwrap();
+        session.end_stream().unwrap();
+        session.input().extend_from_slice(&message(b'c', b""));
+        assert_eq!(session.next_event().unwrap(), Some(Event::StreamEnded));
+        session.finish(Some((TimelineId(4), Lsn(0x5000)))).unwrap();
+        assert_eq!(kinds(&session.take_output()), "WcTDCCZ");
+
+        session.start_streaming().unwrap();
+        session.input().extend_from_slice(&message(b'c', b""));
+        assert_eq!(session.next_event().unwrap(), Some(Event::StreamEnded));
+        session.finish(None).unwrap();
+        assert_eq!(kinds(&session.take_output()), "WcCZ");
+    }
+}
