@@ -189,6 +189,10 @@ async fn play(
     ));
     progress.set_state(format!("{new} is active"));
 
+    let rejoined = match options.rejoin {
+        true => Some(rejoin(cluster, &active, clock, progress).await?),
+        false => None,
+    };
     let rest = options
         .duration
         .saturating_sub(clock.now().since(Offset(0)));
