@@ -177,8 +177,11 @@ impl Mount {
     /// on.
     pub async fn pause(&self) -> Paused<'_> {
         let _pause = self.core.gate.pause().await;
+        // Asked now: a view that becomes another one answers for that one afterwards.
+        let caching = !self.core.view.read().cache_policy().metadata.is_zero();
         Paused {
             mount: self,
+            caching,
             _pause,
         }
     }
@@ -303,6 +306,8 @@ impl Drop for Mount {
 #[derive(Debug)]
 pub struct Paused<'a> {
     mount: &'a Mount,
+    /// Whether the kernel may have cached what the view at the time of the pause returned.
+    caching: bool,
     _pause: Pause,
 }
 
@@ -319,7 +324,7 @@ impl Paused<'_> {
     pub fn install(&self, new: Arc<dyn View>) -> Result<Arc<dyn View>> {
         let core = &self.mount.core;
         let mut view = core.view.write();
-        if !view.cache_policy().metadata.is_zero() {
+        if self.caching {
             return Err(Error::CachingView);
         }
         for (ino, count) in core.handles.files() {
