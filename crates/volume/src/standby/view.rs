@@ -162,6 +162,11 @@ impl StandbyView {
         Ok(())
     }
 
+    /// The storage that this view reads.
+    pub fn storage(&self) -> &Arc<dyn Storage> {
+        &self.fetcher.storage
+    }
+
     /// The private files of this view.
     pub fn private(&self) -> &Arc<PrivateDir> {
         &self.private

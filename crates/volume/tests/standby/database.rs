@@ -61,6 +61,23 @@ pub fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
+impl Change {
+    /// The paths it is about.
+    pub fn paths(&self) -> Vec<String> {
+        match self {
+            Change::MakeDatabase(database) | Change::DropDatabase(database) => {
+                vec![directory(*database)]
+            }
+            Change::Rename(from, to) => vec![path(*from), path(*to)],
+            Change::Create(file)
+            | Change::Drop(file)
+            | Change::Write { file, .. }
+            | Change::Truncate { file, .. }
+            | Change::Replace { file, .. } => vec![path(*file)],
+        }
+    }
+}
+
 /// Files are spread over the databases.
 fn path(file: u8) -> String {
     format!("base/{}/{}", file % DATABASES, 1000 + u32::from(file))

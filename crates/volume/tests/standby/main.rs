@@ -3,6 +3,7 @@
 
 mod database;
 mod model;
+mod moving;
 mod rules;
 mod support;
 mod takeover;

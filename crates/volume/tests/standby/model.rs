@@ -109,7 +109,7 @@ async fn run(reigns: Vec<Reign>) {
     assert_eq!(last.tree("base").await, model.0, "the last standby");
 }
 
-fn block_on(future: impl Future<Output = ()>) {
+pub fn block_on(future: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

@@ -1,0 +1,279 @@
+//! A standby whose base moves while it replays, behind an active that works as PostgreSQL does: pages
+//! are written long after their log, files are removed late, or before the record says so.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use volume::claim::Claim;
+use volume::lsn::Lsn;
+use volume::seal::{Base, Seal};
+use volume::standby::StandbyView;
+
+use super::database::{Change, Files, change, perform};
+use super::support::{BLOCK, Database, Volume, node, shared};
+
+#[derive(Debug, Clone)]
+enum Step {
+    Change(Change),
+    /// The same, but a removal lags behind its record, or goes ahead of it.
+    Odd(Change),
+    /// The page writer flushes something.
+    Flush(u8),
+    CheckpointStarts,
+    CheckpointEnds,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        12 => change().prop_map(Step::Change),
+        3 => change().prop_map(Step::Odd),
+        2 => any::<u8>().prop_map(Step::Flush),
+        1 => Just(Step::CheckpointStarts),
+        2 => Just(Step::CheckpointEnds),
+    ];
+    prop::collection::vec(step, 0..80)
+}
+
+/// A page in the active's buffers.
+struct Dirty {
+    path: String,
+    offset: u64,
+    byte: u8,
+}
+
+struct Active {
+    database: Database,
+    /// What the log says.
+    model: Files,
+    log: Vec<Change>,
+    dirty: Vec<Dirty>,
+    /// Removed by the log, not yet from the files.
+    late: BTreeSet<String>,
+    /// Removed from the files, not yet by the log.
+    early: Option<Change>,
+    redo: Option<u64>,
+    seals: Vec<(Seal, usize)>,
+}
+
+impl Active {
+    async fn step(&mut self, step: &Step) {
+        match step {
+            Step::Change(change) => self.change(change, false).await,
+            Step::Odd(change) => self.change(change, true).await,
+            Step::Flush(which) if !self.dirty.is_empty() => {
+                let at = usize::from(*which) % self.dirty.len();
+                let page = self.dirty.remove(at);
+                self.write(&page).await;
+            }
+            Step::Flush(_) => {}
+            Step::CheckpointStarts => {
+                self.redo = Some(self.log.len() as u64);
+                for page in std::mem::take(&mut self.dirty) {
+                    self.write(&page).await;
+                }
+            }
+            Step::CheckpointEnds => {
+                if let Some(redo) = self.redo.take() {
+                    let active = self.database.active.as_ref().unwrap();
+                    let cut = active.cut().await.unwrap();
+                    let end = Lsn(self.log.len() as u64);
+                    let seal = active.commit_seal(cut, Lsn(redo), end, Vec::new()).await;
+                    self.seals.push((seal.unwrap(), self.log.len()));
+                }
+            }
+        }
+    }
+
+    async fn write(&self, page: &Dirty) {
+        let data = vec![page.byte; BLOCK];
+        self.database.write(&page.path, page.offset, &data).await.unwrap();
+    }
+
+    async fn change(&mut self, change: &Change, odd: bool) {
+        let touched = change.paths();
+        if let Some(early) = &self.early
+            && (odd || early.paths().iter().any(|p| touched.iter().any(|t| related(p, t))))
+        {
+            let early = self.early.take().unwrap();
+            self.model.apply(&early);
+            self.log.push(early);
+        }
+        if odd && matches!(change, Change::DropDatabase(_)) && self.early.is_none() {
+            if self.model.clone().apply(change) {
+                self.settle(&touched, true).await;
+                perform(&self.database, change).await;
+                self.early = Some(change.clone());
+            }
+            return;
+        }
+        if !self.model.apply(change) {
+            return;
+        }
+        self.log.push(change.clone());
+        match change {
+            Change::Write { offset, len, byte, .. }
+                if *offset as usize % BLOCK == 0 && *len as usize == BLOCK =>
+            {
+                self.settle(&touched, false).await;
+                let path = touched[0].clone();
+                let size = self.database.read(&path).await.unwrap().len() as u64;
+                let end = u64::from(*offset) + BLOCK as u64;
+                if end > size {
+                    self.database.truncate(&path, end).await.unwrap();
+                }
+                let offset = u64::from(*offset);
+                self.dirty.retain(|d| (d.path.as_str(), d.offset) != (path.as_str(), offset));
+                self.dirty.push(Dirty { path, offset, byte: *byte });
+            }
+            Change::Drop(_) if odd => {
+                self.dirty.retain(|d| d.path != touched[0]);
+                self.late.insert(touched[0].clone());
+            }
+            Change::Drop(_) | Change::DropDatabase(_) => {
+                self.settle(&touched, true).await;
+                perform(&self.database, change).await;
+            }
+            _ => {
+                self.settle(&touched, false).await;
+                for page in std::mem::take(&mut self.dirty) {
+                    match touched.contains(&page.path) {
+                        true => self.write(&page).await,
+                        false => self.dirty.push(page),
+                    }
+                }
+                perform(&self.database, change).await;
+            }
+        }
+    }
+
+    /// Does late removals that are in the way; forgets pages of what is removed.
+    async fn settle(&mut self, touched: &[String], removed: bool) {
+        for path in std::mem::take(&mut self.late) {
+            match touched.iter().any(|t| related(&path, t)) {
+                true => self.database.unlink(&path).unwrap(),
+                false => drop(self.late.insert(path)),
+            }
+        }
+        if removed {
+            self.dirty.retain(|d| !touched.iter().any(|t| related(&d.path, t)));
+        }
+    }
+}
+
+/// Whether one is the other, or is below it.
+fn related(a: &str, b: &str) -> bool {
+    let below = |a: &str, b: &str| a.strip_prefix(b).is_some_and(|rest| rest.starts_with('/'));
+    a == b || below(a, b) || below(b, a)
+}
+
+async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
+    let volume = Volume::new();
+    let (storage, database) = volume.init().await;
+    database.rmdir("base/5").unwrap();
+    let mut model = Files::default();
+    for change in before {
+        if model.apply(&change) {
+            perform(&database, &change).await;
+        }
+    }
+    database.seal(0).await;
+    let client = shared(&volume.cluster.client());
+    Claim::everything(node("standby")).put(&client).await.unwrap();
+    let (view, standby) = volume.attach().await;
+    let mut replayed = model.clone();
+    let mut active = Active {
+        database,
+        model,
+        log: Vec::new(),
+        dirty: Vec::new(),
+        late: BTreeSet::new(),
+        early: None,
+        redo: None,
+        seals: Vec::new(),
+    };
+    for step in &steps {
+        active.step(step).await;
+    }
+    if let Some(early) = active.early.take() {
+        active.model.apply(&early);
+        active.log.push(early);
+    }
+    active.database.view.sync_all().await.unwrap();
+    storage.crash(|_| true);
+
+    let live = active.database.active.as_ref().unwrap().namespace();
+    let mut seals = std::mem::take(&mut active.seals);
+    seals.reverse();
+    for (at, change) in active.log.iter().enumerate() {
+        let luck = moves[at % moves.len()];
+        let ahead = u64::from(luck % 4);
+        view.show_log(live.clone(), Lsn(at as u64 + 1 + ahead));
+        replayed.apply(change);
+        perform(&standby, change).await;
+        if luck & 16 != 0 {
+            try_move(&view, &mut seals, at + 1).await;
+        }
+        assert_eq!(standby.tree("base").await, replayed.0, "after {change:?}");
+    }
+    try_move(&view, &mut seals, active.log.len()).await;
+    assert_eq!(standby.tree("base").await, replayed.0, "after the last move");
+    assert_eq!(replayed, active.model);
+
+    let (_, next) = volume.take_over(&view).await;
+    assert_eq!(next.tree("base").await, replayed.0, "taken over");
+    next.seal(1_000).await;
+    assert_eq!(volume.attach().await.1.tree("base").await, replayed.0, "the next standby");
+}
+
+/// Moves to the newest seal that redo has passed.
+async fn try_move(view: &Arc<StandbyView>, seals: &mut Vec<(Seal, usize)>, applied: usize) {
+    let mut newest = None;
+    while let Some((seal, _)) = seals.pop_if(|(_, end)| *end <= applied) {
+        newest = Some(seal);
+    }
+    if let Some(seal) = newest {
+        let base = Base::load(view.storage(), &seal).await.unwrap();
+        view.move_base(base).await.unwrap();
+        assert_eq!(view.base_seal(), seal);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_move_of_the_base_is_invisible(
+        before in prop::collection::vec(change(), 0..24),
+        steps in steps(),
+        moves in prop::collection::vec(any::<u8>(), 1..24),
+    ) {
+        super::model::block_on(run(before, steps, moves));
+    }
+}
+
+/// Overlay items go when the base that has them arrives, and the old base with the last reader.
+#[tokio::test]
+async fn the_overlay_shrinks_with_each_move() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &super::support::blocks(&[1; 16])).await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+    for database in [&active, &standby] {
+        let data = super::support::blocks(&[2; 12]);
+        database.write("base/5/1000", 0, &data).await.unwrap();
+    }
+    let seal = active.seal(200).await;
+    let base = Base::load(view.storage(), &seal).await.unwrap();
+    assert!(view.move_base(base.clone()).await.is_err(), "the log was not shown that far");
+    view.show_log(base.namespace.clone(), Lsn(300));
+    assert!(view.stats().memory_bytes > 0);
+    view.move_base(base.clone()).await.unwrap();
+    assert_eq!((view.stats().items, view.stats().memory_bytes), (0, 0));
+    assert_eq!(view.bases_in_use(), [seal.clone()]);
+    let expected = super::support::blocks(&[2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1]);
+    assert_eq!(standby.read("base/5/1000").await.unwrap(), expected);
+    view.move_base(base).await.unwrap();
+    assert_eq!(view.base_seal(), seal);
+}
