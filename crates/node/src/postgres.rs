@@ -10,8 +10,10 @@
 //! changes, so it is set after that, just before `exec`.
 
 pub mod install;
+mod keeper;
 pub mod leftovers;
 pub mod logfile;
+mod options;
 mod run_as;
 mod server;
 pub mod session;
@@ -21,8 +23,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use install::{InitdbOptions, Installation, PgVersion};
+pub use options::{ExitReport, StartOptions, StopMode};
 pub use run_as::RunAs;
-pub use server::{ExitReport, Postgres, StartOptions, StopMode};
+pub use server::Postgres;
 pub use session::Session;
 
 /// Why something about the server failed; the messages say what to change.

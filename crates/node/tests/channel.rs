@@ -1,5 +1,7 @@
 //! The direct channel between two agents of one process, over both kinds of sockets.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

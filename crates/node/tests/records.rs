@@ -1,5 +1,7 @@
 //! The registry records over the in-memory storage: written, read, fenced, damaged, pruned.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
+
 use std::sync::Arc;
 
 use bytes::Bytes;
