@@ -129,7 +129,9 @@ async fn populate(
     let mount = mount::Mount::start(shown, mount_options, Handle::current())?;
     let data = mount.path().to_owned();
     let emptied = tokio::task::spawn_blocking(move || import::empty(&data));
-    emptied.await.expect("emptying a directory does not panic")?;
+    emptied
+        .await
+        .expect("emptying a directory does not panic")?;
     match &options.import {
         Some(from) => {
             let (from, to) = (from.clone(), mount.path().to_owned());
@@ -165,7 +167,10 @@ fn add_defaults(place: &std::path::Path) -> Result<()> {
     if text.contains(DEFAULTS) {
         return Ok(());
     }
-    let mut file = std::fs::OpenOptions::new().append(true).open(place).map_err(failed)?;
+    let mut file = std::fs::OpenOptions::new()
+        .append(true)
+        .open(place)
+        .map_err(failed)?;
     file.write_all(DEFAULTS.as_bytes()).map_err(failed)
 }
 
@@ -175,8 +180,13 @@ async fn seal(view: &ActiveView) -> Result<ControlFile> {
     let control = ControlFile::parse(&bytes)?;
     let end = end_of_checkpoint(view, &control).await?;
     let layout = Arc::new(PostgresLayout::new(control.segment_size));
-    let sealer =
-        Sealer::new(layout, end, control.timeline, None, control.blocks_per_segment);
+    let sealer = Sealer::new(
+        layout,
+        end,
+        control.timeline,
+        None,
+        control.blocks_per_segment,
+    );
     sealer.seal_shutdown(view, &bytes).await?;
     Ok(control)
 }
@@ -190,7 +200,13 @@ async fn end_of_checkpoint(view: &ActiveView, control: &ControlFile) -> Result<L
     while let Stop::Missing(at) = follower.stop() {
         let page = Lsn(at.0 - at.0 % PAGE);
         let name = SegmentName::holding(control.timeline, page, size).file_name(size);
-        let read = read(view, &format!("{LOG}/{name}"), size.offset(page), PAGE as u32).await;
+        let read = read(
+            view,
+            &format!("{LOG}/{name}"),
+            size.offset(page),
+            PAGE as u32,
+        )
+        .await;
         let bytes = match read {
             Err(AgentError::Volume(Error::NotFound)) => break,
             other => other?,

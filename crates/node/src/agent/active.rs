@@ -86,17 +86,22 @@ impl Active {
             }
             Event::Exited(report) => {
                 tracing::error!(%report, "PostgreSQL died; a standby may take over");
-                let notice = Notice::PostgresDead { epoch: self.epoch, detail: report.to_string() };
+                let notice = Notice::PostgresDead {
+                    epoch: self.epoch,
+                    detail: report.to_string(),
+                };
                 context.server.announce(notice);
                 self.vacate(&state, ActiveState::PostgresDead, beats).await;
                 Ok(ActiveEnd::PostgresDied(report))
             }
-            Event::HandOver(to) => {
-                self.release(context, &state, to, beats).await.map(|()| ActiveEnd::HandedOver)
-            }
-            Event::Shutdown => {
-                self.release(context, &state, None, beats).await.map(|()| ActiveEnd::Shutdown)
-            }
+            Event::HandOver(to) => self
+                .release(context, &state, to, beats)
+                .await
+                .map(|()| ActiveEnd::HandedOver),
+            Event::Shutdown => self
+                .release(context, &state, None, beats)
+                .await
+                .map(|()| ActiveEnd::Shutdown),
         };
         context.server.retract();
         self.end().await?;
@@ -223,7 +228,10 @@ impl Active {
     ) {
         state.send_replace(why);
         // The last beat ends the task; a stalled store must not hold us up for long.
-        if tokio::time::timeout(Duration::from_secs(2), beats).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(2), beats)
+            .await
+            .is_err()
+        {
             tracing::info!("the last heartbeat could not be written in time");
         }
     }
@@ -245,8 +253,13 @@ impl Active {
             tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays");
         }
         let reason = "stopped cleanly".to_owned();
-        self.vacate(state, ActiveState::Released { to: to.clone() }, beats).await;
-        context.server.announce(Notice::Bye { epoch: self.epoch, reason, to });
+        self.vacate(state, ActiveState::Released { to: to.clone() }, beats)
+            .await;
+        context.server.announce(Notice::Bye {
+            epoch: self.epoch,
+            reason,
+            to,
+        });
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use crate::address::Address;
 use crate::channel::{Identity, Server};
 use crate::config::Config;
 use crate::postgres::{Installation, RunAs, StartOptions};
-use crate::records::{Cluster, Incarnation, Member, MemberState, Record, Role};
+use crate::records::{Cluster, Member, MemberState, Record, Role};
 
 /// See the module.
 pub(crate) struct Context {
@@ -46,7 +46,10 @@ impl Context {
     ) -> Result<Context> {
         host.installation.require_major(cluster.postgres_major)?;
         let segment_size = SegmentSize::new(cluster.wal_segment_bytes).ok_or_else(|| {
-            AgentError::Refused(format!("log segments of {} bytes", cluster.wal_segment_bytes))
+            AgentError::Refused(format!(
+                "log segments of {} bytes",
+                cluster.wal_segment_bytes
+            ))
         })?;
         Ok(Context {
             config,
@@ -80,7 +83,9 @@ impl Context {
     /// How PostgreSQL is started, with `pinned` on its command line.
     pub(crate) fn start_options(&self, pinned: &[Setting]) -> StartOptions {
         let own = &self.config.postgres.parameters;
-        let own = own.iter().map(|(name, value)| (name.clone(), value.to_string()));
+        let own = own
+            .iter()
+            .map(|(name, value)| (name.clone(), value.to_string()));
         let pinned = pinned.iter().map(|s| (s.name.to_owned(), s.value.clone()));
         StartOptions {
             data: self.config.paths.mount(),
@@ -97,12 +102,20 @@ impl Context {
     /// This node's record, to be stored.
     pub(crate) fn member(&self, role: Role, state: MemberState, updated: u64) -> Member {
         let postgres = &self.config.postgres;
-        let listens = postgres.listen_addresses.split(',').next().unwrap_or_default().trim();
+        let listens = postgres
+            .listen_addresses
+            .split(',')
+            .next()
+            .unwrap_or_default()
+            .trim();
         let host = match listens {
             "" | "*" | "0.0.0.0" | "::" => "localhost",
             host => host,
         };
-        let reached = Address::Tcp { host: host.to_owned(), port: postgres.port };
+        let reached = Address::Tcp {
+            host: host.to_owned(),
+            port: postgres.port,
+        };
         Member {
             name: self.me.node.clone(),
             role,
@@ -130,7 +143,11 @@ impl Host {
         let installation = Installation::find(&config.postgres.bin)?;
         let version = MajorVersion::parse(&installation.version().to_string())?;
         let run_as = RunAs::resolve(&config.postgres.run_as)?;
-        Ok(Host { installation, version, run_as })
+        Ok(Host {
+            installation,
+            version,
+            run_as,
+        })
     }
 
     pub(crate) fn owner(&self) -> Option<(Uid, Gid)> {
@@ -150,7 +167,11 @@ pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {
         Some(run_as) => (run_as.uid, run_as.gid),
         None => (Uid::effective(), Gid::effective()),
     };
-    Ownership { mode: 0o700, uid: uid.as_raw(), gid: gid.as_raw() }
+    Ownership {
+        mode: 0o700,
+        uid: uid.as_raw(),
+        gid: gid.as_raw(),
+    }
 }
 
 /// Now, as files carry it.

@@ -56,7 +56,10 @@ pub type Result<T, E = AgentError> = std::result::Result<T, E>;
 
 impl AgentError {
     pub(crate) fn system(what: impl Into<String>, source: std::io::Error) -> AgentError {
-        AgentError::System { what: what.into(), source }
+        AgentError::System {
+            what: what.into(),
+            source,
+        }
     }
 
     /// Whether a higher epoch exists: another node is, or was, the active.

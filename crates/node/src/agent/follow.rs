@@ -168,13 +168,12 @@ impl<'a> Follower<'a> {
     fn wake(&self) -> Duration {
         let now = self.context.now();
         let idle = self.detector.poll();
-        self.detector.wake_at().map_or(idle, |at| at.saturating_sub(now).min(idle))
+        self.detector
+            .wake_at()
+            .map_or(idle, |at| at.saturating_sub(now).min(idle))
     }
 
-    async fn subscribe(
-        &self,
-        events: mpsc::UnboundedSender<ClientEvent>,
-    ) -> Result<Subscription> {
+    async fn subscribe(&self, events: mpsc::UnboundedSender<ClientEvent>) -> Result<Subscription> {
         let name = format!("{}{}", Member::PREFIX, self.active);
         let member = Member::load_named(self.standby.storage.as_ref(), &name).await?;
         let address = member.map_or_else(|| self.unknown_address(), |m| m.channel);
@@ -239,7 +238,10 @@ impl<'a> Follower<'a> {
         if beat.epoch > self.epoch {
             return Ok(Some(StandbyEnd::Superseded));
         }
-        let counted = Beat { epoch: beat.epoch, counter: beat.counter };
+        let counted = Beat {
+            epoch: beat.epoch,
+            counter: beat.counter,
+        };
         if Some(counted) > self.detector.beat() {
             self.seen_at = now;
         }
@@ -276,7 +278,9 @@ impl<'a> Follower<'a> {
             return None;
         }
         Some(StandbyEnd::TakeOver {
-            cause: Cause::Failover { evidence: evidence.to_string() },
+            cause: Cause::Failover {
+                evidence: evidence.to_string(),
+            },
             detect: now.saturating_sub(self.seen_at),
             previous: Some(self.active.clone()),
         })
@@ -284,11 +288,18 @@ impl<'a> Follower<'a> {
 
     fn order(&mut self, order: Order) -> Option<StandbyEnd> {
         let Request::Failover { to, .. } = &order.request else {
-            drop(order.answer.send(Err("this node is a standby already".to_owned())));
+            drop(
+                order
+                    .answer
+                    .send(Err("this node is a standby already".to_owned())),
+            );
             return None;
         };
         if to.as_ref().is_some_and(|to| *to != self.context.me.node) {
-            let why = format!("ask {} itself, or the active", to.as_ref().map_or("", |t| t.as_str()));
+            let why = format!(
+                "ask {} itself, or the active",
+                to.as_ref().map_or("", |t| t.as_str())
+            );
             drop(order.answer.send(Err(why)));
             return None;
         }
@@ -327,7 +338,11 @@ impl<'a> Follower<'a> {
         let progress = self.progress();
         subscription.progress(progress);
         self.updated += 1;
-        let state = if progress.warm { MemberState::Warm } else { MemberState::CatchingUp };
+        let state = if progress.warm {
+            MemberState::Warm
+        } else {
+            MemberState::CatchingUp
+        };
         let mut member = self.context.member(Role::Standby, state, self.updated);
         (member.received, member.applied) = (progress.received, progress.applied);
         let storage: Arc<dyn Storage> = self.standby.storage.clone();
@@ -358,7 +373,9 @@ async fn answered(poll: &mut Option<Poll>) -> crate::records::Result<Option<Hear
     let Some(reading) = poll else {
         return std::future::pending().await;
     };
-    let read = reading.await.expect("reading a record neither panics nor is cancelled");
+    let read = reading
+        .await
+        .expect("reading a record neither panics nor is cancelled");
     *poll = None;
     read
 }

@@ -66,7 +66,12 @@ impl SharedLog {
 
     /// The newest timeline with its ancestors.
     async fn newest_history(&self, timeline: TimelineId) -> Result<History, SourceError> {
-        if let Some(known) = self.history.lock().clone().filter(|h| h.timeline() == timeline) {
+        if let Some(known) = self
+            .history
+            .lock()
+            .clone()
+            .filter(|h| h.timeline() == timeline)
+        {
             return Ok(known);
         }
         let history = match self.history(timeline).await? {
@@ -81,7 +86,10 @@ impl SharedLog {
 #[async_trait]
 impl LogSource for SharedLog {
     async fn identity(&self) -> Result<Identity, SourceError> {
-        Ok(Identity { system_identifier: self.system_identifier, horizon: self.horizon() })
+        Ok(Identity {
+            system_identifier: self.system_identifier,
+            horizon: self.horizon(),
+        })
     }
 
     async fn wait_beyond(&self, seen: Horizon) -> Horizon {
@@ -102,9 +110,18 @@ impl LogSource for SharedLog {
         let offset = size.offset(from);
         let len = (size.bytes() - offset).min(max_len as u64) as u32;
         let began = |begin: Lsn| size.number(begin) <= size.number(from);
-        for entry in history.entries().iter().rev().filter(|entry| began(entry.begin)) {
+        for entry in history
+            .entries()
+            .iter()
+            .rev()
+            .filter(|entry| began(entry.begin))
+        {
             let name = SegmentName::holding(entry.timeline, from, size).file_name(size);
-            match self.view.read_log_file(&format!("{LOG}/{name}"), offset, len).await {
+            match self
+                .view
+                .read_log_file(&format!("{LOG}/{name}"), offset, len)
+                .await
+            {
                 Err(Error::NotFound) => {}
                 other => return Ok(other?),
             }

@@ -75,7 +75,9 @@ impl Look {
         standbys.alive(context, storage).await?;
         loop {
             sleep(timing.poll).await;
-            let now = Heartbeat::load(storage.as_ref()).await?.unwrap_or_else(|| first.clone());
+            let now = Heartbeat::load(storage.as_ref())
+                .await?
+                .unwrap_or_else(|| first.clone());
             let moved = (now.epoch, now.counter) > (first.epoch, first.counter);
             let mine = now.node == context.me.node && now.epoch == first.epoch;
             if moved && !now.state.is_vacant() && !mine {
@@ -89,7 +91,9 @@ impl Look {
             let looked = waited >= STANDBY_REPORTS;
             let given_up = waited >= timing.timeout * STANDBY_PATIENCE + STANDBY_REPORTS;
             if quiet && looked && (!standby_alive || given_up) {
-                return Ok(Seen::Nobody { previous: Some(now.node) });
+                return Ok(Seen::Nobody {
+                    previous: Some(now.node),
+                });
             }
         }
     }

@@ -30,9 +30,9 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
-pub use self::error::{AgentError, Result};
 use self::active::{Active, ActiveEnd};
 use self::context::{Context, Host};
+pub use self::error::{AgentError, Result};
 use self::follow::{Follower, StandbyEnd};
 use self::look::{Look, Seen};
 use self::status::{Order, StatusBoard};
@@ -50,7 +50,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// # Errors
 /// What keeps the node from starting: configuration, programs, permissions, an unknown volume. Once
 /// it runs, failures are logged and the node tries again.
-pub async fn run(config: Config, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+pub async fn run(
+    config: Config,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> Result<()> {
     let host = Host::check(&config)?;
     prepare(&config, &host)?;
     let (board, mut orders) = StatusBoard::new();
@@ -214,7 +217,11 @@ async fn follow(
     let follower = Follower::new(context, &mut standby, &heartbeat, known);
     let end = follower.live(orders, stopped).await;
     match end {
-        Ok(StandbyEnd::TakeOver { cause, detect, previous }) => {
+        Ok(StandbyEnd::TakeOver {
+            cause,
+            detect,
+            previous,
+        }) => {
             let active = start::take_over(context, standby, cause, detect, previous).await?;
             Ok(Next::Active(Box::new(active)))
         }

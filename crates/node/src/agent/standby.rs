@@ -132,7 +132,18 @@ pub(crate) async fn attach(
     let pinned = settings::standby(context.version, &pinned);
     let options = context.start_options(&pinned);
     let postgres = Postgres::start(&context.installation, options).await?;
-    Ok(Standby { storage, tail, view, private, log, feed, postgres, mount, seal, control })
+    Ok(Standby {
+        storage,
+        tail,
+        view,
+        private,
+        log,
+        feed,
+        postgres,
+        mount,
+        seal,
+        control,
+    })
 }
 
 /// Mounts a view where PostgreSQL works.
@@ -159,8 +170,7 @@ async fn prepare_private(
     base: &Base,
 ) -> Result<Arc<PrivateDir>> {
     let place = context.config.paths.private();
-    let private =
-        PrivateDir::prepare(&place, context.layout.as_ref(), true, context.ownership())?;
+    let private = PrivateDir::prepare(&place, context.layout.as_ref(), true, context.ownership())?;
     put(context, &private, CONTROL_FILE, &base.seal.payload)?;
     put(context, &private, "standby.signal", b"")?;
     let Ok(directory) = base.namespace.resolve(TWO_PHASE) else {
@@ -180,7 +190,11 @@ fn put(context: &Context, private: &PrivateDir, path: &str, bytes: &[u8]) -> Res
     let made = place.parent().map_or(Ok(()), |parent| {
         let fresh = !parent.exists();
         std::fs::create_dir_all(parent)?;
-        if fresh { give(parent, 0o700, owner) } else { Ok(()) }
+        if fresh {
+            give(parent, 0o700, owner)
+        } else {
+            Ok(())
+        }
     });
     made.and_then(|()| std::fs::write(&place, bytes))
         .and_then(|()| give(&place, 0o600, owner))

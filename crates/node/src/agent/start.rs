@@ -63,7 +63,7 @@ pub(crate) async fn take_over(
 ) -> Result<Active> {
     tracing::info!(?cause, "taking over");
     let mut phases = Phases::begin(Some(detect));
-    takeover::fence(context, &standby.storage).await?;
+    let announced = takeover::fence(context, &standby.storage).await?;
     phases.end("fence");
     let followed = &standby.tail;
     let tail = JournalTail::new(
@@ -73,7 +73,9 @@ pub(crate) async fn take_over(
     );
     let mut latest = Latest::recover_behind(tail, wall_clock()).await?;
     let horizon = standby.log.horizon();
-    let tail = takeover::fix_log(context, &mut latest, horizon.end, horizon.timeline).await?;
+    let from = horizon.end.max(announced.end);
+    let timeline = horizon.timeline.max(announced.timeline);
+    let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
     let active = takeover::promote(context, standby, latest, tail, &mut phases).await?;
     record(context, &active, cause, previous, phases, tail).await?;
@@ -89,20 +91,29 @@ pub(crate) async fn start(
     previous: Option<NodeName>,
 ) -> Result<Active> {
     let mut phases = Phases::begin(None);
-    takeover::fence(context, &storage).await?;
+    let announced = takeover::fence(context, &storage).await?;
     phases.end("fence");
     let mut latest = Latest::recover(storage.clone(), wall_clock()).await?;
     let seal = standby::choose(latest.seals().to_vec(), before_last)
         .filter(|seal| !seal.payload.is_empty())
         .ok_or_else(|| AgentError::NotInitialised(context.config.volume.clone()))?;
     let control = ControlFile::parse(&seal.payload)?;
-    let tail = takeover::fix_log(context, &mut latest, seal.end, control.timeline).await?;
+    let from = seal.end.max(announced.end);
+    let timeline = control.timeline.max(announced.timeline);
+    let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
     let clean = control.state == ClusterState::ShutDown
         && !before_last
         && !latest.changed_since_seal()
-        && tail == LogTail { end: seal.end, timeline: control.timeline };
-    if clean && let Some(active) = start_directly(context, &mut latest, &control, &seal.payload, tail).await? {
+        && tail
+            == LogTail {
+                end: seal.end,
+                timeline: control.timeline,
+            };
+    if clean
+        && let Some(active) =
+            start_directly(context, &mut latest, &control, &seal.payload, tail).await?
+    {
         let active = active.open(context, latest, &mut phases).await?;
         record(context, &active, Cause::Started, previous, phases, tail).await?;
         return Ok(active);
@@ -111,7 +122,11 @@ pub(crate) async fn start(
     let base = Base::load(&storage, &seal).await?;
     let journal_tail = base.tail(&storage);
     let live = latest.namespace().clone();
-    let known = Known { journal: JournalPos::START, end: tail.end, timeline: tail.timeline };
+    let known = Known {
+        journal: JournalPos::START,
+        end: tail.end,
+        timeline: tail.timeline,
+    };
     let standby = attach(context, storage, base, journal_tail, live, known).await?;
     let active = takeover::promote(context, standby, latest, tail, &mut phases).await?;
     record(context, &active, Cause::Started, previous, phases, tail).await?;
@@ -135,7 +150,10 @@ async fn start_directly(
     let file = latest.namespace().resolve(pgdata::layout::CONTROL_FILE)?;
     let first = latest.read_log_block(file, dax::ids::BlockIndex(0)).await?;
     let same = first.is_some_and(|block| block.starts_with(sealed));
-    Ok(same.then(|| Direct { control: control.clone(), tail }))
+    Ok(same.then(|| Direct {
+        control: control.clone(),
+        tail,
+    }))
 }
 
 impl Direct {
@@ -165,7 +183,14 @@ impl Direct {
         let postgres = Postgres::start(&context.installation, options).await?;
         postgres.wait_ready(START_WITHIN).await?;
         phases.end("promote");
-        Ok(Active { storage, epoch, view, sealer, postgres, mount })
+        Ok(Active {
+            storage,
+            epoch,
+            view,
+            sealer,
+            postgres,
+            mount,
+        })
     }
 }
 
@@ -179,7 +204,9 @@ async fn record(
 ) -> Result<()> {
     // This node needs nothing kept for a standby any more.
     Claim::release(&active.storage, &context.me.node).await?;
-    let timeline = ControlFile::parse(&read_control(&active.view).await?)?.timeline.0;
+    let timeline = ControlFile::parse(&read_control(&active.view).await?)?
+        .timeline
+        .0;
     let entry = HistoryEntry {
         number: 0,
         epoch: active.epoch,
@@ -201,17 +228,24 @@ pub(crate) async fn leave(context: &Context, standby: Standby) -> Result<()> {
     let storage = standby.storage.clone();
     drop_standby(standby).await?;
     Claim::release(&storage, &context.me.node).await?;
-    storage.remove_record(
-        &format!("{}{}", Member::PREFIX, context.me.node),
-        Member::AUTHORITY,
-    )
-    .await?;
+    storage
+        .remove_record(
+            &format!("{}{}", Member::PREFIX, context.me.node),
+            Member::AUTHORITY,
+        )
+        .await?;
     Ok(())
 }
 
 /// Stops a standby; everything private of it is disposable.
 pub(crate) async fn drop_standby(standby: Standby) -> Result<()> {
-    let Standby { postgres, mount, feed, view, .. } = standby;
+    let Standby {
+        postgres,
+        mount,
+        feed,
+        view,
+        ..
+    } = standby;
     if postgres.exit().is_none() {
         // A failed stop is followed by a kill, whose error counts.
         drop(postgres.stop(StopMode::Immediate, STOP_WITHIN).await);
@@ -222,4 +256,3 @@ pub(crate) async fn drop_standby(standby: Standby) -> Result<()> {
     drop(view);
     Ok(())
 }
-

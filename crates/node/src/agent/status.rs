@@ -27,7 +27,14 @@ impl StatusBoard {
     pub(crate) fn new() -> (Arc<StatusBoard>, mpsc::Receiver<Order>) {
         let (orders, receiver) = mpsc::channel(4);
         let state = Mutex::new(json!({ "role": "starting" }));
-        (Arc::new(StatusBoard { state, storage: Mutex::new(None), orders }), receiver)
+        (
+            Arc::new(StatusBoard {
+                state,
+                storage: Mutex::new(None),
+                orders,
+            }),
+            receiver,
+        )
     }
 
     /// Replaces what is reported.
@@ -58,7 +65,11 @@ impl Handler for StatusBoard {
         }
         let (answer, answered) = oneshot::channel();
         let busy = |_| "this node is busy with another order; try again".to_owned();
-        self.orders.try_send(Order { request, answer }).map_err(busy)?;
-        answered.await.unwrap_or_else(|_| Err("this node changed its role meanwhile".to_owned()))
+        self.orders
+            .try_send(Order { request, answer })
+            .map_err(busy)?;
+        answered
+            .await
+            .unwrap_or_else(|_| Err("this node changed its role meanwhile".to_owned()))
     }
 }

@@ -31,7 +31,9 @@ impl ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = UNITS.iter().find(|(_, n)| self.0 >= *n && self.0.is_multiple_of(*n));
+        let fits = UNITS
+            .iter()
+            .find(|(_, n)| self.0 >= *n && self.0.is_multiple_of(*n));
         let (unit, n) = fits.unwrap_or(&("B", 1));
         write!(f, "{}{unit}", self.0 / n)
     }

@@ -28,7 +28,9 @@ pub(super) fn check(from: &Path, host: &Host) -> Result<()> {
     }
     let is_link = |path: &Path| path.symlink_metadata().is_ok_and(|m| m.is_symlink());
     if is_link(&from.join(LOG)) {
-        return refuse(format!("{LOG} is a symbolic link; move the log into the directory"));
+        return refuse(format!(
+            "{LOG} is a symbolic link; move the log into the directory"
+        ));
     }
     let tablespaces = from.join("pg_tblspc");
     let mut entries = fs::read_dir(&tablespaces).map_err(|e| read_error(&tablespaces, e))?;
@@ -91,7 +93,10 @@ fn copy_one(entry: &fs::DirEntry, target: &Path, owner: Option<(Uid, Gid)>) -> i
     } else {
         fs::copy(entry.path(), target)?;
     }
-    fs::set_permissions(target, fs::Permissions::from_mode(found.permissions().mode() & 0o7777))?;
+    fs::set_permissions(
+        target,
+        fs::Permissions::from_mode(found.permissions().mode() & 0o7777),
+    )?;
     if let Some((uid, gid)) = owner {
         nix::unistd::chown(target, Some(uid), Some(gid))?;
     }

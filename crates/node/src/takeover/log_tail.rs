@@ -5,6 +5,7 @@
 //! because the new epoch's reads meet every sync of the old one, and what was read once stays.
 
 use dax::ids::{BlockIndex, FileId};
+use futures_util::future::try_join_all;
 use pgdata::layout::LOG;
 use pgdata::segment::{LOG_PAGE_BYTES, SegmentName, SegmentSize};
 use pgdata::timeline::{History, TimelineId};
@@ -16,6 +17,8 @@ use volume::namespace::Namespace;
 use volume::view::Timestamp;
 
 const PAGE: u64 = LOG_PAGE_BYTES as u64;
+/// Blocks read at a time.
+const READ_AHEAD_MAX: u64 = 128;
 
 /// Where a log ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +69,11 @@ pub fn segment_file(
 ) -> Option<(SegmentName, FileId)> {
     let directory = namespace.resolve(LOG).ok()?;
     let began_before = |begin: Lsn| size.number(begin) <= size.number(at);
-    let candidates = history.entries().iter().rev().filter(|entry| began_before(entry.begin));
+    let candidates = history
+        .entries()
+        .iter()
+        .rev()
+        .filter(|entry| began_before(entry.begin));
     candidates.into_iter().find_map(|entry| {
         let segment = SegmentName::holding(entry.timeline, at, size);
         let name = segment.file_name(size);
@@ -77,6 +84,9 @@ pub fn segment_file(
 }
 
 /// Reads the log from `from`, the end of a record, to its end.
+///
+/// Usually a block or two: `from` is what was announced as synced. More are read ahead the further
+/// it goes (a start after an announcement was lost).
 pub async fn find_end(
     latest: &Latest,
     history: &History,
@@ -84,21 +94,28 @@ pub async fn find_end(
     size: SegmentSize,
 ) -> Result<LogTail> {
     let mut follower = Follower::new(size, Start::Record(from));
+    let mut ahead = 1;
     while let Stop::Missing(at) = follower.stop() {
         let page = Lsn(at.0 - at.0 % PAGE);
         let Some((_, file)) = segment_file(latest.namespace(), history, page, size) else {
             break;
         };
-        let block = BlockIndex(size.offset(page) / PAGE);
-        let Some(contents) = latest.read_log_block(file, block).await? else {
-            break;
-        };
-        follower.feed(page, &contents, &mut |_| {});
+        let first = size.offset(page) / PAGE;
+        let last = (first + ahead).min(size.bytes() / PAGE);
+        let reads = (first..last).map(|block| latest.read_log_block(file, BlockIndex(block)));
+        for (contents, index) in try_join_all(reads).await?.into_iter().zip(0..) {
+            let Some(contents) = contents else { break };
+            follower.feed(Lsn(page.0 + index * PAGE), &contents, &mut |_| {});
+        }
         if follower.stop() == Stop::Missing(at) {
             break;
         }
+        ahead = (ahead * 2).min(READ_AHEAD_MAX);
     }
-    Ok(LogTail { end: follower.end(), timeline: history.timeline() })
+    Ok(LogTail {
+        end: follower.end(),
+        timeline: history.timeline(),
+    })
 }
 
 /// Makes everything behind `end` read as zeros: the blocks after its page in its own segment, and
@@ -107,7 +124,9 @@ pub fn cut_behind(latest: &mut Latest, end: Lsn, size: SegmentSize, now: Timesta
     let directory = latest.namespace().resolve(LOG)?;
     let names = latest.namespace().directory(directory)?.clone();
     for (name, file) in &names {
-        let Some(segment) = std::str::from_utf8(name).ok().and_then(|n| SegmentName::parse(n, size))
+        let Some(segment) = std::str::from_utf8(name)
+            .ok()
+            .and_then(|n| SegmentName::parse(n, size))
         else {
             continue;
         };

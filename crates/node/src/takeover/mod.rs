@@ -15,7 +15,6 @@ pub(crate) mod log_tail;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dax::ids::Epoch;
 use dax::storage::Storage;
 use pgdata::control::ControlFile;
 use pgdata::sealer::Sealer;
@@ -49,7 +48,10 @@ pub(crate) struct Phases {
 impl Phases {
     /// Begins to time; `detect` is how long the active was silent before it was suspected.
     pub(crate) fn begin(detect: Option<Duration>) -> Phases {
-        let mut phases = Phases { done: Vec::new(), since: Instant::now() };
+        let mut phases = Phases {
+            done: Vec::new(),
+            since: Instant::now(),
+        };
         if let Some(detect) = detect {
             phases.push("detect", detect);
         }
@@ -57,7 +59,10 @@ impl Phases {
     }
 
     fn push(&mut self, phase: &str, took: Duration) {
-        self.done.push(PhaseTiming { phase: phase.to_owned(), ms: took.as_millis() as u64 });
+        self.done.push(PhaseTiming {
+            phase: phase.to_owned(),
+            ms: took.as_millis() as u64,
+        });
     }
 
     /// The phase that was under way is done.
@@ -77,19 +82,35 @@ impl Phases {
 ///
 /// # Errors
 /// `Conflict` if somebody else owned a higher epoch first: follow them.
-pub(crate) async fn fence(context: &Context, storage: &Arc<dyn Storage>) -> Result<Epoch> {
+pub(crate) async fn fence(context: &Context, storage: &Arc<dyn Storage>) -> Result<Announced> {
     let epoch = storage.own_epoch(&context.me.node).await?;
+    let last = Heartbeat::load(storage.as_ref()).await?;
+    let announced = Announced {
+        end: last.as_ref().map_or(Lsn::ZERO, |beat| beat.synced_lsn),
+        journal: last.as_ref().map_or(0, |beat| beat.journal_synced),
+        timeline: TimelineId(last.map_or(0, |beat| beat.timeline)),
+    };
     let beat = Heartbeat {
         epoch,
         counter: 1,
         node: context.me.node.clone(),
-        synced_lsn: Lsn::ZERO,
-        journal_synced: 0,
-        timeline: 0,
+        synced_lsn: announced.end,
+        journal_synced: announced.journal,
+        timeline: announced.timeline.0,
         state: ActiveState::TakingOver,
     };
     beat.store(storage.as_ref()).await?;
-    Ok(epoch)
+    Ok(announced)
+}
+
+/// What the last active announced as synced, in its last heartbeat. All of it is durable.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Announced {
+    /// The end of a record of the log.
+    pub end: Lsn,
+    journal: u64,
+    /// The timeline it was on.
+    pub timeline: TimelineId,
 }
 
 /// Fixes the end of the log behind `from`, which is durable, and makes that durable.
@@ -115,7 +136,9 @@ pub(crate) async fn promote(
     tail: LogTail,
     phases: &mut Phases,
 ) -> Result<Active> {
-    standby.log.show(latest.namespace().clone(), tail.end, tail.timeline);
+    standby
+        .log
+        .show(latest.namespace().clone(), tail.end, tail.timeline);
     replay(&standby, tail.end).await?;
     phases.end("replay");
     let sealer = sealer_behind(context, &latest, &standby.control, tail)?;
@@ -125,7 +148,10 @@ pub(crate) async fn promote(
         ..Options::default()
     };
     let paused = standby.mount.pause().await;
-    let view = standby.view.become_active(latest, sealer.clone(), options, wall_clock()).await?;
+    let view = standby
+        .view
+        .become_active(latest, sealer.clone(), options, wall_clock())
+        .await?;
     let view = Arc::new(view);
     paused.install(view.clone())?;
     drop(paused);
@@ -133,8 +159,20 @@ pub(crate) async fn promote(
     let session = standby.postgres.wait_ready(PROMOTE_WITHIN).await?;
     session.wait_promoted(PROMOTE_WITHIN).await?;
     phases.end("promote");
-    let Standby { storage, postgres, mount, .. } = standby;
-    Ok(Active { storage, epoch, view, sealer, postgres, mount })
+    let Standby {
+        storage,
+        postgres,
+        mount,
+        ..
+    } = standby;
+    Ok(Active {
+        storage,
+        epoch,
+        view,
+        sealer,
+        postgres,
+        mount,
+    })
 }
 
 /// Watches the log from its end on. The checkpoint of the last seal is known from its payload.
@@ -144,7 +182,11 @@ pub(crate) fn sealer_behind(
     control: &ControlFile,
     tail: LogTail,
 ) -> Result<Arc<Sealer>> {
-    let payload = latest.seals().last().map(|seal| &seal.payload).filter(|p| !p.is_empty());
+    let payload = latest
+        .seals()
+        .last()
+        .map(|seal| &seal.payload)
+        .filter(|p| !p.is_empty());
     let sealed = payload.map(|p| ControlFile::parse(p)).transpose()?;
     Ok(Sealer::new(
         context.layout.clone(),
@@ -177,7 +219,14 @@ async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
 }
 
 async fn end_sessions(standby: &Standby) {
-    let ended = async { standby.postgres.connect().await?.end_client_sessions().await };
+    let ended = async {
+        standby
+            .postgres
+            .connect()
+            .await?
+            .end_client_sessions()
+            .await
+    };
     match ended.await {
         Ok(sessions) => tracing::info!(sessions, "ended read-only sessions for the takeover"),
         Err(error) => tracing::info!(%error, "sessions not ended: not accepting connections yet"),
