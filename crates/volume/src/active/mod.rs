@@ -24,11 +24,13 @@ mod write;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use dax::ids::{Epoch, FileId, Generation};
 use dax::storage::{Lineage, Storage};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use self::carry::Carry;
@@ -93,7 +95,9 @@ pub(super) struct Inner {
     controlling: tokio::sync::Mutex<()>,
     sealing: tokio::sync::Mutex<()>,
     reclaiming: tokio::sync::Mutex<()>,
-    flushing: std::sync::atomic::AtomicBool,
+    flushing: AtomicBool,
+    /// Plain operations may be called from threads outside the runtime.
+    runtime: Handle,
 }
 
 impl ActiveView {
@@ -159,7 +163,8 @@ impl ActiveView {
             controlling: tokio::sync::Mutex::new(()),
             sealing: tokio::sync::Mutex::new(()),
             reclaiming: tokio::sync::Mutex::new(()),
-            flushing: std::sync::atomic::AtomicBool::new(false),
+            flushing: AtomicBool::new(false),
+            runtime: Handle::current(),
         };
         inner.forget_orphans()?;
         let view = ActiveView {

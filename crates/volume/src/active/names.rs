@@ -6,6 +6,7 @@ use super::Inner;
 use super::core::Core;
 use crate::error::{Error, Result};
 use crate::layout::FileClass;
+use crate::namespace::plan::MAX_NAME_BYTES;
 use crate::namespace::{Namespace, ROOT};
 use crate::private::is_private;
 use crate::view::{
@@ -27,6 +28,9 @@ pub(super) enum Route {
 impl Inner {
     /// Where `name` in `parent` leads, whether it exists or not.
     fn route(&self, namespace: &Namespace, parent: Ino, name: &[u8]) -> Result<Route> {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(Error::NameTooLong);
+        }
         if is_private(parent) {
             let parent = self.private.path(parent).ok_or(Error::NotFound)?;
             let name =

@@ -118,7 +118,9 @@ impl Inner {
         let ids: Vec<FileId> = {
             let core = self.core.lock();
             let gone = |id: &FileId| core.buried.get(id).is_some_and(|at| *at < oldest_read);
-            core.namespace.graves().filter(gone).collect()
+            let absent = |id: &FileId| core.namespace.get(*id).is_none();
+            let graves = core.namespace.graves();
+            graves.filter(gone).filter(absent).collect()
         };
         for ids in ids.chunks(BATCH_FILES) {
             self.storage.remove_files(ids).await?;

@@ -72,7 +72,7 @@ impl Inner {
             return;
         }
         let inner = self.clone();
-        tokio::spawn(async move {
+        self.runtime.spawn(async move {
             let flushed = inner.journal.flush().await;
             inner.flushing.store(false, Ordering::Release);
             if let Err(e) = flushed {
@@ -124,7 +124,9 @@ impl View for ActiveView {
         ownership: Ownership,
         now: Timestamp,
     ) -> Result<Attr> {
-        self.inner.create(parent, name, new, ownership, now)
+        let made = self.inner.create(parent, name, new, ownership, now);
+        self.inner.flush_if_long();
+        made
     }
 
     fn link(&self, ino: Ino, parent: Ino, name: &[u8], now: Timestamp) -> Result<Attr> {

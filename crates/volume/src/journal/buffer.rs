@@ -1,7 +1,7 @@
 //! The writer's pure half: collects operations, makes records and blocks of them, and remembers
 //! which inode needs the journal durable up to where.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use dax::ids::{BlockIndex, FileId};
@@ -25,7 +25,7 @@ pub struct JournalBuffer {
     open: Vec<Op>,
     /// Where in `open` the last operation on a file's size is, if it may still be replaced.
     sizes: HashMap<FileId, usize>,
-    open_touched: Vec<FileId>,
+    open_touched: HashSet<FileId>,
     touched: HashMap<FileId, JournalPos>,
 }
 
@@ -51,7 +51,7 @@ impl JournalBuffer {
             written: end.at,
             open: Vec::new(),
             sizes: HashMap::new(),
-            open_touched: Vec::new(),
+            open_touched: HashSet::new(),
             touched: HashMap::new(),
         }
     }
@@ -85,7 +85,7 @@ impl JournalBuffer {
             self.sizes.clear();
             let at = self.end.at;
             self.touched
-                .extend(self.open_touched.drain(..).map(|id| (id, at)));
+                .extend(self.open_touched.drain().map(|id| (id, at)));
         }
         self.end
     }

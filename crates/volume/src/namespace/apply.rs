@@ -442,6 +442,8 @@ impl Namespace {
         } else {
             self.orphans.remove(&id);
         }
+        // A takeover may bring a file back that the dead active had removed.
+        self.graves.remove(&id);
         self.inodes.insert(id, Arc::new(inode));
     }
 

@@ -1,5 +1,6 @@
 //! The journal through crashes, readers and successors.
 
+use dax::ids::FileId;
 use dax::memory::UnsyncedWrite;
 use dax::storage::Storage;
 use rand::rngs::SmallRng;
@@ -12,7 +13,7 @@ use volume::namespace::{Namespace, ROOT};
 use volume::seal::{self, Base};
 use volume::view::{Ino, NewInode, RenameMode, Timestamp, View};
 
-use crate::common::{Life, OWNER, Volume};
+use crate::common::{BLOCK, Life, OWNER, Volume};
 
 /// Makes random changes; after each, the namespace as it is then.
 async fn churn(life: &Life, rng: &mut SmallRng, steps: usize) -> Vec<(JournalPos, Namespace)> {
@@ -172,4 +173,38 @@ async fn a_switch_is_one_record_all_or_nothing() {
         .unwrap();
     assert_eq!(next.namespace().resolve("made").unwrap(), id);
     assert!(next.changed_since_seal());
+}
+
+/// At a takeover a file that the dead active had removed may be the view's still.
+#[tokio::test]
+async fn a_file_brought_back_keeps_its_blocks() {
+    let volume = Volume::format().await;
+    let life = volume.open().await;
+    let file = FileId(life.create("f", NewInode::File).ino.0);
+    life.write(Ino(file.0), 0, vec![1; BLOCK]).await;
+    life.seal(0).await;
+    let inode = life.view.namespace().get(file).unwrap().clone();
+    life.view.unlink(Ino::ROOT, b"f", Timestamp(1)).unwrap();
+    life.view.sync_all().await.unwrap();
+
+    let storage = volume.owner().await;
+    let mut latest = Latest::recover(storage.clone(), Timestamp(0))
+        .await
+        .unwrap();
+    assert!(latest.namespace().graves().any(|id| id == file));
+    let put = Op::PutInode { id: file, inode };
+    let name = Op::PutName {
+        parent: ROOT,
+        name: b"f".to_vec(),
+        id: file,
+    };
+    latest.apply(vec![put, name]).unwrap();
+    let observer = Arc::new(volume::active::NoObserver);
+    volume.open_latest(storage, latest, observer, None).await;
+    let last = volume.open().await;
+    for _ in 0..4 {
+        last.seal(0).await;
+        last.view.reclaim().await.unwrap();
+    }
+    assert_eq!(last.contents(Ino(file.0)).await, vec![1; BLOCK]);
 }

@@ -1,6 +1,8 @@
 //! The active's side of a volume against models: what a seal holds, what a crash leaves, what a
 //! fence stops.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
 mod common;
 mod concurrency;
 mod crash;
