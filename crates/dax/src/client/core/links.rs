@@ -155,9 +155,10 @@ impl Links {
 
     pub fn measured(&mut self, zone: ZoneId, round_trip: Time) {
         let link = self.link(zone);
+        // Down at once, up slowly: an answer that queued behind a burst says nothing of distance.
         link.round_trip = Some(match link.round_trip {
-            None => round_trip,
-            Some(known) => (known * 7 + round_trip) / 8,
+            Some(known) if known < round_trip => known + (round_trip - known) / 32,
+            _ => round_trip,
         });
     }
 

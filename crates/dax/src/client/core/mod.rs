@@ -225,6 +225,9 @@ impl Core {
         self.next_op += 1;
         match self.prepare(op, call) {
             Ok(state) => {
+                if let Some(key) = state.key() {
+                    self.shared.begin_read(key);
+                }
                 self.ops.insert(op, state);
                 self.step(op, Event::Start);
                 self.settle();
@@ -236,8 +239,9 @@ impl Core {
 
     /// Nobody waits for the operation any more.
     pub fn cancel(&mut self, op: OpId) {
-        self.ops.remove(&op);
-        self.shared.syncs.retain(|w| w.op != op);
+        if let Some(state) = self.ops.remove(&op) {
+            self.end(op, &state);
+        }
     }
 
     fn prepare(&mut self, op: OpId, call: Call) -> Result<Op> {
@@ -386,9 +390,17 @@ impl Core {
                 self.ops.insert(id, op);
             }
             Some(result) => {
-                self.shared.syncs.retain(|w| w.op != id);
+                self.end(id, &op);
                 self.shared.done(id, result);
             }
+        }
+    }
+
+    /// Forgets what an operation kept outside itself.
+    fn end(&mut self, id: OpId, op: &Op) {
+        self.shared.syncs.retain(|w| w.op != id);
+        if let Some(key) = op.key() {
+            self.shared.end_read(key);
         }
     }
 
@@ -423,8 +435,11 @@ impl Core {
     /// Everything but looking at the epoch fails for good.
     fn fail_fenced(&mut self) {
         for id in self.op_ids() {
-            if !matches!(self.ops.get(&id), Some(Op::Look(_))) {
-                self.ops.remove(&id);
+            if matches!(self.ops.get(&id), Some(Op::Look(_))) {
+                continue;
+            }
+            if let Some(op) = self.ops.remove(&id) {
+                self.end(id, &op);
                 let error = self.shared.fence_error();
                 self.shared.done(id, Err(error));
             }
@@ -435,6 +450,15 @@ impl Core {
 }
 
 impl Op {
+    /// The block that it reads.
+    fn key(&self) -> Option<BlockKey> {
+        match self {
+            Op::Read(op) => Some(op.key),
+            Op::Promote(op) => Some(op.key),
+            _ => None,
+        }
+    }
+
     fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match self {
             Op::Room(bytes) => s.has_room(*bytes).then_some(Ok(Output::Unit)),

@@ -27,7 +27,7 @@ use super::{Asker, Event, OpId, Output, Time, unexpected};
 
 #[derive(Debug)]
 pub(super) struct Promote {
-    key: BlockKey,
+    pub key: BlockKey,
     step: Step,
 }
 
@@ -41,7 +41,7 @@ enum Step {
         /// When to go on with a quorum alone.
         patience: Option<Time>,
     },
-    /// The choice is being written.
+    /// The choice, or an own write, is on its way to k replicas.
     Writing(Block),
     /// The block was written or promoted by this handle already.
     Reading(Box<Read>),
@@ -114,7 +114,14 @@ impl Promote {
             .is_some_and(|known| known.settled)
     }
 
+    /// What this handle wrote, or chose in another promotion: but not before a quorum holds it.
     fn read(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
+        if let Some(block) = s.pending.read(self.key, Generation::SINGLE) {
+            s.counters.reads_pending += 1;
+            s.wait_synced(id, Some(self.key.file), block.version.seq);
+            self.step = Step::Writing(block);
+            return None;
+        }
         let mut read = Box::new(Read::new(self.key, Generation::SINGLE));
         let result = read.on(id, Event::Start, s);
         self.step = Step::Reading(read);

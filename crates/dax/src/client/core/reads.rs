@@ -17,7 +17,7 @@ use super::{Asker, Event, OpId, Output, unexpected};
 
 #[derive(Debug)]
 pub(super) struct Read {
-    key: BlockKey,
+    pub key: BlockKey,
     up_to: Generation,
     /// What it must return at least.
     known: Option<Known>,
@@ -166,10 +166,11 @@ impl Read {
         if s.own.is_none() {
             return;
         }
-        if self.known.is_some_and(|known| !known.settled) {
+        let unsettled = self.known.filter(|known| !known.settled);
+        if unsettled.is_some() && s.versions.entry(self.key) == unsettled {
             s.versions.forget(self.key);
         }
-        s.versions.evict(s.pending.keys());
+        s.evict_versions();
         s.versions.learned(self.key, self.up_to, found, false);
     }
 

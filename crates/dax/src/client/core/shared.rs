@@ -41,6 +41,9 @@ pub(super) struct Shared {
     pub progress: bool,
     /// Versions of records that this handle alone writes, without an epoch.
     pub node_records: std::collections::HashMap<String, Version>,
+    /// Blocks with reads or promotions in progress: what is learned of them meanwhile must not be
+    /// forgotten, or an answer from before a write would pass as the newest.
+    reading: IdMap<BlockKey, u32>,
     seq: Seq,
     removed_before: IdMap<FileId, BlockIndex>,
 }
@@ -64,6 +67,7 @@ impl Shared {
             fence_news: false,
             progress: false,
             node_records: std::collections::HashMap::new(),
+            reading: IdMap::default(),
             seq: 0,
             removed_before: IdMap::default(),
             config,
@@ -221,12 +225,31 @@ impl Shared {
         let (zones, bytes) = (self.placement(key), data.len());
         self.pending
             .add(key, generation, version, checksum, data, zones);
-        self.versions.evict(self.pending.keys());
+        self.evict_versions();
         self.versions.written(key, generation, version);
         self.counters.writes += 1;
         self.links.write(version.seq, bytes, zones);
         zones.iter().for_each(|zone| self.pump(zone));
         Ok(version)
+    }
+
+    /// Makes room in the version list.
+    pub fn evict_versions(&mut self) {
+        let pinned = self.pending.keys().chain(self.reading.keys().copied());
+        self.versions.evict(pinned);
+    }
+
+    pub fn begin_read(&mut self, key: BlockKey) {
+        *self.reading.entry(key).or_default() += 1;
+    }
+
+    pub fn end_read(&mut self, key: BlockKey) {
+        if let Some(count) = self.reading.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.reading.remove(&key);
+            }
+        }
     }
 
     fn pump(&mut self, zone: ZoneId) {
