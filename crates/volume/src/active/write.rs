@@ -230,9 +230,16 @@ impl Inner {
         now: Timestamp,
     ) -> Result<Written> {
         let mut core = self.core.lock();
-        let class = core.namespace.file(file)?.class;
+        let inode = core.namespace.file(file)?;
+        let (class, old_size) = (inode.class, inode.size);
         let generation = core.generation(class);
         for (key, data) in blocks {
+            // Behind the end everything reads as zeros already (truncation marks): a database that
+            // extends a file by zeros, or fills a new log segment up with them, costs nothing.
+            let behind_end = key.block.0 * self.block_size >= old_size;
+            if behind_end && data.iter().all(|byte| *byte == 0) {
+                continue;
+            }
             self.put_block(&mut core, key, generation, class, data)?;
         }
         match core.namespace.plan_grow(file, end, now)? {

@@ -6,6 +6,7 @@
 mod common;
 mod concurrency;
 mod crash;
+mod holes;
 mod inherit;
 mod journal;
 mod model;
