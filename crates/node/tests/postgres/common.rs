@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use node::postgres::{InitdbOptions, Installation, Postgres, RunAs, Session, StartOptions};
 
-pub const READY: Duration = Duration::from_secs(20);
+pub const READY: Duration = Duration::from_secs(60);
 
 /// The newest PostgreSQL of this machine, or the one in `UNDERSTUDY_POSTGRES_BIN`.
 pub fn installation() -> Installation {
