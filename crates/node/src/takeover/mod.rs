@@ -159,6 +159,7 @@ pub(crate) async fn promote(
     let session = standby.postgres.wait_ready(PROMOTE_WITHIN).await?;
     session.wait_promoted(PROMOTE_WITHIN).await?;
     phases.end("promote");
+    view.carry_inherited();
     let Standby {
         storage,
         postgres,

@@ -34,26 +34,50 @@ fn owned_directory(path: &Path) {
     }
 }
 
-/// An initialised data directory that no test changes.
+/// An initialised data directory that no test changes; kept among the build's files, per version.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap().keep();
-        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let data = dir.join("template");
-        owned_directory(&data);
-        let options = InitdbOptions {
-            data: data.clone(),
-            superuser: "postgres".into(),
-            arguments: vec!["--locale=C".into(), "--wal-segsize=1".into()],
-            run_as: run_as(),
-        };
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        std::thread::spawn(move || runtime.block_on(installation().initdb(&options)).unwrap())
-            .join()
-            .unwrap();
-        data
+        let version = installation().version().to_string();
+        let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cluster-{version}"));
+        if !kept.is_dir() {
+            make_template(&kept);
+        }
+        kept
     })
+}
+
+fn make_template(kept: &Path) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let data = dir.path().join("template");
+    owned_directory(&data);
+    let options = InitdbOptions {
+        data: data.clone(),
+        superuser: "postgres".into(),
+        arguments: vec!["--locale=C".into(), "--wal-segsize=1".into()],
+        run_as: run_as(),
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    std::thread::spawn(move || runtime.block_on(installation().initdb(&options)).unwrap())
+        .join()
+        .unwrap();
+    // In one step, so that no other run sees half of it; whoever is first wins.
+    let half = kept.with_extension(std::process::id().to_string());
+    copy(&data, &half);
+    if std::fs::rename(&half, kept).is_err() {
+        std::fs::remove_dir_all(&half).unwrap();
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp")
+        .arg("-a")
+        .arg(from)
+        .arg(to)
+        .status()
+        .unwrap();
+    assert!(copied.success());
 }
 
 /// One test's cluster. Its processes are killed when the test ends.
@@ -68,13 +92,7 @@ impl Cluster {
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let path = dir.path().to_owned();
         owned_directory(&path.join("run"));
-        let copied = Command::new("cp")
-            .arg("-a")
-            .arg(template())
-            .arg(path.join("pgdata"))
-            .status()
-            .unwrap();
-        assert!(copied.success());
+        copy(template(), &path.join("pgdata"));
         let settings = [
             ("fsync", "off"),
             ("shared_buffers", "8MB"),

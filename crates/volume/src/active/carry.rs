@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
@@ -16,12 +17,28 @@ use crate::error::{Error, Result};
 
 /// Blocks carried over in one step.
 const STEP_BLOCKS: usize = 32;
+/// How long the database's promotion has the storage for itself, if nobody says that it is done.
+const HEAD_START: Duration = Duration::from_secs(10);
+/// Between two steps, while nobody waits for the end.
+const PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) struct Carry {
     pub blocks: Arc<dyn InheritedBlocks>,
     /// Readers share it; a step holds it alone.
     pub gate: RwLock<()>,
     progress: watch::Sender<Progress>,
+    pace: watch::Sender<Pace>,
+}
+
+/// How urgent it is; only goes up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Pace {
+    /// The database is being promoted.
+    Waiting,
+    /// Behind the database's own writes.
+    Background,
+    /// A seal waits for the end.
+    Urgent,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,12 +54,34 @@ impl Carry {
             blocks,
             gate: RwLock::new(()),
             progress: watch::Sender::new(Progress::Running),
+            pace: watch::Sender::new(Pace::Waiting),
         }
+    }
+
+    /// Begins, if it has not begun.
+    pub fn begin(&self) {
+        self.quicken(Pace::Background);
+    }
+
+    fn quicken(&self, pace: Pace) {
+        self.pace.send_if_modified(|now| {
+            let slower = *now < pace;
+            *now = pace.max(*now);
+            slower
+        });
     }
 }
 
 /// Runs until nothing is left, the view is gone, or the storage is lost for good.
 pub(super) async fn carry_over(view: Weak<Inner>) {
+    let pace = view
+        .upgrade()
+        .and_then(|inner| Some(inner.carry.as_ref()?.pace.subscribe()));
+    let Some(mut pace) = pace else {
+        return;
+    };
+    // A timeout, and a view that is gone, end the wait as well.
+    let _ = tokio::time::timeout(HEAD_START, pace.wait_for(|p| *p > Pace::Waiting)).await;
     loop {
         let Some(inner) = view.upgrade() else {
             return;
@@ -55,7 +94,11 @@ pub(super) async fn carry_over(view: Weak<Inner>) {
                 carry.progress.send_replace(Progress::Done);
                 return;
             }
-            Ok(false) => tokio::task::yield_now().await,
+            Ok(false) if *pace.borrow() == Pace::Urgent => tokio::task::yield_now().await,
+            Ok(false) => {
+                drop(inner);
+                let _ = tokio::time::timeout(PAUSE, pace.wait_for(|p| *p == Pace::Urgent)).await;
+            }
             Err(e) => {
                 if !e.is_fenced() {
                     tracing::error!(error = %e, "carrying the overlay over stopped; no checkpoint can be sealed");
@@ -73,6 +116,7 @@ impl Inner {
         let Some(carry) = &self.carry else {
             return Ok(());
         };
+        carry.quicken(Pace::Urgent);
         let mut progress = carry.progress.subscribe();
         let end = progress.wait_for(|p| *p != Progress::Running).await;
         match end.as_deref() {

@@ -214,6 +214,14 @@ impl ActiveView {
             .map_or(0, |carry| carry.blocks.len())
     }
 
+    /// Begins to carry over what was inherited, behind the database's own writes. Left to the caller
+    /// so that a promotion has the storage for itself; a seal, or some seconds, begin it as well.
+    pub fn carry_inherited(&self) {
+        if let Some(carry) = &self.inner.carry {
+            carry.begin();
+        }
+    }
+
     /// The storage below.
     pub fn storage(&self) -> &Arc<dyn Storage> {
         &self.inner.storage

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use dax::ids::{BlockKey, Epoch, FileId, Generation};
-use dax::storage::SyncScope;
+use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation};
+use dax::storage::{Block, SyncScope};
+use futures_util::future::{join, try_join_all};
 use tokio::task::JoinSet;
 
 use super::Inner;
@@ -16,6 +17,9 @@ use crate::namespace::Inode;
 
 /// The image that the active's cache holds blocks of.
 pub(super) const LATEST: Generation = Generation::MAX;
+
+/// Old log is read so many blocks at a time.
+const LOG_AHEAD_BLOCKS: u64 = 64;
 
 impl Inner {
     /// Reads up to `len` bytes; shorter only at the end of the file.
@@ -115,7 +119,10 @@ impl Inner {
                 if inode.has_cut_over(key.block) {
                     return self.settle(inode, key, ticket).await;
                 }
-                self.storage.read_promote(key).await?
+                match inode.class {
+                    FileClass::Log => self.read_log_ahead(inode, key).await?,
+                    _ => self.storage.read_promote(key).await?,
+                }
             }
             _ => self.storage.read(key, Generation::SINGLE).await?,
         };
@@ -130,6 +137,29 @@ impl Inner {
             self.cache.fill(key, LATEST, ticket, cached);
         }
         Ok((!inode.is_cut(key.block, block.version)).then_some(block.data))
+    }
+
+    /// Reads a log block of an older epoch, and those behind it into the cache: whoever reads old
+    /// log reads it in order (a promotion copies the segment that it ends in).
+    async fn read_log_ahead(&self, inode: &Inode, key: BlockKey) -> Result<Option<Block>> {
+        let end = inode.size.div_ceil(self.block_size);
+        let last = (key.block.0 + LOG_AHEAD_BLOCKS).min(end);
+        let ahead = (key.block.0 + 1..last).filter(|b| !inode.has_cut_over(BlockIndex(*b)));
+        let ahead = ahead.map(|block| async move {
+            let key = BlockKey::new(key.file, block);
+            let ticket = self.cache.ticket(key);
+            if let Some(found) = self.storage.read_promote(key).await? {
+                let cached = Cached {
+                    version: found.version,
+                    data: found.data,
+                };
+                self.cache.fill(key, LATEST, ticket, cached);
+            }
+            Ok::<(), Error>(())
+        });
+        let (block, ahead) = join(self.storage.read_promote(key), try_join_all(ahead)).await;
+        ahead?;
+        Ok(block?)
     }
 
     /// Reads a block under a truncation mark, and fixes what it is in this epoch (see
