@@ -1,0 +1,229 @@
+//! A standby's mount becomes the active's while processes work in it: they notice nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::fixture::Fixture;
+use common::volume::{Everything, new_runtime, new_volume, owner};
+use dax::ids::NodeName;
+use dax::memory::MemoryCluster;
+use dax::storage::{Storage, VolumeSettings};
+use nix::errno::Errno;
+use tempfile::TempDir;
+use volume::active::{ActiveView, NoObserver, Options};
+use volume::latest::Latest;
+use volume::layout::FileClass;
+use volume::lsn::Lsn;
+use volume::private::PrivateDir;
+use volume::seal::{Base, load_seals};
+use volume::standby::{StandbyOptions, StandbyView};
+use volume::view::{Timestamp, View};
+
+const BLOCK: usize = 8192;
+const NOW: Timestamp = Timestamp(0);
+const LAYOUT: Everything = Everything(FileClass::Data);
+
+/// One node's disk and mount.
+struct Node<V> {
+    view: V,
+    fixture: Fixture,
+}
+
+fn private(place: &TempDir, standby: bool) -> Arc<PrivateDir> {
+    Arc::new(PrivateDir::prepare(place.path(), &LAYOUT, standby, owner()).unwrap())
+}
+
+fn active(storage: Arc<dyn Storage>) -> Node<ActiveView> {
+    let (runtime, place) = (new_runtime(), tempfile::tempdir().unwrap());
+    let view = runtime.block_on(async {
+        let latest = Latest::recover(storage, NOW).await.unwrap();
+        let (layout, options) = (Arc::new(LAYOUT), Options::default());
+        let private = private(&place, false);
+        ActiveView::open(latest, layout, private, Arc::new(NoObserver), None, options).await
+    });
+    let view = view.unwrap();
+    let fixture = Fixture::on(runtime, Arc::new(view.clone()) as Arc<dyn View>).keeping(place);
+    Node { view, fixture }
+}
+
+fn standby(storage: Arc<dyn Storage>) -> Node<Arc<StandbyView>> {
+    let (runtime, place) = (new_runtime(), tempfile::tempdir().unwrap());
+    let view = runtime.block_on(async {
+        let seals = load_seals(&storage).await.unwrap();
+        let base = Base::load(&storage, seals.last().unwrap()).await.unwrap();
+        let live = base.namespace.clone();
+        let options = StandbyOptions {
+            spill_dir: place.path().to_path_buf(),
+            memory_bytes_max: 1 << 20,
+            cache_bytes: 1 << 20,
+        };
+        let private = private(&place, true);
+        StandbyView::attach(storage, Arc::new(LAYOUT), base, live, private, options).unwrap()
+    });
+    let shown: Arc<dyn View> = view.clone();
+    let fixture = Fixture::on(runtime, shown).keeping(place);
+    Node { view, fixture }
+}
+
+async fn own(cluster: &Arc<MemoryCluster>, name: &str) -> Arc<dyn Storage> {
+    let storage: Arc<dyn Storage> = cluster.client();
+    storage
+        .own_epoch(&NodeName::new(name).unwrap())
+        .await
+        .unwrap();
+    storage
+}
+
+fn open(path: &Path) -> File {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true);
+    options.truncate(false).open(path).unwrap()
+}
+
+fn block(file: &File, number: u64) -> u64 {
+    let mut block = [0; BLOCK];
+    file.read_exact_at(&mut block, number * BLOCK as u64)
+        .unwrap();
+    let (words, _) = block.as_chunks::<8>();
+    let word = u64::from_le_bytes(words[0]);
+    assert!(words.iter().all(|w| *w == words[0]), "torn block");
+    word
+}
+
+fn put(file: &File, number: u64, word: u64) {
+    let data = word.to_le_bytes().repeat(BLOCK / 8);
+    file.write_all_at(&data, number * BLOCK as u64).unwrap();
+}
+
+/// Writes a block again and again, each time seeing what it wrote before, through one handle or a
+/// new one each time.
+fn keep_writing(
+    path: &Path,
+    number: u64,
+    reopen: bool,
+    stop: &AtomicBool,
+    rounds: &AtomicU64,
+) -> u64 {
+    let mut file = open(path);
+    let mut word = 0;
+    while !stop.load(Ordering::Relaxed) {
+        word += 1;
+        put(&file, number, word);
+        if reopen {
+            file = open(path);
+        }
+        assert_eq!(block(&file, number), word);
+        assert!(fs::metadata(path).unwrap().len() >= 8 * BLOCK as u64);
+        rounds.fetch_add(1, Ordering::Relaxed);
+    }
+    file.sync_all().unwrap();
+    word
+}
+
+#[test]
+fn processes_notice_nothing() {
+    let cluster = MemoryCluster::new(VolumeSettings::default());
+    let setup = new_runtime();
+    let old = active(setup.block_on(new_volume(&cluster)));
+    let file = open(&old.fixture.at("f"));
+    (0..8).for_each(|number| put(&file, number, 1000 + number));
+    fs::write(old.fixture.at("dropped"), b"dropped").unwrap();
+    old.fixture.runtime.block_on(async {
+        let cut = old.view.cut().await.unwrap();
+        old.view
+            .commit_seal(cut, Lsn(10), Lsn(20), vec![])
+            .await
+            .unwrap();
+    });
+    // Not in the image of the seal, and not redone: gone with the old active.
+    put(&file, 7, 77);
+    file.sync_all().unwrap();
+
+    let new = standby(cluster.client());
+    let at = |name: &str| new.fixture.at(name);
+    let kept = open(&at("f"));
+    assert_eq!(block(&kept, 7), 1007);
+    put(&kept, 5, 55);
+    let made = open(&at("made"));
+    put(&made, 0, 42);
+    let dropped = open(&at("dropped"));
+    fs::remove_file(at("dropped")).unwrap();
+
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let more_rounds = || {
+        let until = rounds.load(Ordering::Relaxed) + 50;
+        while rounds.load(Ordering::Relaxed) < until {
+            std::thread::yield_now();
+        }
+    };
+    let becoming = std::thread::scope(|scope| {
+        let writers =
+            [("f", 0, false), ("f", 1, true), ("made", 8, false)].map(|(name, number, reopen)| {
+                let (path, stop, rounds) = (at(name), &stop, &rounds);
+                put(&made, 8, 0);
+                scope.spawn(move || (number, keep_writing(&path, number, reopen, stop, rounds)))
+            });
+        more_rounds();
+        let switched = new.fixture.runtime.block_on(async {
+            let storage = own(&cluster, "new").await;
+            let latest = Latest::recover(storage, NOW).await.unwrap();
+            let (observer, options) = (Arc::new(NoObserver), Options::default());
+            let becoming = new.view.become_active(latest, observer, options, NOW).await;
+            becoming.unwrap()
+        });
+        more_rounds();
+        stop.store(true, Ordering::Relaxed);
+        for writer in writers {
+            let (number, word) = writer.join().unwrap();
+            let file = if number == 8 { &made } else { &kept };
+            assert_eq!(block(file, number), word);
+        }
+        switched
+    });
+
+    // Old handles and new ones see the same.
+    let again = open(&at("f"));
+    for (number, word) in [(2, 1002), (5, 55), (7, 1007)] {
+        assert_eq!((block(&kept, number), block(&again, number)), (word, word));
+    }
+    assert_eq!(block(&made, 0), 42);
+    // A file without a name in the view ends with the switch; its handle says so.
+    let gone = dropped.read_at(&mut [0; 7], 0).unwrap_err();
+    assert_eq!(gone.raw_os_error(), Some(Errno::ENOENT as i32));
+    assert!(!at("dropped").exists());
+
+    // The old active is fenced: it may not even pretend.
+    let refused = file.write_all_at(b"x", 0).and_then(|()| file.sync_all());
+    assert_eq!(
+        refused.unwrap_err().raw_os_error(),
+        Some(Errno::EROFS as i32)
+    );
+
+    // What the new one made durable is what the next finds.
+    put(&kept, 3, 33);
+    new.fixture.runtime.block_on(async {
+        let cut = becoming.cut().await.unwrap();
+        becoming
+            .commit_seal(cut, Lsn(30), Lsn(40), vec![])
+            .await
+            .unwrap();
+    });
+    let expected = |file: &File| (0..8).map(|number| block(file, number)).collect::<Vec<_>>();
+    let words = expected(&again);
+    let next = active(setup.block_on(own(&cluster, "next")));
+    assert_eq!(expected(&open(&next.fixture.at("f"))), words);
+    assert_eq!(block(&open(&next.fixture.at("made")), 0), 42);
+    assert!(!next.fixture.at("dropped").exists());
+    let refused = kept.write_all_at(b"x", 0).and_then(|()| kept.sync_all());
+    assert_eq!(
+        refused.unwrap_err().raw_os_error(),
+        Some(Errno::EROFS as i32)
+    );
+}
