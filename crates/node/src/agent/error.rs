@@ -1,5 +1,7 @@
 //! The error of a node's life.
 
+use dax::error::ErrorKind;
+
 use crate::channel::ChannelError;
 use crate::postgres::PostgresError;
 use crate::records::RecordError;
@@ -62,10 +64,10 @@ impl AgentError {
         }
     }
 
-    /// Whether a higher epoch exists: another node is, or was, the active.
-    pub fn is_fenced(&self) -> bool {
+    /// Whether another node owns the volume now, or was faster: follow it.
+    pub fn is_superseded(&self) -> bool {
         match self {
-            AgentError::Storage(e) => e.is_fenced(),
+            AgentError::Storage(e) => e.is_fenced() || e.kind() == ErrorKind::Conflict,
             AgentError::Volume(e) => e.is_fenced(),
             AgentError::Record(e) => e.is_fenced(),
             _ => false,

@@ -120,8 +120,8 @@ async fn live(
         match one_life(context, &mut look, orders, stopped).await {
             Ok(Next::Stop) => return,
             Ok(_) => pause = PAUSE_MIN,
-            Err(error) if error.is_fenced() => {
-                tracing::info!("another node owns the volume now; joining it as a standby");
+            Err(error) if error.is_superseded() => {
+                tracing::info!(%error, "another node owns the volume now; joining it as a standby");
             }
             Err(error) => {
                 let chain = chain(&error);
