@@ -113,7 +113,7 @@ fn keep_writing(
 ) -> u64 {
     let mut file = open(path);
     let mut word = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while word == 0 || !stop.load(Ordering::Relaxed) {
         word += 1;
         put(&file, number, word);
         if reopen {
