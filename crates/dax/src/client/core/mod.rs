@@ -356,6 +356,7 @@ impl Core {
             self.shared.links.measured(zone, round_trip);
         }
         self.shared.look_for_fence(zone, &reply);
+        self.fail_if_fenced();
         match asked.asker {
             Asker::Op(op) => self.step(op, Event::Reply(zone, reply)),
             Asker::Chore(number) => {
@@ -406,10 +407,7 @@ impl Core {
 
     /// Follows up on what the last input changed: syncs that are complete, room, the fence.
     fn settle(&mut self) {
-        if self.shared.fence_news {
-            self.shared.fence_news = false;
-            self.fail_fenced();
-        }
+        self.fail_if_fenced();
         while self.shared.progress {
             self.shared.progress = false;
             for op in self.shared.complete_syncs() {
@@ -432,8 +430,11 @@ impl Core {
         }
     }
 
-    /// Everything but looking at the epoch fails for good.
-    fn fail_fenced(&mut self) {
+    /// After news of a fence, everything but looking at the epoch fails for good.
+    fn fail_if_fenced(&mut self) {
+        if !std::mem::take(&mut self.shared.fence_news) {
+            return;
+        }
         for id in self.op_ids() {
             if matches!(self.ops.get(&id), Some(Op::Look(_))) {
                 continue;

@@ -108,7 +108,8 @@ impl Shared {
 
     /// Whether a version was made by this handle.
     pub fn is_own(&self, version: Version) -> bool {
-        self.first_own.is_some_and(|first| version.epoch >= first)
+        let epochs = self.first_own.zip(self.own);
+        epochs.is_some_and(|(first, last)| (first..=last).contains(&version.epoch))
     }
 
     /// A zone has accepted this: if it is somebody else's higher epoch, ours is over.
@@ -141,7 +142,16 @@ impl Shared {
                 kind: ErrorKind::Conflict,
                 ..
             } => self.announce(zone),
+            Response::Block(Some(block)) => self.observe_version(block.version),
+            Response::RecordStored { version } => self.observe_version(*version),
             _ => {}
+        }
+    }
+
+    /// Only the owner of an epoch makes versions of it.
+    fn observe_version(&mut self, version: Version) {
+        if self.own.is_some_and(|own| version.epoch > own) {
+            self.fence(format!("{} has written already", version.epoch));
         }
     }
 

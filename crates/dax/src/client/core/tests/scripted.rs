@@ -465,6 +465,26 @@ fn a_zone_that_was_away_tells_of_the_fence_in_its_welcome() {
 }
 
 #[test]
+fn a_block_of_a_higher_epoch_fences_its_reader() {
+    let mut d = Desk::owner();
+    d.write(0, SINGLE, 1);
+    d.run();
+    for peer in &mut d.peers {
+        let version = Version {
+            epoch: Epoch(2),
+            seq: 1,
+        };
+        let block = crate::wire::StoredBlock::new(key(0), SINGLE, version, data(2));
+        peer.blocks.insert((key(0), SINGLE), block);
+    }
+    let read = Call::Read {
+        key: key(0),
+        up_to: SINGLE,
+    };
+    assert!(d.finish(read).unwrap_err().is_fenced());
+}
+
+#[test]
 fn the_loser_of_a_contest_learns_who_won() {
     let mut d = Desk::new(3, 2);
     let claim = d.start(Call::OwnEpoch {
