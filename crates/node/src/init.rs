@@ -27,8 +27,9 @@ use volume::view::{Ino, View};
 
 use crate::agent::context::{Host, connect, ownership, unix_ms, wall_clock};
 use crate::agent::error::{AgentError, Result};
+use crate::agent::prepare;
 use crate::config::Config;
-use crate::postgres::{InitdbOptions, leftovers};
+use crate::postgres::InitdbOptions;
 use crate::records::{
     ActiveState, Cause, Cluster, Heartbeat, HistoryEntry, Record, append_history,
 };
@@ -67,11 +68,7 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
     if let Some(from) = &options.import {
         import::check(from, &host)?;
     }
-    let paths = &config.paths;
-    leftovers::clean(&paths.run(), &paths.mount())?;
-    mount::detach_stale(&paths.mount())?;
-    let cannot_use = |e| AgentError::system(format!("cannot use {}", paths.data().display()), e);
-    paths.create(host.owner()).map_err(cannot_use)?;
+    let _only = prepare(config, &host)?;
     let zones: Vec<String> = config.zones.iter().map(ToString::to_string).collect();
     dax::client::create_volume(&zones, &config.volume, &options.settings).await?;
     let storage = connect(config).await?;

@@ -303,6 +303,12 @@ impl<'a> Follower<'a> {
             drop(order.answer.send(Err(why)));
             return None;
         }
+        if self.context.config.tags.nofailover {
+            let why =
+                "this node is tagged nofailover; ask another one, or change its configuration";
+            drop(order.answer.send(Err(why.to_owned())));
+            return None;
+        }
         drop(order.answer.send(Ok(json!({ "taking_over": true }))));
         Some(StandbyEnd::TakeOver {
             cause: Cause::Forced,

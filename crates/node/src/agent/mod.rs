@@ -37,7 +37,7 @@ use self::follow::{Follower, StandbyEnd};
 use self::look::{Look, Seen};
 use self::status::{Order, StatusBoard};
 use crate::channel::{Identity, Server};
-use crate::config::Config;
+use crate::config::{AgentLock, Config};
 use crate::postgres::leftovers;
 use crate::records::Incarnation;
 
@@ -55,7 +55,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
     let host = Host::check(&config)?;
-    prepare(&config, &host)?;
+    let _only = prepare(&config, &host)?;
     let (board, mut orders) = StatusBoard::new();
     let me = Identity {
         node: config.name.clone(),
@@ -80,17 +80,24 @@ pub async fn run(
     Ok(())
 }
 
-/// Cleans up after an earlier life that was killed, and makes the local directories.
-fn prepare(config: &Config, host: &Host) -> Result<()> {
+/// Makes the local directories, becomes their only agent, and cleans up after one that was killed.
+pub(crate) fn prepare(config: &Config, host: &Host) -> Result<AgentLock> {
     let paths = &config.paths;
+    let cannot_use = |e| AgentError::system(format!("cannot use {}", paths.data().display()), e);
+    paths.create(host.owner()).map_err(cannot_use)?;
+    let lock = paths.lock().map_err(|e| match e.kind() {
+        std::io::ErrorKind::WouldBlock => AgentError::Refused(format!(
+            "another agent runs on {}; stop it first, or give this one another \"data\"",
+            paths.data().display()
+        )),
+        _ => cannot_use(e),
+    })?;
     let killed = leftovers::clean(&paths.run(), &paths.mount())?;
     if killed > 0 {
         tracing::info!(killed, "killed processes that an earlier agent left behind");
     }
     mount::detach_stale(&paths.mount())?;
-    paths
-        .create(host.owner())
-        .map_err(|e| AgentError::system(format!("cannot use {}", paths.data().display()), e))
+    Ok(lock)
 }
 
 /// Facts about the cluster; waits while too few zones answer.

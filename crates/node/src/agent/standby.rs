@@ -46,7 +46,6 @@ pub(crate) struct Standby {
     pub storage: Arc<dyn Storage>,
     pub tail: JournalTail,
     pub view: Arc<StandbyView>,
-    pub private: Arc<PrivateDir>,
     pub log: Arc<SharedLog>,
     pub feed: Feed,
     // PostgreSQL goes before the mount that it works on.
@@ -112,7 +111,7 @@ pub(crate) async fn attach(
         layout,
         base,
         live.clone(),
-        Arc::clone(&private),
+        private,
         options,
     )?;
     let log = SharedLog::new(
@@ -136,7 +135,6 @@ pub(crate) async fn attach(
         storage,
         tail,
         view,
-        private,
         log,
         feed,
         postgres,

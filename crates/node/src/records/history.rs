@@ -36,7 +36,7 @@ pub enum Cause {
 /// How long one phase took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseTiming {
-    /// The phase, as the state machine calls it.
+    /// The phase, as `docs/FAILOVER.md` calls it.
     pub phase: String,
     /// Its length in milliseconds.
     pub ms: u64,
