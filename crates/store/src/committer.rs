@@ -26,7 +26,7 @@ use crate::connection::Conn;
 use crate::decide::error;
 use crate::engine::{Batch, EngineError};
 use crate::keys::{Slot, VolumeId, encode_block};
-use crate::meta;
+use crate::meta::{self, Removal};
 use crate::queue::Taken;
 use crate::reads::ReadJob;
 use crate::room::Room;
@@ -67,6 +67,8 @@ pub(crate) struct Round {
     pub grants: Vec<(Arc<Volume>, EpochGrant)>,
     pub retentions: Vec<(Arc<Volume>, Retention)>,
     pub promotes: Vec<(Epoch, ReadJob)>,
+    /// Begun once the writes before them can be found.
+    pub removals: Vec<(Arc<Volume>, u64, Removal)>,
     pub touched: HashMap<VolumeId, Touched>,
 }
 
@@ -210,6 +212,9 @@ impl Committer {
         self.publish(round.grants, round.retentions);
         for (conn, id, reply) in round.replies {
             conn.send(id, reply);
+        }
+        for (volume, number, removal) in round.removals {
+            shared.chores.remove(volume, number, removal);
         }
         for (epoch, job) in round.promotes {
             self.promote(epoch, job);

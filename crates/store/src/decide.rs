@@ -297,7 +297,7 @@ impl Committer {
         self.next_removal += 1;
         let key = meta::removal_key(volume.id, number);
         round.metas.insert(key, Some(to_json(&removal)));
-        self.shared.chores.remove(volume.clone(), number, removal);
+        round.removals.push((volume.clone(), number, removal));
         Response::Done
     }
 

@@ -7,6 +7,7 @@
 //! scans over keys are cheap and compaction does not rewrite data) and `meta` (volumes, epochs,
 //! records).
 
+use std::fs::File;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -14,8 +15,11 @@ use bytes::Bytes;
 use dax::ids::{BlockKey, Generation};
 use dax::wire::StoredBlock;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 
 use crate::error::OpenError;
+use crate::journal;
 use crate::keys::{SLOT_BYTES, Slot, VolumeId, decode_block};
 
 /// The engine failed; nothing more can be written until the process starts anew.
@@ -38,6 +42,8 @@ pub(crate) struct Engine {
     blocks: Keyspace,
     meta: Keyspace,
     dir: PathBuf,
+    /// Held as long as the store is open.
+    _lock: Flock<File>,
 }
 
 /// Changes that become visible and durable together.
@@ -60,6 +66,17 @@ impl Engine {
                 source: Box::new(source),
             },
         };
+        let lock = lock(dir)?;
+        journal::check(dir).map_err(|source| match source.kind() {
+            std::io::ErrorKind::InvalidData => OpenError::Damaged {
+                dir: dir.into(),
+                source: Box::new(source),
+            },
+            _ => OpenError::Directory {
+                dir: dir.into(),
+                source,
+            },
+        })?;
         let db = Database::builder(dir)
             .cache_size(cache_bytes)
             .worker_threads(2)
@@ -79,6 +96,7 @@ impl Engine {
             blocks,
             meta,
             dir: dir.into(),
+            _lock: lock,
         })
     }
 
@@ -194,6 +212,21 @@ impl Batch<'_> {
             .durability(Some(PersistMode::SyncData))
             .commit()?)
     }
+}
+
+/// Locks the directory against other processes, before any of its files is touched.
+fn lock(dir: &Path) -> Result<Flock<File>, OpenError> {
+    let unusable = |source| OpenError::Directory {
+        dir: dir.into(),
+        source,
+    };
+    let mut options = File::options();
+    let file = options.create(true).write(true).truncate(false);
+    let file = file.open(dir.join("zone.lock")).map_err(unusable)?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => OpenError::Locked { dir: dir.into() },
+        other => unusable(other.into()),
+    })
 }
 
 fn found(key: BlockKey, generation: Generation, value: Bytes) -> Found {

@@ -18,6 +18,7 @@ mod decide;
 mod engine;
 mod error;
 mod janitor;
+mod journal;
 mod keys;
 mod meta;
 mod queue;

@@ -11,7 +11,7 @@ use crate::keys::{Slot, VolumeId, decode_block, encode_block};
 use crate::{OpenError, Zone};
 
 /// Flips a byte of the data in a slot, behind the back of the zone.
-fn flip(engine: &Engine, slot: &Slot) {
+pub(super) fn flip(engine: &Engine, slot: &Slot) {
     let crate::engine::Found::Block(block) = engine.get(slot).unwrap().unwrap() else {
         panic!("damaged before")
     };
@@ -75,6 +75,8 @@ fn a_damaged_store_is_refused_with_what_to_do() {
         c.write(write(key(1, seq), Generation::SINGLE, v(1, seq)));
     }
     c.flush();
+    c.write(write(key(1, 0), Generation::SINGLE, v(1, 65)));
+    c.flush(); // so that the damage is not at the end, where a crash might have done it
     let TestZone { zone, dir, .. } = t;
     zone.stop().unwrap();
     drop(zone);

@@ -1,11 +1,12 @@
 //! A whole zone, spoken to over its socket.
 
-mod client;
+pub(crate) mod client;
 mod crash;
 mod damage;
 mod hostile;
 mod reclaim;
 mod records;
+mod replicas;
 mod rules;
 
 use tempfile::TempDir;

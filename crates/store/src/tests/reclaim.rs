@@ -115,6 +115,7 @@ fn removed_files_and_blocks_are_gone_also_after_a_restart() {
         epoch: Epoch(1),
         files: vec![FileId(1), FileId(2), FileId(77)],
     };
+    c.write(write(key(2, 5000), SINGLE, v(1, 99_999))); // not committed yet
     assert_eq!(c.ask(files), Response::Done);
     assert_eq!(c.ask(before(600)), Response::Done);
     assert_eq!(c.ask(before(500)), Response::Done);
@@ -122,6 +123,7 @@ fn removed_files_and_blocks_are_gone_also_after_a_restart() {
     let mut c = Client::volume(&t.address, "v");
     wait_used(&mut c, 1400);
     assert_eq!(c.version(key(2, 5), SINGLE), None);
+    assert_eq!(c.version(key(2, 5000), SINGLE), None);
     assert_eq!(c.version(key(3, 599), SINGLE), None);
     assert_eq!(c.version(key(3, 600), SINGLE), Some(v(1, 30_600)));
     assert_eq!(c.version(key(4, 0), SINGLE), Some(v(1, 40_000)));

@@ -1,0 +1,248 @@
+//! Checks the engine's journals before the engine reads them, because it takes the first batch it
+//! cannot read for the end, silently, or refuses to open at all: both wrong for one of two cases.
+//!
+//! The committer makes each batch durable before it writes the next. So a crash can tear the last
+//! batch only, which nobody was told about: it is cut off here. Anything unreadable with a sound batch
+//! behind it was acknowledged and is damage: the zone must not serve, or it would have forgotten what
+//! it acknowledged.
+//!
+//! ```text
+//! batch   1 | u32 items | u64 seqno        items        3 | u64 xxh3 of the items | "FJL" 3
+//! item    2 | u8 type | u8 compression | u64 keyspace | u16 key length | u32 length | u32 stored length | key | value
+//! clear   4 | u64 keyspace                                                       all little endian
+//! ```
+//!
+//! This is the format of fjall 3 (`journal/entry.rs`); the tests write journals with the real engine.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+const START: u8 = 1;
+const ITEM: u8 = 2;
+const END: u8 = 3;
+const CLEAR: u8 = 4;
+const TRAILER: &[u8] = b"FJL\x03";
+const START_BYTES: usize = 13;
+const ITEM_HEAD_BYTES: usize = 21;
+const END_BYTES: usize = 13;
+const CLEAR_BYTES: usize = 9;
+
+/// Acknowledged data in a journal is damaged.
+#[derive(Debug, thiserror::Error)]
+#[error("{} is unreadable at byte {at}, and sound data follows", path.display())]
+pub(crate) struct Damage {
+    path: PathBuf,
+    at: usize,
+}
+
+/// Checks all journals in `dir` and cuts a torn batch off the end of the newest.
+///
+/// # Errors
+/// I/O errors; `InvalidData` with a [`Damage`] inside.
+pub(crate) fn check(dir: &Path) -> io::Result<()> {
+    let journals = journals(dir)?;
+    for (i, path) in journals.iter().enumerate() {
+        let bytes = std::fs::read(path)?;
+        let at = sound_bytes(&bytes);
+        let newest = i + 1 == journals.len();
+        if is_end(&bytes[at..]) {
+            continue;
+        }
+        if !newest || has_sound_batch(&bytes[at..]) {
+            let damage = Damage {
+                path: path.clone(),
+                at,
+            };
+            return Err(io::Error::new(io::ErrorKind::InvalidData, damage));
+        }
+        tracing::warn!(
+            journal = %path.display(), at,
+            "cut off a write that a crash tore; it had not been acknowledged"
+        );
+        let file = OpenOptions::new().write(true).open(path)?;
+        file.set_len(at as u64)?;
+        file.sync_all()?;
+    }
+    Ok(())
+}
+
+/// The journals, oldest first.
+fn journals(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found: Vec<(u64, PathBuf)> = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        let number = path.file_stem().and_then(|s| s.to_str()?.parse().ok());
+        if let (Some(number), Some("jnl")) = (number, path.extension().and_then(|e| e.to_str())) {
+            found.push((number, path));
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// Whether nothing was written here: the rest of a file made larger in advance, or its end.
+fn is_end(rest: &[u8]) -> bool {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    rest.chunks(ZEROS.len()).all(|c| c == &ZEROS[..c.len()])
+}
+
+/// How many bytes at the front are whole, sound batches.
+fn sound_bytes(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(len) = sound_batch(&bytes[at..]) {
+        at += len;
+    }
+    at
+}
+
+/// Whether a sound batch starts anywhere in `bytes` but at their front. A batch follows the trailer
+/// of the one before.
+fn has_sound_batch(bytes: &[u8]) -> bool {
+    let trailers = bytes.windows(TRAILER.len()).enumerate();
+    let mut starts = trailers.filter(|(_, w)| *w == TRAILER);
+    starts.any(|(at, _)| sound_batch(&bytes[at + TRAILER.len()..]).is_some())
+}
+
+/// The length of the batch at the front, if it is whole and sound.
+fn sound_batch(bytes: &[u8]) -> Option<usize> {
+    if *bytes.first()? != START {
+        return None;
+    }
+    let items = u32::from_le_bytes(array(bytes, 1)?);
+    let mut at = START_BYTES;
+    for _ in 0..items {
+        at = at.checked_add(item_bytes(bytes.get(at..)?)?)?;
+    }
+    let end = bytes.get(at..at.checked_add(END_BYTES)?)?;
+    let checksum = u64::from_le_bytes(array(end, 1)?);
+    let sound =
+        end[0] == END && &end[9..] == TRAILER && xxh3_64(&bytes[START_BYTES..at]) == checksum;
+    sound.then_some(at + END_BYTES)
+}
+
+fn item_bytes(item: &[u8]) -> Option<usize> {
+    match *item.first()? {
+        CLEAR => Some(CLEAR_BYTES),
+        ITEM => {
+            let key = usize::from(u16::from_le_bytes(array(item, 11)?));
+            let value = u32::from_le_bytes(array(item, 17)?) as usize;
+            (ITEM_HEAD_BYTES + key).checked_add(value)
+        }
+        _ => None,
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Engine, Found};
+    use crate::error::OpenError;
+    use crate::keys::{Slot, VolumeId, encode_block};
+    use crate::tests::client::{data, key, v};
+    use dax::ids::Generation;
+    use dax::wire::checksum;
+    use tempfile::TempDir;
+
+    fn slot(block: u64) -> Slot {
+        Slot {
+            volume: VolumeId(1),
+            key: key(1, block),
+            generation: Generation::SINGLE,
+        }
+    }
+
+    /// A store with three batches of four blocks, closed, and its journal.
+    fn store() -> (TempDir, PathBuf, Vec<u8>) {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
+        for first in [0, 4, 8] {
+            let mut batch = engine.batch();
+            for block in first..first + 4 {
+                let (slot, version) = (slot(block), v(1, block + 1));
+                let data = data(version);
+                let sum = checksum(slot.key, slot.generation, version, &data);
+                batch.put(&slot, encode_block(version, sum, &data));
+            }
+            batch.put_meta(b"x", bytes::Bytes::from(vec![0; 9000]));
+            batch.commit().unwrap();
+        }
+        drop(engine);
+        let journals = journals(dir.path()).unwrap();
+        assert_eq!(journals.len(), 1);
+        let mut bytes = std::fs::read(&journals[0]).unwrap();
+        bytes.truncate(sound_bytes(&bytes) + 100); // of 64 MiB made in advance
+        (dir, journals[0].clone(), bytes)
+    }
+
+    /// Where the sound batches end.
+    fn ends(bytes: &[u8]) -> Vec<usize> {
+        let mut ends = vec![0];
+        while let Some(len) = sound_batch(&bytes[ends[ends.len() - 1]..]) {
+            ends.push(ends[ends.len() - 1] + len);
+        }
+        ends
+    }
+
+    /// The blocks that are there after an open.
+    fn blocks(dir: &TempDir) -> Vec<u64> {
+        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
+        let there =
+            |block: &u64| matches!(engine.get(&slot(*block)).unwrap(), Some(Found::Block(_)));
+        (0..12).filter(there).collect()
+    }
+
+    #[test]
+    fn journals_of_the_engine_are_understood() {
+        let (dir, path, bytes) = store();
+        let ends = ends(&bytes);
+        assert_eq!(ends.len(), 4, "three batches: {ends:?}");
+        assert!(is_end(&bytes[ends[3]..]));
+        let before = std::fs::read(&path).unwrap();
+        check(dir.path()).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+        assert_eq!(blocks(&dir), (0..12).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_torn_last_batch_is_cut_off_wherever_it_is_torn() {
+        let (dir, path, bytes) = store();
+        let ends = ends(&bytes);
+        let (start, end) = (ends[2], ends[3]);
+        for at in (start..end).step_by(4003).chain([start + 1, end - 1]) {
+            // Cut short, never reached the disk from here on, or only this place did not.
+            let mut zeros = bytes.clone();
+            zeros[at..].fill(0);
+            let mut hole = bytes.clone();
+            hole[at..(at + 512).min(end)].fill(0);
+            for torn in [bytes[..at].to_vec(), zeros, hole] {
+                std::fs::write(&path, &torn).unwrap();
+                let expected = if torn == bytes { 0..12 } else { 0..8 };
+                assert_eq!(blocks(&dir), expected.collect::<Vec<_>>(), "at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn damage_before_sound_data_is_refused() {
+        let (dir, path, bytes) = store();
+        let ends = ends(&bytes);
+        for at in (0..ends[2]).step_by(2003) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x40;
+            if sound_bytes(&damaged) == ends[3] {
+                continue; // a sequence number, which nothing covers
+            }
+            std::fs::write(&path, &damaged).unwrap();
+            let error = Engine::open(dir.path(), 1 << 20).err().expect("damage");
+            assert!(matches!(error, OpenError::Damaged { .. }), "{error:?}");
+            assert_eq!(std::fs::read(&path).unwrap(), damaged, "left as it is");
+        }
+    }
+}

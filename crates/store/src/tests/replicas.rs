@@ -1,0 +1,118 @@
+//! What the replication client makes of a zone's troubles.
+
+use std::sync::Arc;
+
+use dax::client::{Client, ClientConfig, create_volume};
+use dax::ids::{Generation, NodeName, VolumeName};
+use dax::storage::{Storage, SyncScope, VolumeSettings};
+
+use super::client::key;
+use super::damage::flip;
+use super::{TestZone, open};
+use crate::engine::Engine;
+use crate::keys::{Slot, VolumeId};
+
+async fn connect(zones: &[TestZone]) -> Arc<Client> {
+    let addresses = zones.iter().map(|z| z.address.clone()).collect();
+    let volume = VolumeName::new("v").unwrap();
+    let config = ClientConfig::new(volume, addresses, "test");
+    Client::connect(config).await.unwrap()
+}
+
+async fn three_zones() -> Vec<TestZone> {
+    let zones: Vec<TestZone> = (0..3).map(|_| TestZone::new()).collect();
+    let addresses: Vec<String> = zones.iter().map(|z| z.address.clone()).collect();
+    let volume = VolumeName::new("v").unwrap();
+    create_volume(&addresses, &volume, &VolumeSettings::default())
+        .await
+        .unwrap();
+    zones
+}
+
+/// Stops a zone, flips a bit in every given block, and starts it again.
+fn damage(zone: TestZone, blocks: std::ops::Range<u64>) -> TestZone {
+    let TestZone { zone, dir, .. } = zone;
+    zone.stop().unwrap();
+    drop(zone);
+    let engine = Engine::open(&dir.path().join("zone"), 1 << 20).unwrap();
+    for block in blocks {
+        let slot = Slot {
+            volume: VolumeId(1),
+            key: key(1, block),
+            generation: Generation::SINGLE,
+        };
+        flip(&engine, &slot);
+    }
+    drop(engine);
+    let (zone, address) = open(&dir, super::config());
+    TestZone { zone, address, dir }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_block_damaged_in_one_zone_is_read_from_another() {
+    let mut zones = three_zones().await;
+    let writer = connect(&zones).await;
+    writer
+        .own_epoch(&NodeName::new("a").unwrap())
+        .await
+        .unwrap();
+    let contents = |block: u64| bytes::Bytes::from(vec![block as u8; 8192]);
+    for block in 0..20 {
+        writer
+            .write(key(1, block), Generation::SINGLE, contents(block))
+            .unwrap();
+    }
+    // On all three, so that each can be damaged: a sync asks for two only.
+    writer.csync(SyncScope::Volume).await.unwrap();
+    while writer.zones().iter().any(|zone| zone.pending_bytes > 0) {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    drop(writer);
+    for damaged in 0..3 {
+        let zone = zones.remove(damaged);
+        let first = damaged as u64 * 6;
+        zones.insert(damaged, damage(zone, first..first + 6));
+    }
+    let reader = connect(&zones).await;
+    for round in 0..2 {
+        for block in 0..20 {
+            let read = reader.read(key(1, block), Generation::MAX).await.unwrap();
+            let read = read.expect("it was synced");
+            assert_eq!(read.data, contents(block), "block {block}, round {round}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_zone_does_not_stop_the_others() {
+    let zones = three_zones().await;
+    let writer = connect(&zones).await;
+    writer
+        .own_epoch(&NodeName::new("a").unwrap())
+        .await
+        .unwrap();
+    zones[1].zone.set_reserve_bytes(u64::MAX);
+    let contents = bytes::Bytes::from(vec![7; 8192]);
+    for block in 0..20 {
+        let block = key(1, block);
+        writer
+            .write(block, Generation::SINGLE, contents.clone())
+            .unwrap();
+        writer.csync(SyncScope::Volume).await.unwrap();
+    }
+    // Now a second zone is full as well: syncs wait, and go on when there is room again.
+    zones[2].zone.set_reserve_bytes(u64::MAX);
+    tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+    writer
+        .write(key(1, 99), Generation::SINGLE, contents.clone())
+        .unwrap();
+    let waiting = tokio::spawn({
+        let writer = writer.clone();
+        async move { writer.csync(SyncScope::Volume).await }
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished(), "one copy is not durable");
+    zones[2].zone.set_reserve_bytes(0);
+    let synced = tokio::time::timeout(std::time::Duration::from_secs(20), waiting);
+    synced.await.expect("it goes on").unwrap().unwrap();
+}
