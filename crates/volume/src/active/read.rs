@@ -188,6 +188,6 @@ impl Inner {
 }
 
 /// The epoch that made a file.
-fn epoch_of(file: FileId) -> Epoch {
+pub(super) fn epoch_of(file: FileId) -> Epoch {
     Epoch((file.0 >> FileId::COUNTER_BITS) as u32)
 }

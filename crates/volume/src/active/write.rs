@@ -10,14 +10,14 @@ use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use super::core::Core;
 use super::locks::Ticket;
-use super::read::LATEST;
+use super::read::{LATEST, epoch_of};
 use super::{ActiveView, Inner};
 use crate::cache::Cached;
 use crate::error::{Error, Result};
 use crate::layout::FileClass;
 use crate::namespace::op::Op;
 use crate::namespace::plan::MAX_SIZE_BYTES;
-use crate::namespace::{Inode, Namespace};
+use crate::namespace::{Cut, Inode, Namespace};
 use crate::view::Timestamp;
 
 /// Zeros are written in pieces of at most this many bytes.
@@ -230,6 +230,7 @@ impl Inner {
         now: Timestamp,
     ) -> Result<Written> {
         let mut core = self.core.lock();
+        self.guard_growth(&mut core, file, end, now)?;
         let inode = core.namespace.file(file)?;
         let (class, old_size) = (inode.class, inode.size);
         let generation = core.generation(class);
@@ -238,6 +239,7 @@ impl Inner {
             // extends a file by zeros, or fills a new log segment up with them, costs nothing.
             let behind_end = key.block.0 * self.block_size >= old_size;
             if behind_end && data.iter().all(|byte| *byte == 0) {
+                self.discard_inherited(&mut core, key);
                 continue;
             }
             self.put_block(&mut core, key, generation, class, data)?;
@@ -267,18 +269,43 @@ impl Inner {
         class: FileClass,
         data: Bytes,
     ) -> Result<()> {
-        if let Some(carry) = &self.carry {
-            carry.blocks.discard(key);
-        }
-        if let Some(written) = &mut core.written_meanwhile {
-            written.insert(key);
-        }
+        self.discard_inherited(core, key);
         let version = self.storage.write(key, generation, data.clone())?;
         match class {
             FileClass::Log => self.cache.remove(key, LATEST),
             _ => self.cache.write(key, LATEST, Cached { version, data }),
         }
         Ok(())
+    }
+
+    fn discard_inherited(&self, core: &mut Core, key: BlockKey) {
+        if let Some(carry) = &self.carry {
+            carry.blocks.discard(key);
+        }
+        if let Some(written) = &mut core.written_meanwhile {
+            written.insert(key);
+        }
+    }
+
+    /// A dead epoch may have stored blocks of a log or live file behind the end that its journal
+    /// came to say: before such a file grows, everything behind its end is cut off.
+    fn guard_growth(&self, core: &mut Core, id: FileId, end: u64, at: Timestamp) -> Result<()> {
+        let inode = core.namespace.file(id)?;
+        let size = inode.size;
+        if inode.class == FileClass::Data || epoch_of(id) >= self.epoch || end <= size {
+            return Ok(());
+        }
+        let first_block = BlockIndex(size.div_ceil(self.block_size));
+        let ours = |cut: &Cut| cut.version.epoch == self.epoch && cut.first_block <= first_block;
+        if inode.cuts.iter().any(ours) {
+            return Ok(());
+        }
+        let version = self.storage.next_version()?;
+        let cut = Cut {
+            first_block,
+            version,
+        };
+        self.commit(core, Op::Truncate { id, size, cut, at }, None)
     }
 
     fn report(&self, written: &Written, offset: u64, data: &Bytes) {
@@ -313,6 +340,7 @@ impl Inner {
         }
         let boundary = self.zeroed_tail(&inode, file, size.min(inode.size)).await?;
         let mut core = self.core.lock();
+        self.guard_growth(&mut core, file, size, now)?;
         let version = self.storage.next_version()?;
         let Some(op) = core
             .namespace

@@ -149,3 +149,37 @@ async fn the_log_is_cut_at_its_end_and_keeps_its_size() {
         .unwrap();
     assert_ne!(stored.unwrap().data[..], [3; BLOCK]);
 }
+
+/// Blocks that reached the replicas without the journal's word for the new size.
+#[tokio::test]
+async fn what_a_dead_epoch_stored_behind_the_end_stays_hidden_when_the_file_grows() {
+    for by_write in [true, false] {
+        let volume = Volume::format().await;
+        let life = volume.open().await;
+        life.create("conf", NewInode::Directory);
+        let file = life.create("conf/f", NewInode::File).ino;
+        life.write(file, 0, vec![1; 100]).await;
+        life.view.sync_all().await.unwrap();
+        life.write(file, 0, vec![2; 4 * BLOCK]).await;
+        life.storage
+            .crash(|write| write.key == BlockKey::new(FileId(file.0), 2));
+
+        let next = volume.open().await;
+        let mut expected = vec![1; 100];
+        assert_eq!(next.contents(file).await, expected);
+        expected.resize(4 * BLOCK, 0);
+        if by_write {
+            expected[3 * BLOCK..].fill(3);
+            next.write(file, 3 * BLOCK as u64, vec![3; BLOCK]).await;
+        } else {
+            let change = AttrChange {
+                size: Some(4 * BLOCK as u64),
+                ..AttrChange::default()
+            };
+            next.view.set_attr(file, change, NOW).await.unwrap();
+        }
+        assert_eq!(next.contents(file).await, expected);
+        next.view.sync_all().await.unwrap();
+        assert_eq!(volume.open().await.contents(file).await, expected);
+    }
+}

@@ -14,7 +14,10 @@ async fn zeros_behind_the_end_store_nothing_and_read_as_zeros() {
     let before = dax::storage::Storage::counters(&*life.storage).writes;
     life.write(file, 0, vec![0; 8 * BLOCK]).await;
     assert_eq!(life.view.attr(file).unwrap().size, 8 * BLOCK as u64);
-    assert_eq!(dax::storage::Storage::counters(&*life.storage).writes, before);
+    assert_eq!(
+        dax::storage::Storage::counters(&*life.storage).writes,
+        before
+    );
     assert_eq!(life.contents(file).await, vec![0; 8 * BLOCK]);
 }
 
@@ -34,7 +37,10 @@ async fn what_was_cut_off_does_not_come_back_under_zeros() {
     let life = volume.open().await;
     let file = life.create("1", NewInode::File).ino;
     life.write(file, 0, vec![7; 3 * BLOCK]).await;
-    let cut = AttrChange { size: Some(BLOCK as u64), ..AttrChange::default() };
+    let cut = AttrChange {
+        size: Some(BLOCK as u64),
+        ..AttrChange::default()
+    };
     life.view.set_attr(file, cut, NOW).await.unwrap();
     life.write(file, BLOCK as u64, vec![0; 2 * BLOCK]).await;
     let mut expected = vec![7; BLOCK];
