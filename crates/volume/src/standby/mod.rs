@@ -11,6 +11,7 @@ mod blocks;
 mod contents;
 mod fetch;
 mod gate;
+mod listing;
 mod moves;
 mod ops;
 mod overlay;

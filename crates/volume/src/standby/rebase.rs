@@ -22,8 +22,9 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
+use super::listing::hidden_names;
 use super::overlay::{InodeItem, NameItem, is_created};
-use super::state::{Found, State, hidden_names};
+use super::state::{Found, State};
 use crate::layout::FileClass;
 use crate::lsn::Lsn;
 use crate::namespace::{Change, Inode, Name};
@@ -207,7 +208,10 @@ impl Mover<'_> {
         let dir_id = next.directory_id(dir)?;
         let shared = self.to.base.namespace.lookup(dir_id, &name).ok()?;
         let own = Ino(shared.0);
-        let shown = self.old.home(own).and_then(|(dir, name)| self.old.find(dir, &name).ok());
+        let shown = self
+            .old
+            .home(own)
+            .and_then(|(dir, name)| self.old.find(dir, &name).ok());
         let known = shown == Some(Found::Inode(own)) || next.overlay.adopted.contains_key(&shared);
         let same_kind = self.to.base.namespace.get(shared)?.kind == kind;
         (same_kind && !known && item.hides != Some(shared)).then_some(shared)

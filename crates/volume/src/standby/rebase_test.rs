@@ -237,7 +237,11 @@ fn a_cut_is_dropped_when_the_file_lives_on_and_kept_when_it_waits_for_its_remova
     assert!((0..3).all(|b| stored(&state, vacuumed_ino, b).is_some()));
     active.remove("base/5/1000", false);
     let mut state = moved(&state, active.seal(3, 600, 600), &[], &[]);
-    assert_eq!(state.size(dropped_ino).unwrap(), 0, "redo unlinks it at its restartpoint");
+    assert_eq!(
+        state.size(dropped_ino).unwrap(),
+        0,
+        "redo unlinks it at its restartpoint"
+    );
     at(&mut state, 650);
     state.drop_file("base/5/1000");
     let state = moved(&state, active.seal(4, 700, 700), &[], &[]);

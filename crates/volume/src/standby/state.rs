@@ -5,20 +5,20 @@
 //! Where a name or a block comes from depends on its class: data from the base under the overlay;
 //! log and configuration from the live namespace; private names from the local disk.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
+use super::listing::hidden_names;
 use super::overlay::{Content, InodeItem, Overlay, is_created, is_private};
 use crate::error::{Error, Result};
 use crate::layout::{FileClass, Layout};
 use crate::lsn::Lsn;
-use crate::namespace::{Directory, Inode, Name, Namespace, ROOT};
+use crate::namespace::{Directory, Inode, Name, Namespace};
 use crate::seal::Base;
-use crate::view::{Attr, DirEntry, FileKind, Ino, Timestamp};
+use crate::view::{Attr, FileKind, Ino, Timestamp};
 
 /// See the module.
 #[derive(Clone)]
@@ -275,7 +275,7 @@ impl State {
     }
 
     /// The names of a directory that are shared, for children of `class`.
-    fn shared_names(&self, dir: Ino, class: FileClass) -> Option<&Directory> {
+    pub(super) fn shared_names(&self, dir: Ino, class: FileClass) -> Option<&Directory> {
         let id = self.directory_id(dir)?;
         match class {
             FileClass::Data => {
@@ -288,7 +288,7 @@ impl State {
 
     /// Rule 7: other forks of an unlogged relation are invisible. Its init fork counts whether the
     /// base has it (removed by redo or not) or redo made it: a base may hold the main fork alone.
-    fn is_hidden(&self, dir: Ino, names: &Directory, name: &[u8]) -> bool {
+    pub(super) fn is_hidden(&self, dir: Ino, names: &Directory, name: &[u8]) -> bool {
         let by = std::str::from_utf8(name)
             .ok()
             .and_then(|n| self.layout.hidden_by(n));
@@ -305,65 +305,6 @@ impl State {
     /// What the base has at a name, hidden or not.
     pub fn base_name(&self, dir: Ino, name: &[u8]) -> Option<FileId> {
         self.shared_names(dir, FileClass::Data)?.get(name).copied()
-    }
-
-    /// All names of a shared directory but private ones.
-    pub fn list(&self, dir: Ino) -> Result<BTreeMap<Name, Ino>> {
-        self.expect_directory(dir)?;
-        let prefix = match self.path(dir)? {
-            path if path.is_empty() => path,
-            path => path + "/",
-        };
-        let mut out = BTreeMap::new();
-        self.list_shared(dir, &prefix, &mut out);
-        for (name, item) in self.overlay.names.get(&dir).into_iter().flatten() {
-            let path = format!("{prefix}{}", String::from_utf8_lossy(name));
-            let is_log = self.layout.standby_class(&path) == FileClass::Log;
-            match item.target {
-                Some(_) if is_log && out.contains_key(name) => {}
-                Some(ino) => drop(out.insert(name.clone(), ino)),
-                None if is_log => {}
-                None => drop(out.remove(name)),
-            }
-        }
-        Ok(out)
-    }
-
-    fn list_shared(&self, dir: Ino, prefix: &str, out: &mut BTreeMap<Name, Ino>) {
-        let base = self.shared_names(dir, FileClass::Data);
-        let live = self.shared_names(dir, FileClass::Live);
-        let retained = self.directory_id(dir).and_then(|id| self.live.retained(id));
-        for (names, from_base) in [(base, true), (live, false), (retained, false)] {
-            for (name, id) in names.into_iter().flatten() {
-                let path = format!("{prefix}{}", String::from_utf8_lossy(name));
-                let class = self.layout.standby_class(&path);
-                let here = match class {
-                    FileClass::Private => false,
-                    FileClass::Data => from_base,
-                    FileClass::Log | FileClass::Live => !from_base,
-                };
-                let hidden = || {
-                    self.layout.hidden_on_standby(&path)
-                        || (from_base && base.is_some_and(|b| self.is_hidden(dir, b, name)))
-                };
-                let hidden = here && class != FileClass::Log && hidden();
-                if here && !hidden && !out.contains_key(name) {
-                    out.insert(name.clone(), self.ino_of(*id));
-                }
-            }
-        }
-    }
-
-    /// The same as directory entries.
-    pub fn read_dir(&self, dir: Ino) -> Result<Vec<DirEntry>> {
-        let entries = self.list(dir)?.into_iter().filter_map(|(name, ino)| {
-            Some(DirEntry {
-                ino,
-                kind: self.kind(ino).ok()?,
-                name: name.to_vec(),
-            })
-        });
-        Ok(entries.collect())
     }
 
     /// Bytes of a file.
@@ -492,30 +433,4 @@ impl State {
             shown,
         }
     }
-}
-
-/// The names of a base that a standby does not show.
-pub(crate) fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Vec<(FileId, Name)> {
-    let mut hidden = Vec::new();
-    for (dir, names) in base.directories() {
-        let is_root = dir == ROOT;
-        for name in names.keys() {
-            let Ok(text) = std::str::from_utf8(name) else {
-                continue;
-            };
-            let by_fork = || {
-                layout
-                    .hidden_by(text)
-                    .is_some_and(|by| names.contains_key(by.as_bytes()))
-            };
-            let by_path = || match base.path_in(dir, name) {
-                Some(path) => layout.hidden_on_standby(&path),
-                None => false,
-            };
-            if by_fork() || (is_root && by_path()) {
-                hidden.push((dir, name.clone()));
-            }
-        }
-    }
-    hidden
 }

@@ -87,13 +87,20 @@ impl Active {
 
     async fn write(&self, page: &Dirty) {
         let data = vec![page.byte; BLOCK];
-        self.database.write(&page.path, page.offset, &data).await.unwrap();
+        self.database
+            .write(&page.path, page.offset, &data)
+            .await
+            .unwrap();
     }
 
     async fn change(&mut self, change: &Change, odd: bool) {
         let touched = change.paths();
         if let Some(early) = &self.early
-            && (odd || early.paths().iter().any(|p| touched.iter().any(|t| related(p, t))))
+            && (odd
+                || early
+                    .paths()
+                    .iter()
+                    .any(|p| touched.iter().any(|t| related(p, t))))
         {
             let early = self.early.take().unwrap();
             self.model.apply(&early);
@@ -112,9 +119,9 @@ impl Active {
         }
         self.log.push(change.clone());
         match change {
-            Change::Write { offset, len, byte, .. }
-                if *offset as usize % BLOCK == 0 && *len as usize == BLOCK =>
-            {
+            Change::Write {
+                offset, len, byte, ..
+            } if offset.is_multiple_of(BLOCK as u32) && *len == BLOCK as u32 => {
                 self.settle(&touched, false).await;
                 let path = touched[0].clone();
                 let size = self.database.read(&path).await.unwrap().len() as u64;
@@ -123,8 +130,13 @@ impl Active {
                     self.database.truncate(&path, end).await.unwrap();
                 }
                 let offset = u64::from(*offset);
-                self.dirty.retain(|d| (d.path.as_str(), d.offset) != (path.as_str(), offset));
-                self.dirty.push(Dirty { path, offset, byte: *byte });
+                self.dirty
+                    .retain(|d| (d.path.as_str(), d.offset) != (path.as_str(), offset));
+                self.dirty.push(Dirty {
+                    path,
+                    offset,
+                    byte: *byte,
+                });
             }
             Change::Drop(_) if odd => {
                 self.dirty.retain(|d| d.path != touched[0]);
@@ -156,7 +168,8 @@ impl Active {
             }
         }
         if removed {
-            self.dirty.retain(|d| !touched.iter().any(|t| related(&d.path, t)));
+            self.dirty
+                .retain(|d| !touched.iter().any(|t| related(&d.path, t)));
         }
     }
 }
@@ -179,7 +192,10 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
     }
     database.seal(0).await;
     let client = shared(&volume.cluster.client());
-    Claim::everything(node("standby")).put(&client).await.unwrap();
+    Claim::everything(node("standby"))
+        .put(&client)
+        .await
+        .unwrap();
     let (view, standby) = volume.attach().await;
     let mut replayed = model.clone();
     let mut active = Active {
@@ -217,13 +233,21 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
         assert_eq!(standby.tree("base").await, replayed.0, "after {change:?}");
     }
     try_move(&view, &mut seals, active.log.len()).await;
-    assert_eq!(standby.tree("base").await, replayed.0, "after the last move");
+    assert_eq!(
+        standby.tree("base").await,
+        replayed.0,
+        "after the last move"
+    );
     assert_eq!(replayed, active.model);
 
     let (_, next) = volume.take_over(&view).await;
     assert_eq!(next.tree("base").await, replayed.0, "taken over");
     next.seal(1_000).await;
-    assert_eq!(volume.attach().await.1.tree("base").await, replayed.0, "the next standby");
+    assert_eq!(
+        volume.attach().await.1.tree("base").await,
+        replayed.0,
+        "the next standby"
+    );
 }
 
 /// Moves to the newest seal that redo has passed.
@@ -257,7 +281,9 @@ proptest! {
 async fn the_overlay_shrinks_with_each_move() {
     let volume = Volume::new();
     let (_, active) = volume.init().await;
-    active.put("base/5/1000", &super::support::blocks(&[1; 16])).await;
+    active
+        .put("base/5/1000", &super::support::blocks(&[1; 16]))
+        .await;
     active.seal(100).await;
     let (view, standby) = volume.attach().await;
     for database in [&active, &standby] {
@@ -266,12 +292,15 @@ async fn the_overlay_shrinks_with_each_move() {
     }
     let seal = active.seal(200).await;
     let base = Base::load(view.storage(), &seal).await.unwrap();
-    assert!(view.move_base(base.clone()).await.is_err(), "the log was not shown that far");
+    assert!(
+        view.move_base(base.clone()).await.is_err(),
+        "the log was not shown that far"
+    );
     view.show_log(base.namespace.clone(), Lsn(300));
     assert!(view.stats().memory_bytes > 0);
     view.move_base(base.clone()).await.unwrap();
     assert_eq!((view.stats().items, view.stats().memory_bytes), (0, 0));
-    assert_eq!(view.bases_in_use(), [seal.clone()]);
+    assert_eq!(view.bases_in_use(), std::slice::from_ref(&seal));
     let expected = super::support::blocks(&[2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1]);
     assert_eq!(standby.read("base/5/1000").await.unwrap(), expected);
     view.move_base(base).await.unwrap();
