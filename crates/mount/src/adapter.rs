@@ -20,8 +20,11 @@ use fuser::{
 };
 use nix::libc;
 use volume::error::Error;
+use volume::private::is_private;
 use volume::view::{AttrChange, NewInode, Ownership, View};
 
+use crate::handles::is_cached;
+use crate::joiner::{carry_out, over, settle};
 use crate::opening::{
     Created, clear_set_id, create_and_open, cut_to_nothing, inherit_group, listing, open_counted,
 };
@@ -78,7 +81,11 @@ impl Adapter {
     }
 
     fn sync(&self, operation: &'static str, number: INodeNo, reply: ReplyEmpty) {
-        let ask = move |view: Arc<dyn View>| async move { view.fsync(ino(number)).await };
+        let core = Arc::clone(&self.core);
+        let ask = move |view: Arc<dyn View>| async move {
+            settle(&*view, &core.joiner, ino(number)).await?;
+            view.fsync(ino(number)).await
+        };
         self.core
             .start(operation, Effect::Observe, reply, ask, |reply, ()| {
                 reply.ok();
@@ -177,8 +184,10 @@ impl Filesystem for Adapter {
                 TimeOrNow::Now => now,
             }),
         };
+        let core = Arc::clone(&self.core);
         let ask = move |view: Arc<dyn View>| async move {
             let ttl = view.cache_policy().metadata;
+            settle(&*view, &core.joiner, ino(number)).await?;
             if change == AttrChange::default() {
                 return Ok((ttl, view.attr(ino(number))?));
             }
@@ -315,6 +324,7 @@ impl Filesystem for Adapter {
             // The kernel truncates by setattr unless it was asked to leave that to open, which it
             // is not; should it do so all the same, the contents must go first.
             if flags.0 & libc::O_TRUNC != 0 {
+                settle(&*view, &core.joiner, ino(number)).await?;
                 cut_to_nothing(&*view, ino(number)).await?;
             }
             let (handle, mode) = open_counted(&*view, &core.handles, ino(number))?;
@@ -338,7 +348,7 @@ impl Filesystem for Adapter {
         let core = Arc::clone(&self.core);
         let ask = move |view: Arc<dyn View>| async move {
             let at = (ino(parent), &*name);
-            create_and_open(&*view, &core.handles, at, ownership, flags).await
+            create_and_open(&*view, &core, at, ownership, flags).await
         };
         let say = |reply: ReplyCreate, created: Created| {
             let (handle, flags) = (FileHandle(created.handle), open_flags(created.mode));
@@ -359,8 +369,14 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let ask =
-            move |view: Arc<dyn View>| async move { view.read(ino(number), offset, size).await };
+        let waiting = self.core.joiner.waiting(ino(number));
+        let ask = move |view: Arc<dyn View>| async move {
+            let read = view.read(ino(number), offset, size).await?;
+            Ok(match waiting {
+                Some(part) => over(offset, read, &part),
+                None => read,
+            })
+        };
         let say = |reply: ReplyData, data: Bytes| reply.data(&data);
         self.core.start("read", Effect::Observe, reply, ask, say);
     }
@@ -369,7 +385,7 @@ impl Filesystem for Adapter {
         &self,
         _request: &Request,
         number: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
@@ -377,12 +393,25 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let (number, kills_set_id) = (
+            ino(number),
+            write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+        );
         let written = data.len() as u32; // at most MAX_WRITE_BYTES
         let data = Bytes::copy_from_slice(data);
+        // Pages that a mapping wrote come whole, and private files are not the database's pages.
+        let may_be_split = is_cached(handle.0)
+            && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE)
+            && !is_private(number);
+        let core = Arc::clone(&self.core);
         let ask = move |view: Arc<dyn View>| async move {
-            view.write(ino(number), offset, data, now()).await?;
-            if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-                clear_set_id(&*view, ino(number)).await?;
+            let size = || view.attr(number).map_or(0, |attr| attr.size);
+            let plan = core
+                .joiner
+                .accept(number, (offset, data), may_be_split, size);
+            carry_out(&*view, &core.joiner, number, plan).await?;
+            if kills_set_id {
+                clear_set_id(&*view, number).await?;
             }
             Ok(())
         };
@@ -411,14 +440,19 @@ impl Filesystem for Adapter {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let ask = |view: &dyn View| {
-            if self.core.handles.release_file(ino(number), handle.0) {
-                view.release(ino(number));
+        let (number, core) = (ino(number), Arc::clone(&self.core));
+        let ask = move |view: Arc<dyn View>| async move {
+            if core.handles.is_last(number) {
+                // Nobody is left to be told that it failed; a sync would have been.
+                let _ = settle(&*view, &core.joiner, number).await;
+            }
+            if core.handles.release_file(number, handle.0) {
+                view.release(number);
             }
             Ok(())
         };
-        self.core
-            .answer("release", reply, ask, |reply, ()| reply.ok());
+        let say = |reply: ReplyEmpty, ()| reply.ok();
+        self.core.start("release", Effect::Change, reply, ask, say);
     }
 
     fn fsync(
@@ -524,7 +558,9 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let core = Arc::clone(&self.core);
         let ask = move |view: Arc<dyn View>| async move {
+            settle(&*view, &core.joiner, ino(number)).await?;
             let mode = fallocate_mode(mode)?;
             let end = offset.checked_add(length).ok_or(Error::TooLarge)?;
             view.fallocate(ino(number), offset..end, mode, now()).await

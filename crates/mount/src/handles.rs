@@ -44,6 +44,11 @@ pub(crate) struct Handles {
 const CACHED: u64 = 0;
 const DIRECT: u64 = 1;
 
+/// Whether a file's handle uses the page cache.
+pub(crate) fn is_cached(handle: u64) -> bool {
+    handle == CACHED
+}
+
 impl Handles {
     /// Counts a handle that the view has counted, and says how the kernel must treat it.
     pub(crate) fn open_file(&self, ino: Ino, asked: OpenMode) -> (u64, OpenMode) {
@@ -80,6 +85,14 @@ impl Handles {
             files.remove(&ino);
         }
         true
+    }
+
+    /// Whether a file has one handle only.
+    pub(crate) fn is_last(&self, ino: Ino) -> bool {
+        let files = self.files.lock();
+        files
+            .get(&ino)
+            .is_some_and(|opens| opens.direct + opens.cached == 1)
     }
 
     /// All open files with the number of their handles.

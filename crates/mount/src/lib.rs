@@ -9,9 +9,11 @@
 //!   requests reach the view in the order in which the kernel handed them over: a view takes its
 //!   place in its own order in the first poll, and a cut (generations, N10) that comes after a
 //!   request was received comes after its write, also when that write is held by back-pressure.
-//! * **Whole blocks.** A write is handed over as it was received, never merged and never split.
-//!   There is no FUSE writeback cache, which splits 8 KiB blocks into pages and reorders them (N5),
-//!   and `max_write` is 1 MiB, so the kernel does not split an aligned block either.
+//! * **Whole pages.** A write of a database page reaches the view in one piece. There is no FUSE
+//!   writeback cache, which splits 8 KiB into pages of its own and reorders them (N5); `max_write` is
+//!   1 MiB, so aligned writes are split between database pages only; and where the kernel still
+//!   splits inside one, because the writer's memory was not at hand, it is put together again
+//!   (the module `joiner`).
 //! * **One reply.** Every request is answered exactly once, also when the view panics (`EIO`) and
 //!   after [`Mount::abort`] (`EIO`), so that a process using the mount can always be killed.
 //! * **Switching.** [`Mount::switch`] changes the view between two requests, when no change is
@@ -26,6 +28,7 @@ mod errno;
 mod error;
 mod gate;
 mod handles;
+mod joiner;
 mod mount;
 mod mountpoint;
 mod opening;

@@ -219,6 +219,7 @@ impl Mount {
         };
         // A pause that is still held must not stop the kernel's last requests.
         self.core.gate.open_for_good();
+        self.core.settle_all(LINGER);
         let taken_away = self.take_away();
         self.core.abort();
         if !self.wait_for_end() {

@@ -11,7 +11,8 @@ use volume::view::{
 };
 
 use crate::handles::{Handles, Listing};
-use crate::operation::now;
+use crate::joiner::settle;
+use crate::operation::{Core, now};
 use crate::translate::check_name;
 
 /// A file that was created and opened in one request.
@@ -40,7 +41,7 @@ pub(crate) fn open_counted(
 /// changed without it.
 pub(crate) async fn create_and_open(
     view: &dyn View,
-    handles: &Handles,
+    core: &Core,
     (parent, name): (Ino, &[u8]),
     ownership: Ownership,
     flags: i32,
@@ -55,13 +56,14 @@ pub(crate) async fn create_and_open(
                 return Err(Error::IsDirectory);
             }
             if flags & libc::O_TRUNC != 0 {
+                settle(view, &core.joiner, there.ino).await?;
                 cut_to_nothing(view, there.ino).await?;
             }
             there
         }
         Err(e) => return Err(e),
     };
-    let (handle, mode) = open_counted(view, handles, attr.ino)?;
+    let (handle, mode) = open_counted(view, &core.handles, attr.ino)?;
     attr = view.attr(attr.ino).unwrap_or(attr);
     let ttl = view.cache_policy().metadata;
     Ok(Created {

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
     Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
@@ -18,13 +18,14 @@ use fuser::{
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tracing::error;
+use tracing::{error, warn};
 use volume::error::Result as ViewResult;
 use volume::view::{Timestamp, View};
 
 use crate::errno::ErrorLog;
 use crate::gate::Gate;
 use crate::handles::Handles;
+use crate::joiner::{Joiner, settle};
 
 /// What the reader, the replies that wait, and the [`crate::Mount`] share.
 pub(crate) struct Core {
@@ -34,6 +35,8 @@ pub(crate) struct Core {
     pub(crate) gate: Arc<Gate>,
     /// What is open.
     pub(crate) handles: Handles,
+    /// Halves of database pages.
+    pub(crate) joiner: Arc<Joiner>,
     /// Whether everything fails from now on.
     pub(crate) aborted: watch::Sender<bool>,
     errors: ErrorLog,
@@ -81,6 +84,7 @@ impl Core {
             view: RwLock::new(view),
             gate: Arc::default(),
             handles: Handles::default(),
+            joiner: Arc::default(),
             aborted: watch::Sender::new(false),
             errors: ErrorLog::default(),
             runtime,
@@ -90,6 +94,25 @@ impl Core {
     /// The view that is shown now.
     pub(crate) fn view(&self) -> Arc<dyn View> {
         Arc::clone(&self.view.read())
+    }
+
+    /// Hands everything that waits for its rest to the view, as far as that works within `limit`.
+    pub(crate) fn settle_all(&self, limit: Duration) {
+        let parts = self.joiner.all();
+        if parts.is_empty() || self.is_aborted() {
+            return;
+        }
+        let (view, joiner) = (self.view(), Arc::clone(&self.joiner));
+        let (tell, settled) = std::sync::mpsc::channel();
+        self.runtime.spawn(async move {
+            for (ino, _) in parts {
+                if let Err(e) = settle(&*view, &joiner, ino).await {
+                    warn!(ino = ino.0, error = %e, "the last bytes of a write are lost");
+                }
+            }
+            let _ = tell.send(());
+        });
+        let _ = settled.recv_timeout(limit);
     }
 
     /// Makes everything fail from now on, also what waits.
