@@ -30,6 +30,7 @@ use super::status::Order;
 use crate::channel::{Notice, Request, Trigger};
 use crate::postgres::{ExitReport, Postgres, StopMode};
 use crate::records::{ActiveState, Heartbeat, MemberState, Record, Role};
+use crate::takeover::Pulse;
 
 /// How long a clean stop may take before PostgreSQL is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
@@ -42,6 +43,8 @@ pub(crate) struct Active {
     pub epoch: Epoch,
     pub view: Arc<ActiveView>,
     pub sealer: Arc<Sealer>,
+    /// Beats until the active beats itself.
+    pub pulse: Option<Pulse>,
     // PostgreSQL goes before the mount that it works on.
     pub postgres: Postgres,
     pub mount: Mount,
@@ -70,12 +73,13 @@ enum Event {
 impl Active {
     /// Serves until something ends that.
     pub(crate) async fn live(
-        self,
+        mut self,
         context: &Context,
         orders: &mut mpsc::Receiver<Order>,
         shutdown: &mut watch::Receiver<bool>,
     ) -> Result<ActiveEnd> {
         let (state, beats) = self.beat(context);
+        drop(self.pulse.take());
         let announcing = self.announce(context);
         let event = self.wait(context, orders, shutdown).await;
         announcing.abort();
@@ -165,7 +169,7 @@ impl Active {
             states,
             next: Heartbeat {
                 epoch: self.epoch,
-                counter: 2,
+                counter: self.pulse.as_ref().map_or(1, Pulse::last) + 1,
                 node: context.me.node.clone(),
                 synced_lsn: volume::lsn::Lsn::ZERO,
                 journal_synced: 0,

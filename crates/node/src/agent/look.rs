@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dax::ids::NodeName;
+use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use tokio::time::{Instant, sleep};
 
@@ -35,6 +35,8 @@ pub(crate) enum Seen {
     Nobody {
         /// The last one who did.
         previous: Option<NodeName>,
+        /// The highest epoch when the look began.
+        epoch: Epoch,
     },
 }
 
@@ -67,9 +69,13 @@ impl Look {
     ) -> Result<Seen> {
         let timing = context.config.heartbeat;
         let began = Instant::now();
+        let epoch = storage.accepted_epoch().await?.epoch;
         let first = Heartbeat::load(storage.as_ref()).await?;
         let Some(first) = first else {
-            return Ok(Seen::Nobody { previous: None });
+            return Ok(Seen::Nobody {
+                previous: None,
+                epoch,
+            });
         };
         let mut standbys = Standbys::default();
         standbys.alive(context, storage).await?;
@@ -93,6 +99,7 @@ impl Look {
             if quiet && looked && (!standby_alive || given_up) {
                 return Ok(Seen::Nobody {
                     previous: Some(now.node),
+                    epoch,
                 });
             }
         }

@@ -176,9 +176,9 @@ async fn one_life(
         Seen::Active(heartbeat) => {
             follow(context, look, storage, *heartbeat, orders, stopped).await?
         }
-        Seen::Nobody { previous } => {
+        Seen::Nobody { previous, epoch } => {
             tokio::select! {
-                active = start::start(context, storage, look.redo_failed(), previous) => {
+                active = start::start(context, storage, look.redo_failed(), previous, epoch) => {
                     Next::Active(Box::new(active?))
                 }
                 _ = stopped.wait_for(|stop| *stop) => return Ok(Next::Stop),
@@ -229,7 +229,9 @@ async fn follow(
             detect,
             previous,
         }) => {
-            let active = start::take_over(context, standby, cause, detect, previous).await?;
+            let active =
+                start::take_over(context, standby, cause, detect, previous, heartbeat.epoch)
+                    .await?;
             Ok(Next::Active(Box::new(active)))
         }
         Ok(StandbyEnd::Shutdown) => {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dax::ids::NodeName;
+use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use pgdata::control::{ClusterState, ControlFile};
 use pgdata::settings;
@@ -23,7 +23,7 @@ use super::standby::{self, Known, Standby, attach, load_base};
 use crate::postgres::{Postgres, StopMode};
 use crate::records::{Cause, Heartbeat, HistoryEntry, Member, Record, append_history};
 use crate::takeover::log_tail::LogTail;
-use crate::takeover::{self, Phases};
+use crate::takeover::{self, Phases, Pulse};
 
 /// How long PostgreSQL may take to start when nothing has to be replayed.
 const START_WITHIN: Duration = Duration::from_secs(60);
@@ -60,10 +60,11 @@ pub(crate) async fn take_over(
     cause: Cause,
     detect: Duration,
     previous: Option<NodeName>,
+    seen: Epoch,
 ) -> Result<Active> {
     tracing::info!(?cause, "taking over");
     let mut phases = Phases::begin(Some(detect));
-    let announced = takeover::fence(context, &standby.storage).await?;
+    let (announced, pulse) = takeover::fence(context, &standby.storage, seen).await?;
     phases.end("fence");
     let followed = &standby.tail;
     let tail = JournalTail::new(
@@ -77,7 +78,7 @@ pub(crate) async fn take_over(
     let timeline = horizon.timeline.max(announced.timeline);
     let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
-    let active = takeover::promote(context, standby, latest, tail, &mut phases).await?;
+    let active = takeover::promote(context, standby, latest, tail, pulse, &mut phases).await?;
     record(context, &active, cause, previous, phases, tail).await?;
     Ok(active)
 }
@@ -89,9 +90,10 @@ pub(crate) async fn start(
     storage: Arc<dyn Storage>,
     before_last: bool,
     previous: Option<NodeName>,
+    seen: Epoch,
 ) -> Result<Active> {
     let mut phases = Phases::begin(None);
-    let announced = takeover::fence(context, &storage).await?;
+    let (announced, pulse) = takeover::fence(context, &storage, seen).await?;
     phases.end("fence");
     let mut latest = Latest::recover(storage.clone(), wall_clock()).await?;
     let seal = standby::choose(latest.seals().to_vec(), before_last)
@@ -114,7 +116,7 @@ pub(crate) async fn start(
         && let Some(active) =
             start_directly(context, &mut latest, &control, &seal.payload, tail).await?
     {
-        let active = active.open(context, latest, &mut phases).await?;
+        let active = active.open(context, latest, pulse, &mut phases).await?;
         record(context, &active, Cause::Started, previous, phases, tail).await?;
         return Ok(active);
     }
@@ -128,7 +130,7 @@ pub(crate) async fn start(
         timeline: tail.timeline,
     };
     let standby = attach(context, storage, base, journal_tail, live, known).await?;
-    let active = takeover::promote(context, standby, latest, tail, &mut phases).await?;
+    let active = takeover::promote(context, standby, latest, tail, pulse, &mut phases).await?;
     record(context, &active, Cause::Started, previous, phases, tail).await?;
     Ok(active)
 }
@@ -157,7 +159,13 @@ async fn start_directly(
 }
 
 impl Direct {
-    async fn open(self, context: &Context, latest: Latest, phases: &mut Phases) -> Result<Active> {
+    async fn open(
+        self,
+        context: &Context,
+        latest: Latest,
+        pulse: Pulse,
+        phases: &mut Phases,
+    ) -> Result<Active> {
         let storage = latest.storage().clone();
         let epoch = latest.epoch();
         let sealer = takeover::sealer_behind(context, &latest, &self.control, self.tail)?;
@@ -188,6 +196,7 @@ impl Direct {
             epoch,
             view,
             sealer,
+            pulse: Some(pulse),
             postgres,
             mount,
         })

@@ -13,12 +13,16 @@
 pub(crate) mod log_tail;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dax::error::ErrorKind;
+use dax::ids::Epoch;
 use dax::storage::Storage;
 use pgdata::control::ControlFile;
 use pgdata::sealer::Sealer;
 use pgdata::timeline::TimelineId;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use volume::active::Options;
 use volume::latest::Latest;
@@ -78,29 +82,77 @@ impl Phases {
     }
 }
 
-/// Owns a new epoch and tells everybody that a takeover is under way.
+/// Owns a new epoch and tells everybody that a takeover is under way, until the pulse is dropped.
+///
+/// `seen` is the highest epoch that the decision to take over was based on.
 ///
 /// # Errors
 /// `Conflict` if somebody else owned a higher epoch first: follow them.
-pub(crate) async fn fence(context: &Context, storage: &Arc<dyn Storage>) -> Result<Announced> {
+pub(crate) async fn fence(
+    context: &Context,
+    storage: &Arc<dyn Storage>,
+    seen: Epoch,
+) -> Result<(Announced, Pulse)> {
+    let grant = storage.accepted_epoch().await?;
+    if grant.epoch > seen {
+        let why = format!(
+            "{} has taken over meanwhile, as epoch {}",
+            grant.owner, grant.epoch
+        );
+        return Err(dax::error::Error::new(ErrorKind::Conflict, why).into());
+    }
     let epoch = storage.own_epoch(&context.me.node).await?;
     let last = Heartbeat::load(storage.as_ref()).await?;
     let announced = Announced {
         end: last.as_ref().map_or(Lsn::ZERO, |beat| beat.synced_lsn),
-        journal: last.as_ref().map_or(0, |beat| beat.journal_synced),
-        timeline: TimelineId(last.map_or(0, |beat| beat.timeline)),
+        timeline: TimelineId(last.as_ref().map_or(0, |beat| beat.timeline)),
     };
     let beat = Heartbeat {
         epoch,
         counter: 1,
         node: context.me.node.clone(),
         synced_lsn: announced.end,
-        journal_synced: announced.journal,
+        journal_synced: last.map_or(0, |beat| beat.journal_synced),
         timeline: announced.timeline.0,
         state: ActiveState::TakingOver,
     };
     beat.store(storage.as_ref()).await?;
-    Ok(announced)
+    let interval = context.config.heartbeat.interval;
+    Ok((announced, Pulse::start(storage.clone(), beat, interval)))
+}
+
+/// Beats while a takeover is under way, so that nobody takes a long replay for a dead node.
+pub(crate) struct Pulse {
+    last: Arc<AtomicU64>,
+    task: JoinHandle<()>,
+}
+
+impl Pulse {
+    fn start(storage: Arc<dyn Storage>, mut beat: Heartbeat, interval: Duration) -> Pulse {
+        let last = Arc::new(AtomicU64::new(beat.counter));
+        let counter = Arc::clone(&last);
+        let task = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(interval).await;
+                beat.counter = counter.fetch_add(1, Ordering::Relaxed) + 1;
+                if let Err(error) = beat.store(storage.as_ref()).await {
+                    tracing::info!(%error, "heartbeat not written");
+                }
+            }
+        });
+        Pulse { last, task }
+    }
+
+    /// The last counter that may have been written.
+    pub(crate) fn last(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 /// What the last active announced as synced, in its last heartbeat. All of it is durable.
@@ -108,7 +160,6 @@ pub(crate) async fn fence(context: &Context, storage: &Arc<dyn Storage>) -> Resu
 pub(crate) struct Announced {
     /// The end of a record of the log.
     pub end: Lsn,
-    journal: u64,
     /// The timeline it was on.
     pub timeline: TimelineId,
 }
@@ -134,6 +185,7 @@ pub(crate) async fn promote(
     standby: Standby,
     latest: Latest,
     tail: LogTail,
+    pulse: Pulse,
     phases: &mut Phases,
 ) -> Result<Active> {
     standby
@@ -171,6 +223,7 @@ pub(crate) async fn promote(
         epoch,
         view,
         sealer,
+        pulse: Some(pulse),
         postgres,
         mount,
     })
