@@ -10,18 +10,25 @@
 //! Invariants: a zone gets the writes of one connection in the order they were made; what was in
 //! flight when a connection broke is sent again first.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use crate::ids::{Epoch, ZoneId};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ZoneId};
 use crate::storage::ZoneStatus;
 use crate::wire::{BlockWrite, Request};
 
-use super::pending::{Pending, Seq};
+use super::pending::{Dropped, Pending, Seq};
 use super::quorum::ZoneSet;
 use super::{Asker, Effect, Effects, OpId, Time};
 
 /// Bytes of blocks on the way to one zone; the rest waits in the queue.
 const WINDOW_BYTES: usize = 16 << 20;
+
+/// Missed writes that are remembered for a zone (about 24 MiB).
+const MISSED_MAX: usize = 1 << 20;
+
+/// Repairs of one zone at a time, and bytes on the way to it above which none is started.
+const REPAIRS: usize = 16;
+const REPAIR_BYTES: usize = 1 << 20;
 
 /// How long a refused write rests before it is sent again.
 const REFUSED_REST: Time = Time::from_millis(500);
@@ -33,8 +40,14 @@ const HEDGE_MAX: Time = Time::from_millis(1000);
 #[derive(Debug)]
 struct InFlight {
     number: u64,
-    seq: Seq,
+    what: Sent,
     bytes: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Sent {
+    Write(Seq),
+    Repair(BlockKey, Generation),
 }
 
 /// A question on its way.
@@ -65,7 +78,11 @@ pub(crate) struct Link {
     asked: HashMap<u64, Asked>,
     pending_bytes: u64,
     /// Writes given up for this zone because memory was short while it was away.
-    missed: u64,
+    missed: BTreeSet<(BlockKey, Generation)>,
+    /// More than could be remembered.
+    missed_unknown: u64,
+    /// Repairs of missed writes that are being read.
+    repairing: usize,
     trouble: Option<String>,
 }
 
@@ -182,11 +199,12 @@ impl Links {
         link.up = false;
         link.trouble = Some(why);
         link.asked.clear();
-        let lost: Vec<Seq> = link.in_flight.drain(..).map(|f| f.seq).collect();
+        let lost = std::mem::take(&mut link.in_flight);
         link.in_flight_bytes = 0;
-        lost.into_iter()
-            .rev()
-            .for_each(|seq| link.queue.push_front(seq));
+        lost.into_iter().rev().for_each(|f| match f.what {
+            Sent::Write(seq) => link.queue.push_front(seq),
+            Sent::Repair(key, generation) => link.missed(key, generation),
+        });
     }
 
     /// A zone that cannot be used, and why.
@@ -233,7 +251,12 @@ impl Links {
             link.last_sent = link.last_sent.max(seq);
             let bytes = entry.data.len();
             link.in_flight_bytes += bytes;
-            link.in_flight.push_back(InFlight { number, seq, bytes });
+            let what = Sent::Write(seq);
+            link.in_flight.push_back(InFlight {
+                number,
+                what,
+                bytes,
+            });
             out.push(Effect::Send {
                 zone,
                 id: number,
@@ -260,17 +283,19 @@ impl Links {
         }
     }
 
-    /// The next write that this acknowledgement covers.
-    pub fn acked(&mut self, zone: ZoneId, upto: u64, now: Time) -> Option<Seq> {
+    /// The writes that this acknowledgement covers.
+    pub fn acked(&mut self, zone: ZoneId, upto: u64, now: Time) -> Vec<Seq> {
         let link = self.link(zone);
         link.progress_at = now;
-        if link.in_flight.front()?.number > upto {
-            return None;
+        let mut acked = Vec::new();
+        while let Some(done) = link.in_flight.pop_front_if(|f| f.number <= upto) {
+            link.in_flight_bytes -= done.bytes;
+            link.pending_bytes = link.pending_bytes.saturating_sub(done.bytes as u64);
+            if let Sent::Write(seq) = done.what {
+                acked.push(seq);
+            }
         }
-        let done = link.in_flight.pop_front()?;
-        link.in_flight_bytes -= done.bytes;
-        link.pending_bytes = link.pending_bytes.saturating_sub(done.bytes as u64);
-        Some(done.seq)
+        acked
     }
 
     /// A write had no effect: it rests, then it is sent again.
@@ -279,11 +304,15 @@ impl Links {
         let Ok(index) = link.in_flight.binary_search_by_key(&number, |f| f.number) else {
             return;
         };
-        if let Some(refused) = link.in_flight.remove(index) {
-            link.in_flight_bytes -= refused.bytes;
-            link.resting.push(refused.seq);
-            link.rest_until = now + REFUSED_REST;
-            link.trouble = Some(why);
+        let Some(refused) = link.in_flight.remove(index) else {
+            return;
+        };
+        link.in_flight_bytes -= refused.bytes;
+        link.trouble = Some(why);
+        link.rest_until = now + REFUSED_REST;
+        match refused.what {
+            Sent::Write(seq) => link.resting.push(seq),
+            Sent::Repair(key, generation) => link.missed(key, generation),
         }
     }
 
@@ -310,13 +339,69 @@ impl Links {
         away
     }
 
-    /// A write is not waited for any more.
-    pub fn dropped(&mut self, zones: ZoneSet, bytes: usize, missed: bool) {
-        for zone in zones.iter() {
+    /// A write is not waited for any more; `missed` if the zones should have had it.
+    pub fn dropped(&mut self, write: &Dropped, missed: bool) {
+        for zone in write.zones.iter() {
             let link = self.link(zone);
-            link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
-            link.missed += u64::from(missed);
+            link.pending_bytes = link.pending_bytes.saturating_sub(write.bytes as u64);
+            if missed {
+                link.missed(write.key, write.generation);
+            }
         }
+    }
+
+    /// Blocks were removed: nobody misses them.
+    pub fn forget_missed(&mut self, removed: impl Fn(FileId, BlockIndex) -> bool) {
+        for link in &mut self.links {
+            link.missed.retain(|(key, _)| !removed(key.file, key.block));
+        }
+    }
+
+    /// Something that a zone missed and may be sent now: it is there, and has nothing else to do.
+    pub fn next_repair(&mut self, now: Time) -> Option<(ZoneId, BlockKey, Generation)> {
+        for (zone, link) in (0u8..).map(ZoneId).zip(&mut self.links) {
+            let idle = link.up && link.queue.is_empty() && now >= link.rest_until;
+            if idle
+                && link.in_flight_bytes < REPAIR_BYTES
+                && link.repairing < REPAIRS
+                && let Some((key, generation)) = link.missed.pop_first()
+            {
+                link.repairing += 1;
+                return Some((zone, key, generation));
+            }
+        }
+        None
+    }
+
+    /// The repair's block was read, or could not be.
+    pub fn repair_ended(&mut self, zone: ZoneId) {
+        let link = self.link(zone);
+        link.repairing = link.repairing.saturating_sub(1);
+    }
+
+    /// Sends a missed block.
+    pub fn repair(&mut self, zone: ZoneId, write: BlockWrite, out: &mut Effects) {
+        let link = self.link(zone);
+        if !link.up {
+            link.missed(write.key, write.generation);
+            return;
+        }
+        let number = link.next_number;
+        link.next_number += 1;
+        let bytes = write.data.len();
+        link.in_flight_bytes += bytes;
+        link.pending_bytes += bytes as u64;
+        let what = Sent::Repair(write.key, write.generation);
+        link.in_flight.push_back(InFlight {
+            number,
+            what,
+            bytes,
+        });
+        out.push(Effect::Send {
+            zone,
+            id: number,
+            request: Request::Write(write),
+        });
     }
 
     /// Forgets all writes (the writer is fenced).
@@ -325,6 +410,7 @@ impl Links {
             link.queue.clear();
             link.in_flight.clear();
             link.resting.clear();
+            link.missed.clear();
             link.in_flight_bytes = 0;
             link.pending_bytes = 0;
         }
@@ -365,7 +451,11 @@ impl Links {
 
 impl Link {
     fn flush(&mut self, zone: ZoneId, out: &mut Effects) {
-        let first = self.in_flight.front().map(|f| f.seq);
+        let mut writes = self.in_flight.iter();
+        let first = writes.find_map(|f| match f.what {
+            Sent::Write(seq) => Some(seq),
+            Sent::Repair(..) => None,
+        });
         let waited_for = first.is_some_and(|first| first <= self.flush_wanted);
         if waited_for && self.last_sent > self.flushed && self.flush_wanted > self.flushed {
             self.flushed = self.last_sent;
@@ -393,7 +483,16 @@ impl Link {
         true
     }
 
+    fn missed(&mut self, key: BlockKey, generation: Generation) {
+        if self.missed.len() < MISSED_MAX {
+            self.missed.insert((key, generation));
+        } else {
+            self.missed_unknown += 1;
+        }
+    }
+
     fn missed_note(&self) -> Option<String> {
-        (self.missed > 0).then(|| format!("lacks {} writes made while it was away", self.missed))
+        let missed = self.missed.len() as u64 + self.missed_unknown;
+        (missed > 0).then(|| format!("lacks {missed} writes made while it was away"))
     }
 }

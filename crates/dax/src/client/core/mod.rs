@@ -5,6 +5,7 @@
 //! [`Effect`]s in order. Invariants (each with its place): [`pending`], [`versions`], [`quorum`],
 //! [`links`]; and, here: once fenced, always fenced.
 
+mod calls;
 mod chores;
 mod epoch;
 mod hash;
@@ -14,100 +15,23 @@ mod promote;
 mod quorum;
 mod reads;
 mod records;
+mod repair;
 mod shared;
 mod space;
 mod versions;
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Epoch, FileId, Generation, Version, ZoneId};
-use crate::storage::{
-    Authority, Block, EpochGrant, Retention, Space, StorageCounters, SyncScope, VolumeSettings,
-    ZoneStatus,
-};
+use crate::storage::{Block, EpochGrant, StorageCounters, VolumeSettings, ZoneStatus};
 use crate::wire::{Request, Response};
 
+pub(crate) use calls::{Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
 pub(crate) use quorum::Quorums;
 use shared::Shared;
-
-/// Time since some start that the driver chooses; never goes back.
-pub(crate) type Time = Duration;
-
-/// An operation in progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct OpId(u64);
-
-/// Who asked a zone something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asker {
-    Op(OpId),
-    Ping,
-    Announcement,
-    Chore(u64),
-}
-
-/// What the driver must do.
-#[derive(Debug)]
-pub(crate) enum Effect {
-    /// Send to a zone, after everything sent before.
-    Send {
-        zone: ZoneId,
-        id: u64,
-        request: Request,
-    },
-    /// Close the connection to a zone; the core has taken it as down already.
-    Disconnect { zone: ZoneId, why: String },
-    /// An operation is complete.
-    Done { op: OpId, result: Result<Output> },
-    /// A higher epoch exists. Sent once.
-    Fenced,
-}
-
-pub(crate) type Effects = Vec<Effect>;
-
-/// What an operation gives.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Output {
-    Unit,
-    Block(Option<Block>),
-    Epoch(Epoch),
-    Grant(EpochGrant),
-    Record(Option<Bytes>),
-    Records(Vec<(String, Bytes)>),
-    Space(Space),
-}
-
-/// What a caller wants; see [`crate::storage::Storage`] for each.
-#[derive(Debug, Clone)]
-pub(crate) enum Call {
-    Room(usize),
-    Sync(SyncScope),
-    Read {
-        key: BlockKey,
-        up_to: Generation,
-    },
-    Promote(BlockKey),
-    AcceptedEpoch,
-    OwnEpoch {
-        owner: String,
-    },
-    PutRecord {
-        name: String,
-        value: Option<Bytes>,
-        authority: Authority,
-    },
-    GetRecord(String),
-    PromoteRecord(String),
-    ListRecords(String),
-    Retain(Retention),
-    RemoveFiles(Vec<FileId>),
-    RemoveBlocksBefore(FileId, crate::ids::BlockIndex),
-    Space,
-}
 
 /// What happened to an operation.
 #[derive(Debug)]
@@ -135,6 +59,8 @@ enum Op {
     List(records::List),
     Chore,
     Space(space::Ask),
+    /// Nobody waits for it.
+    Repair(repair::Repair),
 }
 
 /// Waits until everything up to `upto` (of one file, or of all) is on k replicas.
@@ -143,16 +69,6 @@ pub(crate) struct SyncWait {
     op: OpId,
     file: Option<FileId>,
     upto: pending::Seq,
-}
-
-/// Settings of the core.
-#[derive(Debug, Clone)]
-pub(crate) struct CoreConfig {
-    pub addresses: Vec<String>,
-    pub pending_bytes_max: usize,
-    pub version_list_max: usize,
-    /// A zone that is silent for so long is taken as down.
-    pub zone_timeout: Time,
 }
 
 /// The state machine.
@@ -225,16 +141,33 @@ impl Core {
         self.next_op += 1;
         match self.prepare(op, call) {
             Ok(state) => {
-                if let Some(key) = state.key() {
-                    self.shared.begin_read(key);
-                }
-                self.ops.insert(op, state);
-                self.step(op, Event::Start);
+                self.begin(op, state);
                 self.settle();
             }
             Err(error) => self.shared.done(op, Err(error)),
         }
         op
+    }
+
+    fn begin(&mut self, id: OpId, op: Op) {
+        if let Some(key) = op.key() {
+            self.shared.begin_read(key);
+        }
+        self.ops.insert(id, op);
+        self.step(id, Event::Start);
+    }
+
+    /// Starts repairs while zones have room for them.
+    fn repair(&mut self) {
+        if self.shared.check_writer().is_err() {
+            return;
+        }
+        while let Some((zone, key, generation)) = self.shared.links.next_repair(self.shared.now) {
+            let op = OpId(self.next_op);
+            self.next_op += 1;
+            let repair = repair::Repair::new(zone, key, generation);
+            self.begin(op, Op::Repair(repair));
+        }
     }
 
     /// Nobody waits for the operation any more.
@@ -328,6 +261,7 @@ impl Core {
         }
         self.shared.wake_refused();
         self.wake_all();
+        self.repair();
     }
 
     /// A zone said something.
@@ -335,7 +269,10 @@ impl Core {
         self.shared.now = now;
         self.shared.links.heard(zone, now);
         match response {
-            Response::Ack { upto } => self.shared.acked(zone, upto),
+            Response::Ack { upto } => {
+                self.shared.acked(zone, upto);
+                self.repair();
+            }
             Response::WriteRefused {
                 number,
                 kind,
@@ -400,6 +337,9 @@ impl Core {
     /// Forgets what an operation kept outside itself.
     fn end(&mut self, id: OpId, op: &Op) {
         self.shared.syncs.retain(|w| w.op != id);
+        if let Op::Repair(repair) = op {
+            self.shared.links.repair_ended(repair.zone);
+        }
         if let Some(key) = op.key() {
             self.shared.end_read(key);
         }
@@ -456,6 +396,7 @@ impl Op {
         match self {
             Op::Read(op) => Some(op.key),
             Op::Promote(op) => Some(op.key),
+            Op::Repair(op) => Some(op.key),
             _ => None,
         }
     }
@@ -478,6 +419,7 @@ impl Op {
             Op::List(op) => op.on(id, event, s),
             Op::Chore => s.chores.is_done(id).then_some(Ok(Output::Unit)),
             Op::Space(op) => op.on(id, event, s),
+            Op::Repair(op) => op.on(id, event, s),
         }
     }
 }

@@ -45,6 +45,27 @@ pub(crate) struct Acked {
     pub gone: bool,
 }
 
+/// A write that is not waited for any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Dropped {
+    pub key: BlockKey,
+    pub generation: Generation,
+    pub bytes: usize,
+    /// The zones that do not have it.
+    pub zones: ZoneSet,
+}
+
+impl Entry {
+    fn dropped(&self) -> Dropped {
+        Dropped {
+            key: self.key,
+            generation: self.generation,
+            bytes: self.data.len(),
+            zones: self.missing,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     base: Seq,
@@ -179,8 +200,8 @@ impl Pending {
     }
 
     /// Gives up synced writes that only zones in `away` lack, oldest first, until `enough` bytes
-    /// are free. Returns the zones that each of them was given up for, and its bytes.
-    pub fn give_up(&mut self, away: ZoneSet, enough: usize) -> Vec<(ZoneSet, usize)> {
+    /// are free.
+    pub fn give_up(&mut self, away: ZoneSet, enough: usize) -> Vec<Dropped> {
         let mut given_up = Vec::new();
         let mut freed = 0;
         let mut index = 0;
@@ -193,7 +214,7 @@ impl Pending {
                 continue;
             };
             freed += entry.data.len();
-            given_up.push((entry.missing, entry.data.len()));
+            given_up.push(entry.dropped());
             let first = self.base;
             self.remove(seq);
             index = (index + 1).saturating_sub((self.base - first) as usize);
@@ -201,18 +222,14 @@ impl Pending {
         given_up
     }
 
-    /// Drops writes to blocks that are being removed. Returns the zones and bytes of each.
-    pub fn drop_removed(
-        &mut self,
-        removed: impl Fn(FileId, BlockIndex) -> bool,
-    ) -> Vec<(ZoneSet, usize)> {
+    /// Drops writes to blocks that are being removed.
+    pub fn drop_removed(&mut self, removed: impl Fn(FileId, BlockIndex) -> bool) -> Vec<Dropped> {
         let entries = self.slots.iter().flatten();
-        let dropped = entries.filter(|e| removed(e.key.file, e.key.block));
-        let dropped: Vec<_> = dropped
-            .map(|e| (e.version.seq, (e.missing, e.data.len())))
-            .collect();
-        dropped.iter().for_each(|(seq, _)| self.remove(*seq));
-        dropped.into_iter().map(|(_, what)| what).collect()
+        let matching = entries.filter(|e| removed(e.key.file, e.key.block));
+        let (seqs, dropped): (Vec<Seq>, Vec<Dropped>) =
+            matching.map(|e| (e.version.seq, e.dropped())).unzip();
+        seqs.into_iter().for_each(|seq| self.remove(seq));
+        dropped
     }
 
     /// Forgets everything (the writer is fenced).
@@ -390,7 +407,13 @@ mod tests {
         for (seq, zone) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 2)] {
             p.ack(seq, ZoneId(zone), 3, 2);
         }
-        assert_eq!(p.give_up(away, 1000), vec![(away, 10)]);
+        let dropped = Dropped {
+            key: BlockKey::new(FileId(1), 1),
+            generation: g(1),
+            bytes: 10,
+            zones: away,
+        };
+        assert_eq!(p.give_up(away, 1000), vec![dropped]);
         assert!(p.get(1).is_none() && p.get(2).is_some() && p.get(3).is_some());
         assert!(!p.is_synced(None, 3));
     }

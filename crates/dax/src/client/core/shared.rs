@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, ZoneId};
 use crate::storage::{Block, EpochGrant, StorageCounters, SyncScope, VolumeSettings};
-use crate::wire::{MAX_FILES_PER_REQUEST, Request, Response, checksum};
+use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum};
 
 use super::chores::Chores;
 use super::hash::IdMap;
@@ -272,12 +272,33 @@ impl Shared {
 
     pub fn acked(&mut self, zone: ZoneId, upto: u64) {
         let Quorums { replicas, sync } = self.quorums;
-        while let Some(seq) = self.links.acked(zone, upto, self.now) {
+        for seq in self.links.acked(zone, upto, self.now) {
             self.pending.ack(seq, zone, replicas, sync);
         }
         self.pending.tidy();
         self.progress = true;
         self.pump(zone);
+    }
+
+    /// Sends a zone a block that it missed, as it was written.
+    pub fn send_repair(&mut self, zone: ZoneId, key: BlockKey, block: Block) {
+        let Ok(epoch) = self.check_writer() else {
+            return;
+        };
+        let Block {
+            version,
+            generation,
+            data,
+        } = block;
+        let write = BlockWrite {
+            epoch,
+            key,
+            generation,
+            version,
+            checksum: checksum(key, generation, version, &data),
+            data,
+        };
+        self.links.repair(zone, write, &mut self.out);
     }
 
     pub fn write_refused(&mut self, zone: ZoneId, number: u64, kind: ErrorKind, message: String) {
@@ -306,8 +327,8 @@ impl Shared {
         // Give up more than needed now, so that the search is not repeated for every write.
         let enough = bytes.max(max / 8);
         let away = self.links.away(self.now, self.config.zone_timeout * 2);
-        for (zones, freed) in self.pending.give_up(away, enough) {
-            self.links.dropped(zones, freed, true);
+        for write in self.pending.give_up(away, enough) {
+            self.links.dropped(&write, true);
         }
         self.pending.is_empty() || self.pending.bytes() + bytes <= max
     }
@@ -409,8 +430,9 @@ impl Shared {
     }
 
     fn drop_removed(&mut self, removed: impl Fn(FileId, BlockIndex) -> bool) {
-        for (zones, bytes) in self.pending.drop_removed(removed) {
-            self.links.dropped(zones, bytes, false);
+        self.links.forget_missed(&removed);
+        for write in self.pending.drop_removed(removed) {
+            self.links.dropped(&write, false);
         }
         self.progress = true;
     }

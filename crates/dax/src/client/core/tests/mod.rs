@@ -1,7 +1,10 @@
 //! The core against scripted peers, and against replicas in a simulated network.
 
+mod blocks;
+mod desk;
+mod epochs;
 mod judge;
+mod others;
 mod peer;
-mod scripted;
 mod simulation;
 mod world;

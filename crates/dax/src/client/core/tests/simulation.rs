@@ -8,6 +8,7 @@ use super::super::*;
 use super::judge::{Content, Judge, content, data};
 use super::world::{ClientId, World, ZONES};
 use crate::ids::FileId;
+use crate::storage::SyncScope;
 
 const KEYS: u64 = 6;
 

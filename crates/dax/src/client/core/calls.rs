@@ -1,0 +1,95 @@
+//! What goes in and out of the core.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::error::Result;
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ZoneId};
+use crate::storage::{Authority, Block, EpochGrant, Retention, Space, SyncScope};
+use crate::wire::Request;
+
+/// Time since some start that the driver chooses; never goes back.
+pub(crate) type Time = Duration;
+
+/// An operation in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct OpId(pub u64);
+
+/// Who asked a zone something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asker {
+    Op(OpId),
+    Ping,
+    Announcement,
+    Chore(u64),
+}
+
+/// What the driver must do.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Send to a zone, after everything sent before.
+    Send {
+        zone: ZoneId,
+        id: u64,
+        request: Request,
+    },
+    /// Close the connection to a zone; the core has taken it as down already.
+    Disconnect { zone: ZoneId, why: String },
+    /// An operation is complete.
+    Done { op: OpId, result: Result<Output> },
+    /// A higher epoch exists. Sent once.
+    Fenced,
+}
+
+pub(crate) type Effects = Vec<Effect>;
+
+/// What an operation gives.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Output {
+    Unit,
+    Block(Option<Block>),
+    Epoch(Epoch),
+    Grant(EpochGrant),
+    Record(Option<Bytes>),
+    Records(Vec<(String, Bytes)>),
+    Space(Space),
+}
+
+/// What a caller wants; see [`crate::storage::Storage`] for each.
+#[derive(Debug, Clone)]
+pub(crate) enum Call {
+    Room(usize),
+    Sync(SyncScope),
+    Read {
+        key: BlockKey,
+        up_to: Generation,
+    },
+    Promote(BlockKey),
+    AcceptedEpoch,
+    OwnEpoch {
+        owner: String,
+    },
+    PutRecord {
+        name: String,
+        value: Option<Bytes>,
+        authority: Authority,
+    },
+    GetRecord(String),
+    PromoteRecord(String),
+    ListRecords(String),
+    Retain(Retention),
+    RemoveFiles(Vec<FileId>),
+    RemoveBlocksBefore(FileId, BlockIndex),
+    Space,
+}
+
+/// Settings of the core.
+#[derive(Debug, Clone)]
+pub(crate) struct CoreConfig {
+    pub addresses: Vec<String>,
+    pub pending_bytes_max: usize,
+    pub version_list_max: usize,
+    /// A zone that is silent for so long is taken as down.
+    pub zone_timeout: Time,
+}

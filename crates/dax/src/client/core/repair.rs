@@ -1,0 +1,44 @@
+//! Brings a zone up to date with what was given up for it while it was away.
+//!
+//! Each missed block is read from the others and sent to the zone as it is, with its own version,
+//! under this handle's epoch. Versions never go down at a replica, so a repair can come too late but
+//! never do harm; a block that was overwritten, removed or pruned since needs none. What a zone missed
+//! is known to the writer that gave it up, for its lifetime; reads are right without it, only slower.
+
+use crate::error::Result;
+use crate::ids::{BlockKey, Generation, ZoneId};
+
+use super::reads::Read;
+use super::shared::Shared;
+use super::{Event, OpId, Output};
+
+#[derive(Debug)]
+pub(super) struct Repair {
+    pub zone: ZoneId,
+    pub key: BlockKey,
+    generation: Generation,
+    read: Read,
+}
+
+impl Repair {
+    pub fn new(zone: ZoneId, key: BlockKey, generation: Generation) -> Repair {
+        Repair {
+            zone,
+            key,
+            generation,
+            read: Read::new(key, generation),
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        match self.read.on(id, event, s)? {
+            Ok(Output::Block(Some(block))) if block.generation == self.generation => {
+                s.send_repair(self.zone, self.key, block);
+                Some(Ok(Output::Unit))
+            }
+            // Removed or pruned meanwhile, or damaged everywhere: nothing to send.
+            Ok(_) => Some(Ok(Output::Unit)),
+            Err(error) => Some(Err(error)),
+        }
+    }
+}

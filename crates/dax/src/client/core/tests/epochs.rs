@@ -1,0 +1,197 @@
+//! Fencing, contests for an epoch, and promotion, one situation at a time.
+
+use super::super::*;
+use super::desk::*;
+use super::peer::Peer;
+use crate::storage::SyncScope;
+
+#[test]
+fn fenced_by_anybody_is_final() {
+    let mut d = Desk::owner();
+    d.write(0, SINGLE, 1);
+    d.run();
+    d.write(0, SINGLE, 2);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    d.peers[1].fence.own(Epoch(2), "b/1", false);
+    d.deliver(1);
+    assert!(d.fenced);
+    assert!(d.result(sync).unwrap().unwrap_err().is_fenced());
+    assert!(
+        d.core
+            .write(key(0), SINGLE, data(3))
+            .unwrap_err()
+            .is_fenced()
+    );
+    let read = d.start(Call::Read {
+        key: key(0),
+        up_to: SINGLE,
+    });
+    assert!(d.result(read).unwrap().unwrap_err().is_fenced());
+    let Output::Grant(grant) = d.finish(Call::AcceptedEpoch).unwrap() else {
+        panic!("a grant");
+    };
+    assert_eq!(grant.owner, "b/1");
+}
+
+#[test]
+fn a_zone_that_was_away_tells_of_the_fence_in_its_welcome() {
+    let mut d = Desk::owner();
+    d.disconnect(0);
+    d.peers[0].fence.own(Epoch(2), "b/1", false);
+    d.connect(0);
+    assert!(d.fenced);
+}
+
+#[test]
+fn a_block_of_a_higher_epoch_fences_its_reader() {
+    let mut d = Desk::owner();
+    d.write(0, SINGLE, 1);
+    d.run();
+    for peer in &mut d.peers {
+        let version = Version {
+            epoch: Epoch(2),
+            seq: 1,
+        };
+        let block = crate::wire::StoredBlock::new(key(0), SINGLE, version, data(2));
+        peer.blocks.insert((key(0), SINGLE), block);
+    }
+    let read = Call::Read {
+        key: key(0),
+        up_to: SINGLE,
+    };
+    assert!(d.finish(read).unwrap_err().is_fenced());
+}
+
+#[test]
+fn the_loser_of_a_contest_learns_who_won() {
+    let mut d = Desk::new(3, 2);
+    let claim = d.start(Call::OwnEpoch {
+        owner: "a/1".into(),
+    });
+    (0..3).for_each(|z| {
+        d.deliver(z);
+    });
+    // Both have looked; the other is first in two zones.
+    d.peers[0].fence.own(Epoch(1), "b/1", false);
+    d.peers[1].fence.own(Epoch(1), "b/1", false);
+    d.run();
+    let error = d.result(claim).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert!(error.to_string().contains("b/1"), "{error}");
+    assert_eq!(d.core.epoch(), None);
+}
+
+#[test]
+fn a_contest_that_nobody_won_goes_to_the_next_epoch() {
+    let mut d = Desk::new(3, 2);
+    let claim = d.start(Call::OwnEpoch {
+        owner: "a/1".into(),
+    });
+    (0..3).for_each(|z| {
+        d.deliver(z);
+    });
+    d.peers[0].fence.own(Epoch(1), "b/1", false);
+    d.peers[1].fence.own(Epoch(1), "c/1", false);
+    d.run();
+    let result = d.result(claim).unwrap();
+    assert_eq!(result.unwrap(), Output::Epoch(Epoch(2)));
+    for peer in &d.peers {
+        assert_eq!(peer.fence.grant().owner, "a/1");
+    }
+}
+
+#[test]
+fn an_owner_takes_over_zones_that_had_accepted_a_loser() {
+    let mut d = Desk::new(3, 2);
+    d.disconnect(2);
+    let claim = d.start(Call::OwnEpoch {
+        owner: "a/1".into(),
+    });
+    d.run();
+    assert!(d.result(claim).unwrap().is_ok());
+    d.peers[2].fence.own(Epoch(1), "b/1", false);
+    d.connect(2);
+    d.write(0, SINGLE, 1);
+    d.run();
+    assert_eq!(d.peers[2].fence.grant().owner, "a/1");
+    assert!(d.peers[2].newest(key(0), SINGLE).is_some());
+}
+
+/// Three zones with a block of epoch 1: 1 everywhere, except that the last has a newer one.
+fn after_a_crash(agree: bool) -> Desk {
+    let mut old = Desk::owner();
+    old.write(0, SINGLE, 1);
+    old.run();
+    if !agree {
+        old.write(0, SINGLE, 2);
+        old.deliver(2);
+        old.commit(2);
+    }
+    let mut d = Desk::new(3, 2);
+    std::mem::swap(&mut d.peers, &mut old.peers);
+    d.peers.iter_mut().for_each(Peer::crash);
+    let epoch = d.finish(Call::OwnEpoch {
+        owner: "b/1".into(),
+    });
+    assert_eq!(epoch.unwrap(), Output::Epoch(Epoch(2)));
+    d.run();
+    d
+}
+
+#[test]
+fn promotion_takes_one_round_where_all_replicas_agree() {
+    let mut d = after_a_crash(true);
+    let op = d.start(Call::Promote(key(0)));
+    (0..3).for_each(|z| {
+        d.deliver(z);
+    });
+    assert_eq!(byte_of(d.result(op).unwrap()), Some(1));
+    assert!(d.outbox.iter().all(Vec::is_empty), "nothing is written");
+    let again = d.start(Call::Promote(key(0)));
+    assert_eq!(d.outbox.iter().map(Vec::len).sum::<usize>(), 1, "known now");
+    d.run();
+    assert_eq!(byte_of(d.result(again).unwrap()), Some(1));
+}
+
+#[test]
+fn promotion_writes_the_choice_where_replicas_differ() {
+    let mut d = after_a_crash(false);
+    let op = d.start(Call::Promote(key(0)));
+    d.deliver(0);
+    assert!(d.result(op).is_none());
+    d.deliver(2);
+    assert!(d.result(op).is_none(), "the choice must be durable first");
+    d.run();
+    assert_eq!(byte_of(d.result(op).unwrap()), Some(2));
+    for peer in &d.peers {
+        assert_eq!(peer.newest(key(0), SINGLE).unwrap().data[0], 2);
+        assert_eq!(peer.version(key(0), SINGLE).epoch, Epoch(2));
+    }
+}
+
+#[test]
+fn promotion_goes_on_without_a_zone_that_is_silent() {
+    let mut d = after_a_crash(false);
+    let op = d.start(Call::Promote(key(0)));
+    d.deliver(0);
+    d.deliver(1);
+    assert!(d.result(op).is_none(), "a little patience for the third");
+    d.pass(Time::from_millis(1100));
+    d.deliver(0);
+    d.deliver(1);
+    assert_eq!(byte_of(d.result(op).unwrap()), Some(1));
+    // What the silent zone holds of the dead epoch has lost, for good.
+    d.run();
+    assert_eq!(d.peers[2].newest(key(0), SINGLE).unwrap().data[0], 1);
+}
+
+#[test]
+fn promotion_never_overwrites_a_write_made_meanwhile() {
+    let mut d = after_a_crash(false);
+    let op = d.start(Call::Promote(key(0)));
+    d.write(0, SINGLE, 9);
+    d.run();
+    assert_eq!(byte_of(d.result(op).unwrap()), Some(9));
+    assert_eq!(d.read(0, Generation::MAX), Some(9));
+    assert_eq!(d.peers[0].newest(key(0), SINGLE).unwrap().data[0], 9);
+}

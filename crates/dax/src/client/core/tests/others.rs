@@ -1,0 +1,140 @@
+//! Records, chores, connections and cancelling, one situation at a time.
+
+use bytes::Bytes;
+
+use super::super::*;
+use super::desk::*;
+use crate::ids::BlockIndex;
+use crate::storage::{Authority, Lineage, Retention, SyncScope};
+
+#[test]
+fn records_need_a_majority_and_the_newest_wins() {
+    let mut d = Desk::owner();
+    d.disconnect(2);
+    let put = |value: &str| Call::PutRecord {
+        name: "r".into(),
+        value: Some(Bytes::from(value.to_owned())),
+        authority: Authority::Owner,
+    };
+    d.finish(put("one")).unwrap();
+    d.connect(2);
+    d.run();
+    d.disconnect(0);
+    let get = d.finish(Call::GetRecord("r".into())).unwrap();
+    assert_eq!(get, Output::Record(Some(Bytes::from("one"))));
+    d.disconnect(1);
+    let put = d.start(put("two"));
+    d.run();
+    assert!(d.result(put).is_none());
+    d.connect(0);
+    d.run();
+    assert!(d.result(put).unwrap().is_ok());
+    let promoted = d.finish(Call::PromoteRecord("r".into())).unwrap();
+    assert_eq!(promoted, Output::Record(Some(Bytes::from("two"))));
+    d.connect(1);
+    let listed = d.finish(Call::ListRecords("".into())).unwrap();
+    let expected = vec![("r".to_owned(), Bytes::from("two"))];
+    assert_eq!(listed, Output::Records(expected));
+}
+
+#[test]
+fn a_record_that_is_outdone_is_written_again_above() {
+    let mut d = Desk::owner();
+    for peer in &mut d.peers {
+        let version = Version {
+            epoch: Epoch(1),
+            seq: 500,
+        };
+        let record = crate::wire::StoredRecord {
+            version,
+            value: None,
+        };
+        peer.records.insert("r".into(), record);
+    }
+    let put = Call::PutRecord {
+        name: "r".into(),
+        value: Some(Bytes::from("x")),
+        authority: Authority::Owner,
+    };
+    d.finish(put).unwrap();
+    assert!(d.peers[0].records["r"].version.seq > 500);
+    assert!(d.core.next_version().unwrap().seq > 501);
+}
+
+#[test]
+fn lists_are_read_page_by_page() {
+    let mut d = Desk::owner();
+    for name in ["a", "b", "c", "d", "e"] {
+        let put = Call::PutRecord {
+            name: name.into(),
+            value: Some(Bytes::from("x")),
+            authority: Authority::Owner,
+        };
+        d.finish(put).unwrap();
+    }
+    let Output::Records(records) = d.finish(Call::ListRecords("".into())).unwrap() else {
+        panic!("records");
+    };
+    let names: Vec<&str> = records.iter().map(|(n, _)| n.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "e"]);
+}
+
+#[test]
+fn chores_reach_a_zone_that_was_away() {
+    let mut d = Desk::owner();
+    d.write(0, SINGLE, 1);
+    d.run();
+    d.disconnect(1);
+    d.write(1, SINGLE, 1);
+    d.finish(Call::RemoveFiles(vec![FileId(5)])).unwrap();
+    assert!(d.peers[0].blocks.is_empty() && !d.peers[1].blocks.is_empty());
+    let retention = Retention {
+        images: vec![Lineage::up_to(SINGLE)],
+    };
+    d.finish(Call::Retain(retention)).unwrap();
+    d.connect(1);
+    d.run();
+    assert!(
+        d.peers[1].blocks.is_empty(),
+        "nor does the dropped write appear"
+    );
+    let before = Call::RemoveBlocksBefore(FileId(6), BlockIndex(3));
+    d.finish(before).unwrap();
+    let read = d
+        .core
+        .read_at_once(BlockKey::new(FileId(6), 2), Generation::MAX);
+    assert_eq!(read, Some(None));
+}
+
+#[test]
+fn a_silent_zone_is_given_up_and_an_idle_one_is_not() {
+    let mut d = Desk::new(3, 2);
+    for _ in 0..10 {
+        d.pass(Time::from_millis(500));
+        d.run();
+    }
+    assert!(d.disconnects.is_empty());
+    for _ in 0..6 {
+        d.pass(Time::from_millis(500));
+        d.deliver(0);
+        d.deliver(1);
+    }
+    assert_eq!(d.disconnects, [ZoneId(2)]);
+    assert!(!d.core.zones()[2].up);
+}
+
+#[test]
+fn cancelled_operations_leave_nothing_behind() {
+    let mut d = Desk::owner();
+    d.write(0, SINGLE, 1);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    let read = d.start(Call::Read {
+        key: key(9),
+        up_to: SINGLE,
+    });
+    d.core.cancel(sync);
+    d.core.cancel(read);
+    d.run();
+    assert!(d.results.is_empty());
+    assert!(d.core.ops.is_empty());
+}
