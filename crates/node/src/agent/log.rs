@@ -15,7 +15,7 @@ use pgdata::timeline::{History, TimelineId};
 use tokio::sync::watch;
 use volume::error::Error;
 use volume::lsn::Lsn;
-use volume::namespace::Namespace;
+use volume::namespace::{Directory, Namespace};
 use volume::standby::StandbyView;
 
 /// Log files are read whole when they are histories; none is longer than this.
@@ -28,6 +28,8 @@ pub(crate) struct SharedLog {
     segment_size: SegmentSize,
     horizon: watch::Sender<Horizon>,
     history: Mutex<Option<History>>,
+    /// The log's names as last shown, and the newest timeline among them.
+    names: Mutex<(Directory, TimelineId)>,
 }
 
 impl SharedLog {
@@ -44,11 +46,16 @@ impl SharedLog {
             segment_size,
             horizon: watch::Sender::new(Horizon { timeline, end }),
             history: Mutex::new(None),
+            names: Mutex::new((Directory::new(), TimelineId(0))),
         })
     }
 
     /// Shows more of the log: its names first, then its bytes up to `end`.
-    pub(crate) fn show(&self, names: Namespace, end: Lsn, timeline: TimelineId) {
+    ///
+    /// The timeline is the newest that the names tell of, even if only an older one was announced:
+    /// PostgreSQL looks at the names as well, and must hear the same from the feed.
+    pub(crate) fn show(&self, names: Namespace, end: Lsn, announced: TimelineId) {
+        let timeline = self.newest_timeline(&names).max(announced);
         self.view.show_log(names, end);
         self.horizon.send_if_modified(|known| {
             let next = Horizon {
@@ -57,6 +64,24 @@ impl SharedLog {
             };
             std::mem::replace(known, next) != next
         });
+    }
+
+    /// The newest timeline that has a history file; 0 if none has. Looked up only when names of
+    /// log files changed.
+    fn newest_timeline(&self, names: &Namespace) -> TimelineId {
+        let directory = names.resolve(LOG).and_then(|id| names.directory(id));
+        let Ok(directory) = directory else {
+            return TimelineId(0);
+        };
+        let mut known = self.names.lock();
+        if !known.0.ptr_eq(directory) {
+            let histories = directory.keys().filter_map(|name| {
+                TimelineId::from_history_file_name(std::str::from_utf8(name).ok()?)
+            });
+            let newest = histories.max().unwrap_or(TimelineId(0));
+            *known = (directory.clone(), newest);
+        }
+        known.1
     }
 
     /// How far the log is shown.
