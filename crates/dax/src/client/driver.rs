@@ -153,6 +153,12 @@ impl Driver {
         self.change(|i, now| i.core.tick(now));
     }
 
+    #[cfg(test)]
+    pub fn is_idle(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.waiters.is_empty() && inner.core.is_idle()
+    }
+
     pub async fn fenced(&self) {
         let mut fenced = self.fenced.subscribe();
         // The sender lives as long as `self`.

@@ -286,3 +286,6 @@ impl Storage for Client {
         self.driver.fenced().await;
     }
 }
+
+#[cfg(test)]
+mod tests;

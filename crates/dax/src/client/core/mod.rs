@@ -113,6 +113,11 @@ impl Core {
         self.shared.links.status()
     }
 
+    #[cfg(test)]
+    pub fn is_idle(&self) -> bool {
+        self.ops.is_empty()
+    }
+
     /// See [`crate::storage::Storage::next_version`].
     pub fn next_version(&mut self) -> Result<Version> {
         self.shared.check_writer()?;
@@ -434,4 +439,4 @@ fn unexpected(zone: ZoneId, reply: &Response) -> Error {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

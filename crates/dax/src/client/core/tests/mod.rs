@@ -5,6 +5,6 @@ mod desk;
 mod epochs;
 mod judge;
 mod others;
-mod peer;
+pub(crate) mod peer;
 mod simulation;
 mod world;

@@ -9,13 +9,13 @@ use crate::storage::Space;
 use crate::wire::{BlockWrite, RecordEntry, Request, Response, StoredBlock, StoredRecord};
 
 /// Which connection a message belongs to.
-pub(super) type ConnId = u64;
+pub(crate) type ConnId = u64;
 
 /// A message from a zone: connection, id, response.
-pub(super) type Sent = (ConnId, u64, Response);
+pub(crate) type Sent = (ConnId, u64, Response);
 
 #[derive(Debug, Default)]
-pub(super) struct Peer {
+pub(crate) struct Peer {
     pub fence: Fence,
     pub blocks: BTreeMap<(BlockKey, Generation), StoredBlock>,
     pub records: BTreeMap<String, StoredRecord>,

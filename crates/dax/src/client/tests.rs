@@ -1,0 +1,271 @@
+//! The whole client over sockets, against zones that keep the replica rules and live in the test.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixListener;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::core::tests::peer::{Peer, Sent};
+use super::*;
+use crate::storage::VolumeSettings;
+use crate::wire::{FrameReader, PROTOCOL, Request, Response};
+
+/// One zone: everything is durable at once.
+#[derive(Default)]
+struct Zone {
+    peer: Peer,
+    settings: Option<VolumeSettings>,
+    connections: Vec<UnboundedSender<(u64, Response)>>,
+}
+
+impl Zone {
+    fn handle(&mut self, conn: u64, id: u64, request: Request) {
+        let sent = match request {
+            Request::CreateVolume { settings, .. } => {
+                let known = self.settings.get_or_insert_with(|| settings.clone());
+                let reply = match *known == settings {
+                    true => Response::Done,
+                    false => Response::Error {
+                        kind: ErrorKind::Conflict,
+                        message: "other settings".into(),
+                    },
+                };
+                vec![(conn, id, reply)]
+            }
+            Request::Hello { .. } => vec![(conn, id, self.welcome())],
+            request => {
+                let mut sent = self.peer.handle(conn, id, request);
+                sent.extend(self.peer.commit());
+                sent
+            }
+        };
+        self.send(sent);
+    }
+
+    fn welcome(&self) -> Response {
+        match &self.settings {
+            Some(settings) => Response::Welcome {
+                protocol: PROTOCOL,
+                settings: settings.clone(),
+                grant: self.peer.fence.grant().clone(),
+            },
+            None => Response::Error {
+                kind: ErrorKind::NotFound,
+                message: "no such volume".into(),
+            },
+        }
+    }
+
+    fn send(&mut self, sent: Vec<Sent>) {
+        for (conn, id, response) in sent {
+            // A client that went away hears nothing.
+            let _ = self.connections[conn as usize].send((id, response));
+        }
+    }
+}
+
+struct Zones {
+    addresses: Vec<String>,
+    zones: Vec<Arc<Mutex<Zone>>>,
+    listeners: Vec<JoinSet<()>>,
+    dir: tempfile::TempDir,
+}
+
+impl Zones {
+    fn start() -> Zones {
+        let dir = tempfile::tempdir().unwrap();
+        let mut zones = Zones {
+            addresses: Vec::new(),
+            zones: Vec::new(),
+            listeners: Vec::new(),
+            dir,
+        };
+        for index in 0..3 {
+            let path = zones.dir.path().join(format!("z{index}"));
+            zones.addresses.push(format!("unix:{}", path.display()));
+            zones.zones.push(Arc::default());
+            zones.listeners.push(JoinSet::new());
+            zones.listen(index);
+        }
+        zones
+    }
+
+    fn listen(&mut self, index: usize) {
+        let path = self.dir.path().join(format!("z{index}"));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(path).unwrap();
+        let zone = Arc::clone(&self.zones[index]);
+        self.listeners[index].spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(connection(Arc::clone(&zone), stream));
+            }
+        });
+    }
+
+    /// Closes all connections of a zone and takes no new ones.
+    async fn stop(&mut self, index: usize) {
+        self.listeners[index].shutdown().await;
+    }
+
+    async fn create(&self) {
+        let name = VolumeName::new("v").unwrap();
+        let settings = VolumeSettings::default();
+        create_volume(&self.addresses, &name, &settings)
+            .await
+            .unwrap();
+    }
+
+    async fn connect(&self) -> Result<Arc<Client>> {
+        let name = VolumeName::new("v").unwrap();
+        Client::connect(ClientConfig::new(name, self.addresses.clone(), "test")).await
+    }
+}
+
+async fn connection(zone: Arc<Mutex<Zone>>, stream: tokio::net::UnixStream) {
+    let (reader, writer) = stream.into_split();
+    let (sender, receiver) = unbounded_channel();
+    let conn = {
+        let mut zone = zone.lock();
+        zone.connections.push(sender);
+        zone.connections.len() as u64 - 1
+    };
+    let mut sending = JoinSet::new();
+    sending.spawn(send(receiver, writer));
+    let mut reader = FrameReader::new(reader);
+    while let Ok(frame) = reader.next().await {
+        let (id, request) = Request::decode(frame).expect("the client speaks the protocol");
+        zone.lock().handle(conn, id, request);
+    }
+}
+
+async fn send(mut receiver: UnboundedReceiver<(u64, Response)>, mut writer: OwnedWriteHalf) {
+    let mut scratch = BytesMut::new();
+    while let Some((id, response)) = receiver.recv().await {
+        let frame = response.encode(id, &mut scratch);
+        for part in frame.parts() {
+            if writer.write_all(part).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl crate::conformance::Volume for Zones {
+    async fn open(&self) -> Arc<dyn Storage> {
+        self.connect().await.unwrap()
+    }
+}
+
+async fn created() -> Zones {
+    let zones = Zones::start();
+    zones.create().await;
+    zones
+}
+
+mod conformance {
+    use super::*;
+    crate::conformance_tests!(created().await);
+}
+
+const KEY: BlockKey = BlockKey {
+    file: FileId(9),
+    block: BlockIndex(0),
+};
+
+fn block_of(byte: u8) -> Bytes {
+    Bytes::from(vec![byte; 8192])
+}
+
+#[tokio::test]
+async fn creating_again_is_harmless_and_otherwise_a_conflict() {
+    let zones = created().await;
+    zones.create().await;
+    let name = VolumeName::new("v").unwrap();
+    let other = VolumeSettings {
+        block_size_bytes: 16384,
+        ..VolumeSettings::default()
+    };
+    let error = create_volume(&zones.addresses, &name, &other).await;
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Conflict);
+    let two = create_volume(&zones.addresses[..2], &name, &other).await;
+    assert_eq!(two.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn an_unknown_volume_is_not_found() {
+    let zones = Zones::start();
+    assert_eq!(
+        zones.connect().await.unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
+}
+
+#[tokio::test]
+async fn a_zone_may_leave_and_come_back() {
+    let mut zones = created().await;
+    let client = zones.connect().await.unwrap();
+    let name = NodeName::new("a").unwrap();
+    client.own_epoch(&name).await.unwrap();
+    for (round, zone) in [0, 1, 2, 0].into_iter().enumerate() {
+        zones.stop(zone).await;
+        let byte = round as u8 + 1;
+        client
+            .write(KEY, Generation::SINGLE, block_of(byte))
+            .unwrap();
+        client.csync(SyncScope::Volume).await.unwrap();
+        let read = client.read(KEY, Generation::MAX).await.unwrap().unwrap();
+        assert_eq!(read.data[0], byte);
+        zones.listen(zone);
+        let missed = || {
+            let peer = &zones.zones[zone].lock().peer;
+            peer.newest(KEY, Generation::MAX).map(|b| b.data[0])
+        };
+        while missed() != Some(byte) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_a_majority_everything_waits_and_then_goes_on() {
+    let mut zones = created().await;
+    let client = zones.connect().await.unwrap();
+    let name = NodeName::new("a").unwrap();
+    client.own_epoch(&name).await.unwrap();
+    zones.stop(0).await;
+    zones.stop(1).await;
+    client.write(KEY, Generation::SINGLE, block_of(1)).unwrap();
+    let syncing = {
+        let client = Arc::clone(&client);
+        tokio::spawn(async move { client.csync(SyncScope::Volume).await })
+    };
+    let getting = {
+        let client = Arc::clone(&client);
+        tokio::spawn(async move { client.get_record("r").await })
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!syncing.is_finished() && !getting.is_finished());
+    zones.listen(0);
+    syncing.await.unwrap().unwrap();
+    assert_eq!(getting.await.unwrap().unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_dropped_call_is_withdrawn() {
+    let mut zones = created().await;
+    let client = zones.connect().await.unwrap();
+    for zone in 0..3 {
+        zones.stop(zone).await;
+    }
+    let read = client.read(KEY, Generation::MAX);
+    let late = tokio::time::timeout(Duration::from_millis(50), read).await;
+    assert!(late.is_err());
+    assert!(client.driver.is_idle());
+}
