@@ -2,7 +2,7 @@
 //! epochs and small records.
 //!
 //! One implementation speaks to embedded zone servers ([`crate::client`]); [`crate::memory`] keeps
-//! everything in the process for tests. The conformance suite ([`crate::conformance`]) says what all
+//! everything in the process for tests. The suite `crate::conformance` (a feature) says what all
 //! of them must do. A handle belongs to one volume and is cheap to clone behind an `Arc`.
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! The client of the embedded zone servers.
 //!
-//! Owns the connections to all zones and one pure [`core`] behind a lock. Invariant: nothing here
+//! Owns the connections to all zones and one pure `core` behind a lock. Invariant: nothing here
 //! decides anything; it moves messages, time and results between the core and the world.
 
 mod connection;
