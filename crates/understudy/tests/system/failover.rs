@@ -42,6 +42,7 @@ async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    stage.expect_fenced(&old);
     stage
         .cluster
         .node_process(&old)

@@ -22,9 +22,10 @@ pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_understudy"))
 }
 
-/// A directory for one test; removed when it succeeds.
+/// A directory for one test; removed only when it succeeds.
 pub struct Scratch {
     path: PathBuf,
+    succeeded: bool,
 }
 
 impl Scratch {
@@ -32,7 +33,10 @@ impl Scratch {
         let base =
             std::env::var_os("UNDERSTUDY_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
         let path = fresh_directory(&base, test)?;
-        Ok(Scratch { path })
+        Ok(Scratch {
+            path,
+            succeeded: false,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -40,15 +44,20 @@ impl Scratch {
     }
 }
 
+impl Scratch {
+    /// Checks that nothing is mounted any more, and removes the directory.
+    pub fn succeed(mut self) -> Result<()> {
+        let mounts = fuse_mounts_below(&self.path);
+        ensure!(mounts.is_empty(), "left mounted: {mounts:?}");
+        self.succeeded = true;
+        std::fs::remove_dir_all(&self.path).context("cannot remove the test's directory")
+    }
+}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let mounts = fuse_mounts_below(&self.path);
-        if std::thread::panicking() {
+        if !self.succeeded {
             eprintln!("logs and data are in {}", self.path.display());
-        } else if mounts.is_empty() {
-            let _ = std::fs::remove_dir_all(&self.path);
-        } else {
-            panic!("left mounted: {mounts:?}");
         }
     }
 }
@@ -59,6 +68,8 @@ pub struct Stage {
     pub churn: Option<Churn>,
     pub cluster: Cluster,
     pub clock: Clock,
+    /// Nodes that were fenced while they served: their PostgreSQL's files fail under it, and it says so.
+    fenced: Vec<String>,
     scratch: Scratch,
 }
 
@@ -85,6 +96,7 @@ impl Stage {
             churn: None,
             cluster,
             clock: Clock::start(),
+            fenced: Vec::new(),
             scratch,
         };
         stage.start_load();
@@ -145,6 +157,11 @@ impl Stage {
         Ok((active, self.clock.at(kill.at)))
     }
 
+    /// From now on the PostgreSQL of this node may complain that its files are gone.
+    pub fn expect_fenced(&mut self, name: &str) {
+        self.fenced.push(name.to_owned());
+    }
+
     /// Stops the load and checks that nothing was lost and nothing is broken.
     pub async fn verify(mut self) -> Result<()> {
         let history = self.load.take().context("no load")?.stop().await;
@@ -164,11 +181,7 @@ impl Stage {
             unexpected.join("\n")
         );
         self.cluster.shutdown();
-        ensure!(
-            fuse_mounts_below(self.scratch.path()).is_empty(),
-            "a mount was left"
-        );
-        Ok(())
+        self.scratch.succeed()
     }
 
     /// Lines that no healthy run has: panics of ours, and of PostgreSQL whatever is worse than a
@@ -179,8 +192,9 @@ impl Stage {
             let Ok(node) = self.cluster.node(name) else {
                 continue;
             };
+            let fenced = self.fenced.iter().any(|fenced| fenced == name);
             found.extend(lines(&node.data.join("postgresql.log"), |line| {
-                !is_expected(line, Situation::Takeover)
+                !is_expected(line, Situation::Takeover) && !(fenced && is_of_the_fence(line))
             }));
         }
         let logs = std::fs::read_dir(self.cluster.logs()).into_iter().flatten();
@@ -189,6 +203,13 @@ impl Stage {
         }
         found
     }
+}
+
+/// Whether a line says what the mount of a fenced node answers.
+fn is_of_the_fence(line: &str) -> bool {
+    ["Read-only file system", "Input/output error"]
+        .iter()
+        .any(|answer| line.ends_with(answer))
 }
 
 /// The lines of a file that `wanted` picks, with the file's name.
