@@ -34,7 +34,7 @@ pub enum Situation {
 }
 
 /// Beginnings of messages that are always expected (H14), each with the words it also has.
-const ALWAYS: [(Severity, &str, &str); 6] = [
+const ALWAYS: [(Severity, &str, &str); 7] = [
     (
         Severity::Warning,
         "xlog min recovery request ",
@@ -50,6 +50,12 @@ const ALWAYS: [(Severity, &str, &str); 6] = [
     // Queries on a standby give way to redo (N12 ii).
     (
         Severity::Error,
+        "canceling statement due to conflict with recovery",
+        "",
+    ),
+    // The same in a session that is just being set up.
+    (
+        Severity::Fatal,
         "canceling statement due to conflict with recovery",
         "",
     ),
