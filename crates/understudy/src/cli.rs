@@ -31,7 +31,7 @@ pub struct Cli {
 pub enum Command {
     Store(Store),
     Init(Init),
-    Node(ConfigFile),
+    Node(Node),
     Status(Status),
     Failover(Failover),
     History(History),
@@ -56,6 +56,9 @@ pub struct Store {
     /// authenticated yet: keep it off public networks.
     #[arg(long, value_name = "ADDRESS", required = true)]
     pub listen: Vec<String>,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
 }
 
 /// Create a volume in the zones, and an empty or imported database in it.
@@ -100,10 +103,13 @@ pub struct Init {
 #[command(after_help = "\
 Example:
   understudy node --config /etc/understudy/north.toml")]
-pub struct ConfigFile {
+pub struct Node {
     /// The node's configuration file.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
 }
 
 /// Show who is active, how far standbys are, and which zones are up.

@@ -66,6 +66,7 @@ impl Cluster {
                     .to_string(),
                 "--listen".into(),
                 format!("127.0.0.1:{port}"),
+                "--until-stdin-closes".into(),
             ],
             process: None,
         });
@@ -75,6 +76,7 @@ impl Cluster {
                 "node".into(),
                 "--config".into(),
                 node.config.display().to_string(),
+                "--until-stdin-closes".into(),
             ],
             process: None,
         });

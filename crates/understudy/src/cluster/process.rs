@@ -34,7 +34,8 @@ pub struct Kill {
 }
 
 impl Process {
-    /// Starts `command` in its own process group; what it prints is appended to `log`.
+    /// Starts `command` in its own process group; what it prints is appended to `log`. Its standard
+    /// input stays open as long as this process lives, and says nothing.
     ///
     /// # Errors
     /// The program or the log file cannot be opened.
@@ -42,7 +43,7 @@ impl Process {
         let output = open_log(log)?;
         let errors = output.try_clone().context("cannot share a log file")?;
         let child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(output)
             .stderr(errors)
             .process_group(0)

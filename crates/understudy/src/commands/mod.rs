@@ -69,6 +69,32 @@ fn on_runtime(command: impl Future<Output = anyhow::Result<Code>>) -> anyhow::Re
         .block_on(command)
 }
 
+/// As [`interrupted`], and when standard input ends, if that was asked for: then whoever started
+/// this process is gone, however it ended.
+async fn asked_to_end(until_stdin_closes: bool) {
+    let closed = async {
+        match until_stdin_closes {
+            true => stdin_closed().await,
+            false => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = interrupted() => {}
+        () = closed => {}
+    }
+}
+
+/// Resolves at the end of standard input. On a thread of its own: the runtime waits for its own.
+async fn stdin_closed() {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // An error is an end as well.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = tell.send(());
+    });
+    let _ = told.await;
+}
+
 /// Resolves when the user or the system asks the process to end.
 async fn interrupted() {
     use tokio::signal::unix::{SignalKind, signal};

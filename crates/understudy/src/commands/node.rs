@@ -6,8 +6,8 @@ use crate::cli;
 use crate::exit::Code;
 
 /// Runs the agent until it is asked to end.
-pub async fn run(args: cli::ConfigFile) -> anyhow::Result<Code> {
+pub async fn run(args: cli::Node) -> anyhow::Result<Code> {
     let config = Config::load(&args.config)?;
-    node::agent::run(config, super::interrupted()).await?;
+    node::agent::run(config, super::asked_to_end(args.until_stdin_closes)).await?;
     Ok(Code::Ok)
 }
