@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dax::ids::{BlockIndex, FileId};
+use volume::active::NoObserver;
+use volume::latest::Latest;
 use volume::view::{NewInode, Timestamp, View};
 
 use crate::common::{BLOCK, Volume};
+use crate::yielding::Yielding;
 
 const NOW: Timestamp = Timestamp(3);
 
@@ -30,6 +33,38 @@ async fn partial_writes_of_one_block_all_survive() {
         assert_eq!(contents[i * 8..][..8], (i as u64 + 1).to_le_bytes());
     }
     assert_eq!(contents[BLOCK..], [9; BLOCK]);
+}
+
+/// Every read of old contents lets the other writers run before it returns.
+#[tokio::test]
+async fn no_partial_write_is_lost_to_another_one_of_the_same_block() {
+    let volume = Volume::format().await;
+    let memory = volume.owner().await;
+    let storage = Arc::new(Yielding(memory.clone()));
+    let latest = Latest::recover(storage, NOW).await.unwrap();
+    let life = volume
+        .open_latest(memory, latest, Arc::new(NoObserver), None)
+        .await;
+    let life = Arc::new(life);
+    // Log is not cached: old contents come from the storage.
+    life.create("wal", NewInode::Directory);
+    let ino = life.create("wal/f", NewInode::File).ino;
+    life.write(ino, 0, vec![9; 2 * BLOCK]).await;
+    let mut writers = tokio::task::JoinSet::new();
+    for slot in 0..8 {
+        let life = life.clone();
+        writers.spawn(async move {
+            life.write(ino, slot * 8, [slot as u8; 8]).await;
+            life.write(ino, BLOCK as u64 - 4, [7; 8]).await;
+        });
+    }
+    writers.join_all().await;
+    let contents = life.contents(ino).await;
+    for slot in 0..8 {
+        assert_eq!(contents[slot * 8..][..8], [slot as u8; 8]);
+    }
+    assert_eq!(contents[BLOCK - 4..][..8], [7; 8]);
+    assert_eq!(contents[BLOCK + 4..], [9; BLOCK - 4]);
 }
 
 /// Each writer writes a number to its file `a`, then the same to `b`: at any cut `a` is at most one

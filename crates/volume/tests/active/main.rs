@@ -12,3 +12,4 @@ mod journal;
 mod model;
 mod names;
 mod seals;
+mod yielding;
