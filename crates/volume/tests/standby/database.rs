@@ -56,9 +56,32 @@ pub fn change() -> impl Strategy<Value = Change> {
         1 => (file(), 1..9000u32, 1..6u8)
             .prop_map(|(file, len, byte)| Change::Replace { file, len, byte }),
         1 => (file(), file()).prop_map(|(a, b)| Change::Rename(a, b)),
-        1 => (0..DATABASES).prop_map(Change::MakeDatabase),
+        2 => (0..DATABASES).prop_map(Change::MakeDatabase),
         1 => (0..DATABASES).prop_map(Change::DropDatabase),
     ]
+}
+
+/// Removals, which an active may do late or early.
+pub fn removal() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        1 => (0..FILES).prop_map(Change::Drop),
+        1 => (0..DATABASES).prop_map(Change::DropDatabase),
+    ]
+}
+
+/// What every database begins with.
+pub fn prelude() -> Vec<Change> {
+    let mut changes: Vec<Change> = (0..DATABASES).map(Change::MakeDatabase).collect();
+    for file in 0..FILES / 2 {
+        changes.push(Change::Create(file));
+        changes.push(Change::Write {
+            file,
+            offset: 0,
+            len: 3 * BLOCK as u32,
+            byte: file + 1,
+        });
+    }
+    changes
 }
 
 impl Change {

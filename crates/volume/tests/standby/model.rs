@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use volume::lsn::Lsn;
 
-use super::database::{Change, Files, change, perform};
+use super::database::{Change, Files, change, perform, prelude};
 use super::support::{Database, Volume};
 
 /// One life of an active and of the standby that follows it.
@@ -14,6 +14,8 @@ struct Reign {
     /// Sealed, but the standby stays at the seal before.
     after_attach: Vec<Change>,
     after_second_seal: Vec<Change>,
+    /// Done to the files and never logged: it is not the volume's after a takeover.
+    unfinished: Vec<Change>,
     /// What of the active's unsynced writes survives its death.
     survives: u8,
     /// The active syncs in the middle of its last changes.
@@ -23,24 +25,17 @@ struct Reign {
 
 fn reign() -> impl Strategy<Value = Reign> {
     let some = |n| prop::collection::vec(change(), 0..n);
-    (
-        some(24),
-        some(16),
-        some(16),
-        any::<u8>(),
-        any::<bool>(),
-        any::<u8>(),
-    )
-        .prop_map(
-            |(before_seal, after_attach, after_second_seal, survives, syncs, checks)| Reign {
-                before_seal,
-                after_attach,
-                after_second_seal,
-                survives,
-                syncs,
-                checks,
-            },
-        )
+    let work = (some(24), some(16), some(16), some(8));
+    let chance = (any::<u8>(), any::<bool>(), any::<u8>());
+    (work, chance).prop_map(|(work, (survives, syncs, checks))| Reign {
+        before_seal: work.0,
+        after_attach: work.1,
+        after_second_seal: work.2,
+        unfinished: work.3,
+        survives,
+        syncs,
+        checks,
+    })
 }
 
 /// Does to the active and the model what fits; returns what was logged.
@@ -61,6 +56,7 @@ async fn run(reigns: Vec<Reign>) {
     let (mut storage, mut active) = volume.init().await;
     active.rmdir("base/5").unwrap();
     let mut model = Files::default();
+    work(&active, &mut model, &prelude()).await;
     let mut lsn = 100;
     for reign in reigns {
         work(&active, &mut model, &reign.before_seal).await;
@@ -73,6 +69,7 @@ async fn run(reigns: Vec<Reign>) {
         let mut log = work(&active, &mut model, &reign.after_attach).await;
         active.seal(lsn + 50).await;
         log.extend(work(&active, &mut model, &reign.after_second_seal).await);
+        work(&active, &mut model.clone(), &reign.unfinished).await;
         if reign.syncs {
             active.view.sync_all().await.unwrap();
         }

@@ -10,7 +10,7 @@ use volume::lsn::Lsn;
 use volume::seal::{Base, Seal};
 use volume::standby::StandbyView;
 
-use super::database::{Change, Files, change, perform};
+use super::database::{Change, Files, change, perform, prelude, removal};
 use super::support::{BLOCK, Database, Volume, node, shared};
 
 #[derive(Debug, Clone)]
@@ -27,12 +27,12 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         12 => change().prop_map(Step::Change),
-        3 => change().prop_map(Step::Odd),
+        2 => removal().prop_map(Step::Odd),
         2 => any::<u8>().prop_map(Step::Flush),
-        1 => Just(Step::CheckpointStarts),
-        2 => Just(Step::CheckpointEnds),
+        2 => Just(Step::CheckpointStarts),
+        4 => Just(Step::CheckpointEnds),
     ];
-    prop::collection::vec(step, 0..80)
+    prop::collection::vec(step, 0..100)
 }
 
 /// A page in the active's buffers.
@@ -185,7 +185,7 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
     let (storage, database) = volume.init().await;
     database.rmdir("base/5").unwrap();
     let mut model = Files::default();
-    for change in before {
+    for change in prelude().into_iter().chain(before) {
         if model.apply(&change) {
             perform(&database, &change).await;
         }
