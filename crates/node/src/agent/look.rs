@@ -12,8 +12,8 @@ use dax::storage::Storage;
 use tokio::time::{Instant, sleep};
 
 use super::context::Context;
-use super::error::Result;
-use crate::postgres::ExitReport;
+use super::error::{AgentError, Result};
+use crate::postgres::{ExitReport, PostgresError};
 use crate::records::{Heartbeat, Member, MemberState, Record, Role};
 
 /// How much longer than Tmax a living standby is given to take over.
@@ -53,8 +53,12 @@ impl Look {
         }
     }
 
-    /// A life failed; nothing is known of redo.
-    pub(crate) fn failed(&mut self) {}
+    /// A life failed: perhaps because redo did, on the way to serving.
+    pub(crate) fn failed(&mut self, error: &AgentError) {
+        if let AgentError::Postgres(PostgresError::Exited(report)) = error {
+            self.ended(report);
+        }
+    }
 
     /// The node served: redo worked.
     pub(crate) fn served(&mut self) {

@@ -133,7 +133,7 @@ async fn live(
             Err(error) => {
                 let chain = chain(&error);
                 tracing::error!(error = chain, "this life of the node failed; trying again");
-                look.failed();
+                look.failed(&error);
                 context.board.report(json!({
                     "node": context.me.node, "role": "none", "state": "failing", "error": chain,
                 }));

@@ -79,7 +79,7 @@ pub(crate) async fn take_over(
     let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
     let active = takeover::promote(context, standby, latest, tail, pulse, &mut phases).await?;
-    record(context, &active, cause, previous, phases, tail).await?;
+    note(context, &active, cause, previous, phases, tail).await?;
     Ok(active)
 }
 
@@ -117,7 +117,7 @@ pub(crate) async fn start(
             start_directly(context, &mut latest, &control, &seal.payload, tail).await?
     {
         let active = active.open(context, latest, pulse, &mut phases).await?;
-        record(context, &active, Cause::Started, previous, phases, tail).await?;
+        note(context, &active, Cause::Started, previous, phases, tail).await?;
         return Ok(active);
     }
     tracing::info!(end = %tail.end, "replaying the log from the last seal");
@@ -131,7 +131,7 @@ pub(crate) async fn start(
     };
     let standby = attach(context, storage, base, journal_tail, live, known).await?;
     let active = takeover::promote(context, standby, latest, tail, pulse, &mut phases).await?;
-    record(context, &active, Cause::Started, previous, phases, tail).await?;
+    note(context, &active, Cause::Started, previous, phases, tail).await?;
     Ok(active)
 }
 
@@ -200,6 +200,24 @@ impl Direct {
             postgres,
             mount,
         })
+    }
+}
+
+/// Writes the change of the active down. It serves already: only a higher epoch may end that.
+async fn note(
+    context: &Context,
+    active: &Active,
+    cause: Cause,
+    previous: Option<NodeName>,
+    phases: Phases,
+    tail: LogTail,
+) -> Result<()> {
+    match record(context, active, cause, previous, phases, tail).await {
+        Err(error) if !error.is_superseded() => {
+            tracing::warn!(%error, "serving, but the takeover is missing in the history");
+            Ok(())
+        }
+        other => other,
     }
 }
 

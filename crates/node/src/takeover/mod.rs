@@ -20,8 +20,10 @@ use dax::error::ErrorKind;
 use dax::ids::Epoch;
 use dax::storage::Storage;
 use pgdata::control::ControlFile;
+use pgdata::feed::Feedback;
 use pgdata::sealer::Sealer;
 use pgdata::timeline::TimelineId;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use volume::active::Options;
@@ -39,6 +41,8 @@ use crate::records::{ActiveState, Heartbeat, PhaseTiming, Record};
 /// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
 /// may hold redo up (N12 ii).
 const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
+/// A replay that does not move for this long is given up, so that another node can try.
+const REPLAY_STALLS: Duration = Duration::from_secs(120);
 /// How long PostgreSQL may take to end recovery once all is replayed.
 const PROMOTE_WITHIN: Duration = Duration::from_secs(60);
 
@@ -260,9 +264,18 @@ async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
     let impatient = tokio::time::sleep(REPLAY_PATIENCE);
     tokio::pin!(impatient);
     let mut asked = false;
+    let mut progress = standby.feed.feedback();
     loop {
         tokio::select! {
             _ = &mut applied => return Ok(()),
+            moved = moves(&mut progress) => if !moved {
+                return Err(PostgresError::Timeout {
+                    what: "replay any further",
+                    after: REPLAY_STALLS,
+                    detail: format!("; the log ends at {end}"),
+                }
+                .into());
+            },
             report = &mut exited => return Err(PostgresError::Exited(report).into()),
             () = &mut impatient, if !asked => {
                 asked = true;
@@ -270,6 +283,14 @@ async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
             }
         }
     }
+}
+
+/// Whether the replayed position moves within [`REPLAY_STALLS`].
+async fn moves(progress: &mut watch::Receiver<Option<Feedback>>) -> bool {
+    let applied = |feedback: &Option<Feedback>| feedback.map(|f| f.apply);
+    let before = applied(&progress.borrow_and_update());
+    let moved = progress.wait_for(|now| applied(now) != before);
+    tokio::time::timeout(REPLAY_STALLS, moved).await.is_ok()
 }
 
 async fn end_sessions(standby: &Standby) {

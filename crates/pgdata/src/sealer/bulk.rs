@@ -48,7 +48,12 @@ impl BulkPages {
         let below_redo = self.logged.iter().filter(|(_, lsn)| **lsn <= redo);
         let unwritten = below_redo
             .filter(|(page, lsn)| self.written.get(*page).is_none_or(|written| written < *lsn));
-        Some(unwritten.filter(|(page, _)| exists(page)).map(|(p, lsn)| (*p, *lsn)).collect())
+        Some(
+            unwritten
+                .filter(|(page, _)| exists(page))
+                .map(|(p, lsn)| (*p, *lsn))
+                .collect(),
+        )
     }
 
     /// A seal with this redo point stands: what it covers need not be followed any longer. Pages
@@ -78,8 +83,16 @@ mod tests {
     const GONE: u32 = 100;
 
     fn page(block: u32) -> RelationBlock {
-        let relation = Relation { tablespace: 1663, database: 5, number: 16384 };
-        RelationBlock { relation, fork: Fork::Main, block }
+        let relation = Relation {
+            tablespace: 1663,
+            database: 5,
+            number: 16384,
+        };
+        RelationBlock {
+            relation,
+            fork: Fork::Main,
+            block,
+        }
     }
 
     fn missing(pages: &BulkPages, redo: u64) -> Vec<u32> {
@@ -94,7 +107,11 @@ mod tests {
         let mut pages = BulkPages::default();
         pages.logged(page(1), Lsn(10));
         pages.logged(page(2), Lsn(20));
-        assert_eq!(missing(&pages, 15), [1], "only what is at or below the redo point counts");
+        assert_eq!(
+            missing(&pages, 15),
+            [1],
+            "only what is at or below the redo point counts"
+        );
         pages.written(page(1), Lsn(9));
         assert_eq!(missing(&pages, 25), [1, 2], "an older version does not do");
         pages.written(page(1), Lsn(10));
@@ -128,7 +145,10 @@ mod tests {
 
     #[test]
     fn too_many_pages_means_nobody_can_tell_until_the_next_seal() {
-        let mut pages = BulkPages { overflowed: true, ..BulkPages::default() };
+        let mut pages = BulkPages {
+            overflowed: true,
+            ..BulkPages::default()
+        };
         assert_eq!(pages.missing(Lsn(1), |_| true), None);
         pages.sealed(Lsn(1));
         assert_eq!(pages.missing(Lsn(1), |_| true), Some(vec![]));

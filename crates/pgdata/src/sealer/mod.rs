@@ -85,7 +85,10 @@ impl Sealer {
         let follower = Follower::new(layout.segment_size(), Start::Record(end));
         Arc::new(Sealer {
             layout,
-            log: Mutex::new(Log { follower, pages: BulkPages::default() }),
+            log: Mutex::new(Log {
+                follower,
+                pages: BulkPages::default(),
+            }),
             synced: watch::Sender::new(SyncedLog { end, timeline }),
             sealed_checkpoint: Mutex::new(sealed_checkpoint),
             blocks_per_segment,
@@ -113,7 +116,13 @@ impl Sealer {
     async fn seal(&self, view: &ActiveView, parsed: &ControlFile, control: &[u8]) -> Result<()> {
         let cut = view.cut().await?;
         let end = self.synced.borrow().end;
-        view.commit_seal(cut, parsed.redo, end, control.to_vec()).await?;
+        if end <= parsed.checkpoint {
+            // With too low a W standbys would show what they have not replayed.
+            tracing::warn!(%end, checkpoint = %parsed.checkpoint, "not sealed: the log was not followed to its checkpoint; restart this node");
+            return Ok(());
+        }
+        view.commit_seal(cut, parsed.redo, end, control.to_vec())
+            .await?;
         *self.sealed_checkpoint.lock() = Some(parsed.checkpoint);
         self.log.lock().pages.sealed(parsed.redo);
         tracing::debug!(redo = %parsed.redo, %end, state = ?parsed.state, "sealed");
@@ -123,7 +132,12 @@ impl Sealer {
     /// Whether a control file with these contents ends a checkpoint that may be sealed (N11).
     fn may_seal(&self, parsed: &ControlFile) -> bool {
         let moved = *self.sealed_checkpoint.lock() != Some(parsed.checkpoint);
-        parsed.state.seals() && (moved || parsed.state == ClusterState::ShutDown)
+        // At the end of recovery the state is in production already, but the point up to which
+        // recovery must go is still set: an attach would believe itself consistent there, before W.
+        // The checkpoint that follows a promotion clears it.
+        let recovering = parsed.min_recovery_point > Lsn::ZERO;
+        let completed = moved && !recovering;
+        parsed.state.seals() && (completed || parsed.state == ClusterState::ShutDown)
     }
 
     /// Waits a while for pages that bulk writers logged whole below `redo` to reach the image.
@@ -152,18 +166,43 @@ impl Sealer {
     }
 
     fn page_of(&self, path: &RelationPath, index: u64) -> Option<RelationBlock> {
-        let RelationPath { tablespace, database, file } = *path;
+        let RelationPath {
+            tablespace,
+            database,
+            file,
+        } = *path;
         let block = path.block(index, self.blocks_per_segment)?;
-        let relation = Relation { tablespace, database, number: file.number };
-        Some(RelationBlock { relation, fork: file.fork, block })
+        let relation = Relation {
+            tablespace,
+            database,
+            number: file.number,
+        };
+        Some(RelationBlock {
+            relation,
+            fork: file.fork,
+            block,
+        })
     }
 
     fn note(pages: &mut BulkPages, record: &Record) {
         if !matches!(record.detail, Detail::FullPages) {
             return;
         }
-        for BlockRef { relation, fork, block, .. } in record.blocks.iter().copied() {
-            pages.logged(RelationBlock { relation, fork, block }, record.end);
+        for BlockRef {
+            relation,
+            fork,
+            block,
+            ..
+        } in record.blocks.iter().copied()
+        {
+            pages.logged(
+                RelationBlock {
+                    relation,
+                    fork,
+                    block,
+                },
+                record.end,
+            );
         }
     }
 }
@@ -220,12 +259,7 @@ impl WriteObserver for Sealer {
         }
     }
 
-    async fn control_written(
-        &self,
-        view: &ActiveView,
-        data: Bytes,
-        now: Timestamp,
-    ) -> Result<()> {
+    async fn control_written(&self, view: &ActiveView, data: Bytes, now: Timestamp) -> Result<()> {
         let parsed = parse(&data)?;
         if self.may_seal(&parsed) {
             if self.bulk_pages_settled(view, parsed.redo).await {

@@ -93,8 +93,13 @@ impl InheritedBlocks for OverlayBlocks {
         while taken.len() < max
             && let Some((key, content)) = self.first()
         {
-            // A block that cannot be read stays here.
-            taken.push((key, self.bytes(&content)?));
+            match self.bytes(&content) {
+                Ok(bytes) => taken.push((key, bytes)),
+                // It stays here, and those taken before it must not be lost with the error, which
+                // comes again next time.
+                Err(_) if !taken.is_empty() => return Ok(taken),
+                Err(e) => return Err(e),
+            }
             self.remove(key);
         }
         Ok(taken)

@@ -146,6 +146,7 @@ impl Claim {
             return Err(Error::new(ErrorKind::Invalid, "no epochs are left"));
         }
         s.links.forget_asked(id);
+        s.links.propose();
         let epoch = highest.next();
         let request = Request::OwnEpoch {
             epoch,
@@ -162,6 +163,9 @@ impl Claim {
         };
         match event {
             Event::Reply(zone, Response::Owned { accepted, grant }) => {
+                if accepted {
+                    s.links.admit(zone);
+                }
                 round.answer(zone, (accepted, grant));
             }
             Event::Reply(zone, Response::Error { kind, message }) => {

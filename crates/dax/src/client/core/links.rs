@@ -61,6 +61,8 @@ pub(crate) struct Asked {
 pub(crate) struct Link {
     address: String,
     up: bool,
+    /// It has accepted this handle's epoch since it was connected: its answers are under the fence.
+    admitted: bool,
     round_trip: Option<Time>,
     heard: Time,
     pinged: Time,
@@ -90,6 +92,8 @@ pub(crate) struct Link {
 pub(crate) struct Links {
     links: Vec<Link>,
     next_id: u64,
+    /// This handle owns an epoch.
+    owned: bool,
 }
 
 impl Links {
@@ -101,6 +105,7 @@ impl Links {
         Links {
             links: addresses.iter().map(link).collect(),
             next_id: 1,
+            owned: false,
         }
     }
 
@@ -119,6 +124,32 @@ impl Links {
             .filter(|(_, l)| l.up)
             .for_each(|(zone, _)| up.insert(zone));
         up
+    }
+
+    /// Zones whose answers count. For an epoch's owner only those that have accepted it: another one
+    /// may still take a write of the dead epoch after it answered, which would then be durable
+    /// without any reader of the new epoch having seen it.
+    pub fn askable(&self) -> ZoneSet {
+        let mut askable = ZoneSet::default();
+        self.each()
+            .filter(|(_, l)| l.up && (l.admitted || !self.owned))
+            .for_each(|(zone, _)| askable.insert(zone));
+        askable
+    }
+
+    /// This handle owns an epoch from now on.
+    pub fn own(&mut self) {
+        self.owned = true;
+    }
+
+    /// The zone has accepted this handle's epoch.
+    pub fn admit(&mut self, zone: ZoneId) {
+        self.link(zone).admitted = true;
+    }
+
+    /// A new epoch is proposed: nobody has accepted it yet.
+    pub fn propose(&mut self) {
+        self.links.iter_mut().for_each(|link| link.admitted = false);
     }
 
     /// The zone of `among` with the shortest measured round trip; the first of the unmeasured.
@@ -197,6 +228,7 @@ impl Links {
     pub fn disconnected(&mut self, zone: ZoneId, why: String) {
         let link = self.link(zone);
         link.up = false;
+        link.admitted = false;
         link.trouble = Some(why);
         link.asked.clear();
         let lost = std::mem::take(&mut link.in_flight);

@@ -306,7 +306,14 @@ impl Core {
                     self.step(op, Event::Wake);
                 }
             }
-            Asker::Ping | Asker::Announcement => {}
+            Asker::Announcement => {
+                if matches!(reply, Response::Owned { accepted: true, .. }) {
+                    self.shared.links.admit(zone);
+                    // Whoever waited for its answer may ask it now.
+                    self.wake_all();
+                }
+            }
+            Asker::Ping => {}
         }
     }
 

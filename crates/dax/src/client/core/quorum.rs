@@ -134,6 +134,11 @@ impl<R> Round<R> {
 
     /// Asks whom it is time to ask.
     pub fn ask(&mut self, now: Time, asker: Asker, links: &mut Links, out: &mut Effects) {
+        // Whoever proposes an epoch asks everybody; accepting it is what admits a zone.
+        let among = match self.request {
+            Request::OwnEpoch { .. } | Request::Epoch => links.up(),
+            _ => links.askable(),
+        };
         if !self.resting.is_empty() && now >= self.retry_at {
             self.resting = ZoneSet::default();
         }
@@ -146,7 +151,7 @@ impl<R> Round<R> {
             if busy.len() >= self.spread {
                 break;
             }
-            let Some(zone) = links.nearest(links.up().without(busy.union(self.resting))) else {
+            let Some(zone) = links.nearest(among.without(busy.union(self.resting))) else {
                 break;
             };
             self.waiting.insert(zone);

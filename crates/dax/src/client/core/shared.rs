@@ -158,6 +158,7 @@ impl Shared {
     /// This handle owns `epoch` from now on.
     pub fn adopt(&mut self, epoch: Epoch, owner: String) {
         self.own = Some(epoch);
+        self.links.own();
         self.first_own.get_or_insert(epoch);
         self.owner = owner;
         for zone in self.links.up().iter() {

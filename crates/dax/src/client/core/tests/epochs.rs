@@ -195,3 +195,40 @@ fn promotion_never_overwrites_a_write_made_meanwhile() {
     assert_eq!(d.read(0, Generation::MAX), Some(9));
     assert_eq!(d.peers[0].newest(key(0), SINGLE).unwrap().data[0], 9);
 }
+
+/// A zone that has not accepted the epoch may still take a write of the dead one and complete its
+/// sync, after it said that it has no such block: so it is not asked before it has.
+#[test]
+fn an_owner_asks_only_zones_that_have_accepted_its_epoch() {
+    let mut d = Desk::new(3, 2);
+    let claim = d.start(Call::OwnEpoch {
+        owner: "b/1".into(),
+    });
+    // The third zone is slow: it has not seen the claim.
+    while d.result(claim).is_none() {
+        for zone in 0..2 {
+            d.deliver(zone);
+            d.commit(zone);
+        }
+    }
+    d.outbox[2].retain(|(_, request)| matches!(request, Request::OwnEpoch { .. }));
+    let read = d.start(Call::Read {
+        key: key(0),
+        up_to: SINGLE,
+    });
+    d.pass(Time::from_secs(1));
+    let asked = |d: &Desk| {
+        let mut requests = d.outbox[2].iter();
+        requests.any(|(_, request)| matches!(request, Request::Read { .. }))
+    };
+    assert!(!asked(&d), "not even while it waits for the others");
+    d.disconnect(0);
+    d.pass(Time::from_secs(1));
+    assert!(!asked(&d));
+    d.run();
+    assert_eq!(
+        byte_of(d.result(read).unwrap()),
+        None,
+        "the third accepted, and was asked"
+    );
+}
