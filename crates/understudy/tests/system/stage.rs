@@ -194,7 +194,7 @@ impl Stage {
             };
             let fenced = self.fenced.iter().any(|fenced| fenced == name);
             found.extend(lines(&node.data.join("postgresql.log"), |line| {
-                !is_expected(line, Situation::Takeover) && !(fenced && is_of_the_fence(line))
+                !(is_expected(line, Situation::Takeover) || fenced && is_of_the_fence(line))
             }));
         }
         let logs = std::fs::read_dir(self.cluster.logs()).into_iter().flatten();
