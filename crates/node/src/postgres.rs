@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use install::{InitdbOptions, Installation, PgVersion};
+pub(crate) use keeper::check_port;
 pub use options::{ExitReport, StartOptions, StopMode};
 pub use run_as::RunAs;
 pub use server::Postgres;

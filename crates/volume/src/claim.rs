@@ -68,6 +68,15 @@ impl Claim {
         Ok(())
     }
 
+    /// Whether `node` still has a claim. Without one nothing it reads can be relied on: it must
+    /// attach afresh, and must not take over.
+    pub async fn stands(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<bool> {
+        Ok(storage
+            .get_record(&Claim::record_name(node))
+            .await?
+            .is_some())
+    }
+
     /// All claims.
     pub async fn all(storage: &Arc<dyn Storage>) -> Result<Vec<Claim>> {
         let records = storage.list_records(CLAIM_PREFIX).await?;

@@ -24,6 +24,7 @@ use tokio::task::JoinHandle;
 use volume::active::ActiveView;
 use volume::view::View;
 
+use super::claims;
 use super::context::Context;
 use super::error::Result;
 use super::status::Order;
@@ -81,8 +82,13 @@ impl Active {
         let (state, beats) = self.beat(context);
         drop(self.pulse.take());
         let announcing = self.announce(context);
+        let claims = tokio::spawn(claims::drop_silent(
+            self.storage.clone(),
+            context.me.node.clone(),
+        ));
         let event = self.wait(context, orders, shutdown).await;
         announcing.abort();
+        claims.abort();
         let end = match event {
             Event::Fenced => {
                 tracing::warn!(epoch = %self.epoch, "a higher epoch exists: this node stops serving");

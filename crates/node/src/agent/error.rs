@@ -73,4 +73,21 @@ impl AgentError {
             _ => false,
         }
     }
+
+    /// Whether something about this machine must change first: trying again by itself is no use
+    /// for a node that has not run yet.
+    pub(crate) fn is_of_this_machine(&self) -> bool {
+        match self {
+            AgentError::Mount(_) | AgentError::System { .. } => true,
+            AgentError::Postgres(e) => matches!(
+                e,
+                PostgresError::Installation { .. }
+                    | PostgresError::Version { .. }
+                    | PostgresError::NoUser { .. }
+                    | PostgresError::Root
+                    | PostgresError::PortInUse { .. }
+            ),
+            _ => false,
+        }
+    }
 }

@@ -20,6 +20,7 @@ use pgdata::timeline::TimelineId;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
+use volume::claim::Claim;
 use volume::journal::JournalPos;
 use volume::lsn::Lsn;
 
@@ -58,8 +59,22 @@ pub(crate) enum StandbyEnd {
     Shutdown,
 }
 
-/// A read of the heartbeat record, started at some time.
-type Poll = tokio::task::JoinHandle<crate::records::Result<Option<Heartbeat>>>;
+/// A look into the registry, started at some time.
+type Poll = tokio::task::JoinHandle<Result<Polled>>;
+
+/// What a standby looks for in the registry.
+struct Polled {
+    heartbeat: Option<Heartbeat>,
+    /// Whether this standby's claim stands.
+    claimed: bool,
+}
+
+async fn poll_registry(storage: Arc<dyn Storage>, me: NodeName) -> Result<Polled> {
+    Ok(Polled {
+        heartbeat: Heartbeat::load(storage.as_ref()).await?,
+        claimed: Claim::stands(&storage, &me).await?,
+    })
+}
 
 /// Follows one active.
 pub(crate) struct Follower<'a> {
@@ -154,9 +169,8 @@ impl<'a> Follower<'a> {
                     next_poll = Instant::now() + self.detector.poll();
                     self.detector.asked(self.context.now());
                     let storage = self.standby.storage.clone();
-                    poll = Some(tokio::spawn(async move {
-                        Heartbeat::load(storage.as_ref()).await
-                    }));
+                    let me = self.context.me.node.clone();
+                    poll = Some(tokio::spawn(poll_registry(storage, me)));
                 }
                 _ = report.tick() => self.report(&subscription),
                 () = tokio::time::sleep(wake) => {}
@@ -218,13 +232,14 @@ impl<'a> Follower<'a> {
         }
     }
 
-    async fn polled(
-        &mut self,
-        read: crate::records::Result<Option<Heartbeat>>,
-    ) -> Result<Option<StandbyEnd>> {
+    async fn polled(&mut self, read: Result<Polled>) -> Result<Option<StandbyEnd>> {
         let now = self.context.now();
         let beat = match read {
-            Ok(beat) => beat,
+            Ok(Polled { claimed: false, .. }) => {
+                tracing::warn!("the active gave this standby's claim up: attaching afresh");
+                return Ok(Some(StandbyEnd::Superseded));
+            }
+            Ok(polled) => polled.heartbeat,
             Err(error) => {
                 tracing::info!(%error, "the heartbeat could not be read");
                 self.detector.failed(now);
@@ -375,7 +390,7 @@ impl<'a> Follower<'a> {
 }
 
 /// Waits for the poll under way; for ever if there is none.
-async fn answered(poll: &mut Option<Poll>) -> crate::records::Result<Option<Heartbeat>> {
+async fn answered(poll: &mut Option<Poll>) -> Result<Polled> {
     let Some(reading) = poll else {
         return std::future::pending().await;
     };

@@ -14,6 +14,7 @@
 //! [`detector`](crate::detector).
 
 pub(crate) mod active;
+mod claims;
 pub(crate) mod context;
 pub(crate) mod error;
 mod follow;
@@ -38,7 +39,7 @@ use self::look::{Look, Seen};
 use self::status::{Order, StatusBoard};
 use crate::channel::{Identity, Server};
 use crate::config::{AgentLock, Config};
-use crate::postgres::leftovers;
+use crate::postgres::{check_port, leftovers};
 use crate::records::Incarnation;
 
 /// How long to wait before trying again after a life failed; doubles up to the second.
@@ -56,6 +57,7 @@ pub async fn run(
 ) -> Result<()> {
     let host = Host::check(&config)?;
     let _only = prepare(&config, &host)?;
+    check_port(&config.postgres.listen_addresses, config.postgres.port)?;
     let (board, mut orders) = StatusBoard::new();
     let me = Identity {
         node: config.name.clone(),
@@ -76,8 +78,7 @@ pub async fn run(
         _ = stopped.wait_for(|stop| *stop) => return Ok(()),
     };
     let context = Context::new(config, me, host, cluster, Arc::new(server), board)?;
-    live(&context, &mut orders, &mut stopped).await;
-    Ok(())
+    live(&context, &mut orders, &mut stopped).await
 }
 
 /// Makes the local directories, becomes their only agent, and cleans up after one that was killed.
@@ -120,13 +121,18 @@ async fn live(
     context: &Context,
     orders: &mut mpsc::Receiver<Order>,
     stopped: &mut watch::Receiver<bool>,
-) {
+) -> Result<()> {
     let mut look = Look::default();
     let mut pause = PAUSE_MIN;
+    let mut lived = false;
     loop {
         match one_life(context, &mut look, orders, stopped).await {
-            Ok(Next::Stop) => return,
-            Ok(_) => pause = PAUSE_MIN,
+            Ok(Next::Stop) => return Ok(()),
+            Ok(_) => {
+                lived = true;
+                pause = PAUSE_MIN;
+            }
+            Err(error) if !lived && error.is_of_this_machine() => return Err(error),
             Err(error) if error.is_superseded() => {
                 tracing::info!(%error, "another node owns the volume now; joining it as a standby");
             }
@@ -139,7 +145,7 @@ async fn live(
                 }));
                 tokio::select! {
                     () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
-                    _ = stopped.wait_for(|stop| *stop) => return,
+                    _ = stopped.wait_for(|stop| *stop) => return Ok(()),
                 }
             }
         }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dax::error::ErrorKind;
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use pgdata::control::{ClusterState, ControlFile};
@@ -66,6 +67,11 @@ pub(crate) async fn take_over(
     let mut phases = Phases::begin(Some(detect));
     let (announced, pulse) = takeover::fence(context, &standby.storage, seen).await?;
     phases.end("fence");
+    // From here on nobody can give up what this standby stands on; perhaps somebody did before.
+    if !Claim::stands(&standby.storage, &context.me.node).await? {
+        let why = "this standby's claim was given up; it must attach afresh";
+        return Err(dax::error::Error::new(ErrorKind::Conflict, why).into());
+    }
     let followed = &standby.tail;
     let tail = JournalTail::new(
         standby.storage.clone(),
