@@ -96,6 +96,8 @@ impl Active {
             }
             Event::Exited(report) => {
                 tracing::error!(%report, "PostgreSQL died; a standby may take over");
+                // What it left behind ends before somebody else owns the volume.
+                self.postgres.kill().await?;
                 let notice = Notice::PostgresDead {
                     epoch: self.epoch,
                     detail: report.to_string(),

@@ -89,8 +89,17 @@ fn an_interrupted_demo_leaves_nothing() -> Result<()> {
     let status = demo.wait()?;
     ensure!(status.code() == Some(130), "{status}");
     ensure!(fuse_mounts_below(&work).is_empty(), "a mount is left");
-    let alive = |pid: &&Pid| std::path::Path::new(&format!("/proc/{pid}")).exists();
-    let left: Vec<&Pid> = everybody.iter().filter(alive).collect();
+    let left: Vec<&Pid> = everybody.iter().filter(|pid| runs(**pid)).collect();
     ensure!(left.is_empty(), "left running: {left:?}");
     scratch.succeed()
+}
+
+/// Whether a process runs; one that ended and was not collected by the system yet does not.
+fn runs(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit(") ")
+        .next()
+        .and_then(|rest| rest.chars().next());
+    state.is_some_and(|state| state != 'Z' && state != 'X')
 }
