@@ -83,6 +83,8 @@ impl Stage {
         let scratch = Scratch::new(test)?;
         let bin = programs::find(None)?;
         let mut options = Options::new(scratch.path(), &bin, program());
+        // On a busy machine a heartbeat can be late; what dies is noticed by other signs as well.
+        options.heartbeat = "wide".into();
         options.nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
         let mut cluster = Cluster::create(options)?;
         cluster.start().await?;
