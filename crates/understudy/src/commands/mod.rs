@@ -39,8 +39,10 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
 /// Logs to standard error: by `--log`, else RUST_LOG, else what suits the command.
 fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> {
     let default = match command {
-        Command::Store(_) | Command::Node(_) | Command::Init(_) => "info",
-        Command::Status(_) | Command::Failover(_) | Command::History(_) => "warn",
+        Command::Store(_) | Command::Node(_) => "info",
+        Command::Init(_) | Command::Status(_) | Command::Failover(_) | Command::History(_) => {
+            "warn"
+        }
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) => "error",
     };
