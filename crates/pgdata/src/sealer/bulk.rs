@@ -4,13 +4,24 @@
 //! occurred". If the cut of a seal falls between the two, the image lacks the page and no standby
 //! replays it. Owns: which pages were logged whole since the last seal, and the LSNs of the pages
 //! written since then. Invariant: [`BulkPages::missing`] is empty only if every page logged whole
-//! at or below the redo point is in the image at that LSN or later, or its file or tail is gone.
+//! at or below the redo point is in the image at that LSN or later, or its file or tail is gone, or
+//! it was logged more than [`PATIENCE`] ago.
+//!
+//! Two kinds of pages never show their record's LSN: those of init forks, which are written before
+//! they are logged (nothing to wait for), and empty pages that were copied, which cannot carry one.
+//! Because of the latter nothing is waited for without end: a writer would have to sleep between
+//! logging a page and writing it for longer than that.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use volume::lsn::Lsn;
 
-use crate::relation::RelationBlock;
+use crate::relation::{Fork, RelationBlock};
+
+/// How long a page logged whole is waited for. Without an end, one page that never shows its LSN
+/// would keep the database from ever being sealed again.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Pages remembered at most; past that nobody can tell until a seal starts the bookkeeping anew.
 const PAGES_MAX: usize = 4 << 20;
@@ -18,15 +29,29 @@ const PAGES_MAX: usize = 4 << 20;
 /// Pages logged whole and pages written, since the last seal.
 #[derive(Debug, Default)]
 pub struct BulkPages {
-    logged: HashMap<RelationBlock, Lsn>,
+    logged: HashMap<RelationBlock, Logged>,
     written: HashMap<RelationBlock, Lsn>,
     overflowed: bool,
 }
 
+/// The last record that holds a page whole.
+#[derive(Debug, Clone, Copy)]
+struct Logged {
+    end: Lsn,
+    at: Duration,
+}
+
 impl BulkPages {
-    /// A record that ends at `end` carries a full image of `page`.
-    pub fn logged(&mut self, page: RelationBlock, end: Lsn) {
-        self.overflowed |= !raise(&mut self.logged, page, end);
+    /// A record that ends at `end` carries a full image of `page`; seen at the time `at`.
+    pub fn logged(&mut self, page: RelationBlock, end: Lsn, at: Duration) {
+        if page.fork == Fork::Init {
+            return;
+        }
+        if self.logged.len() >= PAGES_MAX && !self.logged.contains_key(&page) {
+            self.overflowed = true;
+            return;
+        }
+        self.logged.insert(page, Logged { end, at });
     }
 
     /// `page` was written with this page LSN.
@@ -40,26 +65,29 @@ impl BulkPages {
     pub fn missing(
         &self,
         redo: Lsn,
+        now: Duration,
         mut exists: impl FnMut(&RelationBlock) -> bool,
     ) -> Option<Vec<(RelationBlock, Lsn)>> {
         if self.overflowed {
             return None;
         }
-        let below_redo = self.logged.iter().filter(|(_, lsn)| **lsn <= redo);
-        let unwritten = below_redo
-            .filter(|(page, lsn)| self.written.get(*page).is_none_or(|written| written < *lsn));
-        Some(
-            unwritten
-                .filter(|(page, _)| exists(page))
-                .map(|(p, lsn)| (*p, *lsn))
-                .collect(),
-        )
+        let due = self
+            .logged
+            .iter()
+            .filter(|(_, logged)| logged.end <= redo && now.saturating_sub(logged.at) < PATIENCE);
+        let unwritten = due.filter(|(page, logged)| {
+            self.written
+                .get(*page)
+                .is_none_or(|written| *written < logged.end)
+        });
+        let missing = unwritten.filter(|(page, _)| exists(page));
+        Some(missing.map(|(page, logged)| (*page, logged.end)).collect())
     }
 
     /// A seal with this redo point stands: what it covers need not be followed any longer. Pages
     /// written stay known while a page logged above the redo point may refer to them.
     pub fn sealed(&mut self, redo: Lsn) {
-        self.logged.retain(|_, lsn| *lsn > redo);
+        self.logged.retain(|_, logged| logged.end > redo);
         self.written.retain(|_, lsn| *lsn > redo);
         self.overflowed = false;
     }
@@ -81,6 +109,7 @@ mod tests {
     use crate::relation::{Fork, Relation};
 
     const GONE: u32 = 100;
+    const NOW: Duration = Duration::from_secs(1000);
 
     fn page(block: u32) -> RelationBlock {
         let relation = Relation {
@@ -96,7 +125,9 @@ mod tests {
     }
 
     fn missing(pages: &BulkPages, redo: u64) -> Vec<u32> {
-        let found = pages.missing(Lsn(redo), |page| page.block < GONE).unwrap();
+        let found = pages
+            .missing(Lsn(redo), NOW, |page| page.block < GONE)
+            .unwrap();
         let mut found: Vec<u32> = found.into_iter().map(|(page, _)| page.block).collect();
         found.sort_unstable();
         found
@@ -105,8 +136,8 @@ mod tests {
     #[test]
     fn a_page_logged_below_redo_and_not_written_is_missing() {
         let mut pages = BulkPages::default();
-        pages.logged(page(1), Lsn(10));
-        pages.logged(page(2), Lsn(20));
+        pages.logged(page(1), Lsn(10), NOW);
+        pages.logged(page(2), Lsn(20), NOW);
         assert_eq!(
             missing(&pages, 15),
             [1],
@@ -123,22 +154,22 @@ mod tests {
         let mut pages = BulkPages::default();
         pages.written(page(1), Lsn(10));
         pages.sealed(Lsn(5));
-        pages.logged(page(1), Lsn(10));
+        pages.logged(page(1), Lsn(10), NOW);
         assert_eq!(missing(&pages, 15), [0u32; 0]);
     }
 
     #[test]
     fn a_page_whose_file_or_tail_is_gone_is_not_missing() {
         let mut pages = BulkPages::default();
-        pages.logged(page(GONE), Lsn(10));
+        pages.logged(page(GONE), Lsn(10), NOW);
         assert_eq!(missing(&pages, 15), [0u32; 0]);
     }
 
     #[test]
     fn a_seal_forgets_what_it_covers() {
         let mut pages = BulkPages::default();
-        pages.logged(page(1), Lsn(10));
-        pages.logged(page(2), Lsn(20));
+        pages.logged(page(1), Lsn(10), NOW);
+        pages.logged(page(2), Lsn(20), NOW);
         pages.sealed(Lsn(10));
         assert_eq!(missing(&pages, 30), [2]);
     }
@@ -149,8 +180,31 @@ mod tests {
             overflowed: true,
             ..BulkPages::default()
         };
-        assert_eq!(pages.missing(Lsn(1), |_| true), None);
+        assert_eq!(pages.missing(Lsn(1), NOW, |_| true), None);
         pages.sealed(Lsn(1));
-        assert_eq!(pages.missing(Lsn(1), |_| true), Some(vec![]));
+        assert_eq!(pages.missing(Lsn(1), NOW, |_| true), Some(vec![]));
+    }
+
+    /// Creating an unlogged table with an index writes its init fork first and logs it then: the
+    /// page on disk keeps LSN 0, and no checkpoint was sealed from then on.
+    #[test]
+    fn init_forks_are_not_waited_for() {
+        let mut pages = BulkPages::default();
+        let init = RelationBlock {
+            fork: Fork::Init,
+            ..page(1)
+        };
+        pages.written(init, Lsn(0));
+        pages.logged(init, Lsn(10), NOW);
+        assert_eq!(missing(&pages, 15), [0u32; 0]);
+    }
+
+    #[test]
+    fn a_page_that_never_shows_its_record_is_not_waited_for_without_end() {
+        let mut pages = BulkPages::default();
+        pages.logged(page(1), Lsn(10), NOW);
+        let found = |now| pages.missing(Lsn(15), now, |_| true).unwrap().len();
+        assert_eq!(found(NOW + PATIENCE - Duration::from_millis(1)), 1);
+        assert_eq!(found(NOW + PATIENCE), 0);
     }
 }

@@ -21,7 +21,7 @@
 mod bulk;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -64,6 +64,7 @@ pub struct Sealer {
     synced: watch::Sender<SyncedLog>,
     sealed_checkpoint: Mutex<Option<Lsn>>,
     blocks_per_segment: u32,
+    started: Instant,
 }
 
 /// The log as it was written, synced or not.
@@ -92,6 +93,7 @@ impl Sealer {
             synced: watch::Sender::new(SyncedLog { end, timeline }),
             sealed_checkpoint: Mutex::new(sealed_checkpoint),
             blocks_per_segment,
+            started: Instant::now(),
         })
     }
 
@@ -148,7 +150,12 @@ impl Sealer {
             }
             let namespace = view.namespace();
             let exists = |page: &RelationBlock| self.is_in(&namespace, page);
-            match self.log.lock().pages.missing(redo, exists) {
+            match self
+                .log
+                .lock()
+                .pages
+                .missing(redo, self.started.elapsed(), exists)
+            {
                 Some(missing) if missing.is_empty() => return true,
                 Some(_) => {}
                 None => return false,
@@ -184,7 +191,7 @@ impl Sealer {
         })
     }
 
-    fn note(pages: &mut BulkPages, record: &Record) {
+    fn note(pages: &mut BulkPages, record: &Record, at: Duration) {
         if !matches!(record.detail, Detail::FullPages) {
             return;
         }
@@ -202,6 +209,7 @@ impl Sealer {
                     block,
                 },
                 record.end,
+                at,
             );
         }
     }
@@ -220,7 +228,8 @@ impl WriteObserver for Sealer {
         let mut log = self.log.lock();
         let Log { follower, pages } = &mut *log;
         let at = Lsn(range.start.0 + offset);
-        follower.feed(at, data, &mut |record| Sealer::note(pages, record));
+        let now = self.started.elapsed();
+        follower.feed(at, data, &mut |record| Sealer::note(pages, record, now));
     }
 
     fn log_sync_started(&self, path: &str) -> u64 {
