@@ -38,8 +38,7 @@ pub(crate) struct Stamped<T> {
 pub(crate) struct NameItem {
     /// `None` is a whiteout.
     pub target: Option<Ino>,
-    /// The shared inode that this item hides. While a later base still has it here, the item stays,
-    /// or a removed file would come back (N8).
+    /// The shared inode that this item hides, if there is one.
     pub hides: Option<FileId>,
     pub stamp: Lsn,
 }

@@ -5,8 +5,10 @@
 //! exceptions:
 //!
 //! - a block of which the new base has no version (N2);
-//! - a whiteout whose inode the new base still has: the active has logged the removal but not done
-//!   it yet, and the file must not come back (N8). The same for a cut of a file that waits for its
+//! - a whiteout whose name the new base still has: the active has logged the removal but not done
+//!   it yet, and the file must not come back (N8). By name, because what redo removed may be a file
+//!   that it had made itself; and a file made there later is one that redo has made as well, since it
+//!   has applied all that the new base can reflect. The same for a cut of a file that waits for its
 //!   unlinking. Such a file is not written any more, which is how it is told from one that was
 //!   truncated and lives on: there the truncation is in the image, because PostgreSQL holds a
 //!   checkpoint back until a logged truncation is done. (The hazard list keeps every cut while the
@@ -217,13 +219,21 @@ impl Mover<'_> {
         (same_kind && !known && item.hides != Some(shared)).then_some(shared)
     }
 
+    /// Whether the view shows an inode at the name that it has in the old base.
+    fn is_shown(&self, ino: Ino) -> bool {
+        let home = self.old.home(ino);
+        let found = home.and_then(|(dir, name)| self.old.find(dir, &name).ok());
+        found == Some(Found::Inode(ino))
+    }
+
     /// Drops the names that the new base has as the view shows them.
     fn names(&self, next: &mut State) {
         let items = next.overlay.names.clone();
         for (dir, names) in &items {
             let dir_id = next.directory_id(*dir);
-            let kept_directory = dir_id.is_some_and(|d| self.old.kept.contains_key(&d))
-                && self.old.attr(*dir).is_ok_and(|a| a.nlink > 0);
+            // The names of a kept directory are the old base's.
+            let gone = dir_id.is_some_and(|d| self.to.base.namespace.directory(d).is_err());
+            let kept_directory = gone && self.old.attr(*dir).is_ok_and(|a| a.nlink > 0);
             for (name, item) in names {
                 if !self.is_data(*dir, name) {
                     continue;
@@ -235,7 +245,7 @@ impl Mover<'_> {
                         next.overlay.remove_name(*dir, name);
                     }
                     Some(_) => {}
-                    None if covered && there.is_none_or(|t| item.hides.is_some_and(|h| h != t)) => {
+                    None if covered && there.is_none() => {
                         if !kept_directory {
                             next.overlay.remove_name(*dir, name);
                         }
@@ -299,7 +309,8 @@ impl Mover<'_> {
             .old
             .item(ino)
             .is_some_and(|i| i.size.is_some() || i.created.is_some());
-        !own && new.kind == FileKind::File && self.old.size(ino).is_ok_and(|size| new.size < size)
+        let shorter = || self.old.size(ino).is_ok_and(|size| new.size < size);
+        !own && new.kind == FileKind::File && shorter() && self.is_shown(ino)
     }
 
     /// Drops what the new base has of one inode.

@@ -210,6 +210,47 @@ fn names_that_vanish_before_their_record_are_kept_until_redo_removes_them() {
     assert_eq!(state.overlay.items(), 0);
 }
 
+#[test]
+fn a_file_that_redo_made_over_another_and_removed_does_not_come_back() {
+    let mut active = Builder::new();
+    active.file("base/5/map", 1);
+    let mut state = attached(active.seal(1, 100, 200));
+    let dir = state.at("base/5").unwrap();
+    at(&mut state, 300);
+    state.make("base/5/map.tmp", NewInode::File);
+    state
+        .rename((dir, b"map.tmp"), (dir, b"map"), RenameMode::Replace, NOW)
+        .unwrap();
+    state.drop_file("base/5/map");
+    active.remove("base/5/map", false);
+    active.file("base/5/map", 2);
+    for number in [2, 3] {
+        state = moved(&state, active.seal(number, 500, 500), &[], &[]);
+        assert!(state.names("base/5").is_empty());
+    }
+}
+
+#[test]
+fn what_redo_removed_from_a_kept_directory_stays_removed() {
+    let mut active = Builder::new();
+    active.make_dir("base/6");
+    active.file("base/6/1000", 2);
+    active.file("base/6/1001", 2);
+    let mut state = attached(active.seal(1, 100, 200));
+    at(&mut state, 300);
+    state.drop_file("base/6/1000");
+    active.remove("base/6/1000", false);
+    active.remove("base/6/1001", false);
+    active.remove_dir("base/6");
+    let state = moved(&state, active.seal(2, 500, 500), &[], &[]);
+    assert_eq!(state.names("base/6"), ["1001"]);
+    let mut state = moved(&state, active.seal(3, 600, 600), &[], &[]);
+    assert_eq!(state.names("base/6"), ["1001"]);
+    state.drop_file("base/6/1001");
+    let base = state.at("base").unwrap();
+    assert!(state.rmdir((base, b"6"), NOW).is_ok());
+}
+
 // N8: a cut of a file that waits for its unlinking, and one of a file that lives on.
 #[test]
 fn a_cut_is_dropped_when_the_file_lives_on_and_kept_when_it_waits_for_its_removal() {

@@ -1,6 +1,6 @@
 //! A model of a database: what its files must hold after a prefix of its log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -174,6 +174,36 @@ impl Files {
                 true
             }
             _ => false,
+        }
+    }
+}
+
+/// Fails where a tree is not what the model says, and tells where without all the bytes.
+pub fn assert_same(found: &BTreeMap<String, Option<Vec<u8>>>, model: &Files, when: &str) {
+    if *found == model.0 {
+        return;
+    }
+    let mut lines = Vec::new();
+    for path in found.keys().chain(model.0.keys()).collect::<BTreeSet<_>>() {
+        let (is, should) = (found.get(path), model.0.get(path));
+        if is != should {
+            lines.push(format!(
+                "{path}: {} instead of {}",
+                brief(is),
+                brief(should)
+            ));
+        }
+    }
+    panic!("{when}: {}", lines.join("; "));
+}
+
+fn brief(file: Option<&Option<Vec<u8>>>) -> String {
+    match file {
+        None => "nothing".into(),
+        Some(None) => "a directory".into(),
+        Some(Some(data)) => {
+            let first: Vec<u8> = data.chunks(BLOCK).map(|block| block[0]).collect();
+            format!("{} bytes, blocks {first:?}", data.len())
         }
     }
 }

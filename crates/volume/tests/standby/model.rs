@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use volume::lsn::Lsn;
 
-use super::database::{Change, Files, change, perform, prelude};
+use super::database::{Change, Files, assert_same, change, perform, prelude};
 use super::support::{Database, Volume};
 
 /// One life of an active and of the standby that follows it.
@@ -47,7 +47,7 @@ async fn work(active: &Database, model: &mut Files, changes: &[Change]) -> Vec<C
             log.push(change.clone());
         }
     }
-    assert_eq!(active.tree("base").await, model.0, "the active");
+    assert_same(&active.tree("base").await, &model, "the active");
     log
 }
 
@@ -64,7 +64,7 @@ async fn run(reigns: Vec<Reign>) {
         active.seal(lsn).await;
         let (view, standby) = volume.attach().await;
         let mut replayed = model.clone();
-        assert_eq!(standby.tree("base").await, replayed.0, "a fresh standby");
+        assert_same(&standby.tree("base").await, &replayed, "a fresh standby");
 
         let mut log = work(&active, &mut model, &reign.after_attach).await;
         active.seal(lsn + 50).await;
@@ -74,7 +74,7 @@ async fn run(reigns: Vec<Reign>) {
             active.view.sync_all().await.unwrap();
         }
         view.show_log(active.active.as_ref().unwrap().namespace(), Lsn(lsn + 99));
-        assert_eq!(standby.tree("base").await, replayed.0, "before redo");
+        assert_same(&standby.tree("base").await, &replayed, "before redo");
 
         let mut survivors = reign.survives;
         let mut dead = false;
@@ -82,7 +82,11 @@ async fn run(reigns: Vec<Reign>) {
             replayed.apply(change);
             perform(&standby, change).await;
             if at % 8 == usize::from(reign.checks % 8) {
-                assert_eq!(standby.tree("base").await, replayed.0, "redo of {change:?}");
+                assert_same(
+                    &standby.tree("base").await,
+                    &replayed,
+                    &format!("redo of {change:?}"),
+                );
                 if !dead {
                     storage.crash(|_| {
                         survivors = survivors.rotate_left(1);
@@ -92,18 +96,18 @@ async fn run(reigns: Vec<Reign>) {
                 }
             }
         }
-        assert_eq!(standby.tree("base").await, replayed.0, "all replayed");
+        assert_same(&standby.tree("base").await, &replayed, "all replayed");
         assert_eq!(replayed, model);
 
         let (next_storage, next) = volume.take_over(&view).await;
-        assert_eq!(next.tree("base").await, model.0, "taken over");
-        assert_eq!(standby.tree("base").await, model.0, "through the old view");
+        assert_same(&next.tree("base").await, &model, "taken over");
+        assert_same(&standby.tree("base").await, &model, "through the old view");
         (storage, active) = (next_storage, next);
     }
     lsn += 100;
     active.seal(lsn).await;
     let (_, last) = volume.attach().await;
-    assert_eq!(last.tree("base").await, model.0, "the last standby");
+    assert_same(&last.tree("base").await, &model, "the last standby");
 }
 
 pub fn block_on(future: impl Future<Output = ()>) {
@@ -114,7 +118,7 @@ pub fn block_on(future: impl Future<Output = ()>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 400, ..ProptestConfig::default() })]
+    #![proptest_config(super::support::cases(64))]
 
     #[test]
     fn every_view_holds_what_its_part_of_the_log_says(reigns in prop::collection::vec(reign(), 1..4)) {

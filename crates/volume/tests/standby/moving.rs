@@ -10,7 +10,7 @@ use volume::lsn::Lsn;
 use volume::seal::{Base, Seal};
 use volume::standby::StandbyView;
 
-use super::database::{Change, Files, change, perform, prelude, removal};
+use super::database::{Change, Files, assert_same, change, perform, prelude, removal};
 use super::support::{BLOCK, Database, Volume, node, shared};
 
 #[derive(Debug, Clone)]
@@ -230,23 +230,27 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
         if luck & 16 != 0 {
             try_move(&view, &mut seals, at + 1).await;
         }
-        assert_eq!(standby.tree("base").await, replayed.0, "after {change:?}");
+        assert_same(
+            &standby.tree("base").await,
+            &replayed,
+            &format!("after {change:?}"),
+        );
     }
     try_move(&view, &mut seals, active.log.len()).await;
-    assert_eq!(
-        standby.tree("base").await,
-        replayed.0,
-        "after the last move"
+    assert_same(
+        &standby.tree("base").await,
+        &replayed,
+        "after the last move",
     );
     assert_eq!(replayed, active.model);
 
     let (_, next) = volume.take_over(&view).await;
-    assert_eq!(next.tree("base").await, replayed.0, "taken over");
+    assert_same(&next.tree("base").await, &replayed, "taken over");
     next.seal(1_000).await;
-    assert_eq!(
-        volume.attach().await.1.tree("base").await,
-        replayed.0,
-        "the next standby"
+    assert_same(
+        &volume.attach().await.1.tree("base").await,
+        &replayed,
+        "the next standby",
     );
 }
 
@@ -264,7 +268,7 @@ async fn try_move(view: &Arc<StandbyView>, seals: &mut Vec<(Seal, usize)>, appli
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 600, ..ProptestConfig::default() })]
+    #![proptest_config(super::support::cases(64))]
 
     #[test]
     fn a_move_of_the_base_is_invisible(

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use dax::ids::NodeName;
 use dax::memory::{MemoryCluster, MemoryStorage};
 use dax::storage::{Storage, VolumeSettings};
+use proptest::prelude::ProptestConfig;
 use tempfile::TempDir;
 use volume::active::{ActiveView, NoObserver, Options};
 use volume::error::{Error, Result};
@@ -339,6 +340,18 @@ impl Database {
             .commit_seal(cut, Lsn(at), Lsn(at), Vec::new())
             .await
             .unwrap()
+    }
+}
+
+/// As many cases as PROPTEST_CASES says, else `few`.
+pub fn cases(few: u32) -> ProptestConfig {
+    let said = std::env::var("PROPTEST_CASES").ok();
+    let cases = said.and_then(|n| n.parse().ok()).unwrap_or(few);
+    ProptestConfig {
+        cases,
+        max_shrink_iters: 4000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
     }
 }
 
