@@ -207,11 +207,16 @@ impl Stage {
     }
 }
 
-/// Whether a line says what the mount of a fenced node answers.
+/// Whether a line is about what the mount of a fenced node answers: every access fails, so does the
+/// abort of the transaction that met it, and the whole server after that.
 fn is_of_the_fence(line: &str) -> bool {
-    ["Read-only file system", "Input/output error"]
-        .iter()
-        .any(|answer| line.ends_with(answer))
+    let said = [
+        "Read-only file system",
+        "Input/output error",
+        "AbortTransaction while in ABORT state",
+        "crash of another server process",
+    ];
+    said.iter().any(|what| line.contains(what))
 }
 
 /// The lines of a file that `wanted` picks, with the file's name.
