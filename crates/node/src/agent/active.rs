@@ -25,7 +25,7 @@ use volume::active::ActiveView;
 use volume::view::View;
 
 use super::claims;
-use super::context::Context;
+use super::context::{Context, unix_ms};
 use super::error::Result;
 use super::status::Order;
 use crate::channel::{Notice, Request, Trigger};
@@ -62,6 +62,24 @@ pub(crate) enum ActiveEnd {
     HandedOver,
     /// The agent was asked to stop.
     Shutdown,
+}
+
+/// Whether a standby could take over at once, and since when that is so.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+struct Protection {
+    protected: bool,
+    since_unix_ms: u64,
+}
+
+impl Protection {
+    fn update(&mut self, protected: bool) {
+        if self.protected != protected {
+            *self = Protection {
+                protected,
+                since_unix_ms: unix_ms(),
+            };
+        }
+    }
 }
 
 enum Event {
@@ -128,6 +146,10 @@ impl Active {
     ) -> Event {
         let mut report = tokio::time::interval(MEMBER_EVERY);
         report.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut protection = Protection {
+            protected: false,
+            since_unix_ms: unix_ms(),
+        };
         loop {
             tokio::select! {
                 biased;
@@ -142,16 +164,20 @@ impl Active {
                     }
                     _ => drop(order.answer.send(Err("this node is the active".to_owned()))),
                 },
-                _ = report.tick() => self.report(context),
+                _ = report.tick() => self.report(context, &mut protection),
             }
         }
     }
 
-    fn report(&self, context: &Context) {
+    fn report(&self, context: &Context, protection: &mut Protection) {
         let synced = *self.sealer.synced().borrow();
-        let standbys: Vec<_> = context
-            .server
-            .subscribers()
+        let subscribers = context.server.subscribers();
+        protection.update(
+            subscribers
+                .iter()
+                .any(|s| s.progress.is_some_and(|p| p.warm)),
+        );
+        let standbys: Vec<_> = subscribers
             .into_iter()
             .map(|s| json!({ "node": s.who.node, "progress": s.progress }))
             .collect();
@@ -164,6 +190,7 @@ impl Active {
             "synced_lsn": synced.end.to_string(),
             "overlay_blocks_left": self.view.inherited_left(),
             "standbys": standbys,
+            "protection": protection,
         }));
     }
 

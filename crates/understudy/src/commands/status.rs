@@ -1,6 +1,6 @@
 //! `understudy status`: what the zones' records and the nodes themselves say.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dax::storage::ZoneStatus;
 use node::channel::{self, Identity, Request};
@@ -24,6 +24,8 @@ struct Status {
     epoch: u32,
     /// Whether a standby could take over at once.
     protected: bool,
+    /// Since when that is so, as the active says, Unix milliseconds.
+    protection_since_unix_ms: Option<u64>,
     cluster: Option<Cluster>,
     heartbeat: Option<Heartbeat>,
     nodes: Vec<Node>,
@@ -76,7 +78,13 @@ async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let mut nodes = asked.join_all().await;
     nodes.sort_by(|a, b| a.member.name.cmp(&b.member.name));
     let serving = |node: &&Node| node.is(Role::Active, MemberState::Serving);
+    let protection = nodes
+        .iter()
+        .find(serving)
+        .map(|node| &node.answer["protection"]);
+    let protection_since_unix_ms = protection.and_then(|p| p["since_unix_ms"].as_u64());
     Ok(Status {
+        protection_since_unix_ms,
         volume: registry.config.volume.to_string(),
         active: nodes
             .iter()
@@ -134,9 +142,12 @@ fn refresh(member: &mut Member, answer: &Value) {
 
 fn table(status: &Status) -> String {
     let mut out = format!("volume {}, epoch {}: ", status.volume, status.epoch);
+    let since = status.protection_since_unix_ms.map_or(String::new(), ago);
     out.push_str(&match (&status.active, status.protected) {
-        (Some(active), true) => format!("{active} serves, protected by a warm standby\n\n"),
-        (Some(active), false) => format!("{active} serves, NOT PROTECTED: no warm standby\n\n"),
+        (Some(active), true) => format!("{active} serves, protected by a warm standby{since}\n\n"),
+        (Some(active), false) => {
+            format!("{active} serves, NOT PROTECTED{since}: no warm standby\n\n")
+        }
         (None, _) => "NOBODY SERVES\n\n".to_owned(),
     });
     out.push_str(&format!(
@@ -151,6 +162,16 @@ fn table(status: &Status) -> String {
         out.push_str(&zone_line(zone));
     }
     out
+}
+
+/// How long ago that was, by this machine's clock.
+fn ago(unix_ms: u64) -> String {
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let past = now.saturating_sub(Duration::from_millis(unix_ms));
+    let past = Duration::from_secs(past.as_secs());
+    format!(" for {}", humantime::format_duration(past))
 }
 
 fn node_line(node: &Node) -> String {

@@ -1,10 +1,10 @@
 //! A standby's view: a sealed generation under a private overlay, and the live log up to the
 //! horizon (design section 4).
 //!
-//! [`state`] is the pure core: one immutable value that every operation looks at once.
-//! [`overlay`] is what the standby's PostgreSQL changed, [`ops`] and [`contents`] how it changes;
-//! [`rebase`] moves the base forward; [`blocks`] and [`spill`] keep the contents of changed blocks. [`view`] is the mountable driver
-//! around it: [`fetch`] reads blocks, [`gate`] stops operations for the [`switch`], at which the view
+//! `state` is the pure core: one immutable value that every operation looks at once.
+//! `overlay` is what the standby's PostgreSQL changed, `ops` and `contents` how it changes;
+//! `rebase` moves the base forward; `blocks` and `spill` keep the contents of changed blocks. `view` is the mountable driver
+//! around it: `fetch` reads blocks, `gate` stops operations for the `switch`, at which the view
 //! becomes the active's.
 
 mod blocks;

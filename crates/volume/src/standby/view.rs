@@ -101,7 +101,8 @@ impl StandbyView {
     }
 
     /// Shows more of the log: its names as in `live`, and its bytes up to `horizon`, as one change.
-    /// The horizon never goes back. Both must be durable: `live` read no later than `horizon`.
+    /// The horizon never goes back; the names are the caller's, who must not show older ones later. Both
+    /// must be durable, and `live` read no later than `horizon`.
     pub fn show_log(&self, live: Namespace, horizon: Lsn) {
         self.change_in_place(|state| state.show_log(live, horizon));
     }

@@ -47,7 +47,7 @@ async fn work(active: &Database, model: &mut Files, changes: &[Change]) -> Vec<C
             log.push(change.clone());
         }
     }
-    assert_same(&active.tree("base").await, &model, "the active");
+    assert_same(&active.tree("base").await, model, "the active");
     log
 }
 
