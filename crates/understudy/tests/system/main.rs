@@ -5,5 +5,6 @@
 
 mod demo;
 mod failover;
+mod operator;
 mod stage;
 mod zones;
