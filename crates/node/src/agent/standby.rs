@@ -8,8 +8,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use dax::ids::BlockKey;
-use dax::storage::Storage;
+use dax::ids::{BlockKey, FileId, Generation};
+use dax::storage::{Lineage, Storage};
 use mount::{Mount, MountOptions};
 use pgdata::control::ControlFile;
 use pgdata::feed::Feed;
@@ -175,7 +175,7 @@ async fn prepare_private(
         return Ok(Arc::new(private));
     };
     for (name, file) in base.namespace.directory(directory)? {
-        let bytes = read_file(storage, base, *file).await?;
+        let bytes = read_file(storage, &base.seal.lineage, &base.namespace, *file).await?;
         let name = String::from_utf8_lossy(name);
         put(context, &private, &format!("{TWO_PHASE}/{name}"), &bytes)?;
     }
@@ -211,19 +211,19 @@ fn give(
     Ok(())
 }
 
-/// A whole file of a sealed image.
+/// A whole file of an image, as its inode there says.
 async fn read_file(
     storage: &Arc<dyn Storage>,
-    base: &Base,
-    file: dax::ids::FileId,
+    lineage: &Lineage,
+    namespace: &Namespace,
+    file: FileId,
 ) -> Result<Vec<u8>> {
-    let inode = base.namespace.file(file)?;
+    let inode = namespace.file(file)?;
     let block_size = u64::from(storage.settings().block_size_bytes);
     let mut bytes = Vec::with_capacity(inode.size as usize);
     for block in 0..inode.size.div_ceil(block_size) {
         let key = BlockKey::new(file, block);
-        let found = image::read_block(storage, &base.seal.lineage, inode, key).await?;
-        match found {
+        match image::read_block(storage, lineage, inode, key).await? {
             Some(block) => bytes.extend_from_slice(&block.data),
             None => bytes.resize(bytes.len() + block_size as usize, 0),
         }
@@ -237,32 +237,17 @@ pub(crate) async fn read_configuration(
     storage: &Arc<dyn Storage>,
     live: &Namespace,
 ) -> Result<Configuration> {
+    let latest = Lineage::up_to(Generation::MAX);
     let mut texts = Vec::new();
     for name in ["postgresql.conf", "postgresql.auto.conf"] {
         match live.resolve(name) {
-            Ok(file) => texts.push(read_live(storage, live, file).await?),
+            Ok(file) => {
+                let bytes = read_file(storage, &latest, live, file).await?;
+                texts.push(String::from_utf8_lossy(&bytes).into_owned());
+            }
             Err(Error::NotFound) => {}
             Err(e) => return Err(e.into()),
         }
     }
     Ok(Configuration::parse(texts.iter().map(String::as_str)))
-}
-
-async fn read_live(
-    storage: &Arc<dyn Storage>,
-    live: &Namespace,
-    file: dax::ids::FileId,
-) -> Result<String> {
-    let inode = live.file(file)?;
-    let block_size = u64::from(storage.settings().block_size_bytes);
-    let lineage = dax::storage::Lineage::up_to(dax::ids::Generation::MAX);
-    let mut bytes = Vec::new();
-    for block in 0..inode.size.div_ceil(block_size) {
-        let key = BlockKey::new(file, block);
-        let found = image::read_block(storage, &lineage, inode, key).await?;
-        let data = found.map_or_else(|| vec![0; block_size as usize].into(), |b| b.data);
-        bytes.extend_from_slice(&data);
-    }
-    bytes.truncate(inode.size as usize);
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -119,8 +119,7 @@ pub(crate) async fn start(
                 timeline: control.timeline,
             };
     if clean
-        && let Some(active) =
-            start_directly(context, &mut latest, &control, &seal.payload, tail).await?
+        && let Some(active) = start_directly(&mut latest, &control, &seal.payload, tail).await?
     {
         let active = active.open(context, latest, pulse, &mut phases).await?;
         note(context, &active, Cause::Started, previous, phases, tail).await?;
@@ -149,7 +148,6 @@ struct Direct {
 
 /// The last condition of a direct start: the latest control file is the seal's (N1).
 async fn start_directly(
-    _context: &Context,
     latest: &mut Latest,
     control: &ControlFile,
     sealed: &[u8],

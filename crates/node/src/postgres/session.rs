@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use pgdata::parse_lsn;
 use tokio::time::Instant;
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 use volume::lsn::Lsn;
@@ -158,14 +159,6 @@ impl Session {
         }
         Ok(())
     }
-}
-
-/// Understands `0/16B3748`.
-pub fn parse_lsn(text: &str) -> Option<Lsn> {
-    let (high, low) = text.trim().split_once('/')?;
-    let high = u32::from_str_radix(high, 16).ok()?;
-    let low = u32::from_str_radix(low, 16).ok()?;
-    Some(Lsn(u64::from(high) << 32 | u64::from(low)))
 }
 
 #[cfg(test)]
