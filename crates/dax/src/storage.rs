@@ -277,6 +277,10 @@ pub trait Storage: Send + Sync + 'static {
     async fn read_promote(&self, key: BlockKey) -> Result<Option<Block>>;
 
     /// Writes a small record (at most 1 MiB) durably on a majority of the zones.
+    ///
+    /// # Errors
+    /// `Fenced`: the record may have reached some zone before the fence did. Until the new owner
+    /// [promotes](Storage::promote_record) it, a read may return either value.
     async fn put_record(&self, name: &str, value: Bytes, authority: Authority) -> Result<()>;
 
     /// Reads a record from a majority; the newest version wins.
