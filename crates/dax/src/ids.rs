@@ -1,6 +1,6 @@
 //! The nouns of the block protocol, each its own type so that two of them cannot be swapped.
 //!
-//! Owns: [`Epoch`], [`Version`], [`Generation`], [`FileId`], [`BlockIndex`], [`BlockKey`], [`ZoneId`],
+//! Owns: [`Epoch`], [`Version`], [`Generation`], [`FileId`], [`BlockIndex`], [`BlockKey`], [`ZoneId`], [`ReplicaId`],
 //! [`VolumeName`] and [`NodeName`]. Everything here is plain data.
 
 use std::fmt;
@@ -134,9 +134,15 @@ impl BlockKey {
     }
 }
 
-/// A zone's place in the list of zones that a client was configured with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// A zone's (data centre's) place in the list of zones that a client was configured with.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct ZoneId(pub u8);
+
+/// A replica's place among all replicas of the volume, counted zone by zone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ReplicaId(pub u8);
 
 macro_rules! display {
     ($($t:ty => $format:literal;)*) => {$(
@@ -152,6 +158,7 @@ display! {
     FileId => "f{:x}";
     BlockIndex => "b{}";
     ZoneId => "zone {}";
+    ReplicaId => "replica {}";
 }
 
 impl fmt::Display for Version {

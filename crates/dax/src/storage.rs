@@ -12,10 +12,48 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, ZoneId};
+use crate::ids::{
+    BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version, ZoneId,
+};
 
 /// The most replicas that a volume can have.
 pub const MAX_REPLICAS: u8 = 16;
+
+/// How blocks are written and read: the variants that the paper compares (DAX 7.1).
+///
+/// All of them run on the same replicas with the same epochs and promotions; they differ in what a
+/// write waits for and in whom a read asks. Only the last is meant for data that somebody needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    /// Baseline 1: every write waits for all N replicas, a read asks one. Nothing may be down.
+    WriteAll,
+    /// Baseline 2: every write waits for k replicas, every read asks N-k+1.
+    Quorum,
+    /// Basic optimistic I/O (DAX 3): a sync point waits for one replica, a read asks one and checks
+    /// the version, or asks all. A replica that is lost takes acknowledged writes with it.
+    BasicOptimistic,
+    /// Strong optimistic I/O (DAX 4, 5): a sync point waits for k replicas, a read asks one and
+    /// checks the version, or asks N-k+1.
+    #[default]
+    StrongOptimistic,
+}
+
+impl Protocol {
+    /// All of them, as the paper orders them.
+    pub const ALL: [Protocol; 4] = [
+        Protocol::WriteAll,
+        Protocol::Quorum,
+        Protocol::BasicOptimistic,
+        Protocol::StrongOptimistic,
+    ];
+
+    /// Whether a write is acknowledged before it is synced, and a read believes one replica that has
+    /// the version of the list.
+    pub fn is_optimistic(self) -> bool {
+        matches!(self, Protocol::BasicOptimistic | Protocol::StrongOptimistic)
+    }
+}
 
 /// How a volume is laid out; fixed when it is created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +64,10 @@ pub struct VolumeSettings {
     pub replicas: u8,
     /// Copies that make a write durable (the paper's k).
     pub sync_replicas: u8,
+    /// Zones that the copies are spread over, evenly.
+    pub zones: u8,
+    /// How blocks are written and read.
+    pub protocol: Protocol,
 }
 
 impl Default for VolumeSettings {
@@ -34,11 +76,26 @@ impl Default for VolumeSettings {
             block_size_bytes: 8192,
             replicas: 3,
             sync_replicas: 2,
+            zones: 3,
+            protocol: Protocol::StrongOptimistic,
         }
     }
 }
 
 impl VolumeSettings {
+    /// So many copies in each of so many zones. As few are synchronous as a majority needs and as
+    /// reach two zones, where there are two.
+    pub fn spread(zones: u8, replicas_per_zone: u8) -> VolumeSettings {
+        let replicas = zones.saturating_mul(replicas_per_zone);
+        let in_two_zones = if zones > 1 { replicas_per_zone + 1 } else { 1 };
+        VolumeSettings {
+            replicas,
+            sync_replicas: (replicas / 2 + 1).max(in_two_zones),
+            zones,
+            ..VolumeSettings::default()
+        }
+    }
+
     /// Whether the settings make sense.
     ///
     /// # Errors
@@ -61,7 +118,39 @@ impl VolumeSettings {
                 self.sync_replicas, self.replicas, self.replicas
             ));
         }
+        self.check_zones()
+    }
+
+    /// Every zone has copies, and any k of them are in two zones at least.
+    fn check_zones(&self) -> Result<()> {
+        let invalid = |message: String| Err(Error::new(ErrorKind::Invalid, message));
+        let (replicas, zones) = (self.replicas, self.zones);
+        if zones == 0 || !replicas.is_multiple_of(zones) {
+            return invalid(format!(
+                "{replicas} replicas cannot be spread evenly over {zones} zones: use a multiple of \
+                 the number of zones"
+            ));
+        }
+        let in_one = self.replicas_per_zone();
+        if zones > 1 && self.sync_replicas <= in_one {
+            return invalid(format!(
+                "{} synchronous of {replicas} replicas in {zones} zones: they could all be in one \
+                 zone, and be lost with it; use {} to {replicas}",
+                self.sync_replicas,
+                in_one + 1
+            ));
+        }
         Ok(())
+    }
+
+    /// The zone that a replica is in: replicas are counted zone by zone.
+    pub fn zone_of(&self, replica: ReplicaId) -> ZoneId {
+        ZoneId(replica.0 / self.replicas_per_zone().max(1))
+    }
+
+    /// Copies of every block in each zone.
+    pub fn replicas_per_zone(&self) -> u8 {
+        self.replicas / self.zones.max(1)
     }
 }
 
@@ -183,10 +272,12 @@ pub struct Retention {
     pub images: Vec<Lineage>,
 }
 
-/// How a zone looks from this client.
+/// How a replica looks from this client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ZoneStatus {
-    /// Which zone.
+pub struct ReplicaStatus {
+    /// Which replica.
+    pub replica: ReplicaId,
+    /// The zone it is in.
     pub zone: ZoneId,
     /// Its address as configured.
     pub address: String,
@@ -194,9 +285,9 @@ pub struct ZoneStatus {
     pub up: bool,
     /// A recent round trip, if one was measured.
     pub round_trip: Option<Duration>,
-    /// Bytes written but not yet acknowledged by this zone.
+    /// Bytes written but not yet acknowledged by this replica.
     pub pending_bytes: u64,
-    /// Why the zone is down or refuses writes, if it does.
+    /// Why the replica is down or refuses writes, if it does.
     pub trouble: Option<String>,
 }
 
@@ -258,6 +349,18 @@ pub trait Storage: Send + Sync + 'static {
     /// `Fenced`, or `Invalid` if the handle owns no epoch.
     fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version>;
 
+    /// Waits until a write may be acknowledged to whoever made it: not at all under an optimistic
+    /// [`Protocol`], until it is synced under the others.
+    ///
+    /// # Errors
+    /// As [`csync`](Storage::csync).
+    async fn acknowledged(&self, file: FileId, version: Version) -> Result<()> {
+        match self.settings().protocol.is_optimistic() {
+            true => Ok(()),
+            false => self.csync(SyncScope::FileUpTo(file, version)).await,
+        }
+    }
+
     /// Waits until `sync_pending` has room for `bytes` more (back-pressure).
     async fn write_room(&self, bytes: usize) -> Result<()>;
 
@@ -309,8 +412,8 @@ pub trait Storage: Send + Sync + 'static {
     /// Bytes of blocks stored and bytes free, of the zone that has least room.
     async fn space(&self) -> Result<Space>;
 
-    /// How each zone looks from here.
-    fn zones(&self) -> Vec<ZoneStatus>;
+    /// How each replica looks from here, zone by zone.
+    fn replicas(&self) -> Vec<ReplicaStatus>;
 
     /// What this handle did so far.
     fn counters(&self) -> StorageCounters;
@@ -326,4 +429,47 @@ pub struct Space {
     pub used_bytes: u64,
     /// Bytes that can still be written on one replica.
     pub free_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(replicas: u8, sync_replicas: u8, zones: u8) -> VolumeSettings {
+        VolumeSettings {
+            replicas,
+            sync_replicas,
+            zones,
+            ..VolumeSettings::default()
+        }
+    }
+
+    #[test]
+    fn any_k_copies_reach_two_zones() {
+        for (replicas, sync, zones) in [(3, 2, 3), (6, 4, 3), (6, 3, 3), (1, 1, 1), (3, 2, 1)] {
+            settings(replicas, sync, zones).check().unwrap();
+        }
+        for (replicas, sync, zones, reason) in [
+            (6, 2, 3, "all be in one zone"),
+            (3, 1, 3, "all be in one zone"),
+            (4, 3, 3, "spread evenly"),
+            (3, 2, 0, "spread evenly"),
+            (3, 4, 3, "use 1 to 3"),
+            (0, 0, 1, "0 replicas"),
+        ] {
+            let error = settings(replicas, sync, zones).check().unwrap_err();
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_usual_spread_makes_sense() {
+        for (zones, per_zone, sync) in [(3, 1, 2), (3, 2, 4), (1, 1, 1), (2, 1, 2), (1, 3, 2)] {
+            let spread = VolumeSettings::spread(zones, per_zone);
+            spread.check().unwrap();
+            assert_eq!(spread.sync_replicas, sync, "{zones} zones of {per_zone}");
+            let last = ReplicaId(spread.replicas - 1);
+            assert_eq!(spread.zone_of(last), ZoneId(zones - 1));
+        }
+    }
 }

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dax::ids::{NodeName, VolumeName};
+use dax::storage::{MAX_REPLICAS, VolumeSettings};
 use serde::Deserialize;
 
 use crate::address::{Address, UNIX_PATH_MAX};
@@ -72,7 +73,7 @@ pub struct Config {
     /// The volume that holds the database.
     pub volume: VolumeName,
     /// The zones of the storage tier, in the order that every node uses.
-    pub zones: Vec<Address>,
+    pub zones: Vec<Zone>,
     /// The node's local directory.
     pub paths: Paths,
     /// The server.
@@ -85,6 +86,26 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// What this node may become.
     pub tags: Tags,
+}
+
+/// The servers of a zone, each of which keeps a copy of every block.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Zone {
+    /// The usual case.
+    One(Address),
+    /// Several copies in the zone.
+    Several(Vec<Address>),
+}
+
+impl Zone {
+    /// Their addresses.
+    pub fn servers(&self) -> &[Address] {
+        match self {
+            Zone::One(address) => std::slice::from_ref(address),
+            Zone::Several(addresses) => addresses,
+        }
+    }
 }
 
 /// `[postgres]`
@@ -204,7 +225,7 @@ pub struct Tags {
 struct Raw {
     name: NodeName,
     volume: VolumeName,
-    zones: Vec<Address>,
+    zones: Vec<Zone>,
     data: PathBuf,
     postgres: PostgresConfig,
     #[serde(default)]
@@ -285,6 +306,19 @@ impl Config {
         })
     }
 
+    /// The addresses of all replicas, zone by zone, as a storage client wants them.
+    pub fn replicas(&self) -> Vec<String> {
+        let servers = self.zones.iter().flat_map(Zone::servers);
+        servers.map(Address::to_string).collect()
+    }
+
+    /// How a volume is spread over these zones.
+    pub fn volume_settings(&self) -> VolumeSettings {
+        let per_zone = self.zones.first().map_or(0, |zone| zone.servers().len());
+        // The check bounds both numbers.
+        VolumeSettings::spread(self.zones.len() as u8, per_zone as u8)
+    }
+
     /// A commented configuration with every key at its default.
     pub fn example() -> &'static str {
         include_str!("config/example.toml")
@@ -326,10 +360,20 @@ impl Raw {
                 "name at least one zone server",
             ));
         }
-        for (i, zone) in self.zones.iter().enumerate() {
-            if self.zones[..i].contains(zone) {
-                let why = format!("{zone} is listed twice: two copies on one zone are one copy");
-                return Err(ConfigError::invalid("zones", why));
+        let invalid = |why: String| Err(ConfigError::invalid("zones", why));
+        let per_zone = self.zones[0].servers().len();
+        if self.zones.iter().any(|z| z.servers().len() != per_zone) || per_zone == 0 {
+            return invalid("list the same number of servers in each zone".into());
+        }
+        let servers: Vec<_> = self.zones.iter().flat_map(Zone::servers).collect();
+        if servers.len() > usize::from(MAX_REPLICAS) {
+            return invalid(format!("at most {MAX_REPLICAS} servers can keep copies"));
+        }
+        for (i, server) in servers.iter().enumerate() {
+            if servers[..i].contains(server) {
+                let why =
+                    format!("{server} is listed twice: two copies on one server are one copy");
+                return invalid(why);
             }
         }
         match self.tags.zone {

@@ -69,8 +69,7 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
         import::check(from, &host)?;
     }
     let _only = prepare(config, &host)?;
-    let zones: Vec<String> = config.zones.iter().map(ToString::to_string).collect();
-    dax::client::create_volume(&zones, &config.volume, &options.settings).await?;
+    dax::client::create_volume(&config.replicas(), &config.volume, &options.settings).await?;
     let storage = connect(config).await?;
     if Cluster::load(storage.as_ref()).await?.is_some() {
         return Err(AgentError::Initialised(config.volume.clone()));

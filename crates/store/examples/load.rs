@@ -33,9 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let volume = VolumeName::new("load")?;
     let replicas = u8::try_from(zones)?;
     let settings = VolumeSettings {
-        replicas,
-        sync_replicas: replicas / 2 + 1,
-        ..VolumeSettings::default()
+        ..VolumeSettings::spread(replicas, 1)
     };
     create_volume(&addresses, &volume, &settings).await?;
     let client = Client::connect(ClientConfig::new(volume, addresses, "load")).await?;

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use dax::storage::Protocol;
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done; 1 failed, or a check did not hold; 2 wrong command line or configuration;
@@ -78,12 +79,13 @@ pub struct Init {
     /// Copy this data directory of a cleanly stopped PostgreSQL in place of running initdb.
     #[arg(long, value_name = "DIR")]
     pub import: Option<PathBuf>,
-    /// Copies of every block (N).
-    #[arg(long, default_value_t = 3, value_name = "N")]
-    pub replicas: u8,
-    /// Copies that make a write durable (k).
-    #[arg(long, default_value_t = 2, value_name = "K")]
-    pub sync_replicas: u8,
+    /// Copies that make a write durable (k); by default a majority that reaches two zones. There
+    /// are as many copies (N) as "zones" in the configuration lists servers.
+    #[arg(long, value_name = "K")]
+    pub sync_replicas: Option<u8>,
+    /// How blocks are written and read. All but the default are for comparison only.
+    #[arg(long, value_enum, default_value_t = BlockProtocol::StrongOptimistic)]
+    pub protocol: BlockProtocol,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -94,6 +96,30 @@ pub struct Init {
         conflicts_with = "import"
     )]
     pub initdb: Vec<String>,
+}
+
+/// The variants of the block protocol that DAX compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BlockProtocol {
+    /// Baseline 1: writes wait for all copies, reads ask one.
+    WriteAll,
+    /// Baseline 2: writes wait for k copies, reads ask N-k+1.
+    Quorum,
+    /// Sync points wait for one copy: losing a zone loses acknowledged commits.
+    BasicOptimistic,
+    /// Sync points wait for k copies, reads ask one where its version proves to be the newest.
+    StrongOptimistic,
+}
+
+impl From<BlockProtocol> for Protocol {
+    fn from(protocol: BlockProtocol) -> Protocol {
+        match protocol {
+            BlockProtocol::WriteAll => Protocol::WriteAll,
+            BlockProtocol::Quorum => Protocol::Quorum,
+            BlockProtocol::BasicOptimistic => Protocol::BasicOptimistic,
+            BlockProtocol::StrongOptimistic => Protocol::StrongOptimistic,
+        }
+    }
 }
 
 /// Run a node: agent, mount and PostgreSQL.

@@ -1,7 +1,7 @@
-//! One connection to one zone: address, greeting, the task that keeps it up.
+//! One connection to one replica: address, greeting, the task that keeps it up.
 //!
 //! Invariant: what is read from a connection reaches the core only while that connection is the
-//! zone's current one; frames go out in the order the core made them.
+//! replica's current one; frames go out in the order the core made them.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{VolumeName, ZoneId};
+use crate::ids::{ReplicaId, VolumeName};
 use crate::storage::{EpochGrant, VolumeSettings};
 use crate::wire::{Frame, FrameReader, PROTOCOL, Request, Response};
 
@@ -38,7 +38,7 @@ pub(super) struct Stream {
     pub writer: Writer,
 }
 
-/// A zone that answered the greeting.
+/// A replica that answered the greeting.
 pub(super) struct Greeted {
     pub stream: Stream,
     pub settings: VolumeSettings,
@@ -104,7 +104,7 @@ pub(super) async fn greet(address: &str, volume: &VolumeName, client: &str) -> R
             }),
             _ => Err(Error::new(
                 ErrorKind::Protocol,
-                format!("{address} does not answer as a zone"),
+                format!("{address} does not answer as a replica"),
             )),
         }
     };
@@ -134,34 +134,34 @@ impl Backoff {
     }
 }
 
-/// Keeps one zone connected for as long as the client lives.
-pub(super) async fn keep_connected(driver: Arc<Driver>, zone: ZoneId, address: String) {
+/// Keeps one replica connected for as long as the client lives.
+pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, address: String) {
     let mut backoff = Backoff::new();
     let mut reported = false;
     loop {
         match greet(&address, &driver.volume, &driver.client).await {
             Ok(greeted) if greeted.settings == *driver.settings() => {
-                tracing::info!(%zone, address, "zone connected");
+                tracing::info!(%replica, address, "replica connected");
                 (backoff, reported) = (Backoff::new(), false);
-                let why = serve(&driver, zone, greeted).await;
-                tracing::warn!(%zone, address, why, "zone lost");
+                let why = serve(&driver, replica, greeted).await;
+                tracing::warn!(%replica, address, why, "replica lost");
             }
             Ok(_) => {
-                let why = "the zone knows the volume with other settings";
-                report(&driver, zone, &address, why.into(), &mut reported);
+                let why = "the replica knows the volume with other settings";
+                report(&driver, replica, &address, why.into(), &mut reported);
             }
-            Err(error) => report(&driver, zone, &address, describe(&error), &mut reported),
+            Err(error) => report(&driver, replica, &address, describe(&error), &mut reported),
         }
         backoff.wait().await;
     }
 }
 
 /// Tells an operator once per outage.
-fn report(driver: &Driver, zone: ZoneId, address: &str, why: String, reported: &mut bool) {
+fn report(driver: &Driver, replica: ReplicaId, address: &str, why: String, reported: &mut bool) {
     if !std::mem::replace(reported, true) {
-        tracing::warn!(%zone, address, why, "zone cannot be used");
+        tracing::warn!(%replica, address, why, "replica cannot be used");
     }
-    driver.zone_trouble(zone, why);
+    driver.zone_trouble(replica, why);
 }
 
 /// An error with its causes.
@@ -176,20 +176,20 @@ pub(super) fn describe(error: &Error) -> String {
 }
 
 /// Runs a connection until it ends; says why.
-async fn serve(driver: &Arc<Driver>, zone: ZoneId, greeted: Greeted) -> String {
+async fn serve(driver: &Arc<Driver>, replica: ReplicaId, greeted: Greeted) -> String {
     let Stream { reader, writer } = greeted.stream;
-    let (connection, outbox) = driver.zone_up(zone, &greeted.grant);
+    let (connection, outbox) = driver.replica_up(replica, &greeted.grant);
     let why = tokio::select! {
-        why = receive(driver, zone, connection, reader) => why,
+        why = receive(driver, replica, connection, reader) => why,
         why = transmit(outbox, writer) => why,
     };
-    driver.zone_down(zone, connection, &why);
+    driver.replica_down(replica, connection, &why);
     why
 }
 
 async fn receive(
     driver: &Arc<Driver>,
-    zone: ZoneId,
+    replica: ReplicaId,
     connection: u64,
     mut reader: Reader,
 ) -> String {
@@ -199,7 +199,7 @@ async fn receive(
             Err(error) => return error.to_string(),
         };
         match Response::decode(frame) {
-            Ok((id, response)) => driver.message(zone, connection, id, response),
+            Ok((id, response)) => driver.message(replica, connection, id, response),
             Err(error) => return error.to_string(),
         }
     }

@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::core::{Call, Core, Effect, OpId, Output, Time};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Generation, Version, VolumeName, ZoneId};
+use crate::ids::{BlockKey, Generation, ReplicaId, Version, VolumeName};
 use crate::storage::{Block, EpochGrant, VolumeSettings};
 use crate::wire::{Frame, Response};
 
@@ -44,7 +44,7 @@ struct Outbox {
 }
 
 impl Driver {
-    pub fn new(core: Core, volume: VolumeName, client: String, zones: usize) -> Driver {
+    pub fn new(core: Core, volume: VolumeName, client: String, replicas: usize) -> Driver {
         Driver {
             volume,
             client,
@@ -53,7 +53,7 @@ impl Driver {
             inner: Mutex::new(Inner {
                 core,
                 waiters: HashMap::new(),
-                links: (0..zones).map(|_| None).collect(),
+                links: (0..replicas).map(|_| None).collect(),
                 connections: 0,
                 scratch: BytesMut::with_capacity(SCRATCH_BYTES),
             }),
@@ -96,7 +96,7 @@ impl Driver {
         self.change(|i, _| !i.core.is_fenced() && i.core.has_room(bytes))
     }
 
-    /// The answer to a read that needs no zone.
+    /// The answer to a read that needs no replica.
     pub fn read_at_once(&self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
         self.inner.lock().core.read_at_once(key, up_to)
     }
@@ -116,35 +116,39 @@ impl Driver {
     }
 
     /// A connection stands: gives its number and what has to be sent on it.
-    pub fn zone_up(&self, zone: ZoneId, grant: &EpochGrant) -> (u64, UnboundedReceiver<Frame>) {
+    pub fn replica_up(
+        &self,
+        replica: ReplicaId,
+        grant: &EpochGrant,
+    ) -> (u64, UnboundedReceiver<Frame>) {
         let (frames, outbox) = unbounded_channel();
         let connection = self.change(|i, now| {
             i.connections += 1;
             let connection = i.connections;
-            i.links[usize::from(zone.0)] = Some(Outbox { connection, frames });
-            i.core.zone_up(now, zone, grant);
+            i.links[usize::from(replica.0)] = Some(Outbox { connection, frames });
+            i.core.replica_up(now, replica, grant);
             connection
         });
         (connection, outbox)
     }
 
-    pub fn zone_down(&self, zone: ZoneId, connection: u64, why: &str) {
+    pub fn replica_down(&self, replica: ReplicaId, connection: u64, why: &str) {
         self.change(|i, now| {
-            if i.is_current(zone, connection) {
-                i.links[usize::from(zone.0)] = None;
-                i.core.zone_down(now, zone, why.to_owned());
+            if i.is_current(replica, connection) {
+                i.links[usize::from(replica.0)] = None;
+                i.core.replica_down(now, replica, why.to_owned());
             }
         });
     }
 
-    pub fn zone_trouble(&self, zone: ZoneId, why: String) {
-        self.change(|i, _| i.core.zone_trouble(zone, why));
+    pub fn zone_trouble(&self, replica: ReplicaId, why: String) {
+        self.change(|i, _| i.core.zone_trouble(replica, why));
     }
 
-    pub fn message(&self, zone: ZoneId, connection: u64, id: u64, response: Response) {
+    pub fn message(&self, replica: ReplicaId, connection: u64, id: u64, response: Response) {
         self.change(|i, now| {
-            if i.is_current(zone, connection) {
-                i.core.message(now, zone, id, response);
+            if i.is_current(replica, connection) {
+                i.core.message(now, replica, id, response);
             }
         });
     }
@@ -167,8 +171,8 @@ impl Driver {
 }
 
 impl Inner {
-    fn is_current(&self, zone: ZoneId, connection: u64) -> bool {
-        let link = self.links[usize::from(zone.0)].as_ref();
+    fn is_current(&self, replica: ReplicaId, connection: u64) -> bool {
+        let link = self.links[usize::from(replica.0)].as_ref();
         link.is_some_and(|l| l.connection == connection)
     }
 
@@ -182,15 +186,19 @@ impl Inner {
         } = self;
         for effect in core.effects() {
             match effect {
-                Effect::Send { zone, id, request } => {
-                    if let Some(link) = &links[usize::from(zone.0)] {
+                Effect::Send {
+                    replica,
+                    id,
+                    request,
+                } => {
+                    if let Some(link) = &links[usize::from(replica.0)] {
                         // A connection that is going down loses frames; its end tells the core.
                         let _ = link.frames.send(request.encode(id, scratch));
                     }
                 }
-                Effect::Disconnect { zone, why } => {
-                    tracing::debug!(%zone, why, "giving the connection up");
-                    links[usize::from(zone.0)] = None;
+                Effect::Disconnect { replica, why } => {
+                    tracing::debug!(%replica, why, "giving the connection up");
+                    links[usize::from(replica.0)] = None;
                 }
                 Effect::Done { op, result } => {
                     if let Some(waiter) = waiters.remove(&op) {

@@ -1,6 +1,6 @@
-//! The client of the embedded zone servers.
+//! The client of the embedded replica servers.
 //!
-//! Owns the connections to all zones and one pure `core` behind a lock. Invariant: nothing here
+//! Owns the connections to all replicas and one pure `core` behind a lock. Invariant: nothing here
 //! decides anything; it moves messages, time and results between the core and the world.
 
 mod connection;
@@ -16,11 +16,11 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::ZoneId;
+use crate::ids::ReplicaId;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
 use crate::storage::{
-    Authority, Block, EpochGrant, Retention, Space, Storage, StorageCounters, SyncScope,
-    VolumeSettings, ZoneStatus,
+    Authority, Block, EpochGrant, ReplicaStatus, Retention, Space, Storage, StorageCounters,
+    SyncScope, VolumeSettings,
 };
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
@@ -35,39 +35,39 @@ const TICK: Duration = Duration::from_millis(20);
 pub struct ClientConfig {
     /// The volume to open.
     pub volume: VolumeName,
-    /// One address per replica: `host:port` or `unix:/path`. Every client of a volume lists the same
-    /// zones in the same order.
-    pub zones: Vec<String>,
-    /// For the zones' logs.
+    /// One address per replica: `host:port` or `unix:/path`, zone by zone. Every client of a volume
+    /// lists the same replicas in the same order.
+    pub replicas: Vec<String>,
+    /// For the zone servers' logs.
     pub client_name: String,
     /// Bytes of blocks that may wait for acknowledgements before writers wait. Default 64 MiB.
     pub pending_bytes_max: usize,
     /// Entries of the version list. Default 262,144 (2 GiB of 8 KiB blocks).
     pub version_list_max: usize,
-    /// A zone that is silent for so long is taken as down. Default 2 s. A connection that breaks
+    /// A replica that is silent for so long is taken as down. Default 2 s. A connection that breaks
     /// counts at once.
-    pub zone_timeout: Duration,
+    pub replica_timeout: Duration,
 }
 
 impl ClientConfig {
     /// The defaults.
     pub fn new(
         volume: VolumeName,
-        zones: Vec<String>,
+        replicas: Vec<String>,
         client_name: impl Into<String>,
     ) -> ClientConfig {
         ClientConfig {
             volume,
-            zones,
+            replicas,
             client_name: client_name.into(),
             pending_bytes_max: 64 << 20,
             version_list_max: 1 << 18,
-            zone_timeout: Duration::from_secs(2),
+            replica_timeout: Duration::from_secs(2),
         }
     }
 }
 
-/// A volume's storage in embedded zone servers. Dropping it closes the connections; writes that were
+/// A volume's storage in embedded replica servers. Dropping it closes the connections; writes that were
 /// not synced may or may not survive.
 pub struct Client {
     driver: Arc<Driver>,
@@ -87,28 +87,28 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Opens a volume: returns once one zone has said how it is laid out, and waits for that. Must be
+    /// Opens a volume: returns once one replica has said how it is laid out, and waits for that. Must be
     /// called inside a tokio runtime, which the client's tasks then use.
     ///
     /// # Errors
-    /// `NotFound` if a majority of the zones does not know the volume; `Invalid` if the number of
-    /// zones is not the volume's number of replicas; `Protocol` if something else answers.
+    /// `NotFound` if a majority of the replicas does not know the volume; `Invalid` if the number of
+    /// replicas is not the volume's number of replicas; `Protocol` if something else answers.
     pub async fn connect(config: ClientConfig) -> Result<Arc<Client>> {
         let name = config.client_name.clone();
-        let settings = setup::find_settings(&config.zones, &config.volume, &name).await?;
+        let settings = setup::find_settings(&config.replicas, &config.volume, &name).await?;
         let core_config = CoreConfig {
-            addresses: config.zones.clone(),
+            addresses: config.replicas.clone(),
             pending_bytes_max: config.pending_bytes_max,
             version_list_max: config.version_list_max,
-            zone_timeout: config.zone_timeout,
+            replica_timeout: config.replica_timeout,
         };
         let core = Core::new(core_config, settings);
-        let zones = config.zones.len();
-        let driver = Arc::new(Driver::new(core, config.volume, name, zones));
+        let replicas = config.replicas.len();
+        let driver = Arc::new(Driver::new(core, config.volume, name, replicas));
         let mut tasks = JoinSet::new();
-        for (zone, address) in (0u8..).map(ZoneId).zip(config.zones) {
+        for (replica, address) in (0u8..).map(ReplicaId).zip(config.replicas) {
             let driver = Arc::clone(&driver);
-            tasks.spawn(connection::keep_connected(driver, zone, address));
+            tasks.spawn(connection::keep_connected(driver, replica, address));
         }
         tasks.spawn(tick(Arc::clone(&driver)));
         Ok(Arc::new(Client {
@@ -274,8 +274,8 @@ impl Storage for Client {
         .await
     }
 
-    fn zones(&self) -> Vec<ZoneStatus> {
-        self.driver.peek(Core::zones)
+    fn replicas(&self) -> Vec<ReplicaStatus> {
+        self.driver.peek(Core::replicas)
     }
 
     fn counters(&self) -> StorageCounters {

@@ -11,34 +11,34 @@ use crate::ids::VolumeName;
 use crate::storage::VolumeSettings;
 use crate::wire::{Request, Response};
 
-/// How long the zones behind the majority are waited for.
+/// How long the replicas behind the majority are waited for.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
-/// Makes a volume in all zones. Returns once a majority has it durably; zones that answer soon get it
+/// Makes a volume in all replicas. Returns once a majority has it durably; replicas that answer soon get it
 /// as well, others when this is called again. Repeating it is harmless. Waits while there is no
 /// majority.
 ///
 /// # Errors
 /// `Conflict` if it exists with other settings, `Invalid` if the settings make no sense.
 pub async fn create_volume(
-    zones: &[String],
+    replicas: &[String],
     volume: &VolumeName,
     settings: &VolumeSettings,
 ) -> Result<()> {
     settings.check()?;
-    check_zones(zones, settings)?;
+    check_replicas(replicas, settings)?;
     let request = Request::CreateVolume {
         volume: volume.clone(),
         settings: settings.clone(),
     };
     let mut attempts = JoinSet::new();
-    for zone in zones {
-        attempts.spawn(create_in(zone.clone(), request.clone()));
+    for replica in replicas {
+        attempts.spawn(create_in(replica.clone(), request.clone()));
     }
-    let majority = zones.len() / 2 + 1;
+    let majority = replicas.len() / 2 + 1;
     let mut done = 0;
     let mut deadline = None;
-    while done < zones.len() {
+    while done < replicas.len() {
         let next = async { attempts.join_next().await };
         let result = match deadline {
             None => next.await,
@@ -66,21 +66,25 @@ pub async fn create_volume(
     Ok(())
 }
 
-/// Tries until the zone has the volume or refuses it.
-async fn create_in(zone: String, request: Request) -> Result<()> {
+/// Tries until the replica has the volume or refuses it.
+async fn create_in(replica: String, request: Request) -> Result<()> {
     let mut backoff = Backoff::new();
     loop {
-        let attempt = async { Stream::open(&zone).await?.exchange(&request).await };
-        match within(&zone, attempt).await {
+        let attempt = async { Stream::open(&replica).await?.exchange(&request).await };
+        match within(&replica, attempt).await {
             Ok(Response::Done) => return Ok(()),
             Ok(_) => {
                 return Err(Error::new(
                     ErrorKind::Protocol,
-                    format!("{zone} does not answer as a zone"),
+                    format!("{replica} does not answer as a replica"),
                 ));
             }
             Err(error) if is_passing(&error) => {
-                tracing::info!(zone, why = describe(&error), "volume not created there yet");
+                tracing::info!(
+                    replica,
+                    why = describe(&error),
+                    "volume not created there yet"
+                );
             }
             Err(error) => return Err(error),
         }
@@ -92,19 +96,19 @@ fn is_passing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Full)
 }
 
-/// How a volume is laid out, from the first zone that knows it.
+/// How a volume is laid out, from the first replica that knows it.
 ///
 /// # Errors
-/// `NotFound` if a majority of the zones answers and none of them knows it.
+/// `NotFound` if a majority of the replicas answers and none of them knows it.
 pub(super) async fn find_settings(
-    zones: &[String],
+    replicas: &[String],
     volume: &VolumeName,
     client: &str,
 ) -> Result<VolumeSettings> {
     let mut attempts = JoinSet::new();
-    for (index, zone) in zones.iter().enumerate() {
-        let (zone, volume, client) = (zone.clone(), volume.clone(), client.to_owned());
-        attempts.spawn(async move { (index, settings_at(&zone, &volume, &client).await) });
+    for (index, replica) in replicas.iter().enumerate() {
+        let (replica, volume, client) = (replica.clone(), volume.clone(), client.to_owned());
+        attempts.spawn(async move { (index, settings_at(&replica, &volume, &client).await) });
     }
     let mut unknown = BTreeSet::new();
     while let Some(attempt) = attempts.join_next().await {
@@ -114,12 +118,12 @@ pub(super) async fn find_settings(
         match result {
             Ok(settings) => {
                 settings.check()?;
-                check_zones(zones, &settings)?;
+                check_replicas(replicas, &settings)?;
                 return Ok(settings);
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 unknown.insert(index);
-                if unknown.len() > zones.len() / 2 {
+                if unknown.len() > replicas.len() / 2 {
                     return Err(error);
                 }
             }
@@ -128,18 +132,18 @@ pub(super) async fn find_settings(
     }
     Err(Error::new(
         ErrorKind::NotFound,
-        format!("no zone knows volume {volume}"),
+        format!("no replica knows volume {volume}"),
     ))
 }
 
-/// Asks one zone until it answers.
-async fn settings_at(zone: &str, volume: &VolumeName, client: &str) -> Result<VolumeSettings> {
+/// Asks one replica until it answers.
+async fn settings_at(replica: &str, volume: &VolumeName, client: &str) -> Result<VolumeSettings> {
     let mut backoff = Backoff::new();
     loop {
-        match greet(zone, volume, client).await {
+        match greet(replica, volume, client).await {
             Ok(greeted) => return Ok(greeted.settings),
             Err(error) if is_passing(&error) => {
-                tracing::debug!(zone, why = describe(&error), "zone not reached yet");
+                tracing::debug!(replica, why = describe(&error), "replica not reached yet");
             }
             Err(error) => return Err(error),
         }
@@ -147,14 +151,14 @@ async fn settings_at(zone: &str, volume: &VolumeName, client: &str) -> Result<Vo
     }
 }
 
-/// Each zone keeps one replica, for now.
-fn check_zones(zones: &[String], settings: &VolumeSettings) -> Result<()> {
-    if zones.len() != usize::from(settings.replicas) {
+/// Each replica keeps one replica, for now.
+fn check_replicas(replicas: &[String], settings: &VolumeSettings) -> Result<()> {
+    if replicas.len() != usize::from(settings.replicas) {
         return Err(Error::new(
             ErrorKind::Invalid,
             format!(
-                "{} zones for {} replicas: give one address for each replica",
-                zones.len(),
+                "{} replicas for {} replicas: give one address for each replica",
+                replicas.len(),
                 settings.replicas
             ),
         ));

@@ -1,4 +1,4 @@
-//! The whole client over sockets, against zones that keep the replica rules and live in the test.
+//! The whole client over sockets, against replicas that keep the replica rules and live in the test.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use super::*;
 use crate::storage::VolumeSettings;
 use crate::wire::{FrameReader, PROTOCOL, Request, Response};
 
-/// One zone: everything is durable at once.
+/// One replica: everything is durable at once.
 #[derive(Default)]
-struct Zone {
+struct Replica {
     peer: Peer,
     settings: Option<VolumeSettings>,
     connections: Vec<UnboundedSender<(u64, Response)>>,
 }
 
-impl Zone {
+impl Replica {
     fn handle(&mut self, conn: u64, id: u64, request: Request) {
         let sent = match request {
             Request::CreateVolume { settings, .. } => {
@@ -69,46 +69,46 @@ impl Zone {
     }
 }
 
-struct Zones {
+struct Replicas {
     addresses: Vec<String>,
-    zones: Vec<Arc<Mutex<Zone>>>,
+    replicas: Vec<Arc<Mutex<Replica>>>,
     listeners: Vec<JoinSet<()>>,
     dir: tempfile::TempDir,
 }
 
-impl Zones {
-    fn start() -> Zones {
+impl Replicas {
+    fn start() -> Replicas {
         let dir = tempfile::tempdir().unwrap();
-        let mut zones = Zones {
+        let mut replicas = Replicas {
             addresses: Vec::new(),
-            zones: Vec::new(),
+            replicas: Vec::new(),
             listeners: Vec::new(),
             dir,
         };
         for index in 0..3 {
-            let path = zones.dir.path().join(format!("z{index}"));
-            zones.addresses.push(format!("unix:{}", path.display()));
-            zones.zones.push(Arc::default());
-            zones.listeners.push(JoinSet::new());
-            zones.listen(index);
+            let path = replicas.dir.path().join(format!("z{index}"));
+            replicas.addresses.push(format!("unix:{}", path.display()));
+            replicas.replicas.push(Arc::default());
+            replicas.listeners.push(JoinSet::new());
+            replicas.listen(index);
         }
-        zones
+        replicas
     }
 
     fn listen(&mut self, index: usize) {
         let path = self.dir.path().join(format!("z{index}"));
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(path).unwrap();
-        let zone = Arc::clone(&self.zones[index]);
+        let replica = Arc::clone(&self.replicas[index]);
         self.listeners[index].spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                connections.spawn(connection(Arc::clone(&zone), stream));
+                connections.spawn(connection(Arc::clone(&replica), stream));
             }
         });
     }
 
-    /// Closes all connections of a zone and takes no new ones.
+    /// Closes all connections of a replica and takes no new ones.
     async fn stop(&mut self, index: usize) {
         self.listeners[index].shutdown().await;
     }
@@ -127,20 +127,20 @@ impl Zones {
     }
 }
 
-async fn connection(zone: Arc<Mutex<Zone>>, stream: tokio::net::UnixStream) {
+async fn connection(replica: Arc<Mutex<Replica>>, stream: tokio::net::UnixStream) {
     let (reader, writer) = stream.into_split();
     let (sender, receiver) = unbounded_channel();
     let conn = {
-        let mut zone = zone.lock();
-        zone.connections.push(sender);
-        zone.connections.len() as u64 - 1
+        let mut replica = replica.lock();
+        replica.connections.push(sender);
+        replica.connections.len() as u64 - 1
     };
     let mut sending = JoinSet::new();
     sending.spawn(send(receiver, writer));
     let mut reader = FrameReader::new(reader);
     while let Ok(frame) = reader.next().await {
         let (id, request) = Request::decode(frame).expect("the client speaks the protocol");
-        zone.lock().handle(conn, id, request);
+        replica.lock().handle(conn, id, request);
     }
 }
 
@@ -157,16 +157,16 @@ async fn send(mut receiver: UnboundedReceiver<(u64, Response)>, mut writer: Owne
 }
 
 #[async_trait]
-impl crate::conformance::Volume for Zones {
+impl crate::conformance::Volume for Replicas {
     async fn open(&self) -> Arc<dyn Storage> {
         self.connect().await.unwrap()
     }
 }
 
-async fn created() -> Zones {
-    let zones = Zones::start();
-    zones.create().await;
-    zones
+async fn created() -> Replicas {
+    let replicas = Replicas::start();
+    replicas.create().await;
+    replicas
 }
 
 mod conformance {
@@ -185,36 +185,36 @@ fn block_of(byte: u8) -> Bytes {
 
 #[tokio::test]
 async fn creating_again_is_harmless_and_otherwise_a_conflict() {
-    let zones = created().await;
-    zones.create().await;
+    let replicas = created().await;
+    replicas.create().await;
     let name = VolumeName::new("v").unwrap();
     let other = VolumeSettings {
         block_size_bytes: 16384,
         ..VolumeSettings::default()
     };
-    let error = create_volume(&zones.addresses, &name, &other).await;
+    let error = create_volume(&replicas.addresses, &name, &other).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Conflict);
-    let two = create_volume(&zones.addresses[..2], &name, &other).await;
+    let two = create_volume(&replicas.addresses[..2], &name, &other).await;
     assert_eq!(two.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test]
 async fn an_unknown_volume_is_not_found() {
-    let zones = Zones::start();
+    let replicas = Replicas::start();
     assert_eq!(
-        zones.connect().await.unwrap_err().kind(),
+        replicas.connect().await.unwrap_err().kind(),
         ErrorKind::NotFound
     );
 }
 
 #[tokio::test]
-async fn a_zone_may_leave_and_come_back() {
-    let mut zones = created().await;
-    let client = zones.connect().await.unwrap();
+async fn a_replica_may_leave_and_come_back() {
+    let mut replicas = created().await;
+    let client = replicas.connect().await.unwrap();
     let name = NodeName::new("a").unwrap();
     client.own_epoch(&name).await.unwrap();
-    for (round, zone) in [0, 1, 2, 0].into_iter().enumerate() {
-        zones.stop(zone).await;
+    for (round, replica) in [0, 1, 2, 0].into_iter().enumerate() {
+        replicas.stop(replica).await;
         let byte = round as u8 + 1;
         client
             .write(KEY, Generation::SINGLE, block_of(byte))
@@ -222,9 +222,9 @@ async fn a_zone_may_leave_and_come_back() {
         client.csync(SyncScope::Volume).await.unwrap();
         let read = client.read(KEY, Generation::MAX).await.unwrap().unwrap();
         assert_eq!(read.data[0], byte);
-        zones.listen(zone);
+        replicas.listen(replica);
         let missed = || {
-            let peer = &zones.zones[zone].lock().peer;
+            let peer = &replicas.replicas[replica].lock().peer;
             peer.newest(KEY, Generation::MAX).map(|b| b.data[0])
         };
         while missed() != Some(byte) {
@@ -235,12 +235,12 @@ async fn a_zone_may_leave_and_come_back() {
 
 #[tokio::test]
 async fn without_a_majority_everything_waits_and_then_goes_on() {
-    let mut zones = created().await;
-    let client = zones.connect().await.unwrap();
+    let mut replicas = created().await;
+    let client = replicas.connect().await.unwrap();
     let name = NodeName::new("a").unwrap();
     client.own_epoch(&name).await.unwrap();
-    zones.stop(0).await;
-    zones.stop(1).await;
+    replicas.stop(0).await;
+    replicas.stop(1).await;
     client.write(KEY, Generation::SINGLE, block_of(1)).unwrap();
     let syncing = {
         let client = Arc::clone(&client);
@@ -252,17 +252,17 @@ async fn without_a_majority_everything_waits_and_then_goes_on() {
     };
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!syncing.is_finished() && !getting.is_finished());
-    zones.listen(0);
+    replicas.listen(0);
     syncing.await.unwrap().unwrap();
     assert_eq!(getting.await.unwrap().unwrap(), None);
 }
 
 #[tokio::test]
 async fn a_dropped_call_is_withdrawn() {
-    let mut zones = created().await;
-    let client = zones.connect().await.unwrap();
-    for zone in 0..3 {
-        zones.stop(zone).await;
+    let mut replicas = created().await;
+    let client = replicas.connect().await.unwrap();
+    for replica in 0..3 {
+        replicas.stop(replica).await;
     }
     let read = client.read(KEY, Generation::MAX);
     let late = tokio::time::timeout(Duration::from_millis(50), read).await;

@@ -151,7 +151,7 @@ pub async fn many_writers_tasks_and_syncs(volume: &dyn Volume) {
 /// Every zone is listed; room is known.
 pub async fn room_and_zones_are_reported(volume: &dyn Volume) {
     let (a, _) = owner(volume, "a").await;
-    assert_eq!(a.zones().len(), usize::from(a.settings().replicas));
+    assert_eq!(a.replicas().len(), usize::from(a.settings().replicas));
     assert!(a.space().await.unwrap().free_bytes > 0);
     a.write_room(a.settings().block_size_bytes as usize)
         .await

@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, ZoneId};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
 use crate::storage::{
-    Authority, Block, EpochGrant, Retention, Space, Storage, StorageCounters, SyncScope,
-    VolumeSettings, ZoneStatus,
+    Authority, Block, EpochGrant, ReplicaStatus, Retention, Space, Storage, StorageCounters,
+    SyncScope, VolumeSettings,
 };
 use crate::wire::MAX_RECORD_BYTES;
 use state::{ClientId, State};
@@ -336,21 +336,23 @@ impl Storage for MemoryStorage {
         self.at_once(|s| Ok(s.space())).await
     }
 
-    fn zones(&self) -> Vec<ZoneStatus> {
+    fn replicas(&self) -> Vec<ReplicaStatus> {
         let mut state = self.cluster.state.lock();
         let full = state.full;
         let client = state.client(self.id);
         let (up, pending) = (!client.cut_off, &client.pending);
         let pending_bytes = pending.iter().map(|w| w.data.len() as u64).sum();
-        let zone = |zone| ZoneStatus {
-            zone: ZoneId(zone),
-            address: format!("memory:{zone}"),
+        let settings = &self.cluster.settings;
+        let replica = |replica| ReplicaStatus {
+            replica: ReplicaId(replica),
+            zone: settings.zone_of(ReplicaId(replica)),
+            address: format!("memory:{replica}"),
             up,
             round_trip: None,
             pending_bytes,
             trouble: full.then(|| "no room".to_owned()),
         };
-        (0..self.cluster.settings.replicas).map(zone).collect()
+        (0..settings.replicas).map(replica).collect()
     }
 
     fn counters(&self) -> StorageCounters {

@@ -5,7 +5,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
-use crate::storage::{EpochGrant, Lineage, Retention, Span, VolumeSettings};
+use crate::storage::{EpochGrant, Lineage, Protocol, Retention, Span, VolumeSettings};
 
 /// Writes values at the end of a buffer.
 pub(super) struct Encoder<'a>(pub &'a mut BytesMut);
@@ -58,6 +58,9 @@ impl Encoder<'_> {
         self.u32(v.block_size_bytes);
         self.u8(v.replicas);
         self.u8(v.sync_replicas);
+        self.u8(v.zones);
+        let protocol = Protocol::ALL.iter().position(|p| *p == v.protocol);
+        self.u8(protocol.unwrap_or_default() as u8);
     }
     pub fn grant(&mut self, v: &EpochGrant) {
         self.epoch(v.epoch);
@@ -181,6 +184,10 @@ impl Decoder {
             block_size_bytes: self.u32()?,
             replicas: self.u8()?,
             sync_replicas: self.u8()?,
+            zones: self.u8()?,
+            protocol: *Protocol::ALL
+                .get(usize::from(self.u8()?))
+                .ok_or_else(|| malformed("no such protocol"))?,
         })
     }
 

@@ -154,8 +154,8 @@ impl Host {
 }
 
 pub(crate) async fn connect(config: &Config) -> Result<Arc<dyn Storage>> {
-    let zones = config.zones.iter().map(ToString::to_string).collect();
-    let mut client = ClientConfig::new(config.volume.clone(), zones, config.name.as_str());
+    let replicas = config.replicas();
+    let mut client = ClientConfig::new(config.volume.clone(), replicas, config.name.as_str());
     client.pending_bytes_max = config.memory.pending.bytes();
     Ok(Client::connect(client).await?)
 }

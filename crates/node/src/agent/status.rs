@@ -50,7 +50,7 @@ impl StatusBoard {
     fn status(&self) -> Value {
         let mut status = self.state.lock().clone();
         if let Some(storage) = self.storage.lock().as_ref() {
-            status["zones"] = json!(storage.zones());
+            status["replicas"] = json!(storage.replicas());
             status["storage"] = json!(storage.counters());
         }
         status

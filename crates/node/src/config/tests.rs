@@ -123,3 +123,40 @@ fn a_missing_file_is_named() {
     assert!(error.to_string().contains("/nonexistent/u.toml"));
     assert!(std::error::Error::source(&error).is_some());
 }
+
+#[test]
+fn a_zone_may_have_several_servers() {
+    let example = Config::example();
+    let several = r#"zones = [["a:1", "a:2"], ["b:1", "b:2"], ["c:1", "c:2"]]"#;
+    let lines = example
+        .lines()
+        .map(|line| match line.starts_with("zones = ") {
+            true => several,
+            false => line,
+        });
+    let text: String = lines.flat_map(|line| [line, "\n"]).collect();
+    let config = Config::parse(&text).unwrap();
+    assert_eq!(
+        config.replicas(),
+        ["a:1", "a:2", "b:1", "b:2", "c:1", "c:2"]
+    );
+    let settings = config.volume_settings();
+    assert_eq!(
+        (settings.replicas, settings.sync_replicas, settings.zones),
+        (6, 4, 3)
+    );
+    let uneven = text.replace(r#"["b:1", "b:2"]"#, r#"["b:1"]"#);
+    assert!(
+        Config::parse(&uneven)
+            .unwrap_err()
+            .to_string()
+            .contains("same number")
+    );
+    let twice = text.replace("c:2", "a:1");
+    assert!(
+        Config::parse(&twice)
+            .unwrap_err()
+            .to_string()
+            .contains("listed twice")
+    );
+}

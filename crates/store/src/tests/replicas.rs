@@ -64,7 +64,11 @@ async fn a_block_damaged_in_one_zone_is_read_from_another() {
     }
     // On all three, so that each can be damaged: a sync asks for two only.
     writer.csync(SyncScope::Volume).await.unwrap();
-    while writer.zones().iter().any(|zone| zone.pending_bytes > 0) {
+    while writer
+        .replicas()
+        .iter()
+        .any(|replica| replica.pending_bytes > 0)
+    {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     drop(writer);

@@ -11,11 +11,12 @@ use crate::exit::Code;
 /// Creates the cluster and says what was made.
 pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
     let config = Config::load(&args.config)?;
+    let spread = config.volume_settings();
     let options = InitOptions {
         settings: VolumeSettings {
-            replicas: args.replicas,
-            sync_replicas: args.sync_replicas,
-            ..VolumeSettings::default()
+            sync_replicas: args.sync_replicas.unwrap_or(spread.sync_replicas),
+            protocol: args.protocol.into(),
+            ..spread
         },
         import: args.import,
         initdb: args.initdb,

@@ -28,8 +28,8 @@ impl Registry {
     /// Connects to the zones of the configuration file.
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
         let config = Config::load(file)?;
-        let zones = config.zones.iter().map(ToString::to_string).collect();
-        let client = Client::connect(ClientConfig::new(config.volume.clone(), zones, "command"));
+        let client = ClientConfig::new(config.volume.clone(), config.replicas(), "command");
+        let client = Client::connect(client);
         let storage = in_time(async { Ok(client.await? as Arc<dyn Storage>) }).await?;
         Ok(Registry { config, storage })
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use dax::storage::ZoneStatus;
+use dax::storage::ReplicaStatus;
 use node::channel::{self, Identity, Request};
 use node::records::{Cluster, Heartbeat, Member, MemberState, Record, Role};
 use serde::Serialize;
@@ -29,7 +29,7 @@ struct Status {
     cluster: Option<Cluster>,
     heartbeat: Option<Heartbeat>,
     nodes: Vec<Node>,
-    zones: Vec<ZoneStatus>,
+    replicas: Vec<ReplicaStatus>,
 }
 
 /// One node: its record, and its own answer if it gave one.
@@ -97,7 +97,7 @@ async fn look(registry: &Registry) -> anyhow::Result<Status> {
         cluster,
         heartbeat,
         nodes,
-        zones: registry.storage.zones(),
+        replicas: registry.storage.replicas(),
     })
 }
 
@@ -158,8 +158,8 @@ fn table(status: &Status) -> String {
         out.push_str(&node_line(node));
     }
     out.push('\n');
-    for zone in &status.zones {
-        out.push_str(&zone_line(zone));
+    for replica in &status.replicas {
+        out.push_str(&replica_line(replica));
     }
     out
 }
@@ -195,15 +195,16 @@ fn node_line(node: &Node) -> String {
     )
 }
 
-fn zone_line(zone: &ZoneStatus) -> String {
-    let state = match (zone.up, zone.round_trip, &zone.trouble) {
+fn replica_line(replica: &ReplicaStatus) -> String {
+    let state = match (replica.up, replica.round_trip, &replica.trouble) {
         (true, Some(time), None) => format!("up, {:.1} ms away", time.as_secs_f64() * 1000.0),
         (true, _, Some(trouble)) => format!("up, but {trouble}"),
         (true, None, None) => "up".into(),
         (false, _, Some(trouble)) => format!("DOWN: {trouble}"),
         (false, _, None) => "DOWN".into(),
     };
-    format!("{:<8}{:<28}{state}\n", zone.zone.to_string(), zone.address)
+    let zone = replica.zone.to_string();
+    format!("{zone:<8}{:<28}{state}\n", replica.address)
 }
 
 /// A state's name as it is in the JSON.

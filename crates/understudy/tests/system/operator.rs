@@ -46,9 +46,9 @@ async fn a_handover_and_a_stop_of_everything_lose_nothing() -> Result<()> {
     ensure!(status["active"] == first.as_str(), "{status:#}");
     ensure!(status["protected"] == true, "{status:#}");
     ensure!(
-        status["zones"]
+        status["replicas"]
             .as_array()
-            .is_some_and(|zones| zones.len() == 3)
+            .is_some_and(|replicas| replicas.len() == 3)
     );
 
     let moved = stage.clock.now();

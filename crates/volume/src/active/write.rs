@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use dax::ids::{BlockIndex, BlockKey, FileId, Generation};
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation, Version};
 use dax::storage::SyncScope;
 use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
 
@@ -43,6 +43,8 @@ struct Written {
     class: FileClass,
     generation: Generation,
     path: Option<String>,
+    /// The version of the last block, if any was stored.
+    version: Option<Version>,
 }
 
 impl ActiveView {
@@ -109,12 +111,16 @@ impl Inner {
         // One block more: the old last block may need its tail zeroed.
         let room = (blocks.end - blocks.start + 1) * self.block_size;
         self.storage.write_room(room as usize).await?;
-        let (_held, inode) = self.lock_for_write(file, offset, end).await?;
+        let (held, inode) = self.lock_for_write(file, offset, end).await?;
         let tail = self.gap_tail(&inode, file, offset).await?;
         let contents = self.whole_blocks(&inode, file, offset, &data).await?;
         let written = self.accept(file, tail.into_iter().chain(contents), end, now)?;
+        drop(held);
         self.report(&written, offset, &data);
         self.flush_if_long();
+        if let Some(version) = written.version {
+            self.storage.acknowledged(file, version).await?;
+        }
         Ok(())
     }
 
@@ -234,6 +240,7 @@ impl Inner {
         let inode = core.namespace.file(file)?;
         let (class, old_size) = (inode.class, inode.size);
         let generation = core.generation(class);
+        let mut version = None;
         for (key, data) in blocks {
             // Behind the end everything reads as zeros already (truncation marks): a database that
             // extends a file by zeros, or fills a new log segment up with them, costs nothing.
@@ -242,7 +249,7 @@ impl Inner {
                 self.discard_inherited(&mut core, key);
                 continue;
             }
-            self.put_block(&mut core, key, generation, class, data)?;
+            version = Some(self.put_block(&mut core, key, generation, class, data)?);
         }
         match core.namespace.plan_grow(file, end, now)? {
             Some(op) => self.commit(&mut core, op, None)?,
@@ -258,6 +265,7 @@ impl Inner {
             class,
             generation,
             path,
+            version,
         })
     }
 
@@ -268,14 +276,14 @@ impl Inner {
         generation: Generation,
         class: FileClass,
         data: Bytes,
-    ) -> Result<()> {
+    ) -> Result<Version> {
         self.discard_inherited(core, key);
         let version = self.storage.write(key, generation, data.clone())?;
         match class {
             FileClass::Log => self.cache.remove(key, LATEST),
             _ => self.cache.write(key, LATEST, Cached { version, data }),
         }
-        Ok(())
+        Ok(version)
     }
 
     fn discard_inherited(&self, core: &mut Core, key: BlockKey) {

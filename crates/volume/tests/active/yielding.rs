@@ -8,8 +8,8 @@ use dax::error::Result;
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version};
 use dax::memory::MemoryStorage;
 use dax::storage::{
-    Authority, Block, EpochGrant, Retention, Space, Storage, StorageCounters, SyncScope,
-    VolumeSettings, ZoneStatus,
+    Authority, Block, EpochGrant, ReplicaStatus, Retention, Space, Storage, StorageCounters,
+    SyncScope, VolumeSettings,
 };
 
 /// See the module.
@@ -95,8 +95,8 @@ impl Storage for Yielding {
         self.0.space().await
     }
 
-    fn zones(&self) -> Vec<ZoneStatus> {
-        self.0.zones()
+    fn replicas(&self) -> Vec<ReplicaStatus> {
+        self.0.replicas()
     }
 
     fn counters(&self) -> StorageCounters {

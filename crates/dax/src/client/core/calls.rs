@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::Result;
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ZoneId};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId};
 use crate::storage::{Authority, Block, EpochGrant, Retention, Space, SyncScope};
 use crate::wire::Request;
 
@@ -16,7 +16,7 @@ pub(crate) type Time = Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct OpId(pub u64);
 
-/// Who asked a zone something.
+/// Who asked a replica something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asker {
     Op(OpId),
@@ -28,14 +28,14 @@ pub(crate) enum Asker {
 /// What the driver must do.
 #[derive(Debug)]
 pub(crate) enum Effect {
-    /// Send to a zone, after everything sent before.
+    /// Send to a replica, after everything sent before.
     Send {
-        zone: ZoneId,
+        replica: ReplicaId,
         id: u64,
         request: Request,
     },
-    /// Close the connection to a zone; the core has taken it as down already.
-    Disconnect { zone: ZoneId, why: String },
+    /// Close the connection to a replica; the core has taken it as down already.
+    Disconnect { replica: ReplicaId, why: String },
     /// An operation is complete.
     Done { op: OpId, result: Result<Output> },
     /// A higher epoch exists. Sent once.
@@ -90,6 +90,6 @@ pub(crate) struct CoreConfig {
     pub addresses: Vec<String>,
     pub pending_bytes_max: usize,
     pub version_list_max: usize,
-    /// A zone that is silent for so long is taken as down.
-    pub zone_timeout: Time,
+    /// A replica that is silent for so long is taken as down.
+    pub replica_timeout: Time,
 }

@@ -1,20 +1,20 @@
-//! What zones are told for their own good (retention, removal): best effort, in order per zone,
-//! again when a zone that was away returns.
+//! What replicas are told for their own good (retention, removal): best effort, in order per replica,
+//! again when a replica that was away returns.
 //!
-//! Invariant: a chore is complete for its caller once no connected zone still works on it; it stays
-//! here until every zone has done it, or until too many wait (space is then not given back in a zone
-//! that was away very long).
+//! Invariant: a chore is complete for its caller once no connected replica still works on it; it stays
+//! here until every replica has done it, or until too many wait (space is then not given back at a
+//! replica that was away very long).
 
 use std::collections::VecDeque;
 
-use crate::ids::ZoneId;
+use crate::ids::ReplicaId;
 use crate::wire::Request;
 
 use super::links::Links;
-use super::quorum::ZoneSet;
+use super::quorum::ReplicaSet;
 use super::{Asker, Effects, OpId, Time};
 
-/// More chores than this are not kept for zones that are away.
+/// More chores than this are not kept for replicas that are away.
 const KEPT_MAX: usize = 4096;
 
 #[derive(Debug)]
@@ -22,10 +22,10 @@ struct Chore {
     number: u64,
     op: OpId,
     request: Request,
-    /// Zones that have not done it.
-    left: ZoneSet,
-    /// Zones of those that were told on the present connection.
-    told: ZoneSet,
+    /// Replicas that have not done it.
+    left: ReplicaSet,
+    /// Replicas of those that were told on the present connection.
+    told: ReplicaSet,
 }
 
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) struct Chores {
 }
 
 impl Chores {
-    pub fn add(&mut self, op: OpId, request: Request, zones: ZoneSet) {
+    pub fn add(&mut self, op: OpId, request: Request, replicas: ReplicaSet) {
         if matches!(request, Request::Retain { .. }) {
             // Only the latest counts.
             self.chores
@@ -49,42 +49,42 @@ impl Chores {
             number: self.next,
             op,
             request,
-            left: zones,
-            told: ZoneSet::default(),
+            left: replicas,
+            told: ReplicaSet::default(),
         });
     }
 
-    /// Tells a connected zone what it was not told yet.
-    pub fn send(&mut self, zone: ZoneId, now: Time, links: &mut Links, out: &mut Effects) {
+    /// Tells a connected replica what it was not told yet.
+    pub fn send(&mut self, replica: ReplicaId, now: Time, links: &mut Links, out: &mut Effects) {
         for chore in &mut self.chores {
-            if chore.left.contains(zone) && !chore.told.contains(zone) {
-                chore.told.insert(zone);
+            if chore.left.contains(replica) && !chore.told.contains(replica) {
+                chore.told.insert(replica);
                 let asker = Asker::Chore(chore.number);
-                links.ask(zone, asker, chore.request.clone(), now, out);
+                links.ask(replica, asker, chore.request.clone(), now, out);
             }
         }
     }
 
-    /// A zone answered. Returns the operation to look at again.
-    pub fn replied(&mut self, zone: ZoneId, number: u64, done: bool) -> Vec<OpId> {
+    /// A replica answered. Returns the operation to look at again.
+    pub fn replied(&mut self, replica: ReplicaId, number: u64, done: bool) -> Vec<OpId> {
         let Some(chore) = self.chores.iter_mut().find(|c| c.number == number) else {
             return Vec::new();
         };
-        chore.told.remove(zone);
+        chore.told.remove(replica);
         if done {
-            chore.left.remove(zone);
+            chore.left.remove(replica);
         }
         let op = chore.op;
         self.chores.retain(|c| !c.left.is_empty());
         vec![op]
     }
 
-    /// A zone went down: it is told again when it returns.
-    pub fn lost(&mut self, zone: ZoneId) {
-        self.chores.iter_mut().for_each(|c| c.told.remove(zone));
+    /// A replica went down: it is told again when it returns.
+    pub fn lost(&mut self, replica: ReplicaId) {
+        self.chores.iter_mut().for_each(|c| c.told.remove(replica));
     }
 
-    /// Whether no connected zone still works on the operation's chores.
+    /// Whether no connected replica still works on the operation's chores.
     pub fn is_done(&self, op: OpId) -> bool {
         self.chores
             .iter()

@@ -7,7 +7,7 @@
 //!        └── nobody won ── look who won ──another owner holds a quorum──▶ Conflict
 //! ```
 //!
-//! Invariant: at most one owner is accepted for an epoch by an epoch quorum, because each zone accepts
+//! Invariant: at most one owner is accepted for an epoch by an epoch quorum, because each replica accepts
 //! the first that comes and quorums meet.
 
 use crate::error::{Error, ErrorKind, Result};
@@ -19,7 +19,7 @@ use super::quorum::{Quorums, Round};
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, Time, unexpected};
 
-/// How long to wait for the other zones before an undecided contest is taken as won by nobody.
+/// How long to wait for the other replicas before an undecided contest is taken as won by nobody.
 const UNDECIDED: Time = Time::from_millis(500);
 
 /// Asks a quorum which epoch it has accepted.
@@ -45,14 +45,14 @@ impl Look {
 
     fn take(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<()> {
         match event {
-            Event::Reply(zone, Response::Epoch(grant)) => self.round.answer(zone, grant),
-            Event::Reply(zone, Response::Error { kind, message }) => {
-                if let Some(error) = self.round.error(zone, kind, message, s.now) {
+            Event::Reply(replica, Response::Epoch(grant)) => self.round.answer(replica, grant),
+            Event::Reply(replica, Response::Error { kind, message }) => {
+                if let Some(error) = self.round.error(replica, kind, message, s.now) {
                     return Err(error);
                 }
             }
-            Event::Reply(zone, other) => return Err(unexpected(zone, &other)),
-            Event::Lost(zone) => self.round.lost(zone),
+            Event::Reply(replica, other) => return Err(unexpected(replica, &other)),
+            Event::Lost(replica) => self.round.lost(replica),
             Event::Start | Event::Wake | Event::Synced => {}
         }
         self.round
@@ -60,7 +60,7 @@ impl Look {
         Ok(())
     }
 
-    /// The highest grant that was seen; of several owners of it, the one that most zones name.
+    /// The highest grant that was seen; of several owners of it, the one that most replicas name.
     fn highest(&self) -> EpochGrant {
         let grants = || self.round.replies.iter().map(|(_, grant)| grant);
         let votes = |grant: &EpochGrant| grants().filter(|g| *g == grant).count();
@@ -72,7 +72,7 @@ impl Look {
     }
 
     /// Whether an owner holds an epoch quorum of those that answered; whether it still might, if the
-    /// silent zones were all on its side.
+    /// silent replicas were all on its side.
     fn winner(&self, quorums: Quorums) -> (Option<EpochGrant>, bool) {
         let highest = self.highest();
         let votes = self.round.replies.iter().filter(|(_, g)| *g == highest);
@@ -162,19 +162,19 @@ impl Claim {
             return Ok(None);
         };
         match event {
-            Event::Reply(zone, Response::Owned { accepted, grant }) => {
+            Event::Reply(replica, Response::Owned { accepted, grant }) => {
                 if accepted {
-                    s.links.admit(zone);
+                    s.links.admit(replica);
                 }
-                round.answer(zone, (accepted, grant));
+                round.answer(replica, (accepted, grant));
             }
-            Event::Reply(zone, Response::Error { kind, message }) => {
-                if let Some(error) = round.error(zone, kind, message, s.now) {
+            Event::Reply(replica, Response::Error { kind, message }) => {
+                if let Some(error) = round.error(replica, kind, message, s.now) {
                     return Err(error);
                 }
             }
-            Event::Reply(zone, other) => return Err(unexpected(zone, &other)),
-            Event::Lost(zone) => round.lost(zone),
+            Event::Reply(replica, other) => return Err(unexpected(replica, &other)),
+            Event::Lost(replica) => round.lost(replica),
             Event::Start | Event::Wake | Event::Synced => {}
         }
         round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);

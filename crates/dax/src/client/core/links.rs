@@ -1,4 +1,4 @@
-//! One link per zone: what was sent on it, what is acknowledged, what has to be sent (again).
+//! One link per replica: what was sent on it, what is acknowledged, what has to be sent (again).
 //!
 //! ```text
 //!             connected                      acknowledged
@@ -7,33 +7,33 @@
 //!     └──── connection lost ───┘      └─ refused: full ──▶ rests, then the queue again
 //! ```
 //!
-//! Invariants: a zone gets the writes of one connection in the order they were made; what was in
+//! Invariants: a replica gets the writes of one connection in the order they were made; what was in
 //! flight when a connection broke is sent again first.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ZoneId};
-use crate::storage::ZoneStatus;
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, ZoneId};
+use crate::storage::{ReplicaStatus, VolumeSettings};
 use crate::wire::{BlockWrite, Request};
 
 use super::pending::{Dropped, Pending, Seq};
-use super::quorum::ZoneSet;
+use super::quorum::ReplicaSet;
 use super::{Asker, Effect, Effects, OpId, Time};
 
-/// Bytes of blocks on the way to one zone; the rest waits in the queue.
+/// Bytes of blocks on the way to one replica; the rest waits in the queue.
 const WINDOW_BYTES: usize = 16 << 20;
 
-/// Missed writes that are remembered for a zone (about 24 MiB).
+/// Missed writes that are remembered for a replica (about 24 MiB).
 const MISSED_MAX: usize = 1 << 20;
 
-/// Repairs of one zone at a time, and bytes on the way to it above which none is started.
+/// Repairs of one replica at a time, and bytes on the way to it above which none is started.
 const REPAIRS: usize = 16;
 const REPAIR_BYTES: usize = 1 << 20;
 
 /// How long a refused write rests before it is sent again.
 const REFUSED_REST: Time = Time::from_millis(500);
 
-/// Bounds of the wait before another zone is asked, too.
+/// Bounds of the wait before another replica is asked, too.
 const HEDGE_MIN: Time = Time::from_millis(20);
 const HEDGE_MAX: Time = Time::from_millis(1000);
 
@@ -60,6 +60,7 @@ pub(crate) struct Asked {
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     address: String,
+    zone: ZoneId,
     up: bool,
     /// It has accepted this handle's epoch since it was connected: its answers are under the fence.
     admitted: bool,
@@ -79,7 +80,7 @@ pub(crate) struct Link {
     last_sent: Seq,
     asked: HashMap<u64, Asked>,
     pending_bytes: u64,
-    /// Writes given up for this zone because memory was short while it was away.
+    /// Writes given up for this replica because memory was short while it was away.
     missed: BTreeSet<(BlockKey, Generation)>,
     /// More than could be remembered.
     missed_unknown: u64,
@@ -97,43 +98,44 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub fn new(addresses: &[String]) -> Links {
-        let link = |address: &String| Link {
+    pub fn new(addresses: &[String], settings: &VolumeSettings) -> Links {
+        let link = |(replica, address): (u8, &String)| Link {
             address: address.clone(),
+            zone: settings.zone_of(ReplicaId(replica)),
             ..Link::default()
         };
         Links {
-            links: addresses.iter().map(link).collect(),
+            links: (0..).zip(addresses).map(link).collect(),
             next_id: 1,
             owned: false,
         }
     }
 
-    fn link(&mut self, zone: ZoneId) -> &mut Link {
-        &mut self.links[usize::from(zone.0)]
+    fn link(&mut self, replica: ReplicaId) -> &mut Link {
+        &mut self.links[usize::from(replica.0)]
     }
 
-    fn each(&self) -> impl Iterator<Item = (ZoneId, &Link)> {
-        (0u8..).map(ZoneId).zip(&self.links)
+    fn each(&self) -> impl Iterator<Item = (ReplicaId, &Link)> {
+        (0u8..).map(ReplicaId).zip(&self.links)
     }
 
-    /// Zones with a connection.
-    pub fn up(&self) -> ZoneSet {
-        let mut up = ZoneSet::default();
+    /// Replicas with a connection.
+    pub fn up(&self) -> ReplicaSet {
+        let mut up = ReplicaSet::default();
         self.each()
             .filter(|(_, l)| l.up)
-            .for_each(|(zone, _)| up.insert(zone));
+            .for_each(|(replica, _)| up.insert(replica));
         up
     }
 
-    /// Zones whose answers count. For an epoch's owner only those that have accepted it: another one
+    /// Replicas whose answers count. For an epoch's owner only those that have accepted it: another one
     /// may still take a write of the dead epoch after it answered, which would then be durable
     /// without any reader of the new epoch having seen it.
-    pub fn askable(&self) -> ZoneSet {
-        let mut askable = ZoneSet::default();
+    pub fn askable(&self) -> ReplicaSet {
+        let mut askable = ReplicaSet::default();
         self.each()
             .filter(|(_, l)| l.up && (l.admitted || !self.owned))
-            .for_each(|(zone, _)| askable.insert(zone));
+            .for_each(|(replica, _)| askable.insert(replica));
         askable
     }
 
@@ -142,9 +144,9 @@ impl Links {
         self.owned = true;
     }
 
-    /// The zone has accepted this handle's epoch.
-    pub fn admit(&mut self, zone: ZoneId) {
-        self.link(zone).admitted = true;
+    /// The replica has accepted this handle's epoch.
+    pub fn admit(&mut self, replica: ReplicaId) {
+        self.link(replica).admitted = true;
     }
 
     /// A new epoch is proposed: nobody has accepted it yet.
@@ -152,18 +154,18 @@ impl Links {
         self.links.iter_mut().for_each(|link| link.admitted = false);
     }
 
-    /// The zone of `among` with the shortest measured round trip; the first of the unmeasured.
-    pub fn nearest(&self, among: ZoneSet) -> Option<ZoneId> {
-        let distance = |zone: &ZoneId| {
-            let link = &self.links[usize::from(zone.0)];
+    /// The replica of `among` with the shortest measured round trip; the first of the unmeasured.
+    pub fn nearest(&self, among: ReplicaSet) -> Option<ReplicaId> {
+        let distance = |replica: &ReplicaId| {
+            let link = &self.links[usize::from(replica.0)];
             link.round_trip.unwrap_or(Time::MAX)
         };
         among.iter().min_by_key(distance)
     }
 
-    /// How long to wait for these zones before another is asked, too.
-    pub fn hedge_delay(&self, waiting: ZoneSet) -> Time {
-        let round_trip = |zone: ZoneId| self.links[usize::from(zone.0)].round_trip;
+    /// How long to wait for these replicas before another is asked, too.
+    pub fn hedge_delay(&self, waiting: ReplicaSet) -> Time {
+        let round_trip = |replica: ReplicaId| self.links[usize::from(replica.0)].round_trip;
         let slowest = waiting.iter().filter_map(round_trip).max();
         (slowest.unwrap_or_default() * 3).clamp(HEDGE_MIN, HEDGE_MAX)
     }
@@ -171,7 +173,7 @@ impl Links {
     /// Sends a question; its answer goes to `asker`.
     pub fn ask(
         &mut self,
-        zone: ZoneId,
+        replica: ReplicaId,
         asker: Asker,
         request: Request,
         now: Time,
@@ -180,13 +182,17 @@ impl Links {
         let id = self.next_id;
         self.next_id += 1;
         let asked = Asked { asker, at: now };
-        self.link(zone).asked.insert(id, asked);
-        out.push(Effect::Send { zone, id, request });
+        self.link(replica).asked.insert(id, asked);
+        out.push(Effect::Send {
+            replica,
+            id,
+            request,
+        });
     }
 
     /// Whose question an answer belongs to, if anybody still waits for it.
-    pub fn answered(&mut self, zone: ZoneId, id: u64) -> Option<Asked> {
-        self.link(zone).asked.remove(&id)
+    pub fn answered(&mut self, replica: ReplicaId, id: u64) -> Option<Asked> {
+        self.link(replica).asked.remove(&id)
     }
 
     /// Answers to what the operation asked before do not reach it any more.
@@ -196,13 +202,13 @@ impl Links {
         }
     }
 
-    /// Notes that a zone is alive, and how far away it is.
-    pub fn heard(&mut self, zone: ZoneId, now: Time) {
-        self.link(zone).heard = now;
+    /// Notes that a replica is alive, and how far away it is.
+    pub fn heard(&mut self, replica: ReplicaId, now: Time) {
+        self.link(replica).heard = now;
     }
 
-    pub fn measured(&mut self, zone: ZoneId, round_trip: Time) {
-        let link = self.link(zone);
+    pub fn measured(&mut self, replica: ReplicaId, round_trip: Time) {
+        let link = self.link(replica);
         // Down at once, up slowly: an answer that queued behind a burst says nothing of distance.
         link.round_trip = Some(match link.round_trip {
             Some(known) if known < round_trip => known + (round_trip - known) / 32,
@@ -210,8 +216,8 @@ impl Links {
         });
     }
 
-    pub fn connected(&mut self, zone: ZoneId, now: Time) {
-        let link = self.link(zone);
+    pub fn connected(&mut self, replica: ReplicaId, now: Time) {
+        let link = self.link(replica);
         link.up = true;
         link.heard = now;
         link.pinged = now;
@@ -225,8 +231,8 @@ impl Links {
     }
 
     /// What was in flight goes back to the front of the queue.
-    pub fn disconnected(&mut self, zone: ZoneId, why: String) {
-        let link = self.link(zone);
+    pub fn disconnected(&mut self, replica: ReplicaId, why: String) {
+        let link = self.link(replica);
         link.up = false;
         link.admitted = false;
         link.trouble = Some(why);
@@ -239,15 +245,15 @@ impl Links {
         });
     }
 
-    /// A zone that cannot be used, and why.
-    pub fn set_trouble(&mut self, zone: ZoneId, why: Option<String>) {
-        self.link(zone).trouble = why;
+    /// A replica that cannot be used, and why.
+    pub fn set_trouble(&mut self, replica: ReplicaId, why: Option<String>) {
+        self.link(replica).trouble = why;
     }
 
-    /// Puts a new write at the end of each of its zones' queues and sends what fits.
-    pub fn write(&mut self, seq: Seq, bytes: usize, zones: ZoneSet) {
-        for zone in zones.iter() {
-            let link = self.link(zone);
+    /// Puts a new write at the end of each of its replicas' queues and sends what fits.
+    pub fn write(&mut self, seq: Seq, bytes: usize, replicas: ReplicaSet) {
+        for replica in replicas.iter() {
+            let link = self.link(replica);
             link.queue.push_back(seq);
             link.pending_bytes += bytes as u64;
         }
@@ -256,26 +262,26 @@ impl Links {
     /// Sends queued writes while the window has room, and a flush if somebody waits for one.
     pub fn pump(
         &mut self,
-        zone: ZoneId,
+        replica: ReplicaId,
         epoch: Epoch,
         pending: &mut Pending,
         quorums: super::Quorums,
         out: &mut Effects,
     ) {
-        let link = self.link(zone);
+        let link = self.link(replica);
         if !link.up {
             return;
         }
         while link.in_flight_bytes < WINDOW_BYTES
             && let Some(seq) = link.queue.pop_front()
         {
-            if pending.is_superfluous(seq, zone) {
+            if pending.is_superfluous(seq, replica) {
                 let bytes = pending.get(seq).map_or(0, |e| e.data.len());
-                pending.ack(seq, zone, quorums.replicas, quorums.sync);
+                pending.ack(seq, replica, quorums.replicas, quorums.sync);
                 link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
                 continue;
             }
-            let Some(entry) = pending.get(seq).filter(|e| e.missing.contains(zone)) else {
+            let Some(entry) = pending.get(seq).filter(|e| e.missing.contains(replica)) else {
                 continue;
             };
             let number = link.next_number;
@@ -290,7 +296,7 @@ impl Links {
                 bytes,
             });
             out.push(Effect::Send {
-                zone,
+                replica,
                 id: number,
                 request: Request::Write(BlockWrite {
                     epoch,
@@ -302,22 +308,22 @@ impl Links {
                 }),
             });
         }
-        link.flush(zone, out);
+        link.flush(replica, out);
     }
 
     /// Somebody waits for everything up to `upto`.
     pub fn want_flush(&mut self, upto: Seq, out: &mut Effects) {
-        for (zone, link) in (0u8..).map(ZoneId).zip(&mut self.links) {
+        for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
             link.flush_wanted = link.flush_wanted.max(upto);
             if link.up {
-                link.flush(zone, out);
+                link.flush(replica, out);
             }
         }
     }
 
     /// The writes that this acknowledgement covers.
-    pub fn acked(&mut self, zone: ZoneId, upto: u64, now: Time) -> Vec<Seq> {
-        let link = self.link(zone);
+    pub fn acked(&mut self, replica: ReplicaId, upto: u64, now: Time) -> Vec<Seq> {
+        let link = self.link(replica);
         link.progress_at = now;
         let mut acked = Vec::new();
         while let Some(done) = link.in_flight.pop_front_if(|f| f.number <= upto) {
@@ -331,8 +337,8 @@ impl Links {
     }
 
     /// A write had no effect: it rests, then it is sent again.
-    pub fn refused(&mut self, zone: ZoneId, number: u64, why: String, now: Time) {
-        let link = self.link(zone);
+    pub fn refused(&mut self, replica: ReplicaId, number: u64, why: String, now: Time) {
+        let link = self.link(replica);
         let Ok(index) = link.in_flight.binary_search_by_key(&number, |f| f.number) else {
             return;
         };
@@ -348,33 +354,33 @@ impl Links {
         }
     }
 
-    /// Puts refused writes that have rested back into the queue; the zones where that happened.
-    pub fn wake_refused(&mut self, now: Time) -> ZoneSet {
-        let mut woken = ZoneSet::default();
-        for (zone, link) in (0u8..).map(ZoneId).zip(&mut self.links) {
+    /// Puts refused writes that have rested back into the queue; the replicas where that happened.
+    pub fn wake_refused(&mut self, now: Time) -> ReplicaSet {
+        let mut woken = ReplicaSet::default();
+        for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
             if link.wake_refused(now) {
-                woken.insert(zone);
+                woken.insert(replica);
             }
         }
         woken
     }
 
-    /// Zones that are down, and zones that have acknowledged nothing for `stuck`: there, synced
+    /// Replicas that are down, and replicas that have acknowledged nothing for `stuck`: there, synced
     /// writes may be given up.
-    pub fn away(&self, now: Time, stuck: Time) -> ZoneSet {
-        let mut away = ZoneSet::default();
+    pub fn away(&self, now: Time, stuck: Time) -> ReplicaSet {
+        let mut away = ReplicaSet::default();
         let is_stuck =
             |l: &Link| !l.in_flight.is_empty() && now.saturating_sub(l.progress_at) > stuck;
         self.each()
             .filter(|(_, l)| !l.up || is_stuck(l))
-            .for_each(|(zone, _)| away.insert(zone));
+            .for_each(|(replica, _)| away.insert(replica));
         away
     }
 
-    /// A write is not waited for any more; `missed` if the zones should have had it.
+    /// A write is not waited for any more; `missed` if the replicas should have had it.
     pub fn dropped(&mut self, write: &Dropped, missed: bool) {
-        for zone in write.zones.iter() {
-            let link = self.link(zone);
+        for replica in write.replicas.iter() {
+            let link = self.link(replica);
             link.pending_bytes = link.pending_bytes.saturating_sub(write.bytes as u64);
             if missed {
                 link.missed(write.key, write.generation);
@@ -389,9 +395,9 @@ impl Links {
         }
     }
 
-    /// Something that a zone missed and may be sent now: it is there, and has nothing else to do.
-    pub fn next_repair(&mut self, now: Time) -> Option<(ZoneId, BlockKey, Generation)> {
-        for (zone, link) in (0u8..).map(ZoneId).zip(&mut self.links) {
+    /// Something that a replica missed and may be sent now: it is there, and has nothing else to do.
+    pub fn next_repair(&mut self, now: Time) -> Option<(ReplicaId, BlockKey, Generation)> {
+        for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
             let idle = link.up && link.queue.is_empty() && now >= link.rest_until;
             if idle
                 && link.in_flight_bytes < REPAIR_BYTES
@@ -399,21 +405,21 @@ impl Links {
                 && let Some((key, generation)) = link.missed.pop_first()
             {
                 link.repairing += 1;
-                return Some((zone, key, generation));
+                return Some((replica, key, generation));
             }
         }
         None
     }
 
     /// The repair's block was read, or could not be.
-    pub fn repair_ended(&mut self, zone: ZoneId) {
-        let link = self.link(zone);
+    pub fn repair_ended(&mut self, replica: ReplicaId) {
+        let link = self.link(replica);
         link.repairing = link.repairing.saturating_sub(1);
     }
 
     /// Sends a missed block.
-    pub fn repair(&mut self, zone: ZoneId, write: BlockWrite, out: &mut Effects) {
-        let link = self.link(zone);
+    pub fn repair(&mut self, replica: ReplicaId, write: BlockWrite, out: &mut Effects) {
+        let link = self.link(replica);
         if !link.up {
             link.missed(write.key, write.generation);
             return;
@@ -430,7 +436,7 @@ impl Links {
             bytes,
         });
         out.push(Effect::Send {
-            zone,
+            replica,
             id: number,
             request: Request::Write(write),
         });
@@ -448,10 +454,10 @@ impl Links {
         }
     }
 
-    /// Zones to ping now (`every` so often), and zones that were silent for too long.
-    pub fn watch(&mut self, now: Time, every: Time, timeout: Time) -> (ZoneSet, ZoneSet) {
-        let (mut ping, mut silent) = (ZoneSet::default(), ZoneSet::default());
-        for (zone, link) in (0u8..).map(ZoneId).zip(&mut self.links) {
+    /// Replicas to ping now (`every` so often), and replicas that were silent for too long.
+    pub fn watch(&mut self, now: Time, every: Time, timeout: Time) -> (ReplicaSet, ReplicaSet) {
+        let (mut ping, mut silent) = (ReplicaSet::default(), ReplicaSet::default());
+        for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
             if !link.up {
                 continue;
             }
@@ -459,18 +465,19 @@ impl Links {
                 link.progress_at = now;
             }
             if now.saturating_sub(link.heard) > timeout {
-                silent.insert(zone);
+                silent.insert(replica);
             } else if now.saturating_sub(link.pinged) >= every {
                 link.pinged = now;
-                ping.insert(zone);
+                ping.insert(replica);
             }
         }
         (ping, silent)
     }
 
-    pub fn status(&self) -> Vec<ZoneStatus> {
-        let status = |(zone, link): (ZoneId, &Link)| ZoneStatus {
-            zone,
+    pub fn status(&self) -> Vec<ReplicaStatus> {
+        let status = |(replica, link): (ReplicaId, &Link)| ReplicaStatus {
+            replica,
+            zone: link.zone,
             address: link.address.clone(),
             up: link.up,
             round_trip: link.round_trip,
@@ -482,7 +489,7 @@ impl Links {
 }
 
 impl Link {
-    fn flush(&mut self, zone: ZoneId, out: &mut Effects) {
+    fn flush(&mut self, replica: ReplicaId, out: &mut Effects) {
         let mut writes = self.in_flight.iter();
         let first = writes.find_map(|f| match f.what {
             Sent::Write(seq) => Some(seq),
@@ -492,7 +499,7 @@ impl Link {
         if waited_for && self.last_sent > self.flushed && self.flush_wanted > self.flushed {
             self.flushed = self.last_sent;
             out.push(Effect::Send {
-                zone,
+                replica,
                 id: 0,
                 request: Request::Flush,
             });

@@ -1,6 +1,6 @@
 //! The client as a pure state machine: no socket, clock, thread or random number inside.
 //!
-//! Owns what a client decides: which zones to ask, when a write is synced, what a read may return,
+//! Owns what a client decides: which replicas to ask, when a write is synced, what a read may return,
 //! who owns the epoch. The driver feeds it calls, messages, connections and time, and carries out the
 //! [`Effect`]s in order. Invariants (each with its place): [`pending`], [`versions`], [`quorum`],
 //! [`links`]; and, here: once fenced, always fenced.
@@ -25,8 +25,8 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Epoch, FileId, Generation, Version, ZoneId};
-use crate::storage::{Block, EpochGrant, StorageCounters, VolumeSettings, ZoneStatus};
+use crate::ids::{BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
+use crate::storage::{Block, EpochGrant, ReplicaStatus, StorageCounters, VolumeSettings};
 use crate::wire::{Request, Response};
 
 pub(crate) use calls::{Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
@@ -37,10 +37,10 @@ use shared::Shared;
 #[derive(Debug)]
 enum Event {
     Start,
-    Reply(ZoneId, Response),
-    /// The zone went down: its answers will not come.
-    Lost(ZoneId),
-    /// Time has passed, or a zone came up.
+    Reply(ReplicaId, Response),
+    /// The replica went down: its answers will not come.
+    Lost(ReplicaId),
+    /// Time has passed, or a replica came up.
     Wake,
     /// What the operation waits for in [`SyncWait`] is on k replicas.
     Synced,
@@ -109,7 +109,7 @@ impl Core {
         &self.shared.counters
     }
 
-    pub fn zones(&self) -> Vec<ZoneStatus> {
+    pub fn replicas(&self) -> Vec<ReplicaStatus> {
         self.shared.links.status()
     }
 
@@ -129,7 +129,7 @@ impl Core {
         self.shared.write(key, generation, data)
     }
 
-    /// The answer to a read that needs no zone, if there is one.
+    /// The answer to a read that needs no replica, if there is one.
     pub fn read_at_once(&mut self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
         self.shared.read_at_once(key, up_to)
     }
@@ -162,15 +162,16 @@ impl Core {
         self.step(id, Event::Start);
     }
 
-    /// Starts repairs while zones have room for them.
+    /// Starts repairs while replicas have room for them.
     fn repair(&mut self) {
         if self.shared.check_writer().is_err() {
             return;
         }
-        while let Some((zone, key, generation)) = self.shared.links.next_repair(self.shared.now) {
+        while let Some((replica, key, generation)) = self.shared.links.next_repair(self.shared.now)
+        {
             let op = OpId(self.next_op);
             self.next_op += 1;
-            let repair = repair::Repair::new(zone, key, generation);
+            let repair = repair::Repair::new(replica, key, generation);
             self.begin(op, Op::Repair(repair));
         }
     }
@@ -229,86 +230,86 @@ impl Core {
         })
     }
 
-    /// A connection stands and the zone welcomed us.
-    pub fn zone_up(&mut self, now: Time, zone: ZoneId, grant: &EpochGrant) {
+    /// A connection stands and the replica welcomed us.
+    pub fn replica_up(&mut self, now: Time, replica: ReplicaId, grant: &EpochGrant) {
         self.shared.now = now;
         self.shared.observe(grant);
-        self.shared.zone_up(zone);
+        self.shared.replica_up(replica);
         self.wake_all();
     }
 
     /// A connection is gone.
-    pub fn zone_down(&mut self, now: Time, zone: ZoneId, why: String) {
+    pub fn replica_down(&mut self, now: Time, replica: ReplicaId, why: String) {
         self.shared.now = now;
-        self.shared.links.disconnected(zone, why);
-        self.shared.chores.lost(zone);
+        self.shared.links.disconnected(replica, why);
+        self.shared.chores.lost(replica);
         for op in self.op_ids() {
-            self.step(op, Event::Lost(zone));
+            self.step(op, Event::Lost(replica));
         }
         self.settle();
     }
 
-    /// A zone cannot be used, for a reason that an operator should see.
-    pub fn zone_trouble(&mut self, zone: ZoneId, why: String) {
-        self.shared.links.set_trouble(zone, Some(why));
+    /// A replica cannot be used, for a reason that an operator should see.
+    pub fn zone_trouble(&mut self, replica: ReplicaId, why: String) {
+        self.shared.links.set_trouble(replica, Some(why));
     }
 
     /// Time has passed.
     pub fn tick(&mut self, now: Time) {
         self.shared.now = now;
-        for zone in self.shared.watch_zones().iter() {
+        for replica in self.shared.watch_replicas().iter() {
             let why = "it does not answer".to_owned();
             self.shared.out.push(Effect::Disconnect {
-                zone,
+                replica,
                 why: why.clone(),
             });
-            self.zone_down(now, zone, why);
+            self.replica_down(now, replica, why);
         }
         self.shared.wake_refused();
         self.wake_all();
         self.repair();
     }
 
-    /// A zone said something.
-    pub fn message(&mut self, now: Time, zone: ZoneId, id: u64, response: Response) {
+    /// A replica said something.
+    pub fn message(&mut self, now: Time, replica: ReplicaId, id: u64, response: Response) {
         self.shared.now = now;
-        self.shared.links.heard(zone, now);
+        self.shared.links.heard(replica, now);
         match response {
             Response::Ack { upto } => {
-                self.shared.acked(zone, upto);
+                self.shared.acked(replica, upto);
                 self.repair();
             }
             Response::WriteRefused {
                 number,
                 kind,
                 message,
-            } => self.shared.write_refused(zone, number, kind, message),
+            } => self.shared.write_refused(replica, number, kind, message),
             Response::Fenced { grant } => self.shared.observe(&grant),
-            reply => self.reply(zone, id, reply),
+            reply => self.reply(replica, id, reply),
         }
         self.settle();
     }
 
-    fn reply(&mut self, zone: ZoneId, id: u64, reply: Response) {
-        let Some(asked) = self.shared.links.answered(zone, id) else {
+    fn reply(&mut self, replica: ReplicaId, id: u64, reply: Response) {
+        let Some(asked) = self.shared.links.answered(replica, id) else {
             return;
         };
         let round_trip = self.shared.now.saturating_sub(asked.at);
         if matches!(reply, Response::Block(_) | Response::Pong) {
-            self.shared.links.measured(zone, round_trip);
+            self.shared.links.measured(replica, round_trip);
         }
-        self.shared.look_for_fence(zone, &reply);
+        self.shared.look_for_fence(replica, &reply);
         self.fail_if_fenced();
         match asked.asker {
-            Asker::Op(op) => self.step(op, Event::Reply(zone, reply)),
+            Asker::Op(op) => self.step(op, Event::Reply(replica, reply)),
             Asker::Chore(number) => {
-                for op in self.shared.chore_reply(zone, number, &reply) {
+                for op in self.shared.chore_reply(replica, number, &reply) {
                     self.step(op, Event::Wake);
                 }
             }
             Asker::Announcement => {
                 if matches!(reply, Response::Owned { accepted: true, .. }) {
-                    self.shared.links.admit(zone);
+                    self.shared.links.admit(replica);
                     // Whoever waited for its answer may ask it now.
                     self.wake_all();
                 }
@@ -350,7 +351,7 @@ impl Core {
     fn end(&mut self, id: OpId, op: &Op) {
         self.shared.syncs.retain(|w| w.op != id);
         if let Op::Repair(repair) = op {
-            self.shared.links.repair_ended(repair.zone);
+            self.shared.links.repair_ended(repair.replica);
         }
         if let Some(key) = op.key() {
             self.shared.end_read(key);
@@ -437,12 +438,12 @@ impl Op {
 }
 
 /// What an answer of the wrong type gives.
-fn unexpected(zone: ZoneId, reply: &Response) -> Error {
+fn unexpected(replica: ReplicaId, reply: &Response) -> Error {
     let what = match reply {
         Response::Error { message, .. } => message.as_str(),
         _ => "an answer to something else",
     };
-    Error::new(ErrorKind::Protocol, format!("{zone} sent {what}"))
+    Error::new(ErrorKind::Protocol, format!("{replica} sent {what}"))
 }
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
 //! `sync_pending` (DAX 4): every write that some replica has not acknowledged.
 //!
 //! Kept at the client alone (the paper keeps it at the server that coordinates, with a copy here):
-//! the client speaks to all replicas itself. Invariants: an entry stays until all its zones have
+//! the client speaks to all replicas itself. Invariants: an entry stays until all its replicas have
 //! acknowledged it, or until k have and it is given up for the others (counted as missed); entries of
-//! different generations of a block are never merged; per zone they are sent in the order written.
+//! different generations of a block are never merged; per replica they are sent in the order written.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::ids::{BlockIndex, BlockKey, FileId, Generation, Version, ZoneId};
+use crate::ids::{BlockIndex, BlockKey, FileId, Generation, ReplicaId, Version};
 use crate::storage::Block;
 
 use super::hash::IdMap;
-use super::quorum::ZoneSet;
+use super::quorum::ReplicaSet;
 
 /// A write's place in the order of this handle's writes (its version's `seq`).
 pub(crate) type Seq = u64;
@@ -25,8 +25,8 @@ pub(crate) struct Entry {
     pub version: Version,
     pub checksum: u32,
     pub data: Bytes,
-    /// Zones that still have to acknowledge it.
-    pub missing: ZoneSet,
+    /// Replicas that still have to acknowledge it.
+    pub missing: ReplicaSet,
     /// k replicas have it.
     pub synced: bool,
     /// A newer write of the same block and generation makes this one superfluous wherever that
@@ -51,8 +51,8 @@ pub(crate) struct Dropped {
     pub key: BlockKey,
     pub generation: Generation,
     pub bytes: usize,
-    /// The zones that do not have it.
-    pub zones: ZoneSet,
+    /// The replicas that do not have it.
+    pub replicas: ReplicaSet,
 }
 
 impl Entry {
@@ -61,7 +61,7 @@ impl Entry {
             key: self.key,
             generation: self.generation,
             bytes: self.data.len(),
-            zones: self.missing,
+            replicas: self.missing,
         }
     }
 }
@@ -113,7 +113,7 @@ impl Pending {
         version: Version,
         checksum: u32,
         data: Bytes,
-        zones: ZoneSet,
+        replicas: ReplicaSet,
     ) {
         let seq = version.seq;
         if self.slots.is_empty() {
@@ -132,7 +132,7 @@ impl Pending {
             version,
             checksum,
             data,
-            missing: zones,
+            missing: replicas,
             synced: false,
             superseded: false,
             older,
@@ -168,13 +168,13 @@ impl Pending {
         None
     }
 
-    /// A zone has the write durably; `sync` replicas of `zones` make it synced.
-    pub fn ack(&mut self, seq: Seq, zone: ZoneId, zones: usize, sync: usize) -> Acked {
+    /// A replica has the write durably; `sync` replicas of `replicas` make it synced.
+    pub fn ack(&mut self, seq: Seq, replica: ReplicaId, replicas: usize, sync: usize) -> Acked {
         let Some(entry) = self.get_mut(seq) else {
             return Acked::default();
         };
-        entry.missing.remove(zone);
-        let synced = !entry.synced && zones - entry.missing.len() >= sync;
+        entry.missing.remove(replica);
+        let synced = !entry.synced && replicas - entry.missing.len() >= sync;
         entry.synced |= synced;
         let gone = entry.missing.is_empty();
         if gone {
@@ -183,15 +183,15 @@ impl Pending {
         Acked { synced, gone }
     }
 
-    /// Whether this zone can do without the write: it is synced, and a newer one of the same block
-    /// and generation is on its way to the zone.
-    pub fn is_superfluous(&self, seq: Seq, zone: ZoneId) -> bool {
+    /// Whether this replica can do without the write: it is synced, and a newer one of the same block
+    /// and generation is on its way to the replica.
+    pub fn is_superfluous(&self, seq: Seq, replica: ReplicaId) -> bool {
         let Some(entry) = self.get(seq).filter(|e| e.synced && e.superseded) else {
             return false;
         };
         let mut next = self.newest.get(&entry.key).copied();
         while let Some(newer) = next.filter(|n| *n > seq).and_then(|n| self.get(n)) {
-            if newer.generation == entry.generation && newer.missing.contains(zone) {
+            if newer.generation == entry.generation && newer.missing.contains(replica) {
                 return true;
             }
             next = newer.older;
@@ -199,9 +199,9 @@ impl Pending {
         false
     }
 
-    /// Gives up synced writes that only zones in `away` lack, oldest first, until `enough` bytes
+    /// Gives up synced writes that only replicas in `away` lack, oldest first, until `enough` bytes
     /// are free.
-    pub fn give_up(&mut self, away: ZoneSet, enough: usize) -> Vec<Dropped> {
+    pub fn give_up(&mut self, away: ReplicaSet, enough: usize) -> Vec<Dropped> {
         let mut given_up = Vec::new();
         let mut freed = 0;
         let mut index = 0;
@@ -327,7 +327,7 @@ mod tests {
     use super::*;
     use crate::ids::Epoch;
 
-    const ALL: fn() -> ZoneSet = || ZoneSet::first(3);
+    const ALL: fn() -> ReplicaSet = || ReplicaSet::first(3);
 
     fn g(number: u32) -> Generation {
         Generation {
@@ -363,14 +363,18 @@ mod tests {
         add(&mut p, 5, 0, g(1));
         assert!(!p.is_synced(None, 5));
         assert!(p.is_synced(None, 4), "nothing that early is pending");
-        assert_eq!(p.ack(5, ZoneId(0), 3, 2), Acked::default());
-        assert_eq!(p.ack(5, ZoneId(0), 3, 2), Acked::default(), "counted once");
-        assert!(p.ack(5, ZoneId(2), 3, 2).synced);
+        assert_eq!(p.ack(5, ReplicaId(0), 3, 2), Acked::default());
+        assert_eq!(
+            p.ack(5, ReplicaId(0), 3, 2),
+            Acked::default(),
+            "counted once"
+        );
+        assert!(p.ack(5, ReplicaId(2), 3, 2).synced);
         assert!(p.is_synced(None, 5) && p.is_synced(Some(FileId(1)), 5));
         assert_eq!(p.bytes(), 10);
-        assert!(p.ack(5, ZoneId(1), 3, 2).gone);
+        assert!(p.ack(5, ReplicaId(1), 3, 2).gone);
         assert_eq!(p.bytes(), 0);
-        assert_eq!(p.ack(5, ZoneId(1), 3, 2), Acked::default());
+        assert_eq!(p.ack(5, ReplicaId(1), 3, 2), Acked::default());
     }
 
     #[test]
@@ -384,34 +388,34 @@ mod tests {
         assert_eq!(seen(&p, g(2)), Some(4));
         assert_eq!(seen(&p, g(1)), Some(1));
         assert_eq!(seen(&p, g(0)), None);
-        for zone in ALL().iter() {
-            p.ack(4, zone, 3, 2);
+        for replica in ALL().iter() {
+            p.ack(4, replica, 3, 2);
         }
         assert_eq!(
             seen(&p, g(2)),
             Some(2),
             "the chain survives a removal inside"
         );
-        for zone in ALL().iter() {
-            p.ack(5, zone, 3, 2);
+        for replica in ALL().iter() {
+            p.ack(5, replica, 3, 2);
         }
         assert_eq!(seen(&p, Generation::MAX), Some(2));
     }
 
     #[test]
-    fn only_synced_writes_are_given_up_and_only_for_zones_away() {
+    fn only_synced_writes_are_given_up_and_only_for_replicas_away() {
         let mut p = Pending::default();
-        let mut away = ZoneSet::default();
-        away.insert(ZoneId(2));
+        let mut away = ReplicaSet::default();
+        away.insert(ReplicaId(2));
         (1..=3).for_each(|seq| add(&mut p, seq, seq, g(1)));
-        for (seq, zone) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 2)] {
-            p.ack(seq, ZoneId(zone), 3, 2);
+        for (seq, replica) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 2)] {
+            p.ack(seq, ReplicaId(replica), 3, 2);
         }
         let dropped = Dropped {
             key: BlockKey::new(FileId(1), 1),
             generation: g(1),
             bytes: 10,
-            zones: away,
+            replicas: away,
         };
         assert_eq!(p.give_up(away, 1000), vec![dropped]);
         assert!(p.get(1).is_none() && p.get(2).is_some() && p.get(3).is_some());
@@ -419,21 +423,21 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_needs_no_synced_write_that_a_newer_one_replaces_there() {
+    fn a_replica_needs_no_synced_write_that_a_newer_one_replaces_there() {
         let mut p = Pending::default();
         add(&mut p, 1, 0, g(1));
         add(&mut p, 2, 0, g(1));
         assert!(
-            !p.is_superfluous(1, ZoneId(2)),
+            !p.is_superfluous(1, ReplicaId(2)),
             "not synced: it must go out"
         );
-        p.ack(1, ZoneId(0), 3, 2);
-        p.ack(1, ZoneId(1), 3, 2);
-        assert!(p.is_superfluous(1, ZoneId(2)));
-        p.ack(2, ZoneId(2), 3, 2);
-        assert!(!p.is_superfluous(1, ZoneId(2)));
+        p.ack(1, ReplicaId(0), 3, 2);
+        p.ack(1, ReplicaId(1), 3, 2);
+        assert!(p.is_superfluous(1, ReplicaId(2)));
+        p.ack(2, ReplicaId(2), 3, 2);
+        assert!(!p.is_superfluous(1, ReplicaId(2)));
         add(&mut p, 3, 0, g(2));
-        assert!(!p.is_superfluous(2, ZoneId(2)), "generations are apart");
+        assert!(!p.is_superfluous(2, ReplicaId(2)), "generations are apart");
     }
 
     #[test]
@@ -442,8 +446,8 @@ mod tests {
         add(&mut p, 3, 0, g(1));
         add(&mut p, 9, 1, g(1));
         assert!(p.get(5).is_none());
-        for zone in ALL().iter() {
-            p.ack(3, zone, 3, 2);
+        for replica in ALL().iter() {
+            p.ack(3, replica, 3, 2);
         }
         assert!(p.get(9).is_some());
         assert!(p.is_synced(None, 8));

@@ -16,11 +16,11 @@
 //! every version of older epochs, and is returned once k replicas have it.
 
 use crate::error::{ErrorKind, Result};
-use crate::ids::{BlockKey, Generation, Version, ZoneId};
+use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::Block;
 use crate::wire::{Request, Response, StoredBlock};
 
-use super::quorum::{Round, ZoneSet};
+use super::quorum::{ReplicaSet, Round};
 use super::reads::{Read, into_block, newest};
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, Time, unexpected};
@@ -37,7 +37,7 @@ enum Step {
     /// Reading under the fence.
     Asking {
         round: Round<Option<StoredBlock>>,
-        corrupt: ZoneSet,
+        corrupt: ReplicaSet,
         /// When to go on with a quorum alone.
         patience: Option<Time>,
     },
@@ -66,12 +66,12 @@ impl Promote {
             event => match &mut self.step {
                 Step::Reading(read) => return read.on(id, event, s),
                 Step::Asking { round, .. } => match event {
-                    Event::Reply(zone, reply) => {
-                        if let Some(failed) = self.reply(zone, reply, s) {
+                    Event::Reply(replica, reply) => {
+                        if let Some(failed) = self.reply(replica, reply, s) {
                             return Some(Err(failed));
                         }
                     }
-                    Event::Lost(zone) => round.lost(zone),
+                    Event::Lost(replica) => round.lost(replica),
                     _ => {}
                 },
                 _ => {}
@@ -101,7 +101,7 @@ impl Promote {
         round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
         self.step = Step::Asking {
             round,
-            corrupt: ZoneSet::default(),
+            corrupt: ReplicaSet::default(),
             patience: None,
         };
         None
@@ -128,7 +128,12 @@ impl Promote {
         result
     }
 
-    fn reply(&mut self, zone: ZoneId, reply: Response, s: &mut Shared) -> Option<crate::Error> {
+    fn reply(
+        &mut self,
+        replica: ReplicaId,
+        reply: Response,
+        s: &mut Shared,
+    ) -> Option<crate::Error> {
         let Step::Asking { round, corrupt, .. } = &mut self.step else {
             return None;
         };
@@ -139,16 +144,16 @@ impl Promote {
         };
         match reply {
             _ if damaged => {
-                corrupt.insert(zone);
-                round.spoiled(zone);
+                corrupt.insert(replica);
+                round.spoiled(replica);
                 None
             }
             Response::Block(block) => {
-                round.answer(zone, block);
+                round.answer(replica, block);
                 None
             }
-            Response::Error { kind, message } => round.error(zone, kind, message, s.now),
-            other => Some(unexpected(zone, &other)),
+            Response::Error { kind, message } => round.error(replica, kind, message, s.now),
+            other => Some(unexpected(replica, &other)),
         }
     }
 
@@ -168,7 +173,7 @@ impl Promote {
                 Err(crate::Error::new(
                     ErrorKind::Corrupt,
                     format!(
-                        "block {} fails its checksum in {} zones",
+                        "block {} fails its checksum in {} replicas",
                         self.key,
                         corrupt.len()
                     ),

@@ -1,42 +1,42 @@
-//! Sets of zones, how large quorums are, and the one way to ask zones and count answers.
+//! Sets of replicas, how large quorums are, and the one way to ask replicas and count answers.
 //!
 //! Invariants: every read quorum meets every set of k replicas; every epoch quorum meets every other,
 //! every read quorum's complement is too small for a sync, and so is the complement of an epoch
 //! quorum: once an epoch is owned, no older writer finds k replicas.
 
 use crate::error::{Error, ErrorKind};
-use crate::ids::ZoneId;
-use crate::storage::VolumeSettings;
+use crate::ids::ReplicaId;
+use crate::storage::{Protocol, VolumeSettings};
 use crate::wire::Request;
 
 use super::links::Links;
 use super::{Asker, Effects, Time};
 
-/// A set of zones.
+/// A set of replicas.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ZoneSet(u16);
+pub(crate) struct ReplicaSet(u16);
 
-impl ZoneSet {
-    /// The most zones that a volume can have.
-    pub const MAX_ZONES: usize = 16;
+impl ReplicaSet {
+    /// The most replicas that a volume can have.
+    pub const MAX_REPLICAS: usize = 16;
 
-    pub fn first(zones: usize) -> ZoneSet {
-        ZoneSet(((1u32 << zones) - 1) as u16)
+    pub fn first(replicas: usize) -> ReplicaSet {
+        ReplicaSet(((1u32 << replicas) - 1) as u16)
     }
-    pub fn insert(&mut self, zone: ZoneId) {
-        self.0 |= 1 << zone.0;
+    pub fn insert(&mut self, replica: ReplicaId) {
+        self.0 |= 1 << replica.0;
     }
-    pub fn remove(&mut self, zone: ZoneId) {
-        self.0 &= !(1 << zone.0);
+    pub fn remove(&mut self, replica: ReplicaId) {
+        self.0 &= !(1 << replica.0);
     }
-    pub fn contains(self, zone: ZoneId) -> bool {
-        self.0 & (1 << zone.0) != 0
+    pub fn contains(self, replica: ReplicaId) -> bool {
+        self.0 & (1 << replica.0) != 0
     }
-    pub fn union(self, other: ZoneSet) -> ZoneSet {
-        ZoneSet(self.0 | other.0)
+    pub fn union(self, other: ReplicaSet) -> ReplicaSet {
+        ReplicaSet(self.0 | other.0)
     }
-    pub fn without(self, other: ZoneSet) -> ZoneSet {
-        ZoneSet(self.0 & !other.0)
+    pub fn without(self, other: ReplicaSet) -> ReplicaSet {
+        ReplicaSet(self.0 & !other.0)
     }
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
@@ -44,17 +44,17 @@ impl ZoneSet {
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
-    pub fn iter(self) -> impl Iterator<Item = ZoneId> {
-        (0..Self::MAX_ZONES as u8)
-            .map(ZoneId)
+    pub fn iter(self) -> impl Iterator<Item = ReplicaId> {
+        (0..Self::MAX_REPLICAS as u8)
+            .map(ReplicaId)
             .filter(move |z| self.contains(*z))
     }
 }
 
-/// How many zones make which quorum.
+/// How many replicas make which quorum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quorums {
-    /// Copies of each block, and zones (the paper's N).
+    /// Copies of each block (the paper's N).
     pub replicas: usize,
     /// Copies that make a write durable (the paper's k).
     pub sync: usize,
@@ -62,9 +62,14 @@ pub(crate) struct Quorums {
 
 impl Quorums {
     pub fn new(settings: &VolumeSettings) -> Quorums {
+        let sync = match settings.protocol {
+            Protocol::WriteAll => settings.replicas,
+            Protocol::Quorum | Protocol::StrongOptimistic => settings.sync_replicas,
+            Protocol::BasicOptimistic => 1,
+        };
         Quorums {
             replicas: settings.replicas.into(),
-            sync: settings.sync_replicas.into(),
+            sync: sync.into(),
         }
     }
 
@@ -84,63 +89,63 @@ impl Quorums {
     }
 }
 
-/// How long to wait before a zone that answered with a passing error is asked again.
+/// How long to wait before a replica that answered with a passing error is asked again.
 const RETRY: Time = Time::from_millis(100);
 
-/// A question put to zones, and who has answered.
+/// A question put to replicas, and who has answered.
 ///
 /// ```text
 ///   not asked ──ask──▶ waiting ──answer──▶ answered
 ///       ▲                 │ │
-///       └──zone went down─┘ └──passing error──▶ resting ──after RETRY──▶ not asked
+///       └──replica went down─┘ └──passing error──▶ resting ──after RETRY──▶ not asked
 /// ```
 #[derive(Debug)]
 pub(crate) struct Round<R> {
     pub request: Request,
-    pub replies: Vec<(ZoneId, R)>,
-    /// How many zones should have been asked by now.
+    pub replies: Vec<(ReplicaId, R)>,
+    /// How many replicas should have been asked by now.
     pub spread: usize,
-    waiting: ZoneSet,
-    answered: ZoneSet,
-    resting: ZoneSet,
+    waiting: ReplicaSet,
+    answered: ReplicaSet,
+    resting: ReplicaSet,
     retry_at: Time,
     widen_at: Option<Time>,
 }
 
 impl<R> Round<R> {
-    /// Asks the `spread` nearest zones first, more as time passes.
+    /// Asks the `spread` nearest replicas first, more as time passes.
     pub fn new(request: Request, spread: usize) -> Round<R> {
         Round {
             request,
             replies: Vec::new(),
             spread,
-            waiting: ZoneSet::default(),
-            answered: ZoneSet::default(),
-            resting: ZoneSet::default(),
+            waiting: ReplicaSet::default(),
+            answered: ReplicaSet::default(),
+            resting: ReplicaSet::default(),
             retry_at: Time::ZERO,
             widen_at: None,
         }
     }
 
-    /// Zones that answered.
-    pub fn answered(&self) -> ZoneSet {
+    /// Replicas that answered.
+    pub fn answered(&self) -> ReplicaSet {
         self.answered
     }
 
-    /// Zones whose answer is on its way, as far as known.
-    pub fn waiting(&self) -> ZoneSet {
+    /// Replicas whose answer is on its way, as far as known.
+    pub fn waiting(&self) -> ReplicaSet {
         self.waiting
     }
 
     /// Asks whom it is time to ask.
     pub fn ask(&mut self, now: Time, asker: Asker, links: &mut Links, out: &mut Effects) {
-        // Whoever proposes an epoch asks everybody; accepting it is what admits a zone.
+        // Whoever proposes an epoch asks everybody; accepting it is what admits a replica.
         let among = match self.request {
             Request::OwnEpoch { .. } | Request::Epoch => links.up(),
             _ => links.askable(),
         };
         if !self.resting.is_empty() && now >= self.retry_at {
-            self.resting = ZoneSet::default();
+            self.resting = ReplicaSet::default();
         }
         if self.widen_at.is_some_and(|at| now >= at) {
             self.widen_at = None;
@@ -151,11 +156,11 @@ impl<R> Round<R> {
             if busy.len() >= self.spread {
                 break;
             }
-            let Some(zone) = links.nearest(among.without(busy.union(self.resting))) else {
+            let Some(replica) = links.nearest(among.without(busy.union(self.resting))) else {
                 break;
             };
-            self.waiting.insert(zone);
-            links.ask(zone, asker, self.request.clone(), now, out);
+            self.waiting.insert(replica);
+            links.ask(replica, asker, self.request.clone(), now, out);
         }
         if self.widen_at.is_none() && !self.waiting.is_empty() {
             self.widen_at = Some(now + links.hedge_delay(self.waiting));
@@ -163,35 +168,35 @@ impl<R> Round<R> {
     }
 
     /// Counts an answer.
-    pub fn answer(&mut self, zone: ZoneId, reply: R) {
-        self.waiting.remove(zone);
-        self.answered.insert(zone);
-        self.replies.retain(|(z, _)| *z != zone);
-        self.replies.push((zone, reply));
+    pub fn answer(&mut self, replica: ReplicaId, reply: R) {
+        self.waiting.remove(replica);
+        self.answered.insert(replica);
+        self.replies.retain(|(z, _)| *z != replica);
+        self.replies.push((replica, reply));
     }
 
     /// An answer that counts as given but has nothing in it (a damaged block): one more is asked.
-    pub fn spoiled(&mut self, zone: ZoneId) {
-        self.waiting.remove(zone);
-        self.answered.insert(zone);
+    pub fn spoiled(&mut self, replica: ReplicaId) {
+        self.waiting.remove(replica);
+        self.answered.insert(replica);
         self.spread += 1;
     }
 
-    /// The zone went down.
-    pub fn lost(&mut self, zone: ZoneId) {
-        self.waiting.remove(zone);
+    /// The replica went down.
+    pub fn lost(&mut self, replica: ReplicaId) {
+        self.waiting.remove(replica);
     }
 
-    fn rest(&mut self, zone: ZoneId, now: Time) {
-        self.waiting.remove(zone);
-        self.resting.insert(zone);
+    fn rest(&mut self, replica: ReplicaId, now: Time) {
+        self.waiting.remove(replica);
+        self.resting.insert(replica);
         self.retry_at = now + RETRY;
     }
 
-    /// The zone answered with an error: it is asked again later, unless asking again cannot help.
+    /// The replica answered with an error: it is asked again later, unless asking again cannot help.
     pub fn error(
         &mut self,
-        zone: ZoneId,
+        replica: ReplicaId,
         kind: ErrorKind,
         message: String,
         now: Time,
@@ -199,7 +204,7 @@ impl<R> Round<R> {
         match kind {
             ErrorKind::Invalid | ErrorKind::Protocol => Some(Error::new(kind, message)),
             _ => {
-                self.rest(zone, now);
+                self.rest(replica, now);
                 None
             }
         }
@@ -226,14 +231,14 @@ mod tests {
 
     #[test]
     fn zone_sets_are_sets() {
-        let mut set = ZoneSet::first(3);
+        let mut set = ReplicaSet::first(3);
         assert_eq!(set.len(), 3);
-        set.remove(ZoneId(1));
-        assert_eq!(set.iter().collect::<Vec<_>>(), [ZoneId(0), ZoneId(2)]);
-        assert_eq!(ZoneSet::first(16).len(), 16);
+        set.remove(ReplicaId(1));
+        assert_eq!(set.iter().collect::<Vec<_>>(), [ReplicaId(0), ReplicaId(2)]);
+        assert_eq!(ReplicaSet::first(16).len(), 16);
         assert_eq!(
-            ZoneSet::first(3).without(set).iter().next(),
-            Some(ZoneId(1))
+            ReplicaSet::first(3).without(set).iter().next(),
+            Some(ReplicaId(1))
         );
     }
 }

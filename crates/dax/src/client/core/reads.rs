@@ -1,16 +1,16 @@
 //! Reads (DAX 3.1, 4): optimistic where the version list knows the block, by quorum otherwise.
 //!
-//! Both are one operation: an optimistic read starts by asking one zone, a quorum read by asking
+//! Both are one operation: an optimistic read starts by asking one replica, a quorum read by asking
 //! N-k+1; each answer that does not settle it widens the circle. So a stale answer is retried at the
-//! next nearest zone (the paper retries the same replica, 3.1), and after enough of them the read
+//! next nearest replica (the paper retries the same replica, 3.1), and after enough of them the read
 //! has become a quorum read by itself.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Generation, Version, ZoneId};
+use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::Block;
 use crate::wire::{Request, Response, StoredBlock};
 
-use super::quorum::{Round, ZoneSet};
+use super::quorum::{ReplicaSet, Round};
 use super::shared::Shared;
 use super::versions::Known;
 use super::{Asker, Event, OpId, Output, unexpected};
@@ -22,7 +22,7 @@ pub(super) struct Read {
     /// What it must return at least.
     known: Option<Known>,
     round: Round<Option<StoredBlock>>,
-    corrupt: ZoneSet,
+    corrupt: ReplicaSet,
 }
 
 /// Newest of an image: the generation decides, then the version inside it.
@@ -31,7 +31,7 @@ fn order(block: &StoredBlock) -> (Generation, Version) {
 }
 
 /// The newest of the answers; none if all say that there is nothing.
-pub(super) fn newest(replies: &[(ZoneId, Option<StoredBlock>)]) -> Option<&StoredBlock> {
+pub(super) fn newest(replies: &[(ReplicaId, Option<StoredBlock>)]) -> Option<&StoredBlock> {
     let blocks = replies.iter().filter_map(|(_, block)| block.as_ref());
     blocks.max_by_key(|b| order(b))
 }
@@ -43,16 +43,16 @@ impl Read {
             up_to,
             known: None,
             round: Round::new(Request::Read { key, up_to }, 1),
-            corrupt: ZoneSet::default(),
+            corrupt: ReplicaSet::default(),
         }
     }
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         let result = match event {
             Event::Start => self.start(s),
-            Event::Reply(zone, reply) => self.reply(zone, reply, s),
-            Event::Lost(zone) => {
-                self.round.lost(zone);
+            Event::Reply(replica, reply) => self.reply(replica, reply, s),
+            Event::Lost(replica) => {
+                self.round.lost(replica);
                 None
             }
             Event::Wake | Event::Synced => None,
@@ -68,7 +68,7 @@ impl Read {
         if let Some(answer) = s.read_at_once(self.key, self.up_to) {
             return Some(Ok(answer));
         }
-        if s.own.is_some() {
+        if s.own.is_some() && s.settings.protocol.is_optimistic() {
             self.known = s.versions.get(self.key, self.up_to);
         }
         if self.known.is_none() {
@@ -79,35 +79,35 @@ impl Read {
 
     fn reply(
         &mut self,
-        zone: ZoneId,
+        replica: ReplicaId,
         reply: Response,
         s: &mut Shared,
     ) -> Option<Result<Option<Block>>> {
         match reply {
-            Response::Block(Some(block)) if !block.is_intact(self.key) => self.spoil(zone),
-            Response::Block(block) => return self.block(zone, block, s),
+            Response::Block(Some(block)) if !block.is_intact(self.key) => self.spoil(replica),
+            Response::Block(block) => return self.block(replica, block, s),
             Response::Error {
                 kind: ErrorKind::Corrupt,
                 ..
-            } => self.spoil(zone),
+            } => self.spoil(replica),
             Response::Error { kind, message } => {
-                if let Some(error) = self.round.error(zone, kind, message, s.now) {
+                if let Some(error) = self.round.error(replica, kind, message, s.now) {
                     return Some(Err(error));
                 }
             }
-            other => return Some(Err(unexpected(zone, &other))),
+            other => return Some(Err(unexpected(replica, &other))),
         }
         self.judge(s)
     }
 
-    fn spoil(&mut self, zone: ZoneId) {
-        self.corrupt.insert(zone);
-        self.round.spoiled(zone);
+    fn spoil(&mut self, replica: ReplicaId) {
+        self.corrupt.insert(replica);
+        self.round.spoiled(replica);
     }
 
     fn block(
         &mut self,
-        zone: ZoneId,
+        replica: ReplicaId,
         block: Option<StoredBlock>,
         s: &mut Shared,
     ) -> Option<Result<Option<Block>>> {
@@ -122,7 +122,7 @@ impl Read {
             s.counters.reads_stale += 1;
             self.round.spread += 1;
         }
-        self.round.answer(zone, block);
+        self.round.answer(replica, block);
         self.judge(s)
     }
 
@@ -178,7 +178,7 @@ impl Read {
         Error::new(
             ErrorKind::Corrupt,
             format!(
-                "block {} fails its checksum in {} zones",
+                "block {} fails its checksum in {} replicas",
                 self.key,
                 self.corrupt.len()
             ),
@@ -189,7 +189,7 @@ impl Read {
         Error::new(
             ErrorKind::Corrupt,
             format!(
-                "no zone has version {version} of block {} any more",
+                "no replica has version {version} of block {} any more",
                 self.key
             ),
         )

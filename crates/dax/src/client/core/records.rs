@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{Version, ZoneId};
+use crate::ids::{ReplicaId, Version};
 use crate::storage::Authority;
 use crate::wire::{MAX_RECORD_BYTES, RecordEntry, Request, Response, StoredRecord};
 
@@ -132,11 +132,11 @@ impl RecordOp {
 
     fn advance(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<Option<Output>> {
         match event {
-            Event::Reply(zone, reply) => self.reply(id, zone, reply, s),
-            Event::Lost(zone) => {
+            Event::Reply(replica, reply) => self.reply(id, replica, reply, s),
+            Event::Lost(replica) => {
                 match &mut self.step {
-                    Step::Getting(round) => round.lost(zone),
-                    Step::Putting { round, .. } => round.lost(zone),
+                    Step::Getting(round) => round.lost(replica),
+                    Step::Putting { round, .. } => round.lost(replica),
                 }
                 Ok(None)
             }
@@ -147,13 +147,13 @@ impl RecordOp {
     fn reply(
         &mut self,
         id: OpId,
-        zone: ZoneId,
+        replica: ReplicaId,
         reply: Response,
         s: &mut Shared,
     ) -> Result<Option<Output>> {
         match (&mut self.step, reply) {
             (Step::Getting(round), Response::Record(record)) => {
-                round.answer(zone, record);
+                round.answer(replica, record);
                 if round.replies.len() >= s.quorums.majority() {
                     s.links.forget_asked(id);
                     return self.got(s);
@@ -165,18 +165,18 @@ impl RecordOp {
                     self.outdone(stored, s);
                     return Ok(None);
                 }
-                round.answer(zone, ());
+                round.answer(replica, ());
                 if round.replies.len() >= s.quorums.majority() {
                     return Ok(Some(self.put_done()));
                 }
             }
             (Step::Getting(round), Response::Error { kind, message }) => {
-                fail(round.error(zone, kind, message, s.now))?;
+                fail(round.error(replica, kind, message, s.now))?;
             }
             (Step::Putting { round, .. }, Response::Error { kind, message }) => {
-                fail(round.error(zone, kind, message, s.now))?;
+                fail(round.error(replica, kind, message, s.now))?;
             }
-            (_, other) => return Err(unexpected(zone, &other)),
+            (_, other) => return Err(unexpected(replica, &other)),
         }
         Ok(None)
     }
@@ -206,7 +206,7 @@ impl RecordOp {
         Ok(None)
     }
 
-    /// A zone has a newer version than the one being written: write again, above it.
+    /// A replica has a newer version than the one being written: write again, above it.
     fn outdone(&mut self, stored: Version, s: &mut Shared) {
         let by_node = matches!(
             self.goal,
@@ -260,11 +260,11 @@ fn next_node_version(name: &str, found: Option<Version>, s: &mut Shared) -> Opti
     Some(next)
 }
 
-/// Reads the records under a prefix, page by page from each zone.
+/// Reads the records under a prefix, page by page from each replica.
 #[derive(Debug)]
 pub(super) struct List {
     round: Round<()>,
-    pages: HashMap<ZoneId, Vec<RecordEntry>>,
+    pages: HashMap<ReplicaId, Vec<RecordEntry>>,
     prefix: String,
 }
 
@@ -283,21 +283,21 @@ impl List {
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match event {
-            Event::Reply(zone, Response::Records { entries, more }) => {
-                self.page(zone, entries, more, id, s);
+            Event::Reply(replica, Response::Records { entries, more }) => {
+                self.page(replica, entries, more, id, s);
             }
-            Event::Reply(zone, Response::Error { kind, message }) => {
-                self.pages.remove(&zone);
-                if let Some(error) = self.round.error(zone, kind, message, s.now) {
+            Event::Reply(replica, Response::Error { kind, message }) => {
+                self.pages.remove(&replica);
+                if let Some(error) = self.round.error(replica, kind, message, s.now) {
                     return Some(Err(error));
                 }
             }
-            Event::Reply(zone, other) => return Some(Err(unexpected(zone, &other))),
-            Event::Lost(zone) => {
-                if !self.round.answered().contains(zone) {
-                    self.pages.remove(&zone);
+            Event::Reply(replica, other) => return Some(Err(unexpected(replica, &other))),
+            Event::Lost(replica) => {
+                if !self.round.answered().contains(replica) {
+                    self.pages.remove(&replica);
                 }
-                self.round.lost(zone);
+                self.round.lost(replica);
             }
             Event::Start | Event::Wake | Event::Synced => {}
         }
@@ -311,23 +311,24 @@ impl List {
 
     fn page(
         &mut self,
-        zone: ZoneId,
+        replica: ReplicaId,
         entries: Vec<RecordEntry>,
         more: bool,
         id: OpId,
         s: &mut Shared,
     ) {
         let last = entries.last().map(|e| e.name.clone());
-        self.pages.entry(zone).or_default().extend(entries);
+        self.pages.entry(replica).or_default().extend(entries);
         if !more || last.is_none() {
-            self.round.answer(zone, ());
+            self.round.answer(replica, ());
             return;
         }
         let request = Request::ListRecords {
             prefix: self.prefix.clone(),
             after: last,
         };
-        s.links.ask(zone, Asker::Op(id), request, s.now, &mut s.out);
+        s.links
+            .ask(replica, Asker::Op(id), request, s.now, &mut s.out);
     }
 
     /// The newest version of each record, without the removed.
@@ -336,7 +337,7 @@ impl List {
         let pages = self
             .pages
             .drain()
-            .filter(|(zone, _)| complete.contains(*zone));
+            .filter(|(replica, _)| complete.contains(*replica));
         let mut newest: BTreeMap<String, StoredRecord> = BTreeMap::new();
         for entry in pages.flat_map(|(_, entries)| entries) {
             match newest.get(&entry.name) {

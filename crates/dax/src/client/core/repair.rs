@@ -1,12 +1,12 @@
-//! Brings a zone up to date with what was given up for it while it was away.
+//! Brings a replica up to date with what was given up for it while it was away.
 //!
-//! Each missed block is read from the others and sent to the zone as it is, with its own version,
+//! Each missed block is read from the others and sent to the replica as it is, with its own version,
 //! under this handle's epoch. Versions never go down at a replica, so a repair can come too late but
-//! never do harm; a block that was overwritten, removed or pruned since needs none. What a zone missed
+//! never do harm; a block that was overwritten, removed or pruned since needs none. What a replica missed
 //! is known to the writer that gave it up, for its lifetime; reads are right without it, only slower.
 
 use crate::error::Result;
-use crate::ids::{BlockKey, Generation, ZoneId};
+use crate::ids::{BlockKey, Generation, ReplicaId};
 
 use super::reads::Read;
 use super::shared::Shared;
@@ -14,16 +14,16 @@ use super::{Event, OpId, Output};
 
 #[derive(Debug)]
 pub(super) struct Repair {
-    pub zone: ZoneId,
+    pub replica: ReplicaId,
     pub key: BlockKey,
     generation: Generation,
     read: Read,
 }
 
 impl Repair {
-    pub fn new(zone: ZoneId, key: BlockKey, generation: Generation) -> Repair {
+    pub fn new(replica: ReplicaId, key: BlockKey, generation: Generation) -> Repair {
         Repair {
-            zone,
+            replica,
             key,
             generation,
             read: Read::new(key, generation),
@@ -33,7 +33,7 @@ impl Repair {
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match self.read.on(id, event, s)? {
             Ok(Output::Block(Some(block))) if block.generation == self.generation => {
-                s.send_repair(self.zone, self.key, block);
+                s.send_repair(self.replica, self.key, block);
                 Some(Ok(Output::Unit))
             }
             // Removed or pruned meanwhile, or damaged everywhere: nothing to send.

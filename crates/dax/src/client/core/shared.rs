@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, ZoneId};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
 use crate::storage::{Block, EpochGrant, StorageCounters, SyncScope, VolumeSettings};
 use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum};
 
@@ -11,7 +11,7 @@ use super::chores::Chores;
 use super::hash::IdMap;
 use super::links::Links;
 use super::pending::{Pending, Seq};
-use super::quorum::{Quorums, ZoneSet};
+use super::quorum::{Quorums, ReplicaSet};
 use super::versions::VersionList;
 use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, SyncWait, Time};
 
@@ -53,7 +53,7 @@ impl Shared {
         Shared {
             quorums: Quorums::new(&settings),
             now: Time::ZERO,
-            links: Links::new(&config.addresses),
+            links: Links::new(&config.addresses, &settings),
             pending: Pending::default(),
             versions: VersionList::new(config.version_list_max),
             chores: Chores::default(),
@@ -73,12 +73,6 @@ impl Shared {
             config,
             settings,
         }
-    }
-
-    /// Which zones keep a block. Each zone keeps one copy of everything for now: there are as many
-    /// zones as replicas.
-    fn placement(&self, _key: BlockKey) -> ZoneSet {
-        ZoneSet::first(self.quorums.replicas)
     }
 
     pub fn done(&mut self, op: OpId, result: Result<Output>) {
@@ -112,7 +106,7 @@ impl Shared {
         epochs.is_some_and(|(first, last)| (first..=last).contains(&version.epoch))
     }
 
-    /// A zone has accepted this: if it is somebody else's higher epoch, ours is over.
+    /// A replica has accepted this: if it is somebody else's higher epoch, ours is over.
     pub fn observe(&mut self, grant: &EpochGrant) {
         if self.own.is_some_and(|own| grant.epoch > own) && grant.owner != self.owner {
             self.fence(format!(
@@ -131,7 +125,7 @@ impl Shared {
     }
 
     /// Looks for a higher epoch, or for a writer that must announce itself, in any answer.
-    pub fn look_for_fence(&mut self, zone: ZoneId, reply: &Response) {
+    pub fn look_for_fence(&mut self, replica: ReplicaId, reply: &Response) {
         match reply {
             Response::Epoch(grant) | Response::Owned { grant, .. } => self.observe(grant),
             Response::Error {
@@ -141,7 +135,7 @@ impl Shared {
             Response::Error {
                 kind: ErrorKind::Conflict,
                 ..
-            } => self.announce(zone),
+            } => self.announce(replica),
             Response::Block(Some(block)) => self.observe_version(block.version),
             Response::RecordStored { version } => self.observe_version(*version),
             _ => {}
@@ -161,13 +155,13 @@ impl Shared {
         self.links.own();
         self.first_own.get_or_insert(epoch);
         self.owner = owner;
-        for zone in self.links.up().iter() {
-            self.announce(zone);
-            self.pump(zone);
+        for replica in self.links.up().iter() {
+            self.announce(replica);
+            self.pump(replica);
         }
     }
 
-    fn announce(&mut self, zone: ZoneId) {
+    fn announce(&mut self, replica: ReplicaId) {
         if let Some(epoch) = self.own
             && self.fenced.is_none()
         {
@@ -176,33 +170,38 @@ impl Shared {
                 owner: self.owner.clone(),
                 settled: true,
             };
-            self.links
-                .ask(zone, Asker::Announcement, request, self.now, &mut self.out);
+            self.links.ask(
+                replica,
+                Asker::Announcement,
+                request,
+                self.now,
+                &mut self.out,
+            );
         }
     }
 
-    // --- zones -----------------------------------------------------------------------------------
+    // --- replicas -----------------------------------------------------------------------------------
 
-    /// A zone is there (again): announce the epoch, then send what it lacks, then the chores.
-    pub fn zone_up(&mut self, zone: ZoneId) {
-        self.links.connected(zone, self.now);
-        self.announce(zone);
-        self.pump(zone);
+    /// A replica is there (again): announce the epoch, then send what it lacks, then the chores.
+    pub fn replica_up(&mut self, replica: ReplicaId) {
+        self.links.connected(replica, self.now);
+        self.announce(replica);
+        self.pump(replica);
         self.chores
-            .send(zone, self.now, &mut self.links, &mut self.out);
-        self.ping(zone);
+            .send(replica, self.now, &mut self.links, &mut self.out);
+        self.ping(replica);
     }
 
-    fn ping(&mut self, zone: ZoneId) {
+    fn ping(&mut self, replica: ReplicaId) {
         self.links
-            .ask(zone, Asker::Ping, Request::Ping, self.now, &mut self.out);
+            .ask(replica, Asker::Ping, Request::Ping, self.now, &mut self.out);
     }
 
-    /// Pings; returns the zones that have been silent for too long.
-    pub fn watch_zones(&mut self) -> ZoneSet {
-        let timeout = self.config.zone_timeout;
+    /// Pings; returns the replicas that have been silent for too long.
+    pub fn watch_replicas(&mut self) -> ReplicaSet {
+        let timeout = self.config.replica_timeout;
         let (ping, silent) = self.links.watch(self.now, timeout / 4, timeout);
-        ping.iter().for_each(|zone| self.ping(zone));
+        ping.iter().for_each(|replica| self.ping(replica));
         silent
     }
 
@@ -233,14 +232,14 @@ impl Shared {
         }
         let version = self.new_version();
         let checksum = checksum(key, generation, version, &data);
-        let (zones, bytes) = (self.placement(key), data.len());
+        let (replicas, bytes) = (ReplicaSet::first(self.quorums.replicas), data.len());
         self.pending
-            .add(key, generation, version, checksum, data, zones);
+            .add(key, generation, version, checksum, data, replicas);
         self.evict_versions();
         self.versions.written(key, generation, version);
         self.counters.writes += 1;
-        self.links.write(version.seq, bytes, zones);
-        zones.iter().for_each(|zone| self.pump(zone));
+        self.links.write(version.seq, bytes, replicas);
+        replicas.iter().for_each(|replica| self.pump(replica));
         Ok(version)
     }
 
@@ -263,26 +262,31 @@ impl Shared {
         }
     }
 
-    fn pump(&mut self, zone: ZoneId) {
+    fn pump(&mut self, replica: ReplicaId) {
         let Some(epoch) = self.own.filter(|_| self.fenced.is_none()) else {
             return;
         };
-        self.links
-            .pump(zone, epoch, &mut self.pending, self.quorums, &mut self.out);
+        self.links.pump(
+            replica,
+            epoch,
+            &mut self.pending,
+            self.quorums,
+            &mut self.out,
+        );
     }
 
-    pub fn acked(&mut self, zone: ZoneId, upto: u64) {
+    pub fn acked(&mut self, replica: ReplicaId, upto: u64) {
         let Quorums { replicas, sync } = self.quorums;
-        for seq in self.links.acked(zone, upto, self.now) {
-            self.pending.ack(seq, zone, replicas, sync);
+        for seq in self.links.acked(replica, upto, self.now) {
+            self.pending.ack(seq, replica, replicas, sync);
         }
         self.pending.tidy();
         self.progress = true;
-        self.pump(zone);
+        self.pump(replica);
     }
 
-    /// Sends a zone a block that it missed, as it was written.
-    pub fn send_repair(&mut self, zone: ZoneId, key: BlockKey, block: Block) {
+    /// Sends a replica a block that it missed, as it was written.
+    pub fn send_repair(&mut self, replica: ReplicaId, key: BlockKey, block: Block) {
         let Ok(epoch) = self.check_writer() else {
             return;
         };
@@ -299,27 +303,33 @@ impl Shared {
             checksum: checksum(key, generation, version, &data),
             data,
         };
-        self.links.repair(zone, write, &mut self.out);
+        self.links.repair(replica, write, &mut self.out);
     }
 
-    pub fn write_refused(&mut self, zone: ZoneId, number: u64, kind: ErrorKind, message: String) {
+    pub fn write_refused(
+        &mut self,
+        replica: ReplicaId,
+        number: u64,
+        kind: ErrorKind,
+        message: String,
+    ) {
         match kind {
             ErrorKind::Fenced => self.fence(message),
             ErrorKind::Conflict => {
-                self.announce(zone);
-                self.links.refused(zone, number, message, self.now);
+                self.announce(replica);
+                self.links.refused(replica, number, message, self.now);
             }
-            _ => self.links.refused(zone, number, message, self.now),
+            _ => self.links.refused(replica, number, message, self.now),
         }
     }
 
     pub fn wake_refused(&mut self) {
-        for zone in self.links.wake_refused(self.now).iter() {
-            self.pump(zone);
+        for replica in self.links.wake_refused(self.now).iter() {
+            self.pump(replica);
         }
     }
 
-    /// Whether `bytes` more may be pending; gives up what zones that are away lack, if that helps.
+    /// Whether `bytes` more may be pending; gives up what replicas that are away lack, if that helps.
     pub fn has_room(&mut self, bytes: usize) -> bool {
         let max = self.config.pending_bytes_max;
         if self.pending.is_empty() || self.pending.bytes() + bytes <= max {
@@ -327,7 +337,7 @@ impl Shared {
         }
         // Give up more than needed now, so that the search is not repeated for every write.
         let enough = bytes.max(max / 8);
-        let away = self.links.away(self.now, self.config.zone_timeout * 2);
+        let away = self.links.away(self.now, self.config.replica_timeout * 2);
         for write in self.pending.give_up(away, enough) {
             self.links.dropped(&write, true);
         }
@@ -389,19 +399,18 @@ impl Shared {
             self.counters.reads_pending += 1;
             return Some(Some(block));
         }
-        known
-            .is_some_and(|k| k.version == Version::ZERO)
-            .then_some(None)
+        let absent = known.is_some_and(|k| k.version == Version::ZERO);
+        (absent && self.settings.protocol.is_optimistic()).then_some(None)
     }
 
     // --- removal ---------------------------------------------------------------------------------
 
     pub fn chore(&mut self, op: OpId, request: Request) {
-        let zones = ZoneSet::first(self.quorums.replicas);
-        self.chores.add(op, request, zones);
-        for zone in self.links.up().iter() {
+        let replicas = ReplicaSet::first(self.quorums.replicas);
+        self.chores.add(op, request, replicas);
+        for replica in self.links.up().iter() {
             self.chores
-                .send(zone, self.now, &mut self.links, &mut self.out);
+                .send(replica, self.now, &mut self.links, &mut self.out);
         }
     }
 
@@ -438,8 +447,8 @@ impl Shared {
         self.progress = true;
     }
 
-    pub fn chore_reply(&mut self, zone: ZoneId, number: u64, reply: &Response) -> Vec<OpId> {
+    pub fn chore_reply(&mut self, replica: ReplicaId, number: u64, reply: &Response) -> Vec<OpId> {
         let done = !matches!(reply, Response::Error { .. });
-        self.chores.replied(zone, number, done)
+        self.chores.replied(replica, number, done)
     }
 }

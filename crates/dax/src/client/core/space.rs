@@ -1,4 +1,4 @@
-//! How much room there is: the answer of the zone that has least, of a majority.
+//! How much room there is: the answer of the replica that has least, of a majority.
 
 use crate::error::Result;
 use crate::storage::Space;
@@ -22,14 +22,14 @@ impl Ask {
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match event {
-            Event::Reply(zone, Response::Space(space)) => self.round.answer(zone, space),
-            Event::Reply(zone, Response::Error { kind, message }) => {
-                if let Some(error) = self.round.error(zone, kind, message, s.now) {
+            Event::Reply(replica, Response::Space(space)) => self.round.answer(replica, space),
+            Event::Reply(replica, Response::Error { kind, message }) => {
+                if let Some(error) = self.round.error(replica, kind, message, s.now) {
                     return Some(Err(error));
                 }
             }
-            Event::Reply(zone, other) => return Some(Err(unexpected(zone, &other))),
-            Event::Lost(zone) => self.round.lost(zone),
+            Event::Reply(replica, other) => return Some(Err(unexpected(replica, &other))),
+            Event::Lost(replica) => self.round.lost(replica),
             Event::Start | Event::Wake | Event::Synced => {}
         }
         if self.round.replies.len() >= s.quorums.majority() {

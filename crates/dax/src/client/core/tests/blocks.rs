@@ -5,7 +5,7 @@ use super::desk::*;
 use crate::storage::SyncScope;
 
 #[test]
-fn a_sync_needs_k_zones_and_says_flush() {
+fn a_sync_needs_k_replicas_and_says_flush() {
     let mut d = Desk::owner();
     d.write(0, SINGLE, 1);
     let op = d.start(Call::Sync(SyncScope::Volume));
@@ -18,9 +18,9 @@ fn a_sync_needs_k_zones_and_says_flush() {
     assert!(d.result(op).is_none(), "one of three is too few");
     d.deliver(0);
     assert_eq!(d.result(op).unwrap().unwrap(), Output::Unit);
-    assert_eq!(d.core.zones()[1].pending_bytes, u64::from(BLOCK));
+    assert_eq!(d.core.replicas()[1].pending_bytes, u64::from(BLOCK));
     d.deliver(1);
-    assert_eq!(d.core.zones()[1].pending_bytes, 0);
+    assert_eq!(d.core.replicas()[1].pending_bytes, 0);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn a_stale_answer_is_retried_elsewhere() {
     d.run();
     d.write(0, SINGLE, 2);
     d.run();
-    // The nearest zone has lost its mind: it shows the version before.
+    // The nearest replica has lost its mind: it shows the version before.
     let old = d.peers[0].blocks[&(key(0), SINGLE)].clone();
     let version = Version {
         seq: 1,
@@ -78,7 +78,7 @@ fn a_stale_answer_is_retried_elsewhere() {
 }
 
 #[test]
-fn a_version_that_every_zone_lost_is_an_error() {
+fn a_version_that_every_replica_lost_is_an_error() {
     let mut d = Desk::owner();
     d.write(0, SINGLE, 1);
     d.run();
@@ -128,7 +128,7 @@ fn reads_as_of_an_image_leave_the_list_alone() {
 }
 
 #[test]
-fn a_quorum_read_asks_another_zone_when_one_is_slow() {
+fn a_quorum_read_asks_another_replica_when_one_is_slow() {
     let mut d = Desk::owner();
     d.write(0, SINGLE, 1);
     d.run();
@@ -151,7 +151,7 @@ fn a_quorum_read_asks_another_zone_when_one_is_slow() {
 }
 
 #[test]
-fn reads_and_syncs_wait_for_zones_and_go_on() {
+fn reads_and_syncs_wait_for_replicas_and_go_on() {
     let mut d = Desk::owner();
     d.write(0, SINGLE, 1);
     (0..3).for_each(|z| d.disconnect(z));
@@ -177,7 +177,7 @@ fn reads_and_syncs_wait_for_zones_and_go_on() {
 }
 
 #[test]
-fn what_a_zone_missed_is_sent_when_it_returns() {
+fn what_a_replica_missed_is_sent_when_it_returns() {
     let mut d = Desk::owner();
     d.disconnect(2);
     for block in 0..5 {
@@ -189,11 +189,11 @@ fn what_a_zone_missed_is_sent_when_it_returns() {
     d.connect(2);
     d.run();
     assert_eq!(d.peers[2].blocks, d.peers[0].blocks);
-    assert_eq!(d.core.zones()[2].pending_bytes, 0);
+    assert_eq!(d.core.replicas()[2].pending_bytes, 0);
 }
 
 #[test]
-fn memory_is_bounded_while_a_zone_is_away() {
+fn memory_is_bounded_while_a_replica_is_away() {
     let mut d = Desk::owner();
     d.disconnect(2);
     for block in 0..100 {
@@ -202,9 +202,9 @@ fn memory_is_bounded_while_a_zone_is_away() {
         d.write(block, SINGLE, 1);
         d.run();
     }
-    assert!(d.core.zones()[2].pending_bytes <= 16 * u64::from(BLOCK));
+    assert!(d.core.replicas()[2].pending_bytes <= 16 * u64::from(BLOCK));
     d.connect(2);
-    let trouble = d.core.zones()[2].trouble.clone();
+    let trouble = d.core.replicas()[2].trouble.clone();
     assert!(
         trouble.unwrap().contains("lacks"),
         "missed writes are counted"
@@ -215,7 +215,7 @@ fn memory_is_bounded_while_a_zone_is_away() {
         d.run();
     }
     assert_eq!(d.peers[2].blocks, d.peers[0].blocks, "and made good");
-    assert_eq!(d.core.zones()[2].trouble, None);
+    assert_eq!(d.core.replicas()[2].trouble, None);
 }
 
 #[test]
@@ -227,14 +227,14 @@ fn writers_wait_while_too_much_is_unsynced() {
     }
     let room = d.start(Call::Room(BLOCK as usize));
     d.run();
-    assert!(d.result(room).is_none(), "one zone cannot sync it");
+    assert!(d.result(room).is_none(), "one replica cannot sync it");
     d.connect(1);
     d.run();
     assert!(d.result(room).unwrap().is_ok());
 }
 
 #[test]
-fn a_full_zone_is_tried_again() {
+fn a_full_replica_is_tried_again() {
     let mut d = Desk::owner();
     d.peers[0].full = true;
     d.peers[1].full = true;
@@ -242,10 +242,10 @@ fn a_full_zone_is_tried_again() {
     let sync = d.start(Call::Sync(SyncScope::Volume));
     d.run();
     assert!(d.result(sync).is_none());
-    assert_eq!(d.core.zones()[0].trouble.as_deref(), Some("Full"));
+    assert_eq!(d.core.replicas()[0].trouble.as_deref(), Some("Full"));
     d.peers[0].full = false;
     d.pass(Time::from_secs(1));
     d.run();
     assert!(d.result(sync).unwrap().is_ok());
-    assert_eq!(d.core.zones()[0].trouble, None);
+    assert_eq!(d.core.replicas()[0].trouble, None);
 }

@@ -1,4 +1,4 @@
-//! A core and its zones on a desk: messages wait until the test lets them go.
+//! A core and its replicas on a desk: messages wait until the test lets them go.
 
 use bytes::Bytes;
 
@@ -7,25 +7,25 @@ use super::peer::Peer;
 
 pub(super) const BLOCK: u32 = 4096;
 
-/// A core and its zones. Messages wait until the test lets them go.
+/// A core and its replicas. Messages wait until the test lets them go.
 pub(super) struct Desk {
     pub core: Core,
     pub now: Time,
     pub peers: Vec<Peer>,
     pub up: Vec<bool>,
-    /// Not delivered to the zone yet.
+    /// Not delivered to the replica yet.
     pub outbox: Vec<Vec<(u64, Request)>>,
     pub results: HashMap<OpId, Result<Output>>,
     pub fenced: bool,
-    pub disconnects: Vec<ZoneId>,
+    pub disconnects: Vec<ReplicaId>,
 }
 
-pub(super) fn config(zones: usize) -> CoreConfig {
+pub(super) fn config(replicas: usize) -> CoreConfig {
     CoreConfig {
-        addresses: (0..zones).map(|z| format!("zone{z}")).collect(),
+        addresses: (0..replicas).map(|z| format!("replica{z}")).collect(),
         pending_bytes_max: 16 * BLOCK as usize,
         version_list_max: 1000,
-        zone_timeout: Time::from_secs(2),
+        replica_timeout: Time::from_secs(2),
     }
 }
 
@@ -35,19 +35,22 @@ impl Desk {
             block_size_bytes: BLOCK,
             replicas,
             sync_replicas,
+            zones: replicas,
+            ..VolumeSettings::default()
         };
-        let zones = usize::from(replicas);
+        let count = replicas;
+        let replicas = usize::from(replicas);
         let mut desk = Desk {
-            core: Core::new(config(zones), settings),
+            core: Core::new(config(replicas), settings),
             now: Time::from_secs(1),
-            peers: (0..zones).map(|_| Peer::default()).collect(),
-            up: vec![false; zones],
-            outbox: vec![Vec::new(); zones],
+            peers: (0..replicas).map(|_| Peer::default()).collect(),
+            up: vec![false; replicas],
+            outbox: vec![Vec::new(); replicas],
             results: HashMap::new(),
             fenced: false,
             disconnects: Vec::new(),
         };
-        (0..replicas).for_each(|zone| desk.connect(zone));
+        (0..count).for_each(|replica| desk.connect(replica));
         desk
     }
 
@@ -65,56 +68,63 @@ impl Desk {
     pub fn collect(&mut self) {
         for effect in self.core.effects().collect::<Vec<_>>() {
             match effect {
-                Effect::Send { zone, id, request } => {
-                    let zone = usize::from(zone.0);
-                    if self.up[zone] {
-                        self.outbox[zone].push((id, request));
+                Effect::Send {
+                    replica,
+                    id,
+                    request,
+                } => {
+                    let replica = usize::from(replica.0);
+                    if self.up[replica] {
+                        self.outbox[replica].push((id, request));
                     }
                 }
                 Effect::Done { op, result } => {
                     assert!(self.results.insert(op, result).is_none(), "done once");
                 }
                 Effect::Fenced => self.fenced = true,
-                Effect::Disconnect { zone, .. } => {
-                    self.up[usize::from(zone.0)] = false;
-                    self.outbox[usize::from(zone.0)].clear();
-                    self.disconnects.push(zone);
+                Effect::Disconnect { replica, .. } => {
+                    self.up[usize::from(replica.0)] = false;
+                    self.outbox[usize::from(replica.0)].clear();
+                    self.disconnects.push(replica);
                 }
             }
         }
     }
 
-    pub fn connect(&mut self, zone: u8) {
-        self.up[usize::from(zone)] = true;
-        let grant = self.peers[usize::from(zone)].fence.grant().clone();
-        self.core.zone_up(self.now, ZoneId(zone), &grant);
+    pub fn connect(&mut self, replica: u8) {
+        self.up[usize::from(replica)] = true;
+        let grant = self.peers[usize::from(replica)].fence.grant().clone();
+        self.core.replica_up(self.now, ReplicaId(replica), &grant);
         self.collect();
     }
 
-    pub fn disconnect(&mut self, zone: u8) {
-        self.up[usize::from(zone)] = false;
-        self.outbox[usize::from(zone)].clear();
-        self.core.zone_down(self.now, ZoneId(zone), "cut".into());
+    pub fn disconnect(&mut self, replica: u8) {
+        self.up[usize::from(replica)] = false;
+        self.outbox[usize::from(replica)].clear();
+        self.core
+            .replica_down(self.now, ReplicaId(replica), "cut".into());
         self.collect();
     }
 
-    /// Delivers what waits for a zone, and its answers.
-    pub fn deliver(&mut self, zone: u8) -> usize {
-        let waiting = std::mem::take(&mut self.outbox[usize::from(zone)]);
+    /// Delivers what waits for a replica, and its answers.
+    pub fn deliver(&mut self, replica: u8) -> usize {
+        let waiting = std::mem::take(&mut self.outbox[usize::from(replica)]);
         let count = waiting.len();
         for (id, request) in waiting {
-            let answers = self.peers[usize::from(zone)].handle(0, id, request);
+            let answers = self.peers[usize::from(replica)].handle(0, id, request);
             for (_, id, response) in answers {
-                self.core.message(self.now, ZoneId(zone), id, response);
+                self.core
+                    .message(self.now, ReplicaId(replica), id, response);
             }
         }
         self.collect();
         count
     }
 
-    pub fn commit(&mut self, zone: u8) {
-        for (_, id, response) in self.peers[usize::from(zone)].commit() {
-            self.core.message(self.now, ZoneId(zone), id, response);
+    pub fn commit(&mut self, replica: u8) {
+        for (_, id, response) in self.peers[usize::from(replica)].commit() {
+            self.core
+                .message(self.now, ReplicaId(replica), id, response);
         }
         self.collect();
     }

@@ -34,7 +34,7 @@ fn fenced_by_anybody_is_final() {
 }
 
 #[test]
-fn a_zone_that_was_away_tells_of_the_fence_in_its_welcome() {
+fn a_replica_that_was_away_tells_of_the_fence_in_its_welcome() {
     let mut d = Desk::owner();
     d.disconnect(0);
     d.peers[0].fence.own(Epoch(2), "b/1", false);
@@ -71,7 +71,7 @@ fn the_loser_of_a_contest_learns_who_won() {
     (0..3).for_each(|z| {
         d.deliver(z);
     });
-    // Both have looked; the other is first in two zones.
+    // Both have looked; the other is first in two replicas.
     d.peers[0].fence.own(Epoch(1), "b/1", false);
     d.peers[1].fence.own(Epoch(1), "b/1", false);
     d.run();
@@ -101,7 +101,7 @@ fn a_contest_that_nobody_won_goes_to_the_next_epoch() {
 }
 
 #[test]
-fn an_owner_takes_over_zones_that_had_accepted_a_loser() {
+fn an_owner_takes_over_replicas_that_had_accepted_a_loser() {
     let mut d = Desk::new(3, 2);
     d.disconnect(2);
     let claim = d.start(Call::OwnEpoch {
@@ -117,7 +117,7 @@ fn an_owner_takes_over_zones_that_had_accepted_a_loser() {
     assert!(d.peers[2].newest(key(0), SINGLE).is_some());
 }
 
-/// Three zones with a block of epoch 1: 1 everywhere, except that the last has a newer one.
+/// Three replicas with a block of epoch 1: 1 everywhere, except that the last has a newer one.
 fn after_a_crash(agree: bool) -> Desk {
     let mut old = Desk::owner();
     old.write(0, SINGLE, 1);
@@ -170,7 +170,7 @@ fn promotion_writes_the_choice_where_replicas_differ() {
 }
 
 #[test]
-fn promotion_goes_on_without_a_zone_that_is_silent() {
+fn promotion_goes_on_without_a_replica_that_is_silent() {
     let mut d = after_a_crash(false);
     let op = d.start(Call::Promote(key(0)));
     d.deliver(0);
@@ -180,7 +180,7 @@ fn promotion_goes_on_without_a_zone_that_is_silent() {
     d.deliver(0);
     d.deliver(1);
     assert_eq!(byte_of(d.result(op).unwrap()), Some(1));
-    // What the silent zone holds of the dead epoch has lost, for good.
+    // What the silent replica holds of the dead epoch has lost, for good.
     d.run();
     assert_eq!(d.peers[2].newest(key(0), SINGLE).unwrap().data[0], 1);
 }
@@ -196,19 +196,19 @@ fn promotion_never_overwrites_a_write_made_meanwhile() {
     assert_eq!(d.peers[0].newest(key(0), SINGLE).unwrap().data[0], 9);
 }
 
-/// A zone that has not accepted the epoch may still take a write of the dead one and complete its
+/// A replica that has not accepted the epoch may still take a write of the dead one and complete its
 /// sync, after it said that it has no such block: so it is not asked before it has.
 #[test]
-fn an_owner_asks_only_zones_that_have_accepted_its_epoch() {
+fn an_owner_asks_only_replicas_that_have_accepted_its_epoch() {
     let mut d = Desk::new(3, 2);
     let claim = d.start(Call::OwnEpoch {
         owner: "b/1".into(),
     });
-    // The third zone is slow: it has not seen the claim.
+    // The third replica is slow: it has not seen the claim.
     while d.result(claim).is_none() {
-        for zone in 0..2 {
-            d.deliver(zone);
-            d.commit(zone);
+        for replica in 0..2 {
+            d.deliver(replica);
+            d.commit(replica);
         }
     }
     d.outbox[2].retain(|(_, request)| matches!(request, Request::OwnEpoch { .. }));

@@ -88,7 +88,7 @@ impl Judge {
     }
 
     /// Raises the floors to what a completed sync covers.
-    pub fn synced(&mut self, client: ClientId, upto: u64, zones: &[Peer]) {
+    pub fn synced(&mut self, client: ClientId, upto: u64, replicas: &[Peer]) {
         for (index, write) in self.writes.iter().enumerate() {
             if write.client != client || write.version.seq > upto {
                 continue;
@@ -106,13 +106,13 @@ impl Judge {
                 floor.content = index as u64 + 1;
             }
         }
-        self.check_durable(zones);
+        self.check_durable(replicas);
     }
 
     /// Every floor is on k replicas, durably: any read quorum meets it.
-    pub fn check_durable(&self, zones: &[Peer]) {
+    pub fn check_durable(&self, replicas: &[Peer]) {
         for ((key, generation), floor) in &self.floors {
-            let holders = zones
+            let holders = replicas
                 .iter()
                 .filter(|z| z.version(*key, *generation) >= floor.version);
             assert!(
@@ -145,7 +145,7 @@ impl Judge {
     pub fn promoted(&mut self, key: BlockKey, epoch: Epoch, block: Option<&Block>) {
         let found = content(block);
         if epoch < self.highest_owned {
-            // Deposed meanwhile: it was right when the zones answered, and decides nothing now.
+            // Deposed meanwhile: it was right when the replicas answered, and decides nothing now.
             return;
         }
         assert!(

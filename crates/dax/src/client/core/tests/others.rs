@@ -80,7 +80,7 @@ fn lists_are_read_page_by_page() {
 }
 
 #[test]
-fn chores_reach_a_zone_that_was_away() {
+fn chores_reach_a_replica_that_was_away() {
     let mut d = Desk::owner();
     d.write(0, SINGLE, 1);
     d.run();
@@ -107,7 +107,7 @@ fn chores_reach_a_zone_that_was_away() {
 }
 
 #[test]
-fn a_silent_zone_is_given_up_and_an_idle_one_is_not() {
+fn a_silent_replica_is_given_up_and_an_idle_one_is_not() {
     let mut d = Desk::new(3, 2);
     for _ in 0..10 {
         d.pass(Time::from_millis(500));
@@ -119,8 +119,8 @@ fn a_silent_zone_is_given_up_and_an_idle_one_is_not() {
         d.deliver(0);
         d.deliver(1);
     }
-    assert_eq!(d.disconnects, [ZoneId(2)]);
-    assert!(!d.core.zones()[2].up);
+    assert_eq!(d.disconnects, [ReplicaId(2)]);
+    assert!(!d.core.replicas()[2].up);
 }
 
 #[test]

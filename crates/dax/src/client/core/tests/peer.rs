@@ -1,4 +1,4 @@
-//! A zone in a test: the rules of [`crate::replica`], a buffer of writes that are not durable yet.
+//! A replica in a test: the rules of [`crate::replica`], a buffer of writes that are not durable yet.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::wire::{BlockWrite, RecordEntry, Request, Response, StoredBlock, Store
 /// Which connection a message belongs to.
 pub(crate) type ConnId = u64;
 
-/// A message from a zone: connection, id, response.
+/// A message from a replica: connection, id, response.
 pub(crate) type Sent = (ConnId, u64, Response);
 
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(crate) struct Peer {
     /// Received, not durable.
     buffer: Vec<(ConnId, u64, BlockWrite)>,
     pub full: bool,
-    /// Blocks that this zone reports as damaged.
+    /// Blocks that this replica reports as damaged.
     pub damaged: Vec<BlockKey>,
 }
 

@@ -1,4 +1,4 @@
-//! Many seeds of random histories: writers that crash or are deposed, zones that crash, connections
+//! Many seeds of random histories: writers that crash or are deposed, replicas that crash, connections
 //! that break. Checked: what a completed sync covers stays on a quorum; reads do not go back; a
 //! promotion decides for good; after an epoch is owned, no later write of an older one is synced.
 
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::super::*;
 use super::judge::{Content, Judge, content, data};
-use super::world::{ClientId, World, ZONES};
+use super::world::{ClientId, REPLICAS, World};
 use crate::ids::FileId;
 use crate::storage::SyncScope;
 
@@ -105,8 +105,8 @@ impl Simulation {
             80..90 => self.promote(),
             90..92 => self.world.cut_any(),
             92 => {
-                let zone = self.world.below(ZONES.into()) as u8;
-                self.world.crash_zone(zone);
+                let replica = self.world.below(REPLICAS.into()) as u8;
+                self.world.crash_replica(replica);
             }
             93 => self.generation += 1,
             94 => self.take_over(),
@@ -258,7 +258,7 @@ impl Simulation {
             }
             (Intent::Sync { upto }, Output::Unit) => {
                 self.syncs += 1;
-                self.judge.synced(client, upto, &self.world.zones);
+                self.judge.synced(client, upto, &self.world.replicas);
             }
             (Intent::Promote { key, own }, Output::Block(block)) => {
                 self.after_promotion(client, key, own, block.as_ref());
@@ -327,12 +327,12 @@ impl Simulation {
                 self.outcome(client, op, result);
             }
             if self.world.chance(2) {
-                self.judge.check_durable(&self.world.zones);
+                self.judge.check_durable(&self.world.replicas);
             }
         }
     }
 
-    /// No more faults: everything that waits for zones must end.
+    /// No more faults: everything that waits for replicas must end.
     fn settle(&mut self) {
         for _ in 0..20_000 {
             let outcomes = self.world.step();
@@ -364,7 +364,7 @@ fn simulate(seed: u64) -> Simulation {
     let mut simulation = Simulation::new(seed);
     simulation.run(6000);
     simulation.settle();
-    simulation.judge.check_durable(&simulation.world.zones);
+    simulation.judge.check_durable(&simulation.world.replicas);
     simulation
 }
 

@@ -1,5 +1,5 @@
-//! A network of clients and zones in one thread, driven by one seed: messages take random time (in
-//! order on a connection, in no order between them), connections break, zones crash and come back,
+//! A network of clients and replicas in one thread, driven by one seed: messages take random time (in
+//! order on a connection, in no order between them), connections break, replicas crash and come back,
 //! commits happen when they like.
 
 use std::cmp::Reverse;
@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use super::super::*;
 use super::peer::{ConnId, Peer};
 
-pub(super) const ZONES: u8 = 3;
+pub(super) const REPLICAS: u8 = 3;
 pub(super) const BLOCK: u32 = 4096;
 
 pub(super) type ClientId = usize;
@@ -30,7 +30,7 @@ enum Happening {
 #[derive(Debug)]
 struct Connection {
     client: ClientId,
-    zone: u8,
+    replica: u8,
     /// When the last message in each direction arrives.
     last: [Time; 2],
 }
@@ -48,8 +48,8 @@ pub(super) struct World {
     pub now: Time,
     pub rng: SmallRng,
     pub clients: Vec<Client>,
-    pub zones: Vec<Peer>,
-    zone_up: Vec<bool>,
+    pub replicas: Vec<Peer>,
+    replica_up: Vec<bool>,
     connections: BTreeMap<ConnId, Connection>,
     next_conn: ConnId,
     agenda: BinaryHeap<Reverse<(Time, u64)>>,
@@ -64,8 +64,8 @@ impl World {
             now: Time::ZERO,
             rng: SmallRng::seed_from_u64(seed),
             clients: Vec::new(),
-            zones: (0..ZONES).map(|_| Peer::default()).collect(),
-            zone_up: vec![true; ZONES.into()],
+            replicas: (0..REPLICAS).map(|_| Peer::default()).collect(),
+            replica_up: vec![true; REPLICAS.into()],
             connections: BTreeMap::new(),
             next_conn: 1,
             agenda: BinaryHeap::new(),
@@ -95,26 +95,27 @@ impl World {
 
     pub fn add_client(&mut self) -> ClientId {
         let config = CoreConfig {
-            addresses: (0..ZONES).map(|z| format!("z{z}")).collect(),
+            addresses: (0..REPLICAS).map(|z| format!("z{z}")).collect(),
             pending_bytes_max: 64 * BLOCK as usize,
             // Small, so that entries are evicted.
             version_list_max: 8,
-            zone_timeout: Time::from_millis(500),
+            replica_timeout: Time::from_millis(500),
         };
         let settings = VolumeSettings {
             block_size_bytes: BLOCK,
-            replicas: ZONES,
+            replicas: REPLICAS,
             sync_replicas: 2,
+            ..VolumeSettings::default()
         };
         self.clients.push(Client {
             core: Core::new(config, settings),
             alive: true,
-            links: vec![None; ZONES.into()],
+            links: vec![None; REPLICAS.into()],
         });
         let client = self.clients.len() - 1;
-        for zone in 0..ZONES {
+        for replica in 0..REPLICAS {
             let at = self.now + self.millis(5);
-            self.plan(at, Happening::Connect(client, zone));
+            self.plan(at, Happening::Connect(client, replica));
         }
         client
     }
@@ -127,8 +128,12 @@ impl World {
         let effects: Vec<Effect> = core.effects().collect();
         for effect in effects {
             match effect {
-                Effect::Send { zone, id, request } => self.send(client, zone, id, request),
-                Effect::Disconnect { zone, .. } => self.cut(client, zone.0, false),
+                Effect::Send {
+                    replica,
+                    id,
+                    request,
+                } => self.send(client, replica, id, request),
+                Effect::Disconnect { replica, .. } => self.cut(client, replica.0, false),
                 Effect::Done { op, result } => self.outcomes.push((client, op, result)),
                 Effect::Fenced => {}
             }
@@ -136,8 +141,8 @@ impl World {
         result
     }
 
-    fn send(&mut self, client: ClientId, zone: ZoneId, id: u64, request: Request) {
-        if let Some(conn) = self.clients[client].links[usize::from(zone.0)] {
+    fn send(&mut self, client: ClientId, replica: ReplicaId, id: u64, request: Request) {
+        if let Some(conn) = self.clients[client].links[usize::from(replica.0)] {
             let at = self.arrival(conn, 0);
             self.plan(at, Happening::ToZone(conn, id, request));
         }
@@ -159,40 +164,40 @@ impl World {
 
     /// Ends a connection; everything on its way is lost. The client notices a little later, if it is
     /// not the one that gave up.
-    fn cut(&mut self, client: ClientId, zone: u8, notice: bool) {
-        let Some(conn) = self.clients[client].links[usize::from(zone)].take() else {
+    fn cut(&mut self, client: ClientId, replica: u8, notice: bool) {
+        let Some(conn) = self.clients[client].links[usize::from(replica)].take() else {
             return;
         };
         self.connections.remove(&conn);
         let noticed = self.now + self.millis(20);
         if notice {
-            self.plan(noticed, Happening::Broken(client, zone));
+            self.plan(noticed, Happening::Broken(client, replica));
         } else {
-            self.plan(noticed, Happening::Connect(client, zone));
+            self.plan(noticed, Happening::Connect(client, replica));
         }
     }
 
     pub fn cut_any(&mut self) {
         let index = self.below(self.connections.len().max(1) as u64) as usize;
         let any = self.connections.values().nth(index);
-        if let Some((client, zone)) = any.map(|c| (c.client, c.zone)) {
-            self.cut(client, zone, true);
+        if let Some((client, replica)) = any.map(|c| (c.client, c.replica)) {
+            self.cut(client, replica, true);
         }
     }
 
     pub fn crash_client(&mut self, client: ClientId) {
         self.clients[client].alive = false;
-        (0..ZONES).for_each(|zone| self.cut(client, zone, true));
+        (0..REPLICAS).for_each(|replica| self.cut(client, replica, true));
     }
 
-    pub fn crash_zone(&mut self, zone: u8) {
-        if !std::mem::replace(&mut self.zone_up[usize::from(zone)], false) {
+    pub fn crash_replica(&mut self, replica: u8) {
+        if !std::mem::replace(&mut self.replica_up[usize::from(replica)], false) {
             return;
         }
-        self.zones[usize::from(zone)].crash();
-        (0..self.clients.len()).for_each(|client| self.cut(client, zone, true));
+        self.replicas[usize::from(replica)].crash();
+        (0..self.clients.len()).for_each(|client| self.cut(client, replica, true));
         let back = self.now + self.millis(150);
-        self.plan(back, Happening::ZoneBack(zone));
+        self.plan(back, Happening::ZoneBack(replica));
     }
 
     /// The next thing that happens; what operations gave because of it.
@@ -224,38 +229,39 @@ impl World {
             Happening::ToZone(conn, id, request) => self.arrive(conn, id, request),
             Happening::ToClient(conn, id, response) => {
                 if let Some(c) = self.connections.get(&conn) {
-                    let (client, zone) = (c.client, ZoneId(c.zone));
-                    self.with(client, |core, now| core.message(now, zone, id, response));
+                    let (client, replica) = (c.client, ReplicaId(c.replica));
+                    self.with(client, |core, now| core.message(now, replica, id, response));
                 }
             }
-            Happening::Commit(zone) => {
-                let sent = self.zones[usize::from(zone)].commit();
+            Happening::Commit(replica) => {
+                let sent = self.replicas[usize::from(replica)].commit();
                 self.reply(sent);
             }
-            Happening::ZoneBack(zone) => self.zone_up[usize::from(zone)] = true,
-            Happening::Connect(client, zone) => self.connect(client, zone),
-            Happening::Broken(client, zone) => {
+            Happening::ZoneBack(replica) => self.replica_up[usize::from(replica)] = true,
+            Happening::Connect(client, replica) => self.connect(client, replica),
+            Happening::Broken(client, replica) => {
                 if self.clients[client].alive {
-                    let gone =
-                        |core: &mut Core, now| core.zone_down(now, ZoneId(zone), "cut".into());
+                    let gone = |core: &mut Core, now| {
+                        core.replica_down(now, ReplicaId(replica), "cut".into())
+                    };
                     self.with(client, gone);
                     let at = self.now + self.millis(30);
-                    self.plan(at, Happening::Connect(client, zone));
+                    self.plan(at, Happening::Connect(client, replica));
                 }
             }
         }
     }
 
     fn arrive(&mut self, conn: ConnId, id: u64, request: Request) {
-        let Some(zone) = self.connections.get(&conn).map(|c| c.zone) else {
+        let Some(replica) = self.connections.get(&conn).map(|c| c.replica) else {
             return;
         };
         let is_write = matches!(request, Request::Write(_));
-        let sent = self.zones[usize::from(zone)].handle(conn, id, request);
+        let sent = self.replicas[usize::from(replica)].handle(conn, id, request);
         self.reply(sent);
         if is_write && self.chance(40) {
             let at = self.now + self.millis(10);
-            self.plan(at, Happening::Commit(zone));
+            self.plan(at, Happening::Commit(replica));
         }
     }
 
@@ -266,26 +272,28 @@ impl World {
         }
     }
 
-    fn connect(&mut self, client: ClientId, zone: u8) {
-        let index = usize::from(zone);
+    fn connect(&mut self, client: ClientId, replica: u8) {
+        let index = usize::from(replica);
         if !self.clients[client].alive || self.clients[client].links[index].is_some() {
             return;
         }
-        if !self.zone_up[index] {
+        if !self.replica_up[index] {
             let at = self.now + self.millis(40);
-            self.plan(at, Happening::Connect(client, zone));
+            self.plan(at, Happening::Connect(client, replica));
             return;
         }
         let conn = self.next_conn;
         self.next_conn += 1;
         let connection = Connection {
             client,
-            zone,
+            replica,
             last: [Time::ZERO; 2],
         };
         self.connections.insert(conn, connection);
         self.clients[client].links[index] = Some(conn);
-        let grant = self.zones[index].fence.grant().clone();
-        self.with(client, |core, now| core.zone_up(now, ZoneId(zone), &grant));
+        let grant = self.replicas[index].fence.grant().clone();
+        self.with(client, |core, now| {
+            core.replica_up(now, ReplicaId(replica), &grant)
+        });
     }
 }
