@@ -272,6 +272,35 @@ pub struct Retention {
     pub images: Vec<Lineage>,
 }
 
+/// Where a scrub goes on: after this block and generation.
+pub type ScrubCursor = (BlockKey, Generation);
+
+/// A copy that a scrub found missing, old or damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Difference {
+    /// Where.
+    pub replica: ReplicaId,
+    /// Which block.
+    pub key: BlockKey,
+    /// In which generation.
+    pub generation: Generation,
+}
+
+/// A part of a volume as the replicas have it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ScrubPage {
+    /// Files that have blocks in this part, in order.
+    pub files: Vec<FileId>,
+    /// Blocks (of all generations) in this part.
+    pub blocks: u64,
+    /// Copies to mend.
+    pub differences: Vec<Difference>,
+    /// Blocks of which no replica that answered has an intact copy.
+    pub unreadable: Vec<BlockKey>,
+    /// Where the next part begins; `None` after the last.
+    pub next: Option<ScrubCursor>,
+}
+
 /// How a replica looks from this client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReplicaStatus {
@@ -287,6 +316,10 @@ pub struct ReplicaStatus {
     pub round_trip: Option<Duration>,
     /// Bytes written but not yet acknowledged by this replica.
     pub pending_bytes: u64,
+    /// Blocks that it is known to lack, about; they are sent in the background.
+    pub missed_blocks: u64,
+    /// It lost what it had and is being brought up to date: it counts in no quorum until then.
+    pub rebuilding: bool,
     /// Why the replica is down or refuses writes, if it does.
     pub trouble: Option<String>,
 }
@@ -302,12 +335,20 @@ pub struct StorageCounters {
     pub reads_pending: u64,
     /// Reads answered by one replica.
     pub reads_one: u64,
-    /// Answers of one replica that were stale and retried (DAX 3.1).
+    /// Answers of one replica that were stale and retried at another one (DAX 3.1).
     pub reads_stale: u64,
+    /// Reads that asked a quorum after stale answers (DAX 3.1).
+    pub reads_escalated: u64,
     /// Reads answered by a quorum.
     pub reads_quorum: u64,
     /// Reads that promoted a version into the current epoch (DAX 5).
     pub reads_promoted: u64,
+    /// Copies that were compared by a scrub.
+    pub copies_scrubbed: u64,
+    /// Copies that a scrub found damaged.
+    pub copies_damaged: u64,
+    /// Blocks sent to a replica that had missed them, or had a damaged copy.
+    pub copies_mended: u64,
 }
 
 /// A volume's storage. See the module.
@@ -408,6 +449,29 @@ pub trait Storage: Send + Sync + 'static {
 
     /// Gives back the blocks of `file` before `block` (the journal's and the log's past).
     async fn remove_blocks_before(&self, file: FileId, block: BlockIndex) -> Result<()>;
+
+    /// One part of a scrub: verifies and compares what the replicas that are up have of the blocks
+    /// after `after` (`None`: from the beginning). Waits until enough of them are up to tell the
+    /// newest version of every block.
+    ///
+    /// # Errors
+    /// `Fenced`, or `Invalid` if the handle owns no epoch.
+    async fn scrub(&self, after: Option<ScrubCursor>) -> Result<ScrubPage>;
+
+    /// Sends the replicas what a scrub found missing or damaged; returns once they have it durably,
+    /// or are down.
+    ///
+    /// # Errors
+    /// As [`scrub`](Storage::scrub).
+    async fn mend(&self, differences: Vec<Difference>) -> Result<()>;
+
+    /// Ends a scrub from the beginning to the end, of which everything worth keeping was mended.
+    /// Replicas that had lost everything and took part from the beginning count in quorums from now
+    /// on; returns them.
+    ///
+    /// # Errors
+    /// As [`scrub`](Storage::scrub).
+    async fn end_scrub(&self) -> Result<Vec<ReplicaId>>;
 
     /// Bytes of blocks stored and bytes free, of the zone that has least room.
     async fn space(&self) -> Result<Space>;

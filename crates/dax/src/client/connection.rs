@@ -14,6 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
 use super::driver::Driver;
+use super::setup;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{ReplicaId, VolumeName};
 use crate::storage::{EpochGrant, VolumeSettings};
@@ -43,6 +44,7 @@ pub(super) struct Greeted {
     pub stream: Stream,
     pub settings: VolumeSettings,
     pub grant: EpochGrant,
+    pub rebuilding: bool,
 }
 
 impl Stream {
@@ -96,11 +98,15 @@ pub(super) async fn greet(address: &str, volume: &VolumeName, client: &str) -> R
         };
         match stream.exchange(&hello).await? {
             Response::Welcome {
-                settings, grant, ..
+                settings,
+                grant,
+                rebuilding,
+                ..
             } => Ok(Greeted {
                 stream,
                 settings,
                 grant,
+                rebuilding,
             }),
             _ => Err(Error::new(
                 ErrorKind::Protocol,
@@ -150,6 +156,15 @@ pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, addr
                 let why = "the replica knows the volume with other settings";
                 report(&driver, replica, &address, why.into(), &mut reported);
             }
+            Err(error) if error.kind() == ErrorKind::NotFound && driver.may_rebuild() => {
+                tracing::warn!(%replica, address, "the replica has lost the volume: rebuilding it");
+                match setup::begin_rebuild(&address, &driver.volume, driver.settings()).await {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        report(&driver, replica, &address, describe(&error), &mut reported);
+                    }
+                }
+            }
             Err(error) => report(&driver, replica, &address, describe(&error), &mut reported),
         }
         backoff.wait().await;
@@ -178,7 +193,7 @@ pub(super) fn describe(error: &Error) -> String {
 /// Runs a connection until it ends; says why.
 async fn serve(driver: &Arc<Driver>, replica: ReplicaId, greeted: Greeted) -> String {
     let Stream { reader, writer } = greeted.stream;
-    let (connection, outbox) = driver.replica_up(replica, &greeted.grant);
+    let (connection, outbox) = driver.replica_up(replica, &greeted.grant, greeted.rebuilding);
     let why = tokio::select! {
         why = receive(driver, replica, connection, reader) => why,
         why = transmit(outbox, writer) => why,

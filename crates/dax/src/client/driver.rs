@@ -120,12 +120,14 @@ impl Driver {
         &self,
         replica: ReplicaId,
         grant: &EpochGrant,
+        rebuilding: bool,
     ) -> (u64, UnboundedReceiver<Frame>) {
         let (frames, outbox) = unbounded_channel();
         let connection = self.change(|i, now| {
             i.connections += 1;
             let connection = i.connections;
             i.links[usize::from(replica.0)] = Some(Outbox { connection, frames });
+            i.core.set_rebuilding(replica, rebuilding);
             i.core.replica_up(now, replica, grant);
             connection
         });
@@ -139,6 +141,10 @@ impl Driver {
                 i.core.replica_down(now, replica, why.to_owned());
             }
         });
+    }
+
+    pub fn may_rebuild(&self) -> bool {
+        self.peek(Core::may_rebuild)
     }
 
     pub fn zone_trouble(&self, replica: ReplicaId, why: String) {

@@ -19,8 +19,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ids::ReplicaId;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
 use crate::storage::{
-    Authority, Block, EpochGrant, ReplicaStatus, Retention, Space, Storage, StorageCounters,
-    SyncScope, VolumeSettings,
+    Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
+    Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
@@ -264,6 +264,26 @@ impl Storage for Client {
 
     async fn remove_blocks_before(&self, file: FileId, block: BlockIndex) -> Result<()> {
         self.call(Call::RemoveBlocksBefore(file, block), unit).await
+    }
+
+    async fn scrub(&self, after: Option<ScrubCursor>) -> Result<ScrubPage> {
+        self.call(Call::Scrub(after), |output| match output {
+            Output::Scrubbed(page) => Some(page),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn mend(&self, differences: Vec<Difference>) -> Result<()> {
+        self.call(Call::Mend(differences), unit).await
+    }
+
+    async fn end_scrub(&self) -> Result<Vec<ReplicaId>> {
+        self.call(Call::EndScrub, |output| match output {
+            Output::Rebuilt(replicas) => Some(replicas),
+            _ => None,
+        })
+        .await
     }
 
     async fn space(&self) -> Result<Space> {

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use tokio::task::JoinSet;
-use tokio::time::{Duration, Instant, timeout_at};
 
 use super::connection::{Backoff, Stream, describe, greet, within};
 use crate::error::{Error, ErrorKind, Result};
@@ -11,12 +10,10 @@ use crate::ids::VolumeName;
 use crate::storage::VolumeSettings;
 use crate::wire::{Request, Response};
 
-/// How long the replicas behind the majority are waited for.
-const STRAGGLERS: Duration = Duration::from_secs(2);
-
-/// Makes a volume in all replicas. Returns once a majority has it durably; replicas that answer soon get it
-/// as well, others when this is called again. Repeating it is harmless. Waits while there is no
-/// majority.
+/// Makes a volume. A fresh one is made once every replica has said that it does not know it, because
+/// one that is away might; returns once all have it. Where some know it already, those that do not
+/// are told that they have lost it, and this returns once a majority knows it: repeating is harmless.
+/// Waits while replicas are missing.
 ///
 /// # Errors
 /// `Conflict` if it exists with other settings, `Invalid` if the settings make no sense.
@@ -27,58 +24,82 @@ pub async fn create_volume(
 ) -> Result<()> {
     settings.check()?;
     check_replicas(replicas, settings)?;
-    let request = Request::CreateVolume {
-        volume: volume.clone(),
-        settings: settings.clone(),
-    };
     let mut attempts = JoinSet::new();
-    for replica in replicas {
-        attempts.spawn(create_in(replica.clone(), request.clone()));
+    for (index, replica) in replicas.iter().enumerate() {
+        let (replica, volume) = (replica.clone(), volume.clone());
+        attempts.spawn(async move { (index, settings_at(&replica, &volume, "init").await) });
     }
-    let majority = replicas.len() / 2 + 1;
-    let mut done = 0;
-    let mut deadline = None;
-    while done < replicas.len() {
-        let next = async { attempts.join_next().await };
-        let result = match deadline {
-            None => next.await,
-            Some(deadline) => match timeout_at(deadline, next).await {
-                Ok(result) => result,
-                Err(_) => break,
-            },
-        };
-        match result {
-            Some(Ok(created)) => created?,
-            Some(Err(error)) => {
+    let (mut known, mut unknown) = (0, BTreeSet::new());
+    while known <= replicas.len() / 2
+        && let Some(attempt) = attempts.join_next().await
+    {
+        match attempt {
+            Ok((_, Ok(found))) if found == *settings => known += 1,
+            Ok((_, Ok(found))) => return Err(other_settings(volume, &found)),
+            Ok((index, Err(error))) if error.kind() == ErrorKind::NotFound => {
+                unknown.insert(index);
+            }
+            Ok((_, Err(error))) => return Err(error),
+            Err(error) => {
                 return Err(Error::with_source(
                     ErrorKind::Unavailable,
                     "creating the volume was cut short",
                     error,
                 ));
             }
-            None => break,
         }
-        done += 1;
-        if done >= majority {
-            deadline.get_or_insert_with(|| Instant::now() + STRAGGLERS);
-        }
+    }
+    for index in unknown {
+        let request = Request::CreateVolume {
+            volume: volume.clone(),
+            settings: settings.clone(),
+            rebuild: known > 0,
+        };
+        create_in(&replicas[index], request).await?;
     }
     Ok(())
 }
 
+/// Tells a replica that it has lost the volume.
+pub(super) async fn begin_rebuild(
+    address: &str,
+    volume: &VolumeName,
+    settings: &VolumeSettings,
+) -> Result<()> {
+    let request = Request::CreateVolume {
+        volume: volume.clone(),
+        settings: settings.clone(),
+        rebuild: true,
+    };
+    let attempt = async { Stream::open(address).await?.exchange(&request).await };
+    match within(address, attempt).await? {
+        Response::Done => Ok(()),
+        other => Err(unexpected(address, &other)),
+    }
+}
+
+fn unexpected(address: &str, reply: &Response) -> Error {
+    Error::new(
+        ErrorKind::Protocol,
+        format!("{address} does not answer as a replica: {reply:?}"),
+    )
+}
+
+fn other_settings(volume: &VolumeName, found: &VolumeSettings) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!("volume {volume} exists with other settings: {found:?}"),
+    )
+}
+
 /// Tries until the replica has the volume or refuses it.
-async fn create_in(replica: String, request: Request) -> Result<()> {
+async fn create_in(replica: &str, request: Request) -> Result<()> {
     let mut backoff = Backoff::new();
     loop {
-        let attempt = async { Stream::open(&replica).await?.exchange(&request).await };
-        match within(&replica, attempt).await {
+        let attempt = async { Stream::open(replica).await?.exchange(&request).await };
+        match within(replica, attempt).await {
             Ok(Response::Done) => return Ok(()),
-            Ok(_) => {
-                return Err(Error::new(
-                    ErrorKind::Protocol,
-                    format!("{replica} does not answer as a replica"),
-                ));
-            }
+            Ok(other) => return Err(unexpected(replica, &other)),
             Err(error) if is_passing(&error) => {
                 tracing::info!(
                     replica,

@@ -26,7 +26,10 @@ struct Replica {
 impl Replica {
     fn handle(&mut self, conn: u64, id: u64, request: Request) {
         let sent = match request {
-            Request::CreateVolume { settings, .. } => {
+            Request::CreateVolume {
+                settings, rebuild, ..
+            } => {
+                self.peer.rebuilding |= rebuild && self.settings.is_none();
                 let known = self.settings.get_or_insert_with(|| settings.clone());
                 let reply = match *known == settings {
                     true => Response::Done,
@@ -53,6 +56,7 @@ impl Replica {
                 protocol: PROTOCOL,
                 settings: settings.clone(),
                 grant: self.peer.fence.grant().clone(),
+                rebuilding: self.peer.rebuilding,
             },
             None => Response::Error {
                 kind: ErrorKind::NotFound,

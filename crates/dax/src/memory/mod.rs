@@ -20,8 +20,8 @@ use tokio::sync::Notify;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
 use crate::storage::{
-    Authority, Block, EpochGrant, ReplicaStatus, Retention, Space, Storage, StorageCounters,
-    SyncScope, VolumeSettings,
+    Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
+    Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
 use crate::wire::MAX_RECORD_BYTES;
 use state::{ClientId, State};
@@ -332,6 +332,25 @@ impl Storage for MemoryStorage {
         .await
     }
 
+    async fn scrub(&self, _after: Option<ScrubCursor>) -> Result<ScrubPage> {
+        self.at_once(|s| {
+            s.client(self.id).epoch.ok_or_else(not_owner)?;
+            Ok(s.inventory())
+        })
+        .await
+    }
+
+    /// There is one copy here, so nothing ever differs.
+    async fn mend(&self, _differences: Vec<Difference>) -> Result<()> {
+        self.at_once(|s| s.client(self.id).epoch.ok_or_else(not_owner).map(drop))
+            .await
+    }
+
+    async fn end_scrub(&self) -> Result<Vec<ReplicaId>> {
+        self.mend(Vec::new()).await?;
+        Ok(Vec::new())
+    }
+
     async fn space(&self) -> Result<Space> {
         self.at_once(|s| Ok(s.space())).await
     }
@@ -350,6 +369,8 @@ impl Storage for MemoryStorage {
             up,
             round_trip: None,
             pending_bytes,
+            missed_blocks: 0,
+            rebuilding: false,
             trouble: full.then(|| "no room".to_owned()),
         };
         (0..settings.replicas).map(replica).collect()

@@ -8,7 +8,7 @@ use super::UnsyncedWrite;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version};
 use crate::replica::{self, Claim, Fence};
-use crate::storage::{Authority, Block, Retention, Space, StorageCounters};
+use crate::storage::{Authority, Block, Retention, ScrubPage, Space, StorageCounters};
 
 pub(super) type ClientId = usize;
 
@@ -64,6 +64,18 @@ impl State {
 
     pub fn client(&mut self, id: ClientId) -> &mut Client {
         &mut self.clients[id]
+    }
+
+    /// Everything that is stored, as one page of a scrub.
+    pub fn inventory(&self) -> ScrubPage {
+        let mut files: Vec<FileId> = self.files.keys().copied().collect();
+        files.sort_unstable();
+        let blocks = self.files.values().flat_map(BTreeMap::values);
+        ScrubPage {
+            files,
+            blocks: blocks.map(|versions| versions.len() as u64).sum(),
+            ..ScrubPage::default()
+        }
     }
 
     pub fn check_alive(&mut self, id: ClientId) -> Result<()> {

@@ -24,7 +24,7 @@ mod response;
 
 pub use frame::{Frame, FrameReader, MAX_FRAME_BYTES, read_frame};
 pub use request::{BlockWrite, Request};
-pub use response::{RecordEntry, Response, StoredBlock, StoredRecord};
+pub use response::{InventoryEntry, RecordEntry, Response, StoredBlock, StoredRecord};
 
 use bytes::Bytes;
 
@@ -38,6 +38,11 @@ pub const MAX_RECORD_BYTES: usize = 1 << 20;
 
 /// A zone ends a [`Response::Records`] page once its values take this many bytes.
 pub const RECORDS_PAGE_BYTES: usize = 2 << 20;
+
+/// A zone ends a [`Response::Inventory`] page after so many entries, or after verifying so many bytes.
+pub const INVENTORY_PAGE_ENTRIES: usize = 2048;
+/// See [`INVENTORY_PAGE_ENTRIES`].
+pub const INVENTORY_PAGE_BYTES: usize = 4 << 20;
 
 /// The most ids in one [`Request::RemoveFiles`].
 pub const MAX_FILES_PER_REQUEST: usize = 65_536;

@@ -45,6 +45,9 @@ pub enum Request {
         volume: VolumeName,
         /// How it is laid out.
         settings: VolumeSettings,
+        /// The volume exists elsewhere and this replica has lost it, or never had it: it counts in
+        /// no quorum until `Rebuilt`.
+        rebuild: bool,
     },
     /// Stores a block. No reply; see `Ack` and `WriteRefused`. The frame's id is the write's number.
     Write(BlockWrite),
@@ -128,6 +131,20 @@ pub enum Request {
         /// The first block to keep.
         block: BlockIndex,
     },
+    /// Which versions of which blocks are stored, in order of (block, generation), each verified
+    /// against its checksum; one page. Reply: `Inventory`, or error `Fenced`, `Conflict`.
+    Inventory {
+        /// The authority: from the answer on, no older epoch changes what it says.
+        epoch: Epoch,
+        /// Only what comes after this.
+        after: Option<(BlockKey, Generation)>,
+    },
+    /// Everything that this replica lacked has been sent to it and is durable: from now on it counts
+    /// in quorums. Reply: `Done`, or error `Fenced`, `Conflict`.
+    Rebuilt {
+        /// The authority.
+        epoch: Epoch,
+    },
     /// How much room is there? Reply: `Space`.
     Space,
     /// Are you there? Reply: `Pong`.
@@ -151,6 +168,8 @@ mod tag {
     pub const REMOVE_BLOCKS_BEFORE: u8 = 14;
     pub const SPACE: u8 = 15;
     pub const PING: u8 = 16;
+    pub const INVENTORY: u8 = 20;
+    pub const REBUILT: u8 = 21;
 }
 
 impl Request {
@@ -170,6 +189,8 @@ impl Request {
             Request::Retain { .. } => tag::RETAIN,
             Request::RemoveFiles { .. } => tag::REMOVE_FILES,
             Request::RemoveBlocksBefore { .. } => tag::REMOVE_BLOCKS_BEFORE,
+            Request::Inventory { .. } => tag::INVENTORY,
+            Request::Rebuilt { .. } => tag::REBUILT,
             Request::Space => tag::SPACE,
             Request::Ping => tag::PING,
         }
@@ -195,9 +216,14 @@ impl Request {
                 out.text(volume.as_str());
                 out.text(client);
             }
-            Request::CreateVolume { volume, settings } => {
+            Request::CreateVolume {
+                volume,
+                settings,
+                rebuild,
+            } => {
                 out.text(volume.as_str());
                 out.settings(settings);
+                out.bool(*rebuild);
             }
             Request::Write(write) => return write.encode(out),
             Request::Flush | Request::Epoch | Request::Space | Request::Ping => {}
@@ -253,6 +279,15 @@ impl Request {
                 out.u64(file.0);
                 out.u64(block.0);
             }
+            Request::Inventory { epoch, after } => {
+                out.epoch(*epoch);
+                out.bool(after.is_some());
+                if let Some((key, generation)) = after {
+                    out.key(*key);
+                    out.generation(*generation);
+                }
+            }
+            Request::Rebuilt { epoch } => out.epoch(*epoch),
         }
         Bytes::new()
     }
@@ -274,6 +309,7 @@ impl Request {
             tag::CREATE_VOLUME => Request::CreateVolume {
                 volume: d.volume()?,
                 settings: d.settings()?,
+                rebuild: d.bool()?,
             },
             tag::WRITE => Request::Write(BlockWrite::decode(&mut d)?),
             tag::FLUSH => Request::Flush,
@@ -337,6 +373,14 @@ impl Request {
                 file: FileId(d.u64()?),
                 block: BlockIndex(d.u64()?),
             },
+            tag::INVENTORY => Request::Inventory {
+                epoch: d.epoch()?,
+                after: match d.bool()? {
+                    true => Some((d.key()?, d.generation()?)),
+                    false => None,
+                },
+            },
+            tag::REBUILT => Request::Rebuilt { epoch: d.epoch()? },
             other => return Err(malformed(&format!("unknown request {other}"))),
         })
     }

@@ -5,7 +5,7 @@ use bytes::{Bytes, BytesMut};
 use super::codec::{Decoder, Encoder, malformed};
 use super::frame::Frame;
 use crate::error::{ErrorKind, Result};
-use crate::ids::{Generation, Version};
+use crate::ids::{BlockKey, Generation, Version};
 use crate::storage::{EpochGrant, Space, VolumeSettings};
 
 /// A block as a replica keeps it.
@@ -39,6 +39,17 @@ pub struct RecordEntry {
     pub record: StoredRecord,
 }
 
+/// One version of one block, as an inventory names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InventoryEntry {
+    /// Which block.
+    pub key: BlockKey,
+    /// In which generation.
+    pub generation: Generation,
+    /// Its version; none if it is damaged.
+    pub version: Option<Version>,
+}
+
 /// A message from a zone to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Response {
@@ -50,6 +61,8 @@ pub enum Response {
         settings: VolumeSettings,
         /// The epoch that this zone has accepted.
         grant: EpochGrant,
+        /// It does not count in quorums yet: see [`Request::Rebuilt`](super::Request::Rebuilt).
+        rebuilding: bool,
     },
     /// Push: every write of this connection up to this number is durable here, except those that
     /// a `WriteRefused` sent earlier names.
@@ -93,12 +106,22 @@ pub enum Response {
         /// Whether there are more: ask again after the last name.
         more: bool,
     },
+    /// Reply to `Inventory`: one page.
+    Inventory {
+        /// What is stored, in order.
+        entries: Vec<InventoryEntry>,
+        /// Whether there is more: ask again after the last entry.
+        more: bool,
+    },
     /// Reply to what has nothing else to say.
     Done,
     /// Reply to `Space`.
     Space(Space),
     /// Reply to `Ping`.
-    Pong,
+    Pong {
+        /// As in `Welcome`.
+        rebuilding: bool,
+    },
     /// Reply to a request that failed.
     Error {
         /// What to do about it.
@@ -128,6 +151,7 @@ mod tag {
     pub const PONG: u8 = 12;
     pub const ERROR: u8 = 13;
     pub const FENCED: u8 = 14;
+    pub const INVENTORY: u8 = 20;
 }
 
 impl Response {
@@ -144,7 +168,8 @@ impl Response {
             Response::Records { .. } => tag::RECORDS,
             Response::Done => tag::DONE,
             Response::Space(_) => tag::SPACE,
-            Response::Pong => tag::PONG,
+            Response::Pong { .. } => tag::PONG,
+            Response::Inventory { .. } => tag::INVENTORY,
             Response::Error { .. } => tag::ERROR,
             Response::Fenced { .. } => tag::FENCED,
         }
@@ -165,10 +190,12 @@ impl Response {
                 protocol,
                 settings,
                 grant,
+                rebuilding,
             } => {
                 out.u16(*protocol);
                 out.settings(settings);
                 out.grant(grant);
+                out.bool(*rebuilding);
             }
             Response::Ack { upto } => out.u64(*upto),
             Response::WriteRefused {
@@ -210,7 +237,18 @@ impl Response {
                     entry.record.encode(out);
                 }
             }
-            Response::Done | Response::Pong => {}
+            Response::Inventory { entries, more } => {
+                out.bool(*more);
+                out.len(entries.len());
+                for entry in entries {
+                    out.key(entry.key);
+                    out.generation(entry.generation);
+                    out.bool(entry.version.is_some());
+                    out.version(entry.version.unwrap_or_default());
+                }
+            }
+            Response::Done => {}
+            Response::Pong { rebuilding } => out.bool(*rebuilding),
             Response::Space(space) => {
                 out.u64(space.used_bytes);
                 out.u64(space.free_bytes);
@@ -236,6 +274,7 @@ impl Response {
                 protocol: d.u16()?,
                 settings: d.settings()?,
                 grant: d.grant()?,
+                rebuilding: d.bool()?,
             },
             tag::ACK => Response::Ack { upto: d.u64()? },
             tag::WRITE_REFUSED => Response::WriteRefused {
@@ -262,7 +301,10 @@ impl Response {
                 used_bytes: d.u64()?,
                 free_bytes: d.u64()?,
             }),
-            tag::PONG => Response::Pong,
+            tag::PONG => Response::Pong {
+                rebuilding: d.bool()?,
+            },
+            tag::INVENTORY => decode_inventory(&mut d)?,
             tag::ERROR => Response::Error {
                 kind: d.error_kind()?,
                 message: d.text()?,
@@ -286,6 +328,26 @@ fn decode_records(d: &mut Decoder) -> Result<Response> {
         })
     });
     Ok(Response::Records {
+        entries: entries.collect::<Result<_>>()?,
+        more,
+    })
+}
+
+/// The bytes that an entry of an inventory takes: block, generation, flag and version.
+const INVENTORY_ENTRY_BYTES: usize = 16 + 8 + 1 + 12;
+
+fn decode_inventory(d: &mut Decoder) -> Result<Response> {
+    let more = d.bool()?;
+    let entries = (0..d.count(INVENTORY_ENTRY_BYTES)?).map(|_| {
+        let (key, generation) = (d.key()?, d.generation()?);
+        let (intact, version) = (d.bool()?, d.version()?);
+        Ok(InventoryEntry {
+            key,
+            generation,
+            version: intact.then_some(version),
+        })
+    });
+    Ok(Response::Inventory {
         entries: entries.collect::<Result<_>>()?,
         more,
     })

@@ -33,6 +33,7 @@ fn requests() -> Vec<Request> {
         Request::CreateVolume {
             volume,
             settings: VolumeSettings::default(),
+            rebuild: true,
         },
         Request::Write(BlockWrite {
             epoch: Epoch(3),
@@ -91,6 +92,15 @@ fn requests() -> Vec<Request> {
         },
         Request::Space,
         Request::Ping,
+        Request::Inventory {
+            epoch: Epoch(3),
+            after: None,
+        },
+        Request::Inventory {
+            epoch: Epoch(3),
+            after: Some((KEY, Generation::MAX)),
+        },
+        Request::Rebuilt { epoch: Epoch(3) },
     ]
 }
 
@@ -109,6 +119,7 @@ fn responses() -> Vec<Response> {
             protocol: 1,
             settings: VolumeSettings::default(),
             grant: grant(),
+            rebuilding: true,
         },
         Response::Ack { upto: 8 },
         Response::WriteRefused {
@@ -140,7 +151,17 @@ fn responses() -> Vec<Response> {
             used_bytes: 1,
             free_bytes: 2,
         }),
-        Response::Pong,
+        Response::Pong { rebuilding: false },
+        Response::Inventory {
+            entries: [Some(VERSION), None]
+                .map(|version| InventoryEntry {
+                    key: KEY,
+                    generation: Generation::MAX,
+                    version,
+                })
+                .to_vec(),
+            more: true,
+        },
         Response::Error {
             kind: ErrorKind::Corrupt,
             message: "m".into(),

@@ -6,7 +6,9 @@ use bytes::Bytes;
 
 use crate::error::Result;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId};
-use crate::storage::{Authority, Block, EpochGrant, Retention, Space, SyncScope};
+use crate::storage::{
+    Authority, Block, Difference, EpochGrant, Retention, ScrubCursor, ScrubPage, Space, SyncScope,
+};
 use crate::wire::Request;
 
 /// Time since some start that the driver chooses; never goes back.
@@ -54,6 +56,8 @@ pub(crate) enum Output {
     Record(Option<Bytes>),
     Records(Vec<(String, Bytes)>),
     Space(Space),
+    Scrubbed(ScrubPage),
+    Rebuilt(Vec<ReplicaId>),
 }
 
 /// What a caller wants; see [`crate::storage::Storage`] for each.
@@ -81,6 +85,9 @@ pub(crate) enum Call {
     Retain(Retention),
     RemoveFiles(Vec<FileId>),
     RemoveBlocksBefore(FileId, BlockIndex),
+    Scrub(Option<ScrubCursor>),
+    Mend(Vec<Difference>),
+    EndScrub,
     Space,
 }
 

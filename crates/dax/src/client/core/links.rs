@@ -62,6 +62,9 @@ pub(crate) struct Link {
     address: String,
     zone: ZoneId,
     up: bool,
+    /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum
+    /// that is read.
+    rebuilding: bool,
     /// It has accepted this handle's epoch since it was connected: its answers are under the fence.
     admitted: bool,
     round_trip: Option<Time>,
@@ -121,22 +124,65 @@ impl Links {
 
     /// Replicas with a connection.
     pub fn up(&self) -> ReplicaSet {
-        let mut up = ReplicaSet::default();
+        self.those(|link| link.up)
+    }
+
+    fn those(&self, wanted: impl Fn(&Link) -> bool) -> ReplicaSet {
+        let mut those = ReplicaSet::default();
         self.each()
-            .filter(|(_, l)| l.up)
-            .for_each(|(replica, _)| up.insert(replica));
-        up
+            .filter(|(_, link)| wanted(link))
+            .for_each(|(replica, _)| those.insert(replica));
+        those
     }
 
     /// Replicas whose answers count. For an epoch's owner only those that have accepted it: another one
     /// may still take a write of the dead epoch after it answered, which would then be durable
     /// without any reader of the new epoch having seen it.
     pub fn askable(&self) -> ReplicaSet {
-        let mut askable = ReplicaSet::default();
-        self.each()
-            .filter(|(_, l)| l.up && (l.admitted || !self.owned))
-            .for_each(|(replica, _)| askable.insert(replica));
-        askable
+        self.those(|link| link.up && !link.rebuilding && (link.admitted || !self.owned))
+    }
+
+    /// Replicas with a say in who owns an epoch.
+    pub fn voters(&self) -> ReplicaSet {
+        self.up().without(self.rebuilding())
+    }
+
+    /// Replicas that have accepted this handle's epoch, rebuilding ones included.
+    pub fn admitted(&self) -> ReplicaSet {
+        self.those(|link| link.up && link.admitted)
+    }
+
+    /// Connected replicas that are being brought up to date from nothing.
+    pub fn rebuilding(&self) -> ReplicaSet {
+        self.those(|link| link.up && link.rebuilding)
+    }
+
+    /// Whether a replica said that it counts in no quorum yet.
+    pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
+        self.link(replica).rebuilding = rebuilding;
+    }
+
+    /// Whether nothing that the replica misses is known, or on its way to it.
+    pub fn is_mended(&self, replica: ReplicaId) -> bool {
+        let link = &self.links[usize::from(replica.0)];
+        let repair = |f: &InFlight| matches!(f.what, Sent::Repair(..));
+        link.missed.is_empty() && link.repairing == 0 && !link.in_flight.iter().any(repair)
+    }
+
+    /// A scrub found that the replica misses a block; its queue is kept as writes given up are.
+    pub fn note_missed(&mut self, replica: ReplicaId, key: BlockKey, generation: Generation) {
+        self.link(replica).missed(key, generation);
+    }
+
+    /// Everything that the replica missed is being looked for: what could not be remembered counts
+    /// no more.
+    pub fn forget_unknown(&mut self, replica: ReplicaId) {
+        self.link(replica).missed_unknown = 0;
+    }
+
+    /// Whether more was missed than could be remembered: only a scrub finds it.
+    pub fn misses_unknown(&self, replica: ReplicaId) -> bool {
+        self.links[usize::from(replica.0)].missed_unknown > 0
     }
 
     /// This handle owns an epoch from now on.
@@ -482,7 +528,9 @@ impl Links {
             up: link.up,
             round_trip: link.round_trip,
             pending_bytes: link.pending_bytes,
-            trouble: link.trouble.clone().or_else(|| link.missed_note()),
+            missed_blocks: link.missed.len() as u64 + link.missed_unknown,
+            rebuilding: link.rebuilding,
+            trouble: link.trouble.clone(),
         };
         self.each().map(status).collect()
     }
@@ -528,10 +576,5 @@ impl Link {
         } else {
             self.missed_unknown += 1;
         }
-    }
-
-    fn missed_note(&self) -> Option<String> {
-        let missed = self.missed.len() as u64 + self.missed_unknown;
-        (missed > 0).then(|| format!("lacks {missed} writes made while it was away"))
     }
 }

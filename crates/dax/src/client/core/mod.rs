@@ -16,6 +16,7 @@ mod quorum;
 mod reads;
 mod records;
 mod repair;
+mod scrub;
 mod shared;
 mod space;
 mod versions;
@@ -59,6 +60,9 @@ enum Op {
     List(records::List),
     Chore,
     Space(space::Ask),
+    Scrub(scrub::Page),
+    Mend(scrub::Mend),
+    EndScrub(scrub::End),
     /// Nobody waits for it.
     Repair(repair::Repair),
 }
@@ -213,6 +217,7 @@ impl Core {
             Call::ListRecords(prefix) => Op::List(records::List::new(prefix, s.quorums)),
             Call::Retain(retention) => {
                 let epoch = s.check_writer()?;
+                s.retention = Some(retention.clone());
                 s.chore(op, Request::Retain { epoch, retention });
                 Op::Chore
             }
@@ -226,6 +231,9 @@ impl Core {
                 s.remove_blocks_before(op, epoch, file, block);
                 Op::Chore
             }
+            Call::Scrub(after) => Op::Scrub(scrub::Page::new(after, s)?),
+            Call::Mend(differences) => Op::Mend(scrub::Mend::new(&differences, s)?),
+            Call::EndScrub => Op::EndScrub(scrub::End::new(s)?),
             Call::Space => Op::Space(space::Ask::new(s.quorums)),
         })
     }
@@ -238,10 +246,22 @@ impl Core {
         self.wake_all();
     }
 
+    /// Whether the replica that connects next counts in quorums, as it says in its welcome.
+    pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
+        self.shared.links.set_rebuilding(replica, rebuilding);
+    }
+
+    /// Whether a replica that has lost the volume may be told to begin anew: only by the owner, who
+    /// then sees to it that the replica gets everything.
+    pub fn may_rebuild(&self) -> bool {
+        self.shared.check_writer().is_ok()
+    }
+
     /// A connection is gone.
     pub fn replica_down(&mut self, now: Time, replica: ReplicaId, why: String) {
         self.shared.now = now;
         self.shared.links.disconnected(replica, why);
+        self.shared.scrub_lost(replica);
         self.shared.chores.lost(replica);
         for op in self.op_ids() {
             self.step(op, Event::Lost(replica));
@@ -295,7 +315,7 @@ impl Core {
             return;
         };
         let round_trip = self.shared.now.saturating_sub(asked.at);
-        if matches!(reply, Response::Block(_) | Response::Pong) {
+        if matches!(reply, Response::Block(_) | Response::Pong { .. }) {
             self.shared.links.measured(replica, round_trip);
         }
         self.shared.look_for_fence(replica, &reply);
@@ -314,7 +334,11 @@ impl Core {
                     self.wake_all();
                 }
             }
-            Asker::Ping => {}
+            Asker::Ping => {
+                if let Response::Pong { rebuilding } = reply {
+                    self.shared.links.set_rebuilding(replica, rebuilding);
+                }
+            }
         }
     }
 
@@ -432,6 +456,9 @@ impl Op {
             Op::List(op) => op.on(id, event, s),
             Op::Chore => s.chores.is_done(id).then_some(Ok(Output::Unit)),
             Op::Space(op) => op.on(id, event, s),
+            Op::Scrub(op) => op.on(id, event, s),
+            Op::Mend(op) => op.on(s),
+            Op::EndScrub(op) => op.on(id, event, s),
             Op::Repair(op) => op.on(id, event, s),
         }
     }

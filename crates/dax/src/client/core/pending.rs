@@ -168,6 +168,18 @@ impl Pending {
         None
     }
 
+    /// Whether a write of the block in this generation is on its way to the replica.
+    pub fn is_underway(&self, replica: ReplicaId, key: BlockKey, generation: Generation) -> bool {
+        let mut next = self.newest.get(&key).copied();
+        while let Some(entry) = next.and_then(|seq| self.get(seq)) {
+            if entry.generation == generation && entry.missing.contains(replica) {
+                return true;
+            }
+            next = entry.older;
+        }
+        false
+    }
+
     /// A replica has the write durably; `sync` replicas of `replicas` make it synced.
     pub fn ack(&mut self, seq: Seq, replica: ReplicaId, replicas: usize, sync: usize) -> Acked {
         let Some(entry) = self.get_mut(seq) else {

@@ -89,6 +89,16 @@ impl Quorums {
     }
 }
 
+impl Quorums {
+    /// How many other replicas must have been compared before one that had lost everything counts
+    /// again. It meets every set of k replicas, every majority and every epoch quorum that the lost
+    /// one was part of, without counting it: what it knew and forgot, one of these knows.
+    pub fn rebuild(self) -> usize {
+        let least = self.sync.min(self.majority()).min(self.epoch());
+        self.replicas - least + 1
+    }
+}
+
 /// How long to wait before a replica that answered with a passing error is asked again.
 const RETRY: Time = Time::from_millis(100);
 
@@ -141,7 +151,8 @@ impl<R> Round<R> {
     pub fn ask(&mut self, now: Time, asker: Asker, links: &mut Links, out: &mut Effects) {
         // Whoever proposes an epoch asks everybody; accepting it is what admits a replica.
         let among = match self.request {
-            Request::OwnEpoch { .. } | Request::Epoch => links.up(),
+            Request::OwnEpoch { .. } | Request::Epoch => links.voters(),
+            Request::Inventory { .. } => links.admitted(),
             _ => links.askable(),
         };
         if !self.resting.is_empty() && now >= self.retry_at {
@@ -225,6 +236,14 @@ mod tests {
                 assert!(2 * q.epoch() > replicas);
                 assert!(2 * q.majority() > replicas);
                 assert!(q.epoch() <= replicas);
+                // Where one replica may be lost at all, the others suffice to rebuild it.
+                let tolerated = (sync - 1).min(replicas - sync);
+                if tolerated > 0 {
+                    assert!(q.rebuild() < replicas);
+                }
+                for quorum in [sync, q.majority(), q.epoch()] {
+                    assert!((quorum - 1) + q.rebuild() > replicas - 1);
+                }
             }
         }
     }

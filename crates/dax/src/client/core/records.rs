@@ -265,6 +265,8 @@ fn next_node_version(name: &str, found: Option<Version>, s: &mut Shared) -> Opti
 pub(super) struct List {
     round: Round<()>,
     pages: HashMap<ReplicaId, Vec<RecordEntry>>,
+    /// Once a majority has answered.
+    newest: BTreeMap<String, StoredRecord>,
     prefix: String,
 }
 
@@ -277,6 +279,7 @@ impl List {
         List {
             round: Round::new(request, quorums.replicas),
             pages: HashMap::new(),
+            newest: BTreeMap::new(),
             prefix,
         }
     }
@@ -302,6 +305,7 @@ impl List {
             Event::Start | Event::Wake | Event::Synced => {}
         }
         if self.round.replies.len() >= s.quorums.majority() {
+            self.merge();
             return Some(Ok(Output::Records(self.merged())));
         }
         self.round
@@ -333,23 +337,30 @@ impl List {
 
     /// The newest version of each record, without the removed.
     fn merged(&mut self) -> Vec<(String, Bytes)> {
+        let present = self.newest.iter();
+        present
+            .filter_map(|(name, record)| Some((name.clone(), record.value.clone()?)))
+            .collect()
+    }
+
+    /// The newest version of each record, the removed included, once the list is complete.
+    pub fn take_newest(&mut self) -> BTreeMap<String, StoredRecord> {
+        std::mem::take(&mut self.newest)
+    }
+
+    fn merge(&mut self) {
         let complete = self.round.answered();
         let pages = self
             .pages
             .drain()
             .filter(|(replica, _)| complete.contains(*replica));
-        let mut newest: BTreeMap<String, StoredRecord> = BTreeMap::new();
         for entry in pages.flat_map(|(_, entries)| entries) {
-            match newest.get(&entry.name) {
+            match self.newest.get(&entry.name) {
                 Some(known) if known.version >= entry.record.version => {}
                 _ => {
-                    newest.insert(entry.name, entry.record);
+                    self.newest.insert(entry.name, entry.record);
                 }
             }
         }
-        let present = newest.into_iter();
-        present
-            .filter_map(|(name, record)| Some((name, record.value?)))
-            .collect()
     }
 }

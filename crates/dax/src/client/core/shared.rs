@@ -4,7 +4,9 @@ use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
-use crate::storage::{Block, EpochGrant, StorageCounters, SyncScope, VolumeSettings};
+use crate::storage::{
+    Block, Difference, EpochGrant, Retention, StorageCounters, SyncScope, VolumeSettings,
+};
 use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum};
 
 use super::chores::Chores;
@@ -44,6 +46,10 @@ pub(super) struct Shared {
     /// Blocks with reads or promotions in progress: what is learned of them meanwhile must not be
     /// forgotten, or an answer from before a write would pass as the newest.
     reading: IdMap<BlockKey, u32>,
+    /// What was said last to be kept.
+    pub retention: Option<Retention>,
+    /// Rebuilding replicas that have taken part in the present scrub from its beginning.
+    scrubbed: ReplicaSet,
     seq: Seq,
     removed_before: IdMap<FileId, BlockIndex>,
 }
@@ -68,6 +74,8 @@ impl Shared {
             progress: false,
             node_records: std::collections::HashMap::new(),
             reading: IdMap::default(),
+            retention: None,
+            scrubbed: ReplicaSet::default(),
             seq: 0,
             removed_before: IdMap::default(),
             config,
@@ -285,6 +293,41 @@ impl Shared {
         self.pump(replica);
     }
 
+    // --- scrub -----------------------------------------------------------------------------------
+
+    /// A scrub starts at the beginning.
+    pub fn begin_scrub(&mut self) {
+        self.scrubbed = self.links.admitted();
+        self.scrubbed
+            .iter()
+            .for_each(|replica| self.links.forget_unknown(replica));
+    }
+
+    /// These took part in the present page.
+    pub fn scrub_answered(&mut self, answered: ReplicaSet) {
+        let absent = self.scrubbed.without(answered);
+        self.scrubbed = self.scrubbed.without(absent);
+    }
+
+    /// A replica that was away has seen the scrub with a gap.
+    pub fn scrub_lost(&mut self, replica: ReplicaId) {
+        self.scrubbed.remove(replica);
+    }
+
+    /// The rebuilding replicas that a whole scrub has looked at.
+    pub fn end_scrub(&mut self) -> ReplicaSet {
+        let rebuilding = self.links.rebuilding();
+        let others = self.scrubbed.without(rebuilding);
+        std::mem::take(&mut self.scrubbed).without(others)
+    }
+
+    /// Whether a newer write of the block is on its way to the replica, or the block is gone.
+    pub fn is_underway(&self, d: &Difference) -> bool {
+        let removed = self.removed_before.get(&d.key.file);
+        removed.is_some_and(|first| d.key.block < *first)
+            || self.pending.is_underway(d.replica, d.key, d.generation)
+    }
+
     /// Sends a replica a block that it missed, as it was written.
     pub fn send_repair(&mut self, replica: ReplicaId, key: BlockKey, block: Block) {
         let Ok(epoch) = self.check_writer() else {
@@ -303,6 +346,7 @@ impl Shared {
             checksum: checksum(key, generation, version, &data),
             data,
         };
+        self.counters.copies_mended += 1;
         self.links.repair(replica, write, &mut self.out);
     }
 

@@ -93,7 +93,10 @@ impl Desk {
 
     pub fn connect(&mut self, replica: u8) {
         self.up[usize::from(replica)] = true;
-        let grant = self.peers[usize::from(replica)].fence.grant().clone();
+        let peer = &self.peers[usize::from(replica)];
+        let grant = peer.fence.grant().clone();
+        self.core
+            .set_rebuilding(ReplicaId(replica), peer.rebuilding);
         self.core.replica_up(self.now, ReplicaId(replica), &grant);
         self.collect();
     }

@@ -6,5 +6,6 @@ mod epochs;
 mod judge;
 mod others;
 pub(crate) mod peer;
+mod scrub;
 mod simulation;
 mod world;

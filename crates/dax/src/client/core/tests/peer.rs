@@ -6,7 +6,9 @@ use crate::error::ErrorKind;
 use crate::ids::{BlockKey, Generation, Version};
 use crate::replica::{self, Claim, Fence, Refusal};
 use crate::storage::Space;
-use crate::wire::{BlockWrite, RecordEntry, Request, Response, StoredBlock, StoredRecord};
+use crate::wire::{
+    BlockWrite, InventoryEntry, RecordEntry, Request, Response, StoredBlock, StoredRecord,
+};
 
 /// Which connection a message belongs to.
 pub(crate) type ConnId = u64;
@@ -22,6 +24,7 @@ pub(crate) struct Peer {
     /// Received, not durable.
     buffer: Vec<(ConnId, u64, BlockWrite)>,
     pub full: bool,
+    pub rebuilding: bool,
     /// Blocks that this replica reports as damaged.
     pub damaged: Vec<BlockKey>,
 }
@@ -44,13 +47,33 @@ impl Peer {
     /// Handles a request; writes wait for [`Peer::commit`].
     pub fn handle(&mut self, conn: ConnId, id: u64, request: Request) -> Vec<Sent> {
         let response = match request {
+            Request::Read { .. }
+            | Request::Promote { .. }
+            | Request::Epoch
+            | Request::GetRecord { .. }
+            | Request::ListRecords { .. }
+            | Request::OwnEpoch { settled: false, .. }
+                if self.rebuilding =>
+            {
+                error(ErrorKind::Unavailable)
+            }
             Request::Write(write) => {
                 assert!(write.is_intact());
                 self.buffer.push((conn, id, write));
                 return Vec::new();
             }
             Request::Flush => return self.commit(),
-            Request::Ping => Response::Pong,
+            Request::Ping => Response::Pong {
+                rebuilding: self.rebuilding,
+            },
+            Request::Inventory { epoch, after } => match self.fence.admit(epoch) {
+                Ok(()) => self.inventory(after),
+                Err(why) => error(refusal(why)),
+            },
+            Request::Rebuilt { .. } => {
+                self.rebuilding = false;
+                Response::Done
+            }
             Request::Epoch => Response::Epoch(self.fence.grant().clone()),
             Request::OwnEpoch {
                 epoch,
@@ -110,6 +133,23 @@ impl Peer {
             }
             Request::Retain { .. } => Response::Done,
             other => panic!("not expected here: {other:?}"),
+        }
+    }
+
+    /// Pages of three, to exercise paging.
+    fn inventory(&self, after: Option<(BlockKey, Generation)>) -> Response {
+        let mut slots = self.blocks.iter().filter(|(slot, _)| Some(**slot) > after);
+        let entries = slots.by_ref().take(3).map(|((key, generation), block)| {
+            let intact = !self.damaged.contains(key);
+            InventoryEntry {
+                key: *key,
+                generation: *generation,
+                version: intact.then_some(block.version),
+            }
+        });
+        Response::Inventory {
+            entries: entries.collect(),
+            more: slots.next().is_some(),
         }
     }
 

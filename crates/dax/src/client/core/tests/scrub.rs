@@ -1,0 +1,199 @@
+//! Scrubs, and replicas that come back with nothing.
+
+use super::super::*;
+use super::desk::{Desk, SINGLE, byte_of, data, key};
+use super::peer::Peer;
+use crate::error::ErrorKind;
+use crate::storage::{Authority, ScrubPage, SyncScope};
+
+impl Desk {
+    fn scrub_page(&mut self, after: Option<(BlockKey, Generation)>) -> ScrubPage {
+        match self.finish(Call::Scrub(after)).unwrap() {
+            Output::Scrubbed(page) => page,
+            other => panic!("no page: {other:?}"),
+        }
+    }
+
+    /// From the beginning to the end, mending everything; what was found.
+    fn scrub(&mut self) -> Vec<ScrubPage> {
+        let (mut pages, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.scrub_page(after);
+            let mend = self.start(Call::Mend(page.differences.clone()));
+            while self.result(mend).is_none() {
+                self.pass(Time::from_millis(20));
+                self.run();
+            }
+            after = page.next;
+            pages.push(page);
+            if after.is_none() {
+                return pages;
+            }
+        }
+    }
+
+    fn end_scrub(&mut self) -> Vec<ReplicaId> {
+        let end = self.start(Call::EndScrub);
+        for _ in 0..20 {
+            self.run();
+            if let Some(result) = self.result(end) {
+                let Output::Rebuilt(replicas) = result.unwrap() else {
+                    panic!("something else");
+                };
+                return replicas;
+            }
+            self.pass(Time::from_millis(20));
+        }
+        panic!("the scrub does not end");
+    }
+
+    /// The replica comes back with an empty disk, and is told to begin anew.
+    fn lose_everything(&mut self, replica: u8) {
+        self.disconnect(replica);
+        let mut empty = Peer::default();
+        empty.rebuilding = true;
+        self.peers[usize::from(replica)] = empty;
+        self.connect(replica);
+        self.run();
+    }
+}
+
+fn written() -> Desk {
+    let mut d = Desk::owner();
+    for block in 0..10 {
+        d.write(block, SINGLE, block as u8);
+    }
+    d.finish(Call::Sync(SyncScope::Volume)).unwrap();
+    d.run();
+    d
+}
+
+fn differences(pages: &[ScrubPage]) -> usize {
+    pages.iter().map(|p| p.differences.len()).sum()
+}
+
+#[test]
+fn equal_replicas_have_nothing_to_mend() {
+    let mut d = written();
+    let pages = d.scrub();
+    assert!(pages.len() > 1, "the peers' pages are small");
+    assert_eq!(differences(&pages), 0);
+    assert_eq!(pages.iter().map(|p| p.blocks).sum::<u64>(), 10);
+    assert!(d.end_scrub().is_empty());
+    assert_eq!(d.core.counters().copies_scrubbed, 30);
+}
+
+#[test]
+fn a_scrub_mends_what_is_missing_and_what_is_damaged() {
+    let mut d = written();
+    d.peers[1].blocks.remove(&(key(3), SINGLE));
+    d.peers[2].damaged.push(key(7));
+    assert_eq!(differences(&d.scrub()), 2);
+    assert_eq!(d.peers[1].blocks, d.peers[0].blocks);
+    assert_eq!(d.core.counters().copies_damaged, 1);
+    assert_eq!(d.core.counters().copies_mended, 2);
+}
+
+#[test]
+fn nothing_is_compared_with_too_few_replicas() {
+    let mut d = written();
+    d.disconnect(1);
+    d.disconnect(2);
+    let page = d.start(Call::Scrub(None));
+    d.run();
+    assert!(d.result(page).is_none());
+    d.connect(2);
+    d.run();
+    d.pass(Time::from_millis(20));
+    d.run();
+    assert!(d.result(page).unwrap().is_ok());
+}
+
+#[test]
+fn a_replica_that_lost_everything_is_not_believed_until_it_is_rebuilt() {
+    let mut d = written();
+    d.lose_everything(0);
+    d.disconnect(2);
+    let read = d.start(Call::Read {
+        key: key(3),
+        up_to: SINGLE,
+    });
+    let reader = d.start(Call::GetRecord("r".into()));
+    d.pass(Time::from_secs(1));
+    d.run();
+    // The version list knows the block, so one replica that has it is enough.
+    assert_eq!(byte_of(d.result(read).unwrap()), Some(3));
+    assert!(d.result(reader).is_none(), "one that counts is no majority");
+    d.connect(2);
+    d.run();
+    assert!(d.result(reader).unwrap().is_ok());
+}
+
+#[test]
+fn a_rebuilding_replica_has_no_vote() {
+    let mut d = Desk::new(3, 2);
+    d.disconnect(0);
+    d.peers[0].rebuilding = true;
+    d.connect(0);
+    d.disconnect(2);
+    let own = d.start(Call::OwnEpoch {
+        owner: "a/1".into(),
+    });
+    d.run();
+    assert!(d.result(own).is_none());
+    d.connect(2);
+    d.run();
+    assert!(d.result(own).unwrap().is_ok());
+}
+
+#[test]
+fn a_rebuilt_replica_has_blocks_and_records_and_counts() {
+    let mut d = written();
+    for (name, value) in [("a", Some("1")), ("b", None)] {
+        let put = Call::PutRecord {
+            name: name.into(),
+            value: value.map(Bytes::from),
+            authority: Authority::Owner,
+        };
+        d.finish(put).unwrap();
+    }
+    d.lose_everything(0);
+    d.write(11, SINGLE, 11);
+    assert_eq!(differences(&d.scrub()), 10);
+    assert_eq!(d.end_scrub(), [ReplicaId(0)]);
+    assert!(!d.peers[0].rebuilding);
+    assert_eq!(d.peers[0].blocks, d.peers[1].blocks);
+    assert_eq!(d.peers[0].records, d.peers[1].records);
+    d.disconnect(2);
+    let got = d.finish(Call::GetRecord("a".into())).unwrap();
+    assert_eq!(got, Output::Record(Some(Bytes::from("1"))));
+}
+
+#[test]
+fn a_scrub_with_a_gap_rebuilds_nobody() {
+    let mut d = written();
+    d.lose_everything(0);
+    let first = d.scrub_page(None);
+    d.disconnect(0);
+    d.connect(0);
+    d.run();
+    let mut after = first.next;
+    while after.is_some() {
+        after = d.scrub_page(after).next;
+    }
+    assert!(d.end_scrub().is_empty());
+    assert!(d.peers[0].rebuilding);
+}
+
+#[test]
+fn scrubbing_needs_an_epoch_and_ends_with_it() {
+    let mut d = Desk::new(3, 2);
+    let none = d.finish(Call::Scrub(None)).unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::Invalid);
+    let mut d = written();
+    for peer in &mut d.peers {
+        peer.fence.own(Epoch(9), "b/1", false);
+    }
+    assert!(d.finish(Call::Scrub(None)).unwrap_err().is_fenced());
+    assert!(d.core.write(key(1), SINGLE, data(1)).is_err());
+}
