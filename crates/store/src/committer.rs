@@ -66,6 +66,8 @@ pub(crate) struct Round {
     pub replies: Vec<(Arc<Conn>, u64, Response)>,
     pub grants: Vec<(Arc<Volume>, EpochGrant)>,
     pub retentions: Vec<(Arc<Volume>, Retention)>,
+    /// Volumes that are complete again.
+    pub rebuilt: Vec<Arc<Volume>>,
     pub promotes: Vec<(Epoch, ReadJob)>,
     /// Begun once the writes before them can be found.
     pub removals: Vec<(Arc<Volume>, u64, Removal)>,
@@ -208,6 +210,10 @@ impl Committer {
         for (conn, upto) in round.writes.into_values() {
             conn.applied(upto);
             conn.acknowledge(upto);
+        }
+        for volume in round.rebuilt {
+            tracing::info!(volume = %volume.name, "rebuilt");
+            volume.publish_rebuilt();
         }
         self.publish(round.grants, round.retentions);
         for (conn, id, reply) in round.replies {

@@ -44,6 +44,7 @@ impl Committer {
                 round.replies.extend(reply.map(|reply| (conn, id, reply)));
             }
             Work::Drop(volume, slots) => self.drop_slots(&volume, &slots, round)?,
+            Work::Damaged(slot) => self.versions.forget(&slot),
             Work::Removed(volume, number) => {
                 round.metas.insert(meta::removal_key(volume, number), None);
             }
@@ -129,8 +130,13 @@ impl Committer {
         request: Request,
         round: &mut Round,
     ) -> Result<Option<Response>, EngineError> {
-        if let Request::CreateVolume { volume, settings } = request {
-            return Ok(Some(self.create(volume, settings, round)));
+        if let Request::CreateVolume {
+            volume,
+            settings,
+            rebuild,
+        } = request
+        {
+            return Ok(Some(self.create(volume, settings, rebuild, round)));
         }
         let Some(volume) = conn.volume().cloned() else {
             return Ok(Some(error(&unbound())));
@@ -141,12 +147,18 @@ impl Committer {
                 owner,
                 settled,
             } => {
+                if let Err(e) = volume.check_complete()
+                    && !settled
+                {
+                    return Ok(Some(error(&e)));
+                }
                 conn.announce(epoch);
                 self.own(&volume, (epoch, &owner, settled), round)
             }
             Request::Promote { epoch, key } => {
                 conn.announce(epoch);
-                match self.admit(&volume, epoch) {
+                let admitted = self.admit(&volume, epoch);
+                match admitted.and_then(|()| volume.check_complete()) {
                     Err(e) => error(&e),
                     Ok(()) => {
                         let job = ReadJob {
@@ -191,6 +203,10 @@ impl Committer {
                     Ok(()) => self.remove(&volume, Removal::Before(file, block), round),
                 }
             }
+            Request::Rebuilt { epoch } => match self.admit(&volume, epoch) {
+                Err(e) => error(&e),
+                Ok(()) => rebuilt(&volume, round),
+            },
             other => {
                 debug_assert!(false, "{other:?} is answered by its connection");
                 error(&Error::new(ErrorKind::Protocol, "not for the committer"))
@@ -202,17 +218,11 @@ impl Committer {
         &mut self,
         name: VolumeName,
         settings: VolumeSettings,
+        rebuilding: bool,
         round: &mut Round,
     ) -> Response {
-        let size = settings.block_size_bytes;
-        let sound = size.is_power_of_two()
-            && (4096..=65536).contains(&size)
-            && (1..=settings.replicas).contains(&settings.sync_replicas);
-        if !sound {
-            return error(&Error::new(
-                ErrorKind::Invalid,
-                format!("volume {name} cannot be laid out as {settings:?}"),
-            ));
+        if let Err(e) = settings.check() {
+            return error(&e);
         }
         if let Some(volume) = self.shared.volumes.get(&name) {
             if volume.settings == settings {
@@ -228,7 +238,14 @@ impl Committer {
         }
         let id = VolumeId(self.next_volume);
         self.next_volume += 1;
-        let about = VolumeMeta { id: id.0, settings };
+        let about = VolumeMeta {
+            id: id.0,
+            settings,
+            rebuilding,
+        };
+        if rebuilding {
+            tracing::warn!(volume = %name, "a volume that exists elsewhere was lost here: its owner sends it again");
+        }
         round
             .metas
             .insert(meta::volume_key(&name), Some(to_json(&about)));
@@ -320,6 +337,18 @@ impl Committer {
         }
         Ok(())
     }
+}
+
+fn rebuilt(volume: &Arc<Volume>, round: &mut Round) -> Response {
+    let about = VolumeMeta {
+        id: volume.id.0,
+        settings: volume.settings.clone(),
+        rebuilding: false,
+    };
+    let key = meta::volume_key(&volume.name);
+    round.metas.insert(key, Some(to_json(&about)));
+    round.rebuilt.push(volume.clone());
+    Response::Done
 }
 
 fn retain(volume: &Arc<Volume>, retention: Retention, round: &mut Round) -> Response {

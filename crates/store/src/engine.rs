@@ -8,7 +8,7 @@
 //! records).
 
 use std::fs::File;
-use std::ops::RangeInclusive;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -146,7 +146,7 @@ impl Engine {
     /// Slots in order within `range` as of now, without touching their data.
     pub fn slots(
         &self,
-        range: RangeInclusive<[u8; SLOT_BYTES]>,
+        range: (Bound<[u8; SLOT_BYTES]>, Bound<[u8; SLOT_BYTES]>),
     ) -> impl Iterator<Item = Result<Slot, EngineError>> + Send + use<> {
         self.blocks
             .range(range)

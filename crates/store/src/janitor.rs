@@ -1,5 +1,5 @@
 //! Gives space back in the background: versions that no image shows, removed files, the past of the
-//! log. It only finds; the committer drops, so that dropping never races with writing.
+//! log; and takes inventory for scrubs. It only finds; the committer drops, so that dropping never races with writing.
 //!
 //! Invariant: a removal stays on disk until every block it names is gone, and a retention stays on
 //! disk for good, so that a restart finds again what is left to do.
@@ -13,6 +13,7 @@ use dax::storage::Retention;
 use parking_lot::{Condvar, Mutex};
 
 use crate::engine::EngineError;
+use crate::inventory::InventoryJob;
 use crate::keys::{Slot, VolumeId};
 use crate::meta::Removal;
 use crate::shared::{Shared, Work};
@@ -30,6 +31,7 @@ enum Chore {
     /// Look at the candidates.
     Prune(Arc<Volume>),
     Remove(Arc<Volume>, u64, Removal),
+    Inventory(InventoryJob),
 }
 
 /// What the janitor still has to do.
@@ -63,6 +65,11 @@ impl Chores {
     /// Give blocks back.
     pub fn remove(&self, volume: Arc<Volume>, number: u64, removal: Removal) {
         self.add(Chore::Remove(volume, number, removal));
+    }
+
+    /// Tell what is stored.
+    pub fn inventory(&self, job: InventoryJob) {
+        self.add(Chore::Inventory(job));
     }
 
     /// Ends the janitor, whatever is left to do.
@@ -105,6 +112,7 @@ impl Janitor {
                 Chore::Scan(volume) => self.scan(&volume),
                 Chore::Prune(volume) => self.prune(&volume),
                 Chore::Remove(volume, number, removal) => self.remove(&volume, number, removal),
+                Chore::Inventory(job) => job.serve(&self.shared),
             };
             if let Err(e) = done {
                 return self.shared.fail(&e);

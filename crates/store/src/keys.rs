@@ -3,7 +3,7 @@
 //! Invariant: keys are big-endian and fixed in width, so that byte order is the order of
 //! (volume, file, block, generation) and every prefix of that tuple is one contiguous range.
 
-use std::ops::RangeInclusive;
+use std::ops::Bound;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version};
@@ -40,13 +40,16 @@ impl Slot {
     pub fn range(
         volume: VolumeId,
         (from, to): (BlockKey, BlockKey),
-    ) -> RangeInclusive<[u8; SLOT_BYTES]> {
+    ) -> (Bound<[u8; SLOT_BYTES]>, Bound<[u8; SLOT_BYTES]>) {
         let at = |key, generation| Slot {
             volume,
             key,
             generation,
         };
-        at(from, Generation::SINGLE).encode()..=at(to, Generation::MAX).encode()
+        (
+            Bound::Included(at(from, Generation::SINGLE).encode()),
+            Bound::Included(at(to, Generation::MAX).encode()),
+        )
     }
 
     /// The slot of an engine key; `None` if it is no such key.

@@ -17,6 +17,7 @@ mod connection;
 mod decide;
 mod engine;
 mod error;
+mod inventory;
 mod janitor;
 mod journal;
 mod keys;

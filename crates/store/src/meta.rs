@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! format                  the format of the whole directory
-//! v <name>                volume: id, settings                               JSON
+//! v <name>                volume: id, settings, whether it is rebuilding     JSON
 //! e <id>                  accepted epoch and owner                           JSON
 //! k <id>                  retention                                          JSON
 //! n <id>                  how many slots the volume's blocks take            u64
@@ -31,6 +31,8 @@ const FORMAT_KEY: &[u8] = b"format";
 pub(crate) struct VolumeMeta {
     pub id: u32,
     pub settings: VolumeSettings,
+    /// This replica lost it: see [`dax::wire::Request::Rebuilt`].
+    pub rebuilding: bool,
 }
 
 /// Blocks to give back in the background; kept until it is done.

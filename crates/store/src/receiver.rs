@@ -13,6 +13,7 @@ use dax::wire::{BlockWrite, PROTOCOL, Request, Response, read_frame};
 use crate::connection::Conn;
 use crate::decide;
 use crate::engine::EngineError;
+use crate::inventory::InventoryJob;
 use crate::reads::{ReadJob, list_records, read_record};
 use crate::shared::{Shared, Work};
 use crate::stream::Stream;
@@ -172,6 +173,7 @@ impl Receiver {
             protocol: protocol.min(PROTOCOL),
             settings: volume.settings.clone(),
             grant: volume.grant(),
+            rebuilding: volume.is_rebuilding(),
         };
         if !self.conn.bind(volume) {
             let e = Error::new(
@@ -185,6 +187,16 @@ impl Receiver {
     }
 
     fn handle(&mut self, id: u64, request: Request, volume: Arc<Volume>) -> Result<(), End> {
+        let counts = matches!(
+            request,
+            Request::Read { .. }
+                | Request::Epoch
+                | Request::GetRecord { .. }
+                | Request::ListRecords { .. }
+        );
+        if counts && let Err(e) = volume.check_complete() {
+            return self.answer(id, &decide::error(&e));
+        }
         match request {
             Request::Write(write) => self.write(id, write, &volume),
             Request::Flush => self.put(Work::Flush, WORK_WEIGHT),
@@ -200,7 +212,21 @@ impl Receiver {
                 self.read(job)
             }
             Request::Epoch => self.answer(id, &Response::Epoch(volume.grant())),
-            Request::Ping => self.answer(id, &Response::Pong),
+            Request::Ping => {
+                let rebuilding = volume.is_rebuilding();
+                self.answer(id, &Response::Pong { rebuilding })
+            }
+            Request::Inventory { epoch, after } => {
+                let conn = self.conn.clone();
+                self.shared.chores.inventory(InventoryJob {
+                    conn,
+                    volume,
+                    id,
+                    epoch,
+                    after,
+                });
+                Ok(())
+            }
             Request::Space => {
                 let space = Space {
                     used_bytes: volume.used_bytes(),

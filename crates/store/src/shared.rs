@@ -33,6 +33,8 @@ pub(crate) enum Work {
     Request(Arc<Conn>, u64, Request),
     /// Versions to drop.
     Drop(Arc<Volume>, Vec<Slot>),
+    /// A stored block is damaged: any intact copy of it replaces it.
+    Damaged(Slot),
     /// A removal is finished.
     Removed(VolumeId, u64),
 }

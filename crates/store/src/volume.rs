@@ -4,8 +4,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use dax::error::{Error, ErrorKind};
 use dax::ids::{BlockKey, Epoch, VolumeName};
 use dax::storage::{EpochGrant, Retention, VolumeSettings};
 use parking_lot::{Mutex, RwLock};
@@ -23,6 +24,7 @@ pub(crate) struct Volume {
     pub id: VolumeId,
     pub name: VolumeName,
     pub settings: VolumeSettings,
+    rebuilding: AtomicBool,
     grant: Mutex<EpochGrant>,
     retention: Mutex<Option<Retention>>,
     slots: AtomicU64,
@@ -46,6 +48,28 @@ impl Volume {
     /// Makes a durable grant known.
     pub fn publish_grant(&self, grant: EpochGrant) {
         *self.grant.lock() = grant;
+    }
+
+    /// Whether this replica lost the volume and does not have all of it again: it answers nothing
+    /// that would count in a quorum.
+    pub fn is_rebuilding(&self) -> bool {
+        self.rebuilding.load(Ordering::SeqCst)
+    }
+
+    /// Makes it known that the volume is complete again, durably.
+    pub fn publish_rebuilt(&self) {
+        self.rebuilding.store(false, Ordering::SeqCst);
+    }
+
+    /// The error of a question that a rebuilding replica must not answer.
+    pub fn check_complete(&self) -> Result<(), Error> {
+        match self.is_rebuilding() {
+            false => Ok(()),
+            true => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("volume {} is being rebuilt in this zone", self.name),
+            )),
+        }
     }
 
     /// What must be kept.
@@ -134,6 +158,7 @@ impl Volumes {
             id: VolumeId(about.id),
             name: name.clone(),
             settings: about.settings,
+            rebuilding: AtomicBool::new(about.rebuilding),
             grant: Mutex::new(EpochGrant {
                 epoch: Epoch::NONE,
                 owner: String::new(),

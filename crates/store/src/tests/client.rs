@@ -95,6 +95,7 @@ impl Client {
         let create = Request::CreateVolume {
             volume: volume.clone(),
             settings: settings(),
+            rebuild: false,
         };
         assert_eq!(client.ask(create), Response::Done);
         let hello = Request::Hello {

@@ -4,6 +4,7 @@ pub(crate) mod client;
 mod crash;
 mod damage;
 mod hostile;
+mod rebuild;
 mod reclaim;
 mod records;
 mod replicas;

@@ -124,6 +124,7 @@ fn a_volume_is_made_once() {
         c.ask(Request::CreateVolume {
             volume: name.clone(),
             settings,
+            rebuild: false,
         })
     };
     let odd = VolumeSettings {

@@ -12,14 +12,14 @@ use super::{TestZone, open};
 use crate::engine::Engine;
 use crate::keys::{Slot, VolumeId};
 
-async fn connect(zones: &[TestZone]) -> Arc<Client> {
+pub(super) async fn connect(zones: &[TestZone]) -> Arc<Client> {
     let addresses = zones.iter().map(|z| z.address.clone()).collect();
     let volume = VolumeName::new("v").unwrap();
     let config = ClientConfig::new(volume, addresses, "test");
     Client::connect(config).await.unwrap()
 }
 
-async fn three_zones() -> Vec<TestZone> {
+pub(super) async fn three_zones() -> Vec<TestZone> {
     let zones: Vec<TestZone> = (0..3).map(|_| TestZone::new()).collect();
     let addresses: Vec<String> = zones.iter().map(|z| z.address.clone()).collect();
     let volume = VolumeName::new("v").unwrap();
@@ -30,7 +30,7 @@ async fn three_zones() -> Vec<TestZone> {
 }
 
 /// Stops a zone, flips a bit in every given block, and starts it again.
-fn damage(zone: TestZone, blocks: std::ops::Range<u64>) -> TestZone {
+pub(super) fn damage(zone: TestZone, blocks: std::ops::Range<u64>) -> TestZone {
     let TestZone { zone, dir, .. } = zone;
     zone.stop().unwrap();
     drop(zone);

@@ -96,6 +96,9 @@ impl Page {
     }
 }
 
+/// The copies of one version: where, and which version; none if it is damaged.
+type Copies = Vec<(ReplicaId, Option<Version>)>;
+
 /// A comparison, and what it looked at.
 #[derive(Debug, Default)]
 struct Compared {
@@ -108,8 +111,7 @@ struct Compared {
 fn compare(inventories: &[Inventory], retention: Option<&Retention>) -> Compared {
     let cut = inventories.iter().filter(|i| i.more);
     let reach = cut.filter_map(|i| i.entries.last().map(cursor)).min();
-    let mut blocks: BTreeMap<BlockKey, BTreeMap<Generation, Vec<(ReplicaId, Option<Version>)>>> =
-        BTreeMap::new();
+    let mut blocks: BTreeMap<BlockKey, BTreeMap<Generation, Copies>> = BTreeMap::new();
     let mut result = Compared::default();
     for inventory in inventories {
         let within = |e: &&InventoryEntry| reach.is_none_or(|reach| cursor(e) <= reach);
@@ -194,7 +196,7 @@ pub(super) struct End {
 enum Step {
     Next,
     Mending,
-    Listing(List),
+    Listing(Box<List>),
     /// So many records are on their way.
     Copying(usize),
     Telling,
@@ -213,7 +215,7 @@ impl End {
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match self.advance(id, event, s) {
-            Err(error) => return Some(Err(error)),
+            Err(error) => Some(Err(error)),
             Ok(()) if !self.waiting.is_empty() => None,
             Ok(()) => Some(Ok(Output::Rebuilt(std::mem::take(&mut self.rebuilt)))),
         }
@@ -233,7 +235,7 @@ impl End {
             (Step::Mending, _) if s.links.is_mended(replica) => {
                 let mut list = List::new(String::new(), s.quorums);
                 list.on(id, Event::Start, s);
-                self.step = Step::Listing(list);
+                self.step = Step::Listing(Box::new(list));
             }
             (Step::Listing(list), event) => match list.on(id, event, s) {
                 Some(Ok(_)) => {

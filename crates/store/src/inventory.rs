@@ -1,0 +1,107 @@
+//! Takes inventory for a scrub: what is stored, in order, each block read and verified.
+//!
+//! Invariant: an answer is given only under the epoch that asks, accepted durably, so that no older
+//! writer changes afterwards what it said.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use dax::error::{Error, ErrorKind};
+use dax::ids::{BlockKey, Epoch, FileId, Generation};
+use dax::wire::{INVENTORY_PAGE_BYTES, INVENTORY_PAGE_ENTRIES, InventoryEntry, Response};
+
+use crate::connection::Conn;
+use crate::decide;
+use crate::engine::{EngineError, Found};
+use crate::keys::Slot;
+use crate::shared::{Shared, Work};
+use crate::volume::Volume;
+
+/// Somebody wants to know what is stored after a block and generation.
+pub(crate) struct InventoryJob {
+    pub conn: Arc<Conn>,
+    pub volume: Arc<Volume>,
+    pub id: u64,
+    pub epoch: Epoch,
+    pub after: Option<(BlockKey, Generation)>,
+}
+
+impl InventoryJob {
+    /// Answers with one page.
+    pub fn serve(self, shared: &Shared) -> Result<(), EngineError> {
+        let answer = match self.check_epoch() {
+            Err(e) => decide::error(&e),
+            Ok(()) => self.page(shared)?,
+        };
+        self.conn.send(self.id, answer);
+        Ok(())
+    }
+
+    fn check_epoch(&self) -> Result<(), Error> {
+        let grant = self.volume.grant();
+        let refused = |kind, why: String| Err(Error::new(kind, why));
+        match grant.epoch.cmp(&self.epoch) {
+            std::cmp::Ordering::Equal => Ok(()),
+            std::cmp::Ordering::Greater => {
+                let why = format!(
+                    "{} is over: {} owns {}",
+                    self.epoch, grant.owner, grant.epoch
+                );
+                refused(ErrorKind::Fenced, why)
+            }
+            std::cmp::Ordering::Less => {
+                let why = format!("{} was not announced to this zone", self.epoch);
+                refused(ErrorKind::Conflict, why)
+            }
+        }
+    }
+
+    fn page(&self, shared: &Shared) -> Result<Response, EngineError> {
+        let at = |(key, generation)| Slot {
+            volume: self.volume.id,
+            key,
+            generation,
+        };
+        let first = (BlockKey::new(FileId(0), 0), Generation::SINGLE);
+        let last = (BlockKey::new(FileId(u64::MAX), u64::MAX), Generation::MAX);
+        let from = match self.after {
+            None => Bound::Included(at(first).encode()),
+            Some(after) => Bound::Excluded(at(after).encode()),
+        };
+        let range = (from, Bound::Included(at(last).encode()));
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        for slot in shared.engine.slots(range) {
+            let slot = slot?;
+            if entries.len() >= INVENTORY_PAGE_ENTRIES || bytes >= INVENTORY_PAGE_BYTES {
+                return Ok(Response::Inventory {
+                    entries,
+                    more: true,
+                });
+            }
+            bytes += self.volume.settings.block_size_bytes as usize;
+            entries.extend(self.entry(shared, slot)?);
+        }
+        Ok(Response::Inventory {
+            entries,
+            more: false,
+        })
+    }
+
+    /// What is in a slot; nothing if it was dropped meanwhile.
+    fn entry(&self, shared: &Shared, slot: Slot) -> Result<Option<InventoryEntry>, EngineError> {
+        let version = match shared.engine.get(&slot)? {
+            None => return Ok(None),
+            Some(Found::Block(block)) => Some(block.version),
+            Some(Found::Corrupt(_)) => {
+                shared.report_damage(&self.volume, slot.key, slot.generation);
+                shared.queue.put(Work::Damaged(slot), 0);
+                None
+            }
+        };
+        Ok(Some(InventoryEntry {
+            key: slot.key,
+            generation: slot.generation,
+            version,
+        }))
+    }
+}
