@@ -318,6 +318,8 @@ pub struct ReplicaStatus {
     pub pending_bytes: u64,
     /// Blocks that it is known to lack, about; they are sent in the background.
     pub missed_blocks: u64,
+    /// It missed more than could be remembered: only a scrub finds it.
+    pub scrub_wanted: bool,
     /// It lost what it had and is being brought up to date: it counts in no quorum until then.
     pub rebuilding: bool,
     /// Why the replica is down or refuses writes, if it does.

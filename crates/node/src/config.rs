@@ -10,6 +10,7 @@ mod timing;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use dax::ids::{NodeName, VolumeName};
 use dax::storage::{MAX_REPLICAS, VolumeSettings};
@@ -84,6 +85,8 @@ pub struct Config {
     pub channel: ChannelConfig,
     /// Bounds of what the mount keeps in memory.
     pub memory: MemoryConfig,
+    /// What the active does about the storage tier in the background.
+    pub storage: StorageConfig,
     /// What this node may become.
     pub tags: Tags,
 }
@@ -183,6 +186,26 @@ impl Default for ChannelConfig {
     }
 }
 
+/// `[storage]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StorageConfig {
+    /// How long after a scrub of all copies the next one begins.
+    #[serde(with = "humantime_serde")]
+    pub scrub_every: Duration,
+    /// Bytes of blocks that a scrub, or bringing a zone up to date, compares in a second.
+    pub scrub_rate: ByteSize,
+}
+
+impl Default for StorageConfig {
+    fn default() -> Self {
+        StorageConfig {
+            scrub_every: Duration::from_secs(24 * 3600),
+            scrub_rate: ByteSize::mib(32),
+        }
+    }
+}
+
 /// `[memory]`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -234,6 +257,8 @@ struct Raw {
     channel: ChannelConfig,
     #[serde(default)]
     memory: MemoryConfig,
+    #[serde(default)]
+    storage: StorageConfig,
     #[serde(default)]
     tags: Tags,
 }
@@ -302,6 +327,7 @@ impl Config {
             postgres: raw.postgres,
             channel: raw.channel,
             memory: raw.memory,
+            storage: raw.storage,
             tags: raw.tags,
         })
     }
@@ -341,13 +367,14 @@ impl Raw {
         }
         let least = ByteSize::mib(1);
         for (key, size) in [
-            ("pending", self.memory.pending),
-            ("cache", self.memory.cache),
-            ("overlay", self.memory.overlay),
+            ("memory.pending", self.memory.pending),
+            ("memory.cache", self.memory.cache),
+            ("memory.overlay", self.memory.overlay),
+            ("storage.scrub_rate", self.storage.scrub_rate),
         ] {
             if size < least {
                 let why = format!("{size} is too little to work with; use at least {least}");
-                return Err(ConfigError::invalid(&format!("memory.{key}"), why));
+                return Err(ConfigError::invalid(key, why));
             }
         }
         Ok(())

@@ -370,6 +370,7 @@ impl Storage for MemoryStorage {
             round_trip: None,
             pending_bytes,
             missed_blocks: 0,
+            scrub_wanted: false,
             rebuilding: false,
             trouble: full.then(|| "no room".to_owned()),
         };

@@ -27,6 +27,7 @@ use volume::view::View;
 use super::claims;
 use super::context::{Context, unix_ms};
 use super::error::Result;
+use super::scrub::{Scrubber, Told};
 use super::status::Order;
 use crate::channel::{Notice, Request, Trigger};
 use crate::postgres::{ExitReport, Postgres, StopMode};
@@ -104,8 +105,17 @@ impl Active {
             self.storage.clone(),
             context.me.node.clone(),
         ));
-        let event = self.wait(context, orders, shutdown).await;
+        let scrubbing = Told::default();
+        let scrubber = Scrubber {
+            storage: self.storage.clone(),
+            view: Arc::clone(&self.view),
+            config: context.config.storage,
+            told: Arc::clone(&scrubbing),
+        };
+        let scrubber = tokio::spawn(scrubber.run());
+        let event = self.wait(context, &scrubbing, orders, shutdown).await;
         announcing.abort();
+        scrubber.abort();
         claims.abort();
         let end = match event {
             Event::Fenced => {
@@ -141,6 +151,7 @@ impl Active {
     async fn wait(
         &self,
         context: &Context,
+        scrubbing: &Told,
         orders: &mut mpsc::Receiver<Order>,
         shutdown: &mut watch::Receiver<bool>,
     ) -> Event {
@@ -164,12 +175,12 @@ impl Active {
                     }
                     _ => drop(order.answer.send(Err("this node is the active".to_owned()))),
                 },
-                _ = report.tick() => self.report(context, &mut protection),
+                _ = report.tick() => self.report(context, scrubbing, &mut protection),
             }
         }
     }
 
-    fn report(&self, context: &Context, protection: &mut Protection) {
+    fn report(&self, context: &Context, scrubbing: &Told, protection: &mut Protection) {
         let synced = *self.sealer.synced().borrow();
         let subscribers = context.server.subscribers();
         protection.update(
@@ -191,6 +202,7 @@ impl Active {
             "overlay_blocks_left": self.view.inherited_left(),
             "standbys": standbys,
             "protection": protection,
+            "scrub": *scrubbing.lock(),
         }));
     }
 

@@ -19,6 +19,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "heartbeat",
             "channel",
             "memory",
+            "storage",
             "tags",
         ],
     ),
@@ -40,6 +41,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
     ),
     ("channel", &["listen", "advertise"]),
     ("memory", &["pending", "cache", "overlay"]),
+    ("storage", &["scrub_every", "scrub_rate"]),
     ("tags", &["nofailover", "priority", "spare", "zone"]),
 ];
 

@@ -30,6 +30,7 @@ struct Status {
     heartbeat: Option<Heartbeat>,
     nodes: Vec<Node>,
     replicas: Vec<ReplicaStatus>,
+    scrub: Option<Value>,
 }
 
 /// One node: its record, and its own answer if it gave one.
@@ -77,28 +78,44 @@ async fn look(registry: &Registry) -> anyhow::Result<Status> {
     }
     let mut nodes = asked.join_all().await;
     nodes.sort_by(|a, b| a.member.name.cmp(&b.member.name));
-    let serving = |node: &&Node| node.is(Role::Active, MemberState::Serving);
-    let protection = nodes
-        .iter()
-        .find(serving)
-        .map(|node| &node.answer["protection"]);
+    let protection = active(&nodes).map(|node| &node.answer["protection"]);
     let protection_since_unix_ms = protection.and_then(|p| p["since_unix_ms"].as_u64());
     Ok(Status {
         protection_since_unix_ms,
         volume: registry.config.volume.to_string(),
-        active: nodes
-            .iter()
-            .find(serving)
-            .map(|node| node.member.name.to_string()),
+        active: active(&nodes).map(|node| node.member.name.to_string()),
         epoch: heartbeat.as_ref().map_or(0, |beat| beat.epoch.0),
         protected: nodes
             .iter()
             .any(|node| node.is(Role::Standby, MemberState::Warm)),
         cluster,
         heartbeat,
+        replicas: replicas(&nodes, registry),
+        scrub: active(&nodes).map(|node| node.answer["scrub"].clone()),
         nodes,
-        replicas: registry.storage.replicas(),
     })
+}
+
+fn active(nodes: &[Node]) -> Option<&Node> {
+    let serving = |node: &&Node| node.is(Role::Active, MemberState::Serving);
+    nodes.iter().find(serving)
+}
+
+/// The replicas as seen from here, with what only the active knows of them.
+fn replicas(nodes: &[Node], registry: &Registry) -> Vec<ReplicaStatus> {
+    let mut replicas = registry.storage.replicas();
+    let known = active(nodes).map(|node| node.answer["replicas"].clone());
+    let known: Vec<ReplicaStatus> = known
+        .and_then(|known| serde_json::from_value(known).ok())
+        .unwrap_or_default();
+    for replica in &mut replicas {
+        if let Some(known) = known.iter().find(|k| k.replica == replica.replica) {
+            replica.pending_bytes = known.pending_bytes;
+            replica.missed_blocks = known.missed_blocks;
+            replica.scrub_wanted = known.scrub_wanted;
+        }
+    }
+    replicas
 }
 
 impl Node {
@@ -161,6 +178,7 @@ fn table(status: &Status) -> String {
     for replica in &status.replicas {
         out.push_str(&replica_line(replica));
     }
+    out.push_str(&scrub_line(status.scrub.as_ref()));
     out
 }
 
@@ -195,8 +213,31 @@ fn node_line(node: &Node) -> String {
     )
 }
 
+fn scrub_line(scrub: Option<&Value>) -> String {
+    let count = |name: &str| scrub.and_then(|s| s[name].as_u64()).unwrap_or_default();
+    let done = format!(
+        "{} blocks compared, {} copies sent again",
+        thousands(count("blocks")),
+        thousands(count("mended"))
+    );
+    let unreadable = match count("unreadable_blocks") {
+        0 => String::new(),
+        n => format!(", {} WITHOUT AN INTACT COPY", thousands(n)),
+    };
+    let running = scrub.is_some_and(|s| s["running"] == true);
+    match (running, count("completed_unix_ms")) {
+        (true, _) => format!("scrub   running: {done}{unreadable}\n"),
+        (false, 0) => String::new(),
+        (false, at) => format!("scrub   complete{}: {done}{unreadable}\n", ago(at)),
+    }
+}
+
 fn replica_line(replica: &ReplicaStatus) -> String {
     let state = match (replica.up, replica.round_trip, &replica.trouble) {
+        (true, ..) if replica.rebuilding => "up, REBUILDING after it lost its disk".into(),
+        (true, _, None) if replica.missed_blocks > 0 => {
+            format!("up, lacks {} blocks yet", thousands(replica.missed_blocks))
+        }
         (true, Some(time), None) => format!("up, {:.1} ms away", time.as_secs_f64() * 1000.0),
         (true, _, Some(trouble)) => format!("up, but {trouble}"),
         (true, None, None) => "up".into(),

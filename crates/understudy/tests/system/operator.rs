@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::stage::{PATIENCE, Stage, program};
 
 /// `understudy` with these arguments and a node's configuration.
-fn understudy(arguments: &[&str], config: &std::path::Path) -> Result<Output> {
+pub fn understudy(arguments: &[&str], config: &std::path::Path) -> Result<Output> {
     let mut command = Command::new(program());
     command
         .args(arguments)
@@ -18,7 +18,7 @@ fn understudy(arguments: &[&str], config: &std::path::Path) -> Result<Output> {
     command.output().context("understudy cannot be run")
 }
 
-fn json(output: &Output) -> Result<Value> {
+pub fn json(output: &Output) -> Result<Value> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {said}", output.status);
     Ok(serde_json::from_slice(&output.stdout)?)

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-use crate::stage::Stage;
+use crate::operator::{json, understudy};
+use crate::stage::{PATIENCE, Stage};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
@@ -60,5 +62,40 @@ async fn all_zones_killed_and_started_again() -> Result<()> {
     }
     stage.outage_after(killed).await?;
     stage.commits(200).await?;
+    stage.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_zone_that_lost_its_disk_is_rebuilt_under_load() -> Result<()> {
+    let mut stage = Stage::set("lost-disk").await?;
+    stage.cluster.kill_zone(1).context("zone 1 runs")?;
+    std::fs::remove_dir_all(stage.cluster.options().dir.join("zone-1"))?;
+    stage.commits(100).await?;
+    stage.cluster.start_zone(1)?;
+    let rebuilt = |status: &Value| {
+        let replica = &status["replicas"][0];
+        replica["up"] == true
+            && replica["rebuilding"] == false
+            && replica["missed_blocks"] == 0
+            && status["scrub"]["completed_unix_ms"].is_u64()
+    };
+    let config = stage.cluster.node("north")?.config.clone();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let status = json(&understudy(&["status", "--json"], &config)?)?;
+        if rebuilt(&status) {
+            ensure!(status["scrub"]["mended"].as_u64() > Some(100), "{status:#}");
+            break;
+        }
+        ensure!(tokio::time::Instant::now() < deadline, "{status:#}");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    // From now on every quorum needs it, also that of a takeover.
+    stage.cluster.kill_zone(2).context("zone 2 runs")?;
+    stage.commits(100).await?;
+    let (_, killed) = stage.kill_active().await?;
+    stage.outage_after(killed).await?;
+    stage.commits(100).await?;
     stage.verify().await
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dax::ids::{BlockIndex, FileId, NodeName};
-use dax::storage::Storage;
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation, NodeName};
+use dax::storage::{Storage, SyncScope};
 use volume::claim::Claim;
 use volume::error::Error;
 use volume::latest::{self, Latest};
@@ -253,4 +253,46 @@ fn operations_decode_to_what_was_encoded() {
     assert_eq!(op::decode(&bytes).unwrap(), batch);
     assert!(matches!(op::decode(&[99, 0]), Err(Error::Damaged(_))));
     assert!(op::decode(&bytes[..bytes.len() - 1]).is_err());
+}
+
+#[tokio::test]
+async fn a_scrub_gives_back_what_a_crash_left_and_nothing_else() {
+    let volume = Volume::format().await;
+    let life = volume.open().await;
+    life.create("data", NewInode::Directory);
+    let kept = life.create("data/kept", NewInode::File).ino;
+    life.write(kept, 0, &[7; BLOCK]).await;
+    let removed = life.create("data/removed", NewInode::File).ino;
+    life.write(removed, 0, &[8; BLOCK]).await;
+    life.seal(0).await;
+    let data = life.find("data").unwrap().ino;
+    life.view.unlink(data, b"removed", NOW).unwrap();
+    life.view.sync_all().await.unwrap();
+    // Blocks of a file whose creation did not reach the journal before the crash.
+    let epoch = life.storage.epoch().unwrap();
+    let lost = FileId::new(epoch, 1 << 30);
+    let generation = Generation { epoch, number: 5 };
+    life.storage
+        .write(BlockKey::new(lost, 0), generation, vec![9; BLOCK].into())
+        .unwrap();
+    life.storage.csync(SyncScope::Volume).await.unwrap();
+    drop(life);
+
+    let next = volume.open().await;
+    let fresh = next.create("data/fresh", NewInode::File).ino;
+    next.write(fresh, 0, &[6; BLOCK]).await;
+    let mut scrub = next.view.scrub().await.unwrap();
+    let step = scrub.step().await.unwrap();
+    assert_eq!(step.garbage_files, 1, "{step:?}");
+    assert!(step.blocks >= 4 && step.complete.is_some(), "{step:?}");
+    let stored = async |file: u64| {
+        let key = BlockKey::new(FileId(file), 0);
+        let read = next.storage.read(key, Generation::MAX).await.unwrap();
+        read.is_some()
+    };
+    assert!(!stored(lost.0).await);
+    assert!(stored(kept.0).await && stored(fresh.0).await);
+    assert!(stored(removed.0).await, "the last seal still has it");
+    let again = next.view.scrub().await.unwrap().step().await.unwrap();
+    assert_eq!(again.garbage_files, 0);
 }

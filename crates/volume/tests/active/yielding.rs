@@ -5,11 +5,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use dax::error::Result;
-use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version};
+use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version};
 use dax::memory::MemoryStorage;
 use dax::storage::{
-    Authority, Block, EpochGrant, ReplicaStatus, Retention, Space, Storage, StorageCounters,
-    SyncScope, VolumeSettings,
+    Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
+    Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
 
 /// See the module.
@@ -93,6 +93,18 @@ impl Storage for Yielding {
 
     async fn space(&self) -> Result<Space> {
         self.0.space().await
+    }
+
+    async fn scrub(&self, after: Option<ScrubCursor>) -> Result<ScrubPage> {
+        self.0.scrub(after).await
+    }
+
+    async fn mend(&self, differences: Vec<Difference>) -> Result<()> {
+        self.0.mend(differences).await
+    }
+
+    async fn end_scrub(&self) -> Result<Vec<ReplicaId>> {
+        self.0.end_scrub().await
     }
 
     fn replicas(&self) -> Vec<ReplicaStatus> {

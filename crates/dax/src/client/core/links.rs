@@ -529,6 +529,7 @@ impl Links {
             round_trip: link.round_trip,
             pending_bytes: link.pending_bytes,
             missed_blocks: link.missed.len() as u64 + link.missed_unknown,
+            scrub_wanted: link.missed_unknown > 0,
             rebuilding: link.rebuilding,
             trouble: link.trouble.clone(),
         };
