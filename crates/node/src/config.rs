@@ -216,6 +216,9 @@ pub struct MemoryConfig {
     pub cache: ByteSize,
     /// A standby's private changes; what exceeds it goes to the spill directory.
     pub overlay: ByteSize,
+    /// Whether the active's kernel keeps blocks as well, in memory that nothing else needs. Without,
+    /// reads show the storage tier as it is.
+    pub kernel_cache: bool,
 }
 
 impl Default for MemoryConfig {
@@ -224,6 +227,7 @@ impl Default for MemoryConfig {
             pending: ByteSize::mib(64),
             cache: ByteSize::mib(256),
             overlay: ByteSize::mib(512),
+            kernel_cache: true,
         }
     }
 }

@@ -178,6 +178,7 @@ impl Direct {
         let private = PrivateDir::prepare(&place, layout.as_ref(), false, context.ownership())?;
         let options = Options {
             cache_bytes: context.config.memory.cache.bytes() as u64,
+            kernel_cache: context.config.memory.kernel_cache,
             ..Options::default()
         };
         let view = ActiveView::open(

@@ -40,7 +40,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
         &["preset", "interval", "timeout", "poll", "grace"],
     ),
     ("channel", &["listen", "advertise"]),
-    ("memory", &["pending", "cache", "overlay"]),
+    ("memory", &["pending", "cache", "overlay", "kernel_cache"]),
     ("storage", &["scrub_every", "scrub_rate"]),
     ("tags", &["nofailover", "priority", "spare", "zone"]),
 ];

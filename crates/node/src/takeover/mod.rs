@@ -201,6 +201,7 @@ pub(crate) async fn promote(
     let epoch = latest.epoch();
     let options = Options {
         cache_bytes: context.config.memory.cache.bytes() as u64,
+        kernel_cache: context.config.memory.kernel_cache,
         ..Options::default()
     };
     let paused = standby.mount.pause().await;

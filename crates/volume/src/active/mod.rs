@@ -59,6 +59,8 @@ pub struct Options {
     pub metadata_cache: Duration,
     /// Bytes of blocks to cache.
     pub cache_bytes: u64,
+    /// Whether the kernel may keep blocks, too.
+    pub kernel_cache: bool,
 }
 
 impl Default for Options {
@@ -66,6 +68,7 @@ impl Default for Options {
         Options {
             metadata_cache: Duration::from_secs(10),
             cache_bytes: 64 << 20,
+            kernel_cache: true,
         }
     }
 }

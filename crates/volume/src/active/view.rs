@@ -158,10 +158,10 @@ impl View for ActiveView {
         self.inner.open_file(self.inner.file_of(ino))?;
         // A view that was a standby's had the kernel bypass its cache (rule 8); files open since
         // then still do, so nobody may cache.
-        let inherited = self.inner.carry.is_some();
+        let direct_io = self.inner.carry.is_some() || !self.inner.options.kernel_cache;
         Ok(OpenMode {
-            direct_io: inherited,
-            keep_cache: !inherited,
+            direct_io,
+            keep_cache: !direct_io,
         })
     }
 
