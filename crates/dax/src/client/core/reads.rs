@@ -129,7 +129,10 @@ impl Read {
     fn count(&self, s: &mut Shared) {
         match self.round.replies.len() {
             0 => s.counters.reads_one += 1,
-            _ => s.counters.reads_quorum += 1,
+            _ => {
+                s.counters.reads_quorum += 1;
+                s.counters.reads_escalated += 1;
+            }
         }
     }
 
@@ -157,6 +160,7 @@ impl Read {
                 let block = newest.cloned().map(into_block);
                 self.learn(found, s);
                 s.counters.reads_quorum += 1;
+                s.counters.reads_escalated += u64::from(self.known.is_some());
                 Some(Ok(block))
             }
         }

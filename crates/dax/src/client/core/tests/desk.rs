@@ -31,15 +31,21 @@ pub(super) fn config(replicas: usize) -> CoreConfig {
 
 impl Desk {
     pub fn new(replicas: u8, sync_replicas: u8) -> Desk {
-        let settings = VolumeSettings {
-            block_size_bytes: BLOCK,
+        Desk::with(VolumeSettings {
             replicas,
             sync_replicas,
             zones: replicas,
             ..VolumeSettings::default()
+        })
+    }
+
+    pub fn with(settings: VolumeSettings) -> Desk {
+        let settings = VolumeSettings {
+            block_size_bytes: BLOCK,
+            ..settings
         };
-        let count = replicas;
-        let replicas = usize::from(replicas);
+        let count = settings.replicas;
+        let replicas = usize::from(count);
         let mut desk = Desk {
             core: Core::new(config(replicas), settings),
             now: Time::from_secs(1),
@@ -56,7 +62,11 @@ impl Desk {
 
     /// With an owned epoch.
     pub fn owner() -> Desk {
-        let mut desk = Desk::new(3, 2);
+        Desk::owner_with(VolumeSettings::default())
+    }
+
+    pub fn owner_with(settings: VolumeSettings) -> Desk {
+        let mut desk = Desk::with(settings);
         let epoch = desk.finish(Call::OwnEpoch {
             owner: "a/1".into(),
         });

@@ -8,4 +8,5 @@ mod others;
 pub(crate) mod peer;
 mod scrub;
 mod simulation;
+mod variants;
 mod world;
