@@ -255,7 +255,7 @@ fn a_longer_takeover_loses_nothing() {
 
 #[test]
 #[ignore = "takes minutes and gigabytes"]
-fn three_busy_epochs_lose_nothing() {
+fn busy_epochs_lose_nothing() {
     holds("wide three epochs", Setup::wide_three_epochs());
 }
 
@@ -267,6 +267,6 @@ fn a_longer_contest_has_one_winner() {
 
 #[test]
 #[ignore = "takes minutes and gigabytes"]
-fn two_crashes_in_three_epochs_lose_nothing() {
+fn two_crashes_in_a_takeover_lose_nothing() {
     holds("wide crash", Setup::wide_crash());
 }

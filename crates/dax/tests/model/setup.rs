@@ -117,40 +117,40 @@ impl Setup {
         }
     }
 
-    /// Three writes of A, which reads, too; B writes and promotes more.
+    /// Three writes of A, which reads, too.
     pub fn wide_takeover() -> Setup {
         Setup {
             writes: [3, 1, 0],
-            promotions: [0, 3, 0],
             reads: [true, true, false],
             ..Setup::takeover()
         }
     }
 
-    /// All of them write and read.
+    /// B writes and reads, too.
     pub fn wide_three_epochs() -> Setup {
         Setup {
-            writes: [2, 1, 1],
+            writes: [2, 1, 0],
             reads: [false, true, true],
             ..Setup::three_epochs()
         }
     }
 
-    /// With more to promote, and a fourth epoch.
+    /// More to promote, and read.
     pub fn wide_contest() -> Setup {
         Setup {
-            writes: [2, 1, 0],
-            max_epoch: 4,
+            writes: [2, 0, 0],
+            reads: [false, true, true],
             ..Setup::contest()
         }
     }
 
-    /// Two crashes in three epochs.
+    /// Two crashes, while B writes and promotes again.
     pub fn wide_crash() -> Setup {
         Setup {
-            promotions: [0, 1, 1],
+            writes: [2, 1, 0],
+            promotions: [0, 2, 0],
             crashes: 2,
-            ..Setup::three_epochs()
+            ..Setup::crash()
         }
     }
 
