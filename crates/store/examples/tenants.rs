@@ -1,0 +1,278 @@
+//! What do tenants cost a zone server, and what do they cost each other?
+//!
+//! `cargo run --release -p store --example tenants -- [--json] [fairness | cost]...`
+//!
+//! - `fairness`: how long a quiet tenant's sync of one block and its read of one take, alone and
+//!   beside tenants that write as fast as they can.
+//! - `cost`: processor time of the server for each 1,000 blocks, and bytes kept, for 1 to 8 tenants.
+//!
+//! The server is a process of its own (this program again), so that its processor time is its own.
+//! With `--json` each result is one JSON object on one line.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use dax::client::{Client, ClientConfig, create_volume};
+use dax::ids::{BlockKey, FileId, Generation, NodeName, VolumeName};
+use dax::storage::{Storage, SyncScope, VolumeSettings};
+use nix::sys::resource::{UsageWho, getrusage};
+use serde_json::{Value, json};
+use store::{StoreConfig, Zone};
+use tokio::task::JoinSet;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Blocks of each tenant.
+const BLOCKS: u64 = 8_000;
+const BLOCK_BYTES: usize = 8192;
+/// What a quiet tenant does, so often.
+const QUIET_ROUNDS: usize = 400;
+/// Between two of its syncs.
+const QUIET_PAUSE: Duration = Duration::from_millis(5);
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [serve, dir] = &args[..]
+        && serve == "serve"
+    {
+        return tokio::task::block_in_place(|| serve_zone(Path::new(dir)));
+    }
+    let json = args.iter().any(|a| a == "--json");
+    let all = args.iter().all(|a| a == "--json");
+    let wanted = |what: &str| all || args.iter().any(|a| a == what);
+    if wanted("fairness") {
+        for noisy in [0, 1, 4] {
+            print(json, &fairness(noisy).await?);
+        }
+    }
+    if wanted("cost") {
+        for tenants in [1, 2, 4, 8] {
+            print(json, &cost(tenants).await?);
+        }
+    }
+    Ok(())
+}
+
+fn print(json: bool, result: &Value) {
+    if json {
+        println!("{result}");
+        return;
+    }
+    let fields = result.as_object().into_iter().flatten();
+    let fields: Vec<String> = fields
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    println!("{}", fields.join(", "));
+}
+
+/// Serves a zone in `dir` until standard input ends; answers each line with the processor time that
+/// was used, in microseconds.
+fn serve_zone(dir: &Path) -> Result<()> {
+    let zone = Zone::open(dir.join("zone"), StoreConfig::default())?;
+    let address = zone.serve(&format!("unix:{}", dir.join("socket").display()))?;
+    let mut out = std::io::stdout();
+    writeln!(out, "{address}")?;
+    for line in std::io::stdin().lines() {
+        line?;
+        let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+        let (user, system) = (usage.user_time(), usage.system_time());
+        let micros = (user.tv_sec() + system.tv_sec()) * 1_000_000
+            + i64::from(user.tv_usec() + system.tv_usec());
+        writeln!(out, "{micros}")?;
+    }
+    zone.stop()?;
+    Ok(())
+}
+
+/// A zone server in a process and directory of its own.
+struct Server {
+    child: Child,
+    asked: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    address: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    fn start() -> Result<Server> {
+        let dir = tempfile::tempdir_in(".")?;
+        let dir_path: PathBuf = std::path::absolute(dir.path())?;
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("serve")
+            .arg(&dir_path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let answers = child.stdout.take().ok_or("no standard output")?;
+        let mut server = Server {
+            asked: child.stdin.take(),
+            answers: BufReader::new(answers),
+            child,
+            address: String::new(),
+            _dir: dir,
+        };
+        server.address = server.line()?;
+        Ok(server)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    }
+
+    /// Microseconds of processor time that it used so far.
+    fn cpu_us(&mut self) -> Result<u64> {
+        writeln!(self.asked.as_mut().ok_or("it was stopped")?)?;
+        Ok(self.line()?.parse()?)
+    }
+
+    /// A tenant with one copy of each block on this server, owning its epoch.
+    async fn tenant(&self, name: &str) -> Result<Arc<Client>> {
+        let (addresses, volume) = (vec![self.address.clone()], VolumeName::new(name)?);
+        create_volume(&addresses, &volume, &VolumeSettings::spread(1, 1)).await?;
+        let client = Client::connect(ClientConfig::new(volume, addresses, name)).await?;
+        client.own_epoch(&NodeName::new(name)?).await?;
+        Ok(client)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.asked.take());
+        let _ = self.child.wait(); // its directory goes next, whatever it says
+    }
+}
+
+fn block(at: u64) -> BlockKey {
+    // A walk that visits blocks in no order.
+    BlockKey::new(FileId(7), at.wrapping_mul(3_011) % BLOCKS)
+}
+
+fn noise() -> Bytes {
+    let noise = (0..BLOCK_BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8);
+    noise.collect::<Vec<u8>>().into()
+}
+
+/// Writes `count` blocks, waiting for room only.
+async fn write(client: &Client, from: u64, count: u64, data: &Bytes) -> dax::Result<()> {
+    for at in from..from + count {
+        client.write_room(data.len()).await?;
+        client.write(block(at), Generation::SINGLE, data.clone())?;
+    }
+    Ok(())
+}
+
+async fn fairness(noisy: usize) -> Result<Value> {
+    let server = Server::start()?;
+    let quiet = server.tenant("quiet").await?;
+    let data = noise();
+    let (stop, written) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let mut writers: JoinSet<dax::Result<()>> = JoinSet::new();
+    for number in 0..noisy {
+        let client = server.tenant(&format!("noisy-{number}")).await?;
+        let (stop, written, data) = (stop.clone(), written.clone(), data.clone());
+        writers.spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                let from = written.fetch_add(64, Ordering::Relaxed);
+                write(&client, from, 64, &data).await?;
+            }
+            Ok(())
+        });
+    }
+    // The noise is there before the quiet tenant begins.
+    tokio::time::sleep(Duration::from_secs(u64::from(noisy > 0))).await;
+    let begun = (Instant::now(), written.load(Ordering::Relaxed));
+    let (mut syncs, mut reads) = (Vec::new(), Vec::new());
+    for round in 0..QUIET_ROUNDS as u64 {
+        tokio::time::sleep(QUIET_PAUSE).await;
+        write(&quiet, round, 1, &data).await?;
+        let at = Instant::now();
+        quiet.csync(SyncScope::Volume).await?;
+        syncs.push(at.elapsed());
+        let at = Instant::now();
+        quiet.read(block(round), Generation::SINGLE).await?;
+        reads.push(at.elapsed());
+    }
+    let noise_blocks = written.load(Ordering::Relaxed) - begun.1;
+    let noise_rate = noise_blocks as f64 / begun.0.elapsed().as_secs_f64();
+    stop.store(true, Ordering::Relaxed);
+    while let Some(writer) = writers.join_next().await {
+        writer??;
+    }
+    let ms = |times: &mut Vec<Duration>, percent: usize| {
+        times.sort();
+        let micros = times[times.len() * percent / 100].as_micros();
+        micros as f64 / 1000.0
+    };
+    Ok(json!({
+        "test": "fairness",
+        "noisy_tenants": noisy,
+        "sync_p50_ms": ms(&mut syncs, 50),
+        "sync_p99_ms": ms(&mut syncs, 99),
+        "read_p50_ms": ms(&mut reads, 50),
+        "read_p99_ms": ms(&mut reads, 99),
+        "noise_blocks_per_second": noise_rate.round(),
+    }))
+}
+
+/// What a share of the work took the server.
+async fn cost(tenants: usize) -> Result<Value> {
+    let mut server = Server::start()?;
+    let data = noise();
+    let mut clients = Vec::new();
+    for number in 0..tenants {
+        clients.push(server.tenant(&format!("tenant-{number}")).await?);
+    }
+    let each = BLOCKS / tenants as u64;
+    let before = server.cpu_us()?;
+    let mut writers: JoinSet<dax::Result<()>> = JoinSet::new();
+    for client in clients.iter().cloned() {
+        let data = data.clone();
+        writers.spawn(async move {
+            for from in (0..each).step_by(16) {
+                write(&client, from, 16, &data).await?;
+                client.csync(SyncScope::Volume).await?;
+            }
+            Ok(())
+        });
+    }
+    while let Some(writer) = writers.join_next().await {
+        writer??;
+    }
+    let written = server.cpu_us()?;
+    let mut readers: JoinSet<dax::Result<()>> = JoinSet::new();
+    for client in clients.iter().cloned() {
+        readers.spawn(async move {
+            for at in 0..each {
+                client.read(block(at), Generation::SINGLE).await?;
+            }
+            Ok(())
+        });
+    }
+    while let Some(reader) = readers.join_next().await {
+        reader??;
+    }
+    let read = server.cpu_us()?;
+    let per_thousand = |us: u64| (us as f64 * 1000.0 / (each * tenants as u64) as f64).round();
+    let mut used_bytes = 0;
+    for client in &clients {
+        used_bytes += client.space().await?.used_bytes;
+    }
+    Ok(json!({
+        "test": "cost",
+        "tenants": tenants,
+        "write_cpu_us_per_1000_blocks": per_thousand(written - before),
+        "read_cpu_us_per_1000_blocks": per_thousand(read - written),
+        "bytes_kept_per_tenant": used_bytes / tenants as u64,
+    }))
+}
