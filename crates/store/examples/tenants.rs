@@ -82,8 +82,8 @@ fn serve_zone(dir: &Path) -> Result<()> {
         line?;
         let usage = getrusage(UsageWho::RUSAGE_SELF)?;
         let (user, system) = (usage.user_time(), usage.system_time());
-        let micros = (user.tv_sec() + system.tv_sec()) * 1_000_000
-            + i64::from(user.tv_usec() + system.tv_usec());
+        let micros =
+            (user.tv_sec() + system.tv_sec()) * 1_000_000 + user.tv_usec() + system.tv_usec();
         writeln!(out, "{micros}")?;
     }
     zone.stop()?;
@@ -236,8 +236,8 @@ async fn cost(tenants: usize) -> Result<Value> {
     let each = BLOCKS / tenants as u64;
     let before = server.cpu_us()?;
     let mut writers: JoinSet<dax::Result<()>> = JoinSet::new();
-    for client in clients.iter().cloned() {
-        let data = data.clone();
+    for client in &clients {
+        let (client, data) = (client.clone(), data.clone());
         writers.spawn(async move {
             for from in (0..each).step_by(16) {
                 write(&client, from, 16, &data).await?;
@@ -251,7 +251,8 @@ async fn cost(tenants: usize) -> Result<Value> {
     }
     let written = server.cpu_us()?;
     let mut readers: JoinSet<dax::Result<()>> = JoinSet::new();
-    for client in clients.iter().cloned() {
+    for client in &clients {
+        let client = client.clone();
         readers.spawn(async move {
             for at in 0..each {
                 client.read(block(at), Generation::SINGLE).await?;

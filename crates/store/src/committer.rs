@@ -7,10 +7,13 @@
 //! tear the last one only.
 //!
 //! ```text
-//!   queue ─take all─▶ decide each ─▶ round ─ somebody waits, 4 MiB or 20 ms ─▶ one batch, one fsync
-//!     ▲                                                                            │
+//!   queue ─ a share ──▶ decide each ─▶ round ─ somebody waits, 4 MiB or 20 ms ─▶ one batch, one fsync
+//!     ▲  of each volume                                                            │
 //!     │ what arrives meanwhile makes the next round               visible, acks, replies
 //! ```
+//!
+//! A round takes a bounded share of each volume that has work waiting ([`crate::lanes`]): what a
+//! tenant flushes is durable with this round or the next, whatever others have queued.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -157,26 +160,32 @@ impl Committer {
     pub fn run(mut self) {
         let mut work = Vec::new();
         loop {
-            let delay = self.shared.config.commit_delay;
-            let deadline = self.round.since.map(|at| at + delay);
-            let taken = self.shared.queue.take(&mut work, deadline);
-            let done = match taken {
-                Taken::Some => self.decide_all(&mut work),
-                Taken::TimedOut => self.commit(),
-                Taken::Closed if self.shared.failure().is_none() => self.commit(),
-                Taken::Closed => Ok(()),
-            };
-            if let Err(e) = done {
-                return self.shared.fail(&e);
-            }
-            if taken == Taken::Closed {
-                return;
+            match self.step(&mut work) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(e) => return self.shared.fail(&e),
             }
         }
     }
 
-    /// Decides what has arrived, and commits if somebody waits or enough has come.
-    fn decide_all(&mut self, work: &mut Vec<Work>) -> Result<(), EngineError> {
+    /// Takes a share of the work and does it; false if there will be no more. `work` is empty before
+    /// and after.
+    pub(crate) fn step(&mut self, work: &mut Vec<Work>) -> Result<bool, EngineError> {
+        let delay = self.shared.config.commit_delay;
+        let deadline = self.round.since.map(|at| at + delay);
+        let taken = self.shared.queue.take(work, deadline);
+        match taken {
+            Taken::Some { more } => self.decide_all(work, more)?,
+            Taken::TimedOut => self.commit()?,
+            Taken::Closed if self.shared.failure().is_none() => self.commit()?,
+            Taken::Closed => {}
+        }
+        Ok(taken != Taken::Closed)
+    }
+
+    /// Decides what was taken, and commits if somebody waits or enough has come; `more` than could
+    /// be taken is enough.
+    fn decide_all(&mut self, work: &mut Vec<Work>, more: bool) -> Result<(), EngineError> {
         let mut round = std::mem::take(&mut self.round);
         let now = Instant::now();
         for item in work.drain(..) {
@@ -185,6 +194,7 @@ impl Committer {
         let since = *round.since.get_or_insert(now);
         let config = &self.shared.config;
         let due = round.urgent
+            || more
             || round.bytes >= config.commit_bytes
             || now.duration_since(since) >= config.commit_delay;
         self.round = round;

@@ -14,9 +14,11 @@ pub struct StoreConfig {
     /// How long a write waits for others to share its fsync when nobody asks for it.
     #[serde(with = "humantime_serde")]
     pub commit_delay: Duration,
-    /// Bytes of waiting writes that are made durable without waiting longer.
+    /// Bytes of waiting writes that are made durable without waiting longer, and at once: volumes that
+    /// have more waiting share each round.
     pub commit_bytes: usize,
-    /// Bytes of received writes held in memory before connections are made to wait.
+    /// Bytes of received writes held in memory before connections are made to wait; each volume may
+    /// have another MiB when others fill it.
     pub queue_bytes: usize,
     /// Threads that serve reads which arrive faster than one by one.
     pub read_threads: usize,

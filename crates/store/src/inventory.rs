@@ -94,7 +94,7 @@ impl InventoryJob {
             Some(Found::Block(block)) => Some(block.version),
             Some(Found::Corrupt(_)) => {
                 shared.report_damage(&self.volume, slot.key, slot.generation);
-                shared.queue.put(Work::Damaged(slot), 0);
+                shared.queue.put(slot.volume, Work::Damaged(slot), 0);
                 None
             }
         };

@@ -191,7 +191,7 @@ impl Janitor {
         drops.finish();
         self.shared
             .queue
-            .put(Work::Removed(volume.id, number), SLOT_WEIGHT);
+            .put(volume.id, Work::Removed(volume.id, number), SLOT_WEIGHT);
         Ok(())
     }
 
@@ -266,7 +266,7 @@ impl<'a> Drops<'a> {
         let slots = std::mem::take(&mut self.slots);
         let weight = slots.len() * SLOT_WEIGHT;
         let work = Work::Drop(self.volume.clone(), slots);
-        self.shared.queue.put(work, weight);
+        self.shared.queue.put(self.volume.id, work, weight);
     }
 
     fn finish(mut self) {

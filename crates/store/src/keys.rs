@@ -13,6 +13,11 @@ use dax::wire::{StoredBlock, StoredRecord};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct VolumeId(pub u32);
 
+impl VolumeId {
+    /// No volume has it: for what belongs to none.
+    pub const NONE: VolumeId = VolumeId(0);
+}
+
 /// Where one version of one block lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Slot {

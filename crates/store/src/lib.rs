@@ -21,6 +21,7 @@ mod inventory;
 mod janitor;
 mod journal;
 mod keys;
+mod lanes;
 mod meta;
 mod queue;
 mod reads;

@@ -1,9 +1,16 @@
-//! The bounded queue in front of the committer. Invariant: what one thread puts in comes out in the
-//! order it was put; a full queue makes the putter wait, which makes its client's socket fill up.
+//! The bounded queue in front of the committer. Invariants: what one thread puts in for a volume comes
+//! out in the order it was put; a full queue makes the putter wait, which makes its client's socket
+//! fill up; a volume's backlog neither fills the queue for others nor goes before them.
 
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::keys::VolumeId;
+use crate::lanes::Lanes;
+
+/// What each volume may put in although others have filled the queue, in bytes.
+const RESERVED_BYTES: usize = 1 << 20;
 
 /// A queue bounded by the weight of what is in it.
 pub(crate) struct Queue<T> {
@@ -11,11 +18,11 @@ pub(crate) struct Queue<T> {
     filled: Condvar,
     emptied: Condvar,
     max_bytes: usize,
+    round_bytes: usize,
 }
 
 struct State<T> {
-    items: Vec<T>,
-    bytes: usize,
+    lanes: Lanes<T>,
     closed: bool,
 }
 
@@ -23,7 +30,10 @@ struct State<T> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// Something, now in the caller's vector.
-    Some,
+    Some {
+        /// There is more than fits a round.
+        more: bool,
+    },
     /// Nothing until the deadline.
     TimedOut,
     /// Nothing any more.
@@ -31,60 +41,66 @@ pub(crate) enum Taken {
 }
 
 impl<T> Queue<T> {
-    /// A queue that holds `max_bytes` before it makes putters wait.
-    pub fn new(max_bytes: usize) -> Queue<T> {
+    /// A queue that holds `max_bytes` before it makes putters wait, and hands out about `round_bytes`
+    /// at once.
+    pub fn new(max_bytes: usize, round_bytes: usize) -> Queue<T> {
         Queue {
             state: Mutex::new(State {
-                items: Vec::new(),
-                bytes: 0,
+                lanes: Lanes::default(),
                 closed: false,
             }),
             filled: Condvar::new(),
             emptied: Condvar::new(),
             max_bytes,
+            round_bytes,
         }
     }
 
-    /// Puts an item in, waiting for room; false if the queue is closed.
-    pub fn put(&self, item: T, bytes: usize) -> bool {
+    /// Puts an item of a volume in, waiting for room; false if the queue is closed.
+    pub fn put(&self, volume: VolumeId, item: T, bytes: usize) -> bool {
         let mut state = self.state.lock();
-        while state.bytes >= self.max_bytes && !state.closed {
+        while self.is_full(&state.lanes, volume) && !state.closed {
             self.emptied.wait(&mut state);
         }
         if state.closed {
             return false;
         }
-        state.items.push(item);
-        state.bytes += bytes;
-        if state.items.len() == 1 {
+        if state.lanes.is_empty() {
             self.filled.notify_one();
         }
+        state.lanes.push(volume, item, bytes);
         true
     }
 
-    /// Moves everything into `into` (which must be empty), waiting until there is something or
+    fn is_full(&self, lanes: &Lanes<T>, volume: VolumeId) -> bool {
+        let reserved = RESERVED_BYTES.min(self.max_bytes);
+        lanes.weight() >= self.max_bytes && lanes.weight_of(volume) >= reserved
+    }
+
+    /// Moves a round into `into` (which must be empty), waiting until there is something or
     /// `deadline` has passed. After a close, what is left is still handed out.
     pub fn take(&self, into: &mut Vec<T>, deadline: Option<Instant>) -> Taken {
         debug_assert!(into.is_empty(), "the last batch was worked off");
         let mut state = self.state.lock();
-        while state.items.is_empty() {
+        while state.lanes.is_empty() {
             if state.closed {
                 return Taken::Closed;
             }
             match deadline {
                 None => self.filled.wait(&mut state),
                 Some(at) => {
-                    if self.filled.wait_until(&mut state, at).timed_out() && state.items.is_empty()
+                    if self.filled.wait_until(&mut state, at).timed_out() && state.lanes.is_empty()
                     {
                         return Taken::TimedOut;
                     }
                 }
             }
         }
-        std::mem::swap(&mut state.items, into);
-        state.bytes = 0;
+        state.lanes.take_round(self.round_bytes, into);
         self.emptied.notify_all();
-        Taken::Some
+        Taken::Some {
+            more: !state.lanes.is_empty(),
+        }
     }
 
     /// Takes nothing more in.
@@ -101,16 +117,19 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
+    const A: VolumeId = VolumeId(1);
+    const B: VolumeId = VolumeId(2);
+
     #[test]
     fn order_is_kept_and_a_full_queue_waits() {
-        let queue = Arc::new(Queue::new(10));
+        let queue = Arc::new(Queue::new(10, 1 << 20));
         let putter = std::thread::spawn({
             let queue = queue.clone();
-            move || (0..1000).for_each(|i| assert!(queue.put(i, 3)))
+            move || (0..1000).for_each(|i| assert!(queue.put(A, i, 3)))
         });
         let (mut all, mut some) = (Vec::new(), Vec::new());
         while all.len() < 1000 {
-            assert_eq!(queue.take(&mut some, None), Taken::Some);
+            assert_eq!(queue.take(&mut some, None), Taken::Some { more: false });
             assert!(some.len() <= 4, "at most one item beyond the bound");
             all.append(&mut some);
         }
@@ -120,16 +139,30 @@ mod tests {
 
     #[test]
     fn a_closed_queue_hands_out_the_rest() {
-        let queue = Queue::new(10);
+        let queue = Queue::new(10, 1 << 20);
         let mut some = Vec::new();
         let soon = Instant::now() + Duration::from_millis(1);
         assert_eq!(queue.take(&mut some, Some(soon)), Taken::TimedOut);
-        assert!(queue.put(1, 1));
+        assert!(queue.put(A, 1, 1));
         queue.close();
-        assert!(!queue.put(2, 1));
-        assert_eq!(queue.take(&mut some, None), Taken::Some);
+        assert!(!queue.put(A, 2, 1));
+        assert_eq!(queue.take(&mut some, None), Taken::Some { more: false });
         assert_eq!(some, [1]);
         some.clear();
         assert_eq!(queue.take(&mut some, None), Taken::Closed);
+    }
+
+    #[test]
+    fn a_queue_filled_by_one_volume_has_room_for_another() {
+        let queue = Queue::new(4 << 20, 1 << 20);
+        while !queue.is_full(&queue.state.lock().lanes, A) {
+            assert!(queue.put(A, A, 64 << 10));
+        }
+        // It would wait here if A's work left no room.
+        assert!(queue.put(B, B, 8 << 10));
+        let mut round = Vec::new();
+        assert_eq!(queue.take(&mut round, None), Taken::Some { more: true });
+        assert!(round.contains(&B), "B does not wait for A's backlog");
+        assert!(round.len() < 12, "a round is bounded: {}", round.len());
     }
 }

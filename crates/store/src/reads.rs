@@ -1,8 +1,9 @@
 //! Serves reads: of blocks on the connection's own thread or, when several arrive at once, on a pool;
 //! of records always at once. Reads see what is durable, and what
-//! their own connection wrote before, for which they wait.
+//! their own connection wrote before, for which they wait. On the pool volumes take turns, and none
+//! has all of it.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
@@ -14,12 +15,13 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::connection::Conn;
 use crate::engine::{EngineError, Found};
-use crate::keys::{Slot, decode_record};
+use crate::keys::{Slot, VolumeId, decode_record};
+use crate::lanes::Lanes;
 use crate::meta::{RECORD_KEY_HEAD, record_key};
 use crate::shared::{Shared, Work};
 use crate::volume::Volume;
 
-/// Reads waiting for the pool beyond which a connection serves its own.
+/// Reads of a volume waiting for the pool beyond which its connections serve their own.
 const MAX_WAITING: usize = 256;
 
 /// A block read that somebody still has to serve.
@@ -58,7 +60,7 @@ impl ReadJob {
 
     fn read(&self, shared: &Shared) -> Result<Response, EngineError> {
         if !self.conn.is_applied(self.after) {
-            shared.queue.put(Work::Flush, 0);
+            shared.queue.put(self.volume.id, Work::Flush, 0);
             self.conn.wait_applied(self.after);
         }
         read_block(shared, &self.volume, self.key, self.up_to)
@@ -129,44 +131,96 @@ pub(crate) fn list_records(
 }
 
 /// Threads that serve reads beside the connections' own.
-#[derive(Default)]
 pub(crate) struct ReadPool {
-    jobs: Mutex<Jobs>,
+    jobs: Mutex<Jobs<ReadJob>>,
     filled: Condvar,
 }
 
-#[derive(Default)]
-struct Jobs {
-    waiting: VecDeque<ReadJob>,
+/// Waiting reads. Invariant: where there is more than one thread, one is left for other volumes.
+struct Jobs<T> {
+    waiting: Lanes<T>,
+    /// Threads that serve each volume now.
+    serving: HashMap<VolumeId, usize>,
+    /// The most of them.
+    serving_max: usize,
     closed: bool,
 }
 
+impl<T> Jobs<T> {
+    fn new(threads: usize) -> Jobs<T> {
+        Jobs {
+            waiting: Lanes::default(),
+            serving: HashMap::new(),
+            serving_max: threads.saturating_sub(1).max(1),
+            closed: false,
+        }
+    }
+
+    /// Takes the next read that may be served.
+    fn begin(&mut self) -> Option<T> {
+        let (serving, max) = (&self.serving, self.serving_max);
+        let may = |volume| serving.get(&volume).is_none_or(|now| *now < max);
+        let (volume, job) = self.waiting.take_one(may)?;
+        *self.serving.entry(volume).or_default() += 1;
+        Some(job)
+    }
+
+    /// A read of the volume was served.
+    fn end(&mut self, volume: VolumeId) {
+        if let Some(now) = self.serving.get_mut(&volume) {
+            *now -= 1;
+            if *now == 0 {
+                self.serving.remove(&volume);
+            }
+        }
+    }
+}
+
 impl ReadPool {
+    /// A pool for so many threads.
+    pub fn new(threads: usize) -> ReadPool {
+        ReadPool {
+            jobs: Mutex::new(Jobs::new(threads)),
+            filled: Condvar::new(),
+        }
+    }
+
     /// Hands a read over; gives it back if too many are waiting.
     pub fn offer(&self, job: ReadJob) -> Option<ReadJob> {
         let mut jobs = self.jobs.lock();
-        if jobs.waiting.len() >= MAX_WAITING || jobs.closed || !job.conn.take_place() {
+        let volume = job.volume.id;
+        let full = jobs.waiting.weight_of(volume) >= MAX_WAITING;
+        if full || jobs.closed || !job.conn.take_place() {
             return Some(job);
         }
-        jobs.waiting.push_back(job);
+        jobs.waiting.push(volume, job, 1);
         self.filled.notify_one();
         None
     }
 
     /// Serves reads until the pool is closed. The body of each of its threads.
     pub fn run(&self, shared: &Shared) {
-        loop {
-            let job = {
-                let mut jobs = self.jobs.lock();
-                while jobs.waiting.is_empty() && !jobs.closed {
-                    self.filled.wait(&mut jobs);
-                }
-                jobs.waiting.pop_front()
-            };
-            let Some(job) = job else { return };
-            let conn = job.conn.clone();
+        while let Some(job) = self.next() {
+            let (conn, volume) = (job.conn.clone(), job.volume.id);
             job.serve_for_others(shared);
             conn.free_place();
+            // Whoever ends one takes the next, so nobody has to be woken.
+            self.jobs.lock().end(volume);
+        }
+    }
+
+    fn next(&self) -> Option<ReadJob> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if let Some(job) = jobs.begin() {
+                return Some(job);
+            }
+            if jobs.closed && jobs.waiting.is_empty() {
+                // Threads that might not serve what was left may end as well.
+                self.filled.notify_all();
+                return None;
+            }
+            self.filled.wait(&mut jobs);
         }
     }
 
@@ -174,5 +228,42 @@ impl ReadPool {
     pub fn close(&self) {
         self.jobs.lock().closed = true;
         self.filled.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_with_many_reads_leaves_a_thread_and_every_other_turn_to_others() {
+        let (a, b) = (VolumeId(1), VolumeId(2));
+        let mut jobs = Jobs::new(4);
+        for n in 0..100 {
+            jobs.waiting.push(a, n, 1);
+        }
+        assert_eq!(
+            [(); 4].map(|()| jobs.begin()),
+            [Some(0), Some(1), Some(2), None]
+        );
+        jobs.waiting.push(b, 1000, 1);
+        jobs.waiting.push(b, 1001, 1);
+        assert_eq!(jobs.begin(), Some(1000), "the thread that was left");
+        jobs.end(a);
+        jobs.end(b);
+        let next = [jobs.begin(), jobs.begin()];
+        assert!(
+            next.contains(&Some(1001)) && next.contains(&Some(3)),
+            "{next:?}"
+        );
+    }
+
+    #[test]
+    fn a_single_thread_serves_everybody() {
+        let mut jobs = Jobs::new(1);
+        jobs.waiting.push(VolumeId(1), 7, 1);
+        assert_eq!(jobs.begin(), Some(7));
+        jobs.end(VolumeId(1));
+        assert!(jobs.serving.is_empty());
     }
 }

@@ -14,6 +14,7 @@ use crate::connection::Conn;
 use crate::decide;
 use crate::engine::EngineError;
 use crate::inventory::InventoryJob;
+use crate::keys::VolumeId;
 use crate::reads::{ReadJob, list_records, read_record};
 use crate::shared::{Shared, Work};
 use crate::stream::Stream;
@@ -151,7 +152,8 @@ impl Receiver {
     }
 
     fn put(&self, work: Work, weight: usize) -> Result<(), End> {
-        match self.shared.queue.put(work, weight) {
+        let volume = self.conn.volume().map_or(VolumeId::NONE, |v| v.id);
+        match self.shared.queue.put(volume, work, weight) {
             true => Ok(()),
             false => Err(End::Stopping),
         }

@@ -59,8 +59,8 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn new(config: StoreConfig, dir: PathBuf, engine: Engine, volumes: Volumes) -> Shared {
         Shared {
-            queue: Queue::new(config.queue_bytes),
-            reads: ReadPool::default(),
+            queue: Queue::new(config.queue_bytes, config.commit_bytes),
+            reads: ReadPool::new(config.read_threads),
             chores: Chores::default(),
             reserve_bytes: AtomicU64::new(config.reserve_bytes),
             conns: Mutex::default(),

@@ -3,7 +3,9 @@
 pub(crate) mod client;
 mod crash;
 mod damage;
+mod fairness;
 mod hostile;
+mod isolation;
 mod rebuild;
 mod reclaim;
 mod records;
