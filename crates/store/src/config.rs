@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::network::Emulated;
+
 /// How a zone is set up. The defaults suit a machine that does other things as well.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -22,6 +24,8 @@ pub struct StoreConfig {
     pub queue_bytes: usize,
     /// Threads that serve reads which arrive faster than one by one.
     pub read_threads: usize,
+    /// Distances to clients that are emulated, in tests and demonstrations.
+    pub network: Option<Emulated>,
 }
 
 impl Default for StoreConfig {
@@ -33,6 +37,7 @@ impl Default for StoreConfig {
             commit_bytes: 4 << 20,
             queue_bytes: 64 << 20,
             read_threads: 4,
+            network: None,
         }
     }
 }

@@ -61,6 +61,14 @@ pub enum OpenError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// The file that says which network to emulate cannot be read or makes no sense.
+    #[error("cannot use the network file {}", path.display())]
+    Network {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: crate::network::NetworkError,
+    },
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),

@@ -23,6 +23,7 @@ mod journal;
 mod keys;
 mod lanes;
 mod meta;
+mod network;
 mod queue;
 mod reads;
 mod receiver;
@@ -37,4 +38,5 @@ mod zone;
 
 pub use config::StoreConfig;
 pub use error::{OpenError, ZoneFailed};
+pub use network::{Emulated, Link, Network, NetworkError};
 pub use zone::Zone;

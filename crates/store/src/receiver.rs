@@ -116,6 +116,7 @@ impl Receiver {
             protocol,
             volume,
             client,
+            ..
         } = request
         {
             self.hello(id, (protocol, volume, client))?;

@@ -14,6 +14,7 @@ use crate::connection::Conn;
 use crate::engine::{Engine, EngineError};
 use crate::janitor::Chores;
 use crate::keys::{Slot, VolumeId};
+use crate::network::Emulation;
 use crate::queue::Queue;
 use crate::reads::ReadPool;
 use crate::volume::{Volume, Volumes};
@@ -47,6 +48,7 @@ pub(crate) struct Shared {
     pub volumes: Volumes,
     pub queue: Queue<Work>,
     pub reads: ReadPool,
+    pub network: Option<Arc<Emulation>>,
     pub chores: Chores,
     pub reserve_bytes: AtomicU64,
     pub conns: Mutex<HashMap<u64, Arc<Conn>>>,
@@ -57,7 +59,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(config: StoreConfig, dir: PathBuf, engine: Engine, volumes: Volumes) -> Shared {
+    pub fn new(
+        config: StoreConfig,
+        network: Option<Arc<Emulation>>,
+        dir: PathBuf,
+        engine: Engine,
+        volumes: Volumes,
+    ) -> Shared {
         Shared {
             queue: Queue::new(config.queue_bytes, config.commit_bytes),
             reads: ReadPool::new(config.read_threads),
@@ -69,6 +77,7 @@ impl Shared {
             ended: Condvar::new(),
             damaged: Mutex::default(),
             config,
+            network,
             dir,
             engine,
             volumes,

@@ -41,6 +41,13 @@ impl Stream {
         })
     }
 
+    /// Two ends of one connection inside this process.
+    pub fn pair() -> io::Result<(Stream, Stream)> {
+        let (a, b) = UnixStream::pair()?;
+        b.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        Ok((Stream::Unix(a), Stream::Unix(b)))
+    }
+
     pub fn try_clone(&self) -> io::Result<Stream> {
         Ok(match self {
             Stream::Tcp(s) => Stream::Tcp(s.try_clone()?),

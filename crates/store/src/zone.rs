@@ -22,6 +22,7 @@ use crate::engine::{Engine, EngineError};
 use crate::error::{OpenError, ZoneFailed};
 use crate::janitor::Janitor;
 use crate::meta;
+use crate::network::Emulation;
 use crate::receiver::Receiver;
 use crate::shared::Shared;
 use crate::stream::{Listener, Stream};
@@ -71,10 +72,12 @@ impl Zone {
             dir: dir.into(),
             source,
         })?;
+        let network = config.network.clone().map(Emulation::open).transpose()?;
+        let network = network.map(Arc::new);
         let engine = Engine::open(dir, config.cache_bytes)?;
         meta::check_format(&engine, dir)?;
         let volumes = Volumes::load(&engine, dir)?;
-        let shared = Arc::new(Shared::new(config, dir.into(), engine, volumes));
+        let shared = Arc::new(Shared::new(config, network, dir.into(), engine, volumes));
         let next_removal = resume_chores(&shared)?;
         let zone = Zone {
             workers: Mutex::default(),
@@ -82,6 +85,9 @@ impl Zone {
             clients: Arc::default(),
             shared: shared.clone(),
         };
+        if let Some(network) = &shared.network {
+            network.start().map_err(OpenError::Thread)?;
+        }
         let committer = Committer::new(shared.clone(), next_removal);
         zone.start("committer", move || committer.run())?;
         let janitor = Janitor::new(shared.clone());
@@ -125,6 +131,11 @@ impl Zone {
     /// Bytes of the file system to leave free; see [`StoreConfig::reserve_bytes`].
     pub fn set_reserve_bytes(&self, bytes: u64) {
         self.shared.reserve_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn network(&self) -> Option<&Arc<Emulation>> {
+        self.shared.network.as_ref()
     }
 
     /// Waits until the zone has been stopped or has failed.
@@ -183,6 +194,9 @@ impl Zone {
         drain(&self.workers);
         conns.iter().for_each(|conn| conn.finish());
         drain(&self.clients.senders);
+        if let Some(network) = &self.shared.network {
+            network.stop(STOP_PATIENCE);
+        }
         self.failure()
     }
 }
@@ -222,6 +236,10 @@ fn accept(shared: &Arc<Shared>, clients: &Clients, listener: &Listener) {
             return;
         }
         let started = accepted.and_then(|(stream, peer)| {
+            let stream = match &shared.network {
+                Some(network) => network.relay(stream)?,
+                None => stream,
+            };
             let result = start_client(shared, clients, &stream, peer);
             if result.is_err() {
                 stream.shutdown(Shutdown::Both);

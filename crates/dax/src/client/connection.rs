@@ -87,14 +87,22 @@ impl Stream {
     }
 }
 
+/// Who a client is to a replica.
+#[derive(Debug, Clone)]
+pub(super) struct Who {
+    pub name: String,
+    pub zone: Option<String>,
+}
+
 /// Connects and says hello.
-pub(super) async fn greet(address: &str, volume: &VolumeName, client: &str) -> Result<Greeted> {
+pub(super) async fn greet(address: &str, volume: &VolumeName, who: &Who) -> Result<Greeted> {
     let greeting = async {
         let mut stream = Stream::open(address).await?;
         let hello = Request::Hello {
             protocol: PROTOCOL,
             volume: volume.clone(),
-            client: client.to_owned(),
+            client: who.name.clone(),
+            zone: who.zone.clone(),
         };
         match stream.exchange(&hello).await? {
             Response::Welcome {
@@ -145,7 +153,7 @@ pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, addr
     let mut backoff = Backoff::new();
     let mut reported = false;
     loop {
-        match greet(&address, &driver.volume, &driver.client).await {
+        match greet(&address, &driver.volume, &driver.who).await {
             Ok(greeted) if greeted.settings == *driver.settings() => {
                 tracing::info!(%replica, address, "replica connected");
                 (backoff, reported) = (Backoff::new(), false);

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
+use super::connection::Who;
 use super::core::{Call, Core, Effect, OpId, Output, Time};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, ReplicaId, Version, VolumeName};
@@ -23,7 +24,7 @@ const SCRATCH_BYTES: usize = 16 << 10;
 
 pub(super) struct Driver {
     pub volume: VolumeName,
-    pub client: String,
+    pub who: Who,
     settings: VolumeSettings,
     started: Instant,
     inner: Mutex<Inner>,
@@ -44,10 +45,10 @@ struct Outbox {
 }
 
 impl Driver {
-    pub fn new(core: Core, volume: VolumeName, client: String, replicas: usize) -> Driver {
+    pub fn new(core: Core, volume: VolumeName, who: Who, replicas: usize) -> Driver {
         Driver {
             volume,
-            client,
+            who,
             settings: core.settings().clone(),
             started: Instant::now(),
             inner: Mutex::new(Inner {

@@ -22,6 +22,7 @@ use crate::storage::{
     Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
     Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
+use connection::Who;
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
 
@@ -40,6 +41,9 @@ pub struct ClientConfig {
     pub replicas: Vec<String>,
     /// For the zone servers' logs.
     pub client_name: String,
+    /// The zone that this client is in, as the servers' network file names it; only matters to servers
+    /// that emulate distances. Default none: no distance.
+    pub zone: Option<String>,
     /// Bytes of blocks that may wait for acknowledgements before writers wait. Default 64 MiB.
     pub pending_bytes_max: usize,
     /// Entries of the version list. Default 262,144 (2 GiB of 8 KiB blocks).
@@ -60,6 +64,7 @@ impl ClientConfig {
             volume,
             replicas,
             client_name: client_name.into(),
+            zone: None,
             pending_bytes_max: 64 << 20,
             version_list_max: 1 << 18,
             replica_timeout: Duration::from_secs(2),
@@ -94,8 +99,11 @@ impl Client {
     /// `NotFound` if a majority of the replicas does not know the volume; `Invalid` if the number of
     /// replicas is not the volume's number of replicas; `Protocol` if something else answers.
     pub async fn connect(config: ClientConfig) -> Result<Arc<Client>> {
-        let name = config.client_name.clone();
-        let settings = setup::find_settings(&config.replicas, &config.volume, &name).await?;
+        let who = Who {
+            name: config.client_name,
+            zone: config.zone,
+        };
+        let settings = setup::find_settings(&config.replicas, &config.volume, &who).await?;
         let core_config = CoreConfig {
             addresses: config.replicas.clone(),
             pending_bytes_max: config.pending_bytes_max,
@@ -104,7 +112,7 @@ impl Client {
         };
         let core = Core::new(core_config, settings);
         let replicas = config.replicas.len();
-        let driver = Arc::new(Driver::new(core, config.volume, name, replicas));
+        let driver = Arc::new(Driver::new(core, config.volume, who, replicas));
         let mut tasks = JoinSet::new();
         for (replica, address) in (0u8..).map(ReplicaId).zip(config.replicas) {
             let driver = Arc::clone(&driver);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tokio::task::JoinSet;
 
-use super::connection::{Backoff, Stream, describe, greet, within};
+use super::connection::{Backoff, Stream, Who, describe, greet, within};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::VolumeName;
 use crate::storage::VolumeSettings;
@@ -27,7 +27,11 @@ pub async fn create_volume(
     let mut attempts = JoinSet::new();
     for (index, replica) in replicas.iter().enumerate() {
         let (replica, volume) = (replica.clone(), volume.clone());
-        attempts.spawn(async move { (index, settings_at(&replica, &volume, "init").await) });
+        let who = Who {
+            name: "init".into(),
+            zone: None,
+        };
+        attempts.spawn(async move { (index, settings_at(&replica, &volume, &who).await) });
     }
     let (mut known, mut unknown) = (0, BTreeSet::new());
     while known <= replicas.len() / 2
@@ -124,12 +128,12 @@ fn is_passing(error: &Error) -> bool {
 pub(super) async fn find_settings(
     replicas: &[String],
     volume: &VolumeName,
-    client: &str,
+    who: &Who,
 ) -> Result<VolumeSettings> {
     let mut attempts = JoinSet::new();
     for (index, replica) in replicas.iter().enumerate() {
-        let (replica, volume, client) = (replica.clone(), volume.clone(), client.to_owned());
-        attempts.spawn(async move { (index, settings_at(&replica, &volume, &client).await) });
+        let (replica, volume, who) = (replica.clone(), volume.clone(), who.clone());
+        attempts.spawn(async move { (index, settings_at(&replica, &volume, &who).await) });
     }
     let mut unknown = BTreeSet::new();
     while let Some(attempt) = attempts.join_next().await {
@@ -158,10 +162,10 @@ pub(super) async fn find_settings(
 }
 
 /// Asks one replica until it answers.
-async fn settings_at(replica: &str, volume: &VolumeName, client: &str) -> Result<VolumeSettings> {
+async fn settings_at(replica: &str, volume: &VolumeName, who: &Who) -> Result<VolumeSettings> {
     let mut backoff = Backoff::new();
     loop {
-        match greet(replica, volume, client).await {
+        match greet(replica, volume, who).await {
             Ok(greeted) => return Ok(greeted.settings),
             Err(error) if is_passing(&error) => {
                 tracing::debug!(replica, why = describe(&error), "replica not reached yet");

@@ -37,6 +37,8 @@ pub enum Request {
         volume: VolumeName,
         /// For the zone's log.
         client: String,
+        /// The zone that the client is in, if it says; only an emulated network asks.
+        zone: Option<String>,
     },
     /// Makes a volume. Reply: `Done`, also if it exists with the same settings; error `Conflict` if
     /// it exists with others, `Invalid` if they make no sense.
@@ -211,10 +213,12 @@ impl Request {
                 protocol,
                 volume,
                 client,
+                zone,
             } => {
                 out.u16(*protocol);
                 out.text(volume.as_str());
                 out.text(client);
+                out.text(zone.as_deref().unwrap_or_default());
             }
             Request::CreateVolume {
                 volume,
@@ -305,6 +309,7 @@ impl Request {
                 protocol: d.u16()?,
                 volume: d.volume()?,
                 client: d.text()?,
+                zone: Some(d.text()?).filter(|zone| !zone.is_empty()),
             },
             tag::CREATE_VOLUME => Request::CreateVolume {
                 volume: d.volume()?,

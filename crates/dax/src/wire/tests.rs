@@ -29,6 +29,7 @@ fn requests() -> Vec<Request> {
             protocol: PROTOCOL,
             volume: volume.clone(),
             client: "c".into(),
+            zone: Some("z".into()),
         },
         Request::CreateVolume {
             volume,

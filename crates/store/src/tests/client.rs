@@ -1,6 +1,6 @@
 //! The simplest client that can speak the protocol: one thread, blocking.
 
-use std::io::{BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -90,6 +90,11 @@ impl Client {
 
     /// Connects to `volume`, creating it.
     pub fn volume(address: &str, volume: &str) -> Client {
+        Client::volume_from(address, volume, None)
+    }
+
+    /// The same, from a zone.
+    pub fn volume_from(address: &str, volume: &str, zone: Option<&str>) -> Client {
         let mut client = Client::silent(address);
         let volume = VolumeName::new(volume).unwrap();
         let create = Request::CreateVolume {
@@ -102,6 +107,7 @@ impl Client {
             protocol: PROTOCOL,
             volume,
             client: "test".into(),
+            zone: zone.map(str::to_owned),
         };
         assert!(matches!(client.ask(hello), Response::Welcome { .. }));
         client
@@ -144,6 +150,17 @@ impl Client {
             _ => {}
         }
         (id, response)
+    }
+
+    /// Waits for answers no longer than this.
+    pub fn give_up_after(&self, patience: Duration) {
+        self.output.set_read_timeout(Some(patience)).unwrap();
+    }
+
+    /// The next message, if one begins to come in time.
+    pub fn try_receive(&mut self) -> Option<(u64, Response)> {
+        let waiting = self.input.fill_buf().map(<[u8]>::len);
+        waiting.is_ok().then(|| self.receive())
     }
 
     /// Whether the zone hangs up, after whatever it still says.

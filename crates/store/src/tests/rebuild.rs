@@ -51,6 +51,7 @@ fn hello() -> Request {
         protocol: dax::wire::PROTOCOL,
         volume: VolumeName::new("v").unwrap(),
         client: "test".into(),
+        zone: None,
     }
 }
 

@@ -118,6 +118,7 @@ fn a_volume_is_made_once() {
         protocol: PROTOCOL,
         volume: name.clone(),
         client: "test".into(),
+        zone: None,
     };
     assert_eq!(kind(&c.ask(hello.clone())), Some(ErrorKind::NotFound));
     let mut create = |settings| {
