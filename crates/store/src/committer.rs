@@ -22,7 +22,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use dax::ids::{BlockKey, Epoch};
 use dax::replica::Fence;
-use dax::storage::{EpochGrant, Retention};
+use dax::storage::{EpochGrant, Retention, Traffic};
 use dax::wire::{BlockWrite, Response};
 
 use crate::connection::Conn;
@@ -84,6 +84,8 @@ pub(crate) struct Touched {
     pub slots: i64,
     /// Blocks that get a version which a retention may drop.
     pub candidates: Vec<BlockKey>,
+    /// What it makes durable.
+    pub written: Traffic,
 }
 
 impl Touched {
@@ -124,6 +126,7 @@ impl Round {
             volume: volume.clone(),
             slots: 0,
             candidates: Vec::new(),
+            written: Traffic::default(),
         })
     }
 
@@ -215,6 +218,7 @@ impl Committer {
         }
         for touched in round.touched.into_values() {
             touched.volume.publish_slots(touched.slots_after());
+            touched.volume.count(&touched.written);
             touched.volume.add_candidates(touched.candidates);
         }
         for (conn, upto) in round.writes.into_values() {

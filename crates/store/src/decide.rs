@@ -82,6 +82,8 @@ impl Committer {
         self.versions.set(slot, write.version);
         let touched = round.touch(volume);
         touched.slots += i64::from(stored.is_none());
+        touched.written.writes += 1;
+        touched.written.write_bytes += write.data.len() as u64;
         if write.generation != Generation::SINGLE {
             touched.candidates.push(write.key);
         }

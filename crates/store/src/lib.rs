@@ -23,6 +23,7 @@ mod journal;
 mod keys;
 mod lanes;
 mod meta;
+mod meter;
 mod network;
 mod queue;
 mod reads;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use dax::error::ErrorKind;
 use dax::ids::{BlockKey, Generation};
+use dax::storage::Traffic;
 use dax::wire::{RECORDS_PAGE_BYTES, RecordEntry, Response};
 use parking_lot::{Condvar, Mutex};
 
@@ -83,6 +84,15 @@ fn read_block(
     } else {
         shared.engine.newest(volume.id, key, up_to)?
     };
+    let bytes = match &found {
+        Some(Found::Block(block)) => block.data.len(),
+        Some(Found::Corrupt(_)) | None => 0,
+    };
+    volume.count(&Traffic {
+        reads: 1,
+        read_bytes: bytes as u64,
+        ..Traffic::default()
+    });
     Ok(match found {
         None => Response::Block(None),
         Some(Found::Block(block)) => Response::Block(Some(block)),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use dax::error::{Error, ErrorKind};
 use dax::ids::{BlockKey, VolumeName};
-use dax::storage::Space;
+use dax::storage::{Space, Traffic};
 use dax::wire::{BlockWrite, PROTOCOL, Request, Response, read_frame};
 
 use crate::connection::Conn;
@@ -202,7 +202,14 @@ impl Receiver {
         }
         match request {
             Request::Write(write) => self.write(id, write, &volume),
-            Request::Flush => self.put(Work::Flush, WORK_WEIGHT),
+            Request::Flush => {
+                volume.count(&Traffic {
+                    syncs: 1,
+                    ..Traffic::default()
+                });
+                self.put(Work::Flush, WORK_WEIGHT)
+            }
+            Request::Usage => self.answer(id, &Response::Usage(volume.usage())),
             Request::Read { key, up_to } => {
                 let job = ReadJob {
                     conn: self.conn.clone(),

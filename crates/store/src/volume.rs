@@ -5,16 +5,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use dax::error::{Error, ErrorKind};
 use dax::ids::{BlockKey, Epoch, VolumeName};
-use dax::storage::{EpochGrant, Retention, VolumeSettings};
+use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
 use parking_lot::{Mutex, RwLock};
 
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
 use crate::keys::VolumeId;
 use crate::meta::{self, VolumeMeta};
+use crate::meter::Meter;
 
 /// Above this many candidates a volume is scanned whole instead.
 const MAX_CANDIDATES: usize = 2_000_000;
@@ -29,6 +31,8 @@ pub(crate) struct Volume {
     retention: Mutex<Option<Retention>>,
     slots: AtomicU64,
     candidates: Mutex<Candidates>,
+    opened: Instant,
+    meter: Mutex<Meter>,
 }
 
 /// Blocks that may have a version to drop.
@@ -95,6 +99,24 @@ impl Volume {
     /// Bytes of the blocks that are stored, all generations.
     pub fn used_bytes(&self) -> u64 {
         self.slots() * u64::from(self.settings.block_size_bytes)
+    }
+
+    /// Counts what was done for the volume's clients.
+    pub fn count(&self, what: &Traffic) {
+        let now = self.opened.elapsed();
+        self.meter.lock().count(now, what);
+    }
+
+    /// What is kept of it, and done for it.
+    pub fn usage(&self) -> Usage {
+        let (since_start, recent, window) = self.meter.lock().read(self.opened.elapsed());
+        Usage {
+            blocks: self.slots(),
+            used_bytes: self.used_bytes(),
+            since_start,
+            recent,
+            recent_ms: u32::try_from(window.as_millis()).unwrap_or(u32::MAX),
+        }
     }
 
     /// Notes that a block got a version that a later retention may make superfluous.
@@ -166,6 +188,8 @@ impl Volumes {
             retention: Mutex::new(None),
             slots: AtomicU64::new(0),
             candidates: Mutex::default(),
+            opened: Instant::now(),
+            meter: Mutex::default(),
         });
         self.by_name.write().insert(name, volume.clone());
         volume

@@ -20,7 +20,7 @@ use crate::ids::ReplicaId;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
 use crate::storage::{
     Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
-    Space, Storage, StorageCounters, SyncScope, VolumeSettings,
+    Space, Storage, StorageCounters, SyncScope, Usage, VolumeSettings,
 };
 use connection::Who;
 use core::{Call, Core, CoreConfig, Output};
@@ -297,6 +297,14 @@ impl Storage for Client {
     async fn space(&self) -> Result<Space> {
         self.call(Call::Space, |output| match output {
             Output::Space(space) => Some(space),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn usage(&self) -> Result<Vec<(ReplicaId, Usage)>> {
+        self.call(Call::Usage, |output| match output {
+            Output::Usage(usage) => Some(usage),
             _ => None,
         })
         .await

@@ -5,7 +5,9 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
-use crate::storage::{EpochGrant, Lineage, Protocol, Retention, Span, VolumeSettings};
+use crate::storage::{
+    EpochGrant, Lineage, Protocol, Retention, Span, Traffic, Usage, VolumeSettings,
+};
 
 /// Writes values at the end of a buffer.
 pub(super) struct Encoder<'a>(pub &'a mut BytesMut);
@@ -75,6 +77,17 @@ impl Encoder<'_> {
                 self.generation(span.to);
             }
         }
+    }
+    pub fn usage(&mut self, v: &Usage) {
+        self.u64(v.blocks);
+        self.u64(v.used_bytes);
+        self.traffic(&v.since_start);
+        self.traffic(&v.recent);
+        self.u32(v.recent_ms);
+    }
+    fn traffic(&mut self, v: &Traffic) {
+        let counts = [v.writes, v.write_bytes, v.reads, v.read_bytes, v.syncs];
+        counts.into_iter().for_each(|count| self.u64(count));
     }
     pub fn error_kind(&mut self, v: ErrorKind) {
         self.u8(match v {
@@ -211,6 +224,26 @@ impl Decoder {
             images.push(Lineage(spans));
         }
         Ok(Retention { images })
+    }
+
+    pub fn usage(&mut self) -> Result<Usage> {
+        Ok(Usage {
+            blocks: self.u64()?,
+            used_bytes: self.u64()?,
+            since_start: self.traffic()?,
+            recent: self.traffic()?,
+            recent_ms: self.u32()?,
+        })
+    }
+
+    fn traffic(&mut self) -> Result<Traffic> {
+        Ok(Traffic {
+            writes: self.u64()?,
+            write_bytes: self.u64()?,
+            reads: self.u64()?,
+            read_bytes: self.u64()?,
+            syncs: self.u64()?,
+        })
     }
 
     pub fn error_kind(&mut self) -> Result<ErrorKind> {

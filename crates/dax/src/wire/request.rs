@@ -149,6 +149,8 @@ pub enum Request {
     },
     /// How much room is there? Reply: `Space`.
     Space,
+    /// What is kept of the volume here, and what is done for it? Reply: `Usage`.
+    Usage,
     /// Are you there? Reply: `Pong`.
     Ping,
 }
@@ -170,6 +172,7 @@ mod tag {
     pub const REMOVE_BLOCKS_BEFORE: u8 = 14;
     pub const SPACE: u8 = 15;
     pub const PING: u8 = 16;
+    pub const USAGE: u8 = 30;
     pub const INVENTORY: u8 = 20;
     pub const REBUILT: u8 = 21;
 }
@@ -194,6 +197,7 @@ impl Request {
             Request::Inventory { .. } => tag::INVENTORY,
             Request::Rebuilt { .. } => tag::REBUILT,
             Request::Space => tag::SPACE,
+            Request::Usage => tag::USAGE,
             Request::Ping => tag::PING,
         }
     }
@@ -230,7 +234,7 @@ impl Request {
                 out.bool(*rebuild);
             }
             Request::Write(write) => return write.encode(out),
-            Request::Flush | Request::Epoch | Request::Space | Request::Ping => {}
+            Request::Flush | Request::Epoch | Request::Space | Request::Usage | Request::Ping => {}
             Request::Read { key, up_to } => {
                 out.key(*key);
                 out.generation(*up_to);
@@ -333,6 +337,7 @@ impl Request {
                 settled: d.bool()?,
             },
             tag::SPACE => Request::Space,
+            tag::USAGE => Request::Usage,
             tag::PING => Request::Ping,
             tag => Request::decode_record(tag, &mut d)?,
         };

@@ -6,7 +6,7 @@ use super::codec::{Decoder, Encoder, malformed};
 use super::frame::Frame;
 use crate::error::{ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, Version};
-use crate::storage::{EpochGrant, Space, VolumeSettings};
+use crate::storage::{EpochGrant, Space, Usage, VolumeSettings};
 
 /// A block as a replica keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +117,8 @@ pub enum Response {
     Done,
     /// Reply to `Space`.
     Space(Space),
+    /// Reply to `Usage`.
+    Usage(Usage),
     /// Reply to `Ping`.
     Pong {
         /// As in `Welcome`.
@@ -148,6 +150,7 @@ mod tag {
     pub const RECORDS: u8 = 9;
     pub const DONE: u8 = 10;
     pub const SPACE: u8 = 11;
+    pub const USAGE: u8 = 30;
     pub const PONG: u8 = 12;
     pub const ERROR: u8 = 13;
     pub const FENCED: u8 = 14;
@@ -168,6 +171,7 @@ impl Response {
             Response::Records { .. } => tag::RECORDS,
             Response::Done => tag::DONE,
             Response::Space(_) => tag::SPACE,
+            Response::Usage(_) => tag::USAGE,
             Response::Pong { .. } => tag::PONG,
             Response::Inventory { .. } => tag::INVENTORY,
             Response::Error { .. } => tag::ERROR,
@@ -253,6 +257,7 @@ impl Response {
                 out.u64(space.used_bytes);
                 out.u64(space.free_bytes);
             }
+            Response::Usage(usage) => out.usage(usage),
             Response::Error { kind, message } => {
                 out.error_kind(*kind);
                 out.text(message);
@@ -301,6 +306,7 @@ impl Response {
                 used_bytes: d.u64()?,
                 free_bytes: d.u64()?,
             }),
+            tag::USAGE => Response::Usage(d.usage()?),
             tag::PONG => Response::Pong {
                 rebuilding: d.bool()?,
             },

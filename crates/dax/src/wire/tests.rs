@@ -1,7 +1,7 @@
 use super::*;
 use crate::error::ErrorKind;
 use crate::ids::{BlockIndex, Epoch, FileId, VolumeName};
-use crate::storage::{EpochGrant, Lineage, Retention, Space, VolumeSettings};
+use crate::storage::{EpochGrant, Lineage, Retention, Space, Traffic, Usage, VolumeSettings};
 use bytes::BytesMut;
 use proptest::prelude::*;
 
@@ -92,6 +92,7 @@ fn requests() -> Vec<Request> {
             block: BlockIndex(4),
         },
         Request::Space,
+        Request::Usage,
         Request::Ping,
         Request::Inventory {
             epoch: Epoch(3),
@@ -151,6 +152,19 @@ fn responses() -> Vec<Response> {
         Response::Space(Space {
             used_bytes: 1,
             free_bytes: 2,
+        }),
+        Response::Usage(Usage {
+            blocks: 1,
+            used_bytes: 2,
+            since_start: Traffic {
+                writes: 3,
+                write_bytes: 4,
+                reads: 5,
+                read_bytes: 6,
+                syncs: 7,
+            },
+            recent: Traffic::default(),
+            recent_ms: 8,
         }),
         Response::Pong { rebuilding: false },
         Response::Inventory {

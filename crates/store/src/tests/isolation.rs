@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 use dax::ids::{Epoch, FileId, Generation};
-use dax::storage::{Lineage, Retention};
+use dax::storage::{Lineage, Retention, Traffic, Usage};
 use dax::wire::{Request, Response};
 
 use super::TestZone;
-use super::client::{Client, g, key, v, write};
+use super::client::{BLOCK, Client, g, key, v, write};
 
 const MAX: Generation = Generation::MAX;
 
@@ -70,6 +70,52 @@ fn records_of_the_same_name_are_different_records() {
     }
     let counts = tenants.map(|mut c| values(&mut c, "").len());
     assert_eq!(counts, [1, 2, 1]);
+}
+
+fn usage(c: &mut Client) -> Usage {
+    match c.ask(Request::Usage) {
+        Response::Usage(usage) => usage,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn usage_is_counted_by_volume() {
+    let t = TestZone::new();
+    let mut a = Client::owner(&t.address, "a", 1);
+    let mut b = Client::owner(&t.address, "b", 1);
+    for number in 1..=3 {
+        a.write(write(key(1, 0), g(1, number), v(1, u64::from(number))));
+    }
+    a.flush();
+    // An older version has no effect and is not counted.
+    a.write(write(key(1, 0), g(1, 3), v(1, 1)));
+    a.flush();
+    assert!(a.block(key(1, 0), MAX).is_some());
+    assert!(a.block(key(1, 1), MAX).is_none());
+    let block = BLOCK as u64;
+    let done = Traffic {
+        writes: 3,
+        write_bytes: 3 * block,
+        reads: 2,
+        read_bytes: block,
+        syncs: 2,
+    };
+    let of_a = usage(&mut a);
+    assert_eq!((of_a.blocks, of_a.used_bytes), (3, 3 * block));
+    assert_eq!(of_a.since_start, done);
+    assert!(of_a.recent.writes <= 3 && of_a.recent_ms <= 10_000);
+    let of_b = usage(&mut b);
+    assert_eq!((of_b.blocks, of_b.since_start), (0, Traffic::default()));
+    // Whoever asks: the volume's clients are counted together.
+    assert_eq!(
+        usage(&mut Client::volume(&t.address, "a")).since_start,
+        done
+    );
+    // What is stored is known after a restart, what was done is not.
+    let t = t.restart();
+    let of_a = usage(&mut Client::volume(&t.address, "a"));
+    assert_eq!((of_a.blocks, of_a.since_start), (3, Traffic::default()));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId};
 use crate::storage::{
     Authority, Block, Difference, EpochGrant, Retention, ScrubCursor, ScrubPage, Space, SyncScope,
+    Usage,
 };
 use crate::wire::Request;
 
@@ -56,6 +57,7 @@ pub(crate) enum Output {
     Record(Option<Bytes>),
     Records(Vec<(String, Bytes)>),
     Space(Space),
+    Usage(Vec<(ReplicaId, Usage)>),
     Scrubbed(ScrubPage),
     Rebuilt(Vec<ReplicaId>),
 }
@@ -89,6 +91,7 @@ pub(crate) enum Call {
     Mend(Vec<Difference>),
     EndScrub,
     Space,
+    Usage,
 }
 
 /// Settings of the core.

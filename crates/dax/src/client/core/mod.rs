@@ -19,6 +19,7 @@ mod repair;
 mod scrub;
 mod shared;
 mod space;
+mod usage;
 mod versions;
 
 use std::collections::HashMap;
@@ -60,6 +61,7 @@ enum Op {
     List(records::List),
     Chore,
     Space(space::Ask),
+    Usage(usage::Ask),
     Scrub(scrub::Page),
     Mend(scrub::Mend),
     EndScrub(scrub::End),
@@ -235,6 +237,7 @@ impl Core {
             Call::Mend(differences) => Op::Mend(scrub::Mend::new(&differences, s)?),
             Call::EndScrub => Op::EndScrub(scrub::End::new(s)?),
             Call::Space => Op::Space(space::Ask::new(s.quorums)),
+            Call::Usage => Op::Usage(usage::Ask::new(s.quorums)),
         })
     }
 
@@ -456,6 +459,7 @@ impl Op {
             Op::List(op) => op.on(id, event, s),
             Op::Chore => s.chores.is_done(id).then_some(Ok(Output::Unit)),
             Op::Space(op) => op.on(id, event, s),
+            Op::Usage(op) => op.on(id, event, s),
             Op::Scrub(op) => op.on(id, event, s),
             Op::Mend(op) => op.on(s),
             Op::EndScrub(op) => op.on(id, event, s),

@@ -1,0 +1,45 @@
+//! What each replica keeps of the volume and does for it, as it says: whoever is there answers.
+
+use crate::error::Result;
+use crate::storage::Usage;
+use crate::wire::{Request, Response};
+
+use super::quorum::{Quorums, Round};
+use super::shared::Shared;
+use super::{Asker, Event, OpId, Output, unexpected};
+
+#[derive(Debug)]
+pub(super) struct Ask {
+    round: Round<Usage>,
+}
+
+impl Ask {
+    pub fn new(quorums: Quorums) -> Ask {
+        Ask {
+            round: Round::new(Request::Usage, quorums.replicas),
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        match event {
+            Event::Reply(replica, Response::Usage(usage)) => self.round.answer(replica, usage),
+            Event::Reply(replica, Response::Error { kind, message }) => {
+                if let Some(error) = self.round.error(replica, kind, message, s.now) {
+                    return Some(Err(error));
+                }
+            }
+            Event::Reply(replica, other) => return Some(Err(unexpected(replica, &other))),
+            Event::Lost(replica) => self.round.lost(replica),
+            Event::Start | Event::Wake | Event::Synced => {}
+        }
+        let asked = s.links.askable();
+        if !asked.is_empty() && asked.without(self.round.answered()).is_empty() {
+            let mut replies = std::mem::take(&mut self.round.replies);
+            replies.sort_by_key(|(replica, _)| *replica);
+            return Some(Ok(Output::Usage(replies)));
+        }
+        self.round
+            .ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
+        None
+    }
+}
