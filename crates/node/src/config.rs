@@ -342,6 +342,12 @@ impl Config {
         servers.map(Address::to_string).collect()
     }
 
+    /// The zone that this node is in, as the zone servers' network file names it: its place in
+    /// `zones`, counted from 0.
+    pub fn zone_name(&self) -> Option<String> {
+        self.tags.zone.map(|zone| zone.to_string())
+    }
+
     /// How a volume is spread over these zones.
     pub fn volume_settings(&self) -> VolumeSettings {
         let per_zone = self.zones.first().map_or(0, |zone| zone.servers().len());

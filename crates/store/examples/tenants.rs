@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use dax::client::{Client, ClientConfig, create_volume};
 use dax::ids::{BlockKey, FileId, Generation, NodeName, VolumeName};
-use dax::storage::{Storage, SyncScope, VolumeSettings};
+use dax::storage::{Storage, SyncScope, Usage, VolumeSettings};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
 use store::{StoreConfig, Zone};
@@ -265,15 +265,23 @@ async fn cost(tenants: usize) -> Result<Value> {
     }
     let read = server.cpu_us()?;
     let per_thousand = |us: u64| (us as f64 * 1000.0 / (each * tenants as u64) as f64).round();
-    let mut used_bytes = 0;
+    let mut kept = Usage::default();
     for client in &clients {
-        used_bytes += client.space().await?.used_bytes;
+        for (_, usage) in client.usage().await? {
+            kept.used_bytes += usage.used_bytes;
+            kept.since_start.add(&usage.since_start);
+        }
     }
     Ok(json!({
         "test": "cost",
         "tenants": tenants,
         "write_cpu_us_per_1000_blocks": per_thousand(written - before),
         "read_cpu_us_per_1000_blocks": per_thousand(read - written),
-        "bytes_kept_per_tenant": used_bytes / tenants as u64,
+        "blocks_written": kept.since_start.writes,
+        "bytes_written": kept.since_start.write_bytes,
+        "blocks_read": kept.since_start.reads,
+        "bytes_read": kept.since_start.read_bytes,
+        "syncs": kept.since_start.syncs,
+        "bytes_kept_per_tenant": kept.used_bytes / tenants as u64,
     }))
 }

@@ -57,6 +57,13 @@ pub struct Store {
     /// authenticated yet: keep it off public networks.
     #[arg(long, value_name = "ADDRESS", required = true)]
     pub listen: Vec<String>,
+    /// For tests on one machine: emulate the distances to clients that this file says (see
+    /// docs/OPERATIONS.md). It is watched: a change takes effect at once.
+    #[arg(long, value_name = "FILE", requires = "zone")]
+    pub network: Option<PathBuf>,
+    /// The zone that this server is in, as the network file names it.
+    #[arg(long, value_name = "NAME", requires = "network")]
+    pub zone: Option<String>,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,

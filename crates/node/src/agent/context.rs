@@ -157,6 +157,7 @@ pub(crate) async fn connect(config: &Config) -> Result<Arc<dyn Storage>> {
     let replicas = config.replicas();
     let mut client = ClientConfig::new(config.volume.clone(), replicas, config.name.as_str());
     client.pending_bytes_max = config.memory.pending.bytes();
+    client.zone = config.zone_name();
     Ok(Client::connect(client).await?)
 }
 

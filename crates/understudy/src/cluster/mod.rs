@@ -21,6 +21,7 @@ use anyhow::Context;
 use crate::demo::schema::{Server, any_writable};
 use process::{Kill, Process};
 pub use settings::{NodeSettings, Options};
+use store::Network;
 
 /// A member of the cluster: how it is started, and its process while it runs.
 #[derive(Debug)]
@@ -54,20 +55,12 @@ impl Cluster {
             .map(|name| NodeSettings::write(&options, name, &zone_ports))
             .collect::<anyhow::Result<Vec<_>>>()?;
         std::fs::create_dir_all(options.logs()).context("cannot create the log directory")?;
+        if let Some(network) = &options.network {
+            network.write(&options.network_file())?;
+        }
         let zones = zone_ports.iter().enumerate().map(|(at, port)| Member {
             name: format!("zone-{}", at + 1),
-            arguments: vec![
-                "store".into(),
-                "--data".into(),
-                options
-                    .dir
-                    .join(format!("zone-{}", at + 1))
-                    .display()
-                    .to_string(),
-                "--listen".into(),
-                format!("127.0.0.1:{port}"),
-                "--until-stdin-closes".into(),
-            ],
+            arguments: zone_arguments(&options, at, *port),
             process: None,
         });
         let nodes = settings.iter().map(|node| Member {
@@ -160,6 +153,26 @@ impl Cluster {
     pub fn kill_zone(&mut self, number: usize) -> Option<Kill> {
         let zone = self.zones.get_mut(number - 1)?;
         zone.process.take().map(|mut process| process.kill_all())
+    }
+
+    /// Changes the emulated network; the zones follow within a moment.
+    ///
+    /// # Errors
+    /// The cluster was created without one, or the file cannot be written.
+    pub fn change_network(&mut self, change: impl FnOnce(&mut Network)) -> anyhow::Result<()> {
+        let file = self.options.network_file();
+        let network = self.options.network.as_mut();
+        let network = network.context("the cluster has no emulated network")?;
+        change(network);
+        Ok(network.write(&file)?)
+    }
+
+    /// Cuts two zones off from each other, or heals that.
+    ///
+    /// # Errors
+    /// As [`Cluster::change_network`].
+    pub fn set_cut(&mut self, a: usize, b: usize, cut: bool) -> anyhow::Result<()> {
+        self.change_network(|n| n.link_mut(&a.to_string(), &b.to_string()).cut = cut)
     }
 
     /// Starts a node.
@@ -270,6 +283,23 @@ impl Drop for Cluster {
         }
         remnants::detach_mounts(&self.options.dir);
     }
+}
+
+fn zone_arguments(options: &Options, at: usize, port: u16) -> Vec<String> {
+    let data = options.dir.join(format!("zone-{}", at + 1));
+    let mut arguments = vec![
+        "store".into(),
+        "--data".into(),
+        data.display().to_string(),
+        "--listen".into(),
+        format!("127.0.0.1:{port}"),
+        "--until-stdin-closes".into(),
+    ];
+    if options.network.is_some() {
+        let file = options.network_file().display().to_string();
+        arguments.extend(["--network".into(), file, "--zone".into(), at.to_string()]);
+    }
+    arguments
 }
 
 fn start(options: &Options, member: &mut Member) -> anyhow::Result<()> {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use store::Network;
 
 use super::ports;
 use crate::demo::schema::Server;
@@ -27,6 +28,9 @@ pub struct Options {
     pub log_filter: Option<String>,
     /// PostgreSQL parameters for every node.
     pub parameters: Vec<(String, String)>,
+    /// Distances to emulate between zones, which are named "0", "1", ... Each zone server is in its
+    /// own; the nodes are in zones 0, 1, ..., and again from 0. Without, all are in one place.
+    pub network: Option<Network>,
 }
 
 impl Options {
@@ -41,12 +45,24 @@ impl Options {
             heartbeat: "fast".into(),
             log_filter: None,
             parameters: Vec::new(),
+            network: None,
         }
     }
 
     /// Where the logs of all processes are.
     pub fn logs(&self) -> PathBuf {
         self.dir.join("logs")
+    }
+
+    /// The network file, if a network is emulated.
+    pub(super) fn network_file(&self) -> PathBuf {
+        self.dir.join("network.toml")
+    }
+
+    /// The zone that a node is in, if that matters.
+    fn zone_of(&self, node: &str) -> Option<usize> {
+        let at = self.nodes.iter().position(|name| name == node)?;
+        self.network.as_ref().map(|_| at % self.zones.max(1))
     }
 }
 
@@ -121,6 +137,10 @@ fn text(options: &Options, node: &NodeSettings, zone_ports: &[u16], channel: u16
         node.port,
         options.heartbeat,
     );
+    if let Some(zone) = options.zone_of(&node.name) {
+        // Writing to a String never fails.
+        let _ = write!(text, "\n[tags]\nzone = {zone}\n");
+    }
     if !options.parameters.is_empty() {
         text.push_str("\n[postgres.parameters]\n");
         for (name, value) in &options.parameters {

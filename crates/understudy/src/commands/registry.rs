@@ -28,7 +28,8 @@ impl Registry {
     /// Connects to the zones of the configuration file.
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
         let config = Config::load(file)?;
-        let client = ClientConfig::new(config.volume.clone(), config.replicas(), "command");
+        let mut client = ClientConfig::new(config.volume.clone(), config.replicas(), "command");
+        client.zone = config.zone_name();
         let client = Client::connect(client);
         let storage = in_time(async { Ok(client.await? as Arc<dyn Storage>) }).await?;
         Ok(Registry { config, storage })

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use dax::storage::ReplicaStatus;
+use dax::ids::ReplicaId;
+use dax::storage::{ReplicaStatus, Usage};
 use node::channel::{self, Identity, Request};
 use node::records::{Cluster, Heartbeat, Member, MemberState, Record, Role};
 use serde::Serialize;
@@ -29,8 +30,31 @@ struct Status {
     cluster: Option<Cluster>,
     heartbeat: Option<Heartbeat>,
     nodes: Vec<Node>,
-    replicas: Vec<ReplicaStatus>,
+    replicas: Vec<Replica>,
     scrub: Option<Value>,
+}
+
+/// A replica: how it looks from here, and what it says that it does for the volume.
+#[derive(Debug, Serialize)]
+struct Replica {
+    #[serde(flatten)]
+    status: ReplicaStatus,
+    usage: Option<Usage>,
+    writes_per_second: Option<f64>,
+    reads_per_second: Option<f64>,
+}
+
+impl Replica {
+    fn new(status: ReplicaStatus, usage: &[(ReplicaId, Usage)]) -> Replica {
+        let usage = usage.iter().find(|(replica, _)| *replica == status.replica);
+        let usage = usage.map(|(_, usage)| *usage);
+        Replica {
+            status,
+            usage,
+            writes_per_second: usage.map(|u| u.writes_per_second()),
+            reads_per_second: usage.map(|u| u.reads_per_second()),
+        }
+    }
 }
 
 /// One node: its record, and its own answer if it gave one.
@@ -71,6 +95,9 @@ async fn look(registry: &Registry) -> anyhow::Result<Status> {
         ))
     })
     .await?;
+    // Without it the rest is worth knowing all the same.
+    let usage = in_time(async { Ok(storage.usage().await?) }).await;
+    let usage = usage.unwrap_or_default();
     let me = registry.identity()?;
     let mut asked = tokio::task::JoinSet::new();
     for member in members {
@@ -90,7 +117,10 @@ async fn look(registry: &Registry) -> anyhow::Result<Status> {
             .any(|node| node.is(Role::Standby, MemberState::Warm)),
         cluster,
         heartbeat,
-        replicas: replicas(&nodes, registry),
+        replicas: replicas(&nodes, registry)
+            .into_iter()
+            .map(|status| Replica::new(status, &usage))
+            .collect(),
         scrub: active(&nodes).map(|node| node.answer["scrub"].clone()),
         nodes,
     })
@@ -232,7 +262,23 @@ fn scrub_line(scrub: Option<&Value>) -> String {
     }
 }
 
-fn replica_line(replica: &ReplicaStatus) -> String {
+/// What a replica does for the volume.
+fn usage_note(replica: &Replica) -> String {
+    let Some(usage) = &replica.usage else {
+        return String::new();
+    };
+    let mib = usage.used_bytes as f64 / f64::from(1 << 20);
+    let rate = |rate: f64| thousands(rate.round() as u64);
+    format!(
+        "; {mib:.1} MiB used, {} writes/s, {} reads/s",
+        rate(usage.writes_per_second()),
+        rate(usage.reads_per_second())
+    )
+}
+
+fn replica_line(replica: &Replica) -> String {
+    let usage = usage_note(replica);
+    let replica = &replica.status;
     let state = match (replica.up, replica.round_trip, &replica.trouble) {
         (true, ..) if replica.rebuilding => "up, REBUILDING after it lost its disk".into(),
         (true, _, None) if replica.missed_blocks > 0 => {
@@ -245,7 +291,7 @@ fn replica_line(replica: &ReplicaStatus) -> String {
         (false, _, None) => "DOWN".into(),
     };
     let zone = replica.zone.to_string();
-    format!("{zone:<8}{:<28}{state}\n", replica.address)
+    format!("{zone:<8}{:<28}{state}{usage}\n", replica.address)
 }
 
 /// A state's name as it is in the JSON.

@@ -1,14 +1,19 @@
 //! `understudy store`: one zone.
 
 use anyhow::Context;
-use store::{StoreConfig, Zone};
+use store::{Emulated, StoreConfig, Zone};
 
 use crate::cli;
 use crate::exit::Code;
 
 /// Serves a zone until it is asked to end, or fails.
 pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
-    let zone = std::sync::Arc::new(Zone::open(&args.data, StoreConfig::default())?);
+    let network = args.network.zip(args.zone);
+    let config = StoreConfig {
+        network: network.map(|(file, zone)| Emulated { file, zone }),
+        ..StoreConfig::default()
+    };
+    let zone = std::sync::Arc::new(Zone::open(&args.data, config)?);
     for address in &args.listen {
         zone.serve(address)?;
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pgdata::noise::{Situation, is_expected};
+use store::Network;
 use understudy::cluster::remnants::fuse_mounts_below;
 use understudy::cluster::{Cluster, Options, fresh_directory, programs};
 use understudy::demo::churn::Churn;
@@ -80,11 +81,17 @@ impl Stage {
     }
 
     pub async fn with_nodes(test: &str, nodes: &[&str]) -> Result<Stage> {
+        Stage::over(test, nodes, None).await
+    }
+
+    /// The same with emulated distances.
+    pub async fn over(test: &str, nodes: &[&str], network: Option<Network>) -> Result<Stage> {
         let scratch = Scratch::new(test)?;
         let bin = programs::find(None)?;
         let mut options = Options::new(scratch.path(), &bin, program());
         // On a busy machine a heartbeat can be late; what dies is noticed by other signs as well.
         options.heartbeat = "wide".into();
+        options.network = network;
         options.nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
         let mut cluster = Cluster::create(options)?;
         cluster.start().await?;

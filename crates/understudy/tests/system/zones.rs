@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use store::Network;
 
 use crate::operator::{json, understudy};
 use crate::stage::{PATIENCE, Stage};
@@ -96,6 +97,24 @@ async fn a_zone_that_lost_its_disk_is_rebuilt_under_load() -> Result<()> {
     stage.commits(100).await?;
     let (_, killed) = stage.kill_active().await?;
     stage.outage_after(killed).await?;
+    stage.commits(100).await?;
+    stage.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_distant_zone_that_is_cut_off_and_healed_is_not_missed() -> Result<()> {
+    let mut network = Network::default();
+    network.link_mut("0", "1").latency = Duration::from_millis(5);
+    for zone in ["0", "1"] {
+        network.link_mut(zone, "2").latency = Duration::from_millis(15);
+    }
+    let mut stage = Stage::over("distances", &["north", "south"], Some(network)).await?;
+    for cut in [true, false] {
+        stage.cluster.set_cut(0, 2, cut)?;
+        stage.cluster.set_cut(1, 2, cut)?;
+        stage.commits(200).await?;
+    }
     stage.commits(100).await?;
     stage.verify().await
 }
