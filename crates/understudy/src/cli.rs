@@ -257,6 +257,8 @@ pub struct Demo {
 pub enum Bench {
     /// Compare pgbench on a cluster's active with a stock PostgreSQL on the plain disk.
     Pgbench(BenchPgbench),
+    /// Compare the variants of the block protocol at emulated distances, and lose servers under load.
+    Dax(BenchDax),
 }
 
 /// Arguments of `understudy bench pgbench`.
@@ -292,6 +294,46 @@ pub struct BenchPgbench {
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
     /// Print one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `bench dax`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench dax --quick
+  understudy bench dax --outage-seconds 0 --json
+  understudy bench dax --charts docs")]
+pub struct BenchDax {
+    /// Short runs: 1 round of 6 s and timelines of 30 s, instead of 3 of 20 s and 90 s.
+    #[arg(long)]
+    pub quick: bool,
+    /// Length of one run in seconds.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: Option<u32>,
+    /// Runs of each variant at each distance.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Length of each timeline with an outage in seconds; 0 leaves them out.
+    #[arg(long)]
+    pub outage_seconds: Option<u32>,
+    /// pgbench's clients.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub clients: u16,
+    /// pgbench's scale: 100,000 accounts (about 15 MB) each.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: u32,
+    /// Write dax-variants.svg and dax-outages.svg into this directory.
+    #[arg(long, value_name = "DIR")]
+    pub charts: Option<PathBuf>,
+    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
+    /// Empty directory to work in; one below the temporary directory if not given.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
 }

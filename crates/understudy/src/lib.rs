@@ -7,3 +7,4 @@ pub mod cluster;
 pub mod commands;
 pub mod demo;
 pub mod exit;
+pub mod svg;

@@ -1,4 +1,5 @@
 //! Measurements that a user can repeat with one command.
 
+pub mod dax;
 pub mod pgbench;
 pub mod statistics;

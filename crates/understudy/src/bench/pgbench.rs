@@ -218,7 +218,7 @@ async fn pgbench(options: &Options, server: &Server, arguments: &[&str]) -> anyh
 }
 
 /// Finds `tps = 1234.5 (without initial connection time)`.
-fn tps(said: &str) -> Option<f64> {
+pub(super) fn tps(said: &str) -> Option<f64> {
     let line = said.lines().find_map(|line| line.strip_prefix("tps = "))?;
     line.split_whitespace().next()?.parse().ok()
 }

@@ -46,7 +46,7 @@ impl Cluster {
     /// # Errors
     /// The directory cannot be written, or no port is free.
     pub fn create(options: Options) -> anyhow::Result<Cluster> {
-        let zone_ports = (0..options.zones)
+        let zone_ports = (0..options.zones * options.servers_per_zone)
             .map(|_| ports::free())
             .collect::<anyhow::Result<Vec<u16>>>()?;
         let settings = options
@@ -112,9 +112,11 @@ impl Cluster {
         let first = self.settings.first().context("a cluster has a node")?;
         let config = first.config.display().to_string();
         // As the stock server of the benchmark: whoever can reach this machine's loopback may connect.
-        self.run(&["init", "--config", &config, "--", "--auth-host=trust"])
-            .await
-            .map(drop)
+        let own = self.options.init_arguments.iter().map(String::as_str);
+        let mut arguments = vec!["init", "--config", &config];
+        arguments.extend(own);
+        arguments.extend(["--", "--auth-host=trust"]);
+        self.run(&arguments).await.map(drop)
     }
 
     /// Runs `understudy` with these arguments and returns what it printed.
@@ -139,7 +141,7 @@ impl Cluster {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Starts the zone with this number, counted from 1.
+    /// Starts the zone server with this number, counted from 1, zone by zone.
     ///
     /// # Errors
     /// The program cannot be run.
@@ -149,7 +151,7 @@ impl Cluster {
         start(options, zone)
     }
 
-    /// Kills a zone, counted from 1.
+    /// Kills a zone server, counted as in [`start_zone`](Cluster::start_zone).
     pub fn kill_zone(&mut self, number: usize) -> Option<Kill> {
         let zone = self.zones.get_mut(number - 1)?;
         zone.process.take().map(|mut process| process.kill_all())
@@ -287,6 +289,7 @@ impl Drop for Cluster {
 
 fn zone_arguments(options: &Options, at: usize, port: u16) -> Vec<String> {
     let data = options.dir.join(format!("zone-{}", at + 1));
+    let zone = at / options.servers_per_zone.max(1);
     let mut arguments = vec![
         "store".into(),
         "--data".into(),
@@ -297,7 +300,7 @@ fn zone_arguments(options: &Options, at: usize, port: u16) -> Vec<String> {
     ];
     if options.network.is_some() {
         let file = options.network_file().display().to_string();
-        arguments.extend(["--network".into(), file, "--zone".into(), at.to_string()]);
+        arguments.extend(["--network".into(), file, "--zone".into(), zone.to_string()]);
     }
     arguments
 }

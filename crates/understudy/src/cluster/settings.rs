@@ -20,6 +20,12 @@ pub struct Options {
     pub understudy: PathBuf,
     /// How many zones.
     pub zones: usize,
+    /// Zone servers, and copies of every block, in each zone.
+    pub servers_per_zone: usize,
+    /// Further arguments of `understudy init`.
+    pub init_arguments: Vec<String>,
+    /// Lines of the nodes' `[memory]`.
+    pub memory: Vec<String>,
     /// The nodes' names; the first becomes the active.
     pub nodes: Vec<String>,
     /// The heartbeat's preset: fast, normal or wide.
@@ -41,6 +47,9 @@ impl Options {
             bin: bin.to_owned(),
             understudy: understudy.to_owned(),
             zones: 3,
+            servers_per_zone: 1,
+            init_arguments: Vec::new(),
+            memory: Vec::new(),
             nodes: vec!["north".into(), "south".into()],
             heartbeat: "fast".into(),
             log_filter: None,
@@ -110,10 +119,12 @@ impl NodeSettings {
 }
 
 fn text(options: &Options, node: &NodeSettings, zone_ports: &[u16], channel: u16) -> String {
-    let zones: Vec<String> = zone_ports
-        .iter()
-        .map(|port| format!("\"127.0.0.1:{port}\""))
-        .collect();
+    let servers = |ports: &[u16]| {
+        let servers = ports.iter().map(|port| format!("\"127.0.0.1:{port}\""));
+        format!("[{}]", servers.collect::<Vec<_>>().join(", "))
+    };
+    let zones = zone_ports.chunks(options.servers_per_zone.max(1));
+    let zones: Vec<String> = zones.map(servers).collect();
     let mut text = format!(
         "name = \"{}\"\n\
          volume = \"demo\"\n\
@@ -140,6 +151,9 @@ fn text(options: &Options, node: &NodeSettings, zone_ports: &[u16], channel: u16
     if let Some(zone) = options.zone_of(&node.name) {
         // Writing to a String never fails.
         let _ = write!(text, "\n[tags]\nzone = {zone}\n");
+    }
+    if !options.memory.is_empty() {
+        let _ = write!(text, "\n[memory]\n{}\n", options.memory.join("\n"));
     }
     if !options.parameters.is_empty() {
         text.push_str("\n[postgres.parameters]\n");

@@ -1,21 +1,37 @@
 //! `understudy bench`.
 
+use std::path::Path;
+
 use anyhow::Context;
 
-use crate::bench::pgbench::{self, Options};
+use crate::bench::{dax, pgbench};
 use crate::cli;
 use crate::cluster::programs;
 use crate::demo::workspace::Workspace;
 use crate::exit::Code;
 
-/// Runs the benchmark and prints a table, or its report as JSON.
+/// Runs a benchmark and prints tables, or its report as JSON.
 pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
-    let cli::Bench::Pgbench(args) = command;
+    match command {
+        cli::Bench::Pgbench(args) => run_pgbench(args).await,
+        cli::Bench::Dax(args) => run_dax(args).await,
+    }
+}
+
+fn say(what: &str) {
+    eprintln!("  {what}");
+}
+
+fn this_program() -> anyhow::Result<std::path::PathBuf> {
+    std::env::current_exe().context("cannot tell which program this is")
+}
+
+async fn run_pgbench(args: cli::BenchPgbench) -> anyhow::Result<Code> {
     let workspace = Workspace::create(args.data.as_deref(), false)?;
-    let options = Options {
+    let options = pgbench::Options {
         bin: programs::find(args.bin.as_deref())?,
         dir: workspace.path().to_owned(),
-        understudy: std::env::current_exe().context("cannot tell which program this is")?,
+        understudy: this_program()?,
         clients: args.clients,
         scale: args.scale,
         seconds: args.seconds.unwrap_or(if args.quick { 5 } else { 60 }),
@@ -23,7 +39,7 @@ pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
         standby: !args.alone,
     };
     let report = tokio::select! {
-        report = Box::pin(pgbench::run(&options, |what| eprintln!("  {what}"))) => report?,
+        report = Box::pin(pgbench::run(&options, say)) => report?,
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
     if args.json {
@@ -32,4 +48,43 @@ pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
         print!("{}", pgbench::table(&report));
     }
     Ok(Code::Ok)
+}
+
+async fn run_dax(args: cli::BenchDax) -> anyhow::Result<Code> {
+    let workspace = Workspace::create(args.data.as_deref(), false)?;
+    let either =
+        |given: Option<u32>, quick, whole| given.unwrap_or(if args.quick { quick } else { whole });
+    let options = dax::Options {
+        bin: programs::find(args.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: this_program()?,
+        clients: args.clients,
+        scale: args.scale,
+        seconds: either(args.seconds, 6, 20),
+        rounds: either(args.rounds, 1, 3),
+        outage_seconds: either(args.outage_seconds, 30, 90),
+    };
+    let report = tokio::select! {
+        report = Box::pin(dax::run(&options, say)) => report?,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if let Some(dir) = &args.charts {
+        write(
+            dir,
+            "dax-variants.svg",
+            &dax::draw_variants(&report.variants),
+        )?;
+        write(dir, "dax-outages.svg", &dax::draw_outages(&report.outages))?;
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", dax::table(&report));
+    }
+    Ok(Code::Ok)
+}
+
+fn write(dir: &Path, name: &str, chart: &str) -> anyhow::Result<()> {
+    let path = dir.join(name);
+    std::fs::write(&path, chart).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -4,14 +4,14 @@
 //! Pure: a report, the clients' history and the moments in, text out.
 
 mod overview;
-mod svg;
+
 mod takeover;
 
 use super::clock::Offset;
 use super::history::{History, Outage};
 use super::report::{Moments, Report};
 use super::timeline::{duration, thousands};
-use svg::Svg;
+use crate::svg::Svg;
 
 /// Everything that is drawn.
 #[derive(Debug, Clone, Copy)]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::super::timeline::{duration, thousands};
-use super::svg::{Scale, Svg};
 use super::{LEFT, PHASE_COLOURS, RIGHT, Scene};
+use crate::svg::{Scale, Svg};
 
 const TOP: f64 = 150.0;
 const BOTTOM: f64 = 395.0;

@@ -4,8 +4,8 @@
 use super::super::clock::Offset;
 use super::super::history::Outcome;
 use super::super::timeline::millis;
-use super::svg::{Scale, Svg};
 use super::{LEFT, PHASE_COLOURS, Scene};
+use crate::svg::{Scale, Svg};
 
 const TOP: f64 = 490.0;
 const BOTTOM: f64 = 725.0;
