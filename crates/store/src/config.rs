@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use dax::credentials::Secret;
+
 /// How a zone is set up. The defaults suit a machine that does other things as well.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StoreConfig {
     /// Bytes of the file system to leave free: block writes are refused below it, so that the engine
@@ -20,6 +22,15 @@ pub struct StoreConfig {
     pub queue_bytes: usize,
     /// Threads that serve reads which arrive faster than one by one.
     pub read_threads: usize,
+    /// How long a client may take to prove that it knows its volume's key.
+    #[serde(with = "humantime_serde")]
+    pub greeting_timeout: Duration,
+    /// Connections that have not proved it yet, at most; more are turned away.
+    pub strangers_max: usize,
+    /// What volumes' keys are made from. Without one nobody proves anything, and only this machine may
+    /// connect.
+    #[serde(skip)]
+    pub secret: Option<Secret>,
 }
 
 impl Default for StoreConfig {
@@ -31,6 +42,9 @@ impl Default for StoreConfig {
             commit_bytes: 4 << 20,
             queue_bytes: 64 << 20,
             read_threads: 4,
+            greeting_timeout: Duration::from_secs(10),
+            strangers_max: 256,
+            secret: None,
         }
     }
 }

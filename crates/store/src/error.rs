@@ -61,6 +61,16 @@ pub enum OpenError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// Other machines could connect, and nobody would have to prove anything.
+    #[error(
+        "other machines can reach {address}, and without a secret all of them could read and write \
+         every volume; give --secret-file FILE (understudy key --new-secret FILE makes one), or \
+         listen on 127.0.0.1 or unix:/path"
+    )]
+    Unprotected {
+        /// The address as given.
+        address: String,
+    },
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),

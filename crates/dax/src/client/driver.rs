@@ -13,8 +13,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
 use super::core::{Call, Core, Effect, OpId, Output, Time};
+use super::greeting::Introduction;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Generation, ReplicaId, Version, VolumeName};
+use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::{Block, EpochGrant, VolumeSettings};
 use crate::wire::{Frame, Response};
 
@@ -22,8 +23,7 @@ use crate::wire::{Frame, Response};
 const SCRATCH_BYTES: usize = 16 << 10;
 
 pub(super) struct Driver {
-    pub volume: VolumeName,
-    pub client: String,
+    pub introduction: Introduction,
     settings: VolumeSettings,
     started: Instant,
     inner: Mutex<Inner>,
@@ -44,10 +44,9 @@ struct Outbox {
 }
 
 impl Driver {
-    pub fn new(core: Core, volume: VolumeName, client: String, replicas: usize) -> Driver {
+    pub fn new(core: Core, introduction: Introduction, replicas: usize) -> Driver {
         Driver {
-            volume,
-            client,
+            introduction,
             settings: core.settings().clone(),
             started: Instant::now(),
             inner: Mutex::new(Inner {

@@ -6,6 +6,7 @@
 mod connection;
 pub(crate) mod core;
 mod driver;
+mod greeting;
 mod setup;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
+use crate::credentials::VolumeKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::ReplicaId;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
@@ -24,6 +26,7 @@ use crate::storage::{
 };
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
+use greeting::Introduction;
 
 pub use setup::create_volume;
 
@@ -40,6 +43,9 @@ pub struct ClientConfig {
     pub replicas: Vec<String>,
     /// For the zone servers' logs.
     pub client_name: String,
+    /// The volume's key, if the zones have a secret. Then zones that cannot prove to know it are
+    /// refused. Default none.
+    pub key: Option<VolumeKey>,
     /// Bytes of blocks that may wait for acknowledgements before writers wait. Default 64 MiB.
     pub pending_bytes_max: usize,
     /// Entries of the version list. Default 262,144 (2 GiB of 8 KiB blocks).
@@ -60,6 +66,7 @@ impl ClientConfig {
             volume,
             replicas,
             client_name: client_name.into(),
+            key: None,
             pending_bytes_max: 64 << 20,
             version_list_max: 1 << 18,
             replica_timeout: Duration::from_secs(2),
@@ -80,7 +87,7 @@ pub struct Client {
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client")
-            .field("volume", &self.driver.volume)
+            .field("volume", &self.driver.introduction.volume)
             .field("epoch", &self.epoch())
             .finish_non_exhaustive()
     }
@@ -91,11 +98,16 @@ impl Client {
     /// called inside a tokio runtime, which the client's tasks then use.
     ///
     /// # Errors
-    /// `NotFound` if a majority of the replicas does not know the volume; `Invalid` if the number of
-    /// replicas is not the volume's number of replicas; `Protocol` if something else answers.
+    /// `NotFound` or `Denied` if a majority of the replicas does not know the volume, or refuses the
+    /// key or is refused for lack of it; `Invalid` if the number of replicas is not the volume's
+    /// number of replicas; `Protocol` if something else answers.
     pub async fn connect(config: ClientConfig) -> Result<Arc<Client>> {
-        let name = config.client_name.clone();
-        let settings = setup::find_settings(&config.replicas, &config.volume, &name).await?;
+        let introduction = Introduction {
+            volume: config.volume,
+            client: config.client_name,
+            key: config.key,
+        };
+        let settings = setup::find_settings(&config.replicas, &introduction).await?;
         let core_config = CoreConfig {
             addresses: config.replicas.clone(),
             pending_bytes_max: config.pending_bytes_max,
@@ -104,7 +116,7 @@ impl Client {
         };
         let core = Core::new(core_config, settings);
         let replicas = config.replicas.len();
-        let driver = Arc::new(Driver::new(core, config.volume, name, replicas));
+        let driver = Arc::new(Driver::new(core, introduction, replicas));
         let mut tasks = JoinSet::new();
         for (replica, address) in (0u8..).map(ReplicaId).zip(config.replicas) {
             let driver = Arc::clone(&driver);

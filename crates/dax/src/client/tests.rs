@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::core::tests::peer::{Peer, Sent};
 use super::*;
 use crate::storage::VolumeSettings;
-use crate::wire::{FrameReader, PROTOCOL, Request, Response};
+use crate::wire::{FrameReader, MAX_FRAME_BYTES, PROTOCOL, Request, Response};
 
 /// One replica: everything is durable at once.
 #[derive(Default)]
@@ -120,7 +120,7 @@ impl Replicas {
     async fn create(&self) {
         let name = VolumeName::new("v").unwrap();
         let settings = VolumeSettings::default();
-        create_volume(&self.addresses, &name, &settings)
+        create_volume(&self.addresses, &name, &settings, None)
             .await
             .unwrap();
     }
@@ -142,7 +142,7 @@ async fn connection(replica: Arc<Mutex<Replica>>, stream: tokio::net::UnixStream
     let mut sending = JoinSet::new();
     sending.spawn(send(receiver, writer));
     let mut reader = FrameReader::new(reader);
-    while let Ok(frame) = reader.next().await {
+    while let Ok(frame) = reader.next(MAX_FRAME_BYTES).await {
         let (id, request) = Request::decode(frame).expect("the client speaks the protocol");
         replica.lock().handle(conn, id, request);
     }
@@ -196,9 +196,9 @@ async fn creating_again_is_harmless_and_otherwise_a_conflict() {
         block_size_bytes: 16384,
         ..VolumeSettings::default()
     };
-    let error = create_volume(&replicas.addresses, &name, &other).await;
+    let error = create_volume(&replicas.addresses, &name, &other, None).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Conflict);
-    let two = create_volume(&replicas.addresses[..2], &name, &other).await;
+    let two = create_volume(&replicas.addresses[..2], &name, &other, None).await;
     assert_eq!(two.unwrap_err().kind(), ErrorKind::Invalid);
 }
 

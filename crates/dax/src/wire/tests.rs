@@ -1,4 +1,5 @@
 use super::*;
+use crate::credentials::{Nonce, Proof};
 use crate::error::ErrorKind;
 use crate::ids::{BlockIndex, Epoch, FileId, VolumeName};
 use crate::storage::{EpochGrant, Lineage, Retention, Space, VolumeSettings};
@@ -29,6 +30,10 @@ fn requests() -> Vec<Request> {
             protocol: PROTOCOL,
             volume: volume.clone(),
             client: "c".into(),
+            nonce: Nonce([8; 32]),
+        },
+        Request::Proof {
+            proof: Proof([9; 32]),
         },
         Request::CreateVolume {
             volume,
@@ -121,6 +126,10 @@ fn responses() -> Vec<Response> {
             grant: grant(),
             rebuilding: true,
         },
+        Response::Challenge {
+            nonce: Nonce([10; 32]),
+            proof: Proof([11; 32]),
+        },
         Response::Ack { upto: 8 },
         Response::WriteRefused {
             number: 4,
@@ -179,7 +188,9 @@ fn requests_come_back_as_they_went() {
     let mut scratch = BytesMut::new();
     for (id, request) in (1u64..).zip(requests()) {
         let bytes = on_the_wire(&request.encode(id, &mut scratch));
-        let frame = read_frame(&mut &bytes[..]).unwrap().unwrap();
+        let frame = read_frame(&mut &bytes[..], MAX_FRAME_BYTES)
+            .unwrap()
+            .unwrap();
         assert_eq!(Request::decode(frame).unwrap(), (id, request));
     }
 }
@@ -189,7 +200,10 @@ async fn responses_come_back_as_they_went() {
     let mut scratch = BytesMut::new();
     for (id, response) in (1u64..).zip(responses()) {
         let bytes = on_the_wire(&response.encode(id, &mut scratch));
-        let frame = FrameReader::new(&bytes[..]).next().await.unwrap();
+        let frame = FrameReader::new(&bytes[..])
+            .next(MAX_FRAME_BYTES)
+            .await
+            .unwrap();
         assert_eq!(Response::decode(frame).unwrap(), (id, response));
     }
 }
@@ -230,11 +244,11 @@ fn a_checksum_covers_the_name_and_the_bytes() {
 #[test]
 fn lengths_out_of_range_are_refused_before_memory_is_taken() {
     for len in [0u32, 8, MAX_FRAME_BYTES as u32 + 1, u32::MAX] {
-        let error = read_frame(&mut &len.to_le_bytes()[..]).unwrap_err();
+        let error = read_frame(&mut &len.to_le_bytes()[..], MAX_FRAME_BYTES).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{len}");
     }
-    assert!(read_frame(&mut &[][..]).unwrap().is_none());
-    let error = read_frame(&mut &[9u8, 0][..]).unwrap_err();
+    assert!(read_frame(&mut &[][..], MAX_FRAME_BYTES).unwrap().is_none());
+    let error = read_frame(&mut &[9u8, 0][..], MAX_FRAME_BYTES).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use dax::credentials::Nonce;
 use dax::client::{Client, create_volume};
 use dax::error::ErrorKind;
 use dax::ids::{Generation, NodeName, ReplicaId, VolumeName};
@@ -51,6 +52,7 @@ fn hello() -> Request {
         protocol: dax::wire::PROTOCOL,
         volume: VolumeName::new("v").unwrap(),
         client: "test".into(),
+        nonce: Nonce([1; 32]),
     }
 }
 
@@ -159,7 +161,7 @@ async fn creating_a_volume_again_does_not_make_a_blank_zone_count() {
     zones.insert(0, lose_disk(lost));
     let addresses: Vec<String> = zones.iter().map(|z| z.address.clone()).collect();
     let volume = VolumeName::new("v").unwrap();
-    create_volume(&addresses, &volume, &VolumeSettings::default())
+    create_volume(&addresses, &volume, &VolumeSettings::default(), None)
         .await
         .unwrap();
     let mut stranger = client::Client::silent(&zones[0].address);

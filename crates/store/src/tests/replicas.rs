@@ -23,7 +23,7 @@ pub(super) async fn three_zones() -> Vec<TestZone> {
     let zones: Vec<TestZone> = (0..3).map(|_| TestZone::new()).collect();
     let addresses: Vec<String> = zones.iter().map(|z| z.address.clone()).collect();
     let volume = VolumeName::new("v").unwrap();
-    create_volume(&addresses, &volume, &VolumeSettings::default())
+    create_volume(&addresses, &volume, &VolumeSettings::default(), None)
         .await
         .unwrap();
     zones

@@ -4,6 +4,7 @@
 //! Invariant: when a [`Cluster`] is dropped, for whatever reason, its processes are dead and its
 //! mounts are gone.
 
+mod credentials;
 pub mod ports;
 pub mod process;
 pub mod programs;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::demo::schema::{Server, any_writable};
+use credentials::Credentials;
 use process::{Kill, Process};
 pub use settings::{NodeSettings, Options};
 
@@ -40,7 +42,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Chooses ports and writes the nodes' configuration files. Starts nothing.
+    /// Chooses ports, makes a secret, and writes the nodes' configuration files. Starts nothing.
     ///
     /// # Errors
     /// The directory cannot be written, or no port is free.
@@ -48,10 +50,11 @@ impl Cluster {
         let zone_ports = (0..options.zones)
             .map(|_| ports::free())
             .collect::<anyhow::Result<Vec<u16>>>()?;
+        let credentials = Credentials::write(&options.dir)?;
         let settings = options
             .nodes
             .iter()
-            .map(|name| NodeSettings::write(&options, name, &zone_ports))
+            .map(|name| NodeSettings::write(&options, name, &zone_ports, &credentials.key))
             .collect::<anyhow::Result<Vec<_>>>()?;
         std::fs::create_dir_all(options.logs()).context("cannot create the log directory")?;
         let zones = zone_ports.iter().enumerate().map(|(at, port)| Member {
@@ -66,6 +69,8 @@ impl Cluster {
                     .to_string(),
                 "--listen".into(),
                 format!("127.0.0.1:{port}"),
+                "--secret-file".into(),
+                credentials.secret.display().to_string(),
                 "--until-stdin-closes".into(),
             ],
             process: None,

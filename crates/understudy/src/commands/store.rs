@@ -1,6 +1,7 @@
 //! `understudy store`: one zone.
 
 use anyhow::Context;
+use dax::credentials::Secret;
 use store::{StoreConfig, Zone};
 
 use crate::cli;
@@ -8,7 +9,12 @@ use crate::exit::Code;
 
 /// Serves a zone until it is asked to end, or fails.
 pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
-    let zone = std::sync::Arc::new(Zone::open(&args.data, StoreConfig::default())?);
+    let secret = args.secret_file.as_deref().map(Secret::load).transpose()?;
+    let config = StoreConfig {
+        secret,
+        ..StoreConfig::default()
+    };
+    let zone = std::sync::Arc::new(Zone::open(&args.data, config)?);
     for address in &args.listen {
         zone.serve(address)?;
     }
