@@ -1,3 +1,5 @@
+use std::path::{Path, PathBuf};
+
 use super::*;
 use crate::credentials::{Nonce, Proof};
 use crate::error::ErrorKind;
@@ -24,7 +26,7 @@ fn grant() -> EpochGrant {
 
 fn requests() -> Vec<Request> {
     let volume = VolumeName::new("v").unwrap();
-    let data = Bytes::from(vec![5; 8192]);
+    let data = Bytes::from(vec![5; 64]);
     vec![
         Request::Hello {
             protocol: PROTOCOL,
@@ -110,7 +112,7 @@ fn requests() -> Vec<Request> {
 }
 
 fn responses() -> Vec<Response> {
-    let data = Bytes::from(vec![6; 8192]);
+    let data = Bytes::from(vec![6; 64]);
     let record = |value| StoredRecord {
         version: VERSION,
         value,
@@ -177,6 +179,51 @@ fn responses() -> Vec<Response> {
         },
         Response::Fenced { grant: grant() },
     ]
+}
+
+/// Where the corpus keeps a message: by its kind, numbered where there are several.
+fn file_of(kind: &str, message: &impl std::fmt::Debug, earlier: &mut Vec<String>) -> PathBuf {
+    let shown = format!("{message:?}");
+    let name: String = shown
+        .chars()
+        .take_while(char::is_ascii_alphabetic)
+        .flat_map(|c| {
+            [
+                c.is_uppercase().then_some('-'),
+                Some(c.to_ascii_lowercase()),
+            ]
+        })
+        .flatten()
+        .collect();
+    let number = earlier.iter().filter(|e| **e == name).count() + 1;
+    earlier.push(name.clone());
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    corpus.join(format!("{kind}{name}-{number}.bin"))
+}
+
+/// The format is an agreement with other versions: it does not change by accident. After a change that
+/// is meant, `UPDATE_CORPUS=1` writes the files anew.
+#[test]
+fn messages_are_what_the_corpus_holds() {
+    let mut scratch = BytesMut::new();
+    let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
+    let mut earlier = Vec::new();
+    for request in requests() {
+        let bytes = on_the_wire(&request.encode(7, &mut scratch));
+        files.push((file_of("request", &request, &mut earlier), bytes));
+    }
+    earlier.clear();
+    for response in responses() {
+        let bytes = on_the_wire(&response.encode(7, &mut scratch));
+        files.push((file_of("response", &response, &mut earlier), bytes));
+    }
+    for (path, bytes) in files {
+        if std::env::var_os("UPDATE_CORPUS").is_some() {
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let kept = std::fs::read(&path).unwrap_or_default();
+        assert!(kept == bytes, "{} holds something else", path.display());
+    }
 }
 
 fn on_the_wire(frame: &Frame) -> Vec<u8> {
