@@ -105,9 +105,7 @@ impl Door {
                 self.admit(&volume);
                 Ok(Step::Bind(volume, about))
             }
-            (Stage::Admitted(name), create @ Request::CreateVolume { .. })
-                if matches!(&create, Request::CreateVolume { volume, .. } if volume == name) =>
-            {
+            (Stage::Admitted(name), create @ Request::CreateVolume { .. }) if matches!(&create, Request::CreateVolume { volume, .. } if volume == name) => {
                 Ok(Step::Create(create))
             }
             (Stage::Challenged(..), _) => {

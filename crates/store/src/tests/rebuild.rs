@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dax::credentials::Nonce;
 use dax::client::{Client, create_volume};
+use dax::credentials::Nonce;
 use dax::error::ErrorKind;
 use dax::ids::{Generation, NodeName, ReplicaId, VolumeName};
 use dax::storage::{Authority, Storage, SyncScope, VolumeSettings};
