@@ -22,6 +22,9 @@ pub enum ErrorKind {
     Invalid,
     /// The peer speaks something else. Check addresses and versions.
     Protocol,
+    /// One side has not the key that the other asks for. Trying again is of no use; the message says
+    /// what to change.
+    Denied,
 }
 
 /// An error of the block protocol.

@@ -8,6 +8,7 @@ pub mod client;
 #[cfg(any(test, feature = "conformance"))]
 #[allow(clippy::unwrap_used, reason = "a test suite, for others to run")]
 pub mod conformance;
+pub mod credentials;
 pub mod error;
 pub mod ids;
 pub mod memory;

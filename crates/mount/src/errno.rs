@@ -48,7 +48,8 @@ fn errno_of_storage(kind: ErrorKind) -> Errno {
         | ErrorKind::NotFound
         | ErrorKind::Conflict
         | ErrorKind::Invalid
-        | ErrorKind::Protocol => Errno::EIO,
+        | ErrorKind::Protocol
+        | ErrorKind::Denied => Errno::EIO,
         _ => Errno::EIO,
     }
 }
@@ -136,6 +137,7 @@ mod tests {
             (storage(ErrorKind::Conflict), nix::libc::EIO),
             (storage(ErrorKind::Invalid), nix::libc::EIO),
             (storage(ErrorKind::Protocol), nix::libc::EIO),
+            (storage(ErrorKind::Denied), nix::libc::EIO),
         ];
         let log = ErrorLog::default();
         for (error, errno) in table {

@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dax::client::ClientConfig;
+use dax::credentials::VolumeKey;
 use dax::ids::{NodeName, VolumeName};
 use dax::storage::{MAX_REPLICAS, VolumeSettings};
 use serde::Deserialize;
@@ -75,6 +77,8 @@ pub struct Config {
     pub volume: VolumeName,
     /// The zones of the storage tier, in the order that every node uses.
     pub zones: Vec<Zone>,
+    /// The file with the volume's key, if the zones have a secret.
+    pub key: Option<PathBuf>,
     /// The node's local directory.
     pub paths: Paths,
     /// The server.
@@ -253,6 +257,7 @@ struct Raw {
     name: NodeName,
     volume: VolumeName,
     zones: Vec<Zone>,
+    key: Option<PathBuf>,
     data: PathBuf,
     postgres: PostgresConfig,
     #[serde(default)]
@@ -327,6 +332,7 @@ impl Config {
             name: raw.name,
             volume: raw.volume,
             zones: raw.zones,
+            key: raw.key,
             paths: Paths::new(raw.data),
             postgres: raw.postgres,
             channel: raw.channel,
@@ -348,6 +354,27 @@ impl Config {
         self.tags.zone.map(|zone| zone.to_string())
     }
 
+    /// The volume's key from its file, if one is configured.
+    ///
+    /// # Errors
+    /// `Invalid` if the file cannot be read, others than its owner can read it, or it holds no key.
+    pub fn volume_key(&self) -> dax::Result<Option<VolumeKey>> {
+        self.key.as_deref().map(VolumeKey::load).transpose()
+    }
+
+    /// A storage client's configuration for this volume.
+    ///
+    /// # Errors
+    /// As [`Config::volume_key`].
+    pub fn client(&self, client_name: &str) -> dax::Result<ClientConfig> {
+        let volume = self.volume.clone();
+        let mut client = ClientConfig::new(volume, self.replicas(), client_name);
+        client.key = self.volume_key()?;
+        client.zone = self.zone_name();
+        client.pending_bytes_max = self.memory.pending.bytes();
+        Ok(client)
+    }
+
     /// How a volume is spread over these zones.
     pub fn volume_settings(&self) -> VolumeSettings {
         let per_zone = self.zones.first().map_or(0, |zone| zone.servers().len());
@@ -364,6 +391,7 @@ impl Config {
 impl Raw {
     fn check(&self) -> Result<(), ConfigError> {
         self.check_zones()?;
+        self.check_key()?;
         self.check_data()?;
         self.check_postgres()?;
         if self.channel.advertised().is_wildcard() {
@@ -418,6 +446,16 @@ impl Raw {
                 "tags.zone",
                 format!("there are {} zones, counted from 0", self.zones.len()),
             )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_key(&self) -> Result<(), ConfigError> {
+        match &self.key {
+            Some(key) if !key.is_absolute() => {
+                let why = format!("{key:?} is not absolute");
+                Err(ConfigError::invalid("key", why))
+            }
             _ => Ok(()),
         }
     }

@@ -10,6 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dax::client::create_volume;
 use dax::storage::{Storage, VolumeSettings};
 use pgdata::control::{CONTROL_FILE_BYTES, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
@@ -69,7 +70,8 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
         import::check(from, &host)?;
     }
     let _only = prepare(config, &host)?;
-    dax::client::create_volume(&config.replicas(), &config.volume, &options.settings).await?;
+    let (replicas, key) = (config.replicas(), config.volume_key()?);
+    create_volume(&replicas, &config.volume, &options.settings, key.as_ref()).await?;
     let storage = connect(config).await?;
     if Cluster::load(storage.as_ref()).await?.is_some() {
         return Err(AgentError::Initialised(config.volume.clone()));

@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let settings = VolumeSettings {
         ..VolumeSettings::spread(replicas, 1)
     };
-    create_volume(&addresses, &volume, &settings).await?;
+    create_volume(&addresses, &volume, &settings, None).await?;
     let client = Client::connect(ClientConfig::new(volume, addresses, "load")).await?;
     client.own_epoch(&NodeName::new("load")?).await?;
     let time = Duration::from_secs(seconds);

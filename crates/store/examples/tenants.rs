@@ -136,7 +136,7 @@ impl Server {
     /// A tenant with one copy of each block on this server, owning its epoch.
     async fn tenant(&self, name: &str) -> Result<Arc<Client>> {
         let (addresses, volume) = (vec![self.address.clone()], VolumeName::new(name)?);
-        create_volume(&addresses, &volume, &VolumeSettings::spread(1, 1)).await?;
+        create_volume(&addresses, &volume, &VolumeSettings::spread(1, 1), None).await?;
         let client = Client::connect(ClientConfig::new(volume, addresses, name)).await?;
         client.own_epoch(&NodeName::new(name)?).await?;
         Ok(client)

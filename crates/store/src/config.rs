@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use dax::credentials::Secret;
+
 use crate::network::Emulated;
 
 /// How a zone is set up. The defaults suit a machine that does other things as well.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StoreConfig {
     /// Bytes of the file system to leave free: block writes are refused below it, so that the engine
@@ -26,6 +28,15 @@ pub struct StoreConfig {
     pub read_threads: usize,
     /// Distances to clients that are emulated, in tests and demonstrations.
     pub network: Option<Emulated>,
+    /// How long a client may take to prove that it knows its volume's key.
+    #[serde(with = "humantime_serde")]
+    pub greeting_timeout: Duration,
+    /// Connections that have not proved it yet, at most; more are turned away.
+    pub strangers_max: usize,
+    /// What volumes' keys are made from. Without one nobody proves anything, and only this machine may
+    /// connect.
+    #[serde(skip)]
+    pub secret: Option<Secret>,
 }
 
 impl Default for StoreConfig {
@@ -38,6 +49,9 @@ impl Default for StoreConfig {
             queue_bytes: 64 << 20,
             read_threads: 4,
             network: None,
+            greeting_timeout: Duration::from_secs(10),
+            strangers_max: 256,
+            secret: None,
         }
     }
 }

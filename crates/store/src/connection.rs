@@ -64,9 +64,10 @@ impl Conn {
         })
     }
 
-    /// Binds the connection to its volume; false if it was bound before.
-    pub fn bind(&self, volume: Arc<Volume>) -> bool {
-        self.volume.set(volume).is_ok()
+    /// Binds the connection to its volume, for good.
+    pub fn bind(&self, volume: Arc<Volume>) {
+        // The first one stays; a connection that has one says no hello.
+        let _ = self.volume.set(volume);
     }
 
     /// The volume it is bound to.

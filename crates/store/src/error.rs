@@ -69,6 +69,16 @@ pub enum OpenError {
         /// What is wrong with it.
         source: crate::network::NetworkError,
     },
+    /// Other machines could connect, and nobody would have to prove anything.
+    #[error(
+        "other machines can reach {address}, and without a secret all of them could read and write \
+         every volume; give --secret-file FILE (understudy key --new-secret FILE makes one), or \
+         listen on 127.0.0.1 or unix:/path"
+    )]
+    Unprotected {
+        /// The address as given.
+        address: String,
+    },
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),

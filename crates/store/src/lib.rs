@@ -17,6 +17,7 @@ mod connection;
 mod decide;
 mod engine;
 mod error;
+mod greeting;
 mod inventory;
 mod janitor;
 mod journal;

@@ -8,11 +8,12 @@ use bytes::BytesMut;
 use dax::error::{Error, ErrorKind};
 use dax::ids::{BlockKey, VolumeName};
 use dax::storage::{Space, Traffic};
-use dax::wire::{BlockWrite, PROTOCOL, Request, Response, read_frame};
+use dax::wire::{BlockWrite, PROTOCOL, Request, Response};
 
 use crate::connection::Conn;
 use crate::decide;
 use crate::engine::EngineError;
+use crate::greeting::{About, Door, Place, Step};
 use crate::inventory::InventoryJob;
 use crate::keys::VolumeId;
 use crate::reads::{ReadJob, list_records, read_record};
@@ -53,6 +54,7 @@ impl From<EngineError> for End {
 pub(crate) struct Receiver {
     shared: Arc<Shared>,
     conn: Arc<Conn>,
+    door: Door,
     input: BufReader<Stream>,
     scratch: BytesMut,
     /// The number of the last write.
@@ -62,10 +64,11 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    pub fn new(shared: Arc<Shared>, conn: Arc<Conn>, stream: Stream) -> Receiver {
+    pub fn new(shared: Arc<Shared>, conn: Arc<Conn>, stream: Stream, place: Place) -> Receiver {
         Receiver {
             shared,
             conn,
+            door: Door::new(place),
             input: BufReader::with_capacity(BUFFER_BYTES, stream),
             scratch: BytesMut::new(),
             written: 0,
@@ -86,7 +89,7 @@ impl Receiver {
         match end {
             End::Engine(e) => self.shared.fail(&e),
             End::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
-                tracing::warn!(client = %self.conn.peer, error = %e, "disconnected: not our protocol");
+                tracing::warn!(client = %self.conn.peer, error = %e, "disconnected for what it sent");
             }
             End::Io(e) => tracing::debug!(client = %self.conn.peer, error = %e, "disconnected"),
             End::Stopping => {}
@@ -105,32 +108,17 @@ impl Receiver {
 
     /// Handles one request; false at the end of the stream.
     fn step(&mut self) -> Result<bool, End> {
-        let Some(frame) = read_frame(&mut self.input)? else {
+        let Some(frame) = self.door.next_frame(&mut self.input)? else {
             return Ok(false);
         };
         let (id, request) = match Request::decode(frame) {
             Ok(decoded) => decoded,
             Err(e) => return Err(self.protocol(0, e)),
         };
-        if let Request::Hello {
-            protocol,
-            volume,
-            client,
-            ..
-        } = request
-        {
-            self.hello(id, (protocol, volume, client))?;
-            return Ok(true);
+        match self.conn.volume().cloned() {
+            Some(volume) => self.handle(id, request, volume)?,
+            None => self.greet(id, request)?,
         }
-        if let Request::CreateVolume { .. } = request {
-            self.enqueue(id, request)?;
-            return Ok(true);
-        }
-        let Some(volume) = self.conn.volume().cloned() else {
-            let e = Error::new(ErrorKind::Protocol, "say hello first, to name a volume");
-            return Err(self.protocol(id, e));
-        };
-        self.handle(id, request, volume)?;
         Ok(true)
     }
 
@@ -160,32 +148,31 @@ impl Receiver {
         }
     }
 
-    fn hello(
-        &mut self,
-        id: u64,
-        (protocol, name, client): (u16, VolumeName, String),
-    ) -> Result<(), End> {
-        let Some(volume) = self.shared.volumes.get(&name) else {
-            let e = Error::new(
-                ErrorKind::NotFound,
-                format!("no volume {name} in this zone"),
-            );
+    /// Handles a request of a connection that has no volume yet.
+    fn greet(&mut self, id: u64, request: Request) -> Result<(), End> {
+        let secret = self.shared.config.secret.as_ref();
+        match self.door.hear(secret, request) {
+            Ok(Step::Answer(answer)) => self.answer(id, &answer),
+            Ok(Step::Bind(name, about)) => self.bind(id, &name, &about),
+            Ok(Step::Create(request)) => self.enqueue(id, request),
+            Err(e) => Err(self.protocol(id, e)),
+        }
+    }
+
+    fn bind(&mut self, id: u64, name: &VolumeName, about: &About) -> Result<(), End> {
+        let Some(volume) = self.shared.volumes.get(name) else {
+            let text = format!("no volume {name} in this zone");
+            let e = Error::new(ErrorKind::NotFound, text);
             return self.answer(id, &decide::error(&e));
         };
         let welcome = Response::Welcome {
-            protocol: protocol.min(PROTOCOL),
+            protocol: about.protocol.min(PROTOCOL),
             settings: volume.settings.clone(),
             grant: volume.grant(),
             rebuilding: volume.is_rebuilding(),
         };
-        if !self.conn.bind(volume) {
-            let e = Error::new(
-                ErrorKind::Protocol,
-                "this connection has its volume already",
-            );
-            return Err(self.protocol(id, e));
-        }
-        tracing::debug!(client = %self.conn.peer, name = %client, volume = %name, "connected");
+        self.conn.bind(volume);
+        tracing::debug!(client = %self.conn.peer, name = %about.client, volume = %name, "connected");
         self.answer(id, &welcome)
     }
 
@@ -251,6 +238,14 @@ impl Receiver {
             Request::ListRecords { prefix, after } => {
                 let answer = list_records(&self.shared, &volume, &prefix, after.as_deref())?;
                 self.answer(id, &answer)
+            }
+            Request::Hello { .. } | Request::Proof { .. } => {
+                let text = "this connection has its volume already";
+                Err(self.protocol(id, Error::new(ErrorKind::Protocol, text)))
+            }
+            Request::CreateVolume { volume: other, .. } if other != volume.name => {
+                let text = format!("this connection is for volume {}", volume.name);
+                Err(self.protocol(id, Error::new(ErrorKind::Protocol, text)))
             }
             other => self.enqueue(id, other),
         }

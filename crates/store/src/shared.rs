@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use dax::ids::{BlockKey, FileId, Generation};
 use dax::wire::{BlockWrite, Request};
@@ -52,6 +52,8 @@ pub(crate) struct Shared {
     pub chores: Chores,
     pub reserve_bytes: AtomicU64,
     pub conns: Mutex<HashMap<u64, Arc<Conn>>>,
+    /// How many of them are not admitted yet.
+    pub strangers: AtomicUsize,
     stopping: AtomicBool,
     failure: Mutex<Option<String>>,
     ended: Condvar,
@@ -72,6 +74,7 @@ impl Shared {
             chores: Chores::default(),
             reserve_bytes: AtomicU64::new(config.reserve_bytes),
             conns: Mutex::default(),
+            strangers: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             failure: Mutex::new(None),
             ended: Condvar::new(),

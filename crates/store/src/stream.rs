@@ -55,6 +55,14 @@ impl Stream {
         })
     }
 
+    /// How long a read waits, of any clone; for ever if none.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Stream::Tcp(s) => s.set_read_timeout(timeout),
+            Stream::Unix(s) => s.set_read_timeout(timeout),
+        }
+    }
+
     /// Ends reads, writes or both, of all clones.
     pub fn shutdown(&self, how: Shutdown) {
         // The peer may have gone already, which is what we want.
@@ -131,6 +139,14 @@ impl Listener {
         Ok(match self {
             Listener::Tcp(l) => l.local_addr()?.to_string(),
             Listener::Unix(_, path) => format!("{UNIX}{}", path.display()),
+        })
+    }
+
+    /// Whether only this machine can connect.
+    pub fn is_local(&self) -> io::Result<bool> {
+        Ok(match self {
+            Listener::Tcp(l) => l.local_addr()?.ip().to_canonical().is_loopback(),
+            Listener::Unix(..) => true,
         })
     }
 

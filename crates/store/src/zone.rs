@@ -20,6 +20,7 @@ use crate::config::StoreConfig;
 use crate::connection::Conn;
 use crate::engine::{Engine, EngineError};
 use crate::error::{OpenError, ZoneFailed};
+use crate::greeting::Place;
 use crate::janitor::Janitor;
 use crate::meta;
 use crate::network::Emulation;
@@ -113,13 +114,19 @@ impl Zone {
     /// (with the port that was chosen if it was 0). May be called for several addresses.
     ///
     /// # Errors
-    /// [`OpenError::AddressInUse`], [`OpenError::Address`].
+    /// [`OpenError::AddressInUse`], [`OpenError::Address`]; [`OpenError::Unprotected`] if the zone has no
+    /// secret and other machines could connect.
     pub fn serve(&self, listen: &str) -> Result<String, OpenError> {
         let listener = Listener::bind(listen)?;
-        let address = listener.address().map_err(|source| OpenError::Address {
+        let failed = |source| OpenError::Address {
             address: listen.into(),
             source,
-        })?;
+        };
+        let address = listener.address().map_err(failed)?;
+        if self.shared.config.secret.is_none() && !listener.is_local().map_err(failed)? {
+            let address = listen.into();
+            return Err(OpenError::Unprotected { address });
+        }
         let (shared, clients) = (self.shared.clone(), self.clients.clone());
         let thread = spawn("listener", move || accept(&shared, &clients, &listener));
         let thread = thread.map_err(OpenError::Thread)?;
@@ -262,9 +269,12 @@ fn start_client(
     stream: &Stream,
     peer: String,
 ) -> io::Result<()> {
+    let Some(place) = Place::take(shared) else {
+        return Err(io::Error::other("too many clients are being greeted"));
+    };
     let id = clients.last_id.fetch_add(1, Ordering::Relaxed) + 1;
     let conn = Arc::new(Conn::new(id, peer, stream)?);
-    let receiver = Receiver::new(shared.clone(), conn.clone(), stream.try_clone()?);
+    let receiver = Receiver::new(shared.clone(), conn.clone(), stream.try_clone()?, place);
     let sender = conn.clone();
     let sender = spawn("sender", move || sender.run_sender())?;
     clients.senders.lock().push(sender);

@@ -38,7 +38,7 @@ impl ThreeZones {
         };
         let (addresses, zones): (Vec<_>, Vec<_>) = (0..3).map(start).unzip();
         let volume = VolumeName::new("conformance").unwrap();
-        create_volume(&addresses, &volume, &VolumeSettings::default())
+        create_volume(&addresses, &volume, &VolumeSettings::default(), None)
             .await
             .unwrap();
         ThreeZones {

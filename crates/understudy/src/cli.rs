@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dax::ids::VolumeName;
 use dax::storage::Protocol;
 
 const AFTER_HELP: &str = "\
@@ -31,6 +32,7 @@ pub struct Cli {
 #[allow(missing_docs)] // the documentation of a variant's arguments is its help text
 pub enum Command {
     Store(Store),
+    Key(Key),
     Init(Init),
     Node(Node),
     Status(Status),
@@ -47,14 +49,15 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  understudy store --data /var/lib/understudy/zone-a --listen 10.0.0.1:7101
+  understudy store --data /var/lib/understudy/zone-a --listen 10.0.0.1:7101 \\
+    --secret-file /etc/understudy/zones.secret
   understudy store --data ./zone-a --listen 127.0.0.1:7101")]
 pub struct Store {
     /// Where the blocks are kept; created if it does not exist.
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
-    /// Where to listen: host:port or unix:/path. May be given several times. Clients are not
-    /// authenticated yet: keep it off public networks.
+    /// Where to listen: host:port or unix:/path. May be given several times. What is sent is not
+    /// encrypted: keep it off public networks.
     #[arg(long, value_name = "ADDRESS", required = true)]
     pub listen: Vec<String>,
     /// For tests on one machine: emulate the distances to clients that this file says (see
@@ -64,9 +67,42 @@ pub struct Store {
     /// The zone that this server is in, as the network file names it.
     #[arg(long, value_name = "NAME", requires = "network")]
     pub zone: Option<String>,
+    /// The zones' secret: clients must prove that they know their volume's key, which is made from
+    /// it. See understudy key. Without one only this machine may connect.
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,
+}
+
+/// Make the zones' secret, and from it the key of each volume.
+///
+/// Every zone of a cluster has the same secret. A node gets the key of its volume only, and with it
+/// cannot read or write any other. Files are made so that only their owner can read them.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy key --new-secret /etc/understudy/zones.secret
+  understudy key --secret-file /etc/understudy/zones.secret --volume main --output main.key")]
+pub struct Key {
+    /// Write a new random secret into this file, which must not exist.
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "secret_file",
+        conflicts_with_all = ["secret_file", "volume", "output"]
+    )]
+    pub new_secret: Option<PathBuf>,
+    /// The zones' secret: at least 32 random bytes, raw or as hexadecimal digits.
+    #[arg(long, value_name = "FILE", requires = "volume")]
+    pub secret_file: Option<PathBuf>,
+    /// The volume whose key to make; it need not exist yet.
+    #[arg(long, value_name = "NAME", requires = "secret_file", value_parser = volume_name)]
+    pub volume: Option<VolumeName>,
+    /// Write the key into this file, which must not exist; standard output if not given.
+    #[arg(long, value_name = "FILE", requires = "secret_file")]
+    pub output: Option<PathBuf>,
 }
 
 /// Create a volume in the zones, and an empty or imported database in it.
@@ -348,6 +384,10 @@ fn duration(text: &str) -> Result<Duration, String> {
     Ok(parsed)
 }
 
+fn volume_name(text: &str) -> Result<VolumeName, String> {
+    VolumeName::new(text).map_err(|error| error.to_string())
+}
+
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
@@ -363,6 +403,30 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_key_command_makes_one_thing() {
+        let parse = |words: &str| Cli::try_parse_from(words.split(' '));
+        let accepted = [
+            "understudy key --new-secret s",
+            "understudy key --secret-file s --volume main",
+            "understudy key --secret-file s --volume main --output k",
+        ];
+        let refused = [
+            "understudy key",
+            "understudy key --secret-file s",
+            "understudy key --volume main",
+            "understudy key --new-secret s --volume main",
+            "understudy key --new-secret s --output k",
+            "understudy key --secret-file s --volume no/name",
+        ];
+        for words in accepted {
+            assert!(parse(words).is_ok(), "{words}");
+        }
+        for words in refused {
+            assert!(parse(words).is_err(), "{words}");
+        }
     }
 
     #[test]

@@ -134,7 +134,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<S
             store::OpenError::Locked { .. } | store::OpenError::AddressInUse { .. } => {
                 Code::Refused
             }
-            store::OpenError::Address { .. } => Code::Usage,
+            store::OpenError::Address { .. } | store::OpenError::Unprotected { .. } => Code::Usage,
             _ => Code::Failed,
         };
         return Some((code, None));
@@ -189,6 +189,11 @@ fn of_storage(error: &dax::error::Error) -> (Code, Option<String>) {
         ErrorKind::NotFound => (
             Code::Usage,
             "Check \"volume\" in the configuration, or create it: understudy init.",
+        ),
+        ErrorKind::Denied => (
+            Code::Usage,
+            "Compare \"key\" and \"volume\" in the configuration with the zones' --secret-file; \
+             understudy key makes a volume's key.",
         ),
         ErrorKind::Invalid => return (Code::Usage, None),
         ErrorKind::Full => (Code::Unavailable, "Make room on the zone's disk."),

@@ -1,4 +1,4 @@
-//! One connection to one replica: address, greeting, the task that keeps it up.
+//! One connection to one replica: address, stream, the task that keeps it up.
 //!
 //! Invariant: what is read from a connection reaches the core only while that connection is the
 //! replica's current one; frames go out in the order the core made them.
@@ -14,11 +14,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
 use super::driver::Driver;
-use super::setup;
+use super::greeting::Greeted;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{ReplicaId, VolumeName};
-use crate::storage::{EpochGrant, VolumeSettings};
-use crate::wire::{Frame, FrameReader, PROTOCOL, Request, Response};
+use crate::ids::ReplicaId;
+use crate::wire::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, Request, Response};
 
 /// How long connecting and greeting may take together.
 const GREETING: Duration = Duration::from_secs(5);
@@ -37,14 +36,6 @@ type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 pub(super) struct Stream {
     pub reader: Reader,
     pub writer: Writer,
-}
-
-/// A replica that answered the greeting.
-pub(super) struct Greeted {
-    pub stream: Stream,
-    pub settings: VolumeSettings,
-    pub grant: EpochGrant,
-    pub rebuilding: bool,
 }
 
 impl Stream {
@@ -71,58 +62,18 @@ impl Stream {
         })
     }
 
-    /// Sends a request and reads the next message.
-    pub async fn exchange(&mut self, request: &Request) -> Result<Response> {
+    /// Sends a request and reads the next message, in a greeting.
+    pub async fn ask(&mut self, request: &Request) -> Result<Response> {
         let failed =
             |error| Error::with_source(ErrorKind::Unavailable, "the connection broke", error);
         let frame = request.encode(1, &mut BytesMut::new());
         write_all(&mut self.writer, &[frame])
             .await
             .map_err(failed)?;
-        let (_, response) = Response::decode(self.reader.next().await.map_err(failed)?)?;
-        match response {
-            Response::Error { kind, message } => Err(Error::new(kind, message)),
-            response => Ok(response),
-        }
+        let frame = self.reader.next(MAX_GREETING_BYTES).await.map_err(failed)?;
+        let (_, response) = Response::decode(frame)?;
+        Ok(response)
     }
-}
-
-/// Who a client is to a replica.
-#[derive(Debug, Clone)]
-pub(super) struct Who {
-    pub name: String,
-    pub zone: Option<String>,
-}
-
-/// Connects and says hello.
-pub(super) async fn greet(address: &str, volume: &VolumeName, who: &Who) -> Result<Greeted> {
-    let greeting = async {
-        let mut stream = Stream::open(address).await?;
-        let hello = Request::Hello {
-            protocol: PROTOCOL,
-            volume: volume.clone(),
-            client: who.name.clone(),
-            zone: who.zone.clone(),
-        };
-        match stream.exchange(&hello).await? {
-            Response::Welcome {
-                settings,
-                grant,
-                rebuilding,
-                ..
-            } => Ok(Greeted {
-                stream,
-                settings,
-                grant,
-                rebuilding,
-            }),
-            _ => Err(Error::new(
-                ErrorKind::Protocol,
-                format!("{address} does not answer as a replica"),
-            )),
-        }
-    };
-    within(address, greeting).await
 }
 
 /// Bounds the time of a greeting.
@@ -153,7 +104,7 @@ pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, addr
     let mut backoff = Backoff::new();
     let mut reported = false;
     loop {
-        match greet(&address, &driver.volume, &driver.who).await {
+        match driver.introduction.greet(&address).await {
             Ok(greeted) if greeted.settings == *driver.settings() => {
                 tracing::info!(%replica, address, "replica connected");
                 (backoff, reported) = (Backoff::new(), false);
@@ -166,7 +117,8 @@ pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, addr
             }
             Err(error) if error.kind() == ErrorKind::NotFound && driver.may_rebuild() => {
                 tracing::warn!(%replica, address, "the replica has lost the volume: rebuilding it");
-                match setup::begin_rebuild(&address, &driver.volume, driver.settings()).await {
+                let introduction = &driver.introduction;
+                match introduction.create(&address, driver.settings(), true).await {
                     Ok(()) => continue,
                     Err(error) => {
                         report(&driver, replica, &address, describe(&error), &mut reported);
@@ -217,7 +169,7 @@ async fn receive(
     mut reader: Reader,
 ) -> String {
     loop {
-        let frame = match reader.next().await {
+        let frame = match reader.next(MAX_FRAME_BYTES).await {
             Ok(frame) => frame,
             Err(error) => return error.to_string(),
         };

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
-use super::connection::Who;
 use super::core::{Call, Core, Effect, OpId, Output, Time};
+use super::greeting::Introduction;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Generation, ReplicaId, Version, VolumeName};
+use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::{Block, EpochGrant, VolumeSettings};
 use crate::wire::{Frame, Response};
 
@@ -23,8 +23,7 @@ use crate::wire::{Frame, Response};
 const SCRATCH_BYTES: usize = 16 << 10;
 
 pub(super) struct Driver {
-    pub volume: VolumeName,
-    pub who: Who,
+    pub introduction: Introduction,
     settings: VolumeSettings,
     started: Instant,
     inner: Mutex<Inner>,
@@ -45,10 +44,9 @@ struct Outbox {
 }
 
 impl Driver {
-    pub fn new(core: Core, volume: VolumeName, who: Who, replicas: usize) -> Driver {
+    pub fn new(core: Core, introduction: Introduction, replicas: usize) -> Driver {
         Driver {
-            volume,
-            who,
+            introduction,
             settings: core.settings().clone(),
             started: Instant::now(),
             inner: Mutex::new(Inner {

@@ -6,6 +6,7 @@
 mod connection;
 pub(crate) mod core;
 mod driver;
+mod greeting;
 mod setup;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
+use crate::credentials::VolumeKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::ReplicaId;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
@@ -22,9 +24,9 @@ use crate::storage::{
     Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
     Space, Storage, StorageCounters, SyncScope, Usage, VolumeSettings,
 };
-use connection::Who;
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
+use greeting::Introduction;
 
 pub use setup::create_volume;
 
@@ -44,6 +46,9 @@ pub struct ClientConfig {
     /// The zone that this client is in, as the servers' network file names it; only matters to servers
     /// that emulate distances. Default none: no distance.
     pub zone: Option<String>,
+    /// The volume's key, if the zones have a secret. Then zones that cannot prove to know it are
+    /// refused. Default none.
+    pub key: Option<VolumeKey>,
     /// Bytes of blocks that may wait for acknowledgements before writers wait. Default 64 MiB.
     pub pending_bytes_max: usize,
     /// Entries of the version list. Default 262,144 (2 GiB of 8 KiB blocks).
@@ -65,6 +70,7 @@ impl ClientConfig {
             replicas,
             client_name: client_name.into(),
             zone: None,
+            key: None,
             pending_bytes_max: 64 << 20,
             version_list_max: 1 << 18,
             replica_timeout: Duration::from_secs(2),
@@ -85,7 +91,7 @@ pub struct Client {
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client")
-            .field("volume", &self.driver.volume)
+            .field("volume", &self.driver.introduction.volume)
             .field("epoch", &self.epoch())
             .finish_non_exhaustive()
     }
@@ -96,14 +102,17 @@ impl Client {
     /// called inside a tokio runtime, which the client's tasks then use.
     ///
     /// # Errors
-    /// `NotFound` if a majority of the replicas does not know the volume; `Invalid` if the number of
-    /// replicas is not the volume's number of replicas; `Protocol` if something else answers.
+    /// `NotFound` or `Denied` if a majority of the replicas does not know the volume, or refuses the
+    /// key or is refused for lack of it; `Invalid` if the number of replicas is not the volume's
+    /// number of replicas; `Protocol` if something else answers.
     pub async fn connect(config: ClientConfig) -> Result<Arc<Client>> {
-        let who = Who {
-            name: config.client_name,
+        let introduction = Introduction {
+            volume: config.volume,
+            client: config.client_name,
             zone: config.zone,
+            key: config.key,
         };
-        let settings = setup::find_settings(&config.replicas, &config.volume, &who).await?;
+        let settings = setup::find_settings(&config.replicas, &introduction).await?;
         let core_config = CoreConfig {
             addresses: config.replicas.clone(),
             pending_bytes_max: config.pending_bytes_max,
@@ -112,7 +121,7 @@ impl Client {
         };
         let core = Core::new(core_config, settings);
         let replicas = config.replicas.len();
-        let driver = Arc::new(Driver::new(core, config.volume, who, replicas));
+        let driver = Arc::new(Driver::new(core, introduction, replicas));
         let mut tasks = JoinSet::new();
         for (replica, address) in (0u8..).map(ReplicaId).zip(config.replicas) {
             let driver = Arc::clone(&driver);

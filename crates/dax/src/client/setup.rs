@@ -4,34 +4,39 @@ use std::collections::BTreeSet;
 
 use tokio::task::JoinSet;
 
-use super::connection::{Backoff, Stream, Who, describe, greet, within};
+use super::connection::{Backoff, describe};
+use super::greeting::Introduction;
+use crate::credentials::VolumeKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::VolumeName;
 use crate::storage::VolumeSettings;
-use crate::wire::{Request, Response};
 
-/// Makes a volume. A fresh one is made once every replica has said that it does not know it, because
+/// Makes a volume, with its key if the zones have a secret. A fresh one is made once every replica has said that it does not know it, because
 /// one that is away might; returns once all have it. Where some know it already, those that do not
 /// are told that they have lost it, and this returns once a majority knows it: repeating is harmless.
 /// Waits while replicas are missing.
 ///
 /// # Errors
-/// `Conflict` if it exists with other settings, `Invalid` if the settings make no sense.
+/// `Conflict` if it exists with other settings, `Invalid` if the settings make no sense, `Denied` if a
+/// replica refuses the key, or is refused.
 pub async fn create_volume(
     replicas: &[String],
     volume: &VolumeName,
     settings: &VolumeSettings,
+    key: Option<&VolumeKey>,
 ) -> Result<()> {
     settings.check()?;
     check_replicas(replicas, settings)?;
+    let introduction = Introduction {
+        volume: volume.clone(),
+        client: "init".into(),
+        zone: None,
+        key: key.cloned(),
+    };
     let mut attempts = JoinSet::new();
     for (index, replica) in replicas.iter().enumerate() {
-        let (replica, volume) = (replica.clone(), volume.clone());
-        let who = Who {
-            name: "init".into(),
-            zone: None,
-        };
-        attempts.spawn(async move { (index, settings_at(&replica, &volume, &who).await) });
+        let (replica, introduction) = (replica.clone(), introduction.clone());
+        attempts.spawn(async move { (index, settings_at(&replica, &introduction).await) });
     }
     let (mut known, mut unknown) = (0, BTreeSet::new());
     while known <= replicas.len() / 2
@@ -54,39 +59,9 @@ pub async fn create_volume(
         }
     }
     for index in unknown {
-        let request = Request::CreateVolume {
-            volume: volume.clone(),
-            settings: settings.clone(),
-            rebuild: known > 0,
-        };
-        create_in(&replicas[index], request).await?;
+        create_in(&replicas[index], &introduction, settings, known > 0).await?;
     }
     Ok(())
-}
-
-/// Tells a replica that it has lost the volume.
-pub(super) async fn begin_rebuild(
-    address: &str,
-    volume: &VolumeName,
-    settings: &VolumeSettings,
-) -> Result<()> {
-    let request = Request::CreateVolume {
-        volume: volume.clone(),
-        settings: settings.clone(),
-        rebuild: true,
-    };
-    let attempt = async { Stream::open(address).await?.exchange(&request).await };
-    match within(address, attempt).await? {
-        Response::Done => Ok(()),
-        other => Err(unexpected(address, &other)),
-    }
-}
-
-fn unexpected(address: &str, reply: &Response) -> Error {
-    Error::new(
-        ErrorKind::Protocol,
-        format!("{address} does not answer as a replica: {reply:?}"),
-    )
 }
 
 fn other_settings(volume: &VolumeName, found: &VolumeSettings) -> Error {
@@ -97,13 +72,15 @@ fn other_settings(volume: &VolumeName, found: &VolumeSettings) -> Error {
 }
 
 /// Tries until the replica has the volume or refuses it.
-async fn create_in(replica: &str, request: Request) -> Result<()> {
+async fn create_in(
+    replica: &str,
+    introduction: &Introduction,
+    settings: &VolumeSettings,
+    rebuild: bool,
+) -> Result<()> {
     let mut backoff = Backoff::new();
     loop {
-        let attempt = async { Stream::open(replica).await?.exchange(&request).await };
-        match within(replica, attempt).await {
-            Ok(Response::Done) => return Ok(()),
-            Ok(other) => return Err(unexpected(replica, &other)),
+        match introduction.create(replica, settings, rebuild).await {
             Err(error) if is_passing(&error) => {
                 tracing::info!(
                     replica,
@@ -111,7 +88,7 @@ async fn create_in(replica: &str, request: Request) -> Result<()> {
                     "volume not created there yet"
                 );
             }
-            Err(error) => return Err(error),
+            result => return result,
         }
         backoff.wait().await;
     }
@@ -121,23 +98,23 @@ fn is_passing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Full)
 }
 
-/// How a volume is laid out, from the first replica that knows it.
+/// How a volume is laid out, from the first replica that knows it. A few replicas that do not know it,
+/// or cannot be trusted, keep nobody from using the others.
 ///
 /// # Errors
-/// `NotFound` if a majority of the replicas answers and none of them knows it.
+/// `NotFound` or `Denied` if a majority of the replicas answers so.
 pub(super) async fn find_settings(
     replicas: &[String],
-    volume: &VolumeName,
-    who: &Who,
+    introduction: &Introduction,
 ) -> Result<VolumeSettings> {
     let mut attempts = JoinSet::new();
-    for (index, replica) in replicas.iter().enumerate() {
-        let (replica, volume, who) = (replica.clone(), volume.clone(), who.clone());
-        attempts.spawn(async move { (index, settings_at(&replica, &volume, &who).await) });
+    for replica in replicas {
+        let (replica, introduction) = (replica.clone(), introduction.clone());
+        attempts.spawn(async move { settings_at(&replica, &introduction).await });
     }
-    let mut unknown = BTreeSet::new();
+    let mut refusals = Vec::new();
     while let Some(attempt) = attempts.join_next().await {
-        let Ok((index, result)) = attempt else {
+        let Ok(result) = attempt else {
             continue;
         };
         match result {
@@ -146,26 +123,32 @@ pub(super) async fn find_settings(
                 check_replicas(replicas, &settings)?;
                 return Ok(settings);
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                unknown.insert(index);
-                if unknown.len() > replicas.len() / 2 {
-                    return Err(error);
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Denied) => {
+                tracing::info!(why = describe(&error), "replica cannot be used");
+                refusals.push(error);
+                if refusals.len() > replicas.len() / 2 {
+                    break;
                 }
             }
             Err(error) => return Err(error),
         }
     }
-    Err(Error::new(
-        ErrorKind::NotFound,
-        format!("no replica knows volume {volume}"),
-    ))
+    // What is to be changed comes before what is not there.
+    let denied = refusals
+        .iter()
+        .position(|error| error.kind() == ErrorKind::Denied);
+    let told = (!refusals.is_empty()).then(|| refusals.swap_remove(denied.unwrap_or(0)));
+    Err(told.unwrap_or_else(|| {
+        let message = format!("no replica knows volume {}", introduction.volume);
+        Error::new(ErrorKind::NotFound, message)
+    }))
 }
 
 /// Asks one replica until it answers.
-async fn settings_at(replica: &str, volume: &VolumeName, who: &Who) -> Result<VolumeSettings> {
+async fn settings_at(replica: &str, introduction: &Introduction) -> Result<VolumeSettings> {
     let mut backoff = Backoff::new();
     loop {
-        match greet(replica, volume, who).await {
+        match introduction.greet(replica).await {
             Ok(greeted) => return Ok(greeted.settings),
             Err(error) if is_passing(&error) => {
                 tracing::debug!(replica, why = describe(&error), "replica not reached yet");

@@ -1,5 +1,6 @@
 //! The whole client over sockets, against replicas that keep the replica rules and live in the test.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -12,19 +13,27 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::core::tests::peer::{Peer, Sent};
 use super::*;
+use crate::credentials::{Greeting, Nonce, Proof, Secret, Side};
 use crate::storage::VolumeSettings;
-use crate::wire::{FrameReader, PROTOCOL, Request, Response};
+use crate::wire::{FrameReader, MAX_FRAME_BYTES, PROTOCOL, Request, Response};
 
 /// One replica: everything is durable at once.
 #[derive(Default)]
 struct Replica {
     peer: Peer,
+    /// What its proofs are made with; without one it asks for none.
+    key: Option<VolumeKey>,
+    /// What the proofs of each connection are about.
+    greetings: HashMap<u64, Greeting>,
+    /// How often it was told anything but hello.
+    told: usize,
     settings: Option<VolumeSettings>,
     connections: Vec<UnboundedSender<(u64, Response)>>,
 }
 
 impl Replica {
     fn handle(&mut self, conn: u64, id: u64, request: Request) {
+        self.told += usize::from(!matches!(request, Request::Hello { .. }));
         let sent = match request {
             Request::CreateVolume {
                 settings, rebuild, ..
@@ -40,7 +49,10 @@ impl Replica {
                 };
                 vec![(conn, id, reply)]
             }
-            Request::Hello { .. } => vec![(conn, id, self.welcome())],
+            Request::Hello { volume, nonce, .. } => {
+                vec![(conn, id, self.hello(conn, volume, nonce))]
+            }
+            Request::Proof { proof } => vec![(conn, id, self.proven(conn, &proof))],
             request => {
                 let mut sent = self.peer.handle(conn, id, request);
                 sent.extend(self.peer.commit());
@@ -48,6 +60,27 @@ impl Replica {
             }
         };
         self.send(sent);
+    }
+
+    fn hello(&mut self, conn: u64, volume: VolumeName, client: Nonce) -> Response {
+        let Some(key) = &self.key else {
+            return self.welcome();
+        };
+        let zone = Nonce::random().unwrap();
+        let greeting = Greeting {
+            volume,
+            client,
+            zone,
+        };
+        let proof = key.proof(Side::Zone, &greeting);
+        self.greetings.insert(conn, greeting);
+        Response::Challenge { nonce: zone, proof }
+    }
+
+    fn proven(&self, conn: u64, proof: &Proof) -> Response {
+        let key = self.key.as_ref().unwrap();
+        assert!(key.is_proven(Side::Client, &self.greetings[&conn], proof));
+        self.welcome()
     }
 
     fn welcome(&self) -> Response {
@@ -120,14 +153,27 @@ impl Replicas {
     async fn create(&self) {
         let name = VolumeName::new("v").unwrap();
         let settings = VolumeSettings::default();
-        create_volume(&self.addresses, &name, &settings)
+        create_volume(&self.addresses, &name, &settings, None)
             .await
             .unwrap();
     }
 
     async fn connect(&self) -> Result<Arc<Client>> {
+        self.connect_with(None).await
+    }
+
+    async fn connect_with(&self, key: Option<VolumeKey>) -> Result<Arc<Client>> {
         let name = VolumeName::new("v").unwrap();
-        Client::connect(ClientConfig::new(name, self.addresses.clone(), "test")).await
+        let mut config = ClientConfig::new(name, self.addresses.clone(), "test");
+        config.key = key;
+        Client::connect(config).await
+    }
+
+    /// Gives replicas their keys, as many as there are.
+    fn know(&self, keys: [Option<VolumeKey>; 3]) {
+        for (replica, key) in self.replicas.iter().zip(keys) {
+            replica.lock().key = key;
+        }
     }
 }
 
@@ -142,7 +188,7 @@ async fn connection(replica: Arc<Mutex<Replica>>, stream: tokio::net::UnixStream
     let mut sending = JoinSet::new();
     sending.spawn(send(receiver, writer));
     let mut reader = FrameReader::new(reader);
-    while let Ok(frame) = reader.next().await {
+    while let Ok(frame) = reader.next(MAX_FRAME_BYTES).await {
         let (id, request) = Request::decode(frame).expect("the client speaks the protocol");
         replica.lock().handle(conn, id, request);
     }
@@ -196,9 +242,9 @@ async fn creating_again_is_harmless_and_otherwise_a_conflict() {
         block_size_bytes: 16384,
         ..VolumeSettings::default()
     };
-    let error = create_volume(&replicas.addresses, &name, &other).await;
+    let error = create_volume(&replicas.addresses, &name, &other, None).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Conflict);
-    let two = create_volume(&replicas.addresses[..2], &name, &other).await;
+    let two = create_volume(&replicas.addresses[..2], &name, &other, None).await;
     assert_eq!(two.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
@@ -272,4 +318,81 @@ async fn a_dropped_call_is_withdrawn() {
     let late = tokio::time::timeout(Duration::from_millis(50), read).await;
     assert!(late.is_err());
     assert!(client.driver.is_idle());
+}
+
+fn volume_key(byte: u8) -> Option<VolumeKey> {
+    let secret = Secret::parse(&[byte; 32]).unwrap();
+    Some(secret.key(&VolumeName::new("v").unwrap()))
+}
+
+#[tokio::test]
+async fn a_client_and_zones_with_the_same_key_work_together() {
+    let replicas = created().await;
+    replicas.know([volume_key(1), volume_key(1), volume_key(1)]);
+    let client = replicas.connect_with(volume_key(1)).await.unwrap();
+    client
+        .own_epoch(&NodeName::new("a").unwrap())
+        .await
+        .unwrap();
+    client.write(KEY, Generation::SINGLE, block_of(1)).unwrap();
+    client.csync(SyncScope::Volume).await.unwrap();
+}
+
+#[tokio::test]
+async fn zones_that_do_not_know_the_key_are_refused_and_told_nothing() {
+    let replicas = created().await;
+    let settings = VolumeSettings::default();
+    let name = VolumeName::new("v").unwrap();
+    let told: usize = replicas.replicas.iter().map(|r| r.lock().told).sum();
+    for (theirs, ours, says) in [
+        (volume_key(2), volume_key(1), "another key"),
+        (None, volume_key(1), "has no secret"),
+        (volume_key(2), None, "none is configured"),
+    ] {
+        replicas.know([theirs.clone(), theirs.clone(), theirs]);
+        let connected = replicas.connect_with(ours.clone()).await.unwrap_err();
+        let created = create_volume(&replicas.addresses, &name, &settings, ours.as_ref());
+        for error in [connected, created.await.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Denied);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+    let told_now: usize = replicas.replicas.iter().map(|r| r.lock().told).sum();
+    assert_eq!(told_now, told);
+}
+
+#[tokio::test]
+async fn an_unproven_zone_is_not_believed_that_the_volume_is_missing() {
+    let replicas = Replicas::start();
+    let error = replicas.connect_with(volume_key(1)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("no such volume"), "{error}");
+}
+
+#[tokio::test]
+async fn one_zone_that_pretends_keeps_nobody_from_the_others_and_is_reported() {
+    let replicas = created().await;
+    replicas.know([volume_key(1), None, volume_key(1)]);
+    let client = replicas.connect_with(volume_key(1)).await.unwrap();
+    client
+        .own_epoch(&NodeName::new("a").unwrap())
+        .await
+        .unwrap();
+    client.write(KEY, Generation::SINGLE, block_of(1)).unwrap();
+    client.csync(SyncScope::Volume).await.unwrap();
+    let trouble = loop {
+        if let Some(trouble) = &client.replicas()[1].trouble {
+            break trouble.clone();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert!(trouble.contains("has no secret"), "{trouble}");
+    assert!(!client.replicas()[1].up);
+    assert_eq!(
+        replicas.replicas[1]
+            .lock()
+            .peer
+            .newest(KEY, Generation::MAX),
+        None
+    );
 }

@@ -41,6 +41,9 @@ impl Encoder<'_> {
         self.len(v.len());
         self.0.put_slice(v);
     }
+    pub fn array<const N: usize>(&mut self, v: &[u8; N]) {
+        self.0.put_slice(v);
+    }
     pub fn key(&mut self, v: BlockKey) {
         self.u64(v.file.0);
         self.u64(v.block.0);
@@ -99,6 +102,7 @@ impl Encoder<'_> {
             ErrorKind::Conflict => 5,
             ErrorKind::Invalid => 6,
             ErrorKind::Protocol => 7,
+            ErrorKind::Denied => 8,
         });
     }
 }
@@ -155,6 +159,13 @@ impl Decoder {
     pub fn bytes(&mut self) -> Result<Bytes> {
         let len = self.count(1)?;
         Ok(self.0.split_to(len))
+    }
+
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        self.need(N)?;
+        let mut array = [0; N];
+        self.0.copy_to_slice(&mut array);
+        Ok(array)
     }
 
     pub fn text(&mut self) -> Result<String> {
@@ -256,6 +267,7 @@ impl Decoder {
             5 => ErrorKind::Conflict,
             6 => ErrorKind::Invalid,
             7 => ErrorKind::Protocol,
+            8 => ErrorKind::Denied,
             other => return Err(malformed(&format!("unknown error kind {other}"))),
         })
     }

@@ -1,4 +1,5 @@
-//! Frames on a byte stream. Invariant: a frame's length is checked before memory is taken for it.
+//! Frames on a byte stream. Invariant: a frame's length is checked before memory is taken for it, and
+//! an announced length alone takes no more than [`FIRST_BYTES`].
 
 use std::io::{self, Read};
 
@@ -10,6 +11,12 @@ use crate::error::Result;
 
 /// The most bytes that a frame may have after its length field.
 pub const MAX_FRAME_BYTES: usize = 4 << 20;
+
+/// The most bytes that a frame of a greeting may have: what a stranger may make us keep.
+pub const MAX_GREETING_BYTES: usize = 4 << 10;
+
+/// Memory taken at once for a frame: a block fits. More is taken as bytes arrive.
+const FIRST_BYTES: usize = 64 << 10;
 
 /// Request id and tag.
 const MIN_FRAME_BYTES: usize = 9;
@@ -58,27 +65,33 @@ impl Frame {
     }
 }
 
-fn checked_len(prefix: [u8; 4]) -> Result<usize> {
+fn checked_len(prefix: [u8; 4], max_bytes: usize) -> Result<usize> {
     let len = u32::from_le_bytes(prefix) as usize;
-    if !(MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&len) {
+    if !(MIN_FRAME_BYTES..=max_bytes).contains(&len) {
         return Err(malformed(&format!("a length of {len} bytes")));
     }
     Ok(len)
 }
 
 /// Reads one frame without its length field, from a buffered reader; `None` if the stream ends
-/// between frames.
+/// between frames. No frame may be longer than `max_bytes`, which is [`MAX_FRAME_BYTES`] or
+/// [`MAX_GREETING_BYTES`].
 ///
 /// # Errors
 /// I/O errors as they are; `InvalidData` for a length out of range; `UnexpectedEof` inside a frame.
-pub fn read_frame(stream: &mut impl Read) -> io::Result<Option<Bytes>> {
+pub fn read_frame(stream: &mut impl Read, max_bytes: usize) -> io::Result<Option<Bytes>> {
     let mut prefix = [0u8; 4];
     if !read_first(stream, &mut prefix)? {
         return Ok(None);
     }
-    let len = checked_len(prefix).map_err(invalid)?;
-    let mut body = BytesMut::zeroed(len);
+    let len = checked_len(prefix, max_bytes).map_err(invalid)?;
+    let mut body = BytesMut::zeroed(len.min(FIRST_BYTES));
     stream.read_exact(&mut body)?;
+    while body.len() < len {
+        let got = body.len();
+        body.resize(len.min(2 * got), 0);
+        stream.read_exact(&mut body[got..])?;
+    }
     Ok(Some(body.freeze()))
 }
 
@@ -116,15 +129,16 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// The next frame without its length field. Not cancel safe: a dropped call loses its place.
+    /// The next frame without its length field, at most `max_bytes` long as for [`read_frame`]. Not
+    /// cancel safe: a dropped call loses its place.
     ///
     /// # Errors
     /// I/O errors as they are, `UnexpectedEof` at the end; `InvalidData` for a length out of range.
-    pub async fn next(&mut self) -> io::Result<Bytes> {
+    pub async fn next(&mut self, max_bytes: usize) -> io::Result<Bytes> {
         let mut prefix = [0u8; 4];
         self.stream.read_exact(&mut prefix).await?;
-        let len = checked_len(prefix).map_err(invalid)?;
-        let mut body = BytesMut::with_capacity(len);
+        let len = checked_len(prefix, max_bytes).map_err(invalid)?;
+        let mut body = BytesMut::with_capacity(len.min(FIRST_BYTES));
         let mut limited = (&mut self.stream).take(len as u64);
         while body.len() < len {
             if limited.read_buf(&mut body).await? == 0 {

@@ -13,6 +13,14 @@
 //! on each connection, and have no reply of their own. A zone handles the requests of a connection
 //! in order as far as fencing and writing go; replies to reads may overtake.
 //!
+//! A connection begins with a greeting. Until it is over, frames stay below [`MAX_GREETING_BYTES`].
+//!
+//! ```text
+//! client   Hello{volume, nonce}                    Proof        CreateVolume      Hello ...
+//! zone                          Challenge{nonce, proof}   NotFound           Done
+//!                               or Welcome                or Welcome
+//! ```
+//!
 //! Later protocol versions may append fields to a body. A decoder ignores what it does not know at
 //! the end, so an older peer still understands; a newer one finds the field missing only if
 //! [`Request::Hello`] told it an older version, and takes the default.
@@ -22,7 +30,7 @@ mod frame;
 mod request;
 mod response;
 
-pub use frame::{Frame, FrameReader, MAX_FRAME_BYTES, read_frame};
+pub use frame::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, read_frame};
 pub use request::{BlockWrite, Request};
 pub use response::{InventoryEntry, RecordEntry, Response, StoredBlock, StoredRecord};
 

@@ -4,6 +4,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::codec::{Decoder, Encoder, malformed};
 use super::frame::Frame;
+use crate::credentials::{Nonce, Proof};
 use crate::error::Result;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
 use crate::storage::{Retention, VolumeSettings};
@@ -28,8 +29,8 @@ pub struct BlockWrite {
 /// A message from a client to a zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// First on every connection (after [`Request::CreateVolume`], if that is sent): binds it to a
-    /// volume. Reply: `Welcome`, or an error `NotFound`, `Protocol`.
+    /// First on every connection: binds it to a volume. Reply: `Challenge` if the zone asks for
+    /// proof; else, and after the proof, `Welcome`, or an error `NotFound`, `Protocol`.
     Hello {
         /// The highest [`PROTOCOL`](super::PROTOCOL) that the client speaks.
         protocol: u16,
@@ -39,9 +40,18 @@ pub enum Request {
         client: String,
         /// The zone that the client is in, if it says; only an emulated network asks.
         zone: Option<String>,
+        /// Random: the zone's proof covers it.
+        nonce: Nonce,
     },
-    /// Makes a volume. Reply: `Done`, also if it exists with the same settings; error `Conflict` if
-    /// it exists with others, `Invalid` if they make no sense.
+    /// The answer to a `Challenge`. Reply: as to a `Hello` that needs no proof, or error `Denied`,
+    /// which ends the connection.
+    Proof {
+        /// The client's ([`VolumeKey::proof`](crate::credentials::VolumeKey::proof)).
+        proof: Proof,
+    },
+    /// Makes the volume that `Hello` named; say `Hello` again afterwards. Reply: `Done`, also if it
+    /// exists with the same settings; error `Conflict` if it exists with others, `Invalid` if they
+    /// make no sense.
     CreateVolume {
         /// Its name.
         volume: VolumeName,
@@ -172,6 +182,7 @@ mod tag {
     pub const REMOVE_BLOCKS_BEFORE: u8 = 14;
     pub const SPACE: u8 = 15;
     pub const PING: u8 = 16;
+    pub const PROOF: u8 = 17;
     pub const USAGE: u8 = 30;
     pub const INVENTORY: u8 = 20;
     pub const REBUILT: u8 = 21;
@@ -181,6 +192,7 @@ impl Request {
     fn tag(&self) -> u8 {
         match self {
             Request::Hello { .. } => tag::HELLO,
+            Request::Proof { .. } => tag::PROOF,
             Request::CreateVolume { .. } => tag::CREATE_VOLUME,
             Request::Write(_) => tag::WRITE,
             Request::Flush => tag::FLUSH,
@@ -218,12 +230,15 @@ impl Request {
                 volume,
                 client,
                 zone,
+                nonce,
             } => {
                 out.u16(*protocol);
                 out.text(volume.as_str());
                 out.text(client);
                 out.text(zone.as_deref().unwrap_or_default());
+                out.array(&nonce.0);
             }
+            Request::Proof { proof } => out.array(&proof.0),
             Request::CreateVolume {
                 volume,
                 settings,
@@ -314,6 +329,10 @@ impl Request {
                 volume: d.volume()?,
                 client: d.text()?,
                 zone: Some(d.text()?).filter(|zone| !zone.is_empty()),
+                nonce: Nonce(d.array()?),
+            },
+            tag::PROOF => Request::Proof {
+                proof: Proof(d.array()?),
             },
             tag::CREATE_VOLUME => Request::CreateVolume {
                 volume: d.volume()?,

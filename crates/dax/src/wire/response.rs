@@ -4,7 +4,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::codec::{Decoder, Encoder, malformed};
 use super::frame::Frame;
-use crate::error::{ErrorKind, Result};
+use crate::credentials::{Nonce, Proof};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, Version};
 use crate::storage::{EpochGrant, Space, Usage, VolumeSettings};
 
@@ -63,6 +64,13 @@ pub enum Response {
         grant: EpochGrant,
         /// It does not count in quorums yet: see [`Request::Rebuilt`](super::Request::Rebuilt).
         rebuilding: bool,
+    },
+    /// Reply to `Hello`: prove that you know the volume's key, as the zone does here.
+    Challenge {
+        /// Random: the client's proof covers it.
+        nonce: Nonce,
+        /// The zone's ([`VolumeKey::proof`](crate::credentials::VolumeKey::proof)).
+        proof: Proof,
     },
     /// Push: every write of this connection up to this number is durable here, except those that
     /// a `WriteRefused` sent earlier names.
@@ -154,6 +162,7 @@ mod tag {
     pub const PONG: u8 = 12;
     pub const ERROR: u8 = 13;
     pub const FENCED: u8 = 14;
+    pub const CHALLENGE: u8 = 15;
     pub const INVENTORY: u8 = 20;
 }
 
@@ -161,6 +170,7 @@ impl Response {
     fn tag(&self) -> u8 {
         match self {
             Response::Welcome { .. } => tag::WELCOME,
+            Response::Challenge { .. } => tag::CHALLENGE,
             Response::Ack { .. } => tag::ACK,
             Response::WriteRefused { .. } => tag::WRITE_REFUSED,
             Response::Block(_) => tag::BLOCK,
@@ -176,6 +186,17 @@ impl Response {
             Response::Inventory { .. } => tag::INVENTORY,
             Response::Error { .. } => tag::ERROR,
             Response::Fenced { .. } => tag::FENCED,
+        }
+    }
+
+    /// The message, or the error that it tells.
+    ///
+    /// # Errors
+    /// What an [`Response::Error`] says.
+    pub fn into_result(self) -> Result<Response> {
+        match self {
+            Response::Error { kind, message } => Err(Error::new(kind, message)),
+            response => Ok(response),
         }
     }
 
@@ -200,6 +221,10 @@ impl Response {
                 out.settings(settings);
                 out.grant(grant);
                 out.bool(*rebuilding);
+            }
+            Response::Challenge { nonce, proof } => {
+                out.array(&nonce.0);
+                out.array(&proof.0);
             }
             Response::Ack { upto } => out.u64(*upto),
             Response::WriteRefused {
@@ -280,6 +305,10 @@ impl Response {
                 settings: d.settings()?,
                 grant: d.grant()?,
                 rebuilding: d.bool()?,
+            },
+            tag::CHALLENGE => Response::Challenge {
+                nonce: Nonce(d.array()?),
+                proof: Proof(d.array()?),
             },
             tag::ACK => Response::Ack { upto: d.u64()? },
             tag::WRITE_REFUSED => Response::WriteRefused {

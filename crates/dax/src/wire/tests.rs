@@ -1,4 +1,7 @@
+use std::path::{Path, PathBuf};
+
 use super::*;
+use crate::credentials::{Nonce, Proof};
 use crate::error::ErrorKind;
 use crate::ids::{BlockIndex, Epoch, FileId, VolumeName};
 use crate::storage::{EpochGrant, Lineage, Retention, Space, Traffic, Usage, VolumeSettings};
@@ -23,13 +26,17 @@ fn grant() -> EpochGrant {
 
 fn requests() -> Vec<Request> {
     let volume = VolumeName::new("v").unwrap();
-    let data = Bytes::from(vec![5; 8192]);
+    let data = Bytes::from(vec![5; 64]);
     vec![
         Request::Hello {
             protocol: PROTOCOL,
             volume: volume.clone(),
             client: "c".into(),
             zone: Some("z".into()),
+            nonce: Nonce([8; 32]),
+        },
+        Request::Proof {
+            proof: Proof([9; 32]),
         },
         Request::CreateVolume {
             volume,
@@ -107,7 +114,7 @@ fn requests() -> Vec<Request> {
 }
 
 fn responses() -> Vec<Response> {
-    let data = Bytes::from(vec![6; 8192]);
+    let data = Bytes::from(vec![6; 64]);
     let record = |value| StoredRecord {
         version: VERSION,
         value,
@@ -122,6 +129,10 @@ fn responses() -> Vec<Response> {
             settings: VolumeSettings::default(),
             grant: grant(),
             rebuilding: true,
+        },
+        Response::Challenge {
+            nonce: Nonce([10; 32]),
+            proof: Proof([11; 32]),
         },
         Response::Ack { upto: 8 },
         Response::WriteRefused {
@@ -185,6 +196,51 @@ fn responses() -> Vec<Response> {
     ]
 }
 
+/// Where the corpus keeps a message: by its kind, numbered where there are several.
+fn file_of(kind: &str, message: &impl std::fmt::Debug, earlier: &mut Vec<String>) -> PathBuf {
+    let shown = format!("{message:?}");
+    let name: String = shown
+        .chars()
+        .take_while(char::is_ascii_alphabetic)
+        .flat_map(|c| {
+            [
+                c.is_uppercase().then_some('-'),
+                Some(c.to_ascii_lowercase()),
+            ]
+        })
+        .flatten()
+        .collect();
+    let number = earlier.iter().filter(|e| **e == name).count() + 1;
+    earlier.push(name.clone());
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    corpus.join(format!("{kind}{name}-{number}.bin"))
+}
+
+/// The format is an agreement with other versions: it does not change by accident. After a change that
+/// is meant, `UPDATE_CORPUS=1` writes the files anew.
+#[test]
+fn messages_are_what_the_corpus_holds() {
+    let mut scratch = BytesMut::new();
+    let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
+    let mut earlier = Vec::new();
+    for request in requests() {
+        let bytes = on_the_wire(&request.encode(7, &mut scratch));
+        files.push((file_of("request", &request, &mut earlier), bytes));
+    }
+    earlier.clear();
+    for response in responses() {
+        let bytes = on_the_wire(&response.encode(7, &mut scratch));
+        files.push((file_of("response", &response, &mut earlier), bytes));
+    }
+    for (path, bytes) in files {
+        if std::env::var_os("UPDATE_CORPUS").is_some() {
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let kept = std::fs::read(&path).unwrap_or_default();
+        assert!(kept == bytes, "{} holds something else", path.display());
+    }
+}
+
 fn on_the_wire(frame: &Frame) -> Vec<u8> {
     frame.parts().concat()
 }
@@ -194,7 +250,9 @@ fn requests_come_back_as_they_went() {
     let mut scratch = BytesMut::new();
     for (id, request) in (1u64..).zip(requests()) {
         let bytes = on_the_wire(&request.encode(id, &mut scratch));
-        let frame = read_frame(&mut &bytes[..]).unwrap().unwrap();
+        let frame = read_frame(&mut &bytes[..], MAX_FRAME_BYTES)
+            .unwrap()
+            .unwrap();
         assert_eq!(Request::decode(frame).unwrap(), (id, request));
     }
 }
@@ -204,7 +262,10 @@ async fn responses_come_back_as_they_went() {
     let mut scratch = BytesMut::new();
     for (id, response) in (1u64..).zip(responses()) {
         let bytes = on_the_wire(&response.encode(id, &mut scratch));
-        let frame = FrameReader::new(&bytes[..]).next().await.unwrap();
+        let frame = FrameReader::new(&bytes[..])
+            .next(MAX_FRAME_BYTES)
+            .await
+            .unwrap();
         assert_eq!(Response::decode(frame).unwrap(), (id, response));
     }
 }
@@ -245,11 +306,11 @@ fn a_checksum_covers_the_name_and_the_bytes() {
 #[test]
 fn lengths_out_of_range_are_refused_before_memory_is_taken() {
     for len in [0u32, 8, MAX_FRAME_BYTES as u32 + 1, u32::MAX] {
-        let error = read_frame(&mut &len.to_le_bytes()[..]).unwrap_err();
+        let error = read_frame(&mut &len.to_le_bytes()[..], MAX_FRAME_BYTES).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{len}");
     }
-    assert!(read_frame(&mut &[][..]).unwrap().is_none());
-    let error = read_frame(&mut &[9u8, 0][..]).unwrap_err();
+    assert!(read_frame(&mut &[][..], MAX_FRAME_BYTES).unwrap().is_none());
+    let error = read_frame(&mut &[9u8, 0][..], MAX_FRAME_BYTES).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
 }
 

@@ -24,6 +24,7 @@ async fn view(class: FileClass, metadata_cache: Duration, place: &Path) -> Activ
         metadata_cache,
         // Small, so that blocks are read from storage too.
         cache_bytes: 256 << 10,
+        ..Options::default()
     };
     let observer = Arc::new(NoObserver);
     ActiveView::open(latest, layout, Arc::new(private), observer, None, options)

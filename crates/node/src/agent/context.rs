@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dax::client::{Client, ClientConfig};
+use dax::client::Client;
 use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
 use pgdata::layout::PostgresLayout;
@@ -154,10 +154,7 @@ impl Host {
 }
 
 pub(crate) async fn connect(config: &Config) -> Result<Arc<dyn Storage>> {
-    let replicas = config.replicas();
-    let mut client = ClientConfig::new(config.volume.clone(), replicas, config.name.as_str());
-    client.pending_bytes_max = config.memory.pending.bytes();
-    client.zone = config.zone_name();
+    let client = config.client(config.name.as_str())?;
     Ok(Client::connect(client).await?)
 }
 

@@ -14,6 +14,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "name",
             "volume",
             "zones",
+            "key",
             "data",
             "postgres",
             "heartbeat",

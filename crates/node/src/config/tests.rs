@@ -27,7 +27,8 @@ fn defaults_are_what_the_example_says() {
     let uncommented: String = Config::example()
         .lines()
         .filter(|l| {
-            !l.starts_with("# A node") && !l.contains("advertise") && !l.contains("zone = 0")
+            let own = ["advertise", "zone = 0", "key = "];
+            !l.starts_with("# A node") && !own.iter().any(|word| l.contains(word))
         })
         .map(|l| format!("{}\n", l.strip_prefix("# ").unwrap_or(l)))
         .collect();
@@ -92,6 +93,31 @@ fn the_directory_must_be_usable_by_postgres() {
     assert!(with_data("u/a").contains("not absolute"));
     assert!(with_data("/a,b").contains("commas"));
     assert!(with_data(&format!("/{}", "d".repeat(100))).contains("too long by"));
+}
+
+#[test]
+fn the_key_is_in_a_file_of_the_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("main.key");
+    let with_key = |path: &Path| {
+        let key = format!("key = {path:?}\nname =");
+        Config::parse(&MINIMAL.replace("name =", &key))
+    };
+    let relative = with_key(Path::new("main.key")).unwrap_err().to_string();
+    assert!(relative.contains("\"key\"") && relative.contains("not absolute"));
+
+    let config = with_key(&file).unwrap();
+    let error = config.volume_key().unwrap_err();
+    assert!(error.to_string().contains("main.key"), "{error}");
+    dax::credentials::write_new(&file, &"ab".repeat(32)).unwrap();
+    let client = config.client("a").unwrap();
+    assert_eq!(*client.key.unwrap().to_hex(), "ab".repeat(32));
+    assert!(with("").unwrap().client("a").unwrap().key.is_none());
+
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(&file, open).unwrap();
+    let error = config.client("a").unwrap_err();
+    assert!(error.to_string().contains("chmod 600"), "{error}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use dax::wire::{Request, read_frame};
+use dax::wire::{MAX_GREETING_BYTES, Request, read_frame};
 use parking_lot::{Condvar, Mutex};
 
 use super::line::{DelayLine, Next};
@@ -167,36 +167,27 @@ impl Relay {
         self.to_server.end(self.link().as_ref());
     }
 
-    /// Passes frames on until one says where the client is, or is none that comes before that; false
-    /// at the end of the stream.
+    /// Passes the first frame on, which says where the client is; false at the end of the stream.
     fn receive_greeting(&self, input: &mut impl BufRead) -> io::Result<bool> {
-        loop {
-            let Some(frame) = read_frame(input)? else {
-                return Ok(false);
-            };
-            let length = u32::try_from(frame.len()).map_err(io::Error::other)?;
-            let bytes = [&length.to_le_bytes(), &frame[..]].concat();
-            let request = Request::decode(frame).ok().map(|(_, request)| request);
-            let goes_on = matches!(request, Some(Request::CreateVolume { .. }));
-            if let Some(Request::Hello {
-                zone: Some(zone), ..
-            }) = request
-            {
-                // It is set here only.
-                let _ = self.zone.set(zone);
-            }
-            let link = self.link();
-            // To connect takes a round trip before the first byte leaves.
-            let latency = link.as_ref().map_or_else(Default::default, |l| l.latency);
-            let connected_at = self.opened_at + latency * 2;
-            let leaves_at = connected_at.max(Instant::now());
-            if !self.to_server.put(leaves_at, bytes, link.as_ref()) {
-                return Ok(false);
-            }
-            if !goes_on {
-                return Ok(true);
-            }
+        let Some(frame) = read_frame(input, MAX_GREETING_BYTES)? else {
+            return Ok(false);
+        };
+        let length = u32::try_from(frame.len()).map_err(io::Error::other)?;
+        let bytes = [&length.to_le_bytes(), &frame[..]].concat();
+        let request = Request::decode(frame).ok().map(|(_, request)| request);
+        if let Some(Request::Hello {
+            zone: Some(zone), ..
+        }) = request
+        {
+            // It is set here only.
+            let _ = self.zone.set(zone);
         }
+        let link = self.link();
+        // To connect takes a round trip before the first byte leaves.
+        let latency = link.as_ref().map_or_else(Default::default, |l| l.latency);
+        let connected_at = self.opened_at + latency * 2;
+        let leaves_at = connected_at.max(Instant::now());
+        Ok(self.to_server.put(leaves_at, bytes, link.as_ref()))
     }
 
     fn receive_from_server(&self) {

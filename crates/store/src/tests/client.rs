@@ -5,10 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use dax::credentials::{Greeting, Nonce, Proof, Side, VolumeKey};
 use dax::error::ErrorKind;
 use dax::ids::{BlockKey, Epoch, FileId, Generation, Version, VolumeName};
 use dax::storage::{EpochGrant, VolumeSettings};
-use dax::wire::{BlockWrite, PROTOCOL, Request, Response, StoredBlock, checksum, read_frame};
+use dax::wire::{
+    BlockWrite, MAX_FRAME_BYTES, PROTOCOL, Request, Response, StoredBlock, checksum, read_frame,
+};
 use rand::{RngCore, SeedableRng, rngs::SmallRng};
 
 pub(crate) const BLOCK: usize = 4096;
@@ -96,21 +99,58 @@ impl Client {
     /// The same, from a zone.
     pub fn volume_from(address: &str, volume: &str, zone: Option<&str>) -> Client {
         let mut client = Client::silent(address);
-        let volume = VolumeName::new(volume).unwrap();
-        let create = Request::CreateVolume {
-            volume: volume.clone(),
-            settings: settings(),
-            rebuild: false,
-        };
-        assert_eq!(client.ask(create), Response::Done);
-        let hello = Request::Hello {
+        let hello = client.hello_from(volume, zone, Nonce([3; 32]));
+        if kind(&hello) == Some(ErrorKind::NotFound) {
+            assert_eq!(client.create(volume), Response::Done);
+            let hello = client.hello_from(volume, zone, Nonce([4; 32]));
+            assert!(matches!(hello, Response::Welcome { .. }), "{hello:?}");
+        }
+        client
+    }
+
+    pub fn hello(&mut self, volume: &str, nonce: Nonce) -> Response {
+        self.hello_from(volume, None, nonce)
+    }
+
+    fn hello_from(&mut self, volume: &str, zone: Option<&str>, nonce: Nonce) -> Response {
+        self.ask(Request::Hello {
             protocol: PROTOCOL,
-            volume,
+            volume: VolumeName::new(volume).unwrap(),
             client: "test".into(),
             zone: zone.map(str::to_owned),
+            nonce,
+        })
+    }
+
+    /// Says hello and proves to know `key`; gives what the zone answers to that.
+    pub fn prove(&mut self, volume: &str, key: &VolumeKey) -> Response {
+        let client = Nonce([5; 32]);
+        let (greeting, proof) = self.challenged(volume, client);
+        assert!(key.is_proven(Side::Zone, &greeting, &proof));
+        let proof = key.proof(Side::Client, &greeting);
+        self.ask(Request::Proof { proof })
+    }
+
+    /// Says hello; gives what the proofs are about, and the zone's.
+    pub fn challenged(&mut self, volume: &str, client: Nonce) -> (Greeting, Proof) {
+        let Response::Challenge { nonce: zone, proof } = self.hello(volume, client) else {
+            panic!("the zone asks for no proof");
         };
-        assert!(matches!(client.ask(hello), Response::Welcome { .. }));
-        client
+        let volume = VolumeName::new(volume).unwrap();
+        let greeting = Greeting {
+            volume,
+            client,
+            zone,
+        };
+        (greeting, proof)
+    }
+
+    pub fn create(&mut self, volume: &str) -> Response {
+        self.ask(Request::CreateVolume {
+            volume: VolumeName::new(volume).unwrap(),
+            settings: settings(),
+            rebuild: false,
+        })
     }
 
     /// The same, owning `epoch`.
@@ -135,7 +175,7 @@ impl Client {
 
     /// The next message, pushes taken note of.
     pub fn receive(&mut self) -> (u64, Response) {
-        let frame = read_frame(&mut self.input).unwrap();
+        let frame = read_frame(&mut self.input, MAX_FRAME_BYTES).unwrap();
         let (id, response) = Response::decode(frame.expect("the zone hung up")).unwrap();
         match &response {
             Response::Ack { upto } => {

@@ -2,6 +2,7 @@
 
 pub(crate) mod client;
 mod crash;
+mod credentials;
 mod damage;
 mod fairness;
 mod hostile;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dax::client::{Client, create_volume};
+use dax::credentials::Nonce;
 use dax::error::ErrorKind;
 use dax::ids::{Generation, NodeName, ReplicaId, VolumeName};
 use dax::storage::{Authority, Storage, SyncScope, VolumeSettings};
@@ -52,6 +53,7 @@ fn hello() -> Request {
         volume: VolumeName::new("v").unwrap(),
         client: "test".into(),
         zone: None,
+        nonce: Nonce([1; 32]),
     }
 }
 
@@ -160,7 +162,7 @@ async fn creating_a_volume_again_does_not_make_a_blank_zone_count() {
     zones.insert(0, lose_disk(lost));
     let addresses: Vec<String> = zones.iter().map(|z| z.address.clone()).collect();
     let volume = VolumeName::new("v").unwrap();
-    create_volume(&addresses, &volume, &VolumeSettings::default())
+    create_volume(&addresses, &volume, &VolumeSettings::default(), None)
         .await
         .unwrap();
     let mut stranger = client::Client::silent(&zones[0].address);

@@ -1,10 +1,11 @@
 //! Volumes and records.
 
 use bytes::Bytes;
+use dax::credentials::Nonce;
 use dax::error::ErrorKind;
 use dax::ids::{Epoch, Version, VolumeName};
 use dax::storage::VolumeSettings;
-use dax::wire::{PROTOCOL, RECORDS_PAGE_BYTES, Request, Response};
+use dax::wire::{RECORDS_PAGE_BYTES, Request, Response};
 
 use super::TestZone;
 use super::client::{Client, kind, settings, v};
@@ -114,13 +115,8 @@ fn a_volume_is_made_once() {
     let t = TestZone::new();
     let mut c = Client::silent(&t.address);
     let name = VolumeName::new("v").unwrap();
-    let hello = Request::Hello {
-        protocol: PROTOCOL,
-        volume: name.clone(),
-        client: "test".into(),
-        zone: None,
-    };
-    assert_eq!(kind(&c.ask(hello.clone())), Some(ErrorKind::NotFound));
+    let hello = |c: &mut Client| c.hello("v", Nonce([1; 32]));
+    assert_eq!(kind(&hello(&mut c)), Some(ErrorKind::NotFound));
     let mut create = |settings| {
         c.ask(Request::CreateVolume {
             volume: name.clone(),
@@ -142,5 +138,5 @@ fn a_volume_is_made_once() {
     assert_eq!(kind(&create(other)), Some(ErrorKind::Conflict));
     let t = t.restart();
     let mut c = Client::silent(&t.address);
-    assert!(matches!(c.ask(hello), Response::Welcome { settings: s, .. } if s == settings()));
+    assert!(matches!(hello(&mut c), Response::Welcome { settings: s, .. } if s == settings()));
 }

@@ -4,6 +4,7 @@
 //! Invariant: when a [`Cluster`] is dropped, for whatever reason, its processes are dead and its
 //! mounts are gone.
 
+mod credentials;
 pub mod ports;
 pub mod process;
 pub mod programs;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::demo::schema::{Server, any_writable};
+use credentials::Credentials;
 use process::{Kill, Process};
 pub use settings::{NodeSettings, Options};
 use store::Network;
@@ -41,7 +43,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Chooses ports and writes the nodes' configuration files. Starts nothing.
+    /// Chooses ports, makes a secret, and writes the nodes' configuration files. Starts nothing.
     ///
     /// # Errors
     /// The directory cannot be written, or no port is free.
@@ -49,10 +51,11 @@ impl Cluster {
         let zone_ports = (0..options.zones * options.servers_per_zone)
             .map(|_| ports::free())
             .collect::<anyhow::Result<Vec<u16>>>()?;
+        let credentials = Credentials::write(&options.dir)?;
         let settings = options
             .nodes
             .iter()
-            .map(|name| NodeSettings::write(&options, name, &zone_ports))
+            .map(|name| NodeSettings::write(&options, name, &zone_ports, &credentials.key))
             .collect::<anyhow::Result<Vec<_>>>()?;
         std::fs::create_dir_all(options.logs()).context("cannot create the log directory")?;
         if let Some(network) = &options.network {
@@ -60,7 +63,7 @@ impl Cluster {
         }
         let zones = zone_ports.iter().enumerate().map(|(at, port)| Member {
             name: format!("zone-{}", at + 1),
-            arguments: zone_arguments(&options, at, *port),
+            arguments: zone_arguments(&options, &credentials, at, *port),
             process: None,
         });
         let nodes = settings.iter().map(|node| Member {
@@ -287,7 +290,12 @@ impl Drop for Cluster {
     }
 }
 
-fn zone_arguments(options: &Options, at: usize, port: u16) -> Vec<String> {
+fn zone_arguments(
+    options: &Options,
+    credentials: &Credentials,
+    at: usize,
+    port: u16,
+) -> Vec<String> {
     let data = options.dir.join(format!("zone-{}", at + 1));
     let zone = at / options.servers_per_zone.max(1);
     let mut arguments = vec![
@@ -296,6 +304,8 @@ fn zone_arguments(options: &Options, at: usize, port: u16) -> Vec<String> {
         data.display().to_string(),
         "--listen".into(),
         format!("127.0.0.1:{port}"),
+        "--secret-file".into(),
+        credentials.secret.display().to_string(),
         "--until-stdin-closes".into(),
     ];
     if options.network.is_some() {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use store::Network;
 
+use super::credentials::VOLUME;
 use super::ports;
 use crate::demo::schema::Server;
 
@@ -94,6 +95,7 @@ impl NodeSettings {
         options: &Options,
         name: &str,
         zone_ports: &[u16],
+        key: &Path,
     ) -> anyhow::Result<NodeSettings> {
         let node = NodeSettings {
             name: name.to_owned(),
@@ -101,7 +103,7 @@ impl NodeSettings {
             data: options.dir.join(name),
             port: ports::free()?,
         };
-        let text = text(options, &node, zone_ports, ports::free()?);
+        let text = text(options, &node, (zone_ports, key), ports::free()?);
         std::fs::write(&node.config, text)
             .with_context(|| format!("cannot write {}", node.config.display()))?;
         Ok(node)
@@ -118,7 +120,12 @@ impl NodeSettings {
     }
 }
 
-fn text(options: &Options, node: &NodeSettings, zone_ports: &[u16], channel: u16) -> String {
+fn text(
+    options: &Options,
+    node: &NodeSettings,
+    (zone_ports, key): (&[u16], &Path),
+    channel: u16,
+) -> String {
     let servers = |ports: &[u16]| {
         let servers = ports.iter().map(|port| format!("\"127.0.0.1:{port}\""));
         format!("[{}]", servers.collect::<Vec<_>>().join(", "))
@@ -127,8 +134,9 @@ fn text(options: &Options, node: &NodeSettings, zone_ports: &[u16], channel: u16
     let zones: Vec<String> = zones.map(servers).collect();
     let mut text = format!(
         "name = \"{}\"\n\
-         volume = \"demo\"\n\
+         volume = \"{VOLUME}\"\n\
          zones = [{}]\n\
+         key = \"{}\"\n\
          data = \"{}\"\n\
          \n\
          [postgres]\n\
@@ -143,6 +151,7 @@ fn text(options: &Options, node: &NodeSettings, zone_ports: &[u16], channel: u16
          listen = \"127.0.0.1:{channel}\"\n",
         node.name,
         zones.join(", "),
+        key.display(),
         node.data.display(),
         options.bin.display(),
         node.port,

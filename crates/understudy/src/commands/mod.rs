@@ -5,6 +5,7 @@ mod demo;
 mod failover;
 mod history;
 mod init;
+mod key;
 mod node;
 mod registry;
 mod status;
@@ -26,6 +27,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
     start_logging(cli.log.as_deref(), &cli.command)?;
     match cli.command {
         Command::Store(args) => on_runtime(store::run(args)),
+        Command::Key(args) => key::run(args),
         Command::Init(args) => on_runtime(init::run(args)),
         Command::Node(args) => on_runtime(node::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),
@@ -40,9 +42,11 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
 fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> {
     let default = match command {
         Command::Store(_) | Command::Node(_) => "info",
-        Command::Init(_) | Command::Status(_) | Command::Failover(_) | Command::History(_) => {
-            "warn"
-        }
+        Command::Key(_)
+        | Command::Init(_)
+        | Command::Status(_)
+        | Command::Failover(_)
+        | Command::History(_) => "warn",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) => "error",
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use dax::client::{Client, ClientConfig};
+use dax::client::Client;
 use dax::storage::Storage;
 use node::channel::Identity;
 use node::config::Config;
@@ -28,9 +28,7 @@ impl Registry {
     /// Connects to the zones of the configuration file.
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
         let config = Config::load(file)?;
-        let mut client = ClientConfig::new(config.volume.clone(), config.replicas(), "command");
-        client.zone = config.zone_name();
-        let client = Client::connect(client);
+        let client = Client::connect(config.client("command")?);
         let storage = in_time(async { Ok(client.await? as Arc<dyn Storage>) }).await?;
         Ok(Registry { config, storage })
     }

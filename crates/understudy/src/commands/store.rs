@@ -1,6 +1,7 @@
 //! `understudy store`: one zone.
 
 use anyhow::Context;
+use dax::credentials::Secret;
 use store::{Emulated, StoreConfig, Zone};
 
 use crate::cli;
@@ -8,8 +9,10 @@ use crate::exit::Code;
 
 /// Serves a zone until it is asked to end, or fails.
 pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
+    let secret = args.secret_file.as_deref().map(Secret::load).transpose()?;
     let network = args.network.zip(args.zone);
     let config = StoreConfig {
+        secret,
         network: network.map(|(file, zone)| Emulated { file, zone }),
         ..StoreConfig::default()
     };

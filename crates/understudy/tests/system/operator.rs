@@ -102,8 +102,9 @@ async fn what_cannot_work_is_refused_with_a_remedy() -> Result<()> {
             "volume = \"",
             "volume = \"not-",
             2,
-            "understudy init",
+            "understudy key",
         ),
+        ("status", "key = ", "# key = ", 2, "none is configured"),
         ("node", "", "", 2, "another agent runs"),
     ];
     for (command, from, to, code, remedy) in table {

@@ -1,0 +1,154 @@
+//! How a client introduces itself to a zone, and how the zone proves to be one.
+//!
+//! Invariant: a client that has a key believes nothing a zone says, and tells it nothing but names,
+//! until the zone has proved to know the key.
+
+use super::connection::{Stream, within};
+use crate::credentials::{Greeting, Nonce, Side, VolumeKey};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::VolumeName;
+use crate::storage::{EpochGrant, VolumeSettings};
+use crate::wire::{PROTOCOL, Request, Response};
+
+/// Who we are to every zone.
+#[derive(Debug, Clone)]
+pub(super) struct Introduction {
+    pub volume: VolumeName,
+    /// For the zones' logs.
+    pub client: String,
+    /// Where we are; see [`super::ClientConfig::zone`].
+    pub zone: Option<String>,
+    pub key: Option<VolumeKey>,
+}
+
+/// A replica that answered the greeting.
+pub(super) struct Greeted {
+    pub stream: Stream,
+    pub settings: VolumeSettings,
+    pub grant: EpochGrant,
+    pub rebuilding: bool,
+}
+
+impl Introduction {
+    /// Connects and says hello.
+    pub async fn greet(&self, address: &str) -> Result<Greeted> {
+        let greeting = async {
+            let mut stream = Stream::open(address).await?;
+            match self.hello(&mut stream, address).await? {
+                Response::Welcome {
+                    settings,
+                    grant,
+                    rebuilding,
+                    ..
+                } => Ok(Greeted {
+                    stream,
+                    settings,
+                    grant,
+                    rebuilding,
+                }),
+                other => Err(unexpected(address, &other)),
+            }
+        };
+        within(address, greeting).await
+    }
+
+    /// Connects, says hello and has the volume made, to be rebuilt if the replica has lost it.
+    pub async fn create(
+        &self,
+        address: &str,
+        settings: &VolumeSettings,
+        rebuild: bool,
+    ) -> Result<()> {
+        let attempt = async {
+            let mut stream = Stream::open(address).await?;
+            match self.hello(&mut stream, address).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+                // It exists: the zone compares the settings.
+                Ok(_) => {}
+            }
+            let create = Request::CreateVolume {
+                volume: self.volume.clone(),
+                settings: settings.clone(),
+                rebuild,
+            };
+            match stream.ask(&create).await?.into_result()? {
+                Response::Done => Ok(()),
+                other => Err(unexpected(address, &other)),
+            }
+        };
+        within(address, attempt).await
+    }
+
+    /// Says hello, and proves what the zone asks for once the zone has done so itself.
+    async fn hello(&self, stream: &mut Stream, address: &str) -> Result<Response> {
+        let nonce = Nonce::random()?;
+        let hello = Request::Hello {
+            protocol: PROTOCOL,
+            volume: self.volume.clone(),
+            client: self.client.clone(),
+            zone: self.zone.clone(),
+            nonce,
+        };
+        let answer = stream.ask(&hello).await?;
+        let challenge = match answer {
+            Response::Challenge { nonce, proof } => Some((nonce, proof)),
+            _ => None,
+        };
+        let (key, (zone, proof)) = match (&self.key, challenge) {
+            (None, None) => return answer.into_result(),
+            (None, Some(_)) => return Err(self.no_key(address)),
+            (Some(_), None) => return Err(self.unproven(address, answer)),
+            (Some(key), Some(challenge)) => (key, challenge),
+        };
+        let greeting = Greeting {
+            volume: self.volume.clone(),
+            client: nonce,
+            zone,
+        };
+        if !key.is_proven(Side::Zone, &greeting, &proof) {
+            return Err(self.other_key(address));
+        }
+        let proof = key.proof(Side::Client, &greeting);
+        let answer = stream.ask(&Request::Proof { proof }).await?;
+        answer.into_result()
+    }
+
+    fn no_key(&self, address: &str) -> Error {
+        denied(format!(
+            "{address} asks for the key of volume {}, and none is configured",
+            self.volume
+        ))
+    }
+
+    fn other_key(&self, address: &str) -> Error {
+        denied(format!(
+            "{address} has another key for volume {}: this key is not made from that zone's secret \
+             for this volume, or something only pretends to be the zone",
+            self.volume
+        ))
+    }
+
+    fn unproven(&self, address: &str, answer: Response) -> Error {
+        denied(match answer {
+            Response::Error { message, .. } => {
+                format!("{address} does not prove to be a zone, and says: {message}")
+            }
+            _ => format!(
+                "{address} has no secret, so it may only pretend to be the zone: start the zone with \
+                 --secret-file, or configure no key"
+            ),
+        })
+    }
+}
+
+fn denied(message: String) -> Error {
+    Error::new(ErrorKind::Denied, message)
+}
+
+fn unexpected(address: &str, reply: &Response) -> Error {
+    Error::new(
+        ErrorKind::Protocol,
+        format!("{address} does not answer as a replica: {reply:?}"),
+    )
+}

@@ -1,0 +1,195 @@
+//! Who may use a volume: the zones' secret, each volume's key, and the proofs of a greeting.
+//!
+//! ```text
+//! key          HMAC-SHA256(secret, "understudy volume" | volume name)
+//! zone proves  HMAC-SHA256(key, "zone"   | volume name | client's nonce | zone's nonce)
+//! client       HMAC-SHA256(key, "client" | volume name | client's nonce | zone's nonce)
+//! ```
+//!
+//! A zone derives keys and is never sent one; a client has the keys of its volumes only. Both nonces
+//! are in both proofs, so a proof is good for one greeting; the two differ in their first word, so
+//! one side's is never the other's. Invariant: secrets and keys are never shown by `Debug`, never put
+//! on the wire, and wiped where they were kept.
+
+mod file;
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use zeroize::Zeroizing;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::VolumeName;
+
+pub use file::write_new;
+
+/// The fewest bytes of a secret.
+pub const MIN_SECRET_BYTES: usize = 32;
+
+/// What the zones of a cluster know: every volume's key follows from it.
+#[derive(Clone)]
+pub struct Secret(Zeroizing<Vec<u8>>);
+
+/// What the clients of one volume know.
+#[derive(Clone, PartialEq, Eq)]
+pub struct VolumeKey(Zeroizing<[u8; 32]>);
+
+/// Random bytes that one side of one greeting chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Nonce(pub [u8; 32]);
+
+/// Shows that a side knows the key; see the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Proof(pub [u8; 32]);
+
+/// Who proves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The zone server.
+    Zone,
+    /// The client.
+    Client,
+}
+
+/// What the proofs of one greeting are about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Greeting {
+    /// The volume that the client asked for.
+    pub volume: VolumeName,
+    /// What the client chose.
+    pub client: Nonce,
+    /// What the zone chose.
+    pub zone: Nonce,
+}
+
+impl Secret {
+    /// A new one from the system's random numbers.
+    ///
+    /// # Errors
+    /// `Unavailable` if the system has none.
+    pub fn random() -> Result<Secret> {
+        let mut bytes = Zeroizing::new(vec![0; MIN_SECRET_BYTES]);
+        fill(&mut bytes)?;
+        Ok(Secret(bytes))
+    }
+
+    /// A secret as a file holds it: hexadecimal digits and white space around them, or raw bytes.
+    ///
+    /// # Errors
+    /// `Invalid` if it is too short, or half a byte is missing.
+    pub fn parse(contents: &[u8]) -> Result<Secret> {
+        let text = contents.trim_ascii();
+        let bytes = match !text.is_empty() && text.iter().all(u8::is_ascii_hexdigit) {
+            true => hex::decode(text).map_err(|error| {
+                let message = "a secret of hexadecimal digits must have an even number of them";
+                Error::with_source(ErrorKind::Invalid, message, error)
+            })?,
+            false => contents.to_vec(),
+        };
+        let bytes = Zeroizing::new(bytes);
+        if bytes.len() < MIN_SECRET_BYTES {
+            let message = format!(
+                "a secret of {} bytes can be guessed: it must have at least {MIN_SECRET_BYTES}",
+                bytes.len()
+            );
+            return Err(Error::new(ErrorKind::Invalid, message));
+        }
+        Ok(Secret(bytes))
+    }
+
+    /// The key of a volume, whether it exists or not.
+    pub fn key(&self, volume: &VolumeName) -> VolumeKey {
+        let mac = mac(&self.0)
+            .chain_update(b"understudy volume")
+            .chain_update(volume.as_str());
+        VolumeKey(Zeroizing::new(mac.finalize().into_bytes().into()))
+    }
+
+    /// The secret in hexadecimal digits, for its file and nothing else.
+    pub fn to_hex(&self) -> Zeroizing<String> {
+        Zeroizing::new(hex::encode(&*self.0))
+    }
+}
+
+impl VolumeKey {
+    /// A key as a file holds it: 64 hexadecimal digits, with white space around them.
+    ///
+    /// # Errors
+    /// `Invalid` if it is anything else.
+    pub fn parse(contents: &[u8]) -> Result<VolumeKey> {
+        let mut key = Zeroizing::new([0; 32]);
+        hex::decode_to_slice(contents.trim_ascii(), &mut *key).map_err(|_| {
+            // The decoder's own words quote the digits.
+            let message = "a volume's key is 64 hexadecimal digits, as understudy key prints them";
+            Error::new(ErrorKind::Invalid, message)
+        })?;
+        Ok(VolumeKey(key))
+    }
+
+    /// The key in hexadecimal digits, for its file and nothing else.
+    pub fn to_hex(&self) -> Zeroizing<String> {
+        Zeroizing::new(hex::encode(*self.0))
+    }
+
+    /// What `side` shows in a greeting.
+    pub fn proof(&self, side: Side, greeting: &Greeting) -> Proof {
+        Proof(self.mac(side, greeting).finalize().into_bytes().into())
+    }
+
+    /// Whether `side` has shown that it knows the key. Takes the same time whatever the proof.
+    pub fn is_proven(&self, side: Side, greeting: &Greeting, proof: &Proof) -> bool {
+        self.mac(side, greeting).verify_slice(&proof.0).is_ok()
+    }
+
+    fn mac(&self, side: Side, greeting: &Greeting) -> Hmac<Sha256> {
+        let side: &[u8] = match side {
+            Side::Zone => b"zone",
+            Side::Client => b"client",
+        };
+        // Only the name varies in length, and lies between parts that do not.
+        mac(&*self.0)
+            .chain_update(side)
+            .chain_update(greeting.volume.as_str())
+            .chain_update(greeting.client.0)
+            .chain_update(greeting.zone.0)
+    }
+}
+
+impl Nonce {
+    /// A nonce that nobody has seen.
+    ///
+    /// # Errors
+    /// `Unavailable` if the system has no random numbers.
+    pub fn random() -> Result<Nonce> {
+        let mut bytes = [0; 32];
+        fill(&mut bytes)?;
+        Ok(Nonce(bytes))
+    }
+}
+
+fn mac(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
+}
+
+fn fill(bytes: &mut [u8]) -> Result<()> {
+    getrandom::fill(bytes).map_err(|error| {
+        let message = "the system gives no random numbers";
+        Error::with_source(ErrorKind::Unavailable, message, error)
+    })
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl fmt::Debug for VolumeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("VolumeKey(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,42 @@
+//! `understudy key`: the zones' secret, and the keys that are made from it.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Context;
+use dax::credentials::{Secret, write_new};
+use dax::ids::VolumeName;
+
+use crate::cli;
+use crate::exit::Code;
+
+/// Makes a secret, or derives a volume's key.
+pub fn run(args: cli::Key) -> anyhow::Result<Code> {
+    if let Some(path) = &args.new_secret {
+        write_new(path, &Secret::random()?.to_hex())?;
+        eprintln!(
+            "{} holds a new secret: copy it to every zone, and to nobody else",
+            path.display()
+        );
+    }
+    if let (Some(file), Some(volume)) = (&args.secret_file, &args.volume) {
+        derive(file, volume, args.output.as_deref())?;
+    }
+    Ok(Code::Ok)
+}
+
+fn derive(secret: &Path, volume: &VolumeName, output: Option<&Path>) -> anyhow::Result<()> {
+    let key = Secret::load(secret)?.key(volume).to_hex();
+    match output {
+        Some(path) => {
+            write_new(path, &key)?;
+            eprintln!(
+                "{} holds the key of volume {volume}: give it to the volume's nodes, as \"key\" in \
+                 their configuration",
+                path.display()
+            );
+        }
+        None => writeln!(std::io::stdout(), "{}", *key).context("cannot print the key")?,
+    }
+    Ok(())
+}
