@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Blocks of each tenant.
-const BLOCKS: u64 = 8_000;
+const BLOCKS: u64 = 8_192;
 const BLOCK_BYTES: usize = 8192;
 /// What a quiet tenant does, so often.
 const QUIET_ROUNDS: usize = 400;
