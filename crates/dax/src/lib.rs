@@ -13,6 +13,8 @@ pub mod error;
 pub mod ids;
 pub mod memory;
 pub mod replica;
+#[cfg(test)]
+mod simulation;
 pub mod storage;
 pub mod wire;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   look at a quorum ──▶ propose highest+1 to all ──a quorum accepts──▶ owned
-//!        ▲                        │ too many refuse
+//!        ▲                        │ too many refuse, or some do and the rest is away
 //!        │                        ▼
 //!        └── nobody won ── look who won ──another owner holds a quorum──▶ Conflict
 //! ```
@@ -19,8 +19,10 @@ use super::quorum::{Quorums, Round};
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, Time, unexpected};
 
-/// How long to wait for the other replicas before an undecided contest is taken as won by nobody.
-const UNDECIDED: Time = Time::from_millis(500);
+/// How long to wait for the other replicas before an undecided contest is taken as won by nobody, at
+/// least and at most: rivals wait for different times, so that one of them is first in the next one.
+const UNDECIDED_MIN: Time = Time::from_millis(250);
+const UNDECIDED_SPREAD_MILLIS: u64 = 500;
 
 /// Asks a quorum which epoch it has accepted.
 #[derive(Debug)]
@@ -87,21 +89,31 @@ impl Look {
 #[derive(Debug)]
 pub(super) struct Claim {
     owner: String,
+    patience: Time,
     step: Step,
 }
 
 #[derive(Debug)]
 enum Step {
     Looking(Look),
-    Proposing(Epoch, Round<(bool, EpochGrant)>),
-    LookingWho { look: Look, since: Time },
+    Proposing {
+        epoch: Epoch,
+        round: Round<(bool, EpochGrant)>,
+        since: Time,
+    },
+    LookingWho {
+        look: Look,
+        since: Time,
+    },
 }
 
 impl Claim {
     /// `owner` is unique to this life of its node.
     pub fn new(owner: String, quorums: Quorums) -> Claim {
+        let spread = u64::from(crc32c::crc32c(owner.as_bytes())) % UNDECIDED_SPREAD_MILLIS;
         Claim {
             owner,
+            patience: UNDECIDED_MIN + Time::from_millis(spread),
             step: Step::Looking(Look::new(quorums)),
         }
     }
@@ -122,7 +134,7 @@ impl Claim {
                     return self.propose(id, highest, s);
                 }
             }
-            Step::Proposing(..) => return self.proposing(id, event, s),
+            Step::Proposing { .. } => return self.proposing(id, event, s),
             Step::LookingWho { look, since } => {
                 look.take(id, event, s)?;
                 if look.round.replies.len() < s.quorums.epoch() {
@@ -132,7 +144,7 @@ impl Claim {
                 if let Some(winner) = winner.filter(|w| w.owner != self.owner) {
                     return Err(lost_to(&winner));
                 }
-                if !open || s.now >= *since + UNDECIDED {
+                if !open || s.now >= *since + self.patience {
                     let highest = look.highest().epoch;
                     return self.propose(id, highest, s);
                 }
@@ -153,12 +165,21 @@ impl Claim {
             owner: self.owner.clone(),
             settled: false,
         };
-        self.step = Step::Proposing(epoch, Round::new(request, s.quorums.replicas));
+        self.step = Step::Proposing {
+            epoch,
+            round: Round::new(request, s.quorums.replicas),
+            since: s.now,
+        };
         self.proposing(id, Event::Wake, s)
     }
 
     fn proposing(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<Option<Epoch>> {
-        let Step::Proposing(epoch, round) = &mut self.step else {
+        let Step::Proposing {
+            epoch,
+            round,
+            since,
+        } = &mut self.step
+        else {
             return Ok(None);
         };
         match event {
@@ -185,11 +206,19 @@ impl Claim {
                 .count()
         };
         let epoch = *epoch;
+        #[cfg(test)]
+        if s.flaw == Some(crate::simulation::flaw::Flaw::OwnedAtOne) && count(true) > 0 {
+            s.adopt(epoch, self.owner.clone());
+            return Ok(Some(epoch));
+        }
         if count(true) >= s.quorums.epoch() {
             s.adopt(epoch, self.owner.clone());
             return Ok(Some(epoch));
         }
-        if count(false) > s.quorums.replicas - s.quorums.epoch() {
+        // Where some refuse and the rest is away, nobody may ever win this epoch.
+        let too_many_refuse = count(false) > s.quorums.replicas - s.quorums.epoch();
+        let undecided = count(false) > 0 && s.now >= *since + self.patience;
+        if too_many_refuse || undecided {
             s.links.forget_asked(id);
             self.step = Step::LookingWho {
                 look: Look::new(s.quorums),

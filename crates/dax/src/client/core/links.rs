@@ -62,8 +62,7 @@ pub(crate) struct Link {
     address: String,
     zone: ZoneId,
     up: bool,
-    /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum
-    /// that is read.
+    /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum.
     rebuilding: bool,
     /// It has accepted this handle's epoch since it was connected: its answers are under the fence.
     admitted: bool,
@@ -98,6 +97,7 @@ pub(crate) struct Links {
     next_id: u64,
     /// This handle owns an epoch.
     owned: bool,
+    window_bytes: usize,
 }
 
 impl Links {
@@ -111,7 +111,13 @@ impl Links {
             links: (0..).zip(addresses).map(link).collect(),
             next_id: 1,
             owned: false,
+            window_bytes: WINDOW_BYTES,
         }
+    }
+
+    #[cfg(test)]
+    pub fn set_window(&mut self, window_bytes: usize) {
+        self.window_bytes = window_bytes;
     }
 
     fn link(&mut self, replica: ReplicaId) -> &mut Link {
@@ -155,6 +161,14 @@ impl Links {
     /// Connected replicas that are being brought up to date from nothing.
     pub fn rebuilding(&self) -> ReplicaSet {
         self.those(|link| link.up && link.rebuilding)
+    }
+
+    /// Replicas whose acknowledgements make a write synced. One that is being rebuilt has forgotten
+    /// which epoch it had accepted: an owner who has been deposed, and does not know it, could bring
+    /// it up and complete a sync with it.
+    pub fn counting(&self) -> ReplicaSet {
+        let all = ReplicaSet::first(self.links.len());
+        all.without(self.those(|link| link.rebuilding))
     }
 
     /// Whether a replica said that it counts in no quorum yet.
@@ -314,16 +328,17 @@ impl Links {
         quorums: super::Quorums,
         out: &mut Effects,
     ) {
+        let (window_bytes, counting) = (self.window_bytes, self.counting());
         let link = self.link(replica);
         if !link.up {
             return;
         }
-        while link.in_flight_bytes < WINDOW_BYTES
+        while link.in_flight_bytes < window_bytes
             && let Some(seq) = link.queue.pop_front()
         {
             if pending.is_superfluous(seq, replica) {
                 let bytes = pending.get(seq).map_or(0, |e| e.data.len());
-                pending.ack(seq, replica, quorums.replicas, quorums.sync);
+                pending.ack(seq, replica, counting, quorums.sync);
                 link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
                 continue;
             }

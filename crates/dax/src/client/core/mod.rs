@@ -119,6 +119,13 @@ impl Core {
         self.shared.links.status()
     }
 
+    /// Breaks something on purpose, and bounds the bytes on their way to a replica, for the simulation.
+    #[cfg(test)]
+    pub fn distort(&mut self, flaw: Option<crate::simulation::flaw::Flaw>, window_bytes: usize) {
+        self.shared.flaw = flaw;
+        self.shared.links.set_window(window_bytes);
+    }
+
     #[cfg(test)]
     pub fn is_idle(&self) -> bool {
         self.ops.is_empty()

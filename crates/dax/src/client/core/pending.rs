@@ -3,7 +3,8 @@
 //! Kept at the client alone (the paper keeps it at the server that coordinates, with a copy here):
 //! the client speaks to all replicas itself. Invariants: an entry stays until all its replicas have
 //! acknowledged it, or until k have and it is given up for the others (counted as missed); entries of
-//! different generations of a block are never merged; per replica they are sent in the order written.
+//! different generations of a block are never merged; an entry is read only if no newer write of its
+//! block and image has been made, pending or not; per replica they are sent in the order written.
 
 use std::collections::VecDeque;
 
@@ -34,6 +35,9 @@ pub(crate) struct Entry {
     superseded: bool,
     /// The pending write of the same block before this one.
     older: Option<Seq>,
+    /// A newer write of the block in this generation is pending no more: this one, which some replica
+    /// had refused, is not the newest of an image that contains that generation.
+    outlived_in: Option<Generation>,
 }
 
 /// What an acknowledgement did.
@@ -136,6 +140,7 @@ impl Pending {
             synced: false,
             superseded: false,
             older,
+            outlived_in: None,
         }));
         self.unsynced.push_back(seq);
         let of_file = self.unsynced_of.entry(key.file).or_default();
@@ -156,6 +161,9 @@ impl Pending {
     pub fn read(&self, key: BlockKey, up_to: Generation) -> Option<Block> {
         let mut next = self.newest.get(&key).copied();
         while let Some(entry) = next.and_then(|seq| self.get(seq)) {
+            if entry.outlived_in.is_some_and(|newer| newer <= up_to) {
+                return None;
+            }
             if entry.generation <= up_to {
                 return Some(Block {
                     version: entry.version,
@@ -180,13 +188,19 @@ impl Pending {
         false
     }
 
-    /// A replica has the write durably; `sync` replicas of `replicas` make it synced.
-    pub fn ack(&mut self, seq: Seq, replica: ReplicaId, replicas: usize, sync: usize) -> Acked {
+    /// A replica has the write durably; `sync` replicas of `counting` make it synced.
+    pub fn ack(
+        &mut self,
+        seq: Seq,
+        replica: ReplicaId,
+        counting: ReplicaSet,
+        sync: usize,
+    ) -> Acked {
         let Some(entry) = self.get_mut(seq) else {
             return Acked::default();
         };
         entry.missing.remove(replica);
-        let synced = !entry.synced && replicas - entry.missing.len() >= sync;
+        let synced = !entry.synced && counting.without(entry.missing).len() >= sync;
         entry.synced |= synced;
         let gone = entry.missing.is_empty();
         if gone {
@@ -256,10 +270,21 @@ impl Pending {
         };
         self.bytes -= entry.data.len();
         self.count -= 1;
+        self.outlive(&entry);
         self.unlink(seq, &entry);
         while let Some(None) = self.slots.front() {
             self.slots.pop_front();
             self.base += 1;
+        }
+    }
+
+    /// The entry goes before older writes of its block do: they are not to be read for it.
+    fn outlive(&mut self, gone: &Entry) {
+        let mut next = gone.older;
+        while let Some(older) = next.and_then(|seq| self.get_mut(seq)) {
+            let newer = older.outlived_in.unwrap_or(Generation::MAX);
+            older.outlived_in = Some(newer.min(gone.generation));
+            next = older.older;
         }
     }
 
@@ -375,18 +400,18 @@ mod tests {
         add(&mut p, 5, 0, g(1));
         assert!(!p.is_synced(None, 5));
         assert!(p.is_synced(None, 4), "nothing that early is pending");
-        assert_eq!(p.ack(5, ReplicaId(0), 3, 2), Acked::default());
+        assert_eq!(p.ack(5, ReplicaId(0), ALL(), 2), Acked::default());
         assert_eq!(
-            p.ack(5, ReplicaId(0), 3, 2),
+            p.ack(5, ReplicaId(0), ALL(), 2),
             Acked::default(),
             "counted once"
         );
-        assert!(p.ack(5, ReplicaId(2), 3, 2).synced);
+        assert!(p.ack(5, ReplicaId(2), ALL(), 2).synced);
         assert!(p.is_synced(None, 5) && p.is_synced(Some(FileId(1)), 5));
         assert_eq!(p.bytes(), 10);
-        assert!(p.ack(5, ReplicaId(1), 3, 2).gone);
+        assert!(p.ack(5, ReplicaId(1), ALL(), 2).gone);
         assert_eq!(p.bytes(), 0);
-        assert_eq!(p.ack(5, ReplicaId(1), 3, 2), Acked::default());
+        assert_eq!(p.ack(5, ReplicaId(1), ALL(), 2), Acked::default());
     }
 
     #[test]
@@ -401,17 +426,36 @@ mod tests {
         assert_eq!(seen(&p, g(1)), Some(1));
         assert_eq!(seen(&p, g(0)), None);
         for replica in ALL().iter() {
-            p.ack(4, replica, 3, 2);
+            p.ack(4, replica, ALL(), 2);
         }
+        assert_eq!(seen(&p, g(2)), None, "replicas have what is newest");
         assert_eq!(
-            seen(&p, g(2)),
-            Some(2),
+            seen(&p, g(1)),
+            Some(1),
             "the chain survives a removal inside"
         );
+        assert_eq!(seen(&p, Generation::MAX), Some(5));
         for replica in ALL().iter() {
-            p.ack(5, replica, 3, 2);
+            p.ack(5, replica, ALL(), 2);
         }
-        assert_eq!(seen(&p, Generation::MAX), Some(2));
+        assert_eq!(seen(&p, Generation::MAX), None);
+        assert_eq!(seen(&p, g(1)), Some(1));
+    }
+
+    #[test]
+    fn a_write_that_a_newer_one_has_outlived_is_not_read() {
+        let mut p = Pending::default();
+        add(&mut p, 1, 0, g(1));
+        add(&mut p, 2, 0, g(2));
+        add(&mut p, 3, 0, g(4));
+        // A replica has refused the first, and takes those after it.
+        ALL().iter().for_each(|replica| {
+            p.ack(2, replica, ALL(), 2);
+        });
+        assert_eq!(seen(&p, g(1)), Some(1), "still the newest of its image");
+        assert_eq!(seen(&p, g(2)), None);
+        assert_eq!(seen(&p, g(3)), None);
+        assert_eq!(seen(&p, g(4)), Some(3));
     }
 
     #[test]
@@ -421,7 +465,7 @@ mod tests {
         away.insert(ReplicaId(2));
         (1..=3).for_each(|seq| add(&mut p, seq, seq, g(1)));
         for (seq, replica) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 2)] {
-            p.ack(seq, ReplicaId(replica), 3, 2);
+            p.ack(seq, ReplicaId(replica), ALL(), 2);
         }
         let dropped = Dropped {
             key: BlockKey::new(FileId(1), 1),
@@ -443,10 +487,10 @@ mod tests {
             !p.is_superfluous(1, ReplicaId(2)),
             "not synced: it must go out"
         );
-        p.ack(1, ReplicaId(0), 3, 2);
-        p.ack(1, ReplicaId(1), 3, 2);
+        p.ack(1, ReplicaId(0), ALL(), 2);
+        p.ack(1, ReplicaId(1), ALL(), 2);
         assert!(p.is_superfluous(1, ReplicaId(2)));
-        p.ack(2, ReplicaId(2), 3, 2);
+        p.ack(2, ReplicaId(2), ALL(), 2);
         assert!(!p.is_superfluous(1, ReplicaId(2)));
         add(&mut p, 3, 0, g(2));
         assert!(!p.is_superfluous(2, ReplicaId(2)), "generations are apart");
@@ -459,7 +503,7 @@ mod tests {
         add(&mut p, 9, 1, g(1));
         assert!(p.get(5).is_none());
         for replica in ALL().iter() {
-            p.ack(3, replica, 3, 2);
+            p.ack(3, replica, ALL(), 2);
         }
         assert!(p.get(9).is_some());
         assert!(p.is_synced(None, 8));

@@ -24,6 +24,8 @@ use super::quorum::{ReplicaSet, Round};
 use super::reads::{Read, into_block, newest};
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, Time, unexpected};
+#[cfg(test)]
+use crate::simulation::flaw::Flaw;
 
 #[derive(Debug)]
 pub(super) struct Promote {
@@ -64,7 +66,10 @@ impl Promote {
                 }
             }
             event => match &mut self.step {
-                Step::Reading(read) => return read.on(id, event, s),
+                Step::Reading(read) => {
+                    let result = read.on(id, event, s)?;
+                    return self.hold(id, result, s);
+                }
                 Step::Asking { round, .. } => match event {
                     Event::Reply(replica, reply) => {
                         if let Some(failed) = self.reply(replica, reply, s) {
@@ -88,6 +93,10 @@ impl Promote {
 
     fn start(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
         if self.is_settled(s) {
+            return self.read(id, s);
+        }
+        #[cfg(test)]
+        if s.flaw == Some(Flaw::NoPromotion) {
             return self.read(id, s);
         }
         let Some(epoch) = s.own else {
@@ -126,6 +135,18 @@ impl Promote {
         let result = read.on(id, Event::Start, s);
         self.step = Step::Reading(read);
         result
+    }
+
+    /// A write that this handle made meanwhile is shown only once a quorum holds it, too.
+    fn hold(&mut self, id: OpId, result: Result<Output>, s: &mut Shared) -> Option<Result<Output>> {
+        match result {
+            Ok(Output::Block(Some(block))) if s.is_own(block.version) => {
+                s.wait_synced(id, Some(self.key.file), block.version.seq);
+                self.step = Step::Writing(block);
+                None
+            }
+            result => Some(result),
+        }
     }
 
     fn reply(
@@ -192,7 +213,10 @@ impl Promote {
                 return None;
             }
         }
-        let chosen = newest(&round.replies).cloned();
+        let chosen = newest(&round.replies);
+        #[cfg(test)]
+        let chosen = s.distort_newest(&round.replies, chosen);
+        let chosen = chosen.cloned();
         self.settle(id, chosen, agree && complete, s)
     }
 

@@ -115,6 +115,8 @@ impl Read {
         if let Some(known) = self.known {
             // A version above the known one that this handle made is a later write of its own.
             let fresh = version == known.version || (version > known.version && s.is_own(version));
+            #[cfg(test)]
+            let fresh = fresh || s.flaw == Some(crate::simulation::flaw::Flaw::UncheckedReads);
             if fresh {
                 self.count(s);
                 return Some(Ok(block.map(into_block)));
@@ -145,6 +147,8 @@ impl Read {
             return all_seen.then(|| Err(self.damaged()));
         }
         let newest = newest(&self.round.replies);
+        #[cfg(test)]
+        let newest = s.distort_newest(&self.round.replies, newest);
         let version = newest.map_or(Version::ZERO, |b| b.version);
         match self.known {
             // Never go back behind what a quorum holds: look further, and again.

@@ -16,6 +16,8 @@ use super::pending::{Pending, Seq};
 use super::quorum::{Quorums, ReplicaSet};
 use super::versions::VersionList;
 use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, SyncWait, Time};
+#[cfg(test)]
+use crate::simulation::flaw::Flaw;
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -50,6 +52,9 @@ pub(super) struct Shared {
     pub retention: Option<Retention>,
     /// Rebuilding replicas that have taken part in the present scrub from its beginning.
     scrubbed: ReplicaSet,
+    /// What is broken on purpose.
+    #[cfg(test)]
+    pub flaw: Option<Flaw>,
     seq: Seq,
     removed_before: IdMap<FileId, BlockIndex>,
 }
@@ -76,10 +81,28 @@ impl Shared {
             reading: IdMap::default(),
             retention: None,
             scrubbed: ReplicaSet::default(),
+            #[cfg(test)]
+            flaw: None,
             seq: 0,
             removed_before: IdMap::default(),
             config,
             settings,
+        }
+    }
+
+    /// What a client takes for the newest answer if it compares timestamps alone.
+    #[cfg(test)]
+    pub fn distort_newest<'a>(
+        &self,
+        replies: &'a [(ReplicaId, Option<crate::wire::StoredBlock>)],
+        newest: Option<&'a crate::wire::StoredBlock>,
+    ) -> Option<&'a crate::wire::StoredBlock> {
+        match self.flaw {
+            Some(Flaw::TimestampsAlone) => {
+                let blocks = replies.iter().filter_map(|(_, block)| block.as_ref());
+                blocks.max_by_key(|b| (b.generation, b.version.seq))
+            }
+            _ => newest,
         }
     }
 
@@ -160,6 +183,11 @@ impl Shared {
     /// This handle owns `epoch` from now on.
     pub fn adopt(&mut self, epoch: Epoch, owner: String) {
         self.own = Some(epoch);
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::ReadsBeforeFence) {
+            let all = ReplicaSet::first(self.quorums.replicas);
+            all.iter().for_each(|replica| self.links.admit(replica));
+        }
         self.links.own();
         self.first_own.get_or_insert(epoch);
         self.owner = owner;
@@ -193,6 +221,10 @@ impl Shared {
     /// A replica is there (again): announce the epoch, then send what it lacks, then the chores.
     pub fn replica_up(&mut self, replica: ReplicaId) {
         self.links.connected(replica, self.now);
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::ReadsBeforeFence) {
+            self.links.admit(replica);
+        }
         self.announce(replica);
         self.pump(replica);
         self.chores
@@ -217,6 +249,12 @@ impl Shared {
 
     pub fn new_version(&mut self) -> Version {
         self.seq += 1;
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::TimestampsAlone) {
+            // Clocks of different machines differ.
+            let skew = u64::from(crc32c::crc32c(self.owner.as_bytes()) % 50);
+            self.seq = self.seq.max(self.now.as_millis() as u64 + skew);
+        }
         Version {
             epoch: self.own.unwrap_or_default(),
             seq: self.seq,
@@ -239,6 +277,11 @@ impl Shared {
             ));
         }
         let version = self.new_version();
+        #[cfg(test)]
+        let generation = match (self.flaw, self.pending.read(key, Generation::MAX)) {
+            (Some(Flaw::GenerationsMerged), Some(pending)) => pending.generation,
+            _ => generation,
+        };
         let checksum = checksum(key, generation, version, &data);
         let (replicas, bytes) = (ReplicaSet::first(self.quorums.replicas), data.len());
         self.pending
@@ -254,6 +297,8 @@ impl Shared {
     /// Makes room in the version list.
     pub fn evict_versions(&mut self) {
         let pinned = self.pending.keys().chain(self.reading.keys().copied());
+        #[cfg(test)]
+        let pinned = pinned.filter(|_| self.flaw != Some(Flaw::PendingEvicted));
         self.versions.evict(pinned);
     }
 
@@ -284,9 +329,15 @@ impl Shared {
     }
 
     pub fn acked(&mut self, replica: ReplicaId, upto: u64) {
-        let Quorums { replicas, sync } = self.quorums;
+        let Quorums { sync, .. } = self.quorums;
+        let counting = self.links.counting();
+        #[cfg(test)]
+        let sync = match self.flaw {
+            Some(Flaw::SyncedAtOne) => 1,
+            _ => sync,
+        };
         for seq in self.links.acked(replica, upto, self.now) {
-            self.pending.ack(seq, replica, replicas, sync);
+            self.pending.ack(seq, replica, counting, sync);
         }
         self.pending.tidy();
         self.progress = true;
@@ -338,6 +389,11 @@ impl Shared {
             generation,
             data,
         } = block;
+        #[cfg(test)]
+        let version = match self.flaw {
+            Some(Flaw::RepairAsNewVersion) => self.new_version(),
+            _ => version,
+        };
         let write = BlockWrite {
             epoch,
             key,

@@ -245,3 +245,25 @@ fn a_full_replica_is_tried_again() {
     assert!(d.result(sync).unwrap().is_ok());
     assert_eq!(d.core.replicas()[0].trouble, None);
 }
+
+/// The refused write rests while the one after it arrives: it is pending, but not the newest.
+#[test]
+fn a_refused_write_is_not_read_for_the_one_that_followed() {
+    let mut d = Desk::owner();
+    let g = |number| Generation {
+        epoch: Epoch(1),
+        number,
+    };
+    d.peers[0].full = true;
+    d.write(0, SINGLE, 1);
+    d.write(1, g(1), 1);
+    d.run();
+    d.peers[0].full = false;
+    d.write(0, SINGLE, 2);
+    d.write(1, g(2), 2);
+    d.run();
+    assert_eq!(byte_of(d.finish(Call::Promote(key(0)))), Some(2));
+    d.write(1, g(3), 3);
+    assert_eq!(d.read(1, g(2)), Some(2));
+    assert_eq!(d.read(1, g(1)), Some(1));
+}

@@ -232,3 +232,25 @@ fn an_owner_asks_only_replicas_that_have_accepted_its_epoch() {
         "the third accepted, and was asked"
     );
 }
+
+/// Of two rivals each has one replica, and the third is away.
+#[test]
+fn a_contest_ends_while_a_replica_is_away() {
+    let mut d = Desk::new(3, 2);
+    d.disconnect(2);
+    let claim = d.start(Call::OwnEpoch {
+        owner: "a/1".into(),
+    });
+    (0..2).for_each(|z| {
+        d.deliver(z);
+    });
+    d.peers[0].fence.own(Epoch(1), "b/1", false);
+    d.run();
+    assert!(d.result(claim).is_none(), "the third may decide it");
+    // Time to give the first proposal up, and to find that nobody has won.
+    for _ in 0..2 {
+        d.pass(Time::from_secs(1));
+        d.run();
+    }
+    assert_eq!(d.result(claim).unwrap().unwrap(), Output::Epoch(Epoch(2)));
+}

@@ -1,12 +1,9 @@
-//! The core against scripted peers, and against replicas in a simulated network.
+//! The core against scripted peers, one situation at a time; [`crate::simulation`] has the rest.
 
 mod blocks;
 mod desk;
 mod epochs;
-mod judge;
 mod others;
 pub(crate) mod peer;
 mod scrub;
-mod simulation;
 mod variants;
-mod world;

@@ -138,3 +138,19 @@ fn cancelled_operations_leave_nothing_behind() {
     assert!(d.results.is_empty());
     assert!(d.core.ops.is_empty());
 }
+
+/// Two lives of a node, each with a first put that reached one replica before it died.
+#[test]
+fn first_puts_of_different_lives_have_different_versions() {
+    let first_put = |value: &'static str| {
+        let mut d = Desk::new(3, 2);
+        let put = Call::PutRecord {
+            name: "n".into(),
+            value: Some(Bytes::from(value)),
+            authority: Authority::Node,
+        };
+        d.finish(put).unwrap();
+        d.peers[0].records["n"].version
+    };
+    assert_ne!(first_put("one"), first_put("two"));
+}

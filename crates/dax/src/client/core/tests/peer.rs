@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::error::ErrorKind;
-use crate::ids::{BlockKey, Generation, Version};
+use crate::ids::{BlockKey, Epoch, Generation, Version};
 use crate::replica::{self, Claim, Fence, Refusal};
-use crate::storage::Space;
+use crate::simulation::flaw::Flaw;
+use crate::storage::{Retention, Space};
 use crate::wire::{
     BlockWrite, InventoryEntry, RecordEntry, Request, Response, StoredBlock, StoredRecord,
 };
@@ -27,6 +28,8 @@ pub(crate) struct Peer {
     pub rebuilding: bool,
     /// Blocks that this replica reports as damaged.
     pub damaged: Vec<BlockKey>,
+    /// What it does wrong on purpose.
+    pub flaw: Option<Flaw>,
 }
 
 fn error(kind: ErrorKind) -> Response {
@@ -44,6 +47,14 @@ fn refusal(refusal: Refusal) -> ErrorKind {
 }
 
 impl Peer {
+    /// An empty one, with something broken if that is wanted.
+    pub fn with(flaw: Option<Flaw>) -> Peer {
+        Peer {
+            flaw,
+            ..Peer::default()
+        }
+    }
+
     /// Handles a request; writes wait for [`Peer::commit`].
     pub fn handle(&mut self, conn: ConnId, id: u64, request: Request) -> Vec<Sent> {
         let response = match request {
@@ -66,7 +77,7 @@ impl Peer {
             Request::Ping => Response::Pong {
                 rebuilding: self.rebuilding,
             },
-            Request::Inventory { epoch, after } => match self.fence.admit(epoch) {
+            Request::Inventory { epoch, after } => match self.admit(epoch) {
                 Ok(()) => self.inventory(after),
                 Err(why) => error(refusal(why)),
             },
@@ -85,13 +96,43 @@ impl Peer {
                 Response::Owned { accepted, grant }
             }
             Request::Read { key, up_to } => self.read(key, up_to),
-            Request::Promote { epoch, key } => match self.fence.admit(epoch) {
+            Request::Promote { epoch, key } => match self.admit(epoch) {
+                Err(_) if self.flaw == Some(Flaw::ReadsBeforeFence) => {
+                    self.read(key, Generation::SINGLE)
+                }
                 Ok(()) => self.read(key, Generation::SINGLE),
                 Err(why) => error(refusal(why)),
             },
             other => self.record(other),
         };
         vec![(conn, id, response)]
+    }
+
+    fn admit(&self, epoch: Epoch) -> Result<(), Refusal> {
+        match self.flaw {
+            Some(Flaw::NoFence) => Ok(()),
+            _ => self.fence.admit(epoch),
+        }
+    }
+
+    fn replaces(&self, new: Version, stored: Option<Version>) -> bool {
+        match self.flaw {
+            Some(Flaw::TimestampsAlone) => stored.is_none_or(|stored| new.seq > stored.seq),
+            _ => replica::replaces(new, stored),
+        }
+    }
+
+    /// Drops what neither image shows.
+    fn prune(&mut self, retention: &Retention) {
+        let mut stored: BTreeMap<BlockKey, Vec<Generation>> = BTreeMap::new();
+        for (key, generation) in self.blocks.keys() {
+            stored.entry(*key).or_default().push(*generation);
+        }
+        for (key, generations) in stored {
+            for generation in replica::prune(&generations, retention) {
+                self.blocks.remove(&(key, generation));
+            }
+        }
     }
 
     fn record(&mut self, request: Request) -> Response {
@@ -102,11 +143,11 @@ impl Peer {
                 version,
                 value,
             } => {
-                if let Some(Err(why)) = epoch.map(|e| self.fence.admit(e)) {
+                if let Some(Err(why)) = epoch.map(|e| self.admit(e)) {
                     return error(refusal(why));
                 }
                 let stored = self.records.get(&name).map(|r| r.version);
-                if replica::replaces(version, stored) {
+                if self.replaces(version, stored) {
                     self.records
                         .insert(name.clone(), StoredRecord { version, value });
                 }
@@ -131,7 +172,13 @@ impl Peer {
                     .retain(|(_, _, w)| w.key.file != file || w.key.block >= block);
                 Response::Done
             }
-            Request::Retain { .. } => Response::Done,
+            Request::Retain { epoch, retention } => match self.admit(epoch) {
+                Ok(()) => {
+                    self.prune(&retention);
+                    Response::Done
+                }
+                Err(why) => error(refusal(why)),
+            },
             other => panic!("not expected here: {other:?}"),
         }
     }
@@ -140,7 +187,7 @@ impl Peer {
     fn inventory(&self, after: Option<(BlockKey, Generation)>) -> Response {
         let mut slots = self.blocks.iter().filter(|(slot, _)| Some(**slot) > after);
         let entries = slots.by_ref().take(3).map(|((key, generation), block)| {
-            let intact = !self.damaged.contains(key);
+            let intact = !self.damaged.contains(key) && block.is_intact(*key);
             InventoryEntry {
                 key: *key,
                 generation: *generation,
@@ -173,7 +220,10 @@ impl Peer {
         if self.damaged.contains(&key) {
             return error(ErrorKind::Corrupt);
         }
-        Response::Block(self.newest(key, up_to).cloned())
+        match self.newest(key, up_to) {
+            Some(block) if !block.is_intact(key) => error(ErrorKind::Corrupt),
+            block => Response::Block(block.cloned()),
+        }
     }
 
     pub fn newest(&self, key: BlockKey, up_to: Generation) -> Option<&StoredBlock> {
@@ -193,7 +243,7 @@ impl Peer {
         let mut upto: BTreeMap<ConnId, u64> = BTreeMap::new();
         for (conn, number, write) in std::mem::take(&mut self.buffer) {
             upto.insert(conn, number);
-            let refused = match self.fence.admit(write.epoch) {
+            let refused = match self.admit(write.epoch) {
                 Err(why) => Some(refusal(why)),
                 Ok(()) if self.full => Some(ErrorKind::Full),
                 Ok(()) => None,
@@ -208,8 +258,10 @@ impl Peer {
                 sent.push((conn, 0, refused));
                 continue;
             }
+            // A damaged copy has no version worth keeping.
             let stored = self.blocks.get(&(write.key, write.generation));
-            if replica::replaces(write.version, stored.map(|b| b.version)) {
+            let stored = stored.filter(|b| b.is_intact(write.key));
+            if self.replaces(write.version, stored.map(|b| b.version)) {
                 let block = StoredBlock {
                     version: write.version,
                     generation: write.generation,

@@ -197,3 +197,24 @@ fn scrubbing_needs_an_epoch_and_ends_with_it() {
     assert!(d.finish(Call::Scrub(None)).unwrap_err().is_fenced());
     assert!(d.core.write(key(1), SINGLE, data(1)).is_err());
 }
+
+/// A replica that lost its disk has forgotten the fence. An owner who has been deposed, and does not
+/// know it, may be the one who tells it to begin anew: it must not complete a sync with its help.
+#[test]
+fn a_rebuilding_replica_does_not_make_a_write_synced() {
+    let mut d = Desk::owner();
+    d.disconnect(1);
+    d.disconnect(2);
+    d.write(0, SINGLE, 1);
+    d.lose_everything(1);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    d.run();
+    assert!(
+        d.peers[1].newest(key(0), SINGLE).is_some(),
+        "it takes writes"
+    );
+    assert!(d.result(sync).is_none());
+    d.connect(2);
+    d.run();
+    assert!(d.result(sync).unwrap().is_ok());
+}

@@ -1,0 +1,142 @@
+//! Fencing: an epoch has one owner, and once a newer one is owned, nothing that an older one does
+//! from then on becomes durable.
+
+use std::collections::BTreeMap;
+
+use super::super::history::{Action, ClientId, Content, Event, History, OpNumber, Outcome};
+use super::Checker;
+use crate::ids::Epoch;
+
+#[derive(Debug, Default)]
+pub(super) struct Fence {
+    owners: BTreeMap<Epoch, ClientId>,
+    /// The highest epoch that was known to be owned when each operation began.
+    began: BTreeMap<OpNumber, Epoch>,
+    /// Writes that were made when a newer epoch was owned already.
+    too_late: BTreeMap<Content, Epoch>,
+}
+
+impl Fence {
+    fn newest(&self) -> Epoch {
+        let newest = self.owners.last_key_value();
+        newest.map_or(Epoch::NONE, |(epoch, _)| *epoch)
+    }
+}
+
+impl Checker for Fence {
+    fn name(&self) -> &'static str {
+        "fence"
+    }
+
+    fn check(&mut self, history: &History, event: &Event) -> Result<(), String> {
+        match *event {
+            Event::Wrote { epoch, content, .. } if epoch < self.newest() => {
+                self.too_late.insert(content, self.newest());
+            }
+            Event::Started {
+                op,
+                epoch: Some(_),
+                action: Action::Put { .. },
+                ..
+            } => {
+                self.began.insert(op, self.newest());
+            }
+            Event::Ended { op, outcome } => return self.ended(history, op, outcome),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl Fence {
+    fn ended(&mut self, history: &History, op: OpNumber, outcome: Outcome) -> Result<(), String> {
+        let Some(started) = history.op(op) else {
+            return Ok(());
+        };
+        let client = started.client;
+        match (started.action, outcome) {
+            (Action::Own, Outcome::Owned(epoch)) => {
+                if let Some(owner) = self.owners.insert(epoch, client) {
+                    return Err(format!("clients {owner} and {client} both own {epoch}"));
+                }
+            }
+            (action, Outcome::Done) if action.is_sync() => {
+                let mut covered = history.covered(started);
+                let late = covered.find_map(|w| Some((w, self.too_late.get(&w.content)?)));
+                if let Some((write, epoch)) = late {
+                    return Err(format!(
+                        "client {client} synced {write:?}, made when {epoch} was owned"
+                    ));
+                }
+            }
+            (Action::Put { record, .. }, Outcome::Done) => {
+                let (own, newest) = (started.epoch, self.began.remove(&op));
+                if own.is_some() && own < newest {
+                    return Err(format!(
+                        "client {client} put record {record} under {own:?}, begun under {newest:?}"
+                    ));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scripts::Script;
+    use super::*;
+
+    #[test]
+    fn an_epoch_has_one_owner() {
+        let mut s = Script::new(Fence::default());
+        s.own(1);
+        s.own(2);
+        s.run(3, Action::Own, Outcome::Owned(Epoch(2)));
+        s.breaks("both own");
+    }
+
+    #[test]
+    fn a_sync_that_was_under_way_may_still_be_heard_of() {
+        let mut s = Script::new(Fence::default());
+        s.own(1);
+        s.write(1, 1);
+        let sync = s.start(1, Action::Sync);
+        s.own(2);
+        s.end(sync, Outcome::Done);
+        s.sync(1);
+        s.holds();
+    }
+
+    #[test]
+    fn what_is_written_after_the_fence_is_never_synced() {
+        let mut s = Script::new(Fence::default());
+        s.own(1);
+        s.own(2);
+        s.write(1, 1);
+        s.sync(1);
+        s.breaks("made when");
+    }
+
+    #[test]
+    fn nor_is_a_record_put() {
+        for (owned_first, right) in [(false, true), (true, false)] {
+            let mut s = Script::new(Fence::default());
+            s.own(1);
+            if owned_first {
+                s.own(2);
+            }
+            let (record, content) = (1, 1);
+            let put = s.start(1, Action::Put { record, content });
+            if !owned_first {
+                s.own(2);
+            }
+            s.end(put, Outcome::Done);
+            match right {
+                true => s.holds(),
+                false => s.breaks("put record"),
+            }
+        }
+    }
+}

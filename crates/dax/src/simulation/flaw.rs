@@ -1,0 +1,55 @@
+//! Deliberate breakage: what the checkers must catch. Built for tests only.
+
+/// One thing done wrong, at one place of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// ReadPromote is a plain quorum read (DAX 4 without 5).
+    NoPromotion,
+    /// A write counts as synced at one replica of N.
+    SyncedAtOne,
+    /// Versions are compared by a clock's timestamp alone, as in the text of DAX 5; the clocks of two
+    /// machines differ by up to 50 ms.
+    TimestampsAlone,
+    /// Replicas take writes of any epoch.
+    NoFence,
+    /// An epoch counts as owned once one replica has accepted it.
+    OwnedAtOne,
+    /// Replicas acknowledge what is not durable yet.
+    AckBeforeCommit,
+    /// Read(1) is not checked against the version list.
+    UncheckedReads,
+    /// An owner reads and promotes from replicas that have not accepted its epoch.
+    ReadsBeforeFence,
+    /// Entries of pending writes are evicted from the version list.
+    PendingEvicted,
+    /// A repair sends what it read as a new version.
+    RepairAsNewVersion,
+    /// A replica that lost its disk counts in quorums at once.
+    RebuildingCounts,
+    /// A pending write of a block replaces an older one of another generation.
+    GenerationsMerged,
+    /// A seal is written before its cut is synced.
+    SealBeforeSync,
+    /// A record counts as put at one replica.
+    PutAtOne,
+}
+
+impl Flaw {
+    /// All of them.
+    pub const ALL: [Flaw; 14] = [
+        Flaw::NoPromotion,
+        Flaw::SyncedAtOne,
+        Flaw::TimestampsAlone,
+        Flaw::NoFence,
+        Flaw::OwnedAtOne,
+        Flaw::AckBeforeCommit,
+        Flaw::UncheckedReads,
+        Flaw::ReadsBeforeFence,
+        Flaw::PendingEvicted,
+        Flaw::RepairAsNewVersion,
+        Flaw::RebuildingCounts,
+        Flaw::GenerationsMerged,
+        Flaw::SealBeforeSync,
+        Flaw::PutAtOne,
+    ];
+}

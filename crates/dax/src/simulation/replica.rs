@@ -1,0 +1,172 @@
+//! A replica with a disk: what changes it waits in a queue until a commit makes it durable and
+//! answers; a crash loses the queue, or leaves any part of it on the disk.
+//!
+//! The rules are those of [`Peer`], which is the durable state here. Reads see what is durable, as at
+//! a real replica.
+
+use std::collections::BTreeMap;
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+
+use super::flaw::Flaw;
+use super::history::{DAMAGED, Shelf};
+use super::world::content_of;
+use crate::client::core::Time;
+use crate::client::core::tests::peer::{ConnId, Peer, Sent};
+use crate::ids::Epoch;
+use crate::storage::EpochGrant;
+use crate::wire::{Request, Response, StoredBlock};
+
+#[derive(Debug, Default)]
+pub(crate) struct Replica {
+    pub peer: Peer,
+    /// Received, not durable.
+    queue: Vec<(ConnId, u64, Request)>,
+    /// The highest epoch under which each connection has spoken.
+    announced: BTreeMap<ConnId, Epoch>,
+    pub commit_at: Option<Time>,
+    pub up: bool,
+    /// Its disk is empty, and nobody has told it to begin anew.
+    pub empty: bool,
+}
+
+impl Replica {
+    pub fn new(flaw: Option<Flaw>) -> Replica {
+        Replica {
+            peer: Peer::with(flaw),
+            up: true,
+            ..Replica::default()
+        }
+    }
+
+    /// Takes a request; gives what is answered at once, and whether a commit is due now, or later,
+    /// if it changes anything.
+    pub fn take(&mut self, conn: ConnId, id: u64, request: Request) -> (Vec<Sent>, Option<bool>) {
+        let epoch = match &request {
+            Request::Write(write) => Some(write.epoch),
+            Request::OwnEpoch { epoch, .. } | Request::Promote { epoch, .. } => Some(*epoch),
+            _ => None,
+        };
+        if let Some(epoch) = epoch {
+            let announced = self.announced.entry(conn).or_default();
+            *announced = epoch.max(*announced);
+        }
+        match request {
+            Request::Write(_) => {
+                self.queue.push((conn, id, request));
+                let early = self.peer.flaw == Some(Flaw::AckBeforeCommit);
+                let ack = early.then_some((conn, 0, Response::Ack { upto: id }));
+                (ack.into_iter().collect(), Some(false))
+            }
+            Request::Flush => (Vec::new(), Some(true)),
+            Request::OwnEpoch { .. }
+            | Request::Promote { .. }
+            | Request::PutRecord { .. }
+            | Request::Retain { .. }
+            | Request::RemoveFiles { .. }
+            | Request::RemoveBlocksBefore { .. }
+            | Request::Inventory { .. }
+            | Request::Rebuilt { .. } => {
+                self.queue.push((conn, id, request));
+                (Vec::new(), Some(true))
+            }
+            Request::Epoch
+            | Request::Read { .. }
+            | Request::GetRecord { .. }
+            | Request::ListRecords { .. }
+            | Request::Space
+            | Request::Ping
+            | Request::Hello { .. }
+            | Request::CreateVolume { .. } => (self.peer.handle(conn, id, request), None),
+        }
+    }
+
+    /// Makes everything durable, in the order received; gives the answers.
+    pub fn commit(&mut self) -> Vec<Sent> {
+        let before = self.peer.fence.grant().clone();
+        let mut sent = Vec::new();
+        for (conn, id, request) in std::mem::take(&mut self.queue) {
+            if !matches!(request, Request::Write(_)) {
+                // What comes after a write sees it.
+                sent.extend(self.peer.commit());
+            }
+            sent.extend(self.peer.handle(conn, id, request));
+        }
+        sent.extend(self.peer.commit());
+        let now = self.peer.fence.grant();
+        if *now != before {
+            sent.extend(self.fenced(now));
+        }
+        sent
+    }
+
+    /// Tells those who spoke under a lower epoch.
+    fn fenced(&self, now: &EpochGrant) -> Vec<Sent> {
+        let lower = self.announced.iter().filter(|(_, e)| **e < now.epoch);
+        let tell = |(conn, _): (&ConnId, &Epoch)| {
+            let grant = now.clone();
+            (*conn, 0, Response::Fenced { grant })
+        };
+        lower.map(tell).collect()
+    }
+
+    /// Stops. Of what was not durable, anything may have reached the disk; nobody is told.
+    pub fn crash(&mut self, torn: bool, rng: &mut SmallRng) {
+        self.up = false;
+        self.commit_at = None;
+        self.announced.clear();
+        for (conn, id, request) in std::mem::take(&mut self.queue) {
+            if torn && rng.random_ratio(1, 2) {
+                self.peer.handle(conn, id, request);
+                self.peer.commit();
+            }
+        }
+    }
+
+    /// Loses its disk.
+    pub fn lose_disk(&mut self) {
+        let flaw = self.peer.flaw;
+        self.peer = Peer::with(flaw);
+        self.queue.clear();
+        self.empty = true;
+    }
+
+    /// Is told that the volume exists and that it has lost it.
+    pub fn begin_anew(&mut self) {
+        self.empty = false;
+        self.peer.rebuilding = self.peer.flaw != Some(Flaw::RebuildingCounts);
+    }
+
+    /// Damages the `n`-th stored copy; false if there is none.
+    pub fn damage(&mut self, n: u64) -> bool {
+        let index = n.checked_rem(self.peer.blocks.len() as u64);
+        let copy = index.and_then(|i| self.peer.blocks.values_mut().nth(i as usize));
+        copy.is_some_and(|block| {
+            block.checksum ^= 1;
+            true
+        })
+    }
+
+    /// Whether every copy fits its checksum.
+    pub fn is_intact(&self) -> bool {
+        let mut blocks = self.peer.blocks.iter();
+        blocks.all(|((key, _), block)| block.is_intact(*key))
+    }
+
+    /// Whether it counts in quorums, or will once it is up.
+    pub fn counts(&self) -> bool {
+        !self.empty && !self.peer.rebuilding
+    }
+
+    /// What it has durably; none if it does not count.
+    pub fn shelf(&self) -> Option<Shelf> {
+        let content = |key, block: &StoredBlock| match block.is_intact(key) {
+            true => content_of(&block.data),
+            false => DAMAGED,
+        };
+        let slots = self.peer.blocks.iter();
+        let slots = slots.map(|(slot, block)| (*slot, content(slot.0, block)));
+        self.counts().then(|| slots.collect())
+    }
+}

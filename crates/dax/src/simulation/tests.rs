@@ -1,0 +1,124 @@
+//! Schedules as tests, and the entry for `make sim`.
+
+use std::time::Instant;
+
+use super::census::Census;
+use super::flaw::Flaw;
+use super::runner::{first_to_catch, run_many, run_one};
+
+/// Schedules that every run of the tests does, and within which every flaw must be caught.
+const SCHEDULES: u64 = 2000;
+
+/// A setting from the environment; none if it is unset or empty.
+fn setting(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = setting(name)?;
+    let number = text.parse();
+    Some(number.unwrap_or_else(|_| panic!("{name}={text}: use a number")))
+}
+
+fn flaw() -> Option<Flaw> {
+    let name = setting("FLAW")?;
+    let known = Flaw::ALL.into_iter().find(|f| format!("{f:?}") == name);
+    Some(known.unwrap_or_else(|| panic!("FLAW={name}: use one of {:?}", Flaw::ALL)))
+}
+
+/// What must have happened in a hundred schedules, at least: about half of what was counted when this
+/// was written.
+const PER_HUNDRED: [(&str, u64); 24] = [
+    ("takeovers", 400),
+    ("contests lost", 5),
+    ("writers crashed", 80),
+    ("clients paused", 200),
+    ("writers that learned of their fence", 200),
+    ("syncs, as clients count", 1500),
+    ("seals completed", 400),
+    ("retentions", 200),
+    ("image reads that left a dead line", 50),
+    ("versions promoted", 800),
+    ("reads by quorum", 3000),
+    ("reads from one replica", 500),
+    ("answers that were stale", 5),
+    ("reads from pending writes", 1200),
+    ("replicas crashed", 250),
+    ("replicas crashed, with torn writes", 250),
+    ("replicas rebuilt", 20),
+    ("disks lost", 40),
+    ("copies damaged", 20),
+    ("copies mended", 500),
+    ("connections cut", 100),
+    ("requests lost with their connection", 3000),
+    (
+        "requests that arrived after their connection was given up",
+        200,
+    ),
+    ("schedules after which all replicas were equal", 100),
+];
+
+fn assert_worth_something(census: &Census) {
+    let schedules = census.of("schedules");
+    for (what, least) in PER_HUNDRED {
+        let count = census.of(what);
+        let enough = count * 100 >= least * schedules;
+        assert!(enough, "{count} {what} in {schedules} schedules");
+    }
+}
+
+#[test]
+fn schedules_keep_the_promises() {
+    let census = run_many(SCHEDULES, false).unwrap_or_else(|f| panic!("{}", f.describe()));
+    println!("{census}");
+    assert_worth_something(&census);
+}
+
+#[test]
+fn a_seed_gives_the_same_trace_every_time() {
+    for seed in 0..40 {
+        let (one, other) = (run_one(seed, None, false), run_one(seed, None, false));
+        assert_eq!(one.trace_hash, other.trace_hash, "seed {seed}");
+        assert_eq!(one.census, other.census, "seed {seed}");
+    }
+    let (one, other) = (run_one(1, None, false), run_one(2, None, false));
+    assert_ne!(one.trace_hash, other.trace_hash);
+}
+
+/// The checkers can fail: each flaw is caught, on the way to the one that takes longest.
+#[test]
+fn every_flaw_is_caught() {
+    for flaw in Flaw::ALL {
+        let Some((schedules, violation)) = first_to_catch(flaw, SCHEDULES) else {
+            panic!("{flaw:?} is not caught within {SCHEDULES} schedules");
+        };
+        println!(
+            "{flaw:?}: caught by schedule {schedules}: {}",
+            violation.checker
+        );
+    }
+}
+
+/// `make sim`: SEEDS of them, or one SEED, with TRACE=1 to see it step by step and FLAW to break
+/// something.
+#[test]
+#[ignore = "long; run by make sim"]
+fn many() {
+    let started = Instant::now();
+    if let Some(seed) = number("SEED") {
+        let report = run_one(seed, flaw(), number("TRACE") == Some(1));
+        println!(
+            "{}seed {seed}: trace {:016x}",
+            report.census, report.trace_hash
+        );
+        let violation = report.violation;
+        let violation = violation.map(|v| format!("{}: {}", v.checker, v.what));
+        assert_eq!(violation, None);
+        return;
+    }
+    let seeds = number("SEEDS").unwrap_or(100_000);
+    let census = run_many(seeds, true).unwrap_or_else(|f| panic!("{}", f.describe()));
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{census}{seeds} schedules in {seconds:.0} s");
+    assert_worth_something(&census);
+}

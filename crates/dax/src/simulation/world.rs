@@ -1,0 +1,721 @@
+//! Clients, replicas and the network between them, in one thread and in virtual time.
+//!
+//! A connection is a stream: what arrives of it arrives in order, and it may break after any message,
+//! with what was sent last lost on either side. A side that gave a connection up may still have
+//! messages of it on the way; they arrive beside those of the next one. Streams can stall, and
+//! partitions hold messages of a client and a replica back in one direction or both.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use bytes::Bytes;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::census::Census;
+use super::flaw::Flaw;
+use super::history::{ClientId, Content, Event, NOTHING};
+use super::replica::Replica;
+use super::trace::Trace;
+use crate::client::core::tests::peer::{ConnId, Sent};
+use crate::client::core::{Core, CoreConfig, Effect, OpId, Output, Time};
+use crate::error::Result;
+use crate::ids::ReplicaId;
+use crate::storage::{EpochGrant, VolumeSettings};
+use crate::wire::{Request, Response};
+
+/// Bytes in a block: enough for its contents, because checksums take time.
+pub(crate) const BLOCK_BYTES: usize = 16;
+
+/// How often a core hears of time.
+const TICK: Time = Time::from_millis(20);
+
+/// To the replica, and back.
+const DIRECTIONS: [usize; 2] = [0, 1];
+
+/// What happens at a time.
+#[derive(Debug)]
+enum Happening {
+    /// The next message of a connection arrives.
+    ToReplica(ConnId),
+    ToClient(ConnId),
+    Commit(u8),
+    ReplicaBack(u8),
+    Connect(ClientId, u8),
+    Welcome(ConnId, EpochGrant, bool),
+    /// The client notices that its connection is gone.
+    Broken(ConnId),
+    Tick(ClientId),
+    Act,
+    Fault,
+}
+
+/// What the schedule itself must do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Act,
+    Fault,
+}
+
+#[derive(Debug)]
+struct Planned {
+    at: Time,
+    number: u64,
+    what: Happening,
+}
+
+impl PartialEq for Planned {
+    fn eq(&self, other: &Planned) -> bool {
+        self.number == other.number
+    }
+}
+impl Eq for Planned {}
+impl PartialOrd for Planned {
+    fn partial_cmp(&self, other: &Planned) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Planned {
+    fn cmp(&self, other: &Planned) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    client: ClientId,
+    replica: u8,
+    /// The client believes in it.
+    open: bool,
+    requests: VecDeque<(u64, Request)>,
+    responses: VecDeque<(u64, Response)>,
+    /// What arrives later than this, in each direction, is lost.
+    until: [Time; 2],
+    /// Nothing arrives before this, in each direction.
+    held: [Time; 2],
+}
+
+pub(crate) struct Client {
+    pub core: Core,
+    pub alive: bool,
+    /// It does nothing, and notices nothing, until then.
+    pub paused_until: Time,
+    /// Messages to and from each replica are held back until then.
+    pub blocked: Vec<[Time; 2]>,
+    links: Vec<Option<ConnId>>,
+}
+
+/// What a client's operation gave.
+pub(crate) type Ending = (ClientId, OpId, Result<Output>);
+
+pub(crate) struct World {
+    pub now: Time,
+    pub rng: SmallRng,
+    pub settings: VolumeSettings,
+    pub flaw: Option<Flaw>,
+    pub clients: Vec<Client>,
+    pub replicas: Vec<Replica>,
+    pub trace: Trace,
+    pub census: Census,
+    connections: BTreeMap<ConnId, Connection>,
+    next_conn: ConnId,
+    agenda: BinaryHeap<Reverse<Planned>>,
+    next: u64,
+    endings: Vec<Ending>,
+    /// Longest way of a message that nothing holds back.
+    delay_us: u64,
+    /// Longest wait for a commit that nobody hurries.
+    commit_us: u64,
+    /// Faults are over.
+    calm: bool,
+}
+
+/// The data of a block or record with these contents.
+pub(crate) fn data_of(content: Content) -> Bytes {
+    let mut data = [0; BLOCK_BYTES];
+    data[..8].copy_from_slice(&content.to_le_bytes());
+    Bytes::copy_from_slice(&data)
+}
+
+/// The contents of a block or record.
+pub(crate) fn content_of(data: &Bytes) -> Content {
+    let head = data.first_chunk::<8>();
+    head.map_or(NOTHING, |head| Content::from_le_bytes(*head))
+}
+
+fn millis(n: u64) -> Time {
+    Time::from_millis(n)
+}
+
+impl World {
+    pub fn new(seed: u64, flaw: Option<Flaw>, trace: Trace) -> World {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let spread = match rng.random_range(0..10) {
+            0 => VolumeSettings::spread(1, 1),
+            1..4 => VolumeSettings::spread(3, 2),
+            _ => VolumeSettings::spread(3, 1),
+        };
+        let settings = VolumeSettings {
+            block_size_bytes: BLOCK_BYTES as u32,
+            ..spread
+        };
+        let (delay_us, commit_us) = (rng.random_range(200..4000), rng.random_range(500..20_000));
+        World {
+            now: Time::ZERO,
+            flaw,
+            clients: Vec::new(),
+            replicas: (0..settings.replicas).map(|_| Replica::new(flaw)).collect(),
+            trace,
+            census: Census::default(),
+            connections: BTreeMap::new(),
+            next_conn: 1,
+            agenda: BinaryHeap::new(),
+            next: 0,
+            endings: Vec::new(),
+            delay_us,
+            commit_us,
+            calm: false,
+            rng,
+            settings,
+        }
+    }
+
+    // --- chance ----------------------------------------------------------------------------------
+
+    pub fn chance(&mut self, percent: u32) -> bool {
+        self.rng.random_ratio(percent, 100)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.rng.random_range(0..n)
+    }
+
+    /// Up to so many microseconds, at least one.
+    pub fn micros(&mut self, max: u64) -> Time {
+        Time::from_micros(self.rng.random_range(1..=max))
+    }
+
+    // --- time ------------------------------------------------------------------------------------
+
+    fn plan(&mut self, at: Time, what: Happening) {
+        self.next += 1;
+        let number = self.next;
+        self.agenda.push(Reverse(Planned { at, number, what }));
+    }
+
+    fn plan_in(&mut self, max_us: u64, what: Happening) {
+        let at = self.now + self.micros(max_us);
+        self.plan(at, what);
+    }
+
+    /// The schedule's own turns.
+    pub fn plan_turn(&mut self, turn: Turn, max_us: u64) {
+        let what = match turn {
+            Turn::Act => Happening::Act,
+            Turn::Fault => Happening::Fault,
+        };
+        self.plan_in(max_us, what);
+    }
+
+    /// Lets the next thing happen, if that is before `end`.
+    pub fn step(&mut self, end: Time) -> Option<Option<Turn>> {
+        self.agenda.peek().filter(|Reverse(next)| next.at <= end)?;
+        let Reverse(planned) = self.agenda.pop()?;
+        self.now = self.now.max(planned.at);
+        Some(self.happen(planned.what))
+    }
+
+    /// What operations gave since the last look.
+    pub fn endings(&mut self) -> Vec<Ending> {
+        std::mem::take(&mut self.endings)
+    }
+
+    fn happen(&mut self, what: Happening) -> Option<Turn> {
+        match what {
+            Happening::ToReplica(conn) => self.to_replica(conn),
+            Happening::ToClient(conn) => self.to_client(conn),
+            Happening::Commit(replica) => self.commit(replica),
+            Happening::ReplicaBack(replica) => {
+                self.note(3, [replica.into(), 0, 0], || {
+                    format!("replica {replica} is back")
+                });
+                self.replicas[usize::from(replica)].up = true;
+            }
+            Happening::Connect(client, replica) => self.connect(client, replica),
+            Happening::Welcome(conn, grant, rebuilding) => self.welcome(conn, &grant, rebuilding),
+            Happening::Broken(conn) => self.broken(conn),
+            Happening::Tick(client) => self.tick(client),
+            Happening::Act => return Some(Turn::Act),
+            Happening::Fault => return Some(Turn::Fault),
+        }
+        None
+    }
+
+    pub fn note(&mut self, kind: u8, what: [u64; 3], text: impl FnOnce() -> String) {
+        self.trace.step(self.now, kind, what, text);
+    }
+
+    // --- clients ---------------------------------------------------------------------------------
+
+    pub fn add_client(&mut self) -> ClientId {
+        let count = self.replicas.len();
+        let config = CoreConfig {
+            addresses: (0..count).map(|z| format!("replica{z}")).collect(),
+            // Small, so that memory is short, entries are evicted and windows fill up.
+            pending_bytes_max: BLOCK_BYTES * self.rng.random_range(6..40),
+            version_list_max: 4,
+            replica_timeout: millis(200),
+        };
+        let mut core = Core::new(config, self.settings.clone());
+        core.distort(self.flaw, BLOCK_BYTES * self.rng.random_range(2..20));
+        self.clients.push(Client {
+            core,
+            alive: true,
+            paused_until: Time::ZERO,
+            blocked: vec![[Time::ZERO; 2]; count],
+            links: vec![None; count],
+        });
+        let client = self.clients.len() - 1;
+        for replica in 0..self.settings.replicas {
+            self.plan_in(5000, Happening::Connect(client, replica));
+        }
+        self.plan_in(20_000, Happening::Tick(client));
+        client
+    }
+
+    pub fn is_paused(&self, client: ClientId) -> bool {
+        self.clients[client].paused_until > self.now
+    }
+
+    /// Runs something on a client's core and carries out the effects.
+    pub fn with<T>(&mut self, client: ClientId, run: impl FnOnce(&mut Core, Time) -> T) -> T {
+        let now = self.now;
+        let core = &mut self.clients[client].core;
+        let result = run(core, now);
+        let effects: Vec<Effect> = core.effects().collect();
+        for effect in effects {
+            match effect {
+                Effect::Send {
+                    replica,
+                    id,
+                    request,
+                } => self.send(client, replica, id, request),
+                Effect::Disconnect { replica, .. } => self.give_up(client, replica.0),
+                Effect::Done { op, result } => self.endings.push((client, op, result)),
+                Effect::Fenced => self.census.one("writers that learned of their fence"),
+            }
+        }
+        result
+    }
+
+    fn tick(&mut self, client: ClientId) {
+        let paused_until = self.clients[client].paused_until;
+        if !self.clients[client].alive {
+            return;
+        }
+        if paused_until > self.now {
+            return self.plan(paused_until, Happening::Tick(client));
+        }
+        self.with(client, |core, now| core.tick(now));
+        self.plan(self.now + TICK, Happening::Tick(client));
+    }
+
+    // --- connections -----------------------------------------------------------------------------
+
+    fn send(&mut self, client: ClientId, replica: ReplicaId, id: u64, request: Request) {
+        let Some(conn) = self.clients[client].links[usize::from(replica.0)] else {
+            return;
+        };
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.requests.push_back((id, request));
+            self.plan_in(self.delay_us, Happening::ToReplica(conn));
+        }
+    }
+
+    fn reply(&mut self, sent: Vec<Sent>) {
+        for (conn, id, response) in sent {
+            if let Some(connection) = self.connections.get_mut(&conn) {
+                connection.responses.push_back((id, response));
+                self.plan_in(self.delay_us, Happening::ToClient(conn));
+            }
+        }
+    }
+
+    /// When the connection lets the next message of a direction pass; none if never.
+    fn passes_at(&self, conn: ConnId, direction: usize) -> Option<Time> {
+        let c = self.connections.get(&conn)?;
+        let blocked = self.clients[c.client].blocked[usize::from(c.replica)][direction];
+        let paused = match direction {
+            0 => Time::ZERO,
+            _ => self.clients[c.client].paused_until,
+        };
+        let at = self.now.max(c.held[direction]).max(blocked).max(paused);
+        (at <= c.until[direction]).then_some(at)
+    }
+
+    fn to_replica(&mut self, conn: ConnId) {
+        let Some(at) = self.passes_at(conn, 0) else {
+            if let Some(c) = self.connections.get_mut(&conn)
+                && !c.requests.is_empty()
+            {
+                let lost = c.requests.len() as u64;
+                c.requests.clear();
+                self.census
+                    .some("requests lost with their connection", lost);
+            }
+            return;
+        };
+        if at > self.now {
+            return self.plan(at, Happening::ToReplica(conn));
+        }
+        let Some(c) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        let Some((id, request)) = c.requests.pop_front() else {
+            return;
+        };
+        let (client, replica, late) = (c.client, c.replica, !c.open);
+        if late {
+            self.census
+                .one("requests that arrived after their connection was given up");
+        }
+        self.note(1, [conn, id, replica.into()], || {
+            format!("client {client} -> replica {replica} #{id} {request:?}")
+        });
+        let (sent, commit) = self.replicas[usize::from(replica)].take(conn, id, request);
+        self.reply(sent);
+        if let Some(urgent) = commit {
+            let max_us = if urgent { 300 } else { self.commit_us };
+            let mut at = self.now + self.micros(max_us);
+            if !self.calm && self.chance(2) {
+                at += self.micros(100_000);
+            }
+            self.plan_commit(replica, at);
+        }
+    }
+
+    fn plan_commit(&mut self, replica: u8, at: Time) {
+        let planned = &mut self.replicas[usize::from(replica)].commit_at;
+        if planned.is_none_or(|planned| at < planned) {
+            *planned = Some(at);
+            self.plan(at, Happening::Commit(replica));
+        }
+    }
+
+    fn commit(&mut self, replica: u8) {
+        let r = &mut self.replicas[usize::from(replica)];
+        if r.commit_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        r.commit_at = None;
+        let sent = r.commit();
+        let answers = sent.len() as u64;
+        self.note(2, [replica.into(), answers, 0], || {
+            format!("replica {replica} commits, {answers} answers")
+        });
+        self.reply(sent);
+    }
+
+    fn to_client(&mut self, conn: ConnId) {
+        let Some(at) = self.passes_at(conn, 1) else {
+            if let Some(c) = self.connections.get_mut(&conn) {
+                c.responses.clear();
+            }
+            return;
+        };
+        if at > self.now {
+            return self.plan(at, Happening::ToClient(conn));
+        }
+        let Some(c) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        let (client, replica, open) = (c.client, ReplicaId(c.replica), c.open);
+        let Some((id, response)) = c.responses.pop_front() else {
+            return;
+        };
+        if !open || !self.clients[client].alive {
+            return;
+        }
+        self.note(4, [conn, id, client as u64], || {
+            format!("client {client} <- {replica} #{id} {response:?}")
+        });
+        self.with(client, |core, now| core.message(now, replica, id, response));
+    }
+
+    fn connect(&mut self, client: ClientId, replica: u8) {
+        let index = usize::from(replica);
+        let c = &self.clients[client];
+        if !c.alive || c.links[index].is_some() {
+            return;
+        }
+        let until = c
+            .paused_until
+            .max(c.blocked[index][0])
+            .max(c.blocked[index][1]);
+        if until > self.now {
+            return self.plan(until, Happening::Connect(client, replica));
+        }
+        if self.replicas[index].up && self.replicas[index].empty && c.core.may_rebuild() {
+            self.note(5, [client as u64, replica.into(), 0], || {
+                format!("client {client} tells replica {replica} to begin anew")
+            });
+            self.census
+                .one("replicas that began anew with an empty disk");
+            self.replicas[index].begin_anew();
+        }
+        let r = &self.replicas[index];
+        if !r.up || r.empty {
+            return self.plan_in(40_000, Happening::Connect(client, replica));
+        }
+        let conn = self.next_conn;
+        self.next_conn += 1;
+        let (grant, rebuilding) = (r.peer.fence.grant().clone(), r.peer.rebuilding);
+        let connection = Connection {
+            client,
+            replica,
+            open: true,
+            requests: VecDeque::new(),
+            responses: VecDeque::new(),
+            until: [Time::MAX; 2],
+            held: [Time::ZERO; 2],
+        };
+        self.connections.insert(conn, connection);
+        self.clients[client].links[index] = Some(conn);
+        self.plan_in(self.delay_us, Happening::Welcome(conn, grant, rebuilding));
+    }
+
+    fn welcome(&mut self, conn: ConnId, grant: &EpochGrant, rebuilding: bool) {
+        let Some(at) = self.passes_at(conn, 1) else {
+            return;
+        };
+        if at > self.now {
+            return self.plan(at, Happening::Welcome(conn, grant.clone(), rebuilding));
+        }
+        let c = &self.connections[&conn];
+        let (client, replica) = (c.client, ReplicaId(c.replica));
+        if !c.open || !self.clients[client].alive {
+            return;
+        }
+        self.note(6, [conn, client as u64, replica.0.into()], || {
+            format!("client {client} is connected to {replica}: {grant:?}, rebuilding {rebuilding}")
+        });
+        self.with(client, |core, now| {
+            core.set_rebuilding(replica, rebuilding);
+            core.replica_up(now, replica, grant);
+        });
+    }
+
+    /// The client closes a connection. What it has sent may still arrive, all of it or a part.
+    fn give_up(&mut self, client: ClientId, replica: u8) {
+        let Some(conn) = self.clients[client].links[usize::from(replica)].take() else {
+            return;
+        };
+        let until = self.now + self.lingering();
+        if let Some(c) = self.connections.get_mut(&conn) {
+            c.open = false;
+            c.until[0] = c.until[0].min(until);
+            c.responses.clear();
+        }
+        self.plan_in(30_000, Happening::Connect(client, replica));
+    }
+
+    /// How long what is on its way still arrives after a connection broke.
+    fn lingering(&mut self) -> Time {
+        match self.below(4) {
+            0 => Time::ZERO,
+            1 | 2 => self.micros(3000),
+            _ => self.micros(400_000),
+        }
+    }
+
+    /// A connection breaks; each side notices when it does, and what is on its way is lost from some
+    /// message on.
+    fn cut(&mut self, conn: ConnId) {
+        let until = [self.now + self.lingering(), self.now + self.micros(3000)];
+        let Some(c) = self.connections.get_mut(&conn).filter(|c| c.open) else {
+            return;
+        };
+        for direction in DIRECTIONS {
+            c.until[direction] = c.until[direction].min(until[direction]);
+        }
+        self.plan_in(40_000, Happening::Broken(conn));
+    }
+
+    fn broken(&mut self, conn: ConnId) {
+        let Some(c) = self.connections.get(&conn).filter(|c| c.open) else {
+            return;
+        };
+        let (client, replica) = (c.client, c.replica);
+        if !self.clients[client].alive {
+            return;
+        }
+        let paused_until = self.clients[client].paused_until;
+        if paused_until > self.now {
+            return self.plan(paused_until, Happening::Broken(conn));
+        }
+        self.note(7, [conn, client as u64, replica.into()], || {
+            format!("client {client} notices that replica {replica} is gone")
+        });
+        if let Some(c) = self.connections.get_mut(&conn) {
+            c.open = false;
+        }
+        self.clients[client].links[usize::from(replica)] = None;
+        self.with(client, |core, now| {
+            core.replica_down(now, ReplicaId(replica), "cut".into());
+        });
+        self.plan_in(30_000, Happening::Connect(client, replica));
+    }
+
+    // --- faults ----------------------------------------------------------------------------------
+
+    fn any_open(&mut self) -> Option<ConnId> {
+        let open = self.connections.iter().filter(|(_, c)| c.open);
+        let open: Vec<ConnId> = open.map(|(conn, _)| *conn).collect();
+        let index = self.below(open.len().max(1) as u64) as usize;
+        open.get(index).copied()
+    }
+
+    /// Some connection breaks.
+    pub fn cut_any(&mut self) {
+        if let Some(conn) = self.any_open() {
+            self.note(10, [conn, 0, 0], || format!("connection {conn} breaks"));
+            self.census.one("connections cut");
+            self.cut(conn);
+        }
+    }
+
+    /// Some connection carries nothing for a while, in one direction or both.
+    pub fn stall_any(&mut self) {
+        let (until, which) = (self.now + self.micros(500_000), self.below(3));
+        let Some(conn) = self.any_open() else {
+            return;
+        };
+        self.note(11, [conn, which, 0], || format!("connection {conn} stalls"));
+        self.census.one("connections stalled");
+        if let Some(c) = self.connections.get_mut(&conn) {
+            for direction in DIRECTIONS {
+                if which != direction as u64 {
+                    c.held[direction] = until;
+                }
+            }
+        }
+    }
+
+    /// Some clients and some replicas do not hear each other, or one does not hear the other.
+    pub fn partition(&mut self) {
+        let (until, which) = (self.now + self.micros(700_000), self.below(4));
+        let clients = self.rng.random::<u32>() | 1 << self.below(self.clients.len() as u64);
+        let replicas = self.rng.random::<u32>() | 1 << self.below(self.replicas.len() as u64);
+        self.note(12, [clients.into(), replicas.into(), which], || {
+            format!("partition {which} of clients {clients:b} and replicas {replicas:b}")
+        });
+        self.census.one(match which {
+            0 | 1 => "partitions, one way",
+            _ => "partitions, both ways",
+        });
+        for (number, client) in self.clients.iter_mut().enumerate() {
+            for (replica, blocked) in client.blocked.iter_mut().enumerate() {
+                let cut_off = clients >> (number % 32) & 1 == 1 && replicas >> replica & 1 == 1;
+                for direction in DIRECTIONS.into_iter().filter(|_| cut_off) {
+                    if which != direction as u64 {
+                        blocked[direction] = until;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A client stops for good. What it has sent may still arrive.
+    pub fn crash_client(&mut self, client: ClientId) {
+        self.note(13, [client as u64, 0, 0], || {
+            format!("client {client} dies")
+        });
+        self.clients[client].alive = false;
+        for link in 0..self.replicas.len() {
+            let until = self.now + self.lingering();
+            let conn = self.clients[client].links[link].take();
+            if let Some(c) = conn.and_then(|conn| self.connections.get_mut(&conn)) {
+                c.open = false;
+                c.until[0] = c.until[0].min(until);
+            }
+        }
+    }
+
+    /// A client does nothing for a while. What it has sent is under way.
+    pub fn pause_client(&mut self, client: ClientId, max_us: u64) {
+        self.note(14, [client as u64, 0, 0], || {
+            format!("client {client} pauses")
+        });
+        self.census.one("clients paused");
+        let until = self.now + self.micros(max_us);
+        self.clients[client].paused_until = until;
+        // A part of what it has sent takes as long as it sleeps.
+        let max = max_us + 100_000;
+        for link in 0..self.replicas.len() {
+            let held = self.now + self.micros(max);
+            let slow = self.chance(50);
+            let conn = self.clients[client].links[link].filter(|_| slow);
+            if let Some(c) = conn.and_then(|conn| self.connections.get_mut(&conn)) {
+                c.held[0] = c.held[0].max(held);
+            }
+        }
+    }
+
+    /// A replica stops, and comes back later.
+    pub fn crash_replica(&mut self, replica: u8, torn: bool, back_us: u64) {
+        if !self.replicas[usize::from(replica)].up {
+            return;
+        }
+        self.note(15, [replica.into(), torn.into(), 0], || {
+            format!("replica {replica} crashes, torn {torn}")
+        });
+        let r = &mut self.replicas[usize::from(replica)];
+        r.crash(torn, &mut self.rng);
+        let open = self
+            .connections
+            .iter()
+            .filter(|(_, c)| c.replica == replica);
+        let conns: Vec<ConnId> = open.map(|(conn, _)| *conn).collect();
+        for conn in conns {
+            self.cut(conn);
+            if let Some(c) = self.connections.get_mut(&conn) {
+                c.until[0] = Time::ZERO;
+            }
+        }
+        self.plan_in(back_us, Happening::ReplicaBack(replica));
+    }
+
+    /// Faults are over: everything comes back, and nothing is held back any more.
+    pub fn calm_down(&mut self) {
+        self.calm = true;
+        self.note(16, [0; 3], || "faults end".to_owned());
+        let now = self.now;
+        for client in &mut self.clients {
+            client.paused_until = client.paused_until.min(now);
+            client
+                .blocked
+                .iter_mut()
+                .flatten()
+                .for_each(|until| *until = (*until).min(now));
+        }
+        for connection in self.connections.values_mut() {
+            connection.held = [Time::ZERO; 2];
+        }
+        for replica in &mut self.replicas {
+            replica.peer.full = false;
+            replica.commit_at = replica.commit_at.map(|at| at.min(now));
+        }
+        // What was held back was planned for later: let it go on now.
+        for planned in std::mem::take(&mut self.agenda) {
+            let Reverse(Planned { at, number, what }) = planned;
+            let soon = now + millis(50);
+            let at = if at > soon { soon } else { at };
+            self.agenda.push(Reverse(Planned { at, number, what }));
+        }
+    }
+
+    /// What all replicas have.
+    pub fn stored(&self) -> Event {
+        Event::Stored(self.replicas.iter().map(Replica::shelf).collect())
+    }
+}
