@@ -18,8 +18,6 @@ pub(crate) enum Flaw {
     AckBeforeCommit,
     /// Read(1) is not checked against the version list.
     UncheckedReads,
-    /// An owner reads and promotes from replicas that have not accepted its epoch.
-    ReadsBeforeFence,
     /// Entries of pending writes are evicted from the version list.
     PendingEvicted,
     /// A repair sends what it read as a new version.
@@ -36,7 +34,7 @@ pub(crate) enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 14] = [
+    pub const ALL: [Flaw; 13] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -44,7 +42,6 @@ impl Flaw {
         Flaw::OwnedAtOne,
         Flaw::AckBeforeCommit,
         Flaw::UncheckedReads,
-        Flaw::ReadsBeforeFence,
         Flaw::PendingEvicted,
         Flaw::RepairAsNewVersion,
         Flaw::RebuildingCounts,

@@ -76,6 +76,7 @@ impl Replica {
             | Request::GetRecord { .. }
             | Request::ListRecords { .. }
             | Request::Space
+            | Request::Usage
             | Request::Ping
             | Request::Hello { .. }
             | Request::CreateVolume { .. } => (self.peer.handle(conn, id, request), None),

@@ -220,9 +220,11 @@ impl Schedule {
                 self.world.census.some("replicas rebuilt", count);
                 Outcome::Done
             }
-            Output::Unit | Output::Grant(_) | Output::Records(_) | Output::Space(_) => {
-                Outcome::Done
-            }
+            Output::Unit
+            | Output::Grant(_)
+            | Output::Records(_)
+            | Output::Space(_)
+            | Output::Usage(_) => Outcome::Done,
         })
     }
 

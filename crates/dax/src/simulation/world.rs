@@ -232,8 +232,8 @@ impl World {
 
     fn happen(&mut self, what: Happening) -> Option<Turn> {
         match what {
-            Happening::ToReplica(conn) => self.to_replica(conn),
-            Happening::ToClient(conn) => self.to_client(conn),
+            Happening::ToReplica(conn) => self.deliver_request(conn),
+            Happening::ToClient(conn) => self.deliver_response(conn),
             Happening::Commit(replica) => self.commit(replica),
             Happening::ReplicaBack(replica) => {
                 self.note(3, [replica.into(), 0, 0], || {
@@ -353,7 +353,7 @@ impl World {
         (at <= c.until[direction]).then_some(at)
     }
 
-    fn to_replica(&mut self, conn: ConnId) {
+    fn deliver_request(&mut self, conn: ConnId) {
         let Some(at) = self.passes_at(conn, 0) else {
             if let Some(c) = self.connections.get_mut(&conn)
                 && !c.requests.is_empty()
@@ -416,7 +416,7 @@ impl World {
         self.reply(sent);
     }
 
-    fn to_client(&mut self, conn: ConnId) {
+    fn deliver_response(&mut self, conn: ConnId) {
         let Some(at) = self.passes_at(conn, 1) else {
             if let Some(c) = self.connections.get_mut(&conn) {
                 c.responses.clear();

@@ -183,11 +183,6 @@ impl Shared {
     /// This handle owns `epoch` from now on.
     pub fn adopt(&mut self, epoch: Epoch, owner: String) {
         self.own = Some(epoch);
-        #[cfg(test)]
-        if self.flaw == Some(Flaw::ReadsBeforeFence) {
-            let all = ReplicaSet::first(self.quorums.replicas);
-            all.iter().for_each(|replica| self.links.admit(replica));
-        }
         self.links.own();
         self.first_own.get_or_insert(epoch);
         self.owner = owner;
@@ -221,10 +216,6 @@ impl Shared {
     /// A replica is there (again): announce the epoch, then send what it lacks, then the chores.
     pub fn replica_up(&mut self, replica: ReplicaId) {
         self.links.connected(replica, self.now);
-        #[cfg(test)]
-        if self.flaw == Some(Flaw::ReadsBeforeFence) {
-            self.links.admit(replica);
-        }
         self.announce(replica);
         self.pump(replica);
         self.chores

@@ -97,9 +97,6 @@ impl Peer {
             }
             Request::Read { key, up_to } => self.read(key, up_to),
             Request::Promote { epoch, key } => match self.admit(epoch) {
-                Err(_) if self.flaw == Some(Flaw::ReadsBeforeFence) => {
-                    self.read(key, Generation::SINGLE)
-                }
                 Ok(()) => self.read(key, Generation::SINGLE),
                 Err(why) => error(refusal(why)),
             },
