@@ -225,6 +225,10 @@ impl End {
         let Some(replica) = self.waiting.last().copied() else {
             return Ok(());
         };
+        if let Event::Lost(lost) = &event {
+            // One whose turn has not come is left out, too: it may come back with nothing again.
+            self.waiting.retain(|r| *r == replica || r != lost);
+        }
         if matches!(event, Event::Lost(lost) if lost == replica) {
             self.leave_out(id, s);
             return Ok(());
