@@ -79,6 +79,7 @@ impl Replica {
             | Request::Usage
             | Request::Ping
             | Request::Hello { .. }
+            | Request::Proof { .. }
             | Request::CreateVolume { .. } => (self.peer.handle(conn, id, request), None),
         }
     }
