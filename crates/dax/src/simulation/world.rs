@@ -604,7 +604,7 @@ impl World {
     /// Some clients and some replicas do not hear each other, or one does not hear the other.
     pub fn partition(&mut self) {
         let (until, which) = (self.now + self.micros(700_000), self.below(4));
-        let clients = self.rng.random::<u32>() | 1 << self.below(self.clients.len() as u64);
+        let clients = self.rng.random::<u32>() | 1 << (self.below(self.clients.len() as u64) % 32);
         let replicas = self.rng.random::<u32>() | 1 << self.below(self.replicas.len() as u64);
         self.note(12, [clients.into(), replicas.into(), which], || {
             format!("partition {which} of clients {clients:b} and replicas {replicas:b}")
