@@ -20,6 +20,7 @@ pub(crate) mod error;
 mod follow;
 mod log;
 mod look;
+mod moving;
 mod scrub;
 pub(crate) mod standby;
 mod start;
