@@ -329,7 +329,7 @@ impl BaseMover {
     pub(super) fn report(&self) -> Value {
         let base = self.view.base_seal();
         json!({
-            "generation": base.generation.to_string(),
+            "generation": base.generation,
             "redo": base.redo,
             "end": base.end,
             "moves": self.moves,
