@@ -220,9 +220,8 @@ impl Connection {
                 self.session.end_stream()?;
                 self.send().await?;
             }
-            let resumed = shared.resumed.notified();
             let streaming = self.session.state() == State::Streaming;
-            let more = streaming && stream.at < stream.limit() && !*shared.paused.lock();
+            let more = streaming && stream.at < stream.limit();
             let current = stream.next.is_none() || stream.at >= stream.limit();
             tokio::select! {
                 biased;
@@ -248,7 +247,6 @@ impl Connection {
                 horizon = shared.source.wait_beyond(stream.horizon), if !more && current => {
                     self.moved(stream, horizon).await?;
                 }
-                () = resumed => {}
                 () = tokio::time::sleep_until(next_keepalive) => {
                     next_keepalive += KEEPALIVE_EVERY;
                     if streaming {

@@ -86,6 +86,7 @@ struct Sample {
     moves: u64,
     pause_ms: Option<f64>,
     overlay_bytes: u64,
+    lag_bytes: Option<u64>,
 }
 
 impl Sample {
@@ -110,6 +111,7 @@ impl Sample {
             moves,
             pause_ms: base["last_pause_ms"].as_f64(),
             overlay_bytes: bytes.into_iter().flatten().sum(),
+            lag_bytes: node["lag_bytes"].as_u64(),
         }))
     }
 }
@@ -146,12 +148,17 @@ fn check_overlay(samples: &[Sample]) -> Result<()> {
     let (early, late) = samples.split_at(samples.len() / 2);
     let pauses: Vec<f64> = samples.iter().filter_map(|s| s.pause_ms).collect();
     println!(
-        "{} moves; overlay at most {} kB in the first half, {} kB in the second, {} kB now; pauses of \
-         {:?} ms",
+        "{} moves; overlay at most {} kB in the first half, {} kB in the second, {} kB now; at most {} \
+         bytes behind; pauses of {:?} ms",
         samples.last().map_or(0, |s| s.moves),
         bytes(early) >> 10,
         bytes(late) >> 10,
         samples.last().map_or(0, |s| s.overlay_bytes >> 10),
+        samples
+            .iter()
+            .filter_map(|s| s.lag_bytes)
+            .max()
+            .unwrap_or(0),
         pauses
     );
     let moved = samples.windows(2).filter(|two| two[0].moves < two[1].moves);

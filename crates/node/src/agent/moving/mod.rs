@@ -226,7 +226,7 @@ impl BaseMover {
                 match effect {
                     Effect::Move => inputs.push(self.move_now()),
                     Effect::Ask => asks.push(Ask::Progress),
-                    Effect::Release => asks.push(Ask::Release),
+                    Effect::Release => asks.push(self.release()),
                     Effect::AttachAfresh => asks.push(Ask::AttachAfresh),
                     Effect::Hold => self.held_since = Some(Instant::now()),
                     Effect::Look | Effect::Claim | Effect::Load | Effect::Plan | Effect::Narrow => {
@@ -271,6 +271,14 @@ impl BaseMover {
             }
             _ => return None,
         })
+    }
+
+    fn release(&mut self) -> Ask {
+        if let Some(at) = self.held_since.take() {
+            let ms = milliseconds(at.elapsed());
+            tracing::debug!(ms, "redo did not come to rest; the base moves later");
+        }
+        Ask::Release
     }
 
     /// Moves: redo is at rest.

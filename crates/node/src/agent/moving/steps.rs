@@ -21,7 +21,7 @@
 //!
 //! P is the horizon when the log is held: the end of a record, so redo that has applied it is at rest.
 //! Holding stops nothing before redo comes there, and ends when redo stands still for
-//! [`QUIET`]: a query, or an operator, may hold it up, and then it tries again later.
+//! [`QUIET`]: an operator may have paused it, and then it tries again later.
 //!
 //! Invariants: the log is held in `Settling` only, and whoever leaves it moves or releases; one piece
 //! of work is under way in `Looking`, `Claiming`, `Loading`, `Planning` and `Narrowing`, none in the
@@ -36,8 +36,9 @@ use volume::lsn::Lsn;
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(15);
 /// After something failed.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// How long redo may stand still below P before the log is released.
-pub(super) const QUIET: Duration = Duration::from_millis(250);
+/// How long redo may stand still below P before the log is released. Longer than queries may hold it
+/// up (`max_standby_streaming_delay`, pinned to 1 s): what redo does not read yet it does not miss.
+pub(super) const QUIET: Duration = Duration::from_secs(2);
 /// How often redo is asked where it is while the log is held.
 pub(super) const ASK_EVERY: Duration = Duration::from_millis(3);
 
