@@ -146,7 +146,8 @@ async fn watch_moves(
 fn check_overlay(samples: &[Sample]) -> Result<()> {
     let bytes = |samples: &[Sample]| samples.iter().map(|s| s.overlay_bytes).max().unwrap_or(0);
     let (early, late) = samples.split_at(samples.len() / 2);
-    let pauses: Vec<f64> = samples.iter().filter_map(|s| s.pause_ms).collect();
+    let mut pauses: Vec<f64> = samples.iter().filter_map(|s| s.pause_ms).collect();
+    pauses.dedup();
     println!(
         "{} moves; overlay at most {} kB in the first half, {} kB in the second, {} kB now; at most {} \
          bytes behind; pauses of {:?} ms",

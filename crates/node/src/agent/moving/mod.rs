@@ -78,6 +78,7 @@ pub(super) struct BaseMover {
     private_redo: Lsn,
     /// How far the live namespace is.
     followed: JournalPos,
+    /// Since when redo may have been at rest for want of log.
     held_since: Option<Instant>,
     moves: u64,
     last_pause: Option<Duration>,
@@ -129,7 +130,12 @@ impl BaseMover {
 
     /// How far redo is, and the log that is shown.
     pub(super) fn progressed(&mut self, applied: Lsn, horizon: Lsn, now: Duration) -> Vec<Ask> {
-        self.feed(Input::Progress { applied, horizon }, now)
+        let asks = self.feed(Input::Progress { applied, horizon }, now);
+        if self.steps.is_holding() {
+            // Redo was on its way until now.
+            self.held_since = Some(Instant::now());
+        }
+        asks
     }
 
     /// Time passed.
@@ -274,9 +280,8 @@ impl BaseMover {
     }
 
     fn release(&mut self) -> Ask {
-        if let Some(at) = self.held_since.take() {
-            let ms = milliseconds(at.elapsed());
-            tracing::debug!(ms, "redo did not come to rest; the base moves later");
+        if self.held_since.take().is_some() {
+            tracing::debug!("redo did not come to rest; the base moves later");
         }
         Ask::Release
     }
