@@ -175,11 +175,12 @@ impl Mover<'_> {
         };
         match self.old.find(dir, main.as_bytes()) {
             Ok(Found::Nothing) => true,
-            // Its stub goes in this move, too.
+            // Its stub, which goes now or after the active's next checkpoint.
             Ok(Found::Inode(_)) => {
                 let lookup = |base: &Base| base.namespace.lookup(dir_id, main.as_bytes()).ok();
-                let stub = lookup(&self.old.base).is_some_and(|main| self.may_go(main));
-                stub && lookup(&self.to.base).is_none()
+                let still = lookup(&self.to.base).and_then(|main| self.to.base.namespace.get(main));
+                lookup(&self.old.base).is_some_and(|main| self.may_go(main))
+                    && still.is_none_or(|main| main.size == 0)
             }
             _ => false,
         }
