@@ -131,6 +131,16 @@ impl Layout for PostgresLayout {
         })
     }
 
+    fn main_of(&self, name: &str) -> Option<String> {
+        let file = RelationFile::parse(name)?;
+        let main = RelationFile {
+            fork: Fork::Main,
+            segment: 0,
+            ..file
+        };
+        (main != file && file.temporary.is_none()).then(|| main.to_string())
+    }
+
     fn log_range(&self, path: &str) -> Option<Range<Lsn>> {
         let name = path.strip_prefix(LOG)?.strip_prefix('/')?;
         Some(SegmentName::parse(name, self.segment_size)?.range(self.segment_size))

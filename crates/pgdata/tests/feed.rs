@@ -188,17 +188,17 @@ async fn a_standby_follows_a_running_primary_and_is_promoted() {
     assert!(feed.sent() >= end);
     assert_eq!(copy.sql(&[SUMS]), primary.sql(&[SUMS]));
 
-    // Paused, nothing arrives, but progress is still reported.
-    let paused_at = feed.pause();
+    // While the horizon is held nothing arrives, but progress is still reported: redo is at rest.
+    following.abort();
+    let _ = following.await;
     primary.sql(&["INSERT INTO pgbench_history SELECT 1, 1, 1, 0, now()"]);
+    let held = source.identity().await.unwrap().horizon.end;
     let end = flushed(&primary);
+    let rest = within("an answer", feed.applied(held)).await;
+    assert!(rest.apply == held && feed.sent() == held && held < end);
     source.advance(end);
-    within("an answer", feed.applied(paused_at)).await;
-    assert!(feed.sent() < end);
-    feed.resume();
     within("replay after the pause", feed.applied(end)).await;
 
-    following.abort();
     let sums = primary.sql(&[SUMS]);
     primary.stop("fast");
     let promoted = copy.clone();

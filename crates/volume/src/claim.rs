@@ -2,7 +2,11 @@
 //!
 //! A standby first claims everything, then reads the seals, then narrows its claim to the one it
 //! attached at. The reclaimer puts a new seal first and reads the claims after, so it cannot miss
-//! a claim whose owner saw older seals than those it keeps.
+//! a claim whose owner saw older seals than those it keeps. A move of the base goes the same way:
+//! claim both images, then read the seals again; the new one must still be among them.
+//!
+//! Who gives up somebody else's claim says so in a record `revoked/<node>` first, which only the next
+//! attach removes: an owner that was about to change its claim cannot bring it back to life.
 
 use std::sync::Arc;
 
@@ -17,6 +21,8 @@ use crate::lsn::Lsn;
 
 /// Prefix of the records' names.
 pub const CLAIM_PREFIX: &str = "claim/";
+/// Prefix of the records that say that a claim was given up by somebody else.
+const REVOKED_PREFIX: &str = "revoked/";
 
 /// What one standby needs kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +67,30 @@ impl Claim {
         Ok(())
     }
 
-    /// Gives the claim of `node` up.
+    /// Begins an attach: claims everything, also if an earlier claim was revoked.
+    pub async fn begin(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
+        let revoked = Claim::revocation(node);
+        if storage.get_record(&revoked).await?.is_some() {
+            storage.remove_record(&revoked, Authority::Node).await?;
+        }
+        Claim::everything(node.clone()).put(storage).await
+    }
+
+    /// Gives the claim of another node up. Whatever that node writes, nothing stands until it
+    /// [begins](Self::begin) again.
+    pub async fn revoke(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
+        let name = Claim::revocation(node);
+        storage
+            .put_record(&name, Bytes::from_static(b"{}"), Authority::Node)
+            .await?;
+        Claim::release(storage, node).await
+    }
+
+    fn revocation(node: &NodeName) -> String {
+        format!("{REVOKED_PREFIX}{node}")
+    }
+
+    /// Gives the own claim up.
     pub async fn release(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
         let name = Claim::record_name(node);
         storage.remove_record(&name, Authority::Node).await?;
@@ -71,10 +100,9 @@ impl Claim {
     /// Whether `node` still has a claim. Without one nothing it reads can be relied on: it must
     /// attach afresh, and must not take over.
     pub async fn stands(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<bool> {
-        Ok(storage
-            .get_record(&Claim::record_name(node))
-            .await?
-            .is_some())
+        let claim = storage.get_record(&Claim::record_name(node)).await?;
+        let revoked = storage.get_record(&Claim::revocation(node)).await?;
+        Ok(claim.is_some() && revoked.is_none())
     }
 
     /// All claims.
@@ -85,5 +113,31 @@ impl Claim {
                 .map_err(|e| Error::Damaged(format!("the record {name} does not parse: {e}")))
         });
         claims.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dax::memory::MemoryCluster;
+    use dax::storage::VolumeSettings;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_revoked_claim_stands_again_only_after_a_new_attach() {
+        let cluster = MemoryCluster::new(VolumeSettings::default());
+        let storage: Arc<dyn Storage> = cluster.client();
+        let node = NodeName::new("south").unwrap();
+        assert!(!Claim::stands(&storage, &node).await.unwrap());
+        Claim::begin(&storage, &node).await.unwrap();
+        assert!(Claim::stands(&storage, &node).await.unwrap());
+        Claim::revoke(&storage, &node).await.unwrap();
+        assert!(Claim::all(&storage).await.unwrap().is_empty());
+        // The owner was asleep in the middle of narrowing its claim.
+        let late = Claim::everything(node.clone());
+        late.put(&storage).await.unwrap();
+        assert!(!Claim::stands(&storage, &node).await.unwrap());
+        Claim::begin(&storage, &node).await.unwrap();
+        assert!(Claim::stands(&storage, &node).await.unwrap());
     }
 }

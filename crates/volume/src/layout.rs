@@ -35,6 +35,13 @@ pub trait Layout: Send + Sync + 'static {
     /// are hidden by `<number>_init`). `None` if nothing can hide it.
     fn hidden_by(&self, name: &str) -> Option<String>;
 
+    /// For a file that is part of something whose main file is another one in the same directory:
+    /// that one's name. What is removed is removed whole, but parts that the log does not tell of (an
+    /// empty visibility map) redo may never have seen.
+    fn main_of(&self, _name: &str) -> Option<String> {
+        None
+    }
+
     /// For a log file: the log positions of its first byte and of the byte after its last, if it is
     /// one that the horizon applies to (a segment). Files without (history files) are shown whole.
     fn log_range(&self, path: &str) -> Option<std::ops::Range<Lsn>>;

@@ -39,6 +39,17 @@ pub struct Seal {
     pub payload: Vec<u8>,
 }
 
+impl Seal {
+    /// Whether this image is an earlier one and what was written since. It is not if a takeover began
+    /// at an older seal than that: then the earlier image is on a branch that nobody goes on with.
+    pub fn continues(&self, earlier: &Seal) -> bool {
+        let to = earlier.generation;
+        self.generation > to
+            && self.journal >= earlier.journal
+            && self.lineage.truncated(to) == earlier.lineage
+    }
+}
+
 /// A sealed image, loaded.
 #[derive(Clone)]
 pub struct Base {
@@ -55,6 +66,24 @@ impl Base {
     pub async fn load(storage: &Arc<dyn Storage>, seal: &Seal) -> Result<Base> {
         let namespace = snapshot::load(storage, &seal.snapshot).await?;
         let mut tail = JournalTail::new(storage.clone(), namespace, seal.snapshot.place());
+        tail.advance(seal.journal).await?;
+        Ok(Base {
+            seal: seal.clone(),
+            namespace: tail.namespace().clone(),
+            place: tail.place(),
+        })
+    }
+
+    /// Loads the image of a later seal of the same line on the way from this one: only the journal
+    /// between them is read, and what did not change is shared.
+    ///
+    /// # Errors
+    /// `Invalid` if the seal's image does not go on from this one.
+    pub async fn advance(&self, storage: &Arc<dyn Storage>, seal: &Seal) -> Result<Base> {
+        if !seal.continues(&self.seal) {
+            return Err(Error::Invalid("the seal does not go on from this image"));
+        }
+        let mut tail = self.tail(storage);
         tail.advance(seal.journal).await?;
         Ok(Base {
             seal: seal.clone(),
@@ -115,5 +144,50 @@ mod hex {
             .step_by(2)
             .map(|i| u8::from_str_radix(&text[i..i + 2], 16));
         pairs.collect::<Result<_, _>>().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dax::ids::{Epoch, FileId};
+
+    use super::*;
+
+    fn generation(epoch: u32, number: u32) -> Generation {
+        Generation {
+            epoch: Epoch(epoch),
+            number,
+        }
+    }
+
+    fn seal(lineage: Lineage, journal: u64) -> Seal {
+        Seal {
+            generation: lineage.end(),
+            lineage,
+            journal: JournalPos(journal),
+            snapshot: SnapshotRef {
+                file: FileId(0),
+                bytes: 0,
+                at: JournalPos(0),
+                chain: 0,
+            },
+            redo: Lsn(0),
+            end: Lsn(0),
+            payload: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_image_goes_on_from_those_that_are_part_of_it() {
+        let open = Lineage::up_to(Generation::MAX);
+        let [first, second, third] =
+            [3, 4, 5].map(|n| seal(open.truncated(generation(1, n)), n.into()));
+        assert!(second.continues(&first) && third.continues(&first));
+        assert!(!first.continues(&second) && !first.continues(&first));
+        // A takeover by a standby that stood on the second: the third is a dead branch.
+        let taken = second.lineage.clone().continued(generation(2, 0));
+        let next = seal(taken.truncated(generation(2, 0)), 9);
+        assert!(next.continues(&first) && next.continues(&second));
+        assert!(!next.continues(&third));
     }
 }

@@ -246,11 +246,12 @@ impl Active {
         (state, handle)
     }
 
-    /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1).
+    /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1), and every seal.
     fn announce(&self, context: &Context) -> JoinHandle<()> {
         let server = Arc::clone(&context.server);
         let mut synced = self.sealer.synced();
         let mut journal = self.view.watch_journal_synced();
+        let mut sealed = self.view.watch_sealed();
         let epoch = self.epoch;
         tokio::spawn(async move {
             loop {
@@ -265,6 +266,13 @@ impl Active {
                 tokio::select! {
                     changed = synced.changed() => if changed.is_err() { return },
                     changed = journal.changed() => if changed.is_err() { return },
+                    changed = sealed.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                        let generation = *sealed.borrow_and_update();
+                        server.announce(Notice::Sealed { epoch, generation });
+                    }
                 }
             }
         })

@@ -55,7 +55,7 @@ async fn look(storage: &Arc<dyn Storage>, me: &NodeName, marks: &mut Marks) -> R
             continue;
         }
         tracing::warn!(%node, "silent for {} minutes: what it needs kept is given back; it attaches afresh when it returns", PATIENCE.as_secs() / 60);
-        Claim::release(storage, &node).await?;
+        Claim::revoke(storage, &node).await?;
         marks.remove(&node);
     }
     Ok(())

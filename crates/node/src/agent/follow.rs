@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Triggers over the direct channel move the horizon; the heartbeat record repeats what they say,
-//! so a standby without a channel follows as well, only later. Nothing it does is shared, except its
-//! claim and its node record.
+//! so a standby without a channel follows as well, only later. Meanwhile the base moves from seal to
+//! seal ([`super::moving`]), for which the log is held for moments. Nothing it does is shared, except
+//! its claim and its node record.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use volume::lsn::Lsn;
 
 use super::context::Context;
 use super::error::Result;
+use super::moving::{Ask, BaseMover};
 use super::standby::{Known, Standby};
 use super::status::Order;
 use crate::address::Address;
@@ -85,6 +87,9 @@ pub(crate) struct Follower<'a> {
     detector: Detector,
     known: Known,
     applied: Lsn,
+    mover: BaseMover,
+    /// More log is known than is shown, because it was held.
+    behind: bool,
     updated: u64,
     /// When the active last showed a sign of life, for the takeover's record.
     seen_at: Duration,
@@ -99,7 +104,16 @@ impl<'a> Follower<'a> {
         known: Known,
     ) -> Follower<'a> {
         let now = context.now();
+        let mover = BaseMover::new(
+            Arc::clone(&standby.view),
+            Arc::clone(&standby.storage),
+            context.me.node.clone(),
+            heartbeat.epoch,
+            now,
+        );
         Follower {
+            mover,
+            behind: false,
             detector: Detector::new(context.config.heartbeat, now),
             context,
             standby,
@@ -112,9 +126,19 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Follows until something ends that.
+    /// Follows until something ends that. A move of the base that is under way has ended as well.
     pub(crate) async fn live(
         mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        shutdown: &mut watch::Receiver<bool>,
+    ) -> Result<StandbyEnd> {
+        let end = self.follow(orders, shutdown).await;
+        self.mover.stop().await;
+        end
+    }
+
+    async fn follow(
+        &mut self,
         orders: &mut mpsc::Receiver<Order>,
         shutdown: &mut watch::Receiver<bool>,
     ) -> Result<StandbyEnd> {
@@ -140,7 +164,9 @@ impl<'a> Follower<'a> {
                 Some(order) = orders.recv() => if let Some(end) = self.order(order) {
                     return Ok(end);
                 },
-                Some(event) = events.recv() => self.event(event),
+                Some(event) = events.recv() => if let Some(end) = self.event(event).await? {
+                    return Ok(end);
+                },
                 Ok(()) = triggers.changed() => {
                     let trigger = *triggers.borrow_and_update();
                     let Some(trigger) = trigger else { continue };
@@ -158,7 +184,15 @@ impl<'a> Follower<'a> {
                 }
                 Ok(()) = feedback.changed() => {
                     let seen = *feedback.borrow_and_update();
-                    self.progressed(seen, &subscription);
+                    if let Some(end) = self.progressed(seen, &subscription).await? {
+                        return Ok(end);
+                    }
+                }
+                done = self.mover.work() => {
+                    let asks = self.mover.done(done, self.context.now());
+                    if let Some(end) = self.heed(asks).await? {
+                        return Ok(end);
+                    }
                 }
                 read = answered(&mut poll) => {
                     if let Some(end) = self.polled(read).await? {
@@ -172,19 +206,30 @@ impl<'a> Follower<'a> {
                     let me = self.context.me.node.clone();
                     poll = Some(tokio::spawn(poll_registry(storage, me)));
                 }
-                _ = report.tick() => self.report(&subscription),
-                () = tokio::time::sleep(wake) => {}
+                _ = report.tick() => {
+                    self.report(&subscription);
+                    let followed = self.standby.tail.position();
+                    let asks = self.mover.check_claim(followed, self.context.now());
+                    if let Some(end) = self.heed(asks).await? {
+                        return Ok(end);
+                    }
+                }
+                () = tokio::time::sleep(wake) => {
+                    let asks = self.mover.passed(self.context.now());
+                    if let Some(end) = self.heed(asks).await? {
+                        return Ok(end);
+                    }
+                }
             }
         }
     }
 
-    /// How long until the verdict may change by itself.
+    /// How long until the verdict, or the base, may change by itself.
     fn wake(&self) -> Duration {
         let now = self.context.now();
-        let idle = self.detector.poll();
-        self.detector
-            .wake_at()
-            .map_or(idle, |at| at.saturating_sub(now).min(idle))
+        let due = [self.detector.wake_at(), self.mover.wake_at()];
+        let due = due.into_iter().flatten().map(|at| at.saturating_sub(now));
+        due.fold(self.detector.poll(), Duration::min)
     }
 
     async fn subscribe(&self, events: mpsc::UnboundedSender<ClientEvent>) -> Result<Subscription> {
@@ -199,18 +244,41 @@ impl<'a> Follower<'a> {
         Address::Unix(self.context.config.paths.run().join("no-such-agent"))
     }
 
-    /// Shows more of the log: the journal first, then the horizon.
+    /// Shows more of the log, unless it is held: the journal first, then the horizon.
     async fn advance(&mut self, to: Known) -> Result<()> {
+        // A heartbeat may be older than what was announced and is not shown yet.
+        let to = Known {
+            journal: to.journal.max(self.known.journal),
+            end: to.end.max(self.known.end),
+            timeline: to.timeline.max(self.known.timeline),
+        };
+        self.known = to;
+        self.behind = self.mover.is_holding();
+        if self.behind {
+            return Ok(());
+        }
         if to.journal > self.standby.tail.position() {
             self.standby.tail.advance(to.journal).await?;
         }
         let names = self.standby.tail.namespace().clone();
-        self.known = to;
         self.standby.log.show(names, to.end, to.timeline);
         Ok(())
     }
 
-    fn event(&mut self, event: ClientEvent) {
+    /// Does what the mover of the base asks for.
+    async fn heed(&mut self, asks: Vec<Ask>) -> Result<Option<StandbyEnd>> {
+        for ask in asks {
+            match ask {
+                Ask::Progress => self.standby.feed.request_reply(),
+                Ask::Release if self.behind => self.advance(self.known).await?,
+                Ask::Release => {}
+                Ask::AttachAfresh => return Ok(Some(StandbyEnd::Superseded)),
+            }
+        }
+        Ok(None)
+    }
+
+    async fn event(&mut self, event: ClientEvent) -> Result<Option<StandbyEnd>> {
         let now = self.context.now();
         match event {
             ClientEvent::Connected(_) => self.detector.hint(Hint::Connected, now),
@@ -228,8 +296,13 @@ impl<'a> Follower<'a> {
                     self.detector.hint(Hint::Vacant { epoch, reason }, now);
                 }
             }
+            ClientEvent::Notice(Notice::Sealed { epoch, generation }) if epoch == self.epoch => {
+                let asks = self.mover.sealed(generation, now);
+                return self.heed(asks).await;
+            }
             ClientEvent::Notice(Notice::Sealed { .. }) => {}
         }
+        Ok(None)
     }
 
     async fn polled(&mut self, read: Result<Polled>) -> Result<Option<StandbyEnd>> {
@@ -332,11 +405,19 @@ impl<'a> Follower<'a> {
         })
     }
 
-    fn progressed(&mut self, feedback: Option<Feedback>, subscription: &Subscription) {
+    async fn progressed(
+        &mut self,
+        feedback: Option<Feedback>,
+        subscription: &Subscription,
+    ) -> Result<Option<StandbyEnd>> {
         if let Some(feedback) = feedback {
             self.applied = self.applied.max(feedback.apply);
         }
-        subscription.progress(self.progress());
+        let progress = self.progress();
+        subscription.progress(progress);
+        let (applied, horizon) = (progress.applied, progress.horizon);
+        let asks = self.mover.progressed(applied, horizon, self.context.now());
+        self.heed(asks).await
     }
 
     fn progress(&self) -> Progress {
@@ -379,7 +460,7 @@ impl<'a> Follower<'a> {
             "horizon": progress.horizon,
             "lag_bytes": progress.horizon.bytes_since(progress.applied),
             "overlay": self.standby.view.stats(),
-            "base": self.standby.seal.generation.to_string(),
+            "base": self.mover.report(),
         }));
         tokio::spawn(async move {
             if let Err(error) = member.store(storage.as_ref()).await {

@@ -60,8 +60,8 @@ impl Look {
         }
     }
 
-    /// The node served: redo worked.
-    pub(crate) fn served(&mut self) {
+    /// Redo worked: the node served, or its base moved on from where it attached.
+    pub(crate) fn redo_worked(&mut self) {
         self.redo_failed = false;
     }
 

@@ -20,6 +20,7 @@ pub(crate) mod error;
 mod follow;
 mod log;
 mod look;
+mod moving;
 mod scrub;
 pub(crate) mod standby;
 mod start;
@@ -195,7 +196,7 @@ async fn one_life(
     let Next::Active(active) = next else {
         return Ok(next);
     };
-    look.served();
+    look.redo_worked();
     match active.live(context, orders, stopped).await? {
         ActiveEnd::Shutdown => Ok(Next::Stop),
         ActiveEnd::Fenced | ActiveEnd::HandedOver => Ok(Next::Look),
@@ -228,8 +229,12 @@ async fn follow(
         _ = stopped.wait_for(|stop| *stop) => return Ok(Next::Stop),
     };
     tracing::info!(active = %heartbeat.node, epoch = %heartbeat.epoch, "following as a standby");
+    let attached_at = standby.view.base_seal().generation;
     let follower = Follower::new(context, &mut standby, &heartbeat, known);
     let end = follower.live(orders, stopped).await;
+    if standby.view.base_seal().generation > attached_at {
+        look.redo_worked();
+    }
     match end {
         Ok(StandbyEnd::TakeOver {
             cause,

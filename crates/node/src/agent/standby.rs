@@ -51,7 +51,6 @@ pub(crate) struct Standby {
     // PostgreSQL goes before the mount that it works on.
     pub postgres: Postgres,
     pub mount: Mount,
-    pub seal: Seal,
     pub control: ControlFile,
 }
 
@@ -69,7 +68,7 @@ pub(crate) async fn load_base(
     before_last: bool,
 ) -> Result<Base> {
     let node = &context.me.node;
-    Claim::everything(node.clone()).put(storage).await?;
+    Claim::begin(storage, node).await?;
     let seal = choose(seal::load_seals(storage).await?, before_last)
         .filter(|seal| !seal.payload.is_empty())
         .ok_or_else(|| AgentError::NotInitialised(context.config.volume.clone()))?;
@@ -95,8 +94,8 @@ pub(crate) async fn attach(
     live: Namespace,
     known: Known,
 ) -> Result<Standby> {
-    let seal = base.seal.clone();
-    let control = ControlFile::parse(&seal.payload)?;
+    let sealed_end = base.seal.end;
+    let control = ControlFile::parse(&base.seal.payload)?;
     let configuration = read_configuration(&storage, &live).await?;
     let private = prepare_private(context, &storage, &base).await?;
     let memory = &context.config.memory;
@@ -120,7 +119,7 @@ pub(crate) async fn attach(
         context.layout.segment_size(),
         known.timeline.max(control.timeline),
     );
-    log.show(live, known.end.max(seal.end), known.timeline);
+    log.show(live, known.end.max(sealed_end), known.timeline);
     let mount = show(context, view.clone())?;
     let feed = bind_feed(context, &log)?;
     let pinned = Pinned {
@@ -139,7 +138,6 @@ pub(crate) async fn attach(
         feed,
         postgres,
         mount,
-        seal,
         control,
     })
 }

@@ -1,6 +1,6 @@
 //! What agents say to each other.
 
-use dax::ids::{Epoch, NodeName, VolumeName};
+use dax::ids::{Epoch, Generation, NodeName, VolumeName};
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
@@ -60,8 +60,8 @@ pub enum Notice {
     Sealed {
         /// The epoch that sealed.
         epoch: Epoch,
-        /// The blocks written in it and more, as the volume encodes it.
-        payload: serde_json::Value,
+        /// The generation; its seal is in the registry.
+        generation: Generation,
     },
 }
 

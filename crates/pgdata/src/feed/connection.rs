@@ -1,8 +1,10 @@
 //! The driver of one connection: moves bytes between the socket, the session and the source.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -210,6 +212,9 @@ impl Connection {
     async fn stream(&mut self, stream: &mut Stream) -> Result<bool, ServeError> {
         let shared = self.shared.clone();
         let mut next_keepalive = tokio::time::Instant::now() + KEEPALIVE_EVERY;
+        // Goes on while other things happen: questions that come quicker than storage answers must
+        // not keep the log from being sent.
+        let mut reading: Option<Reading> = None;
         loop {
             if !self.drain_events(stream)? {
                 self.send().await?;
@@ -220,9 +225,12 @@ impl Connection {
                 self.session.end_stream()?;
                 self.send().await?;
             }
-            let resumed = shared.resumed.notified();
             let streaming = self.session.state() == State::Streaming;
-            let more = streaming && stream.at < stream.limit() && !*shared.paused.lock();
+            let more = streaming && stream.at < stream.limit();
+            match more {
+                true => reading = reading.or_else(|| Some(read_chunk(&shared, stream))),
+                false => reading = None,
+            }
             let current = stream.next.is_none() || stream.at >= stream.limit();
             tokio::select! {
                 biased;
@@ -234,7 +242,7 @@ impl Connection {
                 () = shared.ask.notified(), if streaming => {
                     self.session.keepalive(stream.limit(), postgres_now(), true)?;
                 }
-                log = read_chunk(&shared, stream), if more => {
+                log = answered(&mut reading) => {
                     let log = log?;
                     self.session.log(stream.at, stream.horizon.end, &log, postgres_now())?;
                     stream.at = Lsn(stream.at.0 + log.len() as u64);
@@ -248,7 +256,6 @@ impl Connection {
                 horizon = shared.source.wait_beyond(stream.horizon), if !more && current => {
                     self.moved(stream, horizon).await?;
                 }
-                () = resumed => {}
                 () = tokio::time::sleep_until(next_keepalive) => {
                     next_keepalive += KEEPALIVE_EVERY;
                     if streaming {
@@ -298,22 +305,35 @@ impl Connection {
     }
 }
 
-async fn read_chunk(shared: &Shared, stream: &Stream) -> Result<bytes::Bytes, ServeError> {
+/// Log being read, from where the stream is.
+type Reading = Pin<Box<dyn Future<Output = Result<Bytes, ServeError>> + Send>>;
+
+/// Waits for what is being read; for ever if nothing is.
+async fn answered(reading: &mut Option<Reading>) -> Result<Bytes, ServeError> {
+    let Some(read) = reading else {
+        return std::future::pending().await;
+    };
+    let log = read.await;
+    *reading = None;
+    log
+}
+
+/// Begins to read the next piece of the stream.
+fn read_chunk(shared: &Shared, stream: &Stream) -> Reading {
     // Pieces end on multiples of their size, as a primary's do, so a record's end is cut rarely.
-    let boundary = (stream.at.0 / CHUNK_BYTES + 1) * CHUNK_BYTES;
-    let len = stream.limit().0.min(boundary) - stream.at.0;
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
-    let mut log = shared.source.read(stream.timeline, stream.at, len).await?;
-    if log.is_empty() {
-        let nothing = format!(
-            "nothing at {}, below the horizon {}",
-            stream.at,
-            stream.limit()
-        );
-        return Err(ServeError::Source(nothing.into()));
-    }
-    log.truncate(len);
-    Ok(log)
+    let (timeline, at, limit) = (stream.timeline, stream.at, stream.limit());
+    let boundary = (at.0 / CHUNK_BYTES + 1) * CHUNK_BYTES;
+    let len = usize::try_from(limit.0.min(boundary) - at.0).unwrap_or(usize::MAX);
+    let source = Arc::clone(&shared.source);
+    Box::pin(async move {
+        let mut log = source.read(timeline, at, len).await?;
+        if log.is_empty() {
+            let nothing = format!("nothing at {at}, below the horizon {limit}");
+            return Err(ServeError::Source(nothing.into()));
+        }
+        log.truncate(len);
+        Ok(log)
+    })
 }
 
 /// Microseconds since 2000.

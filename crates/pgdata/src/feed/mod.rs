@@ -20,7 +20,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -93,9 +92,6 @@ struct Shared {
     feedback: watch::Sender<Option<Feedback>>,
     sent: watch::Sender<Lsn>,
     ask: Notify,
-    /// Wakes a sender that was paused.
-    resumed: Notify,
-    paused: Mutex<bool>,
 }
 
 /// A listening feed; dropping it closes the socket and its connections.
@@ -132,8 +128,6 @@ impl Feed {
             feedback: watch::Sender::new(None),
             sent: watch::Sender::new(Lsn::ZERO),
             ask: Notify::new(),
-            resumed: Notify::new(),
-            paused: Mutex::new(false),
         });
         let accepting = tokio::spawn(accept(listener, shared.clone()));
         Ok(Feed {
@@ -185,18 +179,6 @@ impl Feed {
             // `self.shared`, so the channel is never closed.
             drop(tokio::time::timeout(ASK_EVERY, feedback.changed()).await);
         }
-    }
-
-    /// Sends no more log until [`Feed::resume`]; returns the end of what was sent. Keepalives go on.
-    pub fn pause(&self) -> Lsn {
-        *self.shared.paused.lock() = true;
-        self.sent()
-    }
-
-    /// Sends log again.
-    pub fn resume(&self) {
-        *self.shared.paused.lock() = false;
-        self.shared.resumed.notify_waiters();
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use dax::ids::ReplicaId;
+use dax::ids::{Generation, ReplicaId};
 use dax::storage::{ReplicaStatus, Usage};
 use node::channel::{self, Identity, Request};
 use node::records::{Cluster, Heartbeat, Member, MemberState, Record, Role};
 use serde::Serialize;
 use serde_json::Value;
+use volume::standby::OverlayStats;
 
 use super::registry::{Registry, in_time};
 use crate::cli;
@@ -205,6 +206,11 @@ fn table(status: &Status) -> String {
         out.push_str(&node_line(node));
     }
     out.push('\n');
+    let bases: String = status.nodes.iter().filter_map(base_line).collect();
+    if !bases.is_empty() {
+        out.push_str(&bases);
+        out.push('\n');
+    }
     for replica in &status.replicas {
         out.push_str(&replica_line(replica));
     }
@@ -276,6 +282,25 @@ fn usage_note(replica: &Replica) -> String {
     )
 }
 
+/// What a standby stands on, and what it keeps on top of that.
+fn base_line(node: &Node) -> Option<String> {
+    let (base, overlay) = (node.answer.get("base")?, node.answer.get("overlay")?);
+    let generation: Generation = serde_json::from_value(base["generation"].clone()).ok()?;
+    let end: volume::lsn::Lsn = serde_json::from_value(base["end"].clone()).ok()?;
+    let overlay: OverlayStats = serde_json::from_value(overlay.clone()).ok()?;
+    let pause = base["last_pause_ms"].as_f64();
+    let pause = pause.map_or(String::new(), |ms| {
+        format!(", the last time within {ms} ms")
+    });
+    Some(format!(
+        "{:<14}base {generation} at {end}, moved {} times{pause}; overlay {} kB in memory, {} kB on disk\n",
+        node.member.name.as_str(),
+        base["moves"],
+        thousands(overlay.memory_bytes >> 10),
+        thousands(overlay.spill_bytes >> 10),
+    ))
+}
+
 fn replica_line(replica: &Replica) -> String {
     let usage = usage_note(replica);
     let replica = &replica.status;
@@ -299,5 +324,64 @@ fn word(state: &impl Serialize) -> String {
     match serde_json::to_value(state) {
         Ok(Value::String(word)) => word.replace('_', " "),
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dax::ids::NodeName;
+    use node::address::Address;
+    use serde_json::json;
+
+    use super::*;
+
+    fn standby(answer: Value) -> Node {
+        let address = Address::Tcp {
+            host: "south".into(),
+            port: 7100,
+        };
+        let member = json!({
+            "name": NodeName::new("south").unwrap(),
+            "role": Role::Standby,
+            "state": MemberState::Warm,
+            "incarnation": "x",
+            "postgres": address,
+            "channel": address,
+        });
+        Node {
+            member: serde_json::from_value(member).unwrap(),
+            reachable: true,
+            lag_bytes: None,
+            answer,
+        }
+    }
+
+    #[test]
+    fn a_standby_has_a_line_about_its_base() {
+        let generation = Generation {
+            epoch: dax::ids::Epoch(3),
+            number: 14,
+        };
+        let overlay = OverlayStats {
+            items: 9,
+            memory_bytes: 3 << 20,
+            spill_bytes: 8192,
+        };
+        let mut answer = json!({
+            "base": {
+                "generation": generation, "redo": "0/10", "end": "0/20",
+                "moves": 5, "last_pause_ms": 1.25,
+            },
+            "overlay": overlay,
+        });
+        assert_eq!(
+            base_line(&standby(answer.clone())).unwrap(),
+            "south         base e3/g14 at 0/20, moved 5 times, the last time within 1.25 ms; \
+             overlay 3,072 kB in memory, 8 kB on disk\n"
+        );
+        answer["base"]["last_pause_ms"] = Value::Null;
+        let line = base_line(&standby(answer)).unwrap();
+        assert!(line.contains("moved 5 times; overlay"), "{line}");
+        assert_eq!(base_line(&standby(json!({ "role": "active" }))), None);
     }
 }

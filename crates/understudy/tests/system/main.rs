@@ -3,6 +3,7 @@
 //! Each test works in a directory of its own below `UNDERSTUDY_TEST_DIR` (or the temporary
 //! directory) and leaves it there only when it fails.
 
+mod bases;
 mod demo;
 mod failover;
 mod operator;

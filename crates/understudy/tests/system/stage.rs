@@ -81,18 +81,27 @@ impl Stage {
     }
 
     pub async fn with_nodes(test: &str, nodes: &[&str]) -> Result<Stage> {
-        Stage::over(test, nodes, None).await
+        Stage::with_options(test, nodes, |_| {}).await
     }
 
     /// The same with emulated distances.
     pub async fn over(test: &str, nodes: &[&str], network: Option<Network>) -> Result<Stage> {
+        Stage::with_options(test, nodes, |options| options.network = network).await
+    }
+
+    /// The same, with options that `change` sets.
+    pub async fn with_options(
+        test: &str,
+        nodes: &[&str],
+        change: impl FnOnce(&mut Options),
+    ) -> Result<Stage> {
         let scratch = Scratch::new(test)?;
         let bin = programs::find(None)?;
         let mut options = Options::new(scratch.path(), &bin, program());
         // On a busy machine a heartbeat can be late; what dies is noticed by other signs as well.
         options.heartbeat = "wide".into();
-        options.network = network;
         options.nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
+        change(&mut options);
         let mut cluster = Cluster::create(options)?;
         cluster.start().await?;
         let active = cluster.wait_active(PATIENCE).await?;

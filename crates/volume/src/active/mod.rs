@@ -100,6 +100,8 @@ pub(super) struct Inner {
     controlling: tokio::sync::Mutex<()>,
     sealing: tokio::sync::Mutex<()>,
     reclaiming: tokio::sync::Mutex<()>,
+    /// The generation of the last seal.
+    sealed: watch::Sender<Generation>,
     flushing: AtomicBool,
     /// Plain operations may be called from threads outside the runtime.
     runtime: Handle,
@@ -127,6 +129,7 @@ impl ActiveView {
         } else {
             last.generation.next()
         };
+        let last_sealed = last.generation;
         let mut lineage = last.lineage.clone();
         let mut opens = HashMap::new();
         let mut files_of_aliases = HashMap::new();
@@ -168,6 +171,7 @@ impl ActiveView {
             controlling: tokio::sync::Mutex::new(()),
             sealing: tokio::sync::Mutex::new(()),
             reclaiming: tokio::sync::Mutex::new(()),
+            sealed: watch::Sender::new(last_sealed),
             flushing: AtomicBool::new(false),
             runtime: Handle::current(),
         };
@@ -194,6 +198,11 @@ impl ActiveView {
     /// Tells when [`journal_synced`](Self::journal_synced) moves.
     pub fn watch_journal_synced(&self) -> watch::Receiver<JournalPos> {
         self.inner.journal.watch_synced()
+    }
+
+    /// Tells of new seals, by their generations.
+    pub fn watch_sealed(&self) -> watch::Receiver<Generation> {
+        self.inner.sealed.subscribe()
     }
 
     /// The kept seals, newest last.

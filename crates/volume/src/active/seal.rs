@@ -99,6 +99,7 @@ impl ActiveView {
             .collect();
         seal::put_seals(&inner.storage, &seals).await?;
         inner.replace_seals(seals, &gone)?;
+        inner.sealed.send_replace(sealed.generation);
         let inner = inner.clone();
         tokio::spawn(async move { inner.reclaim_quietly().await });
         Ok(sealed)

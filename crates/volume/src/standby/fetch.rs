@@ -3,14 +3,16 @@
 //! Invariants: what is cached never changes its bytes. Blocks of an image are cached under the
 //! image's generation; blocks of the log only when all of them is below the horizon, because the
 //! active still appends to the last one (rule 5). Configuration is not cached: it is small, and its
-//! writer may change it in place.
+//! writer may change it in place. A version that an image has, every image that continues it has as
+//! well, unless a cut hides it: so that a block has one need not be asked again at every move.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use dax::ids::{BlockKey, Generation};
+use dax::ids::{BlockKey, Generation, Version};
 use dax::storage::Storage;
+use quick_cache::sync::Cache;
 use tokio::task::JoinSet;
 
 use super::state::{BlockSource, State};
@@ -26,11 +28,16 @@ use crate::view::Ino;
 const MAX_BLOCK_BYTES: usize = 65536;
 static ZEROS: [u8; MAX_BLOCK_BYTES] = [0; MAX_BLOCK_BYTES];
 
+/// How many blocks are remembered to have a version; some tens of bytes each.
+const SEEN_BLOCKS: usize = 1 << 18;
+
 /// Reads what states say where it is.
 #[derive(Clone)]
 pub(crate) struct Fetcher {
     pub storage: Arc<dyn Storage>,
-    pub cache: Arc<BlockCache>,
+    cache: Arc<BlockCache>,
+    /// Versions that the current base, or one that it continues, has.
+    seen: Arc<Cache<BlockKey, Version>>,
 }
 
 /// One block of zeros.
@@ -44,6 +51,16 @@ pub(crate) fn is_zero(block: &[u8]) -> bool {
 }
 
 impl Fetcher {
+    /// For one view: all the bases that it will have continue each other.
+    pub fn new(storage: Arc<dyn Storage>, cache: Arc<BlockCache>) -> Fetcher {
+        let seen = Arc::new(Cache::new(SEEN_BLOCKS));
+        Fetcher {
+            storage,
+            cache,
+            seen,
+        }
+    }
+
     /// A whole block of a file.
     pub async fn block(&self, state: &State, ino: Ino, block: u64) -> Result<Bytes> {
         match state.block(ino, block) {
@@ -119,6 +136,13 @@ impl Fetcher {
         ))
     }
 
+    /// Whether a base has a version of a block that its own cuts do not hide, if that is known.
+    pub fn is_seen(&self, base: &Base, key: BlockKey) -> bool {
+        let inode = base.namespace.get(key.file);
+        let version = self.seen.get(&key);
+        version.is_some_and(|v| inode.is_some_and(|i| !i.is_cut(key.block, v)))
+    }
+
     /// Whether a base has a version of a block that its own cuts do not hide.
     pub async fn has_version(&self, base: &Base, key: BlockKey) -> Result<bool> {
         let inode = base.namespace.get(key.file);
@@ -139,6 +163,7 @@ impl Fetcher {
             version: block.version,
             data: block.data,
         };
+        self.seen.insert(key, block.version);
         self.cache.fill(key, image, ticket, block.clone());
         Ok(Some(block))
     }

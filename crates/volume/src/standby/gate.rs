@@ -62,7 +62,8 @@ impl<S: ?Sized> Gate<S> {
         }
     }
 
-    fn try_enter(&self) -> Option<Entry<'_, S>> {
+    /// Enters if no switch is on.
+    pub fn try_enter(&self) -> Option<Entry<'_, S>> {
         Self::admit(self, &mut self.inner.lock())
     }
 

@@ -33,4 +33,5 @@ mod state_test;
 #[cfg(test)]
 mod testing;
 
+pub use self::moves::MovePlan;
 pub use self::view::{OverlayStats, StandbyOptions, StandbyView};

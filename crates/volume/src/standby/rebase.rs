@@ -145,7 +145,8 @@ impl Mover<'_> {
                 let shown = self.old.overlay.name(dir, name).is_none()
                     && self.is_data(dir, name)
                     && self.old.expect((dir, name)).is_ok();
-                if shown && !(after.is_some() && self.may_go(*id)) {
+                let goes = || self.may_go(*id) || self.is_orphan(dir_id, dir, name, *id);
+                if shown && !(after.is_some() && goes()) {
                     self.keep_name(next, dir, name, *id);
                 }
             }
@@ -159,6 +160,30 @@ impl Mover<'_> {
             && self.old.size(ino).is_ok_and(|s| s == 0)
             && self.old.item(ino).is_none()
             && !(self.to.is_open)(ino)
+    }
+
+    /// A part without private changes of a relation that redo has removed. Redo never saw this part, or
+    /// it would have removed it as well; then the base brought it, and the next base takes it away.
+    fn is_orphan(&self, dir_id: FileId, dir: Ino, name: &Name, id: FileId) -> bool {
+        let ino = self.old.ino_of(id);
+        if self.old.item(ino).is_some() || (self.to.is_open)(ino) {
+            return false;
+        }
+        let main = std::str::from_utf8(name).ok();
+        let Some(main) = main.and_then(|name| self.old.layout.main_of(name)) else {
+            return false;
+        };
+        match self.old.find(dir, main.as_bytes()) {
+            Ok(Found::Nothing) => true,
+            // Its stub, which goes now or after the active's next checkpoint.
+            Ok(Found::Inode(_)) => {
+                let lookup = |base: &Base| base.namespace.lookup(dir_id, main.as_bytes()).ok();
+                let still = lookup(&self.to.base).and_then(|main| self.to.base.namespace.get(main));
+                lookup(&self.old.base).is_some_and(|main| self.may_go(main))
+                    && still.is_none_or(|main| main.size == 0)
+            }
+            _ => false,
+        }
     }
 
     fn keep_name(&self, next: &mut State, dir: Ino, name: &Name, id: FileId) {

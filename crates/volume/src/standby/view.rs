@@ -90,7 +90,7 @@ impl StandbyView {
         Ok(Arc::new(StandbyView {
             layout,
             private,
-            fetcher: Fetcher { storage, cache },
+            fetcher: Fetcher::new(storage, cache),
             store: Arc::new(store),
             gate: Gate::new(),
             opens: Mutex::default(),

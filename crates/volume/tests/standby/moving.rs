@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use volume::claim::Claim;
 use volume::lsn::Lsn;
 use volume::seal::{Base, Seal};
-use volume::standby::StandbyView;
+use volume::standby::{MovePlan, StandbyView};
 
 use super::database::{Change, Files, assert_same, change, perform, prelude, removal};
-use super::support::{BLOCK, Database, Volume, node, shared};
+use super::support::{BLOCK, Database, Volume, blocks, node, shared};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -180,7 +180,7 @@ fn related(a: &str, b: &str) -> bool {
     a == b || below(a, b) || below(b, a)
 }
 
-async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
+async fn run(before: Vec<Change>, steps: Vec<Step>, lucks: Vec<u8>) {
     let volume = Volume::new();
     let (storage, database) = volume.init().await;
     database.rmdir("base/5").unwrap();
@@ -221,14 +221,21 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
     let live = active.database.active.as_ref().unwrap().namespace();
     let mut seals = std::mem::take(&mut active.seals);
     seals.reverse();
+    let mut moves = Moves {
+        seals,
+        planned: None,
+    };
     for (at, change) in active.log.iter().enumerate() {
-        let luck = moves[at % moves.len()];
+        let luck = lucks[at % lucks.len()];
         let ahead = u64::from(luck % 4);
         view.show_log(live.clone(), Lsn(at as u64 + 1 + ahead));
         replayed.apply(change);
         perform(&standby, change).await;
+        if luck & 32 != 0 && moves.planned.is_none() {
+            moves.plan(&view).await;
+        }
         if luck & 16 != 0 {
-            try_move(&view, &mut seals, at + 1).await;
+            moves.go(&view, at + 1);
         }
         assert_same(
             &standby.tree("base").await,
@@ -236,7 +243,9 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
             &format!("after {change:?}"),
         );
     }
-    try_move(&view, &mut seals, active.log.len()).await;
+    moves.go(&view, active.log.len());
+    moves.plan(&view).await;
+    moves.go(&view, active.log.len());
     assert_same(
         &standby.tree("base").await,
         &replayed,
@@ -254,16 +263,40 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, moves: Vec<u8>) {
     );
 }
 
-/// Moves to the newest seal that redo has passed.
-async fn try_move(view: &Arc<StandbyView>, seals: &mut Vec<(Seal, usize)>, applied: usize) {
-    let mut newest = None;
-    while let Some((seal, _)) = seals.pop_if(|(_, end)| *end <= applied) {
-        newest = Some(seal);
+/// Seals to come, newest first, and the move that was planned.
+struct Moves {
+    seals: Vec<(Seal, usize)>,
+    planned: Option<(MovePlan, usize)>,
+}
+
+impl Moves {
+    /// Plans to move to the newest seal that the log shown has passed; redo may be behind it.
+    async fn plan(&mut self, view: &Arc<StandbyView>) {
+        let shown = view.horizon().0 as usize;
+        let mut newest = None;
+        while let Some(seal) = self.seals.pop_if(|(_, end)| *end <= shown) {
+            newest = Some(seal);
+        }
+        if let Some((seal, end)) = newest {
+            let base = view.load_next(&seal).await.unwrap();
+            let full = Base::load(view.storage(), &seal).await.unwrap();
+            assert!(
+                base.namespace
+                    .changed_inodes(&full.namespace)
+                    .next()
+                    .is_none()
+            );
+            self.planned = Some((view.plan_move(base).await.unwrap(), end));
+        }
     }
-    if let Some(seal) = newest {
-        let base = Base::load(view.storage(), &seal).await.unwrap();
-        view.move_base(base).await.unwrap();
-        assert_eq!(view.base_seal(), seal);
+
+    /// Moves as planned, perhaps long ago, if redo has passed the seal.
+    fn go(&mut self, view: &Arc<StandbyView>, applied: usize) {
+        if let Some((plan, _)) = self.planned.take_if(|(_, end)| *end <= applied) {
+            let seal = plan.seal().clone();
+            assert!(view.move_base(plan).unwrap());
+            assert_eq!(view.base_seal(), seal);
+        }
     }
 }
 
@@ -285,28 +318,57 @@ proptest! {
 async fn the_overlay_shrinks_with_each_move() {
     let volume = Volume::new();
     let (_, active) = volume.init().await;
-    active
-        .put("base/5/1000", &super::support::blocks(&[1; 16]))
-        .await;
+    active.put("base/5/1000", &blocks(&[1; 16])).await;
     active.seal(100).await;
     let (view, standby) = volume.attach().await;
     for database in [&active, &standby] {
-        let data = super::support::blocks(&[2; 12]);
+        let data = blocks(&[2; 12]);
         database.write("base/5/1000", 0, &data).await.unwrap();
     }
     let seal = active.seal(200).await;
-    let base = Base::load(view.storage(), &seal).await.unwrap();
+    let base = view.load_next(&seal).await.unwrap();
     assert!(
-        view.move_base(base.clone()).await.is_err(),
+        view.plan_move(base.clone()).await.is_err(),
         "the log was not shown that far"
     );
     view.show_log(base.namespace.clone(), Lsn(300));
     assert!(view.stats().memory_bytes > 0);
-    view.move_base(base.clone()).await.unwrap();
+    let plan = view.plan_move(base.clone()).await.unwrap();
+    let again = view.plan_move(base).await.unwrap();
+    assert!(view.move_base(plan).unwrap());
     assert_eq!((view.stats().items, view.stats().memory_bytes), (0, 0));
     assert_eq!(view.bases_in_use(), std::slice::from_ref(&seal));
-    let expected = super::support::blocks(&[2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1]);
+    let expected = blocks(&[2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1]);
     assert_eq!(standby.read("base/5/1000").await.unwrap(), expected);
-    view.move_base(base).await.unwrap();
+    assert!(view.move_base(again).is_err(), "it is there already");
     assert_eq!(view.base_seal(), seal);
+    assert!(view.load_next(&seal).await.is_err());
+}
+
+/// What the overlay changed after the plan was made stays, whatever the plan says of it.
+#[tokio::test]
+async fn a_change_between_plan_and_move_stays() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &blocks(&[1; 4])).await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+    for database in [&active, &standby] {
+        let data = blocks(&[2; 4]);
+        database.write("base/5/1000", 0, &data).await.unwrap();
+    }
+    let seal = active.seal(200).await;
+    let base = view.load_next(&seal).await.unwrap();
+    view.show_log(base.namespace.clone(), Lsn(300));
+    let plan = view.plan_move(base).await.unwrap();
+    standby
+        .write("base/5/1000", 0, &blocks(&[3]))
+        .await
+        .unwrap();
+    standby.put("base/5/2000", &blocks(&[4])).await;
+    assert!(view.move_base(plan).unwrap());
+    assert_eq!(view.stats().memory_bytes, 2 * BLOCK as u64);
+    let now = standby.read("base/5/1000").await.unwrap();
+    assert_eq!(now, blocks(&[3, 2, 2, 2]));
+    assert_eq!(standby.read("base/5/2000").await.unwrap(), blocks(&[4]));
 }
