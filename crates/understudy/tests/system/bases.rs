@@ -24,6 +24,9 @@ const MOVES: u64 = 8;
 const FOLLOWS: Duration = Duration::from_secs(30);
 /// The same for the second one, after a takeover.
 const MOVES_AFTER: u64 = 3;
+/// Answers that each reader gets of the first standby at least. None are asked of the second: while it
+/// catches up after its start, redo lets no query live that is in its way.
+const ANSWERS: u64 = 5;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
@@ -68,7 +71,8 @@ async fn follow_for_a_while(
     check_claim(storage, &standby, &samples).await?;
 
     // The checkpoints go on to the end; readers lose their server at the takeover, or soon after.
-    let read = (balances.stop().await?, indexes.stop().await?);
+    let answers = if at_least.is_zero() { 0 } else { ANSWERS };
+    let read = (balances.stop(answers).await?, indexes.stop(answers).await?);
     println!("{standby} answered {} and {} times", read.0, read.1);
     let (dead, killed) = stage.kill_active().await?;
     ensure!(dead == active, "{dead} is active, not {active}");
@@ -247,10 +251,10 @@ impl Repeated {
         Repeated { stop, rounds, task }
     }
 
-    /// Waits for some rounds and lets the one at hand finish; how many there were.
-    async fn stop(self) -> Result<u64> {
+    /// Waits for so many rounds and lets the one at hand finish; how many there were.
+    async fn stop(self, at_least: u64) -> Result<u64> {
         let deadline = Instant::now() + PATIENCE;
-        while self.rounds.load(Ordering::Relaxed) < 5 && !self.task.is_finished() {
+        while self.rounds.load(Ordering::Relaxed) < at_least && !self.task.is_finished() {
             ensure!(Instant::now() < deadline, "hardly any round");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
