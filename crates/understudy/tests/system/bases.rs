@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use dax::client::{Client, ClientConfig};
+use dax::client::Client;
 use dax::ids::Generation;
 use dax::storage::Storage;
 use node::config::Config;
@@ -203,8 +203,7 @@ async fn check_claim(storage: &Arc<dyn Storage>, standby: &str, samples: &[Sampl
 
 async fn registry(stage: &Stage) -> Result<Arc<dyn Storage>> {
     let config = Config::load(&stage.cluster.node("north")?.config)?;
-    let client = ClientConfig::new(config.volume.clone(), config.replicas(), "test");
-    Ok(Client::connect(client).await?)
+    Ok(Client::connect(config.client("test")?).await?)
 }
 
 /// Something that a session does again and again.
