@@ -199,6 +199,9 @@ pub struct StorageConfig {
     pub scrub_every: Duration,
     /// Bytes of blocks that a scrub, or bringing a zone up to date, compares in a second.
     pub scrub_rate: ByteSize,
+    /// Log that is kept for a standby at most: one that needs more loses its claim and attaches afresh.
+    /// The active is never held back.
+    pub claim_cap: ByteSize,
 }
 
 impl Default for StorageConfig {
@@ -206,6 +209,7 @@ impl Default for StorageConfig {
         StorageConfig {
             scrub_every: Duration::from_secs(24 * 3600),
             scrub_rate: ByteSize::mib(32),
+            claim_cap: ByteSize::mib(16 << 10),
         }
     }
 }
@@ -409,6 +413,7 @@ impl Raw {
             ("memory.cache", self.memory.cache),
             ("memory.overlay", self.memory.overlay),
             ("storage.scrub_rate", self.storage.scrub_rate),
+            ("storage.claim_cap", self.storage.claim_cap),
         ] {
             if size < least {
                 let why = format!("{size} is too little to work with; use at least {least}");

@@ -76,21 +76,21 @@ impl Claim {
         Claim::everything(node.clone()).put(storage).await
     }
 
-    /// Gives the claim of another node up. Whatever that node writes, nothing stands until it
-    /// [begins](Self::begin) again.
+    /// Says that the claim of another node does not stand any more, whatever that node writes, until it
+    /// [begins](Self::begin) again. What it claims stays until it is [released](Self::release).
     pub async fn revoke(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
         let name = Claim::revocation(node);
         storage
             .put_record(&name, Bytes::from_static(b"{}"), Authority::Node)
             .await?;
-        Claim::release(storage, node).await
+        Ok(())
     }
 
     fn revocation(node: &NodeName) -> String {
         format!("{REVOKED_PREFIX}{node}")
     }
 
-    /// Gives the own claim up.
+    /// Gives a claim up: the own one, or a [revoked](Self::revoke) one.
     pub async fn release(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
         let name = Claim::record_name(node);
         storage.remove_record(&name, Authority::Node).await?;
@@ -132,6 +132,9 @@ mod tests {
         Claim::begin(&storage, &node).await.unwrap();
         assert!(Claim::stands(&storage, &node).await.unwrap());
         Claim::revoke(&storage, &node).await.unwrap();
+        assert!(!Claim::stands(&storage, &node).await.unwrap());
+        assert_eq!(Claim::all(&storage).await.unwrap().len(), 1);
+        Claim::release(&storage, &node).await.unwrap();
         assert!(Claim::all(&storage).await.unwrap().is_empty());
         // The owner was asleep in the middle of narrowing its claim.
         let late = Claim::everything(node.clone());

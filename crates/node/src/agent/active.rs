@@ -24,10 +24,10 @@ use tokio::task::JoinHandle;
 use volume::active::ActiveView;
 use volume::view::View;
 
-use super::claims;
+use super::claims::{self, Keeper};
 use super::context::{Context, unix_ms};
 use super::error::Result;
-use super::scrub::{Scrubber, Told};
+use super::scrub::{self, Scrubber};
 use super::status::Order;
 use crate::channel::{Notice, Request, Trigger};
 use crate::postgres::{ExitReport, Postgres, StopMode};
@@ -83,6 +83,12 @@ impl Protection {
     }
 }
 
+/// What the background tasks of an active tell for its status.
+struct Told {
+    scrub: scrub::Told,
+    retained: claims::Told,
+}
+
 enum Event {
     Fenced,
     Exited(ExitReport),
@@ -101,11 +107,17 @@ impl Active {
         let (state, beats) = self.beat(context);
         drop(self.pulse.take());
         let announcing = self.announce(context);
-        let claims = tokio::spawn(claims::drop_silent(
-            self.storage.clone(),
-            context.me.node.clone(),
-        ));
-        let scrubbing = Told::default();
+        let retained = claims::Told::default();
+        let keeper = Keeper {
+            storage: self.storage.clone(),
+            view: Arc::clone(&self.view),
+            me: context.me.node.clone(),
+            synced: self.sealer.synced(),
+            cap: context.config.storage.claim_cap,
+            told: Arc::clone(&retained),
+        };
+        let claims = tokio::spawn(keeper.run());
+        let scrubbing = scrub::Told::default();
         let scrubber = Scrubber {
             storage: self.storage.clone(),
             view: Arc::clone(&self.view),
@@ -113,7 +125,11 @@ impl Active {
             told: Arc::clone(&scrubbing),
         };
         let scrubber = tokio::spawn(scrubber.run());
-        let event = self.wait(context, &scrubbing, orders, shutdown).await;
+        let told = Told {
+            scrub: scrubbing,
+            retained,
+        };
+        let event = self.wait(context, &told, orders, shutdown).await;
         announcing.abort();
         scrubber.abort();
         claims.abort();
@@ -151,7 +167,7 @@ impl Active {
     async fn wait(
         &self,
         context: &Context,
-        scrubbing: &Told,
+        told: &Told,
         orders: &mut mpsc::Receiver<Order>,
         shutdown: &mut watch::Receiver<bool>,
     ) -> Event {
@@ -175,12 +191,12 @@ impl Active {
                     }
                     _ => drop(order.answer.send(Err("this node is the active".to_owned()))),
                 },
-                _ = report.tick() => self.report(context, scrubbing, &mut protection),
+                _ = report.tick() => self.report(context, told, &mut protection),
             }
         }
     }
 
-    fn report(&self, context: &Context, scrubbing: &Told, protection: &mut Protection) {
+    fn report(&self, context: &Context, told: &Told, protection: &mut Protection) {
         let synced = *self.sealer.synced().borrow();
         let subscribers = context.server.subscribers();
         protection.update(
@@ -202,7 +218,8 @@ impl Active {
             "overlay_blocks_left": self.view.inherited_left(),
             "standbys": standbys,
             "protection": protection,
-            "scrub": *scrubbing.lock(),
+            "scrub": *told.scrub.lock(),
+            "retained": *told.retained.lock(),
         }));
     }
 

@@ -42,7 +42,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
     ),
     ("channel", &["listen", "advertise"]),
     ("memory", &["pending", "cache", "overlay", "kernel_cache"]),
-    ("storage", &["scrub_every", "scrub_rate"]),
+    ("storage", &["scrub_every", "scrub_rate", "claim_cap"]),
     ("tags", &["nofailover", "priority", "spare", "zone"]),
 ];
 
