@@ -176,6 +176,13 @@ impl Pending {
         None
     }
 
+    /// Whether the replica has every write up to `upto` that is still held here.
+    pub fn is_complete(&self, replica: ReplicaId, upto: Seq) -> bool {
+        let count = (upto + 1).saturating_sub(self.base) as usize;
+        let mut held = self.slots.iter().take(count).flatten();
+        !held.any(|entry| entry.missing.contains(replica))
+    }
+
     /// Whether a write of the block in this generation is on its way to the replica.
     pub fn is_underway(&self, replica: ReplicaId, key: BlockKey, generation: Generation) -> bool {
         let mut next = self.newest.get(&key).copied();

@@ -20,6 +20,7 @@ use crate::replica::prune;
 use crate::storage::{Difference, Retention, ScrubCursor, ScrubPage};
 use crate::wire::{InventoryEntry, Request, Response, StoredRecord};
 
+use super::pending::Seq;
 use super::quorum::{ReplicaSet, Round};
 use super::records::List;
 use super::shared::Shared;
@@ -185,6 +186,9 @@ impl Mend {
 pub(super) struct End {
     waiting: Vec<ReplicaId>,
     rebuilt: Vec<ReplicaId>,
+    /// What was written before the end. A page leaves out what is on its way to a replica; that must
+    /// have arrived, because it can be refused.
+    upto: Seq,
     step: Step,
 }
 
@@ -209,6 +213,7 @@ impl End {
         Ok(End {
             waiting: waiting.iter().collect(),
             rebuilt: Vec::new(),
+            upto: s.last_seq(),
             step: Step::Next,
         })
     }
@@ -236,7 +241,9 @@ impl End {
         match (&mut self.step, event) {
             (Step::Next, _) => self.step = Step::Mending,
             (Step::Mending, _) if s.links.misses_unknown(replica) => self.leave_out(id, s),
-            (Step::Mending, _) if s.links.is_mended(replica) => {
+            (Step::Mending, _)
+                if s.links.is_mended(replica) && s.pending.is_complete(replica, self.upto) =>
+            {
                 let mut list = List::new(String::new(), s.quorums);
                 list.on(id, Event::Start, s);
                 self.step = Step::Listing(Box::new(list));

@@ -252,6 +252,11 @@ impl Shared {
         }
     }
 
+    /// The last version given.
+    pub fn last_seq(&self) -> Seq {
+        self.seq
+    }
+
     /// Makes versions from now on higher than one that was seen.
     pub fn skip_past(&mut self, version: Version) {
         if self.own == Some(version.epoch) {

@@ -218,3 +218,33 @@ fn a_rebuilding_replica_does_not_make_a_write_synced() {
     d.run();
     assert!(d.result(sync).unwrap().is_ok());
 }
+
+/// A replica came back empty and full: what was on its way to it while its pages were compared was
+/// refused, and what it had acknowledged with its old disk was nowhere but there (seed 87333).
+#[test]
+fn a_replica_that_refuses_writes_is_not_rebuilt() {
+    let mut d = Desk::owner();
+    d.peers[0].full = true;
+    d.write(3, SINGLE, 1);
+    d.finish(Call::Sync(SyncScope::Volume)).unwrap();
+    d.lose_everything(1);
+    d.peers[1].full = true;
+    d.write(3, SINGLE, 2);
+    d.run();
+    let pages = d.scrub();
+    assert_eq!(differences(&pages), 0, "the newer write is on its way");
+    let end = d.start(Call::EndScrub);
+    for _ in 0..5 {
+        d.pass(Time::from_millis(20));
+        d.run();
+    }
+    assert!(d.result(end).is_none());
+    assert!(d.peers[1].rebuilding);
+    d.peers.iter_mut().for_each(|peer| peer.full = false);
+    while d.result(end).is_none() {
+        d.pass(Time::from_millis(100));
+        d.run();
+    }
+    assert!(!d.peers[1].rebuilding);
+    assert!(d.peers[1].blocks.contains_key(&(key(3), SINGLE)));
+}
