@@ -100,6 +100,16 @@ impl StandbyView {
         let (items, old) = self.change(|state| {
             check(state, &base)?;
             let next = state.rebase(&to);
+            for (id, kept) in &next.kept {
+                let ino = next.ino_of(*id);
+                tracing::debug!(
+                    file = %id,
+                    path = next.path(ino).unwrap_or_default(),
+                    open = opens.contains_key(&ino),
+                    generation = %kept.seal.generation,
+                    "kept as in an older base"
+                );
+            }
             let items = (state.overlay.items(), next.overlay.items());
             Ok((items, std::mem::replace(state, next)))
         })?;

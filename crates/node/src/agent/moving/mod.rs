@@ -30,6 +30,11 @@ use self::claiming::Claimed;
 use self::steps::{Effect, Input, Steps};
 use super::error::Result;
 
+/// Bases that may be in use at once. Files that redo leaves alone, and that a later base does not have,
+/// are read as in the base that they were in; so that they keep no more and more of old images, the
+/// standby then begins anew.
+const BASES_MAX: usize = 16;
+
 /// What the follower must do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ask {
@@ -148,6 +153,11 @@ impl BaseMover {
     pub(super) fn check_claim(&mut self, followed: JournalPos, now: Duration) -> Vec<Ask> {
         self.followed = followed;
         self.private_redo = self.private_redo.max(self.read_private_redo());
+        let bases = self.view.bases_in_use().len();
+        if bases > BASES_MAX {
+            tracing::info!(bases, "too many old bases are still read: attaching afresh");
+            return vec![Ask::AttachAfresh];
+        }
         match self.registered.as_ref() == Some(&self.wanted(None)) {
             true => Vec::new(),
             false => self.feed(Input::Stale, now),
