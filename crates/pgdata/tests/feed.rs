@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use pgdata::control::{Capacity, ControlFile};
 use pgdata::feed::{Feed, Horizon, Identity, LogSource, SourceError};
 use pgdata::parse_lsn;
-use pgdata::segment::SegmentSize;
+use pgdata::segment::{LOG_PAGE_BYTES, SegmentSize};
 use pgdata::settings::{MajorVersion, Setting, StandbyOptions, active, arguments, standby};
 use pgdata::timeline::{History, TimelineId};
 use tokio::sync::watch;
@@ -116,8 +116,17 @@ fn follow(primary: Arc<Cluster>, source: Arc<DirectorySource>) -> tokio::task::J
     })
 }
 
+/// The end of a record up to which the primary has flushed. Its log writer flushes whole pages: the
+/// end of a page may be inside a record, which a standby never reports as applied.
 fn flushed(primary: &Cluster) -> Lsn {
-    parse_lsn(&primary.sql(&["SELECT pg_current_wal_flush_lsn()"])).unwrap()
+    loop {
+        let at = parse_lsn(&primary.sql(&["SELECT pg_current_wal_flush_lsn()"])).unwrap();
+        if !at.0.is_multiple_of(LOG_PAGE_BYTES as u64) {
+            return at;
+        }
+        // A commit flushes up to the end of a record.
+        primary.sql(&["SELECT pg_logical_emit_message(true, 'test', 'x')"]);
+    }
 }
 
 fn version() -> MajorVersion {

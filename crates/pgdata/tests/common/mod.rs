@@ -2,7 +2,7 @@
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used)] // each test uses its part
 
-pub mod waldump;
+pub mod judge;
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -222,16 +222,6 @@ impl Cluster {
         all.extend(arguments);
         all.push("postgres");
         run("pgbench", &all);
-    }
-
-    /// What `pg_controldata` prints, by label.
-    pub fn control_data(&self) -> std::collections::BTreeMap<String, String> {
-        let printed = run("pg_controldata", &["-D", text(&self.data())]);
-        let pair = |line: &str| {
-            let (label, value) = line.split_once(':')?;
-            Some((label.trim().to_owned(), value.trim().to_owned()))
-        };
-        printed.lines().filter_map(pair).collect()
     }
 }
 

@@ -8,4 +8,5 @@ mod demo;
 mod failover;
 mod operator;
 mod stage;
+mod versions;
 mod zones;

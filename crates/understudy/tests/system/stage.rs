@@ -102,6 +102,7 @@ impl Stage {
         options.heartbeat = "wide".into();
         options.nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
         change(&mut options);
+        let bin = options.bin.clone();
         let mut cluster = Cluster::create(options)?;
         cluster.start().await?;
         let active = cluster.wait_active(PATIENCE).await?;
@@ -215,11 +216,16 @@ impl Stage {
                 !(is_expected(line, Situation::Takeover) || fenced && is_of_the_fence(line))
             }));
         }
-        let logs = std::fs::read_dir(self.cluster.logs()).into_iter().flatten();
-        for log in logs.flatten() {
-            found.extend(lines(&log.path(), |line| line.contains("panicked at")));
-        }
+        found.extend(self.agent_log_lines("panicked at"));
         found
+    }
+
+    /// Lines with this text in the logs of agents and zones.
+    pub fn agent_log_lines(&self, text: &str) -> Vec<String> {
+        let logs = std::fs::read_dir(self.cluster.logs()).into_iter().flatten();
+        logs.flatten()
+            .flat_map(|log| lines(&log.path(), |line| line.contains(text)))
+            .collect()
     }
 }
 
