@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build demo bench check sim test test-unit test-system clean
+.PHONY: help packages build demo bench check sim test test-unit test-system test-versions clean
 
 help: ## Show what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -33,6 +33,9 @@ test-unit: packages ## Tests that need no cluster.
 
 test-system: packages ## Whole clusters: started, loaded, killed, verified.
 	scripts/system-tests
+
+test-versions: packages ## Whole clusters with PostgreSQL 16 to 18, which are downloaded.
+	scripts/system-tests versions
 
 sim: ## Simulate the block protocol: SEEDS=100000 schedules, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
 	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p dax --lib \

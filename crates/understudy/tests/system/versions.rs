@@ -11,19 +11,19 @@ use understudy::demo::session::connect;
 use crate::stage::{PATIENCE, Stage};
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "system test: make test-system"]
+#[ignore = "system test: make test-versions"]
 async fn postgresql_16_loses_nothing() -> Result<()> {
     loses_nothing(16).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "system test: make test-system"]
+#[ignore = "system test: make test-versions"]
 async fn postgresql_17_loses_nothing() -> Result<()> {
     loses_nothing(17).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "system test: make test-system"]
+#[ignore = "system test: make test-versions"]
 async fn postgresql_18_loses_nothing() -> Result<()> {
     loses_nothing(18).await
 }
