@@ -342,7 +342,7 @@ Examples:
   understudy bench dax --outage-seconds 0 --json
   understudy bench dax --charts docs")]
 pub struct BenchDax {
-    /// Short runs: 1 round of 6 s and timelines of 30 s, instead of 3 of 20 s and 90 s.
+    /// Short runs on less data: 1 round of 4 s and timelines of 12 s, instead of 3 of 20 s and 90 s.
     #[arg(long)]
     pub quick: bool,
     /// Length of one run in seconds.
@@ -358,8 +358,8 @@ pub struct BenchDax {
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub clients: u16,
     /// pgbench's scale: 100,000 accounts (about 15 MB) each.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub scale: u32,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: Option<u32>,
     /// Write dax-variants.svg and dax-outages.svg into this directory.
     #[arg(long, value_name = "DIR")]
     pub charts: Option<PathBuf>,

@@ -59,10 +59,10 @@ async fn run_dax(args: cli::BenchDax) -> anyhow::Result<Code> {
         dir: workspace.path().to_owned(),
         understudy: this_program()?,
         clients: args.clients,
-        scale: args.scale,
-        seconds: either(args.seconds, 6, 20),
+        scale: either(args.scale, 5, 10),
+        seconds: either(args.seconds, 4, 20),
         rounds: either(args.rounds, 1, 3),
-        outage_seconds: either(args.outage_seconds, 30, 90),
+        outage_seconds: either(args.outage_seconds, 12, 90),
     };
     let report = tokio::select! {
         report = Box::pin(dax::run(&options, say)) => report?,
