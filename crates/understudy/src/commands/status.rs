@@ -33,6 +33,8 @@ struct Status {
     nodes: Vec<Node>,
     replicas: Vec<Replica>,
     scrub: Option<Value>,
+    /// What is kept beyond the present, and for whom, as the active says.
+    retained: Option<Value>,
 }
 
 /// A replica: how it looks from here, and what it says that it does for the volume.
@@ -123,6 +125,7 @@ async fn look(registry: &Registry) -> anyhow::Result<Status> {
             .map(|status| Replica::new(status, &usage))
             .collect(),
         scrub: active(&nodes).map(|node| node.answer["scrub"].clone()),
+        retained: active(&nodes).map(|node| node.answer["retained"].clone()),
         nodes,
     })
 }
@@ -215,6 +218,7 @@ fn table(status: &Status) -> String {
         out.push_str(&replica_line(replica));
     }
     out.push_str(&scrub_line(status.scrub.as_ref()));
+    out.push_str(&retained_lines(status.retained.as_ref()));
     out
 }
 
@@ -247,6 +251,25 @@ fn node_line(node: &Node) -> String {
         position(member.applied),
         member.postgres
     )
+}
+
+/// What is kept for the last seals and for each standby.
+fn retained_lines(retained: Option<&Value>) -> String {
+    let holders = retained.and_then(Value::as_array).into_iter().flatten();
+    let line = |holder: &Value| {
+        let from = serde_json::from_value::<volume::lsn::Lsn>(holder["log_from"].clone());
+        let log = match holder["everything"] == true {
+            true => "everything, until it has attached".to_owned(),
+            false => format!(
+                "log from {} ({} kB) and its image",
+                from.unwrap_or_default(),
+                thousands(holder["log_bytes"].as_u64().unwrap_or_default() >> 10)
+            ),
+        };
+        let who = holder["holder"].as_str().unwrap_or_default();
+        format!("kept    for {who:<20}{log}\n")
+    };
+    holders.map(line).collect()
 }
 
 fn scrub_line(scrub: Option<&Value>) -> String {
