@@ -392,7 +392,7 @@ mod tests {
         };
         let mut answer = json!({
             "base": {
-                "generation": generation, "redo": "0/10", "end": "0/20",
+                "generation": generation, "redo": 0x10, "end": 0x20,
                 "moves": 5, "last_pause_ms": 1.25,
             },
             "overlay": overlay,
