@@ -342,7 +342,7 @@ Examples:
   understudy bench dax --outage-seconds 0 --json
   understudy bench dax --charts docs")]
 pub struct BenchDax {
-    /// Short runs on less data: 1 round of 4 s and timelines of 12 s, instead of 3 of 20 s and 90 s.
+    /// Short runs on less data: 1 round of 5 s instead of 3 of 20 s, and no timelines with outages.
     #[arg(long)]
     pub quick: bool,
     /// Length of one run in seconds.
@@ -354,8 +354,8 @@ pub struct BenchDax {
     /// Length of each timeline with an outage in seconds; 0 leaves them out.
     #[arg(long)]
     pub outage_seconds: Option<u32>,
-    /// pgbench's clients; as many as the paper's.
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    /// pgbench's clients.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub clients: u16,
     /// pgbench's scale: 100,000 accounts (about 15 MB) each.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]

@@ -60,9 +60,9 @@ async fn run_dax(args: cli::BenchDax) -> anyhow::Result<Code> {
         understudy: this_program()?,
         clients: args.clients,
         scale: either(args.scale, 5, 10),
-        seconds: either(args.seconds, 4, 20),
+        seconds: either(args.seconds, 5, 20),
         rounds: either(args.rounds, 1, 3),
-        outage_seconds: either(args.outage_seconds, 12, 90),
+        outage_seconds: either(args.outage_seconds, 0, 90),
     };
     let report = tokio::select! {
         report = Box::pin(dax::run(&options, say)) => report?,

@@ -21,6 +21,9 @@ pub use chart::{draw_outages, draw_variants};
 pub use outages::Timeline;
 pub use variants::Row;
 
+/// Copies in each zone, as in the paper: N = 6, k = 4 over three zones.
+const SERVERS_PER_ZONE: usize = 2;
+
 /// What is measured how.
 #[derive(Debug, Clone)]
 pub struct Options {

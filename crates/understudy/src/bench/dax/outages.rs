@@ -7,14 +7,11 @@ use std::time::Duration;
 use dax::storage::Protocol;
 use serde::Serialize;
 
-use super::Options;
 use super::distances::regions;
 use super::site::Site;
 use super::variants::name;
 use super::workload::Workload;
-
-/// Copies in each zone, as in the paper.
-const SERVERS_PER_ZONE: usize = 2;
+use super::{Options, SERVERS_PER_ZONE};
 
 /// What happens to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -1,4 +1,4 @@
-//! The four variants of the protocol at three distances (DAX, figure 6).
+//! The four variants of the protocol at three distances (DAX, figure 6), with six copies as there.
 //!
 //! Invariant: all variants stand side by side and take turns in every round, so that a slow minute of
 //! the machine hits all of them.
@@ -11,10 +11,10 @@ use dax::storage::Protocol;
 use serde::Serialize;
 use store::Network;
 
-use super::Options;
 use super::distances::{Distance, distances};
 use super::site::Site;
 use super::workload::Workload;
+use super::{Options, SERVERS_PER_ZONE};
 use crate::bench::statistics::Sample;
 
 /// One variant at one distance.
@@ -52,7 +52,7 @@ pub(super) async fn run(
             "{}: starting and filling a cluster",
             name(protocol)
         ));
-        let site = Site::start(options, dir, protocol, 1).await?;
+        let site = Site::start(options, dir, protocol, SERVERS_PER_ZONE).await?;
         site.fill(options).await?;
         sites.push((protocol, site));
     }
