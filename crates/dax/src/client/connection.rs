@@ -136,7 +136,7 @@ fn report(driver: &Driver, replica: ReplicaId, address: &str, why: String, repor
     if !std::mem::replace(reported, true) {
         tracing::warn!(%replica, address, why, "replica cannot be used");
     }
-    driver.zone_trouble(replica, why);
+    driver.replica_trouble(replica, why);
 }
 
 /// An error with its causes.

@@ -146,8 +146,8 @@ impl Driver {
         self.peek(Core::may_rebuild)
     }
 
-    pub fn zone_trouble(&self, replica: ReplicaId, why: String) {
-        self.change(|i, _| i.core.zone_trouble(replica, why));
+    pub fn replica_trouble(&self, replica: ReplicaId, why: String) {
+        self.change(|i, _| i.core.replica_trouble(replica, why));
     }
 
     pub fn message(&self, replica: ReplicaId, connection: u64, id: u64, response: Response) {

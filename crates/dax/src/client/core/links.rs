@@ -429,13 +429,9 @@ impl Links {
     /// Replicas that are down, and replicas that have acknowledged nothing for `stuck`: there, synced
     /// writes may be given up.
     pub fn away(&self, now: Time, stuck: Time) -> ReplicaSet {
-        let mut away = ReplicaSet::default();
         let is_stuck =
             |l: &Link| !l.in_flight.is_empty() && now.saturating_sub(l.progress_at) > stuck;
-        self.each()
-            .filter(|(_, l)| !l.up || is_stuck(l))
-            .for_each(|(replica, _)| away.insert(replica));
-        away
+        self.those(|link| !link.up || is_stuck(link))
     }
 
     /// A write is not waited for any more; `missed` if the replicas should have had it.

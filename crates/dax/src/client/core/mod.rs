@@ -280,7 +280,7 @@ impl Core {
     }
 
     /// A replica cannot be used, for a reason that an operator should see.
-    pub fn zone_trouble(&mut self, replica: ReplicaId, why: String) {
+    pub fn replica_trouble(&mut self, replica: ReplicaId, why: String) {
         self.shared.links.set_trouble(replica, Some(why));
     }
 

@@ -35,6 +35,9 @@ impl ReplicaSet {
     pub fn union(self, other: ReplicaSet) -> ReplicaSet {
         ReplicaSet(self.0 | other.0)
     }
+    pub fn intersection(self, other: ReplicaSet) -> ReplicaSet {
+        ReplicaSet(self.0 & other.0)
+    }
     pub fn without(self, other: ReplicaSet) -> ReplicaSet {
         ReplicaSet(self.0 & !other.0)
     }

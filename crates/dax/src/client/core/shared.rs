@@ -352,8 +352,7 @@ impl Shared {
 
     /// These took part in the present page.
     pub fn scrub_answered(&mut self, answered: ReplicaSet) {
-        let absent = self.scrubbed.without(answered);
-        self.scrubbed = self.scrubbed.without(absent);
+        self.scrubbed = self.scrubbed.intersection(answered);
     }
 
     /// A replica that was away has seen the scrub with a gap.
@@ -363,9 +362,7 @@ impl Shared {
 
     /// The rebuilding replicas that a whole scrub has looked at.
     pub fn end_scrub(&mut self) -> ReplicaSet {
-        let rebuilding = self.links.rebuilding();
-        let others = self.scrubbed.without(rebuilding);
-        std::mem::take(&mut self.scrubbed).without(others)
+        std::mem::take(&mut self.scrubbed).intersection(self.links.rebuilding())
     }
 
     /// Whether a newer write of the block is on its way to the replica, or the block is gone.
