@@ -46,17 +46,10 @@ impl Look {
     }
 
     fn take(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<()> {
-        match event {
-            Event::Reply(replica, Response::Epoch(grant)) => self.round.answer(replica, grant),
-            Event::Reply(replica, Response::Error { kind, message }) => {
-                if let Some(error) = self.round.error(replica, kind, message, s.now) {
-                    return Err(error);
-                }
-            }
-            Event::Reply(replica, other) => return Err(unexpected(replica, &other)),
-            Event::Lost(replica) => self.round.lost(replica),
-            Event::Start | Event::Wake | Event::Synced => {}
-        }
+        self.round.take(event, s.now, |reply| match reply {
+            Response::Epoch(grant) => Ok(grant),
+            other => Err(other),
+        })?;
         self.round
             .ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
         Ok(())

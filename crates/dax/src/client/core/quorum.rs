@@ -7,10 +7,10 @@
 use crate::error::{Error, ErrorKind};
 use crate::ids::ReplicaId;
 use crate::storage::{Protocol, VolumeSettings};
-use crate::wire::Request;
+use crate::wire::{Request, Response};
 
 use super::links::Links;
-use super::{Asker, Effects, Time};
+use super::{Asker, Effects, Event, Time, unexpected};
 
 /// A set of replicas.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -194,6 +194,28 @@ impl<R> Round<R> {
         self.waiting.remove(replica);
         self.answered.insert(replica);
         self.spread += 1;
+    }
+
+    /// Takes an event of a round that waits for plain answers; `read` gives back what is none.
+    pub fn take(
+        &mut self,
+        event: Event,
+        now: Time,
+        read: impl FnOnce(Response) -> Result<R, Response>,
+    ) -> crate::Result<()> {
+        match event {
+            Event::Reply(replica, reply) => match read(reply) {
+                Ok(answer) => self.answer(replica, answer),
+                Err(Response::Error { kind, message }) => {
+                    self.error(replica, kind, message, now)
+                        .map_or(Ok(()), Err)?;
+                }
+                Err(other) => return Err(unexpected(replica, &other)),
+            },
+            Event::Lost(replica) => self.lost(replica),
+            Event::Start | Event::Wake | Event::Synced => {}
+        }
+        Ok(())
     }
 
     /// The replica went down.

@@ -6,7 +6,7 @@ use crate::wire::{Request, Response};
 
 use super::quorum::{Quorums, Round};
 use super::shared::Shared;
-use super::{Asker, Event, OpId, Output, unexpected};
+use super::{Asker, Event, OpId, Output};
 
 #[derive(Debug)]
 pub(super) struct Ask {
@@ -21,16 +21,12 @@ impl Ask {
     }
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
-        match event {
-            Event::Reply(replica, Response::Space(space)) => self.round.answer(replica, space),
-            Event::Reply(replica, Response::Error { kind, message }) => {
-                if let Some(error) = self.round.error(replica, kind, message, s.now) {
-                    return Some(Err(error));
-                }
-            }
-            Event::Reply(replica, other) => return Some(Err(unexpected(replica, &other))),
-            Event::Lost(replica) => self.round.lost(replica),
-            Event::Start | Event::Wake | Event::Synced => {}
+        let taken = self.round.take(event, s.now, |reply| match reply {
+            Response::Space(space) => Ok(space),
+            other => Err(other),
+        });
+        if let Err(error) = taken {
+            return Some(Err(error));
         }
         if self.round.replies.len() >= s.quorums.majority() {
             let spaces = self.round.replies.iter().map(|(_, space)| *space);

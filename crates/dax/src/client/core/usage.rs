@@ -6,7 +6,7 @@ use crate::wire::{Request, Response};
 
 use super::quorum::{Quorums, Round};
 use super::shared::Shared;
-use super::{Asker, Event, OpId, Output, unexpected};
+use super::{Asker, Event, OpId, Output};
 
 #[derive(Debug)]
 pub(super) struct Ask {
@@ -21,16 +21,12 @@ impl Ask {
     }
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
-        match event {
-            Event::Reply(replica, Response::Usage(usage)) => self.round.answer(replica, usage),
-            Event::Reply(replica, Response::Error { kind, message }) => {
-                if let Some(error) = self.round.error(replica, kind, message, s.now) {
-                    return Some(Err(error));
-                }
-            }
-            Event::Reply(replica, other) => return Some(Err(unexpected(replica, &other))),
-            Event::Lost(replica) => self.round.lost(replica),
-            Event::Start | Event::Wake | Event::Synced => {}
+        let taken = self.round.take(event, s.now, |reply| match reply {
+            Response::Usage(usage) => Ok(usage),
+            other => Err(other),
+        });
+        if let Err(error) = taken {
+            return Some(Err(error));
         }
         let asked = s.links.askable();
         if !asked.is_empty() && asked.without(self.round.answered()).is_empty() {
