@@ -34,7 +34,9 @@ pub enum Situation {
 }
 
 /// Beginnings of messages that are always expected (H14), each with the words it also has.
-const ALWAYS: [(Severity, &str, &str); 7] = [
+const ALWAYS: [(Severity, &str, &str); 8] = [
+    // Autovacuum gives way to a session that wants a lock it holds.
+    (Severity::Error, "canceling autovacuum task", ""),
     (
         Severity::Warning,
         "xlog min recovery request ",
@@ -67,7 +69,7 @@ const ALWAYS: [(Severity, &str, &str); 7] = [
 ];
 
 /// Beginnings of messages that are expected around a takeover.
-const AT_TAKEOVER: [(Severity, &str); 19] = [
+const AT_TAKEOVER: [(Severity, &str); 25] = [
     (
         Severity::Fatal,
         "terminating connection due to administrator command",
@@ -80,6 +82,20 @@ const AT_TAKEOVER: [(Severity, &str); 19] = [
         Severity::Fatal,
         "terminating walreceiver process due to administrator command",
     ),
+    (
+        Severity::Fatal,
+        "terminating autovacuum process due to administrator command",
+    ),
+    (Severity::Fatal, "terminating background worker "),
+    (Severity::Fatal, "connection to client lost"),
+    // While the zones are away nothing moves: who logs in, or starts to vacuum, waits too long.
+    (Severity::Fatal, "canceling authentication due to timeout"),
+    (
+        Severity::Warning,
+        "autovacuum worker took too long to start",
+    ),
+    // Everybody comes back at once, before the sessions of those who left have ended.
+    (Severity::Fatal, "sorry, too many clients already"),
     (Severity::Fatal, "terminating walreceiver due to timeout"),
     (Severity::Fatal, "could not receive data from WAL stream: "),
     (Severity::Fatal, "could not send data to WAL stream: "),
@@ -154,6 +170,7 @@ mod tests {
             "WARNING:  xlog min recovery request 0/5000060 is past current point 0/4000000",
             "WARNING:  removing future two-phase state file for transaction 731",
             "WARNING:  removing stale two-phase state from memory for transaction 731",
+            "ERROR:  canceling autovacuum task",
         ] {
             assert!(expected(line, Situation::Quiet), "{line}");
         }
