@@ -399,10 +399,10 @@ impl Filesystem for Adapter {
         );
         let written = data.len() as u32; // at most MAX_WRITE_BYTES
         let data = Bytes::copy_from_slice(data);
+        let bypasses = !is_cached(handle.0);
         // Pages that a mapping wrote come whole, and private files are not the database's pages.
-        let may_be_split = is_cached(handle.0)
-            && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE)
-            && !is_private(number);
+        let may_be_split =
+            !bypasses && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) && !is_private(number);
         let core = Arc::clone(&self.core);
         let ask = move |view: Arc<dyn View>| async move {
             let size = || view.attr(number).map_or(0, |attr| attr.size);
@@ -410,6 +410,9 @@ impl Filesystem for Adapter {
                 .joiner
                 .accept(number, (offset, data), may_be_split, size);
             carry_out(&*view, &core.joiner, number, plan).await?;
+            if bypasses && core.handles.shared_cached() {
+                core.forget_pages(number, offset, written).await;
+            }
             if kills_set_id {
                 clear_set_id(&*view, number).await?;
             }

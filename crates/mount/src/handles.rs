@@ -1,16 +1,19 @@
 //! What processes have open: counts per file, and one listing per opened directory.
 //!
-//! Invariants: the view's open count of an inode is the number of file handles counted here; while
-//! any handle of an inode bypasses the page cache, new ones do too. The second is because a kernel
-//! before 6.12 drops cached pages only *before* a write through a bypassing handle: readahead
-//! through a caching handle could fetch the old block meanwhile and keep it. So after a takeover a
-//! file gets cached again when the last handle from before has been closed.
+//! Invariant: the view's open count of an inode is the number of file handles counted here.
+//!
+//! After a takeover, handles from before it bypass the page cache, and new ones of the same file use
+//! it. A kernel drops cached pages at most *before* a write through a bypassing handle (some do not
+//! even that): readahead through a caching handle could fetch the old block meanwhile and keep it. So
+//! whoever writes past the cache asks here whether the file was ever cached, and if so has the kernel
+//! drop the pages *after* the view has taken the write, before the writer hears of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use volume::private::is_private;
 use volume::view::{DirEntry, Ino, OpenMode};
 
 /// Open handles of one file.
@@ -36,6 +39,8 @@ struct OpenDirectory {
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     files: Mutex<HashMap<Ino, Opens>>,
+    /// A shared file was opened for use with the page cache. Not on a standby (rule 8).
+    shared_cached: AtomicBool,
     directories: Mutex<HashMap<u64, OpenDirectory>>,
     next_directory: AtomicU64,
 }
@@ -54,17 +59,22 @@ impl Handles {
     pub(crate) fn open_file(&self, ino: Ino, asked: OpenMode) -> (u64, OpenMode) {
         let mut files = self.files.lock();
         let opens = files.entry(ino).or_default();
-        if asked.direct_io || opens.direct > 0 {
+        if asked.direct_io {
             opens.direct += 1;
-            let mode = OpenMode {
-                direct_io: true,
-                keep_cache: false,
-            };
-            (DIRECT, mode)
+            (DIRECT, asked)
         } else {
             opens.cached += 1;
+            if !is_private(ino) {
+                self.shared_cached.store(true, Ordering::Release);
+            }
             (CACHED, asked)
         }
+    }
+
+    /// Whether the kernel may have pages of shared files cached. Who asks after a write need not
+    /// mind an answer that changes then: what is opened later reads what was written.
+    pub(crate) fn shared_cached(&self) -> bool {
+        self.shared_cached.load(Ordering::Acquire)
     }
 
     /// Forgets a handle. Says whether the view counts it (it does not, where a switch lost it).
@@ -157,18 +167,20 @@ mod tests {
     };
 
     #[test]
-    fn no_caching_handle_beside_a_bypassing_one() {
+    fn handles_of_both_kinds_are_counted_apart() {
         let handles = Handles::default();
         let ino = Ino(7);
-        let (old, _) = handles.open_file(ino, BYPASS);
-        let (new, mode) = handles.open_file(ino, CACHE);
+        let (old, mode) = handles.open_file(ino, BYPASS);
         assert_eq!(mode, BYPASS);
+        assert!(!handles.shared_cached());
+        let (new, mode) = handles.open_file(ino, CACHE);
+        assert_eq!(mode, CACHE);
+        assert!(handles.shared_cached());
+        assert_eq!(handles.files(), vec![(ino, 2)]);
         assert!(handles.release_file(ino, old));
-        assert_eq!(handles.open_file(ino, CACHE).1, BYPASS);
-        assert!(handles.release_file(ino, new));
-        assert!(handles.release_file(ino, new));
-        assert_eq!(handles.open_file(ino, CACHE).1, CACHE);
-        assert_eq!(handles.files(), vec![(ino, 1)]);
+        assert!(!handles.release_file(ino, old));
+        assert!(handles.is_last(ino) && handles.release_file(ino, new));
+        assert_eq!(handles.files(), vec![]);
     }
 
     #[test]

@@ -129,6 +129,7 @@ impl Mount {
             Config::default(),
         )
         .map_err(Error::io("greet the kernel for", path))?;
+        core.notify_by(session.notifier());
         let (tell_end, ended) = watch::channel(false);
         let at = path.to_path_buf();
         let reader = std::thread::Builder::new()
@@ -192,8 +193,9 @@ impl Mount {
     /// Why nothing stale survives in the kernel: the old view must not let it cache names and
     /// attributes (a standby's view does not: zero timeouts, N5; anything else is refused), and a
     /// view with zero timeouts has its files opened past the page cache. A handle opened before the
-    /// switch keeps bypassing the page cache, and as long as there is one for a file, so do new
-    /// ones. From the switch on only this mount changes what is cached.
+    /// switch keeps bypassing the page cache, and what is written through it makes the kernel drop
+    /// the pages that handles opened later have cached. From the switch on only this mount changes
+    /// what is cached.
     ///
     /// # Errors
     /// [`Error::CachingView`].

@@ -7,20 +7,20 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyStatfs, ReplyWrite,
+    Errno, INodeNo, Notifier, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite,
 };
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tracing::{error, warn};
 use volume::error::Result as ViewResult;
-use volume::view::{Timestamp, View};
+use volume::view::{Ino, Timestamp, View};
 
 use crate::errno::ErrorLog;
 use crate::gate::Gate;
@@ -41,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) aborted: watch::Sender<bool>,
     errors: ErrorLog,
     runtime: Handle,
+    /// Tells the kernel what to forget; there once the connection is.
+    notifier: OnceLock<Notifier>,
 }
 
 /// Whether a waiting operation holds up a switch of views.
@@ -88,6 +90,35 @@ impl Core {
             aborted: watch::Sender::new(false),
             errors: ErrorLog::default(),
             runtime,
+            notifier: OnceLock::new(),
+        }
+    }
+
+    /// Says through what the kernel is told to forget.
+    pub(crate) fn notify_by(&self, notifier: Notifier) {
+        // There is one connection, so nobody has said so before.
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// Has the kernel drop its pages of a range that was written past its cache.
+    ///
+    /// On a thread that may wait: the kernel waits for reads of these pages that are under way, which
+    /// others here answer.
+    pub(crate) async fn forget_pages(&self, ino: Ino, offset: u64, len: u32) {
+        let Some(notifier) = self.notifier.get().cloned() else {
+            return;
+        };
+        let offset = i64::try_from(offset).unwrap_or(i64::MAX);
+        let told = self
+            .runtime
+            .spawn_blocking(move || notifier.inval_inode(INodeNo(ino.0), offset, i64::from(len)))
+            .await;
+        match told {
+            Ok(Ok(())) => {}
+            // It does not know the file: nothing is cached.
+            Ok(Err(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Ok(Err(e)) => warn!(ino = ino.0, error = %e, "the kernel may keep pages that are old"),
+            Err(e) => warn!(ino = ino.0, error = %e, "the kernel may keep pages that are old"),
         }
     }
 

@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -127,6 +128,61 @@ fn keep_writing(
     word
 }
 
+/// Whether the kernel has a block in its page cache.
+fn is_resident(file: &File, number: u64) -> bool {
+    let mut there = [0u8; BLOCK / 4096];
+    let at = i64::try_from(number * BLOCK as u64).unwrap();
+    // SAFETY: maps a range of the file for this call only, and `there` has a byte for each page.
+    unsafe {
+        let (read, shared) = (nix::libc::PROT_READ, nix::libc::MAP_SHARED);
+        let map = nix::libc::mmap(
+            std::ptr::null_mut(),
+            BLOCK,
+            read,
+            shared,
+            file.as_raw_fd(),
+            at,
+        );
+        assert!(map != nix::libc::MAP_FAILED);
+        assert_eq!(nix::libc::mincore(map, BLOCK, there.as_mut_ptr()), 0);
+        nix::libc::munmap(map, BLOCK);
+    }
+    there.iter().all(|page| page & 1 == 1)
+}
+
+/// Writes blocks through a handle from before a switch, which bypasses the kernel's cache, while others
+/// read them through handles that use it: nobody reads what is older than a write that was answered.
+fn write_past_readers(old: &File, path: &Path) {
+    const BLOCKS: u64 = 8;
+    let written: [AtomicU64; BLOCKS as usize] = Default::default();
+    for number in 0..BLOCKS {
+        written[number as usize].store(block(old, number), Ordering::SeqCst);
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let file = open(path);
+                while !done.load(Ordering::Relaxed) {
+                    for number in 0..BLOCKS {
+                        let least = written[number as usize].load(Ordering::SeqCst);
+                        let mut bytes = [0; 8];
+                        file.read_exact_at(&mut bytes, number * BLOCK as u64)
+                            .unwrap();
+                        assert!(u64::from_le_bytes(bytes) >= least, "block {number}");
+                    }
+                }
+            });
+        }
+        for word in 10_000..10_400 {
+            let number = word % BLOCKS;
+            put(old, number, word);
+            written[number as usize].store(word, Ordering::SeqCst);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
 #[test]
 fn processes_notice_nothing() {
     let cluster = MemoryCluster::new(VolumeSettings::default());
@@ -194,6 +250,9 @@ fn processes_notice_nothing() {
         assert_eq!((block(&kept, number), block(&again, number)), (word, word));
     }
     assert_eq!(block(&made, 0), 42);
+    // The kernel caches again, for those who open now.
+    assert!(is_resident(&again, 2));
+    write_past_readers(&kept, &at("f"));
     // A file without a name in the view ends with the switch; its handle says so.
     let gone = dropped.read_at(&mut [0; 7], 0).unwrap_err();
     assert_eq!(gone.raw_os_error(), Some(Errno::ENOENT as i32));

@@ -156,9 +156,7 @@ impl View for ActiveView {
             return self.inner.private.open(ino);
         }
         self.inner.open_file(self.inner.file_of(ino))?;
-        // A view that was a standby's had the kernel bypass its cache (rule 8); files open since
-        // then still do, so nobody may cache.
-        let direct_io = self.inner.carry.is_some() || !self.inner.options.kernel_cache;
+        let direct_io = !self.inner.options.kernel_cache;
         Ok(OpenMode {
             direct_io,
             keep_cache: !direct_io,
