@@ -227,6 +227,10 @@ pub struct MemoryConfig {
     /// Whether the active's kernel keeps blocks as well, in memory that nothing else needs. Without,
     /// reads show the storage tier as it is.
     pub kernel_cache: bool,
+    /// How often the active tells standbys which blocks it has in memory, so that they have them, too;
+    /// 0 for never. PostgreSQL's `pg_prewarm` tells it.
+    #[serde(with = "humantime_serde")]
+    pub warm_every: Duration,
 }
 
 impl Default for MemoryConfig {
@@ -236,6 +240,7 @@ impl Default for MemoryConfig {
             cache: ByteSize::mib(256),
             overlay: ByteSize::mib(512),
             kernel_cache: true,
+            warm_every: Duration::from_secs(30),
         }
     }
 }

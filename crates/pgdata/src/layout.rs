@@ -15,6 +15,7 @@ use volume::lsn::Lsn;
 
 use crate::relation::{Fork, RelationFile};
 use crate::segment::{SegmentName, SegmentSize};
+use crate::warmth::is_buffers_file;
 
 /// The control file.
 pub const CONTROL_FILE: &str = "global/pg_control";
@@ -108,7 +109,8 @@ impl Layout for PostgresLayout {
 
     fn standby_class(&self, path: &str) -> FileClass {
         let own = |directory: &&str| is_at_or_below(path, directory);
-        if path == CONTROL_FILE || STANDBY_DIRECTORIES.iter().any(own) {
+        let own_file = path == CONTROL_FILE || is_buffers_file(path);
+        if own_file || STANDBY_DIRECTORIES.iter().any(own) {
             return FileClass::Private;
         }
         self.class(path)
@@ -237,6 +239,8 @@ mod tests {
             ),
             ("global/1260", Data, Data),
             ("global/pg_control", Live, Private),
+            ("autoprewarm.blocks", Live, Private),
+            ("autoprewarm.blocks.tmp", Live, Private),
             ("global/pg_internal.init", Private, Private),
             ("pg_xact/0000", Data, Data),
             ("pg_multixact/members/0000", Data, Data),

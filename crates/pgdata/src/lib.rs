@@ -17,6 +17,7 @@ pub mod segment;
 pub mod settings;
 pub mod timeline;
 pub mod wal;
+pub mod warmth;
 
 /// Parses a log position as PostgreSQL prints it, `0/16B3748`.
 pub fn parse_lsn(text: &str) -> Option<volume::lsn::Lsn> {

@@ -27,7 +27,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    fn new(name: &'static str, value: impl Into<String>) -> Setting {
+    pub(crate) fn new(name: &'static str, value: impl Into<String>) -> Setting {
         Setting {
             name,
             value: value.into(),

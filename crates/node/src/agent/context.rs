@@ -9,7 +9,8 @@ use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
 use pgdata::layout::PostgresLayout;
 use pgdata::segment::SegmentSize;
-use pgdata::settings::{MajorVersion, Setting};
+use pgdata::settings::{Configuration, MajorVersion, Setting};
+use pgdata::warmth;
 use tokio::time::Instant;
 use volume::view::{Ownership, Timestamp};
 
@@ -76,6 +77,19 @@ impl Context {
     /// Time since the agent started, on its monotonic clock.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// What makes the server tell which blocks it has in memory, if that is wanted and possible.
+    pub(crate) fn warmth_settings(&self, shared: &Configuration) -> Vec<Setting> {
+        let every = self.config.memory.warm_every;
+        if every.is_zero() || warmth::library(self.installation.bin()).is_none() {
+            return Vec::new();
+        }
+        let mut configuration = shared.clone();
+        for (name, value) in &self.config.postgres.parameters {
+            configuration.set(name, value.to_string());
+        }
+        warmth::settings(&configuration, every)
     }
 
     /// How PostgreSQL is started, with `pinned` on its command line.

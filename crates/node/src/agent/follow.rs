@@ -30,6 +30,7 @@ use super::error::Result;
 use super::moving::{Ask, BaseMover};
 use super::standby::{Known, Standby};
 use super::status::Order;
+use super::warmth::{self, Warmer};
 use crate::address::Address;
 use crate::channel::{self, ClientEvent, Notice, Progress, Request, Subscription};
 use crate::detector::{Beat, Detector, Hint, Verdict};
@@ -93,6 +94,7 @@ pub(crate) struct Follower<'a> {
     updated: u64,
     /// When the active last showed a sign of life, for the takeover's record.
     seen_at: Duration,
+    warmth: warmth::Told,
 }
 
 impl<'a> Follower<'a> {
@@ -123,6 +125,7 @@ impl<'a> Follower<'a> {
             applied: Lsn::ZERO,
             updated: 0,
             seen_at: now,
+            warmth: warmth::Told::default(),
         }
     }
 
@@ -132,7 +135,16 @@ impl<'a> Follower<'a> {
         orders: &mut mpsc::Receiver<Order>,
         shutdown: &mut watch::Receiver<bool>,
     ) -> Result<StandbyEnd> {
+        let warmer = Warmer {
+            view: Arc::clone(&self.standby.view),
+            blocks_per_segment: self.standby.control.blocks_per_segment,
+            cache_bytes: self.context.config.memory.cache.bytes() as u64,
+            told: Arc::clone(&self.warmth),
+        };
+        let warmer = tokio::spawn(warmer.run());
         let end = self.follow(orders, shutdown).await;
+        // The view becomes another one: nobody may read it then.
+        warmer.abort();
         self.mover.stop().await;
         end
     }
@@ -461,6 +473,7 @@ impl<'a> Follower<'a> {
             "lag_bytes": progress.horizon.bytes_since(progress.applied),
             "overlay": self.standby.view.stats(),
             "base": self.mover.report(),
+            "warmth": *self.warmth.lock(),
         }));
         tokio::spawn(async move {
             if let Err(error) = member.store(storage.as_ref()).await {

@@ -25,6 +25,7 @@ mod scrub;
 pub(crate) mod standby;
 mod start;
 pub(crate) mod status;
+mod warmth;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -10,12 +10,14 @@ use std::sync::Arc;
 
 use dax::ids::{BlockKey, FileId, Generation};
 use dax::storage::{Lineage, Storage};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use mount::{Mount, MountOptions};
 use pgdata::control::ControlFile;
 use pgdata::feed::Feed;
 use pgdata::layout::{CONTROL_FILE, TWO_PHASE};
 use pgdata::settings::{self, Configuration, StandbyOptions as Pinned};
 use pgdata::timeline::TimelineId;
+use pgdata::warmth::BUFFERS_FILE;
 use tokio::runtime::Handle;
 use volume::claim::Claim;
 use volume::error::Error;
@@ -32,6 +34,9 @@ use super::context::Context;
 use super::error::{AgentError, Result};
 use super::log::SharedLog;
 use crate::postgres::Postgres;
+
+/// Blocks of a file that are read at once.
+const READS_AT_ONCE: usize = 32;
 
 /// How far the shared log is known to go when a standby attaches.
 #[derive(Debug, Clone, Copy)]
@@ -98,6 +103,7 @@ pub(crate) async fn attach(
     let control = ControlFile::parse(&base.seal.payload)?;
     let configuration = read_configuration(&storage, &live).await?;
     let private = prepare_private(context, &storage, &base).await?;
+    seed_buffers(context, &storage, &live, &private).await;
     let memory = &context.config.memory;
     let options = StandbyOptions {
         spill_dir: context.config.paths.spill(),
@@ -127,7 +133,8 @@ pub(crate) async fn attach(
         capacity: configuration.capacity().max(control.capacity),
         archive_mode: configuration.get("archive_mode").map(str::to_owned),
     };
-    let pinned = settings::standby(context.version, &pinned);
+    let mut pinned = settings::standby(context.version, &pinned);
+    pinned.extend(context.warmth_settings(&configuration));
     let options = context.start_options(&pinned);
     let postgres = Postgres::start(&context.installation, options).await?;
     Ok(Standby {
@@ -180,6 +187,32 @@ async fn prepare_private(
     Ok(Arc::new(private))
 }
 
+/// Gives the new server the active's list of blocks to load; what cannot be read only costs warmth.
+async fn seed_buffers(
+    context: &Context,
+    storage: &Arc<dyn Storage>,
+    live: &Namespace,
+    private: &PrivateDir,
+) {
+    let list = match live.resolve(BUFFERS_FILE) {
+        Ok(file) => read_live(storage, live, file).await,
+        Err(_) => return,
+    };
+    let seeded = list.and_then(|list| put(context, private, BUFFERS_FILE, &list));
+    if let Err(error) = seeded {
+        tracing::info!(%error, "the active's list of blocks in memory was not taken over");
+    }
+}
+
+/// A whole file that has one version, as it is now.
+pub(super) async fn read_live(
+    storage: &Arc<dyn Storage>,
+    live: &Namespace,
+    file: FileId,
+) -> Result<Vec<u8>> {
+    read_file(storage, &Lineage::up_to(Generation::MAX), live, file).await
+}
+
 fn put(context: &Context, private: &PrivateDir, path: &str, bytes: &[u8]) -> Result<()> {
     let place = private.place(path)?;
     let owner = context.run_as.as_ref().map(|r| r.owner());
@@ -218,10 +251,14 @@ async fn read_file(
 ) -> Result<Vec<u8>> {
     let inode = namespace.file(file)?;
     let block_size = u64::from(storage.settings().block_size_bytes);
+    let read = |block| async move {
+        image::read_block(storage, lineage, inode, BlockKey::new(file, block)).await
+    };
+    let blocks = stream::iter(0..inode.size.div_ceil(block_size)).map(read);
+    let mut blocks = blocks.buffered(READS_AT_ONCE);
     let mut bytes = Vec::with_capacity(inode.size as usize);
-    for block in 0..inode.size.div_ceil(block_size) {
-        let key = BlockKey::new(file, block);
-        match image::read_block(storage, lineage, inode, key).await? {
+    while let Some(block) = blocks.try_next().await? {
+        match block {
             Some(block) => bytes.extend_from_slice(&block.data),
             None => bytes.resize(bytes.len() + block_size as usize, 0),
         }
@@ -235,12 +272,11 @@ pub(crate) async fn read_configuration(
     storage: &Arc<dyn Storage>,
     live: &Namespace,
 ) -> Result<Configuration> {
-    let latest = Lineage::up_to(Generation::MAX);
     let mut texts = Vec::new();
     for name in ["postgresql.conf", "postgresql.auto.conf"] {
         match live.resolve(name) {
             Ok(file) => {
-                let bytes = read_file(storage, &latest, live, file).await?;
+                let bytes = read_live(storage, live, file).await?;
                 texts.push(String::from_utf8_lossy(&bytes).into_owned());
             }
             Err(Error::NotFound) => {}

@@ -41,7 +41,10 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
         &["preset", "interval", "timeout", "poll", "grace"],
     ),
     ("channel", &["listen", "advertise"]),
-    ("memory", &["pending", "cache", "overlay", "kernel_cache"]),
+    (
+        "memory",
+        &["pending", "cache", "overlay", "kernel_cache", "warm_every"],
+    ),
     ("storage", &["scrub_every", "scrub_rate", "claim_cap"]),
     ("tags", &["nofailover", "priority", "spare", "zone"]),
 ];

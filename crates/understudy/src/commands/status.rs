@@ -315,8 +315,10 @@ fn base_line(node: &Node) -> Option<String> {
     let pause = pause.map_or(String::new(), |ms| {
         format!(", the last time within {ms} ms")
     });
+    let warm = node.answer["warmth"]["percent"].as_f64();
+    let warm = warm.map_or(String::new(), |percent| format!("; {percent} % warm"));
     Some(format!(
-        "{:<14}base {generation} at {end}, moved {} times{pause}; overlay {} kB in memory, {} kB on disk\n",
+        "{:<14}base {generation} at {end}, moved {} times{pause}; overlay {} kB in memory, {} kB on disk{warm}\n",
         node.member.name.as_str(),
         base["moves"],
         thousands(overlay.memory_bytes >> 10),
@@ -403,8 +405,10 @@ mod tests {
              overlay 3,072 kB in memory, 8 kB on disk\n"
         );
         answer["base"]["last_pause_ms"] = Value::Null;
+        answer["warmth"] = json!({ "percent": 98.5 });
         let line = base_line(&standby(answer)).unwrap();
         assert!(line.contains("moved 5 times; overlay"), "{line}");
+        assert!(line.ends_with("on disk; 98.5 % warm\n"), "{line}");
         assert_eq!(base_line(&standby(json!({ "role": "active" }))), None);
     }
 }

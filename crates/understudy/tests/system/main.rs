@@ -9,4 +9,5 @@ mod failover;
 mod operator;
 mod stage;
 mod versions;
+mod warmth;
 mod zones;

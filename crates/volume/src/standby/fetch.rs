@@ -110,6 +110,11 @@ impl Fetcher {
         Ok(found)
     }
 
+    /// Whether a block needs no waiting.
+    pub fn is_at_hand(&self, state: &State, ino: Ino, block: u64) -> bool {
+        self.at_hand(state, ino, block).is_some()
+    }
+
     /// A block that needs no waiting.
     fn at_hand(&self, state: &State, ino: Ino, block: u64) -> Option<Bytes> {
         match state.block(ino, block) {

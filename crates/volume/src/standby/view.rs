@@ -163,6 +163,22 @@ impl StandbyView {
         Ok(())
     }
 
+    /// Whether a block of a data file is in this node's memory. Of a file that is not there, or beyond
+    /// its end, nothing is missing.
+    pub fn is_at_hand(&self, path: &str, block: u64) -> bool {
+        let state = self.state();
+        let Ok(ino) = state.resolve(path) else {
+            return true;
+        };
+        let is_inside = |size| block * u64::from(state.block_bytes) < size;
+        !state.size(ino).is_ok_and(is_inside) || self.fetcher.is_at_hand(&state, ino, block)
+    }
+
+    /// The names of log and configuration that are shown.
+    pub fn live(&self) -> Namespace {
+        self.state.read().live.clone()
+    }
+
     /// The storage that this view reads.
     pub fn storage(&self) -> &Arc<dyn Storage> {
         &self.fetcher.storage
