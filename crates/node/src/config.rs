@@ -5,6 +5,7 @@
 
 mod keys;
 mod paths;
+mod rest;
 mod size;
 mod timing;
 
@@ -21,6 +22,7 @@ use serde::Deserialize;
 use crate::address::{Address, UNIX_PATH_MAX};
 
 pub use paths::{AgentLock, Paths};
+pub use rest::RestConfig;
 pub use size::ByteSize;
 pub use timing::{Heartbeat, Preset};
 
@@ -87,6 +89,8 @@ pub struct Config {
     pub heartbeat: Heartbeat,
     /// The direct channel to other nodes and to the command line.
     pub channel: ChannelConfig,
+    /// The HTTP interface.
+    pub rest: RestConfig,
     /// Bounds of what the mount keeps in memory.
     pub memory: MemoryConfig,
     /// What the active does about the storage tier in the background.
@@ -274,6 +278,8 @@ struct Raw {
     #[serde(default)]
     channel: ChannelConfig,
     #[serde(default)]
+    rest: RestConfig,
+    #[serde(default)]
     memory: MemoryConfig,
     #[serde(default)]
     storage: StorageConfig,
@@ -345,6 +351,7 @@ impl Config {
             paths: Paths::new(raw.data),
             postgres: raw.postgres,
             channel: raw.channel,
+            rest: raw.rest,
             memory: raw.memory,
             storage: raw.storage,
             tags: raw.tags,
@@ -403,6 +410,7 @@ impl Raw {
         self.check_key()?;
         self.check_data()?;
         self.check_postgres()?;
+        self.rest.check()?;
         if self.channel.advertised().is_wildcard() {
             return Err(ConfigError::invalid(
                 "channel.advertise",

@@ -3,14 +3,17 @@
 //! The [`agent`] joins the parts into a node's lives, [`takeover`] has the steps from a standby to
 //! the active, [`init`] creates a cluster. Pure core: [`detector`] decides whether the active is
 //! gone. Thin drivers: [`postgres`] runs the server as a child, [`channel`] talks to other nodes,
-//! [`records`] reads and writes the registry, [`config`] is what the operator wrote.
+//! [`records`] reads and writes the registry, [`rest`] answers over HTTP, [`config`] is what the
+//! operator wrote.
 
 pub mod address;
 pub mod agent;
 pub mod channel;
 pub mod config;
 pub mod detector;
+pub mod handover;
 pub mod init;
 pub mod postgres;
 pub mod records;
+pub(crate) mod rest;
 pub(crate) mod takeover;

@@ -17,6 +17,9 @@ use dax::storage::{Authority, Storage};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+#[cfg(test)]
+pub(crate) use member::tests;
+
 pub use cluster::Cluster;
 pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{Cause, HistoryEntry, PhaseTiming, append_history, read_history};

@@ -111,6 +111,7 @@ async fn members_are_listed_and_an_unreadable_one_hides_no_other() {
         incarnation: Incarnation("1".into()),
         postgres: "127.0.0.1:5432".parse().unwrap(),
         channel: Address::Unix("/run/u/a".into()),
+        rest: None,
         tags: Tags {
             zone: Some(2),
             ..Tags::default()

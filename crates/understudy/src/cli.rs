@@ -36,6 +36,7 @@ pub enum Command {
     Init(Init),
     Node(Node),
     Status(Status),
+    Switchover(Switchover),
     Failover(Failover),
     History(History),
     Demo(Demo),
@@ -193,6 +194,27 @@ pub struct Status {
     /// The configuration file of any node.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Exchange roles as planned: the active hands over to a standby, and becomes one.
+///
+/// The active stops cleanly, so nothing has to be recovered; clients see a pause. Refused if nobody
+/// serves: see failover.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy switchover --config north.toml
+  understudy switchover --config north.toml --to south")]
+pub struct Switchover {
+    /// The configuration file of any node.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The standby that shall become the active; the one that is furthest if not given.
+    #[arg(long, value_name = "NODE")]
+    pub to: Option<String>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

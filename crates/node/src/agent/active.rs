@@ -187,7 +187,7 @@ impl Active {
                     Request::Failover { to, .. } => {
                         // The caller may have gone; the order stands.
                         let _ = order.answer.send(Ok(json!({ "handing_over": true })));
-                        return Event::HandOver(to);
+                        return Event::HandOver(to.or_else(|| furthest(context)));
                     }
                     _ => drop(order.answer.send(Err("this node is the active".to_owned()))),
                 },
@@ -348,6 +348,14 @@ impl Active {
         self.mount.unmount()?;
         Ok(())
     }
+}
+
+/// The standby to hand over to: a warm one, and of these the one that has replayed most.
+fn furthest(context: &Context) -> Option<NodeName> {
+    let standbys = context.server.subscribers().into_iter();
+    let known = standbys.filter_map(|s| Some((s.progress?, s.who.node)));
+    let best = known.max_by(|(a, _), (b, _)| (a.warm, a.applied).cmp(&(b.warm, b.applied)));
+    best.map(|(_, node)| node)
 }
 
 /// The control file's bytes as they are now.

@@ -135,6 +135,7 @@ impl Context {
             incarnation: self.me.incarnation.clone(),
             postgres: postgres.advertise.clone().unwrap_or(reached),
             channel: self.config.channel.advertised().clone(),
+            rest: Some(self.config.rest.advertised().clone()),
             tags: self.config.tags.clone(),
             received: volume::lsn::Lsn::ZERO,
             applied: volume::lsn::Lsn::ZERO,

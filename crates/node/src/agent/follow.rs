@@ -35,7 +35,7 @@ use crate::address::Address;
 use crate::channel::{self, ClientEvent, Notice, Progress, Request, Subscription};
 use crate::detector::{Beat, Detector, Hint, Verdict};
 use crate::postgres::ExitReport;
-use crate::records::{Cause, Heartbeat, Member, MemberState, Record, Role};
+use crate::records::{ActiveState, Cause, Heartbeat, Member, MemberState, Record, Role};
 
 /// How often the node's record is written, and PostgreSQL asked how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
@@ -94,6 +94,8 @@ pub(crate) struct Follower<'a> {
     updated: u64,
     /// When the active last showed a sign of life, for the takeover's record.
     seen_at: Duration,
+    /// The active handed over to this node.
+    chosen: bool,
     warmth: warmth::Told,
 }
 
@@ -125,6 +127,7 @@ impl<'a> Follower<'a> {
             applied: Lsn::ZERO,
             updated: 0,
             seen_at: now,
+            chosen: false,
             warmth: warmth::Told::default(),
         }
     }
@@ -304,6 +307,7 @@ impl<'a> Follower<'a> {
                 self.detector.hint(Hint::Vacant { epoch, reason }, now);
             }
             ClientEvent::Notice(Notice::Bye { epoch, reason, to }) => {
+                self.chosen |= to.as_ref() == Some(&self.context.me.node);
                 if to.is_none_or(|to| to == self.context.me.node) {
                     self.detector.hint(Hint::Vacant { epoch, reason }, now);
                 }
@@ -347,6 +351,7 @@ impl<'a> Follower<'a> {
         }
         self.detector.answered(Some(counted), now);
         if beat.state.is_vacant() && self.is_meant(&beat) {
+            self.chosen |= matches!(beat.state, ActiveState::Released { to: Some(_) });
             let (epoch, reason) = (beat.epoch, format!("heartbeat says {:?}", beat.state));
             self.detector.hint(Hint::Vacant { epoch, reason }, now);
         }
@@ -364,7 +369,7 @@ impl<'a> Follower<'a> {
     /// Whether a vacant active's heartbeat leaves the epoch to us.
     fn is_meant(&self, beat: &Heartbeat) -> bool {
         match &beat.state {
-            crate::records::ActiveState::Released { to: Some(to) } => *to == self.context.me.node,
+            ActiveState::Released { to: Some(to) } => *to == self.context.me.node,
             _ => true,
         }
     }
@@ -378,8 +383,11 @@ impl<'a> Follower<'a> {
             return None;
         }
         Some(StandbyEnd::TakeOver {
-            cause: Cause::Failover {
-                evidence: evidence.to_string(),
+            cause: match self.chosen {
+                true => Cause::Switchover,
+                false => Cause::Failover {
+                    evidence: evidence.to_string(),
+                },
             },
             detect: now.saturating_sub(self.seen_at),
             previous: Some(self.active.clone()),

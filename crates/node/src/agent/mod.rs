@@ -44,6 +44,7 @@ use crate::channel::{Identity, Server};
 use crate::config::{AgentLock, Config};
 use crate::postgres::{check_port, leftovers};
 use crate::records::Incarnation;
+use crate::rest::{Facts, Rest};
 
 /// How long to wait before trying again after a life failed; doubles up to the second.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -69,6 +70,12 @@ pub async fn run(
             .map_err(|e| AgentError::system("cannot read the kernel's random source", e))?,
     };
     let server = Server::bind(&config.channel.listen, me.clone(), board.clone()).await?;
+    let facts = Facts {
+        scope: config.volume.to_string(),
+        node: config.name.to_string(),
+        server_version: host.installation.version().number(),
+    };
+    let _rest = Rest::bind(&config, facts, me.clone(), board.clone()).await?;
     let (stop, mut stopped) = watch::channel(false);
     tokio::spawn(async move {
         shutdown.await;

@@ -47,7 +47,8 @@ impl StatusBoard {
         *self.storage.lock() = Some(storage);
     }
 
-    fn status(&self) -> Value {
+    /// What is reported now.
+    pub(crate) fn status(&self) -> Value {
         let mut status = self.state.lock().clone();
         if let Some(storage) = self.storage.lock().as_ref() {
             status["replicas"] = json!(storage.replicas());

@@ -19,6 +19,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "postgres",
             "heartbeat",
             "channel",
+            "rest",
             "memory",
             "storage",
             "tags",
@@ -41,6 +42,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
         &["preset", "interval", "timeout", "poll", "grace"],
     ),
     ("channel", &["listen", "advertise"]),
+    ("rest", &["listen", "advertise", "token"]),
     (
         "memory",
         &["pending", "cache", "overlay", "kernel_cache", "warm_every"],

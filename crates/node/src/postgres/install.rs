@@ -28,6 +28,11 @@ impl fmt::Display for PgVersion {
 }
 
 impl PgVersion {
+    /// As PostgreSQL's `server_version_num`.
+    pub fn number(&self) -> u32 {
+        self.major * 10_000 + self.minor
+    }
+
     /// Understands `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`.
     pub fn parse(line: &str) -> Option<PgVersion> {
         let text = line.trim().strip_prefix("postgres (PostgreSQL) ")?;

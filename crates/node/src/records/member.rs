@@ -82,6 +82,9 @@ pub struct Member {
     pub postgres: Address,
     /// Where other agents reach its direct channel.
     pub channel: Address,
+    /// Where its HTTP interface is reached.
+    #[serde(default)]
+    pub rest: Option<Address>,
     /// What it may become; `tags.zone` says where it is.
     #[serde(default)]
     pub tags: Tags,
@@ -157,6 +160,7 @@ pub(crate) mod tests {
             incarnation: Incarnation("1".into()),
             postgres: "127.0.0.1:5432".parse().unwrap(),
             channel: "127.0.0.1:7432".parse().unwrap(),
+            rest: None,
             tags: Tags::default(),
             received: Lsn(10),
             applied: Lsn(10),

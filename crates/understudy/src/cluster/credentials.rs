@@ -14,6 +14,8 @@ pub(super) const VOLUME: &str = "demo";
 pub(super) struct Credentials {
     pub secret: PathBuf,
     pub key: PathBuf,
+    /// What orders over HTTP must show.
+    pub token: PathBuf,
 }
 
 impl Credentials {
@@ -22,11 +24,13 @@ impl Credentials {
         let files = Credentials {
             secret: dir.join("zones.secret"),
             key: dir.join("volume.key"),
+            token: dir.join("rest.token"),
         };
         let secret = Secret::random()?;
         write_new(&files.secret, &secret.to_hex())?;
         let key = secret.key(&VolumeName::new(VOLUME)?);
         write_new(&files.key, &key.to_hex())?;
+        write_new(&files.token, &Secret::random()?.to_hex())?;
         Ok(files)
     }
 }

@@ -55,7 +55,7 @@ impl Cluster {
         let settings = options
             .nodes
             .iter()
-            .map(|name| NodeSettings::write(&options, name, &zone_ports, &credentials.key))
+            .map(|name| NodeSettings::write(&options, name, &zone_ports, &credentials))
             .collect::<anyhow::Result<Vec<_>>>()?;
         std::fs::create_dir_all(options.logs()).context("cannot create the log directory")?;
         if let Some(network) = &options.network {

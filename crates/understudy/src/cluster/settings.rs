@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use store::Network;
 
-use super::credentials::VOLUME;
+use super::credentials::{Credentials, VOLUME};
 use super::ports;
 use crate::demo::schema::Server;
 
@@ -87,6 +87,8 @@ pub struct NodeSettings {
     pub data: PathBuf,
     /// Where its PostgreSQL listens.
     pub port: u16,
+    /// Where its HTTP interface listens.
+    pub rest_port: u16,
 }
 
 impl NodeSettings {
@@ -95,15 +97,16 @@ impl NodeSettings {
         options: &Options,
         name: &str,
         zone_ports: &[u16],
-        key: &Path,
+        credentials: &Credentials,
     ) -> anyhow::Result<NodeSettings> {
         let node = NodeSettings {
             name: name.to_owned(),
             config: options.dir.join(format!("{name}.toml")),
             data: options.dir.join(name),
             port: ports::free()?,
+            rest_port: ports::free()?,
         };
-        let text = text(options, &node, (zone_ports, key), ports::free()?);
+        let text = text(options, &node, (zone_ports, credentials), ports::free()?);
         std::fs::write(&node.config, text)
             .with_context(|| format!("cannot write {}", node.config.display()))?;
         Ok(node)
@@ -123,7 +126,7 @@ impl NodeSettings {
 fn text(
     options: &Options,
     node: &NodeSettings,
-    (zone_ports, key): (&[u16], &Path),
+    (zone_ports, credentials): (&[u16], &Credentials),
     channel: u16,
 ) -> String {
     let servers = |ports: &[u16]| {
@@ -148,14 +151,20 @@ fn text(
          preset = \"{}\"\n\
          \n\
          [channel]\n\
-         listen = \"127.0.0.1:{channel}\"\n",
+         listen = \"127.0.0.1:{channel}\"\n\
+         \n\
+         [rest]\n\
+         listen = \"127.0.0.1:{}\"\n\
+         token = \"{}\"\n",
         node.name,
         zones.join(", "),
-        key.display(),
+        credentials.key.display(),
         node.data.display(),
         options.bin.display(),
         node.port,
         options.heartbeat,
+        node.rest_port,
+        credentials.token.display(),
     );
     if let Some(zone) = options.zone_of(&node.name) {
         // Writing to a String never fails.

@@ -31,6 +31,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Init(args) => on_runtime(init::run(args)),
         Command::Node(args) => on_runtime(node::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),
+        Command::Switchover(args) => on_runtime(failover::switch_over(args)),
         Command::Failover(args) => on_runtime(failover::run(args)),
         Command::History(args) => on_runtime(history::run(args)),
         Command::Bench(command) => on_runtime(bench::run(command)),
@@ -45,6 +46,7 @@ fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> 
         Command::Key(_)
         | Command::Init(_)
         | Command::Status(_)
+        | Command::Switchover(_)
         | Command::Failover(_)
         | Command::History(_) => "warn",
         // Its own words are the story; a log would only disturb it.

@@ -7,6 +7,7 @@ mod bases;
 mod demo;
 mod failover;
 mod operator;
+mod rest;
 mod stage;
 mod versions;
 mod warmth;

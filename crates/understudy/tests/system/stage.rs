@@ -123,6 +123,11 @@ impl Stage {
         Ok(stage)
     }
 
+    /// The directory of this test.
+    pub fn path(&self) -> &Path {
+        self.scratch.path()
+    }
+
     fn start_load(&mut self) {
         let options = load::Options {
             clients: 4,

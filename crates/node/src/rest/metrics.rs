@@ -1,0 +1,244 @@
+//! `/metrics`, in Prometheus' text format (pure).
+//!
+//! The first ones have Patroni's names, so that dashboards and alarms made for it go on working. Our
+//! own begin with `understudy_`. A value that a node does not know is left out, not zero.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::report::Report;
+use super::{Facts, lsn_number};
+
+/// The metrics of a node whose status board shows `status`.
+pub(super) fn metrics(facts: &Facts, status: &Value) -> String {
+    let report = Report::new(status);
+    let mut page = Page::new(facts);
+    let flag = |holds: bool| Some(f64::from(u8::from(holds)));
+    let number = |path: &str| status.pointer(path).and_then(Value::as_f64);
+
+    page.gauge(
+        "patroni_postgres_running",
+        "1 if PostgreSQL runs",
+        flag(report.is_running()),
+    );
+    page.gauge(
+        "patroni_primary",
+        "1 if this node is the active",
+        flag(report.is_primary()),
+    );
+    page.gauge(
+        "patroni_replica",
+        "1 if this node is a standby",
+        flag(report.is_replica()),
+    );
+    let sync = "1 if this node is a standby that lacks no commit";
+    page.gauge("patroni_sync_standby", sync, flag(report.is_warm()));
+    page.gauge(
+        "patroni_postgres_server_version",
+        "Of PostgreSQL",
+        Some(f64::from(facts.server_version)),
+    );
+    page.gauge(
+        "patroni_postgres_timeline",
+        "Of PostgreSQL",
+        report.timeline.map(f64::from),
+    );
+    let synced = report.synced_lsn.as_deref().and_then(pgdata::parse_lsn);
+    let position = "Position in the log, in bytes";
+    page.counter("patroni_xlog_location", position, synced.map(lsn_number));
+    page.counter(
+        "patroni_xlog_received_location",
+        position,
+        report.received.map(lsn_number),
+    );
+    page.counter(
+        "patroni_xlog_replayed_location",
+        position,
+        report.applied.map(lsn_number),
+    );
+
+    page.gauge(
+        "understudy_epoch",
+        "The epoch that this node knows",
+        number("/epoch"),
+    );
+    page.gauge(
+        "understudy_lag_bytes",
+        "Durable log that is not replayed yet",
+        number("/lag_bytes"),
+    );
+    let protected = status
+        .pointer("/protection/protected")
+        .and_then(Value::as_bool);
+    let held = "1 if a standby could take over at once (the active says so)";
+    page.gauge("understudy_protected", held, protected.and_then(flag));
+    let since = number("/protection/since_unix_ms").map(|ms| ms / 1000.0);
+    page.gauge(
+        "understudy_protection_changed_timestamp_seconds",
+        "When that last changed",
+        since,
+    );
+    page.gauge(
+        "understudy_overlay_memory_bytes",
+        "A standby's private changes in memory",
+        number("/overlay/memory_bytes"),
+    );
+    page.gauge(
+        "understudy_overlay_spill_bytes",
+        "A standby's private changes on local disk",
+        number("/overlay/spill_bytes"),
+    );
+    page.counter(
+        "understudy_base_moves_total",
+        "How often a standby's base moved",
+        number("/base/moves"),
+    );
+    let warm = number("/warmth/percent").map(|percent| percent / 100.0);
+    page.gauge(
+        "understudy_warm_ratio",
+        "Share of the active's buffers that a standby has in memory",
+        warm,
+    );
+    page.replicas(status);
+    page.counters(status);
+    page.text
+}
+
+struct Page {
+    text: String,
+    labels: String,
+}
+
+impl Page {
+    fn new(facts: &Facts) -> Page {
+        // Names of volumes and nodes have no characters that would need escaping.
+        let labels = format!("scope=\"{}\",name=\"{}\"", facts.scope, facts.node);
+        Page {
+            text: String::new(),
+            labels,
+        }
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: Option<f64>) {
+        self.metric("gauge", name, help, value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: Option<f64>) {
+        self.metric("counter", name, help, value);
+    }
+
+    fn metric(&mut self, kind: &str, name: &str, help: &str, value: Option<f64>) {
+        if let Some(value) = value {
+            self.head(kind, name, help);
+            self.sample(name, "", value);
+        }
+    }
+
+    fn head(&mut self, kind: &str, name: &str, help: &str) {
+        // Writing to a String never fails.
+        let _ = writeln!(self.text, "# HELP {name} {help}.\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, more: &str, value: f64) {
+        let labels = &self.labels;
+        // Writing to a String never fails.
+        let _ = writeln!(self.text, "{name}{{{labels}{more}}} {value}");
+    }
+
+    /// Whether each replica of the volume answers this node.
+    fn replicas(&mut self, status: &Value) {
+        let replicas = status["replicas"].as_array().into_iter().flatten();
+        let up: Vec<_> = replicas
+            .filter_map(|replica| {
+                let address = replica["address"].as_str()?;
+                let zone = replica["zone"].to_string();
+                let labels = format!(",zone=\"{}\",address=\"{address}\"", zone.trim_matches('"'));
+                Some((labels, replica["up"].as_bool()?))
+            })
+            .collect();
+        if up.is_empty() {
+            return;
+        }
+        self.head(
+            "gauge",
+            "understudy_replica_up",
+            "1 if the zone's server answers this node",
+        );
+        for (labels, up) in up {
+            self.sample("understudy_replica_up", &labels, f64::from(u8::from(up)));
+        }
+    }
+
+    /// What the handle to the storage tier counted.
+    fn counters(&mut self, status: &Value) {
+        let counters = status["storage"].as_object().into_iter().flatten();
+        for (name, value) in counters.filter_map(|(n, v)| Some((n, v.as_f64()?))) {
+            let name = format!("understudy_storage_{name}_total");
+            self.counter(
+                &name,
+                "Counted by the client of the storage tier",
+                Some(value),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn page(status: &Value) -> String {
+        let facts = Facts {
+            scope: "main".into(),
+            node: "north".into(),
+            server_version: 150_018,
+        };
+        metrics(&facts, status)
+    }
+
+    #[test]
+    fn a_standby_tells_how_far_it_is() {
+        let text = page(&json!({
+            "role": "standby", "state": "warm", "epoch": 7, "timeline": 3, "lag_bytes": 42,
+            "received": 0x1_0000_0010_u64, "applied": 0x1_0000_0000_u64,
+            "overlay": { "memory_bytes": 8192, "spill_bytes": 0 },
+            "base": { "moves": 5 }, "warmth": { "percent": 98.5 },
+            "replicas": [{ "address": "127.0.0.1:7101", "zone": 0, "up": true }],
+            "storage": { "stale_reads": 3 },
+        }));
+        for line in [
+            "patroni_replica{scope=\"main\",name=\"north\"} 1",
+            "patroni_primary{scope=\"main\",name=\"north\"} 0",
+            "patroni_xlog_replayed_location{scope=\"main\",name=\"north\"} 4294967296",
+            "understudy_lag_bytes{scope=\"main\",name=\"north\"} 42",
+            "understudy_warm_ratio{scope=\"main\",name=\"north\"} 0.985",
+            "understudy_replica_up{scope=\"main\",name=\"north\",zone=\"0\",address=\"127.0.0.1:7101\"} 1",
+            "understudy_storage_stale_reads_total{scope=\"main\",name=\"north\"} 3",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        let text = page(&json!({ "role": "starting" }));
+        assert!(text.contains("patroni_postgres_running{scope=\"main\",name=\"north\"} 0"));
+        assert!(!text.contains("understudy_lag_bytes") && !text.contains("timeline"));
+    }
+
+    #[test]
+    fn every_sample_has_its_type_before_it() {
+        let text = page(&json!({ "role": "active", "state": "serving", "synced_lsn": "0/10" }));
+        let mut last = "";
+        for line in text.lines() {
+            match line.strip_prefix("# TYPE ") {
+                Some(typed) => last = typed.split(' ').next().unwrap(),
+                None if line.starts_with('#') => {}
+                None => assert!(line.starts_with(last) && !last.is_empty(), "{line}"),
+            }
+        }
+    }
+}

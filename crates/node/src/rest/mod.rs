@@ -1,0 +1,354 @@
+//! The HTTP interface: health checks for load balancers, state, metrics, and a few orders.
+//!
+//! Paths, meanings and columns are Patroni's, so that what was set up for it (HAProxy, monitoring)
+//! works unchanged:
+//!
+//! | path | answer |
+//! |---|---|
+//! | `/`, `/primary`, `/read-write`, `/leader` | 200 if this node serves writes, else 503 |
+//! | `/replica`, `/replica?lag=16MB`, `/synchronous` | 200 on a standby (not too far behind) |
+//! | `/read-only` | 200 on either |
+//! | `/health`, `/readiness`, `/liveness` | PostgreSQL runs; it may be used; the agent answers |
+//! | `/patroni` | this node's state as JSON, always 200 |
+//! | `/cluster`, `/history` | all nodes; all changes of the active |
+//! | `/metrics` | for Prometheus |
+//! | `POST /switchover`, `POST /failover` | with `{"candidate": "node"}`, or `{}` for any |
+//!
+//! Invariant: what changes something needs the token of the node's configuration, and is refused where
+//! there is none. The rest tells nothing secret. The checks are answered from memory: a slow store does
+//! not make a healthy node look dead.
+//!
+//! Pure: [`checks`], [`cluster`], [`metrics`], [`report`]. This module is the driver.
+
+mod checks;
+mod cluster;
+mod metrics;
+mod report;
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use dax::ids::NodeName;
+use dax::storage::Storage;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tokio::net::TcpListener;
+use tokio::sync::OnceCell;
+use tokio::task::JoinHandle;
+use volume::lsn::Lsn;
+
+use self::checks::{Wanted, check};
+use self::report::Report;
+use crate::agent::AgentError;
+use crate::agent::context::connect;
+use crate::agent::status::StatusBoard;
+use crate::channel::Identity;
+use crate::config::Config;
+use crate::handover::{self, HandoverError, How};
+use crate::records::{Heartbeat, Member, Record, read_history};
+
+/// How long the registry may take to answer a request.
+const REGISTRY_WITHIN: Duration = Duration::from_secs(5);
+/// Longest body of a request.
+const BODY_BYTES_MAX: usize = 16 << 10;
+/// Changes of the active that `/history` shows.
+const HISTORY_ENTRIES: usize = 100;
+
+/// What does not change while the agent runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    /// The volume's name.
+    pub scope: String,
+    /// The node's name.
+    pub node: String,
+    /// PostgreSQL's, as `server_version_num`.
+    pub server_version: u32,
+}
+
+struct Shared {
+    facts: Facts,
+    me: Identity,
+    board: Arc<StatusBoard>,
+    config: Config,
+    /// A handle of its own, which owns no epoch: that of the node's life ends with a change of roles.
+    storage: OnceCell<Arc<dyn Storage>>,
+    token: Option<[u8; 32]>,
+}
+
+impl Shared {
+    /// Connects to the zones when somebody asks first.
+    async fn storage(&self) -> Result<&Arc<dyn Storage>, Refusal> {
+        let connected = self.storage.get_or_try_init(|| connect(&self.config)).await;
+        connected.map_err(unavailable)
+    }
+}
+
+/// The listening interface; dropping it closes it.
+pub(crate) struct Rest {
+    serving: JoinHandle<()>,
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Rest {
+    /// Listens as the configuration says.
+    ///
+    /// # Errors
+    /// If the address cannot be listened on, or the token's file cannot be read.
+    pub async fn bind(
+        config: &Config,
+        facts: Facts,
+        me: Identity,
+        board: Arc<StatusBoard>,
+    ) -> Result<Rest, AgentError> {
+        let token = config.rest.token.as_deref().map(read_token).transpose()?;
+        let address = config.rest.listen.to_string();
+        let listener = TcpListener::bind(&address).await.map_err(|e| {
+            let what =
+                format!("cannot serve HTTP on {address}; choose another address in [rest] listen");
+            AgentError::system(what, e)
+        })?;
+        let shared = Shared {
+            facts,
+            me,
+            board,
+            config: config.clone(),
+            storage: OnceCell::new(),
+            token,
+        };
+        let router = Router::new()
+            .fallback(answer)
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .with_state(Arc::new(shared));
+        let serving = tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                tracing::error!(%error, "the HTTP interface ended");
+            }
+        });
+        Ok(Rest { serving })
+    }
+}
+
+/// The token's digest: what is compared need not take the same time for every token then.
+fn read_token(path: &std::path::Path) -> Result<[u8; 32], AgentError> {
+    let failed = |e| AgentError::system(format!("cannot read the token {}", path.display()), e);
+    let mode = std::fs::metadata(path)
+        .map_err(failed)?
+        .permissions()
+        .mode();
+    if mode & 0o077 != 0 {
+        let path = path.display();
+        let why = format!("others may read the token in {path}: chmod 600 {path}");
+        return Err(AgentError::Refused(why));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let token = text.trim();
+    if token.len() < 16 {
+        let path = path.display();
+        let why = format!("the token in {path} is too short; make one: openssl rand -hex 32");
+        return Err(AgentError::Refused(why));
+    }
+    Ok(Sha256::digest(token).into())
+}
+
+/// A position as a number, as Patroni shows it; exact up to 2^53 bytes of log.
+fn lsn_number(lsn: Lsn) -> f64 {
+    lsn.0 as f64
+}
+
+async fn answer(
+    State(shared): State<Arc<Shared>>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    match method {
+        Method::GET | Method::HEAD | Method::OPTIONS => read(&shared, &uri).await,
+        Method::POST => order(&shared, uri.path(), &headers, &body).await,
+        _ => text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "GET, HEAD, OPTIONS or POST\n",
+        ),
+    }
+}
+
+async fn read(shared: &Shared, uri: &Uri) -> Response {
+    let status = shared.board.status();
+    let path = uri.path().trim_end_matches('/');
+    let path = if path.is_empty() { "/" } else { path };
+    let wanted = match Wanted::parse(uri.query().unwrap_or_default()) {
+        Ok(wanted) => wanted,
+        Err(why) => return text(StatusCode::BAD_REQUEST, format!("{why}\n")),
+    };
+    if let Some(holds) = check(path, wanted, &Report::new(&status)) {
+        let code = match holds {
+            true => StatusCode::OK,
+            false => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        return reply(code, &about(&shared.facts, &status));
+    }
+    match path {
+        "/patroni" => reply(StatusCode::OK, &about(&shared.facts, &status)),
+        "/metrics" => {
+            let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+            (kind, metrics::metrics(&shared.facts, &status)).into_response()
+        }
+        "/cluster" => in_time(cluster_of(shared)).await,
+        "/history" => in_time(history_of(shared)).await,
+        _ => text(StatusCode::NOT_FOUND, "no such path\n"),
+    }
+}
+
+/// This node's state with Patroni's names, and all that it reports with ours.
+fn about(facts: &Facts, status: &Value) -> Value {
+    let report = Report::new(status);
+    let mut about = json!({
+        "state": report.state_name(),
+        "role": report.role_name(),
+        "server_version": facts.server_version,
+        "patroni": {
+            "version": env!("CARGO_PKG_VERSION"), "scope": facts.scope, "name": facts.node,
+        },
+        "understudy": status,
+    });
+    if let Some(timeline) = report.timeline {
+        about["timeline"] = json!(timeline);
+    }
+    let synced = report.synced_lsn.as_deref().and_then(pgdata::parse_lsn);
+    about["xlog"] = match (synced, report.received, report.applied) {
+        (Some(synced), ..) => json!({ "location": synced.0 }),
+        (None, Some(received), Some(applied)) => json!({
+            "received_location": received.0, "replayed_location": applied.0, "paused": false,
+        }),
+        _ => json!({}),
+    };
+    about
+}
+
+async fn cluster_of(shared: &Shared) -> Result<Value, Refusal> {
+    let storage = shared.storage().await?.as_ref();
+    let members = Member::list(storage).await.map_err(unavailable)?;
+    let heartbeat = Heartbeat::load(storage).await.map_err(unavailable)?;
+    Ok(cluster::cluster(
+        &shared.facts.scope,
+        &members,
+        heartbeat.as_ref(),
+    ))
+}
+
+async fn history_of(shared: &Shared) -> Result<Value, Refusal> {
+    let storage = shared.storage().await?.as_ref();
+    let entries = read_history(storage, HISTORY_ENTRIES).await;
+    Ok(cluster::history(&entries.map_err(unavailable)?))
+}
+
+/// Why a request gets no answer.
+type Refusal = (StatusCode, String);
+
+fn unavailable(error: impl std::fmt::Display) -> Refusal {
+    (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
+}
+
+/// Answers with what the registry says, if it answers in time.
+async fn in_time(asked: impl Future<Output = Result<Value, Refusal>>) -> Response {
+    match tokio::time::timeout(REGISTRY_WITHIN, asked).await {
+        Ok(Ok(answer)) => reply(StatusCode::OK, &answer),
+        Ok(Err((code, why))) => text(code, why),
+        Err(_) => text(StatusCode::SERVICE_UNAVAILABLE, "the zones do not answer\n"),
+    }
+}
+
+/// What an order's body may say.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Order {
+    /// Who shall become the active.
+    candidate: Option<NodeName>,
+    /// Who is it now: a check against orders that come twice.
+    leader: Option<NodeName>,
+    /// Not supported: refused if given.
+    scheduled_at: Option<Value>,
+}
+
+async fn order(shared: &Shared, path: &str, headers: &HeaderMap, body: &[u8]) -> Response {
+    if let Err((code, why)) = admit(shared, headers) {
+        return text(code, why);
+    }
+    let how = match path.trim_end_matches('/') {
+        "/switchover" => How::Planned,
+        "/failover" => How::IfPossible,
+        _ => return text(StatusCode::NOT_FOUND, "no such path\n"),
+    };
+    match carry_out(shared, how, body).await {
+        Ok(done) => text(StatusCode::OK, done),
+        Err((code, why)) => text(code, why),
+    }
+}
+
+/// Whether a request shows the token.
+fn admit(shared: &Shared, headers: &HeaderMap) -> Result<(), Refusal> {
+    let Some(token) = shared.token else {
+        let why = "orders are refused: this node has no [rest] token\n";
+        return Err((StatusCode::FORBIDDEN, why.to_owned()));
+    };
+    let shown = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|v| v.to_str().ok());
+    let shown = shown.and_then(|value| value.strip_prefix("Bearer "));
+    match shown.map(|shown| Sha256::digest(shown.trim())) {
+        Some(digest) if digest[..] == token => Ok(()),
+        _ => Err((
+            StatusCode::UNAUTHORIZED,
+            "show the token: Authorization: Bearer ...\n".to_owned(),
+        )),
+    }
+}
+
+async fn carry_out(shared: &Shared, how: How, body: &[u8]) -> Result<String, Refusal> {
+    let order: Order = match body.is_empty() {
+        true => Order::default(),
+        false => serde_json::from_slice(body)
+            .map_err(|e| (StatusCode::BAD_REQUEST, format!("not an order: {e}\n")))?,
+    };
+    if order.scheduled_at.is_some() {
+        let why = "scheduled_at is not supported: ask when it shall happen\n";
+        return Err((StatusCode::UNPROCESSABLE_ENTITY, why.to_owned()));
+    }
+    let storage = shared.storage().await?.as_ref();
+    if let Some(leader) = &order.leader {
+        let beat = Heartbeat::load(storage).await.map_err(unavailable)?;
+        if beat.is_none_or(|beat| beat.node != *leader) {
+            let why = format!("{leader} is not the leader\n");
+            return Err((StatusCode::PRECONDITION_FAILED, why));
+        }
+    }
+    let done = handover::hand_over(storage, &shared.me, order.candidate, how).await;
+    match done {
+        Ok(beat) => Ok(format!("Successfully switched over to \"{}\"\n", beat.node)),
+        Err(e @ (HandoverError::NoCandidate(_) | HandoverError::NobodyServes)) => {
+            Err((StatusCode::PRECONDITION_FAILED, format!("{e}\n")))
+        }
+        Err(e) => Err(unavailable(e)),
+    }
+}
+
+fn reply(code: StatusCode, answer: &Value) -> Response {
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (code, kind, answer.to_string()).into_response()
+}
+
+fn text(code: StatusCode, why: impl Into<String>) -> Response {
+    (code, why.into()).into_response()
+}
