@@ -417,6 +417,22 @@ pub trait Storage: Send + Sync + 'static {
     /// (DAX 3).
     async fn read(&self, key: BlockKey, up_to: Generation) -> Result<Option<Block>>;
 
+    /// The same where the caller knows what it must find: `version` is the newest that the block has, or
+    /// ever will have, in a generation not above `up_to` (all of them are sealed). One replica's answer
+    /// with exactly that version suffices, the nearest is asked first. A stale answer is retried
+    /// elsewhere, and ends as the quorum read that [`read`](Storage::read) is (DAX 3, CAC-DB 4.5).
+    ///
+    /// # Errors
+    /// `Corrupt` if no replica has that version any more.
+    async fn read_expected(
+        &self,
+        key: BlockKey,
+        up_to: Generation,
+        _version: Version,
+    ) -> Result<Option<Block>> {
+        self.read(key, up_to).await
+    }
+
     /// *ReadPromote*, DAX 5, for blocks that keep one version ([`Generation::SINGLE`]): whatever it
     /// returns, a quorum holds under this handle's epoch, and every later read returns the same
     /// until this handle writes the block. "No such block" is not promoted.

@@ -229,6 +229,20 @@ impl Storage for Client {
         self.call(Call::Read { key, up_to }, block).await
     }
 
+    async fn read_expected(
+        &self,
+        key: BlockKey,
+        up_to: Generation,
+        version: Version,
+    ) -> Result<Option<Block>> {
+        let call = Call::ReadExpected {
+            key,
+            up_to,
+            version,
+        };
+        self.call(call, block).await
+    }
+
     async fn read_promote(&self, key: BlockKey) -> Result<Option<Block>> {
         self.call(Call::Promote(key), block).await
     }

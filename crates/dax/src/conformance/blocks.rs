@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{Volume, contents, generation, key, latest, owner, read, sync, write};
 use crate::error::ErrorKind;
-use crate::ids::{FileId, Generation};
+use crate::ids::{FileId, Generation, Version};
 use crate::storage::{Authority, SyncScope};
 
 /// A client sees its own writes before they are synced.
@@ -94,6 +94,39 @@ pub async fn each_generation_keeps_its_version(volume: &dyn Volume) {
             assert_eq!(found, expected, "as of {as_of}");
         }
     }
+}
+
+/// Who knows what it must find is told the same as by a quorum, and one replica suffices.
+pub async fn an_expected_version_is_read_from_one_replica(volume: &dyn Volume) {
+    let (a, epoch) = owner(volume, "a").await;
+    let data = |byte| contents(&*a, byte);
+    let at = |number| generation(epoch, number);
+    let write = |number, byte| a.write(key(9, 0), at(number), data(byte)).unwrap();
+    write(1, 1);
+    let first = write(1, 2);
+    sync(&*a).await;
+    let third = write(3, 3);
+    sync(&*a).await;
+    let b = volume.open().await;
+    for (up_to, version, byte) in [(1, first, 2), (2, first, 2), (3, third, 3), (9, third, 3)] {
+        for storage in [&a, &b] {
+            let found = storage.read_expected(key(9, 0), at(up_to), version).await;
+            let found = found.unwrap().unwrap();
+            assert_eq!((found.version, found.data[0]), (version, byte));
+        }
+    }
+    // One replica may not have had it all yet.
+    let before = b.counters();
+    assert_eq!(before.reads_one + before.reads_escalated, 4);
+    assert_eq!(before.reads_quorum, before.reads_escalated);
+    // What nobody has: a quorum says what there is, and that something is lost.
+    let of_seq = |seq| Version { seq, ..third };
+    let found = b.read_expected(key(9, 0), at(1), of_seq(0)).await;
+    assert_eq!(found.unwrap().unwrap().version, first);
+    assert!(b.counters().reads_stale > before.reads_stale);
+    assert_eq!(b.counters().reads_escalated, before.reads_escalated + 1);
+    let lost = b.read_expected(key(9, 0), at(3), of_seq(third.seq + 1));
+    assert_eq!(lost.await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
 /// A pending write of an earlier generation is never replaced by one of a later.

@@ -41,6 +41,7 @@ macro_rules! conformance_tests {
             blocks_that_were_never_written_are_absent,
             the_newest_write_of_a_generation_wins,
             each_generation_keeps_its_version,
+            an_expected_version_is_read_from_one_replica,
             pending_writes_of_two_generations_both_arrive,
             nobody_writes_without_an_epoch,
             wrong_sizes_are_refused,

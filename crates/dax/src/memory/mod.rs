@@ -85,6 +85,13 @@ impl MemoryCluster {
         self.changed.notify_waiters();
     }
 
+    /// While set, the nearest replica is as stale as can be: whatever version
+    /// [`Storage::read_expected`] is told to expect, it has, if that version was durable since this was
+    /// set. So a wrong expectation shows as a wrong answer.
+    pub fn set_stale_replica(&self, stale: bool) {
+        self.change(|s| s.ever_stored = stale.then(Default::default));
+    }
+
     /// The newest durable version of a block, whoever asks.
     pub fn durable(&self, key: BlockKey, up_to: Generation) -> Option<Block> {
         self.state.lock().durable(key, up_to)
@@ -267,6 +274,16 @@ impl Storage for MemoryStorage {
 
     async fn read(&self, key: BlockKey, up_to: Generation) -> Result<Option<Block>> {
         self.at_once(|s| Ok(s.read(self.id, key, up_to))).await
+    }
+
+    async fn read_expected(
+        &self,
+        key: BlockKey,
+        up_to: Generation,
+        version: Version,
+    ) -> Result<Option<Block>> {
+        self.at_once(|s| s.read_expected(self.id, key, up_to, version))
+            .await
     }
 
     async fn read_promote(&self, key: BlockKey) -> Result<Option<Block>> {

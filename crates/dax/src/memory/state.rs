@@ -48,6 +48,8 @@ pub(super) struct State {
     pub fence: Fence,
     pub held: bool,
     pub full: bool,
+    /// Every version that was durable once, for a replica that has missed all others.
+    pub ever_stored: Option<HashMap<(BlockKey, Version), Block>>,
     clients: Vec<Client>,
     files: HashMap<FileId, BTreeMap<BlockIndex, Versions>>,
     records: BTreeMap<String, (Version, Option<Bytes>)>,
@@ -146,6 +148,14 @@ impl State {
     }
 
     fn store(&mut self, write: UnsyncedWrite) {
+        if let Some(ever) = &mut self.ever_stored {
+            let block = Block {
+                version: write.version,
+                generation: write.generation,
+                data: write.data.clone(),
+            };
+            ever.insert((write.key, write.version), block);
+        }
         let file = self.files.entry(write.key.file).or_default();
         let versions = file.entry(write.key.block).or_default();
         let stored = versions.get(&write.generation).map(|(v, _)| *v);
@@ -188,6 +198,32 @@ impl State {
         }
         counters.reads_quorum += 1;
         durable
+    }
+
+    pub fn read_expected(
+        &mut self,
+        id: ClientId,
+        key: BlockKey,
+        up_to: Generation,
+        version: Version,
+    ) -> Result<Option<Block>> {
+        let durable = self.durable(key, up_to);
+        let ever = self.ever_stored.as_ref();
+        let stale = ever.and_then(|ever| ever.get(&(key, version)).cloned());
+        let nearest = stale.or_else(|| durable.clone());
+        let counters = &mut self.client(id).counters;
+        if nearest.as_ref().is_some_and(|b| b.version == version) {
+            counters.reads_one += 1;
+            return Ok(nearest);
+        }
+        counters.reads_stale += 1;
+        if durable.as_ref().is_none_or(|b| b.version < version) {
+            let lost = format!("no replica has version {version} of block {key} any more");
+            return Err(Error::new(ErrorKind::Corrupt, lost));
+        }
+        counters.reads_escalated += 1;
+        counters.reads_quorum += 1;
+        Ok(durable)
     }
 
     pub fn promote(&mut self, id: ClientId, key: BlockKey) -> Result<Option<Block>> {

@@ -18,6 +18,8 @@ pub(crate) enum Flaw {
     AckBeforeCommit,
     /// Read(1) is not checked against the version list.
     UncheckedReads,
+    /// A listed block's answer is believed if it is of the right generation, whatever its version.
+    GenerationBelieved,
     /// Entries of pending writes are evicted from the version list.
     PendingEvicted,
     /// A repair sends what it read as a new version.
@@ -34,7 +36,7 @@ pub(crate) enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 13] = [
+    pub const ALL: [Flaw; 14] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -42,6 +44,7 @@ impl Flaw {
         Flaw::OwnedAtOne,
         Flaw::AckBeforeCommit,
         Flaw::UncheckedReads,
+        Flaw::GenerationBelieved,
         Flaw::PendingEvicted,
         Flaw::RepairAsNewVersion,
         Flaw::RebuildingCounts,

@@ -1,12 +1,14 @@
 //! What clients do: owners write, sync, promote, read, seal and scrub; readers follow seals and
 //! records. Also those who have been deposed and do not know it.
 
+use std::collections::BTreeMap;
+
 use super::flaw::Flaw;
 use super::history::{Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome, RecordId};
 use super::schedule::{DATA, KEYS, SINGLES, Schedule};
 use super::world::{BLOCK_BYTES, data_of};
 use crate::client::core::{Call, Core};
-use crate::ids::{BlockKey, Epoch, Generation};
+use crate::ids::{BlockKey, Epoch, Generation, Version};
 use crate::storage::{Authority, Lineage, Retention, ScrubPage, SyncScope};
 
 /// The record that names the last seal, the owner's other record, and one that a node writes.
@@ -30,6 +32,8 @@ pub(super) enum Intent {
     Follow,
     /// A block in the image of a seal.
     ReadSeal(Content, BlockKey),
+    /// The same, with the version that the seal's list says.
+    ReadListed,
     Scrub,
     Mend(Option<(BlockKey, Generation)>),
     EndScrub,
@@ -53,8 +57,13 @@ pub(super) struct Writer {
     /// It works on its record: one operation at a time.
     recording: bool,
     /// Its last write, for syncs up to it.
-    last: Option<(BlockKey, Content, crate::ids::Version)>,
+    last: Option<(BlockKey, Content, Version)>,
+    /// What its seals list: the newest version of each data block.
+    listed: Listed,
 }
+
+/// The newest version of blocks in an image.
+type Listed = BTreeMap<BlockKey, (Generation, Version)>;
 
 impl Writer {
     fn generation(&self) -> Generation {
@@ -90,6 +99,7 @@ pub(super) struct SealOf {
     pub lineage: Lineage,
     /// The seal before it.
     previous: Content,
+    listed: Listed,
 }
 
 fn name(record: RecordId) -> String {
@@ -287,7 +297,11 @@ impl Schedule {
             generation,
             content,
         });
-        self.writers[writer].last = Some((key, content, version));
+        let w = &mut self.writers[writer];
+        w.last = Some((key, content, version));
+        if generation != Generation::SINGLE {
+            w.listed.insert(key, (generation, version));
+        }
         true
     }
 
@@ -368,13 +382,20 @@ impl Schedule {
         w.sealing = true;
         w.open += 1;
         let previous = w.seals[0];
-        let before = self.seals.get(&base).map(|seal| seal.lineage.clone());
-        let lineage = before
-            .unwrap_or(Lineage(Vec::new()))
-            .continued(Generation { epoch, number: 0 });
+        let own = w.listed.clone();
+        let before = self.seals.get(&base);
+        let mut listed = before.map_or_else(Listed::new, |seal| seal.listed.clone());
+        listed.extend(own);
+        let lineage = before.map_or(Lineage(Vec::new()), |seal| seal.lineage.clone());
+        let lineage = lineage.continued(Generation { epoch, number: 0 });
         let lineage = lineage.truncated(sealed);
         let seal = self.content();
-        self.seals.insert(seal, SealOf { lineage, previous });
+        let sealed = SealOf {
+            lineage,
+            previous,
+            listed,
+        };
+        self.seals.insert(seal, sealed);
         self.event(&Event::Cut {
             client,
             epoch,
@@ -426,11 +447,24 @@ impl Schedule {
     }
 
     pub fn read_seal(&mut self, client: ClientId, seal: Content, key: BlockKey) {
-        let Some(end) = self.seals.get(&seal).map(|s| s.lineage.end()) else {
+        let known = self.seals.get(&seal);
+        let Some((end, listed)) = known.map(|s| (s.lineage.end(), s.listed.get(&key).copied()))
+        else {
             return;
         };
-        let call = Call::Read { key, up_to: end };
         let action = Action::ReadSeal { seal, key };
+        if let Some((up_to, version)) = listed
+            && self.world.chance(50)
+        {
+            self.world.census.one("image reads with the seal's list");
+            let call = Call::ReadExpected {
+                key,
+                up_to,
+                version,
+            };
+            return self.start(client, call, action, Intent::ReadListed);
+        }
+        let call = Call::Read { key, up_to: end };
         self.start(client, call, action, Intent::ReadSeal(seal, key));
     }
 
@@ -550,6 +584,7 @@ impl Schedule {
             scrubbing: false,
             recording: false,
             last: None,
+            listed: Listed::new(),
         });
         let call = Call::PromoteRecord(name(SEAL));
         self.start(client, call, Action::PromoteRecord(SEAL), Intent::Base);

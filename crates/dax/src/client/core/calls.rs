@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::Result;
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
 use crate::storage::{
     Authority, Block, Difference, EpochGrant, Retention, ScrubCursor, ScrubPage, Space, SyncScope,
     Usage,
@@ -70,6 +70,11 @@ pub(crate) enum Call {
     Read {
         key: BlockKey,
         up_to: Generation,
+    },
+    ReadExpected {
+        key: BlockKey,
+        up_to: Generation,
+        version: Version,
     },
     Promote(BlockKey),
     AcceptedEpoch,

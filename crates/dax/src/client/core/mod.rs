@@ -210,6 +210,11 @@ impl Core {
                 Op::Sync
             }
             Call::Read { key, up_to } => Op::Read(reads::Read::new(key, up_to)),
+            Call::ReadExpected {
+                key,
+                up_to,
+                version,
+            } => Op::Read(reads::Read::expecting(key, up_to, version)),
             Call::Promote(key) => {
                 s.check_writer()?;
                 Op::Promote(promote::Promote::new(key))

@@ -1,6 +1,10 @@
 //! Reads (DAX 3.1, 4): optimistic where the version list knows the block, by quorum otherwise.
 //!
-//! Both are one operation: an optimistic read starts by asking one replica, a quorum read by asking
+//! Who reads a sealed image may know the version without having written it: the writer's list of the
+//! generation's blocks says so (CAC-DB 4.5.2). Then the caller brings what the version list does not
+//! have. Such a version never changes, so nothing but exactly that one is an answer of one replica.
+//!
+//! All are one operation: an optimistic read starts by asking one replica, a quorum read by asking
 //! N-k+1; each answer that does not settle it widens the circle. So a stale answer is retried at the
 //! next nearest replica (the paper retries the same replica, 3.1), and after enough of them the read
 //! has become a quorum read by itself.
@@ -21,6 +25,8 @@ pub(super) struct Read {
     up_to: Generation,
     /// What it must return at least.
     known: Option<Known>,
+    /// The caller knows it: of a sealed generation.
+    sealed: bool,
     round: Round<Option<StoredBlock>>,
     corrupt: ReplicaSet,
 }
@@ -42,8 +48,24 @@ impl Read {
             key,
             up_to,
             known: None,
+            sealed: false,
             round: Round::new(Request::Read { key, up_to }, 1),
             corrupt: ReplicaSet::default(),
+        }
+    }
+
+    /// A read as of a sealed generation that must return this version.
+    pub fn expecting(key: BlockKey, up_to: Generation, version: Version) -> Read {
+        let known = Known {
+            version,
+            generation: up_to,
+            as_of: up_to,
+            settled: true,
+        };
+        Read {
+            known: Some(known),
+            sealed: true,
+            ..Read::new(key, up_to)
         }
     }
 
@@ -53,7 +75,7 @@ impl Read {
             Event::Reply(replica, reply) => self.reply(replica, reply, s),
             Event::Lost(replica) => {
                 self.round.lost(replica);
-                None
+                self.give_up(s)
             }
             Event::Wake | Event::Synced => None,
         };
@@ -65,10 +87,12 @@ impl Read {
     }
 
     fn start(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
-        if let Some(answer) = s.read_at_once(self.key, self.up_to) {
+        let optimistic = s.settings.protocol.is_optimistic();
+        if self.sealed {
+            self.known = self.known.filter(|_| optimistic);
+        } else if let Some(answer) = s.read_at_once(self.key, self.up_to) {
             return Some(Ok(answer));
-        }
-        if s.own.is_some() && s.settings.protocol.is_optimistic() {
+        } else if s.own.is_some() && optimistic {
             self.known = s.versions.get(self.key, self.up_to);
         }
         if self.known.is_none() {
@@ -114,9 +138,10 @@ impl Read {
         let version = block.as_ref().map_or(Version::ZERO, |b| b.version);
         if let Some(known) = self.known {
             // A version above the known one that this handle made is a later write of its own.
-            let fresh = version == known.version || (version > known.version && s.is_own(version));
+            let later = !self.sealed && version > known.version && s.is_own(version);
+            let fresh = version == known.version || later;
             #[cfg(test)]
-            let fresh = fresh || s.flaw == Some(crate::simulation::flaw::Flaw::UncheckedReads);
+            let fresh = fresh || self.is_believed(block.as_ref(), s);
             if fresh {
                 self.count(s);
                 return Some(Ok(block.map(into_block)));
@@ -126,6 +151,19 @@ impl Read {
         }
         self.round.answer(replica, block);
         self.judge(s)
+    }
+
+    /// Whether a client that is broken on purpose takes this answer.
+    #[cfg(test)]
+    fn is_believed(&self, block: Option<&StoredBlock>, s: &Shared) -> bool {
+        use crate::simulation::flaw::Flaw;
+        match s.flaw {
+            Some(Flaw::UncheckedReads) => true,
+            Some(Flaw::GenerationBelieved) => {
+                self.sealed && block.is_some_and(|b| b.generation == self.up_to)
+            }
+            _ => false,
+        }
     }
 
     fn count(&self, s: &mut Shared) {
@@ -157,7 +195,7 @@ impl Read {
                     return Some(Err(self.lost(known.version)));
                 }
                 self.round.spread = replicas;
-                None
+                self.give_up(s)
             }
             _ => {
                 let found = newest.map(order);
@@ -168,6 +206,16 @@ impl Read {
                 Some(Ok(block))
             }
         }
+    }
+
+    /// A quorum does not have what a sealed image must have, and nobody else can be asked: the image was
+    /// let go, or more was lost than the protocol bears. Waiting for the others would hold up a reader
+    /// that lost its claim for as long as they are away.
+    fn give_up(&self, s: &Shared) -> Option<Result<Option<Block>>> {
+        let known = self.known.filter(|_| self.sealed)?;
+        let others = s.links.askable().without(self.round.answered());
+        let asked = self.round.replies.len() >= s.quorums.read() && others.is_empty();
+        asked.then(|| Err(self.lost(known.version)))
     }
 
     fn learn(&self, found: Option<(Generation, Version)>, s: &mut Shared) {

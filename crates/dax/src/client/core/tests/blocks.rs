@@ -77,6 +77,95 @@ fn a_stale_answer_is_retried_elsewhere() {
     assert_eq!(d.core.counters().reads_stale, 1);
 }
 
+/// A client that owns nothing, in front of the replicas of one that wrote 1 and 2 in a generation.
+fn listed() -> (Desk, Generation, Version) {
+    let mut d = Desk::owner();
+    let generation = Generation {
+        epoch: Epoch(1),
+        number: 1,
+    };
+    d.write(0, generation, 1);
+    d.run();
+    let newest = d.write(0, generation, 2);
+    d.run();
+    let mut reader = Desk::new(3, 2);
+    std::mem::swap(&mut reader.peers, &mut d.peers);
+    reader.run();
+    (reader, generation, newest)
+}
+
+/// The replica has missed the last write of the generation.
+fn make_stale(d: &mut Desk, replica: usize, generation: Generation) {
+    let newest = d.peers[replica].blocks[&(key(0), generation)].clone();
+    let version = Version {
+        seq: newest.version.seq - 1,
+        ..newest.version
+    };
+    let old = crate::wire::StoredBlock::new(key(0), generation, version, data(1));
+    d.peers[replica].blocks.insert((key(0), generation), old);
+}
+
+fn expect(up_to: Generation, version: Version) -> Call {
+    Call::ReadExpected {
+        key: key(0),
+        up_to,
+        version,
+    }
+}
+
+#[test]
+fn a_listed_version_is_read_from_one_replica() {
+    let (mut d, generation, newest) = listed();
+    let op = d.start(expect(generation, newest));
+    assert_eq!(d.outbox.iter().map(Vec::len).sum::<usize>(), 1);
+    d.run();
+    assert_eq!(byte_of(d.result(op).unwrap()), Some(2));
+    assert_eq!(d.core.counters().reads_one, 1);
+    assert_eq!(d.core.counters().reads_quorum, 0);
+}
+
+#[test]
+fn an_earlier_version_of_the_listed_generation_is_stale() {
+    for replica in 0..3 {
+        let (mut d, generation, newest) = listed();
+        make_stale(&mut d, replica, generation);
+        assert_eq!(byte_of(d.finish(expect(generation, newest))), Some(2));
+        let counters = d.core.counters();
+        assert_eq!(counters.reads_stale, counters.reads_escalated);
+        assert_eq!(counters.reads_one + counters.reads_escalated, 1);
+    }
+}
+
+#[test]
+fn a_listed_version_is_found_past_lost_and_damaged_replicas() {
+    let (mut d, generation, newest) = listed();
+    make_stale(&mut d, 0, generation);
+    d.disconnect(1);
+    assert_eq!(byte_of(d.finish(expect(generation, newest))), Some(2));
+    d.connect(1);
+    d.peers[2].damaged.push(key(0));
+    assert_eq!(byte_of(d.finish(expect(generation, newest))), Some(2));
+    // Two of three have lost it: the third is asked, and if it is away there is nobody to wait for.
+    make_stale(&mut d, 2, generation);
+    d.peers[2].damaged.clear();
+    assert_eq!(byte_of(d.finish(expect(generation, newest))), Some(2));
+    d.disconnect(1);
+    let error = d.finish(expect(generation, newest)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn a_variant_without_a_version_list_believes_no_listed_version() {
+    let mut d = Desk::with(VolumeSettings {
+        protocol: crate::storage::Protocol::Quorum,
+        ..VolumeSettings::default()
+    });
+    let (mut from, generation, newest) = listed();
+    std::mem::swap(&mut from.peers, &mut d.peers);
+    assert_eq!(byte_of(d.finish(expect(generation, newest))), Some(2));
+    assert_eq!(d.core.counters().reads_quorum, 1);
+}
+
 #[test]
 fn a_version_that_every_replica_lost_is_an_error() {
     let mut d = Desk::owner();
