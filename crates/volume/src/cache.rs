@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use dax::ids::{BlockIndex, BlockKey, FileId, Generation, Version};
+use dax::storage::Block;
 use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
@@ -22,8 +23,20 @@ type Key = (FileId, BlockIndex, Generation);
 pub struct Cached {
     /// Its version.
     pub version: Version,
+    /// The generation it was written in.
+    pub generation: Generation,
     /// Its contents.
     pub data: Bytes,
+}
+
+impl From<Block> for Cached {
+    fn from(block: Block) -> Cached {
+        Cached {
+            version: block.version,
+            generation: block.generation,
+            data: block.data,
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -39,8 +52,8 @@ impl Weighter<Key, Cached> for ByBytes {
 #[derive(Debug, Clone, Copy)]
 pub struct Ticket(u64);
 
-/// See the module. Keyed by file, block and the end of the image ([`Generation::MAX`] for the
-/// latest).
+/// See the module. Keyed by file, block and the image or stretch of images that it is of
+/// ([`Generation::MAX`] for the latest).
 pub struct BlockCache {
     blocks: Cache<Key, Cached, ByBytes>,
     changes: Box<[Mutex<u64>]>,
@@ -56,7 +69,7 @@ impl BlockCache {
         }
     }
 
-    /// A block as of the image that ends at `image`.
+    /// A block as of an image, or a stretch of images, called `image`.
     pub fn get(&self, key: BlockKey, image: Generation) -> Option<Cached> {
         self.blocks.get(&(key.file, key.block, image))
     }
@@ -109,6 +122,7 @@ mod tests {
         let key = BlockKey::new(FileId(9), 3);
         let block = |byte: u8| Cached {
             version: Version::ZERO,
+            generation: Generation::SINGLE,
             data: Bytes::from(vec![byte; 8192]),
         };
         let ticket = cache.ticket(key);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation};
+use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version};
 use dax::storage::{Lineage, Storage, SyncScope};
 
 use crate::error::{Error, Result};
@@ -40,6 +40,7 @@ pub async fn format(storage: &Arc<dyn Storage>, root: Ownership, now: Timestamp)
         snapshot,
         redo: Lsn::ZERO,
         end: Lsn::ZERO,
+        lists: Vec::new(),
         payload: Vec::new(),
     };
     seal::put_seals(storage, std::slice::from_ref(&seal)).await?;
@@ -62,6 +63,8 @@ pub struct Latest {
     pub(crate) seals: Vec<Seal>,
     pub(crate) next_file: u64,
     pub(crate) buried: Vec<(FileId, JournalPos)>,
+    /// Data blocks written in this epoch so far; `None` if others may have been.
+    pub(crate) written: Option<Vec<(BlockKey, Version)>>,
     changed_since_seal: bool,
 }
 
@@ -96,6 +99,7 @@ impl Latest {
             tail,
             mut buried,
             changed,
+            opened,
         } = tail::recover(&storage, start.namespace().clone(), start.place(), sealed).await?;
         if end.at < sealed {
             return Err(Error::Damaged(format!(
@@ -103,6 +107,7 @@ impl Latest {
                 end = end.at
             )));
         }
+        let opened_before = opened == Some(epoch);
         // Whatever left the namespace before our start did so no later than the start.
         buried.splice(0..0, namespace.graves().map(|id| (id, from.max(sealed))));
         let journal = JournalWriter::new(storage.clone(), end, tail);
@@ -115,6 +120,7 @@ impl Latest {
             seals,
             next_file: 2,
             buried,
+            written: (!opened_before).then(Vec::new),
             changed_since_seal: changed || from > sealed,
         })
     }
@@ -213,6 +219,19 @@ impl Latest {
         self.storage.write_room(data.len()).await?;
         self.storage
             .write(BlockKey { file, block }, Generation::SINGLE, data)?;
+        Ok(())
+    }
+
+    /// Writes a block of a data file in this epoch, durable with the next [`commit`](Self::commit).
+    pub(crate) async fn write_data_block(
+        &mut self,
+        key: BlockKey,
+        generation: Generation,
+        data: Bytes,
+    ) -> Result<()> {
+        self.storage.write_room(data.len()).await?;
+        let version = self.storage.write(key, generation, data)?;
+        self.written.iter_mut().for_each(|w| w.push((key, version)));
         Ok(())
     }
 

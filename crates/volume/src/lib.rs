@@ -5,6 +5,7 @@
 //! [`layout::Layout`], and what happens around a checkpoint is decided in `pgdata`.
 
 pub mod active;
+mod bytes_file;
 pub mod cache;
 pub mod claim;
 pub mod error;
@@ -12,6 +13,7 @@ pub mod image;
 pub mod journal;
 pub mod latest;
 pub mod layout;
+pub mod lists;
 pub mod lsn;
 pub mod namespace;
 pub mod private;

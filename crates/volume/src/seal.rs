@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dax::ids::Generation;
+use dax::ids::{FileId, Generation};
 use dax::storage::{Authority, Lineage, Storage};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::journal::{Chained, JournalPos, JournalTail};
+use crate::lists::ListRef;
 use crate::lsn::Lsn;
 use crate::namespace::Namespace;
 use crate::snapshot::{self, SnapshotRef};
@@ -34,12 +35,22 @@ pub struct Seal {
     pub redo: Lsn,
     /// W: everything that the image can reflect is in the log before this position.
     pub end: Lsn,
+    /// Which versions blocks got in the last generations, newest last: ends with this one's list, or is
+    /// empty if that is not known.
+    #[serde(default)]
+    pub lists: Vec<ListRef>,
     /// What `pgdata` must remember with the seal.
     #[serde(with = "hex")]
     pub payload: Vec<u8>,
 }
 
 impl Seal {
+    /// Files outside of every namespace that the seal needs.
+    pub fn files(&self) -> impl Iterator<Item = FileId> + '_ {
+        let lists = self.lists.iter().map(|list| list.file);
+        std::iter::once(self.snapshot.file).chain(lists)
+    }
+
     /// Whether this image is an earlier one and what was written since. It is not if a takeover began
     /// at an older seal than that: then the earlier image is on a branch that nobody goes on with.
     pub fn continues(&self, earlier: &Seal) -> bool {
@@ -149,7 +160,7 @@ mod hex {
 
 #[cfg(test)]
 mod tests {
-    use dax::ids::{Epoch, FileId};
+    use dax::ids::Epoch;
 
     use super::*;
 
@@ -173,6 +184,7 @@ mod tests {
             },
             redo: Lsn(0),
             end: Lsn(0),
+            lists: Vec::new(),
             payload: Vec::new(),
         }
     }

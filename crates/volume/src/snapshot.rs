@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use dax::ids::{BlockKey, FileId, Generation};
-use dax::storage::{Storage, SyncScope};
+use dax::ids::FileId;
+use dax::storage::Storage;
 use serde::{Deserialize, Serialize};
 
+use crate::bytes_file;
 use crate::error::{Error, Result};
 use crate::journal::frame::{self, Front};
-use crate::journal::tail::read_blocks;
 use crate::journal::{Chained, JournalPos};
 use crate::namespace::Namespace;
 use crate::namespace::op::{self, Op};
@@ -112,18 +111,7 @@ pub async fn store(
     place: Chained,
 ) -> Result<SnapshotRef> {
     let encoded = encode(namespace);
-    let block_size = storage.settings().block_size_bytes as usize;
-    for (block, chunk) in (0..).zip(encoded.chunks(block_size)) {
-        let mut data = chunk.to_vec();
-        data.resize(block_size, 0);
-        storage.write_room(block_size).await?;
-        storage.write(
-            BlockKey::new(file, block),
-            Generation::SINGLE,
-            Bytes::from(data),
-        )?;
-    }
-    storage.csync(SyncScope::File(file)).await?;
+    bytes_file::store(storage, file, &encoded).await?;
     Ok(SnapshotRef {
         file,
         bytes: encoded.len() as u64,
@@ -137,22 +125,6 @@ pub async fn store(
 /// # Errors
 /// `Damaged` if it is not whole.
 pub async fn load(storage: &Arc<dyn Storage>, snapshot: &SnapshotRef) -> Result<Namespace> {
-    let block_size = u64::from(storage.settings().block_size_bytes);
-    let blocks = 0..snapshot.bytes.div_ceil(block_size);
-    let mut bytes = Vec::with_capacity(snapshot.bytes as usize);
-    for (index, block) in read_blocks(storage, snapshot.file, blocks, false)
-        .await?
-        .into_iter()
-        .enumerate()
-    {
-        let block = block.ok_or_else(|| {
-            Error::Damaged(format!(
-                "block {index} of the snapshot {} is missing",
-                snapshot.file
-            ))
-        })?;
-        bytes.extend_from_slice(&block.data);
-    }
-    bytes.truncate(snapshot.bytes as usize);
+    let bytes = bytes_file::load(storage, snapshot.file, snapshot.bytes).await?;
     decode(&bytes)
 }

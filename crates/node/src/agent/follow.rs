@@ -480,6 +480,7 @@ impl<'a> Follower<'a> {
             "horizon": progress.horizon,
             "lag_bytes": progress.horizon.bytes_since(progress.applied),
             "overlay": self.standby.view.stats(),
+            "reads": self.standby.view.reads(),
             "base": self.mover.report(),
             "warmth": *self.warmth.lock(),
         }));

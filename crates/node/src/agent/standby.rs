@@ -119,6 +119,7 @@ pub(crate) async fn attach(
         private,
         options,
     )?;
+    tokio::spawn(learn_versions(Arc::clone(&view)));
     let log = SharedLog::new(
         Arc::clone(&view),
         control.system_identifier,
@@ -147,6 +148,14 @@ pub(crate) async fn attach(
         mount,
         control,
     })
+}
+
+/// Reads what the active wrote last, so that those blocks are read from one zone. Nothing depends on it.
+async fn learn_versions(view: Arc<StandbyView>) {
+    match view.learn_versions().await {
+        Ok(blocks) => tracing::debug!(blocks, "learned versions from the last lists of blocks"),
+        Err(error) => tracing::debug!(%error, "the last lists of blocks were not read"),
+    }
 }
 
 /// Mounts a view where PostgreSQL works.

@@ -3,12 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use dax::ids::{Generation, ReplicaId};
-use dax::storage::{ReplicaStatus, Usage};
+use dax::storage::{ReplicaStatus, StorageCounters, Usage};
 use node::channel::{self, Identity, Request};
 use node::records::{Cluster, Heartbeat, Member, MemberState, Record, Role};
 use serde::Serialize;
 use serde_json::Value;
-use volume::standby::OverlayStats;
+use volume::standby::{OverlayStats, ReadStats};
 
 use super::registry::{Registry, in_time};
 use crate::cli;
@@ -209,7 +209,7 @@ fn table(status: &Status) -> String {
         out.push_str(&node_line(node));
     }
     out.push('\n');
-    let bases: String = status.nodes.iter().filter_map(base_line).collect();
+    let bases: String = status.nodes.iter().filter_map(standby_lines).collect();
     if !bases.is_empty() {
         out.push_str(&bases);
         out.push('\n');
@@ -305,6 +305,11 @@ fn usage_note(replica: &Replica) -> String {
     )
 }
 
+/// What a standby says of itself.
+fn standby_lines(node: &Node) -> Option<String> {
+    Some(base_line(node)? + &reads_line(node).unwrap_or_default())
+}
+
 /// What a standby stands on, and what it keeps on top of that.
 fn base_line(node: &Node) -> Option<String> {
     let (base, overlay) = (node.answer.get("base")?, node.answer.get("overlay")?);
@@ -323,6 +328,29 @@ fn base_line(node: &Node) -> Option<String> {
         base["moves"],
         thousands(overlay.memory_bytes >> 10),
         thousands(overlay.spill_bytes >> 10),
+    ))
+}
+
+/// How a standby's data blocks were read, and what of that its storage found stale.
+fn reads_line(node: &Node) -> Option<String> {
+    let reads: ReadStats = serde_json::from_value(node.answer.get("reads")?.clone()).ok()?;
+    let storage = node.answer.get("storage");
+    let counters = storage.and_then(|s| serde_json::from_value::<StorageCounters>(s.clone()).ok());
+    let counters = counters.unwrap_or_default();
+    let forgot = match reads.moves_unlisted {
+        0 => String::new(),
+        n => format!("; {} moves without lists", thousands(n)),
+    };
+    Some(format!(
+        "{:<14}reads {} cached, {} by one zone ({} stale answers, {} by a quorum after all), {} by a quorum; \
+         knows {} blocks{forgot}\n",
+        node.member.name.as_str(),
+        thousands(reads.cached),
+        thousands(reads.expected),
+        thousands(counters.reads_stale),
+        thousands(counters.reads_escalated),
+        thousands(reads.unknown),
+        thousands(reads.known_blocks),
     ))
 }
 
@@ -410,5 +438,31 @@ mod tests {
         assert!(line.contains("moved 5 times; overlay"), "{line}");
         assert!(line.ends_with("on disk; 98.5 % warm\n"), "{line}");
         assert_eq!(base_line(&standby(json!({ "role": "active" }))), None);
+    }
+
+    #[test]
+    fn a_standby_has_a_line_about_its_reads() {
+        let reads = ReadStats {
+            cached: 5000,
+            expected: 400,
+            unknown: 30,
+            known_blocks: 600,
+            ..ReadStats::default()
+        };
+        let storage = StorageCounters {
+            reads_stale: 7,
+            reads_escalated: 2,
+            ..StorageCounters::default()
+        };
+        let mut answer = json!({ "reads": reads, "storage": storage });
+        assert_eq!(
+            reads_line(&standby(answer.clone())).unwrap(),
+            "south         reads 5,000 cached, 400 by one zone (7 stale answers, 2 by a quorum after \
+             all), 30 by a quorum; knows 600 blocks\n"
+        );
+        answer["reads"]["moves_unlisted"] = json!(1);
+        let line = reads_line(&standby(answer)).unwrap();
+        assert!(line.ends_with("; 1 moves without lists\n"), "{line}");
+        assert_eq!(reads_line(&standby(json!({ "role": "active" }))), None);
     }
 }

@@ -12,7 +12,6 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 
 use super::{InheritedBlocks, Inner};
-use crate::cache::Cached;
 use crate::error::{Error, Result};
 
 /// Blocks carried over in one step.
@@ -148,10 +147,9 @@ impl Inner {
             if written.contains(&key) || key.block.0 * self.block_size >= inode.size {
                 continue;
             }
-            let generation = core.generation(inode.class);
-            let version = self.storage.write(key, generation, data.clone())?;
-            self.cache
-                .write(key, super::read::LATEST, Cached { version, data });
+            let class = inode.class;
+            let generation = core.generation(class);
+            self.put_block(&mut core, key, generation, class, data)?;
         }
         Ok(last)
     }

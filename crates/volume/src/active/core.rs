@@ -8,6 +8,7 @@ use super::Inner;
 use crate::error::Result;
 use crate::journal::JournalPos;
 use crate::layout::FileClass;
+use crate::lists::Writes;
 use crate::namespace::op::Op;
 use crate::namespace::{Inode, Namespace};
 use crate::seal::Seal;
@@ -26,6 +27,8 @@ pub(super) struct Core {
     pub seals: Vec<Seal>,
     /// For ids in graves: every namespace taken after this journal position is without them.
     pub buried: HashMap<FileId, JournalPos>,
+    /// Data blocks written since the last seal.
+    pub writes: Writes,
     /// Blocks written while a batch of inherited ones is being carried over.
     pub written_meanwhile: Option<HashSet<BlockKey>>,
 }
@@ -38,6 +41,7 @@ impl Core {
         opens: HashMap<FileId, u64>,
         seals: Vec<Seal>,
         buried: Vec<(FileId, JournalPos)>,
+        writes: Writes,
     ) -> Core {
         let before = |at: JournalPos| JournalPos(at.0.saturating_sub(1));
         Core {
@@ -51,6 +55,7 @@ impl Core {
                 .into_iter()
                 .map(|(id, at)| (id, before(at)))
                 .collect(),
+            writes,
             written_meanwhile: None,
         }
     }

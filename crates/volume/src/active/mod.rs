@@ -46,6 +46,7 @@ use crate::error::{Error, Result};
 use crate::journal::{JournalPos, JournalWriter};
 use crate::latest::Latest;
 use crate::layout::Layout;
+use crate::lists::Writes;
 use crate::namespace::Namespace;
 use crate::private::PrivateDir;
 use crate::seal::Seal;
@@ -140,6 +141,7 @@ impl ActiveView {
             files_of_aliases = inherited.aliases;
             carry = Some(Carry::new(inherited.blocks));
         }
+        let after = lineage.end();
         let settings = latest.storage.settings();
         let inner = Inner {
             block_size: u64::from(settings.block_size_bytes),
@@ -157,6 +159,7 @@ impl ActiveView {
                 opens,
                 latest.seals,
                 latest.buried,
+                Writes::new(after, latest.written),
             )),
             journal: latest.journal,
             storage: latest.storage,

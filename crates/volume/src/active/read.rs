@@ -132,6 +132,7 @@ impl Inner {
         if inode.class != FileClass::Log {
             let cached = Cached {
                 version: block.version,
+                generation: block.generation,
                 data: block.data.clone(),
             };
             self.cache.fill(key, LATEST, ticket, cached);
@@ -151,6 +152,7 @@ impl Inner {
             if let Some(found) = self.storage.read_promote(key).await? {
                 let cached = Cached {
                     version: found.version,
+                    generation: found.generation,
                     data: found.data,
                 };
                 self.cache.fill(key, LATEST, ticket, cached);

@@ -14,7 +14,7 @@ use super::ActiveView;
 use super::read::epoch_of;
 use crate::error::Result;
 use crate::namespace::{JOURNAL, Namespace, ROOT};
-use crate::seal::Base;
+use crate::seal::{Base, Seal};
 
 /// What one step did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,11 +52,7 @@ impl ActiveView {
         }
         Ok(Scrub {
             storage: Arc::clone(&inner.storage),
-            known: Known::new(
-                inner.epoch,
-                namespaces,
-                seals.iter().map(|seal| seal.snapshot.file),
-            ),
+            known: Known::new(inner.epoch, namespaces, seals.iter().flat_map(Seal::files)),
             after: None,
         })
     }
@@ -104,10 +100,10 @@ impl Known {
     fn new(
         epoch: Epoch,
         namespaces: Vec<Namespace>,
-        snapshots: impl Iterator<Item = FileId>,
+        sealed: impl Iterator<Item = FileId>,
     ) -> Known {
         let mut others = HashSet::from([ROOT, JOURNAL]);
-        others.extend(snapshots);
+        others.extend(sealed);
         for namespace in &namespaces {
             others.extend(namespace.graves());
             others.extend(namespace.all_retained().map(|(_, _, id)| id));

@@ -7,9 +7,10 @@ use dax::ids::{BlockIndex, BlockKey, FileId, Generation};
 use dax::storage::{Lineage, SyncScope};
 
 use super::{ActiveView, Inner};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::image;
 use crate::journal::Chained;
+use crate::lists::{self, KEPT_LISTS, ListRef};
 use crate::lsn::Lsn;
 use crate::namespace::Namespace;
 use crate::namespace::op::Op;
@@ -59,6 +60,7 @@ impl ActiveView {
         }
         let generation = core.open;
         core.open = generation.next();
+        core.writes.cut(generation);
         Ok(CutImage {
             generation,
             lineage: inner.lineage.truncated(generation),
@@ -82,10 +84,13 @@ impl ActiveView {
         let inner = &self.inner;
         let _one = inner.sealing.lock().await;
         let blocks = async { Ok(inner.storage.csync(SyncScope::Volume).await?) };
-        tokio::try_join!(inner.journal.flush_to(cut.place.at), blocks)?;
+        let journal = inner.journal.flush_to(cut.place.at);
+        let list = inner.list_for(cut.generation);
+        let ((), (), list) = tokio::try_join!(journal, blocks, list)?;
         let mut seals = inner.core.lock().seals.clone();
         let sealed = Seal {
             snapshot: inner.snapshot_for(&cut, seals.last()).await?,
+            lists: with_list(&seals, list),
             generation: cut.generation,
             lineage: cut.lineage,
             journal: cut.place.at,
@@ -135,15 +140,48 @@ impl Inner {
         snapshot::store(&self.storage, file, &cut.namespace, cut.place).await
     }
 
-    /// Takes the new seals over; snapshots that only the gone ones named go to the graves.
+    /// Writes down which blocks the seal has over the one before, besides the sync of those blocks. Not
+    /// durable by itself: a list without its seal is garbage, as a snapshot without one is.
+    async fn list_for(self: &Arc<Self>, sealed: Generation) -> Result<Option<ListRef>> {
+        let unsealed = self.core.lock().writes.unsealed(sealed);
+        let Some(unsealed) = unsealed else {
+            return Ok(None);
+        };
+        let after = unsealed.after;
+        let encoding = tokio::task::spawn_blocking(move || unsealed.encode());
+        let encoded = encoding
+            .await
+            .map_err(|e| Error::Local(std::io::Error::other(e)))?;
+        let file = self.core.lock().allocate(self.epoch);
+        let list = lists::store(&self.storage, file, (after, sealed), &encoded).await?;
+        Ok(Some(list))
+    }
+
+    /// Takes the new seals over; files that only the gone ones named go to the graves.
     fn replace_seals(&self, seals: Vec<Seal>, gone: &[Seal]) -> Result<()> {
         let mut core = self.core.lock();
-        let mut ids: Vec<FileId> = gone.iter().map(|seal| seal.snapshot.file).collect();
-        ids.retain(|id| seals.iter().all(|seal| seal.snapshot.file != *id));
+        let mut ids: Vec<FileId> = gone.iter().flat_map(Seal::files).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.retain(|id| seals.iter().flat_map(Seal::files).all(|file| file != *id));
+        if let Some(last) = seals.last() {
+            core.writes.sealed(last.generation);
+        }
         core.seals = seals;
         if ids.is_empty() {
             return Ok(());
         }
         self.commit(&mut core, Op::Bury { ids }, None)
     }
+}
+
+/// The lists of a seal: its own, behind those that lead up to it. None at all if its own is unknown.
+fn with_list(seals: &[Seal], own: Option<ListRef>) -> Vec<ListRef> {
+    let Some(own) = own else {
+        return Vec::new();
+    };
+    let mut all = lists::leading_to(own.after, seals);
+    all.push(own);
+    all.drain(..all.len().saturating_sub(KEPT_LISTS));
+    all
 }

@@ -269,7 +269,7 @@ impl Inner {
         })
     }
 
-    fn put_block(
+    pub(super) fn put_block(
         &self,
         core: &mut Core,
         key: BlockKey,
@@ -279,9 +279,17 @@ impl Inner {
     ) -> Result<Version> {
         self.discard_inherited(core, key);
         let version = self.storage.write(key, generation, data.clone())?;
+        if class == FileClass::Data {
+            core.writes.note(key, version);
+        }
+        let block = Cached {
+            version,
+            generation,
+            data,
+        };
         match class {
             FileClass::Log => self.cache.remove(key, LATEST),
-            _ => self.cache.write(key, LATEST, Cached { version, data }),
+            _ => self.cache.write(key, LATEST, block),
         }
         Ok(version)
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use dax::ids::{BlockKey, FileId, Generation};
+use dax::ids::{BlockKey, Epoch, FileId, Generation};
 use dax::storage::{Block, Storage};
 use tokio::task::JoinSet;
 
@@ -122,6 +122,8 @@ pub(crate) struct Recovered {
     pub buried: Vec<(FileId, JournalPos)>,
     /// Whether anything but housekeeping was done after `watch_from`.
     pub changed: bool,
+    /// The epoch that opened the journal last, among what was read.
+    pub opened: Option<Epoch>,
 }
 
 /// Reads on from `place` with ReadPromote (DAX 5) until the chain breaks. The handle owns the
@@ -141,6 +143,7 @@ pub(crate) async fn recover(
     let mut before = Vec::new();
     let mut buried = Vec::new();
     let mut changed = false;
+    let mut opened = None;
     let mut ended = false;
     while !ended {
         let window = next..next + WINDOW_BLOCKS;
@@ -157,6 +160,9 @@ pub(crate) async fn recover(
         let used = apply_records(&rest, &mut place, |end, op| {
             buried.extend(namespace.apply(op)?.into_iter().map(|id| (id, end)));
             changed |= end > watch_from && !op.is_housekeeping();
+            if let Op::Opened { epoch, .. } = op {
+                opened = Some(*epoch);
+            }
             Ok(())
         })?;
         before.extend(rest.drain(..used));
@@ -175,6 +181,7 @@ pub(crate) async fn recover(
         tail,
         buried,
         changed,
+        opened,
     })
 }
 

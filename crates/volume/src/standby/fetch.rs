@@ -1,20 +1,20 @@
 //! Reading blocks of a state: overlay, cache, storage, many at once.
 //!
-//! Invariants: what is cached never changes its bytes. Blocks of an image are cached under the
-//! image's generation; blocks of the log only when all of them is below the horizon, because the
-//! active still appends to the last one (rule 5). Configuration is not cached: it is small, and its
-//! writer may change it in place. A version that an image has, every image that continues it has as
-//! well, unless a cut hides it: so that a block has one need not be asked again at every move.
+//! Invariants: what is cached never changes its bytes. Blocks of an image are cached as long as
+//! [`Known`] says that no later base has another version; blocks of the log only when all of them is
+//! below the horizon, because the active still appends to the last one (rule 5). Configuration is not
+//! cached: it is small, and its writer may change it in place. A block of an image whose version is known
+//! is read from one replica, which must have exactly that version (CAC-DB 4.5.2); all else by quorum.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use dax::ids::{BlockKey, Generation, Version};
-use dax::storage::Storage;
-use quick_cache::sync::Cache;
+use dax::ids::{BlockKey, Generation};
+use dax::storage::{Block, Storage};
 use tokio::task::JoinSet;
 
+use super::known::{Expected, Known};
 use super::state::{BlockSource, State};
 use crate::cache::{BlockCache, Cached};
 use crate::error::{Error, Result};
@@ -28,16 +28,13 @@ use crate::view::Ino;
 const MAX_BLOCK_BYTES: usize = 65536;
 static ZEROS: [u8; MAX_BLOCK_BYTES] = [0; MAX_BLOCK_BYTES];
 
-/// How many blocks are remembered to have a version; some tens of bytes each.
-const SEEN_BLOCKS: usize = 1 << 18;
-
 /// Reads what states say where it is.
 #[derive(Clone)]
 pub(crate) struct Fetcher {
     pub storage: Arc<dyn Storage>,
     cache: Arc<BlockCache>,
-    /// Versions that the current base, or one that it continues, has.
-    seen: Arc<Cache<BlockKey, Version>>,
+    /// What is known of the current base.
+    pub known: Arc<Known>,
 }
 
 /// One block of zeros.
@@ -51,13 +48,13 @@ pub(crate) fn is_zero(block: &[u8]) -> bool {
 }
 
 impl Fetcher {
-    /// For one view: all the bases that it will have continue each other.
-    pub fn new(storage: Arc<dyn Storage>, cache: Arc<BlockCache>) -> Fetcher {
-        let seen = Arc::new(Cache::new(SEEN_BLOCKS));
+    /// For one view, on its first base: all the bases that it will have continue each other.
+    pub fn new(storage: Arc<dyn Storage>, cache: Arc<BlockCache>, base: &Base) -> Fetcher {
+        let known = Known::new(base.seal.generation, Arc::clone(&cache));
         Fetcher {
             storage,
             cache,
-            seen,
+            known: Arc::new(known),
         }
     }
 
@@ -112,7 +109,11 @@ impl Fetcher {
 
     /// Whether a block needs no waiting.
     pub fn is_at_hand(&self, state: &State, ino: Ino, block: u64) -> bool {
-        self.at_hand(state, ino, block).is_some()
+        match state.block(ino, block) {
+            // To look is not to read: it is not counted.
+            BlockSource::Base { key, base } => self.known.find(&base, key).is_some(),
+            _ => self.at_hand(state, ino, block).is_some(),
+        }
     }
 
     /// A block that needs no waiting.
@@ -121,7 +122,7 @@ impl Fetcher {
             BlockSource::Zeros => Some(zeros(state.block_bytes)),
             BlockSource::Overlay(content) => content.in_memory(),
             BlockSource::Base { key, base } => {
-                let cached = self.cache.get(key, base.seal.generation)?;
+                let cached = self.known.cached(&base, key)?;
                 Some(visible(&base.namespace, key, cached, state.block_bytes))
             }
             BlockSource::Single { key, shown } if shown == state.block_bytes => {
@@ -141,36 +142,34 @@ impl Fetcher {
         ))
     }
 
-    /// Whether a base has a version of a block that its own cuts do not hide, if that is known.
-    pub fn is_seen(&self, base: &Base, key: BlockKey) -> bool {
-        let inode = base.namespace.get(key.file);
-        let version = self.seen.get(&key);
-        version.is_some_and(|v| inode.is_some_and(|i| !i.is_cut(key.block, v)))
-    }
-
-    /// Whether a base has a version of a block that its own cuts do not hide.
-    pub async fn has_version(&self, base: &Base, key: BlockKey) -> Result<bool> {
-        let inode = base.namespace.get(key.file);
-        let block = self.stored(base, key).await?;
-        Ok(block.is_some_and(|b| inode.is_some_and(|i| !i.is_cut(key.block, b.version))))
+    /// What a coming base has of a block, asked of a quorum. It is not learned: the base may not come.
+    pub async fn look_ahead(&self, base: &Base, key: BlockKey) -> Result<Expected> {
+        let found = image::read_version(&self.storage, &base.seal.lineage, key).await?;
+        Ok(Expected::found(found.map(Cached::from).as_ref()))
     }
 
     async fn stored(&self, base: &Base, key: BlockKey) -> Result<Option<Cached>> {
-        let image = base.seal.generation;
-        if let Some(cached) = self.cache.get(key, image) {
+        if let Some(cached) = self.known.cached(base, key) {
             return Ok(Some(cached));
         }
-        let ticket = self.cache.ticket(key);
-        let Some(block) = image::read_version(&self.storage, &base.seal.lineage, key).await? else {
-            return Ok(None);
+        let ticket = self.known.ticket(base, key);
+        let found = match self.known.expect(base, key) {
+            Some(expected) if expected.is_absent() => return Ok(None),
+            Some(expected) => Some(self.expected(key, expected).await?),
+            None => image::read_version(&self.storage, &base.seal.lineage, key).await?,
         };
-        let block = Cached {
-            version: block.version,
-            data: block.data,
-        };
-        self.seen.insert(key, block.version);
-        self.cache.fill(key, image, ticket, block.clone());
-        Ok(Some(block))
+        let found = found.map(Cached::from);
+        if let Some(ticket) = ticket {
+            self.known.learn(ticket, key, found.as_ref());
+        }
+        Ok(found)
+    }
+
+    /// A block whose version is known.
+    async fn expected(&self, key: BlockKey, expected: Expected) -> Result<Block> {
+        let Expected { since, version } = expected;
+        let found = self.storage.read_expected(key, since, version).await?;
+        found.ok_or_else(|| Error::Damaged(format!("{key} has lost its version {version}")))
     }
 
     /// A block that has one version; bytes from `shown` on read as zeros.
@@ -193,16 +192,21 @@ impl Fetcher {
         let Some(block) = self.storage.read(key, Generation::SINGLE).await? else {
             return Ok(zeros(block_bytes));
         };
-        let block = Cached {
-            version: block.version,
-            data: block.data,
-        };
+        let block = Cached::from(block);
         if final_bytes {
             self.cache
                 .fill(key, Generation::SINGLE, ticket, block.clone());
         }
         let data = visible(live, key, block, block_bytes);
         Ok(clipped(data, shown as usize))
+    }
+}
+
+impl Expected {
+    /// Whether a base shows the version: its own cuts do not hide it.
+    pub fn is_shown(self, base: &Base, key: BlockKey) -> bool {
+        let inode = base.namespace.get(key.file);
+        !self.is_absent() && inode.is_some_and(|i| !i.is_cut(key.block, self.version))
     }
 }
 

@@ -4,13 +4,14 @@
 //! `state` is the pure core: one immutable value that every operation looks at once.
 //! `overlay` is what the standby's PostgreSQL changed, `ops` and `contents` how it changes;
 //! `rebase` moves the base forward; `blocks` and `spill` keep the contents of changed blocks. `view` is the mountable driver
-//! around it: `fetch` reads blocks, `gate` stops operations for the `switch`, at which the view
+//! around it: `fetch` reads blocks, `known` remembers them from base to base, `gate` stops operations for the `switch`, at which the view
 //! becomes the active's.
 
 mod blocks;
 mod contents;
 mod fetch;
 mod gate;
+mod known;
 mod listing;
 mod moves;
 mod ops;
@@ -33,5 +34,6 @@ mod state_test;
 #[cfg(test)]
 mod testing;
 
+pub use self::known::ReadStats;
 pub use self::moves::MovePlan;
 pub use self::view::{OverlayStats, StandbyOptions, StandbyView};

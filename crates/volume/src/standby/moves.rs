@@ -14,10 +14,12 @@ use dax::ids::BlockKey;
 use tokio::task::JoinSet;
 
 use super::gate::Entry;
+use super::known::Expected;
 use super::rebase::Move;
 use super::state::State;
 use super::view::StandbyView;
 use crate::error::{Error, Result};
+use crate::lists::Lists;
 use crate::seal::{Base, Seal};
 
 /// Blocks asked for at once.
@@ -28,6 +30,10 @@ pub struct MovePlan {
     base: Arc<Base>,
     /// Blocks of the overlay that the base covers and has.
     present: HashSet<BlockKey>,
+    /// What the active wrote on the way to the base.
+    lists: Lists,
+    /// What the lists did not tell, and the storage was asked for.
+    found: Vec<(BlockKey, Expected)>,
 }
 
 impl MovePlan {
@@ -48,8 +54,9 @@ impl StandbyView {
         from.advance(self.storage(), seal).await
     }
 
-    /// Asks the storage what a move to `base` must know: which blocks of the overlay it has. Changes
-    /// nothing, and may take a while.
+    /// Finds out what a move to `base` must know: which blocks the active wrote on the way there, and
+    /// which blocks of the overlay it has. The lists of the blocks answer the second, too, mostly (N2);
+    /// the storage is asked for what they do not tell. Changes nothing, and may take a while.
     ///
     /// # Errors
     /// `Invalid` if the base does not go on from this one, or if the log was not shown up to its end.
@@ -60,21 +67,34 @@ impl StandbyView {
             check(&state, &base)?;
             state.blocks_covered_by(&base)
         };
+        let (seal, after) = (&base.seal, self.fetcher.known.as_of());
+        let lists = Lists::load(self.storage(), &seal.lists, seal.generation, after).await?;
         let covered = keys.len();
-        let (seen, unknown): (Vec<_>, Vec<_>) = keys
-            .into_iter()
-            .partition(|key| self.fetcher.is_seen(&base, *key));
-        let mut present = HashSet::from_iter(seen);
-        let reads = unknown.len();
-        self.find_present(&base, unknown, &mut present).await?;
+        let mut plan = MovePlan {
+            base,
+            present: HashSet::new(),
+            lists,
+            found: Vec::new(),
+        };
+        let mut unknown = Vec::new();
+        for key in keys {
+            match self.fetcher.known.expect_after(&plan.lists, key) {
+                Some(known) if known.is_shown(&plan.base, key) => drop(plan.present.insert(key)),
+                Some(_) => {}
+                None => unknown.push(key),
+            }
+        }
+        self.look_ahead(&mut plan, unknown).await?;
         tracing::debug!(
-            generation = %base.seal.generation,
+            generation = %plan.base.seal.generation,
             covered,
-            reads,
-            present = present.len(),
+            lists = plan.lists.lists.len(),
+            complete = plan.lists.complete,
+            reads = plan.found.len(),
+            present = plan.present.len(),
             "looked at what the next base has"
         );
-        Ok(MovePlan { base, present })
+        Ok(plan)
     }
 
     /// Moves to a newer base (rule 2), and says whether it did: not after the switch. The caller has
@@ -89,7 +109,13 @@ impl StandbyView {
         let Some(Entry::Here(_pass)) = self.gate.try_enter() else {
             return Ok(false);
         };
-        let MovePlan { base, present } = plan;
+        let MovePlan {
+            base,
+            present,
+            lists,
+            found,
+        } = plan;
+        let _one = self.moving.lock();
         self.bases.lock().push(Arc::downgrade(&base));
         let opens = self.opens.lock();
         let to = Move {
@@ -114,6 +140,9 @@ impl StandbyView {
             Ok((items, std::mem::replace(state, next)))
         })?;
         drop(opens);
+        // Reads of the new base that come first know less, which is right.
+        let generation = base.seal.generation;
+        self.fetcher.known.follow(generation, &lists, found);
         // What it held is freed when nobody waits for the state.
         drop(old);
         tracing::debug!(
@@ -126,29 +155,26 @@ impl StandbyView {
         Ok(true)
     }
 
-    /// Adds those of the blocks that the base has.
-    async fn find_present(
-        &self,
-        base: &Arc<Base>,
-        keys: Vec<BlockKey>,
-        present: &mut HashSet<BlockKey>,
-    ) -> Result<()> {
+    /// Asks the storage what the base has of some blocks.
+    async fn look_ahead(&self, plan: &mut MovePlan, keys: Vec<BlockKey>) -> Result<()> {
         let mut reads = JoinSet::new();
         let mut keys = keys.into_iter();
         loop {
             while reads.len() < WINDOW
                 && let Some(key) = keys.next()
             {
-                let (fetcher, base) = (self.fetcher.clone(), Arc::clone(base));
-                reads.spawn(async move { (key, fetcher.has_version(&base, key).await) });
+                let (fetcher, base) = (self.fetcher.clone(), Arc::clone(&plan.base));
+                reads.spawn(async move { (key, fetcher.look_ahead(&base, key).await) });
             }
             let Some(done) = reads.join_next().await else {
                 return Ok(());
             };
             let (key, found) = done.map_err(|e| Error::Local(std::io::Error::other(e)))?;
-            if found? {
-                present.insert(key);
+            let found = found?;
+            if found.is_shown(&plan.base, key) {
+                plan.present.insert(key);
             }
+            plan.found.push((key, found));
         }
     }
 

@@ -47,7 +47,7 @@ impl StandbyView {
         let frozen = frozen.ok_or(Error::Invalid("the view was switched already"))?;
         let state = self.state();
         let (files, contents) = self.change_names(&state, &mut latest, now)?;
-        self.publish(&latest, &contents, state.block_bytes).await?;
+        publish(&mut latest, &contents, state.block_bytes).await?;
         let namespace = latest.namespace().clone();
         let inherited = self.inherited(&state, &namespace, files);
         let active = ActiveView::open(
@@ -114,29 +114,6 @@ impl StandbyView {
         Ok((files, contents))
     }
 
-    /// Writes published files; durable with the record itself.
-    async fn publish(
-        &self,
-        latest: &Latest,
-        contents: &[Published],
-        block_bytes: u32,
-    ) -> Result<()> {
-        for published in contents {
-            let generation = match published.class {
-                FileClass::Data => first_generation(latest),
-                _ => Generation::SINGLE,
-            };
-            for (block, data) in published.data.chunks(block_bytes as usize).enumerate() {
-                let key = BlockKey::new(published.file, block as u64);
-                latest.storage().write_room(block_bytes as usize).await?;
-                latest
-                    .storage()
-                    .write(key, generation, padded(data, block_bytes))?;
-            }
-        }
-        Ok(())
-    }
-
     fn inherited(
         &self,
         state: &State,
@@ -178,6 +155,22 @@ impl StandbyView {
             aliases,
         }
     }
+}
+
+/// Writes published files; durable with the record itself.
+async fn publish(latest: &mut Latest, contents: &[Published], block_bytes: u32) -> Result<()> {
+    let generation = first_generation(latest);
+    for published in contents {
+        for (block, data) in published.data.chunks(block_bytes as usize).enumerate() {
+            let key = BlockKey::new(published.file, block as u64);
+            let data = padded(data, block_bytes);
+            match published.class {
+                FileClass::Data => latest.write_data_block(key, generation, data).await?,
+                _ => latest.write_log_block(key.file, key.block, data).await?,
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The shared file of log or configuration that a private one stood in front of.

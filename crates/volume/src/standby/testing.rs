@@ -179,6 +179,7 @@ impl Builder {
                 },
                 redo: Lsn(redo),
                 end: Lsn(end),
+                lists: Vec::new(),
                 payload: Vec::new(),
             },
             namespace: self.namespace.clone(),

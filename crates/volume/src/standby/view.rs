@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use dax::ids::Generation;
 use dax::storage::Storage;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
@@ -16,11 +17,13 @@ use serde::{Deserialize, Serialize};
 use super::blocks::BlockStore;
 use super::fetch::Fetcher;
 use super::gate::Gate;
+use super::known::ReadStats;
 use super::overlay::is_private;
 use super::state::{Found, State};
 use crate::cache::BlockCache;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
+use crate::lists::Lists;
 use crate::lsn::Lsn;
 use crate::namespace::Namespace;
 use crate::private::PrivateDir;
@@ -62,6 +65,8 @@ pub struct StandbyView {
     state: RwLock<Arc<State>>,
     pub(super) opens: Mutex<HashMap<Ino, u64>>,
     pub(super) bases: Mutex<Vec<Weak<Base>>>,
+    /// One move at a time, with all that follows from it.
+    pub(super) moving: Mutex<()>,
     turns: [tokio::sync::Mutex<()>; TURNS],
 }
 
@@ -86,16 +91,18 @@ impl StandbyView {
             options.memory_bytes_max,
         )?;
         let cache = Arc::new(BlockCache::new(options.cache_bytes, block_bytes));
+        let fetcher = Fetcher::new(storage, cache, &base);
         let state = State::new(Arc::clone(&layout), block_bytes, base, live);
         Ok(Arc::new(StandbyView {
             layout,
             private,
-            fetcher: Fetcher::new(storage, cache),
+            fetcher,
             store: Arc::new(store),
             gate: Gate::new(),
             opens: Mutex::default(),
             bases: Mutex::new(vec![Arc::downgrade(&state.base)]),
             state: RwLock::new(Arc::new(state)),
+            moving: Mutex::default(),
             turns: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
         }))
     }
@@ -124,6 +131,22 @@ impl StandbyView {
             memory_bytes: self.store.memory_bytes(),
             spill_bytes: self.store.spill_bytes(),
         }
+    }
+
+    /// How data blocks were read since the attach.
+    pub fn reads(&self) -> ReadStats {
+        self.fetcher.known.stats()
+    }
+
+    /// Learns which versions the blocks have that the active wrote last: reads the lists of the base's
+    /// seal and of those before it. To be called once after the attach; nothing waits for it. Returns
+    /// how many blocks are known then.
+    pub async fn learn_versions(&self) -> Result<usize> {
+        let base = Arc::clone(&self.state().base);
+        let seal = &base.seal;
+        let all = Generation::SINGLE;
+        let lists = Lists::load(self.storage(), &seal.lists, seal.generation, all).await?;
+        Ok(self.fetcher.known.seed(&base, &lists))
     }
 
     /// Reads a log file by its path from the root (`pg_wal/...`), for the feed: at most `len` bytes,

@@ -4,6 +4,7 @@
 mod database;
 mod model;
 mod moving;
+mod reads;
 mod rules;
 mod support;
 mod takeover;

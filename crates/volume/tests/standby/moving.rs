@@ -197,6 +197,9 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, lucks: Vec<u8>) {
         .await
         .unwrap();
     let (view, standby) = volume.attach().await;
+    if lucks[0] & 64 != 0 {
+        view.learn_versions().await.unwrap();
+    }
     let mut replayed = model.clone();
     let mut active = Active {
         database,
@@ -232,7 +235,7 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, lucks: Vec<u8>) {
         replayed.apply(change);
         perform(&standby, change).await;
         if luck & 32 != 0 && moves.planned.is_none() {
-            moves.plan(&view).await;
+            moves.plan(&view, usize::from(luck >> 6)).await;
         }
         if luck & 16 != 0 {
             moves.go(&view, at + 1);
@@ -244,7 +247,7 @@ async fn run(before: Vec<Change>, steps: Vec<Step>, lucks: Vec<u8>) {
         );
     }
     moves.go(&view, active.log.len());
-    moves.plan(&view).await;
+    moves.plan(&view, 0).await;
     moves.go(&view, active.log.len());
     assert_same(
         &standby.tree("base").await,
@@ -270,14 +273,16 @@ struct Moves {
 }
 
 impl Moves {
-    /// Plans to move to the newest seal that the log shown has passed; redo may be behind it.
-    async fn plan(&mut self, view: &Arc<StandbyView>) {
+    /// Plans to move to the newest seal that the log shown has passed; redo may be behind it. So many of
+    /// the oldest lists that the seal names are gone.
+    async fn plan(&mut self, view: &Arc<StandbyView>, gone: usize) {
         let shown = view.horizon().0 as usize;
         let mut newest = None;
         while let Some(seal) = self.seals.pop_if(|(_, end)| *end <= shown) {
             newest = Some(seal);
         }
-        if let Some((seal, end)) = newest {
+        if let Some((mut seal, end)) = newest {
+            seal.lists.drain(..gone.min(seal.lists.len()));
             let base = view.load_next(&seal).await.unwrap();
             let full = Base::load(view.storage(), &seal).await.unwrap();
             assert!(

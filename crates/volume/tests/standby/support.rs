@@ -107,13 +107,17 @@ pub fn shared(storage: &Arc<MemoryStorage>) -> Arc<dyn Storage> {
 }
 
 impl Volume {
+    /// Reads of an expected version find any that was ever durable: the nearest replica has missed all
+    /// that came after it.
     pub fn new() -> Volume {
         let settings = VolumeSettings {
             block_size_bytes: BLOCK as u32,
             ..VolumeSettings::default()
         };
+        let cluster = MemoryCluster::new(settings);
+        cluster.set_stale_replica(true);
         Volume {
-            cluster: MemoryCluster::new(settings),
+            cluster,
             disk: tempfile::tempdir().unwrap(),
             nodes: std::cell::Cell::new(0),
         }
@@ -123,17 +127,7 @@ impl Volume {
     pub async fn init(&self) -> (Arc<MemoryStorage>, Database) {
         let storage = self.owning("first").await;
         format(&shared(&storage), owner(0o700), NOW).await.unwrap();
-        let latest = Latest::recover(storage.clone(), NOW).await.unwrap();
-        let private = self.private(false);
-        let active = ActiveView::open(
-            latest,
-            Arc::new(TestLayout),
-            private,
-            Arc::new(NoObserver),
-            None,
-            Options::default(),
-        );
-        let database = Database::of(active.await.unwrap());
+        let database = self.open_again(Arc::clone(&storage)).await;
         for dir in [
             "base",
             "base/5",
@@ -146,6 +140,20 @@ impl Volume {
         }
         database.mkdir("pg_logical/snapshots").unwrap();
         (storage, database)
+    }
+
+    /// The owner of an epoch opens the volume.
+    pub async fn open_again(&self, storage: Arc<MemoryStorage>) -> Database {
+        let latest = Latest::recover(storage, NOW).await.unwrap();
+        let active = ActiveView::open(
+            latest,
+            Arc::new(TestLayout),
+            self.private(false),
+            Arc::new(NoObserver),
+            None,
+            Options::default(),
+        );
+        Database::of(active.await.unwrap())
     }
 
     /// A client that owns a new epoch.
