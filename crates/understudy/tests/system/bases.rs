@@ -15,6 +15,7 @@ use tokio_postgres::error::SqlState;
 use understudy::demo::schema::Server;
 use understudy::demo::session::connect;
 use volume::claim::Claim;
+use volume::standby::ReadStats;
 
 use crate::stage::{PATIENCE, Stage};
 
@@ -70,6 +71,7 @@ async fn follow_for_a_while(
 
     let samples = watch_moves(stage, &standby, moves, at_least).await?;
     check_overlay(&samples)?;
+    check_reads(&samples)?;
     check_claim(storage, &standby).await?;
 
     // The checkpoints go on to the end; readers lose their server at the takeover, or soon after.
@@ -92,6 +94,7 @@ struct Sample {
     pause_ms: Option<f64>,
     overlay_bytes: u64,
     lag_bytes: Option<u64>,
+    reads: ReadStats,
 }
 
 impl Sample {
@@ -116,6 +119,7 @@ impl Sample {
             pause_ms: base["last_pause_ms"].as_f64(),
             overlay_bytes: bytes.into_iter().flatten().sum(),
             lag_bytes: node["lag_bytes"].as_u64(),
+            reads: serde_json::from_value(node["answer"]["reads"].clone())?,
         }))
     }
 }
@@ -144,6 +148,14 @@ async fn watch_moves(
         stage.cluster.check_running()?;
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
+}
+
+/// Blocks were read from one zone because the active's lists said what they must be, also across moves.
+fn check_reads(samples: &[Sample]) -> Result<()> {
+    let last = samples.last().context("no samples")?.reads;
+    println!("{last:?}");
+    ensure!(last.expected > 0 && last.moves_listed > 0, "{last:?}");
+    Ok(())
 }
 
 /// The overlay shrinks when the base moves, so it does not grow with the time that the standby lives.
