@@ -7,6 +7,7 @@ mod keys;
 mod paths;
 mod rest;
 mod size;
+mod standby;
 mod timing;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use crate::address::{Address, UNIX_PATH_MAX};
 pub use paths::{AgentLock, Paths};
 pub use rest::RestConfig;
 pub use size::ByteSize;
+pub use standby::StandbyConfig;
 pub use timing::{Heartbeat, Preset};
 
 /// Why a configuration is refused.
@@ -95,6 +97,8 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// What the active does about the storage tier in the background.
     pub storage: StorageConfig,
+    /// How this node follows while it is a standby.
+    pub standby: StandbyConfig,
     /// What this node may become.
     pub tags: Tags,
 }
@@ -284,6 +288,8 @@ struct Raw {
     #[serde(default)]
     storage: StorageConfig,
     #[serde(default)]
+    standby: StandbyConfig,
+    #[serde(default)]
     tags: Tags,
 }
 
@@ -317,6 +323,15 @@ const RESERVED: &[(&str, &str)] = &[
     ),
     ("external_pid_file", "the agent keeps its own"),
     ("hot_standby", "standbys always answer queries"),
+    ("hot_standby_feedback", "use standby.feedback"),
+    (
+        "max_standby_streaming_delay",
+        "use standby.max_streaming_delay",
+    ),
+    (
+        "max_standby_archive_delay",
+        "standby.max_streaming_delay is used for both",
+    ),
     ("fsync", "without it nothing is durable"),
 ];
 
@@ -354,6 +369,7 @@ impl Config {
             rest: raw.rest,
             memory: raw.memory,
             storage: raw.storage,
+            standby: raw.standby,
             tags: raw.tags,
         })
     }
@@ -411,6 +427,7 @@ impl Raw {
         self.check_data()?;
         self.check_postgres()?;
         self.rest.check()?;
+        self.standby.check()?;
         if self.channel.advertised().is_wildcard() {
             return Err(ConfigError::invalid(
                 "channel.advertise",

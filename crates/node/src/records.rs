@@ -25,6 +25,9 @@ pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{Cause, HistoryEntry, PhaseTiming, append_history, read_history};
 pub use member::{Incarnation, Member, MemberState, Role, better_candidates, choose_spare};
 
+#[cfg(test)]
+pub(crate) use member::tests::member as test_member;
+
 /// Why a record could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

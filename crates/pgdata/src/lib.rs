@@ -1,8 +1,8 @@
 //! What Understudy knows of PostgreSQL: the classes of its paths, its relation files, control file,
-//! page headers, log and timelines, the primary's side of its streaming protocol, and the settings
-//! that a server on shared storage needs.
+//! page headers, log and timelines, both sides of its streaming protocol, and the settings that a server
+//! on shared storage needs.
 //!
-//! Everything but the driver of [`feed`] is pure: bytes and paths in, facts out. PostgreSQL 13 to 18
+//! Everything but the drivers of [`feed`] and [`stand_in`] is pure: bytes and paths in, facts out. PostgreSQL 13 to 18
 //! on little-endian 64-bit machines, with log pages of 8 KiB.
 
 mod bytes_at;
@@ -15,9 +15,24 @@ pub mod relation;
 pub mod sealer;
 pub mod segment;
 pub mod settings;
+pub mod stand_in;
 pub mod timeline;
 pub mod wal;
 pub mod warmth;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds from 1970 to 2000, where PostgreSQL's clock starts.
+const POSTGRES_EPOCH_SECONDS: i64 = 946_684_800;
+
+/// Microseconds since 2000, as PostgreSQL's messages carry them.
+fn postgres_now() -> i64 {
+    let since_1970 = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let micros = i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX);
+    micros.saturating_sub(POSTGRES_EPOCH_SECONDS * 1_000_000)
+}
 
 /// Parses a log position as PostgreSQL prints it, `0/16B3748`.
 pub fn parse_lsn(text: &str) -> Option<volume::lsn::Lsn> {

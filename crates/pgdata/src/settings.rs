@@ -9,6 +9,8 @@
 //! Invariant: every pinned setting exists in the version that it is pinned for, and a standby's
 //! contain the active's, because after a promotion the same process is the active.
 
+use std::time::Duration;
+
 use crate::control::Capacity;
 
 mod configuration;
@@ -57,6 +59,11 @@ pub struct StandbyOptions {
     pub capacity: Capacity,
     /// `archive_mode` of the configuration, if it has one.
     pub archive_mode: Option<String>,
+    /// How long redo waits for queries in its way before it cancels them (N12 ii). A takeover does not
+    /// wait for them.
+    pub query_delay: Duration,
+    /// Whether it reports the rows that its queries need, for [`stand_in`](crate::stand_in).
+    pub feedback: bool,
 }
 
 /// What is pinned on the active.
@@ -76,8 +83,6 @@ pub fn active(version: MajorVersion) -> Vec<Setting> {
         ("zero_damaged_pages", "off"),
         ("ignore_checksum_failure", "off"),
         ("ignore_invalid_pages", "off"),
-        // Nobody acts on it (N12 iv).
-        ("hot_standby_feedback", "off"),
     ]
     .into_iter()
     .map(|(name, value)| Setting::new(name, value))
@@ -110,9 +115,6 @@ pub fn standby(version: MajorVersion, options: &StandbyOptions) -> Vec<Setting> 
         // How soon a broken feed is tried again, and progress reported.
         ("wal_retrieve_retry_interval", "100ms"),
         ("wal_receiver_status_interval", "1s"),
-        // Queries never hold redo for long: takeover waits for it (N12 ii).
-        ("max_standby_streaming_delay", "1s"),
-        ("max_standby_archive_delay", "1s"),
     ];
     pinned.extend(
         fixed
@@ -134,6 +136,11 @@ pub fn standby(version: MajorVersion, options: &StandbyOptions) -> Vec<Setting> 
         // A standby would archive everything once more.
         pinned.push(Setting::new("archive_mode", "on"));
     }
+    let delay = format!("{}ms", options.query_delay.as_millis());
+    pinned.push(Setting::new("max_standby_streaming_delay", delay.as_str()));
+    pinned.push(Setting::new("max_standby_archive_delay", delay));
+    let feedback = if options.feedback { "on" } else { "off" };
+    pinned.push(Setting::new("hot_standby_feedback", feedback));
     pinned.push(Setting::new(
         "primary_conninfo",
         options.primary_conninfo.as_str(),
@@ -187,6 +194,8 @@ mod tests {
                 ..Capacity::default()
             },
             archive_mode: archive_mode.map(Into::into),
+            query_delay: Duration::from_millis(1500),
+            feedback: false,
         }
     }
 
@@ -207,6 +216,23 @@ mod tests {
             assert_eq!(value(&standby, "max_connections"), Some("300"));
             assert_eq!(value(&standby, "restart_after_crash"), Some("off"));
         }
+    }
+
+    #[test]
+    fn queries_on_a_standby_are_the_operators_business() {
+        let version = MajorVersion::new(15).unwrap();
+        let with = |feedback| {
+            let options = StandbyOptions {
+                feedback,
+                ..options(None)
+            };
+            standby(version, &options)
+        };
+        for delay in ["max_standby_streaming_delay", "max_standby_archive_delay"] {
+            assert_eq!(value(&with(false), delay), Some("1500ms"));
+        }
+        assert_eq!(value(&with(false), "hot_standby_feedback"), Some("off"));
+        assert_eq!(value(&with(true), "hot_standby_feedback"), Some("on"));
     }
 
     #[test]

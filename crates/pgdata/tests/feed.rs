@@ -145,6 +145,8 @@ fn standby_arguments(feed: &Feed) -> Vec<String> {
         primary_conninfo: feed.connection_string(),
         capacity,
         archive_mode: Some("always".into()),
+        query_delay: Duration::from_secs(1),
+        feedback: true,
     };
     arguments(&standby(version(), &options))
 }
@@ -196,6 +198,12 @@ async fn a_standby_follows_a_running_primary_and_is_promoted() {
     assert!(feedback.apply >= end && feedback.flush >= end);
     assert!(feed.sent() >= end);
     assert_eq!(copy.sql(&[SUMS]), primary.sql(&[SUMS]));
+    let reported = async {
+        while feed.needed().is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    within("the rows that its queries need", reported).await;
 
     // While the horizon is held nothing arrives, but progress is still reported: redo is at rest.
     following.abort();
@@ -284,6 +292,8 @@ fn pinned_settings_exist() {
             max_locks_per_transaction: 64,
         },
         archive_mode: Some("always".into()),
+        query_delay: Duration::from_millis(1500),
+        feedback: true,
     };
     cluster.configure(pgdata::settings::DEFAULTS);
     cluster.signal("standby.signal");

@@ -28,6 +28,7 @@ use super::claims::{self, Keeper};
 use super::context::{Context, unix_ms};
 use super::error::Result;
 use super::scrub::{self, Scrubber};
+use super::stand_ins::StandIns;
 use super::status::Order;
 use crate::channel::{Notice, Request, Trigger};
 use crate::postgres::{ExitReport, Postgres, StopMode};
@@ -129,10 +130,12 @@ impl Active {
             scrub: scrubbing,
             retained,
         };
+        let stand_ins = StandIns::start(Arc::clone(&context.server), self.postgres.options());
         let event = self.wait(context, &told, orders, shutdown).await;
         announcing.abort();
         scrubber.abort();
         claims.abort();
+        stand_ins.end().await;
         let end = match event {
             Event::Fenced => {
                 tracing::warn!(epoch = %self.epoch, "a higher epoch exists: this node stops serving");

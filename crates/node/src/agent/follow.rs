@@ -11,6 +11,8 @@
 //! seal ([`super::moving`]), for which the log is held for moments. Nothing it does is shared, except
 //! its claim and its node record.
 
+mod verdict;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,21 +26,25 @@ use tokio::time::{Instant, MissedTickBehavior};
 use volume::claim::Claim;
 use volume::journal::JournalPos;
 use volume::lsn::Lsn;
+use volume::namespace::Namespace;
 
+use super::candidates::Candidates;
 use super::context::Context;
 use super::error::Result;
 use super::moving::{Ask, BaseMover};
-use super::standby::{Known, Standby};
+use super::standby::{self, Known, Standby};
 use super::status::Order;
 use super::warmth::{self, Warmer};
 use crate::address::Address;
-use crate::channel::{self, ClientEvent, Notice, Progress, Request, Subscription};
-use crate::detector::{Beat, Detector, Hint, Verdict};
+use crate::channel::{self, ClientEvent, Notice, Progress, Subscription};
+use crate::detector::{Beat, Detector, Hint};
 use crate::postgres::ExitReport;
 use crate::records::{ActiveState, Cause, Heartbeat, Member, MemberState, Record, Role};
 
 /// How often the node's record is written, and PostgreSQL asked how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
+/// How often the registry is looked at while a better standby should be taking over.
+const POLL_WAITING: Duration = Duration::from_millis(100);
 /// A standby this close to the horizon is warm.
 const WARM_LAG_BYTES: u64 = 16 << 20;
 
@@ -86,15 +92,21 @@ pub(crate) struct Follower<'a> {
     epoch: Epoch,
     active: NodeName,
     detector: Detector,
+    candidates: Candidates,
     known: Known,
     applied: Lsn,
     mover: BaseMover,
     /// More log is known than is shown, because it was held.
     behind: bool,
+    /// Whether the active was serving when its PostgreSQL's capacity was looked at last: it does not
+    /// change any more then.
+    capacity_known: bool,
     updated: u64,
+    /// The active is suspected, but a better standby goes first until then.
+    take_over_at: Option<Duration>,
     /// When the active last showed a sign of life, for the takeover's record.
     seen_at: Duration,
-    /// The active handed over to this node.
+    /// The active handed over to this node, which waits for no better one then.
     chosen: bool,
     warmth: warmth::Told,
 }
@@ -118,7 +130,9 @@ impl<'a> Follower<'a> {
         Follower {
             mover,
             behind: false,
+            capacity_known: heartbeat.state == ActiveState::Serving,
             detector: Detector::new(context.config.heartbeat, now),
+            candidates: Candidates::new(context.me.node.clone()),
             context,
             standby,
             epoch: heartbeat.epoch,
@@ -126,6 +140,7 @@ impl<'a> Follower<'a> {
             known,
             applied: Lsn::ZERO,
             updated: 0,
+            take_over_at: None,
             seen_at: now,
             chosen: false,
             warmth: warmth::Told::default(),
@@ -162,7 +177,7 @@ impl<'a> Follower<'a> {
         let mut triggers = subscription.triggers();
         let mut feedback = self.standby.feed.feedback();
         let mut poll: Option<Poll> = None;
-        let mut next_poll = Instant::now();
+        let mut polled_at: Option<Instant> = None;
         let mut report = tokio::time::interval(REPORT_EVERY);
         report.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -170,6 +185,7 @@ impl<'a> Follower<'a> {
                 return Ok(end);
             }
             let wake = self.wake();
+            let next_poll = polled_at.map_or_else(Instant::now, |at| at + self.poll_every());
             tokio::select! {
                 biased;
                 _ = shutdown.wait_for(|stop| *stop) => return Ok(StandbyEnd::Shutdown),
@@ -194,7 +210,9 @@ impl<'a> Follower<'a> {
                             end: trigger.synced_lsn,
                             timeline: TimelineId(trigger.timeline),
                         };
-                        self.advance(to).await?;
+                        if let Some(end) = self.advance(to).await? {
+                            return Ok(end);
+                        }
                     }
                 }
                 Ok(()) = feedback.changed() => {
@@ -209,13 +227,14 @@ impl<'a> Follower<'a> {
                         return Ok(end);
                     }
                 }
+                never = self.candidates.watch(&self.standby.storage) => match never {},
                 read = answered(&mut poll) => {
                     if let Some(end) = self.polled(read).await? {
                         return Ok(end);
                     }
                 }
                 () = tokio::time::sleep_until(next_poll), if poll.is_none() => {
-                    next_poll = Instant::now() + self.detector.poll();
+                    polled_at = Some(Instant::now());
                     self.detector.asked(self.context.now());
                     let storage = self.standby.storage.clone();
                     let me = self.context.me.node.clone();
@@ -239,14 +258,6 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// How long until the verdict, or the base, may change by itself.
-    fn wake(&self) -> Duration {
-        let now = self.context.now();
-        let due = [self.detector.wake_at(), self.mover.wake_at()];
-        let due = due.into_iter().flatten().map(|at| at.saturating_sub(now));
-        due.fold(self.detector.poll(), Duration::min)
-    }
-
     async fn subscribe(&self, events: mpsc::UnboundedSender<ClientEvent>) -> Result<Subscription> {
         let name = format!("{}{}", Member::PREFIX, self.active);
         let member = Member::load_named(self.standby.storage.as_ref(), &name).await?;
@@ -260,7 +271,7 @@ impl<'a> Follower<'a> {
     }
 
     /// Shows more of the log, unless it is held: the journal first, then the horizon.
-    async fn advance(&mut self, to: Known) -> Result<()> {
+    async fn advance(&mut self, to: Known) -> Result<Option<StandbyEnd>> {
         // A heartbeat may be older than what was announced and is not shown yet.
         let to = Known {
             journal: to.journal.max(self.known.journal),
@@ -270,14 +281,40 @@ impl<'a> Follower<'a> {
         self.known = to;
         self.behind = self.mover.is_holding();
         if self.behind {
-            return Ok(());
+            return Ok(None);
         }
         if to.journal > self.standby.tail.position() {
             self.standby.tail.advance(to.journal).await?;
         }
         let names = self.standby.tail.namespace().clone();
+        if to.end > self.standby.log.horizon().end && self.is_outgrown(&names).await? {
+            return Ok(Some(StandbyEnd::Superseded));
+        }
         self.standby.log.show(names, to.end, to.timeline);
-        Ok(())
+        Ok(None)
+    }
+
+    /// Whether the active's PostgreSQL has more connections, locks and so on than this one: redo would
+    /// stand still, and a promotion be refused (N12 i).
+    ///
+    /// They change when the active's server starts, at the beginning of an epoch, and none of that
+    /// epoch's log is announced before it serves: so one look before the first of it is shown is enough.
+    async fn is_outgrown(&mut self, live: &Namespace) -> Result<bool> {
+        if self.capacity_known {
+            return Ok(false);
+        }
+        self.capacity_known = true;
+        let needed = standby::active_capacity(&self.standby.storage, live).await?;
+        let own = self.standby.capacity;
+        if own.covers(needed) {
+            return Ok(false);
+        }
+        tracing::info!(
+            ?needed,
+            ?own,
+            "the active's PostgreSQL was started with larger settings: attaching afresh"
+        );
+        Ok(true)
     }
 
     /// Does what the mover of the base asks for.
@@ -285,7 +322,11 @@ impl<'a> Follower<'a> {
         for ask in asks {
             match ask {
                 Ask::Progress => self.standby.feed.request_reply(),
-                Ask::Release if self.behind => self.advance(self.known).await?,
+                Ask::Release if self.behind => {
+                    if let Some(end) = self.advance(self.known).await? {
+                        return Ok(Some(end));
+                    }
+                }
                 Ask::Release => {}
                 Ask::AttachAfresh => return Ok(Some(StandbyEnd::Superseded)),
             }
@@ -361,68 +402,9 @@ impl<'a> Follower<'a> {
             timeline: TimelineId(beat.timeline),
         };
         if to.end > self.known.end || to.journal > self.standby.tail.position() {
-            self.advance(to).await?;
+            return self.advance(to).await;
         }
         Ok(None)
-    }
-
-    /// Whether a vacant active's heartbeat leaves the epoch to us.
-    fn is_meant(&self, beat: &Heartbeat) -> bool {
-        match &beat.state {
-            ActiveState::Released { to: Some(to) } => *to == self.context.me.node,
-            _ => true,
-        }
-    }
-
-    fn judge(&mut self) -> Option<StandbyEnd> {
-        let now = self.context.now();
-        let Verdict::Suspect { evidence, .. } = self.detector.verdict(now) else {
-            return None;
-        };
-        if self.context.config.tags.nofailover {
-            return None;
-        }
-        Some(StandbyEnd::TakeOver {
-            cause: match self.chosen {
-                true => Cause::Switchover,
-                false => Cause::Failover {
-                    evidence: evidence.to_string(),
-                },
-            },
-            detect: now.saturating_sub(self.seen_at),
-            previous: Some(self.active.clone()),
-        })
-    }
-
-    fn order(&mut self, order: Order) -> Option<StandbyEnd> {
-        let Request::Failover { to, .. } = &order.request else {
-            drop(
-                order
-                    .answer
-                    .send(Err("this node is a standby already".to_owned())),
-            );
-            return None;
-        };
-        if to.as_ref().is_some_and(|to| *to != self.context.me.node) {
-            let why = format!(
-                "ask {} itself, or the active",
-                to.as_ref().map_or("", |t| t.as_str())
-            );
-            drop(order.answer.send(Err(why)));
-            return None;
-        }
-        if self.context.config.tags.nofailover {
-            let why =
-                "this node is tagged nofailover; ask another one, or change its configuration";
-            drop(order.answer.send(Err(why.to_owned())));
-            return None;
-        }
-        drop(order.answer.send(Ok(json!({ "taking_over": true }))));
-        Some(StandbyEnd::TakeOver {
-            cause: Cause::Forced,
-            detect: Duration::ZERO,
-            previous: Some(self.active.clone()),
-        })
     }
 
     async fn progressed(
@@ -447,6 +429,7 @@ impl<'a> Follower<'a> {
             applied: self.applied,
             horizon,
             warm: self.is_warm(),
+            needed: self.standby.feed.needed(),
         }
     }
 

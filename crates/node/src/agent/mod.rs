@@ -14,6 +14,7 @@
 //! [`detector`](crate::detector).
 
 pub(crate) mod active;
+mod candidates;
 mod claims;
 pub(crate) mod context;
 pub(crate) mod error;
@@ -22,6 +23,7 @@ mod log;
 mod look;
 mod moving;
 mod scrub;
+mod stand_ins;
 pub(crate) mod standby;
 mod start;
 pub(crate) mod status;

@@ -12,7 +12,7 @@ use dax::ids::{BlockKey, FileId, Generation};
 use dax::storage::{Lineage, Storage};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use mount::{Mount, MountOptions};
-use pgdata::control::ControlFile;
+use pgdata::control::{Capacity, ControlFile};
 use pgdata::feed::Feed;
 use pgdata::layout::{CONTROL_FILE, TWO_PHASE};
 use pgdata::settings::{self, Configuration, StandbyOptions as Pinned};
@@ -57,6 +57,8 @@ pub(crate) struct Standby {
     pub postgres: Postgres,
     pub mount: Mount,
     pub control: ControlFile,
+    /// What its PostgreSQL was started with.
+    pub capacity: Capacity,
 }
 
 /// Chooses the seal to attach at: the last, or the one before it if redo from the last failed (N7).
@@ -101,7 +103,15 @@ pub(crate) async fn attach(
 ) -> Result<Standby> {
     let sealed_end = base.seal.end;
     let control = ControlFile::parse(&base.seal.payload)?;
-    let configuration = read_configuration(&storage, &live).await?;
+    let mut configuration = read_configuration(&storage, &live).await?;
+    // As the active this node would be started with its own parameters.
+    for (name, value) in &context.config.postgres.parameters {
+        configuration.set(name, value.to_string());
+    }
+    let capacity = configuration
+        .capacity()
+        .max(control.capacity)
+        .max(active_capacity(&storage, &live).await?);
     let private = prepare_private(context, &storage, &base).await?;
     seed_buffers(context, &storage, &live, &private).await;
     let memory = &context.config.memory;
@@ -131,8 +141,10 @@ pub(crate) async fn attach(
     let feed = bind_feed(context, &log)?;
     let pinned = Pinned {
         primary_conninfo: feed.connection_string(),
-        capacity: configuration.capacity().max(control.capacity),
+        capacity,
         archive_mode: configuration.get("archive_mode").map(str::to_owned),
+        query_delay: context.config.standby.max_streaming_delay,
+        feedback: context.config.standby.feedback,
     };
     let mut pinned = settings::standby(context.version, &pinned);
     pinned.extend(context.warmth_settings(&configuration));
@@ -147,6 +159,7 @@ pub(crate) async fn attach(
         postgres,
         mount,
         control,
+        capacity,
     })
 }
 
@@ -274,6 +287,17 @@ async fn read_file(
     }
     bytes.truncate(inode.size as usize);
     Ok(bytes)
+}
+
+/// What the active's PostgreSQL was started with, as its control file says, sealed or not (N12 i).
+pub(crate) async fn active_capacity(
+    storage: &Arc<dyn Storage>,
+    live: &Namespace,
+) -> Result<Capacity> {
+    let latest = Lineage::up_to(Generation::MAX);
+    let file = live.resolve(CONTROL_FILE)?;
+    let bytes = read_file(storage, &latest, live, file).await?;
+    Ok(ControlFile::parse(&bytes)?.capacity)
 }
 
 /// The shared configuration, as far as a standby's command line depends on it (N12).

@@ -1,6 +1,7 @@
 //! What agents say to each other.
 
 use dax::ids::{Epoch, Generation, NodeName, VolumeName};
+use pgdata::feed::RowsNeeded;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
@@ -76,6 +77,10 @@ pub struct Progress {
     pub horizon: Lsn,
     /// Whether it could take over at once.
     pub warm: bool,
+    /// The rows that its queries may still read, which vacuum on the active shall keep, if it wants so
+    /// (`[standby] feedback`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub needed: Option<RowsNeeded>,
 }
 
 /// What the command line, or another agent, asks for.

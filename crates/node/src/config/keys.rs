@@ -22,6 +22,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "rest",
             "memory",
             "storage",
+            "standby",
             "tags",
         ],
     ),
@@ -48,6 +49,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
         &["pending", "cache", "overlay", "kernel_cache", "warm_every"],
     ),
     ("storage", &["scrub_every", "scrub_rate", "claim_cap"]),
+    ("standby", &["max_streaming_delay", "feedback"]),
     ("tags", &["nofailover", "priority", "spare", "zone"]),
 ];
 

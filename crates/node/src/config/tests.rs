@@ -36,6 +36,7 @@ fn defaults_are_what_the_example_says() {
     assert_eq!(spelled.heartbeat, defaults.heartbeat);
     assert_eq!(spelled.channel, defaults.channel);
     assert_eq!(spelled.memory, defaults.memory);
+    assert_eq!(spelled.standby, defaults.standby);
     assert_eq!(spelled.tags, defaults.tags);
     assert_eq!(spelled.postgres.port, example.postgres.port);
     assert_eq!(spelled.postgres.run_as, defaults.postgres.run_as);
@@ -72,6 +73,14 @@ fn nonsense_is_refused_and_says_what_to_change() {
         ("port = 0", "postgres.port"),
         ("[postgres.parameters]\nport = 1", "use postgres.port"),
         ("[postgres.parameters]\nfsync = false", "nothing is durable"),
+        (
+            "[postgres.parameters]\nhot_standby_feedback = true",
+            "use standby.feedback",
+        ),
+        (
+            "[standby]\nmax_streaming_delay = \"1y\"",
+            "standby.max_streaming_delay",
+        ),
         ("[memory]\ncache = \"4KiB\"", "at least 1MiB"),
         ("[memory]\ncache = 4", "cache"),
         ("[channel]\nlisten = \"0.0.0.0:7\"", "channel.advertise"),

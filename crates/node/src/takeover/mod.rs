@@ -12,6 +12,7 @@
 
 pub(crate) mod log_tail;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -39,8 +40,9 @@ use crate::postgres::PostgresError;
 use crate::records::{ActiveState, Heartbeat, PhaseTiming, Record};
 
 /// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
-/// may hold redo up (N12 ii).
+/// may hold redo up (N12 ii); then, less and less often, those that came meanwhile.
 const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
+const REPLAY_PATIENCE_MAX: Duration = Duration::from_secs(1);
 /// A replay that does not move for this long is given up, so that another node can try.
 const REPLAY_STALLS: Duration = Duration::from_secs(120);
 /// How long PostgreSQL may take to end recovery once all is replayed.
@@ -256,15 +258,15 @@ pub(crate) fn sealer_behind(
     ))
 }
 
-/// Waits until PostgreSQL has replayed to `end`; ends its sessions if that takes long.
+/// Waits until PostgreSQL has replayed to `end`; ends its sessions if that takes long: however long
+/// the operator lets queries hold redo up, a takeover does not wait for them.
 async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
     let exited = standby.postgres.exited();
     tokio::pin!(exited);
     let applied = standby.feed.applied(end);
     tokio::pin!(applied);
-    let impatient = tokio::time::sleep(REPLAY_PATIENCE);
-    tokio::pin!(impatient);
-    let mut asked = false;
+    let ending = keep_ending_sessions(standby);
+    tokio::pin!(ending);
     let mut progress = standby.feed.feedback();
     loop {
         tokio::select! {
@@ -278,10 +280,7 @@ async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
                 .into());
             },
             report = &mut exited => return Err(PostgresError::Exited(report).into()),
-            () = &mut impatient, if !asked => {
-                asked = true;
-                end_sessions(standby).await;
-            }
+            never = &mut ending => match never {},
         }
     }
 }
@@ -294,17 +293,23 @@ async fn moves(progress: &mut watch::Receiver<Option<Feedback>>) -> bool {
     tokio::time::timeout(REPLAY_STALLS, moved).await.is_ok()
 }
 
-async fn end_sessions(standby: &Standby) {
-    let ended = async {
-        standby
-            .postgres
-            .connect()
-            .await?
-            .end_client_sessions()
-            .await
-    };
-    match ended.await {
-        Ok(sessions) => tracing::info!(sessions, "ended read-only sessions for the takeover"),
-        Err(error) => tracing::info!(%error, "sessions not ended: not accepting connections yet"),
+/// Ends the sessions of clients, first after [`REPLAY_PATIENCE`].
+async fn keep_ending_sessions(standby: &Standby) -> Infallible {
+    let mut patience = REPLAY_PATIENCE;
+    loop {
+        tokio::time::sleep(patience).await;
+        patience = (patience * 2).min(REPLAY_PATIENCE_MAX);
+        match end_sessions(standby).await {
+            Ok(0) => {}
+            Ok(sessions) => tracing::info!(sessions, "ended read-only sessions for the takeover"),
+            Err(error) => {
+                tracing::info!(%error, "sessions not ended: not accepting connections yet");
+            }
+        }
     }
+}
+
+async fn end_sessions(standby: &Standby) -> Result<u64, PostgresError> {
+    let session = standby.postgres.connect().await?;
+    session.end_client_sessions().await
 }

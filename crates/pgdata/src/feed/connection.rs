@@ -2,25 +2,25 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::Instant;
 use volume::lsn::Lsn;
 
 use super::command::Command;
 use super::session::{Event, Session, SessionError, State};
 use super::{Horizon, Shared, SourceError};
+use crate::postgres_now;
 use crate::timeline::{History, HistoryError, TimelineId};
 
 /// Bytes of log in one message, as a primary sends them.
 const CHUNK_BYTES: u64 = 128 << 10;
 /// How often an idle standby hears from us (its patience is 60 s by default).
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
-/// Seconds from 1970 to 2000, where PostgreSQL's clock starts.
-const POSTGRES_EPOCH_SECONDS: i64 = 946_684_800;
 
 #[derive(Debug, thiserror::Error)]
 enum ServeError {
@@ -103,7 +103,7 @@ impl Connection {
                     }
                 }
                 // A stream's last words.
-                Some(Event::Status(..) | Event::StreamEnded) => {}
+                Some(Event::Status(..) | Event::Needed(_) | Event::StreamEnded) => {}
             }
         }
     }
@@ -211,7 +211,7 @@ impl Connection {
     /// Streams until the timeline or the connection ends; false when the other side is gone.
     async fn stream(&mut self, stream: &mut Stream) -> Result<bool, ServeError> {
         let shared = self.shared.clone();
-        let mut next_keepalive = tokio::time::Instant::now() + KEEPALIVE_EVERY;
+        let mut next_keepalive = Instant::now() + KEEPALIVE_EVERY;
         // Goes on while other things happen: questions that come quicker than storage answers must
         // not keep the log from being sent.
         let mut reading: Option<Reading> = None;
@@ -277,6 +277,9 @@ impl Connection {
                             .keepalive(stream.limit(), postgres_now(), false)?;
                     }
                 }
+                Event::Needed(needed) => {
+                    *self.shared.needed.lock() = needed.map(|rows| (Instant::now(), rows));
+                }
                 Event::StreamEnded => {
                     let next = stream.next.filter(|_| stream.is_over());
                     self.session
@@ -334,13 +337,4 @@ fn read_chunk(shared: &Shared, stream: &Stream) -> Reading {
         log.truncate(len);
         Ok(log)
     })
-}
-
-/// Microseconds since 2000.
-fn postgres_now() -> i64 {
-    let since_1970 = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let micros = i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX);
-    micros.saturating_sub(POSTGRES_EPOCH_SECONDS * 1_000_000)
 }

@@ -1,8 +1,9 @@
 //! The primary's side of PostgreSQL's streaming replication, for this node's own standby.
 //!
 //! [`Feed::bind`] listens on a Unix socket where the standby's `primary_conninfo` points, and streams
-//! log that a [`LogSource`] reads from shared storage. What comes back is [`Feedback`]. Messages are
-//! encoded and decoded by `pgwire`, whose types fit; the few that are inside CopyData are ours.
+//! log that a [`LogSource`] reads from shared storage. What comes back is [`Feedback`] and, if wanted,
+//! [`RowsNeeded`]. Messages are encoded and decoded by `pgwire`, whose types fit; the few that are inside
+//! CopyData are ours.
 //!
 //! Invariant: no byte at or beyond the source's horizon is ever sent, and the bytes sent on one
 //! connection are one gapless stretch of one timeline.
@@ -20,15 +21,22 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
 use volume::lsn::Lsn;
 
 use crate::timeline::TimelineId;
 
 /// How often progress is asked for while someone waits for it.
 const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// What a standby needs is forgotten when it has not said so for so long; it says so every second
+/// (`wal_receiver_status_interval`).
+const NEEDED_FOR: Duration = Duration::from_secs(10);
 
 /// Up to where the log may be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,12 +93,28 @@ pub struct Feedback {
     pub apply: Lsn,
 }
 
+/// The rows that a standby's queries may still read: those of transactions from these on, each with the
+/// number of times that the counter wrapped around (`hot_standby_feedback`). Zero stands for none.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowsNeeded {
+    /// Of tables.
+    pub xmin: u32,
+    /// Of `xmin`.
+    pub epoch: u32,
+    /// Of catalogs, where replication slots need older ones.
+    pub catalog_xmin: u32,
+    /// Of `catalog_xmin`.
+    pub catalog_epoch: u32,
+}
+
 /// What the connections and the handle share.
 struct Shared {
     source: Arc<dyn LogSource>,
     server_version: String,
     feedback: watch::Sender<Option<Feedback>>,
     sent: watch::Sender<Lsn>,
+    /// What the standby said last of the rows that it needs, and when.
+    needed: Mutex<Option<(Instant, RowsNeeded)>>,
     ask: Notify,
 }
 
@@ -127,6 +151,7 @@ impl Feed {
             server_version: server_version.to_owned(),
             feedback: watch::Sender::new(None),
             sent: watch::Sender::new(Lsn::ZERO),
+            needed: Mutex::new(None),
             ask: Notify::new(),
         });
         let accepting = tokio::spawn(accept(listener, shared.clone()));
@@ -158,6 +183,14 @@ impl Feed {
     /// The end of what was handed to the standby so far; never goes down.
     pub fn sent(&self) -> Lsn {
         *self.shared.sent.borrow()
+    }
+
+    /// The rows that the standby's queries may still read, if it says so (`hot_standby_feedback`). A
+    /// connection that breaks takes nothing back at once: the queries go on.
+    pub fn needed(&self) -> Option<RowsNeeded> {
+        let said = *self.shared.needed.lock();
+        said.filter(|(at, _)| at.elapsed() < NEEDED_FOR)
+            .map(|(_, rows)| rows)
     }
 
     /// Asks the standby to report its progress now.

@@ -24,7 +24,7 @@ use pgwire::messages::{
 use volume::lsn::Lsn;
 
 use super::command::Command;
-use super::{Feedback, Horizon};
+use super::{Feedback, Horizon, RowsNeeded};
 use crate::timeline::TimelineId;
 
 const TEXT: u32 = 25;
@@ -59,6 +59,8 @@ pub(super) enum Event {
     Command(Command),
     /// A status update; whether it wants an answer.
     Status(Feedback, bool),
+    /// Which rows the standby's queries may still read; `None`: it does not say.
+    Needed(Option<RowsNeeded>),
     /// The other side ended the stream (or confirmed our end).
     StreamEnded,
     /// The other side is gone.
@@ -314,26 +316,42 @@ impl Session {
     }
 }
 
-/// What a standby reports: `r` is its progress, `h` (feedback on old rows) has nobody to act on it
-/// (N12 iv).
+/// What a standby reports: `r` is its progress, `h` the rows that it needs.
 fn status(data: &[u8]) -> Result<Option<Event>, SessionError> {
-    if data.first() != Some(&b'r') {
-        return Ok(None);
+    match data.first() {
+        Some(b'r') => progress(data).map(Some),
+        Some(b'h') => needed(data).map(Some),
+        _ => Ok(None),
     }
-    let lsn = |at: usize| {
-        let bytes = data.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
-        bytes
-            .map(u64::from_be_bytes)
-            .map(Lsn)
-            .ok_or(SessionError::ShortStatus(data.len()))
-    };
+}
+
+fn progress(data: &[u8]) -> Result<Event, SessionError> {
+    let lsn = |at| bytes(data, at).map(u64::from_be_bytes).map(Lsn);
     let feedback = Feedback {
         write: lsn(1)?,
         flush: lsn(9)?,
         apply: lsn(17)?,
     };
     let wants_answer = data.get(33).is_some_and(|flag| *flag != 0);
-    Ok(Some(Event::Status(feedback, wants_answer)))
+    Ok(Event::Status(feedback, wants_answer))
+}
+
+fn needed(data: &[u8]) -> Result<Event, SessionError> {
+    let number = |at| bytes(data, at).map(u32::from_be_bytes);
+    let rows = RowsNeeded {
+        xmin: number(9)?,
+        epoch: number(13)?,
+        catalog_xmin: number(17)?,
+        catalog_epoch: number(21)?,
+    };
+    // A standby that stops to report sends zeros once.
+    let any = rows.xmin != 0 || rows.catalog_xmin != 0;
+    Ok(Event::Needed(any.then_some(rows)))
+}
+
+fn bytes<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N], SessionError> {
+    let found = data.get(at..at + N).and_then(|bytes| bytes.try_into().ok());
+    found.ok_or(SessionError::ShortStatus(data.len()))
 }
 
 #[cfg(test)]
@@ -430,11 +448,34 @@ mod tests {
             session.next_event().unwrap(),
             Some(Event::Status(progress, true))
         );
-        session
-            .input()
-            .extend_from_slice(&message(b'd', b"h feedback on old rows"));
-        assert_eq!(session.next_event().unwrap(), None, "ignored");
         session.input().extend_from_slice(&message(b'd', b"r\0\0"));
+        assert!(session.next_event().is_err(), "cut short");
+    }
+
+    #[test]
+    fn needed_rows_are_reported_until_there_are_none() {
+        let mut session = ready();
+        session.start_streaming().unwrap();
+        let feedback = |numbers: [u32; 4]| {
+            let mut body = vec![b'h'];
+            body.extend(9u64.to_be_bytes());
+            body.extend(numbers.into_iter().flat_map(u32::to_be_bytes));
+            message(b'd', &body)
+        };
+        session.input().extend(feedback([700, 1, 650, 1]));
+        let needed = RowsNeeded {
+            xmin: 700,
+            epoch: 1,
+            catalog_xmin: 650,
+            catalog_epoch: 1,
+        };
+        assert_eq!(
+            session.next_event().unwrap(),
+            Some(Event::Needed(Some(needed)))
+        );
+        session.input().extend(feedback([0; 4]));
+        assert_eq!(session.next_event().unwrap(), Some(Event::Needed(None)));
+        session.input().extend_from_slice(&message(b'd', b"h\0\0"));
         assert!(session.next_event().is_err(), "cut short");
     }
 

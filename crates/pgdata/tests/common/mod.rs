@@ -138,6 +138,10 @@ impl Cluster {
         self.data().join("pg_wal")
     }
 
+    pub fn socket(&self) -> PathBuf {
+        self.root.path().join(format!(".s.PGSQL.{}", self.port))
+    }
+
     pub fn log(&self) -> String {
         fs::read_to_string(self.root.path().join("log")).unwrap_or_default()
     }

@@ -218,14 +218,14 @@ async fn registry(stage: &Stage) -> Result<Arc<dyn Storage>> {
 }
 
 /// Something that a session does again and again.
-struct Repeated {
+pub struct Repeated {
     stop: watch::Sender<bool>,
     rounds: Arc<AtomicU64>,
     task: JoinHandle<Result<()>>,
 }
 
 impl Repeated {
-    fn start<F>(server: Server, round: fn(Arc<tokio_postgres::Client>) -> F) -> Repeated
+    pub fn start<F>(server: Server, round: fn(Arc<tokio_postgres::Client>) -> F) -> Repeated
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
@@ -262,7 +262,7 @@ impl Repeated {
     }
 
     /// Waits for so many rounds and lets the one at hand finish; how many there were.
-    async fn stop(self, at_least: u64) -> Result<u64> {
+    pub async fn stop(self, at_least: u64) -> Result<u64> {
         let deadline = Instant::now() + PATIENCE;
         while self.rounds.load(Ordering::Relaxed) < at_least && !self.task.is_finished() {
             ensure!(Instant::now() < deadline, "hardly any round");
@@ -274,13 +274,13 @@ impl Repeated {
     }
 
     /// Whatever it says: its server was killed.
-    fn abort(self) {
+    pub fn abort(self) {
         self.task.abort();
     }
 }
 
 /// A query on a standby may have to, and its session as well (N12).
-fn gave_way_to_redo(error: &anyhow::Error) -> bool {
+pub fn gave_way_to_redo(error: &anyhow::Error) -> bool {
     let Some(error) = error.downcast_ref::<tokio_postgres::Error>() else {
         return false;
     };
@@ -288,7 +288,7 @@ fn gave_way_to_redo(error: &anyhow::Error) -> bool {
     error.is_closed() || code == Some(&SqlState::T_R_SERIALIZATION_FAILURE)
 }
 
-async fn checkpoint(client: Arc<tokio_postgres::Client>) -> Result<()> {
+pub async fn checkpoint(client: Arc<tokio_postgres::Client>) -> Result<()> {
     client.batch_execute("CHECKPOINT").await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     Ok(())

@@ -37,7 +37,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(15);
 /// After something failed.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// How long redo may stand still below P before the log is released. Longer than queries may hold it
-/// up (`max_standby_streaming_delay`, pinned to 1 s): what redo does not read yet it does not miss.
+/// up by default (`standby.max_streaming_delay`): what redo does not read yet it does not miss.
 pub(super) const QUIET: Duration = Duration::from_secs(2);
 /// How often redo is asked where it is while the log is held.
 pub(super) const ASK_EVERY: Duration = Duration::from_millis(3);

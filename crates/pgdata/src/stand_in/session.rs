@@ -1,0 +1,310 @@
+//! The protocol of a stand-in's connection, without the connection.
+//!
+//! ```text
+//!   starting ──ready──▶ identifying ──ready──▶ asking ──CopyBoth──▶ streaming
+//! ```
+//!
+//! Invariant: reports are encoded while streaming only; the log that comes is thrown away.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use pgwire::error::PgWireError;
+use pgwire::messages::copy::CopyData;
+use pgwire::messages::response::ErrorResponse;
+use pgwire::messages::simplequery::Query;
+use pgwire::messages::startup::{Authentication, Startup};
+use pgwire::messages::terminate::Terminate;
+use pgwire::messages::{DecodeContext, Message, PgWireBackendMessage, ProtocolVersion};
+
+use super::Report;
+
+/// What the server did.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error("not PostgreSQL's protocol: {0}")]
+    Protocol(#[from] PgWireError),
+    /// Its words.
+    #[error("{0}")]
+    Refused(String),
+    #[error("it asks for a password: trust the agent's user on the local socket in pg_hba.conf")]
+    Password,
+    #[error("unexpected message while {0:?}: {1}")]
+    Unexpected(State, String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Starting,
+    Identifying,
+    Asking,
+    Streaming,
+}
+
+/// What the driver must react to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The stream stands: reports can be sent.
+    Streaming,
+    /// The server wants a report now.
+    Asked,
+    /// The server ended the stream.
+    Ended,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    context: DecodeContext,
+    input: BytesMut,
+    output: BytesMut,
+    state: State,
+    /// Where the stream can start: the end of the flushed log and its timeline.
+    start: Option<(String, String)>,
+}
+
+impl Session {
+    /// Greets; `name` is the application's name.
+    pub fn new(user: &str, name: &str) -> Result<Session, SessionError> {
+        let mut startup = Startup::new();
+        let parameters = [
+            ("user", user),
+            ("replication", "true"),
+            ("application_name", name),
+        ];
+        for (key, value) in parameters {
+            startup.parameters.insert(key.into(), value.into());
+        }
+        let mut output = BytesMut::new();
+        startup.encode(&mut output)?;
+        Ok(Session {
+            context: DecodeContext::new(ProtocolVersion::PROTOCOL3_0),
+            input: BytesMut::new(),
+            output,
+            state: State::Starting,
+            start: None,
+        })
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// Where to put received bytes.
+    pub fn input(&mut self) -> &mut BytesMut {
+        &mut self.input
+    }
+
+    /// What is to be sent, which is then taken as sent.
+    pub fn take_output(&mut self) -> Bytes {
+        self.output.split().freeze()
+    }
+
+    /// What the received bytes say; `None` until more come.
+    pub fn next_event(&mut self) -> Result<Option<Event>, SessionError> {
+        while let Some(message) = PgWireBackendMessage::decode(&mut self.input, &self.context)? {
+            if let Some(event) = self.react(message)? {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    fn react(&mut self, message: PgWireBackendMessage) -> Result<Option<Event>, SessionError> {
+        use PgWireBackendMessage as Back;
+        match (self.state, message) {
+            (_, Back::ErrorResponse(error)) => return Err(refused(&error)),
+            (_, Back::NoticeResponse(_) | Back::ParameterStatus(_) | Back::BackendKeyData(_)) => {}
+            (State::Starting, Back::Authentication(Authentication::Ok)) => {}
+            (State::Starting, Back::Authentication(_)) => return Err(SessionError::Password),
+            (State::Starting, Back::ReadyForQuery(_)) => {
+                self.command("IDENTIFY_SYSTEM", State::Identifying)?;
+            }
+            (State::Identifying, Back::RowDescription(_) | Back::CommandComplete(_)) => {}
+            (State::Identifying, Back::DataRow(row)) => self.start = identified(&row.data),
+            (State::Identifying, Back::ReadyForQuery(_)) => {
+                let Some((at, timeline)) = self.start.take() else {
+                    let nothing = "no position".to_owned();
+                    return Err(SessionError::Unexpected(self.state, nothing));
+                };
+                let start = format!("START_REPLICATION PHYSICAL {at} TIMELINE {timeline}");
+                self.command(&start, State::Asking)?;
+            }
+            (State::Asking, Back::CopyBothResponse(_)) => {
+                self.state = State::Streaming;
+                return Ok(Some(Event::Streaming));
+            }
+            (State::Streaming, Back::CopyData(copied)) => {
+                let asked = copied.data.first() == Some(&b'k') && copied.data.last() == Some(&1);
+                return Ok(asked.then_some(Event::Asked));
+            }
+            (State::Streaming, Back::CopyDone(_) | Back::CommandComplete(_)) => {
+                return Ok(Some(Event::Ended));
+            }
+            (state, other) => return Err(SessionError::Unexpected(state, format!("{other:?}"))),
+        }
+        Ok(None)
+    }
+
+    fn command(&mut self, text: &str, next: State) -> Result<(), SessionError> {
+        Query::new(text.to_owned()).encode(&mut self.output)?;
+        self.state = next;
+        Ok(())
+    }
+
+    /// Sends what the standby reported, as its receiver would: its progress, then the rows it needs.
+    /// `now` is in microseconds since 2000.
+    pub fn report(&mut self, report: &Report, now: i64) -> Result<(), SessionError> {
+        let mut progress = BytesMut::with_capacity(34);
+        progress.put_u8(b'r');
+        for lsn in [report.received, report.received, report.applied] {
+            progress.put_u64(lsn.0);
+        }
+        progress.put_i64(now);
+        progress.put_u8(0);
+        CopyData::new(progress.freeze()).encode(&mut self.output)?;
+
+        let mut needed = BytesMut::with_capacity(25);
+        needed.put_u8(b'h');
+        needed.put_i64(now);
+        for number in [
+            report.needed.xmin,
+            report.needed.epoch,
+            report.needed.catalog_xmin,
+            report.needed.catalog_epoch,
+        ] {
+            needed.put_u32(number);
+        }
+        CopyData::new(needed.freeze()).encode(&mut self.output)?;
+        Ok(())
+    }
+
+    /// Says goodbye, so that the server writes nothing about a lost connection into its log.
+    pub fn terminate(&mut self) -> Result<(), SessionError> {
+        Terminate::new().encode(&mut self.output)?;
+        Ok(())
+    }
+}
+
+/// Position and timeline in the row that answers IDENTIFY_SYSTEM: system, timeline, position, database.
+fn identified(mut row: &[u8]) -> Option<(String, String)> {
+    let mut column = || {
+        let (length, rest) = row.split_first_chunk::<4>()?;
+        let length = usize::try_from(i32::from_be_bytes(*length)).ok()?;
+        let (text, rest) = rest.split_at_checked(length)?;
+        row = rest;
+        Some(String::from_utf8_lossy(text).into_owned())
+    };
+    let (_system, timeline, at) = (column()?, column()?, column()?);
+    Some((at, timeline))
+}
+
+fn refused(error: &ErrorResponse) -> SessionError {
+    let message = error.fields.iter().find(|(kind, _)| *kind == b'M');
+    SessionError::Refused(message.map_or_else(String::new, |(_, text)| text.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use volume::lsn::Lsn;
+
+    use super::*;
+    use crate::feed::RowsNeeded;
+
+    fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![kind];
+        bytes.extend(u32::try_from(body.len() + 4).unwrap().to_be_bytes());
+        bytes.extend(body);
+        bytes
+    }
+
+    fn row(values: &[&str]) -> Vec<u8> {
+        let mut body = u16::try_from(values.len() + 1)
+            .unwrap()
+            .to_be_bytes()
+            .to_vec();
+        for value in values {
+            body.extend(u32::try_from(value.len()).unwrap().to_be_bytes());
+            body.extend(value.as_bytes());
+        }
+        body.extend((-1i32).to_be_bytes());
+        message(b'D', &body)
+    }
+
+    fn streaming() -> Session {
+        let mut session = Session::new("postgres", "south").unwrap();
+        let startup = session.take_output();
+        assert!(startup.windows(5).any(|bytes| bytes == b"south"));
+        for (bytes, sent) in [
+            (message(b'R', &[0; 4]), &b""[..]),
+            (message(b'Z', b"I"), b"Q\0\0\0\x14IDENTIFY_SYSTEM\0"),
+            (row(&["7", "3", "0/5000"]), b""),
+            (message(b'C', b"IDENTIFY_SYSTEM\0"), b""),
+        ] {
+            session.input().extend_from_slice(&bytes);
+            assert_eq!(session.next_event().unwrap(), None);
+            assert_eq!(&session.take_output()[..], sent);
+        }
+        session.input().extend_from_slice(&message(b'Z', b"I"));
+        assert_eq!(session.next_event().unwrap(), None);
+        let start = session.take_output();
+        assert!(start.ends_with(b"START_REPLICATION PHYSICAL 0/5000 TIMELINE 3\0"));
+        session.input().extend_from_slice(&message(b'W', &[0; 3]));
+        assert_eq!(session.next_event().unwrap(), Some(Event::Streaming));
+        session
+    }
+
+    #[test]
+    fn it_asks_for_the_log_from_its_end_and_throws_it_away() {
+        let mut session = streaming();
+        let mut log = vec![b'w'; 1000];
+        log.push(1);
+        session.input().extend_from_slice(&message(b'd', &log));
+        assert_eq!(session.next_event().unwrap(), None);
+        let mut keepalive = vec![b'k'; 17];
+        keepalive.push(0);
+        session
+            .input()
+            .extend_from_slice(&message(b'd', &keepalive));
+        assert_eq!(session.next_event().unwrap(), None);
+        keepalive[17] = 1;
+        session
+            .input()
+            .extend_from_slice(&message(b'd', &keepalive));
+        assert_eq!(session.next_event().unwrap(), Some(Event::Asked));
+    }
+
+    #[test]
+    fn reports_are_what_a_receiver_sends() {
+        let mut session = streaming();
+        let report = Report {
+            received: Lsn(3),
+            applied: Lsn(1),
+            needed: RowsNeeded {
+                xmin: 700,
+                epoch: 1,
+                catalog_xmin: 0,
+                catalog_epoch: 0,
+            },
+        };
+        session.report(&report, 9).unwrap();
+        let mut progress = vec![b'r'];
+        for number in [3u64, 3, 1, 9] {
+            progress.extend(number.to_be_bytes());
+        }
+        progress.push(0);
+        let mut needed = vec![b'h'];
+        needed.extend(9u64.to_be_bytes());
+        for number in [700u32, 1, 0, 0] {
+            needed.extend(number.to_be_bytes());
+        }
+        let expected = [message(b'd', &progress), message(b'd', &needed)].concat();
+        assert_eq!(&session.take_output()[..], expected);
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_servers_words() {
+        let mut session = Session::new("postgres", "south").unwrap();
+        let body = b"SFATAL\0C53300\0Mtoo many standbys\0\0";
+        session.input().extend_from_slice(&message(b'E', body));
+        let error = session.next_event().unwrap_err();
+        assert_eq!(error.to_string(), "too many standbys");
+    }
+}
