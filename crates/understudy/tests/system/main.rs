@@ -8,6 +8,7 @@ mod demo;
 mod failover;
 mod operator;
 mod rest;
+mod soak;
 mod stage;
 mod versions;
 mod warmth;
