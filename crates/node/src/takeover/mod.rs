@@ -14,6 +14,7 @@ pub(crate) mod log_tail;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::convert::Infallible;
 use std::time::Duration;
 
 use dax::error::ErrorKind;
@@ -38,6 +39,8 @@ use crate::agent::standby::Standby;
 use crate::postgres::PostgresError;
 use crate::records::{ActiveState, Heartbeat, PhaseTiming, Record};
 
+/// Time between two rounds of ending sessions.
+const SESSIONS_END_EVERY: Duration = Duration::from_millis(100);
 /// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
 /// may hold redo up (N12 ii).
 const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
@@ -256,15 +259,15 @@ pub(crate) fn sealer_behind(
     ))
 }
 
-/// Waits until PostgreSQL has replayed to `end`; ends its sessions if that takes long.
+/// Waits until PostgreSQL has replayed to `end`. If that takes long it ends the sessions of clients,
+/// again and again: they come back, and each one's snapshot can hold redo up anew.
 async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
     let exited = standby.postgres.exited();
     tokio::pin!(exited);
     let applied = standby.feed.applied(end);
     tokio::pin!(applied);
-    let impatient = tokio::time::sleep(REPLAY_PATIENCE);
+    let impatient = keep_ending_sessions(standby);
     tokio::pin!(impatient);
-    let mut asked = false;
     let mut progress = standby.feed.feedback();
     loop {
         tokio::select! {
@@ -278,10 +281,7 @@ async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
                 .into());
             },
             report = &mut exited => return Err(PostgresError::Exited(report).into()),
-            () = &mut impatient, if !asked => {
-                asked = true;
-                end_sessions(standby).await;
-            }
+            never = &mut impatient => match never {},
         }
     }
 }
@@ -294,17 +294,26 @@ async fn moves(progress: &mut watch::Receiver<Option<Feedback>>) -> bool {
     tokio::time::timeout(REPLAY_STALLS, moved).await.is_ok()
 }
 
-async fn end_sessions(standby: &Standby) {
-    let ended = async {
-        standby
-            .postgres
-            .connect()
-            .await?
-            .end_client_sessions()
-            .await
-    };
-    match ended.await {
-        Ok(sessions) => tracing::info!(sessions, "ended read-only sessions for the takeover"),
-        Err(error) => tracing::info!(%error, "sessions not ended: not accepting connections yet"),
+/// Ends the sessions of clients from [`REPLAY_PATIENCE`] on, until it is dropped.
+async fn keep_ending_sessions(standby: &Standby) -> Infallible {
+    let mut told = false;
+    let mut wait = REPLAY_PATIENCE;
+    loop {
+        tokio::time::sleep(wait).await;
+        wait = SESSIONS_END_EVERY;
+        let ended = async {
+            let session = standby.postgres.connect().await?;
+            session.end_client_sessions().await
+        };
+        match ended.await {
+            Ok(0) => {}
+            Ok(_) if told => {}
+            Ok(sessions) => {
+                told = true;
+                tracing::info!(sessions, "ending read-only sessions for the takeover");
+            }
+            // It does not let anybody in yet, or the agent's own session gave way to redo.
+            Err(error) => tracing::debug!(%error, "no sessions ended this time"),
+        }
     }
 }

@@ -62,8 +62,8 @@ pub struct Options {
     pub every: Duration,
 }
 
-/// How long anything that must happen may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long anything that must happen may take: longer than a lag that a slow machine builds up.
+const PATIENCE: Duration = Duration::from_secs(300);
 /// What the zones may take on disk together.
 const DISK_BYTES_MAX: u64 = 20 << 30;
 /// Less than the data, so that pages leave all the time.
@@ -213,7 +213,13 @@ async fn play(
     let kill = tokio::task::block_in_place(|| cluster.kill_node(&active))
         .with_context(|| format!("{active} was not running"))?;
     let killed = clock.at(kill.at);
-    say(&format!("{:.0} s: {active} killed", killed.seconds()));
+    let last = series.last().map(|sample| sample.lag).unwrap_or_default();
+    say(&format!(
+        "{:.0} s: {active} killed; {standby} was {} ms and {} bytes behind",
+        killed.seconds(),
+        last.ms,
+        last.bytes
+    ));
     wait_for_commits(cluster, &writers, killed).await?;
     say(&format!("{:.0} s: {standby} serves", clock.now().seconds()));
     cluster.start_node(&active)?;
