@@ -409,7 +409,7 @@ Examples:
   understudy bench soak --quick
   understudy bench soak --duration 1h --json >soak.json")]
 pub struct BenchSoak {
-    /// A short run on less data: 25 s until the kill, a checkpoint every 5 s.
+    /// A short run on less data: 20 s until the kill, a checkpoint every 5 s.
     #[arg(long)]
     pub quick: bool,
     /// How long the clients run until the kill; 10m if not given.

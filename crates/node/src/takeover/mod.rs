@@ -12,9 +12,9 @@
 
 pub(crate) mod log_tail;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::convert::Infallible;
 use std::time::Duration;
 
 use dax::error::ErrorKind;

@@ -90,14 +90,14 @@ async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
     let mut workspace = Workspace::create(args.data.as_deref(), false)?;
     let seconds = Duration::from_secs;
     let quick = |quick, whole| seconds(if args.quick { quick } else { whole });
-    let duration = args.duration.unwrap_or(quick(25, 600));
+    let duration = args.duration.unwrap_or(quick(20, 600));
     let rate = args.rate.unwrap_or(if args.quick { 150 } else { 300 });
     let options = soak::Options {
         bin: programs::find(args.bin.as_deref())?,
         dir: workspace.path().to_owned(),
         understudy: this_program()?,
         duration,
-        afterwards: (duration / 10).clamp(seconds(8), seconds(120)),
+        afterwards: (duration / 10).clamp(seconds(5), seconds(120)),
         rate: (rate > 0).then_some(f64::from(rate)),
         clients: args.clients,
         scale: args.scale.unwrap_or(if args.quick { 2 } else { 4 }),
