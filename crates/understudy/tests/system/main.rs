@@ -12,4 +12,5 @@ mod soak;
 mod stage;
 mod versions;
 mod warmth;
+mod workloads;
 mod zones;

@@ -31,13 +31,13 @@ pub(super) async fn report(
     // What has just come back may be busy catching up.
     let told = run.answers.iter().enumerate();
     checks.extend(told.map(|(at, (_, tally))| answers(tally, at == 0)));
-    let before: Vec<&Sample> = run
+    let killed = run.killed.seconds();
+    let (before, _) = run
         .series
-        .iter()
-        .filter(|sample| sample.seconds <= run.killed.seconds())
-        .collect();
-    checks.push(moves(&before));
-    checks.extend(overlay(&before));
+        .split_at(run.series.partition_point(|s| s.seconds <= killed));
+    let (base_moves, fresh_attaches) = (moved(before), attached(before));
+    checks.push(moves(before));
+    checks.extend(overlay(before));
     let lines = cluster.unexpected_log_lines(|_, _| false);
     checks.push(Check {
         name: "nothing unexpected in the logs",
@@ -65,8 +65,8 @@ pub(super) async fn report(
         ddl_rounds: run.ddl_rounds,
         lag_bytes: run.lag.0,
         lag_ms: run.lag.1,
-        base_moves: moved(&before),
-        fresh_attaches: attached(&before),
+        base_moves,
+        fresh_attaches,
         answers: run.answers.into_iter().collect(),
         unexpected_log_lines: lines,
         series: run.series,
@@ -127,7 +127,7 @@ fn answers(tally: &Tally, each: bool) -> Check {
 }
 
 /// Moves of all attachments together.
-fn moved(samples: &[&Sample]) -> u64 {
+pub(super) fn moved(samples: &[Sample]) -> u64 {
     let counts = samples.iter().filter_map(|s| s.base_moves);
     let mut total = 0;
     let mut last = 0;
@@ -139,12 +139,12 @@ fn moved(samples: &[&Sample]) -> u64 {
 }
 
 /// How often the count of moves began anew.
-fn attached(samples: &[&Sample]) -> u64 {
+fn attached(samples: &[Sample]) -> u64 {
     let counts: Vec<u64> = samples.iter().filter_map(|s| s.base_moves).collect();
     counts.windows(2).filter(|two| two[1] < two[0]).count() as u64
 }
 
-fn moves(samples: &[&Sample]) -> Check {
+fn moves(samples: &[Sample]) -> Check {
     let moved = moved(samples);
     Check {
         name: "the standby's base follows",
@@ -154,11 +154,11 @@ fn moves(samples: &[&Sample]) -> Check {
 }
 
 /// The overlay of the second half of the run is not much larger than that of the first.
-fn overlay(samples: &[&Sample]) -> Option<Check> {
+fn overlay(samples: &[Sample]) -> Option<Check> {
     if moved(samples) < MOVES_TO_JUDGE {
         return None;
     }
-    let highest = |half: &[&Sample]| half.iter().filter_map(|s| s.overlay_bytes).max();
+    let highest = |half: &[Sample]| half.iter().filter_map(|s| s.overlay_bytes).max();
     let (early, late) = samples.split_at(samples.len() / 2);
     let (early, late) = (highest(early)?, highest(late)?);
     Some(Check {
@@ -188,7 +188,6 @@ mod tests {
     #[test]
     fn moves_go_on_counting_when_a_standby_attaches_afresh() {
         let samples = [sample(1, 0), sample(4, 0), sample(0, 0), sample(2, 0)];
-        let samples: Vec<&Sample> = samples.iter().collect();
         assert_eq!((moved(&samples), attached(&samples)), (6, 1));
     }
 
@@ -196,7 +195,7 @@ mod tests {
     fn an_overlay_that_grows_and_grows_is_a_fault() {
         let grown = |by: u64| {
             let samples: Vec<Sample> = (0..20).map(|n| sample(n, 10 + n * by)).collect();
-            overlay(&samples.iter().collect::<Vec<_>>()).unwrap().passed
+            overlay(&samples).unwrap().passed
         };
         assert!(grown(1) && !grown(100));
     }

@@ -207,6 +207,20 @@ async fn play(
         &mut series,
     )
     .await?;
+    // A slow machine's standby is given the time to move its base once.
+    let patience = clock.now() + PATIENCE;
+    while judge::moved(&series) == 0 && clock.now() < patience {
+        let until = clock.now() + options.every;
+        follow(
+            options,
+            cluster,
+            &writers,
+            &watch,
+            (clock, until),
+            &mut series,
+        )
+        .await?;
+    }
     let lag = watch.spread();
     drop(watch);
 
