@@ -12,7 +12,7 @@ use dax::ids::{BlockKey, FileId, Generation};
 use dax::storage::{Lineage, Storage};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use mount::{Mount, MountOptions};
-use pgdata::control::ControlFile;
+use pgdata::control::{Capacity, ControlFile};
 use pgdata::feed::Feed;
 use pgdata::layout::{CONTROL_FILE, TWO_PHASE};
 use pgdata::settings::{self, Configuration, StandbyOptions as Pinned};
@@ -57,6 +57,8 @@ pub(crate) struct Standby {
     pub postgres: Postgres,
     pub mount: Mount,
     pub control: ControlFile,
+    /// What its PostgreSQL was started with.
+    pub capacity: Capacity,
 }
 
 /// Chooses the seal to attach at: the last, or the one before it if redo from the last failed (N7).
@@ -128,9 +130,10 @@ pub(crate) async fn attach(
     log.show(live, known.end.max(sealed_end), known.timeline);
     let mount = show(context, view.clone())?;
     let feed = bind_feed(context, &log)?;
+    let capacity = configuration.capacity().max(control.capacity);
     let pinned = Pinned {
         primary_conninfo: feed.connection_string(),
-        capacity: configuration.capacity().max(control.capacity),
+        capacity,
         archive_mode: configuration.get("archive_mode").map(str::to_owned),
     };
     let mut pinned = settings::standby(context.version, &pinned);
@@ -146,6 +149,7 @@ pub(crate) async fn attach(
         postgres,
         mount,
         control,
+        capacity,
     })
 }
 

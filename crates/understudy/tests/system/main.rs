@@ -10,6 +10,7 @@ mod operator;
 mod rest;
 mod soak;
 mod stage;
+mod starts;
 mod versions;
 mod warmth;
 mod workloads;
