@@ -69,7 +69,7 @@ const ALWAYS: [(Severity, &str, &str); 8] = [
 ];
 
 /// Beginnings of messages that are expected around a takeover.
-const AT_TAKEOVER: [(Severity, &str); 25] = [
+const AT_TAKEOVER: [(Severity, &str); 26] = [
     (
         Severity::Fatal,
         "terminating connection due to administrator command",
@@ -88,6 +88,9 @@ const AT_TAKEOVER: [(Severity, &str); 25] = [
     ),
     (Severity::Fatal, "terminating background worker "),
     (Severity::Fatal, "connection to client lost"),
+    // The agent ends sessions, and one ends by itself just then: "PID 7 is not a PostgreSQL backend
+    // process".
+    (Severity::Warning, "PID "),
     // While the zones are away nothing moves: who logs in, or starts to vacuum, waits too long.
     (Severity::Fatal, "canceling authentication due to timeout"),
     (

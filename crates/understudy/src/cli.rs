@@ -317,6 +317,8 @@ pub enum Bench {
     Pgbench(BenchPgbench),
     /// Compare the variants of the block protocol at emulated distances, and lose servers under load.
     Dax(BenchDax),
+    /// Run everything at once for a long time, kill the active, and verify.
+    Soak(BenchSoak),
 }
 
 /// Arguments of `understudy bench pgbench`.
@@ -394,6 +396,48 @@ pub struct BenchDax {
     /// Print one JSON object instead of tables.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options of `bench soak`.
+///
+/// pgbench's transactions, an order entry like TPC-C's and tables that come and go, on nodes with
+/// few buffers; sessions on the standby check what they are told. Then the active is killed, comes
+/// back as a standby, and everything is verified. Succeeds only if every check holds.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench soak --quick
+  understudy bench soak --duration 1h --json >soak.json")]
+pub struct BenchSoak {
+    /// A short run on less data: 20 s until the kill, a checkpoint every 5 s.
+    #[arg(long)]
+    pub quick: bool,
+    /// How long the clients run until the kill; 10m if not given.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub duration: Option<Duration>,
+    /// Transactions a second, a fifth of them order entry; 0 for as many as there can be. 300 if
+    /// not given, 150 with --quick.
+    #[arg(long)]
+    pub rate: Option<u32>,
+    /// Clients of each kind.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub clients: u16,
+    /// pgbench's scale, and as many warehouses.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: Option<u32>,
+    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
+    /// Empty directory to work in; one below the temporary directory if not given. Left in place
+    /// if a check fails.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Print one JSON object, with all samples, instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Where the picture goes; none if not given.
+    #[arg(long, value_name = "FILE.svg")]
+    pub picture: Option<PathBuf>,
 }
 
 /// A length of time such as `30s`, `500ms`, `2m` or `1m 30s`.

@@ -125,6 +125,7 @@ impl<'a> Follower<'a> {
             Arc::clone(&standby.storage),
             context.me.node.clone(),
             heartbeat.epoch,
+            standby.capacity,
             now,
         );
         Follower {

@@ -39,10 +39,11 @@ use crate::agent::standby::Standby;
 use crate::postgres::PostgresError;
 use crate::records::{ActiveState, Heartbeat, PhaseTiming, Record};
 
+/// Time between two rounds of ending sessions.
+const SESSIONS_END_EVERY: Duration = Duration::from_millis(100);
 /// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
-/// may hold redo up (N12 ii); then, less and less often, those that came meanwhile.
+/// may hold redo up (N12 ii).
 const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
-const REPLAY_PATIENCE_MAX: Duration = Duration::from_secs(1);
 /// A replay that does not move for this long is given up, so that another node can try.
 const REPLAY_STALLS: Duration = Duration::from_secs(120);
 /// How long PostgreSQL may take to end recovery once all is replayed.
@@ -258,15 +259,15 @@ pub(crate) fn sealer_behind(
     ))
 }
 
-/// Waits until PostgreSQL has replayed to `end`; ends its sessions if that takes long: however long
-/// the operator lets queries hold redo up, a takeover does not wait for them.
+/// Waits until PostgreSQL has replayed to `end`. If that takes long it ends the sessions of clients,
+/// again and again: they come back, and each one's snapshot can hold redo up anew.
 async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
     let exited = standby.postgres.exited();
     tokio::pin!(exited);
     let applied = standby.feed.applied(end);
     tokio::pin!(applied);
-    let ending = keep_ending_sessions(standby);
-    tokio::pin!(ending);
+    let impatient = keep_ending_sessions(standby);
+    tokio::pin!(impatient);
     let mut progress = standby.feed.feedback();
     loop {
         tokio::select! {
@@ -280,7 +281,7 @@ async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
                 .into());
             },
             report = &mut exited => return Err(PostgresError::Exited(report).into()),
-            never = &mut ending => match never {},
+            never = &mut impatient => match never {},
         }
     }
 }
@@ -293,23 +294,26 @@ async fn moves(progress: &mut watch::Receiver<Option<Feedback>>) -> bool {
     tokio::time::timeout(REPLAY_STALLS, moved).await.is_ok()
 }
 
-/// Ends the sessions of clients, first after [`REPLAY_PATIENCE`].
+/// Ends the sessions of clients from [`REPLAY_PATIENCE`] on, until it is dropped.
 async fn keep_ending_sessions(standby: &Standby) -> Infallible {
-    let mut patience = REPLAY_PATIENCE;
+    let mut told = false;
+    let mut wait = REPLAY_PATIENCE;
     loop {
-        tokio::time::sleep(patience).await;
-        patience = (patience * 2).min(REPLAY_PATIENCE_MAX);
-        match end_sessions(standby).await {
+        tokio::time::sleep(wait).await;
+        wait = SESSIONS_END_EVERY;
+        let ended = async {
+            let session = standby.postgres.connect().await?;
+            session.end_client_sessions().await
+        };
+        match ended.await {
             Ok(0) => {}
-            Ok(sessions) => tracing::info!(sessions, "ended read-only sessions for the takeover"),
-            Err(error) => {
-                tracing::info!(%error, "sessions not ended: not accepting connections yet");
+            Ok(_) if told => {}
+            Ok(sessions) => {
+                told = true;
+                tracing::info!(sessions, "ending read-only sessions for the takeover");
             }
+            // It does not let anybody in yet, or the agent's own session gave way to redo.
+            Err(error) => tracing::debug!(%error, "no sessions ended this time"),
         }
     }
-}
-
-async fn end_sessions(standby: &Standby) -> Result<u64, PostgresError> {
-    let session = standby.postgres.connect().await?;
-    session.end_client_sessions().await
 }

@@ -131,17 +131,6 @@ impl Sealer {
         Ok(())
     }
 
-    /// Whether a control file with these contents ends a checkpoint that may be sealed (N11).
-    fn may_seal(&self, parsed: &ControlFile) -> bool {
-        let moved = *self.sealed_checkpoint.lock() != Some(parsed.checkpoint);
-        // At the end of recovery the state is in production already, but the point up to which
-        // recovery must go is still set: an attach would believe itself consistent there, before W.
-        // The checkpoint that follows a promotion clears it.
-        let recovering = parsed.min_recovery_point > Lsn::ZERO;
-        let completed = moved && !recovering;
-        parsed.state.seals() && (completed || parsed.state == ClusterState::ShutDown)
-    }
-
     /// Waits a while for pages that bulk writers logged whole below `redo` to reach the image.
     async fn bulk_pages_settled(&self, view: &ActiveView, redo: Lsn) -> bool {
         for attempt in 0..BULK_ATTEMPTS {
@@ -270,7 +259,8 @@ impl WriteObserver for Sealer {
 
     async fn control_written(&self, view: &ActiveView, data: Bytes, now: Timestamp) -> Result<()> {
         let parsed = parse(&data)?;
-        if self.may_seal(&parsed) {
+        let sealed = *self.sealed_checkpoint.lock();
+        if may_seal(sealed, &parsed) {
             if self.bulk_pages_settled(view, parsed.redo).await {
                 self.seal(view, &parsed, &data).await?;
             } else {
@@ -282,5 +272,49 @@ impl WriteObserver for Sealer {
             }
         }
         view.write_control(data, now).await
+    }
+}
+
+/// Whether a control file with these contents ends a checkpoint that may be sealed, if the last seal
+/// was of the checkpoint `sealed` (N11).
+fn may_seal(sealed: Option<Lsn>, parsed: &ControlFile) -> bool {
+    let moved = sealed != Some(parsed.checkpoint);
+    // At the end of recovery the state is in production already, but the point up to which
+    // recovery must go is still set: an attach would believe itself consistent there, before W.
+    // The checkpoint that follows a promotion clears it.
+    let recovering = parsed.min_recovery_point > Lsn::ZERO;
+    let completed = moved && !recovering;
+    parsed.state.seals() && (completed || parsed.state == ClusterState::ShutDown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recovery_never_seals_and_a_shutdown_always_does() {
+        let real = &include_bytes!("../../tests/control/16.pg_control")[..];
+        let mut control = ControlFile::parse(real).unwrap();
+        control.min_recovery_point = Lsn::ZERO;
+        let before = Some(Lsn(control.checkpoint.0 - 8));
+        let same = Some(control.checkpoint);
+        let mut seals = |state, sealed, recovering| {
+            control.state = state;
+            control.min_recovery_point = Lsn(if recovering { 8 } else { 0 });
+            may_seal(sealed, &control)
+        };
+        assert!(seals(ClusterState::InProduction, before, false));
+        assert!(seals(ClusterState::InProduction, None, false));
+        // Only a checkpoint does, and not the one that is sealed already.
+        assert!(!seals(ClusterState::InProduction, same, false));
+        // The promotion's own writes, before its first checkpoint.
+        assert!(!seals(ClusterState::InProduction, before, true));
+        // A restartpoint moves the checkpoint too.
+        assert!(!seals(ClusterState::InArchiveRecovery, before, false));
+        assert!(!seals(ClusterState::InCrashRecovery, before, false));
+        assert!(!seals(ClusterState::ShuttingDown, before, false));
+        assert!(!seals(ClusterState::ShutDownInRecovery, before, false));
+        // Programs that work on a stopped cluster rewrite it without a new checkpoint.
+        assert!(seals(ClusterState::ShutDown, same, false));
     }
 }

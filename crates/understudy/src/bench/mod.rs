@@ -2,4 +2,5 @@
 
 pub mod dax;
 pub mod pgbench;
+pub mod soak;
 pub mod statistics;

@@ -5,6 +5,7 @@
 //! mounts are gone.
 
 mod credentials;
+mod logs;
 pub mod ports;
 pub mod process;
 pub mod programs;
@@ -18,6 +19,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
+use nix::unistd::Pid;
 
 use crate::demo::schema::{Server, any_writable};
 use credentials::Credentials;
@@ -200,6 +202,12 @@ impl Cluster {
     pub fn node_process(&mut self, name: &str) -> Option<&mut Process> {
         let node = self.nodes.iter_mut().find(|node| node.name == name)?;
         node.process.as_mut()
+    }
+
+    /// The zone servers and agents that were started and not stopped.
+    pub fn processes(&self) -> impl Iterator<Item = (&str, Pid)> {
+        let members = self.zones.iter().chain(&self.nodes);
+        members.filter_map(|m| Some((m.name.as_str(), m.process.as_ref()?.pid())))
     }
 
     /// Asks a node to end and waits for it.

@@ -1,10 +1,11 @@
 //! `understudy bench`.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 
-use crate::bench::{dax, pgbench};
+use crate::bench::{dax, pgbench, soak};
 use crate::cli;
 use crate::cluster::programs;
 use crate::demo::workspace::Workspace;
@@ -15,6 +16,7 @@ pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
     match command {
         cli::Bench::Pgbench(args) => run_pgbench(args).await,
         cli::Bench::Dax(args) => run_dax(args).await,
+        cli::Bench::Soak(args) => run_soak(args).await,
     }
 }
 
@@ -82,6 +84,53 @@ async fn run_dax(args: cli::BenchDax) -> anyhow::Result<Code> {
         print!("{}", dax::table(&report));
     }
     Ok(Code::Ok)
+}
+
+async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
+    let mut workspace = Workspace::create(args.data.as_deref(), false)?;
+    let seconds = Duration::from_secs;
+    let quick = |quick, whole| seconds(if args.quick { quick } else { whole });
+    let duration = args.duration.unwrap_or(quick(20, 600));
+    let rate = args.rate.unwrap_or(if args.quick { 150 } else { 300 });
+    let options = soak::Options {
+        bin: programs::find(args.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: this_program()?,
+        duration,
+        afterwards: (duration / 10).clamp(seconds(5), seconds(120)),
+        rate: (rate > 0).then_some(f64::from(rate)),
+        clients: args.clients,
+        scale: args.scale.unwrap_or(if args.quick { 2 } else { 4 }),
+        checkpoints: quick(5, 30),
+        every: quick(1, 2),
+    };
+    let result = tokio::select! {
+        report = Box::pin(soak::run(&options, say)) => report,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if !matches!(&result, Ok(report) if report.passed) {
+        workspace.keep();
+        say(&format!(
+            "data and logs stay in {}",
+            workspace.path().display()
+        ));
+    }
+    let mut report = result?;
+    report.data = workspace.is_kept().then(|| workspace.path().to_owned());
+    if let Some(file) = args.picture {
+        std::fs::write(&file, soak::draw(&report))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        report.picture = Some(file);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", soak::table(&report));
+    }
+    Ok(match report.passed {
+        true => Code::Ok,
+        false => Code::Failed,
+    })
 }
 
 fn write(dir: &Path, name: &str, chart: &str) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! The clients: concurrent TPC-B-like transactions, as pgbench's, against whoever is active.
+//! The clients: concurrent transactions, by default TPC-B-like as pgbench's, against whoever is active.
 //!
 //! Invariant: each transaction also writes `(client, n)` into a ledger, `n` is never used twice, and
 //! what the client was told is recorded in a [`History`]. Clients know nothing of failover: they
@@ -10,15 +10,37 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::clock::Clock;
 use super::history::{Attempt, History, Outcome};
-use super::session::{Session, Transaction};
+use super::pace::Pace;
+use super::session::Session;
+
+/// What clients do: a connection with its statements, and the transactions that it runs.
+pub trait Work: Sized + Send + Sync + 'static {
+    /// Connects to the one of the hosts of `server` that accepts writes.
+    fn open(
+        server: &tokio_postgres::Config,
+    ) -> impl Future<Output = Result<Self, tokio_postgres::Error>> + Send;
+
+    /// Everything of a client's transaction number `n` but its COMMIT. It writes `(client, n)` into
+    /// a ledger. An error says that the transaction is not committed.
+    fn prepare_commit(
+        &self,
+        client: i32,
+        n: i64,
+        scale: u32,
+        random: &mut SmallRng,
+    ) -> impl Future<Output = Result<(), tokio_postgres::Error>> + Send;
+
+    /// Commits that. After an error it may be committed or not.
+    fn commit(&self) -> impl Future<Output = Result<(), tokio_postgres::Error>> + Send;
+}
 
 /// How many clients do what.
 #[derive(Debug, Clone)]
@@ -33,6 +55,8 @@ pub struct Options {
     pub retry: Duration,
     /// A client gives up on an answer after this and connects again.
     pub patience: Duration,
+    /// Transactions a second of all clients together, if limited.
+    pub rate: Option<f64>,
 }
 
 impl Default for Options {
@@ -43,6 +67,7 @@ impl Default for Options {
             seed: 1,
             retry: Duration::from_millis(25),
             patience: Duration::from_secs(30),
+            rate: None,
         }
     }
 }
@@ -52,6 +77,7 @@ impl Default for Options {
 struct Shared {
     server: tokio_postgres::Config,
     options: Options,
+    pace: Pace,
     clock: Clock,
     attempts: Mutex<Vec<Attempt>>,
     acknowledged: AtomicU64,
@@ -76,12 +102,19 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts the clients. `server` names all nodes; the tables must exist ([`super::schema`]).
+    /// Starts clients of pgbench's transactions. `server` names all nodes; the tables must exist
+    /// ([`super::schema`]).
     pub fn start(server: tokio_postgres::Config, options: Options, clock: Clock) -> Load {
+        Load::of::<Session>(server, options, clock)
+    }
+
+    /// The same with transactions of another kind.
+    pub fn of<W: Work>(server: tokio_postgres::Config, options: Options, clock: Clock) -> Load {
         let (stop, stopped) = watch::channel(false);
         let shared = Arc::new(Shared {
             server,
             clock,
+            pace: Pace::new(options.rate),
             attempts: Mutex::new(Vec::new()),
             acknowledged: AtomicU64::new(0),
             trouble: Mutex::new(None),
@@ -89,7 +122,7 @@ impl Load {
         });
         let mut clients = JoinSet::new();
         for client in 1..=i32::from(shared.options.clients) {
-            clients.spawn(run_client(client, shared.clone(), stopped.clone()));
+            clients.spawn(run_client::<W>(client, shared.clone(), stopped.clone()));
         }
         Load {
             shared,
@@ -138,13 +171,13 @@ impl Counter {
 }
 
 /// One client, until it is told to stop.
-async fn run_client(client: i32, shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
+async fn run_client<W: Work>(client: i32, shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut random = SmallRng::seed_from_u64(shared.options.seed ^ (client as u64) << 32);
     let mut n = 0;
     while !*stop.borrow() {
         // Connecting may take long while nobody is active; nothing is at stake, so just let go.
         let connected = tokio::select! {
-            connected = Session::open(&shared.server) => connected,
+            connected = W::open(&shared.server) => connected,
             _ = stop.changed() => return,
         };
         match connected {
@@ -158,19 +191,19 @@ async fn run_client(client: i32, shared: Arc<Shared>, mut stop: watch::Receiver<
 }
 
 /// Runs transactions until one fails or the client is told to stop.
-async fn use_session(
+async fn use_session<W: Work>(
     client: i32,
     n: &mut i64,
-    session: &Session,
+    session: &W,
     shared: &Shared,
     stop: &watch::Receiver<bool>,
     random: &mut SmallRng,
 ) {
     while !*stop.borrow() {
+        shared.pace.wait().await;
         *n += 1;
-        let transaction = draw(client, *n, shared.options.scale, random);
         let began = shared.clock.now();
-        let outcome = attempt(session, &transaction, shared).await;
+        let outcome = attempt(session, (client, *n), shared, random).await;
         shared.note(Attempt {
             client,
             n: *n,
@@ -185,9 +218,15 @@ async fn use_session(
 }
 
 /// One transaction: everything but COMMIT first, so that its failure means "not committed".
-async fn attempt(session: &Session, transaction: &Transaction, shared: &Shared) -> Outcome {
+async fn attempt<W: Work>(
+    session: &W,
+    (client, n): (i32, i64),
+    shared: &Shared,
+    random: &mut SmallRng,
+) -> Outcome {
     let patience = shared.options.patience;
-    let done = timeout(patience, session.prepare_commit(transaction)).await;
+    let scale = shared.options.scale;
+    let done = timeout(patience, session.prepare_commit(client, n, scale, random)).await;
     if let Some(why) = failure(done) {
         *shared.trouble.lock() = Some(why);
         return Outcome::Refused;
@@ -208,17 +247,5 @@ fn failure(
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error.to_string()),
         Err(_) => Some("no answer in time".into()),
-    }
-}
-
-fn draw(client: i32, n: i64, scale: u32, random: &mut SmallRng) -> Transaction {
-    let scale = i32::try_from(scale).unwrap_or(i32::MAX / 100_000);
-    Transaction {
-        client,
-        n,
-        account: random.random_range(1..=100_000 * scale),
-        teller: random.random_range(1..=10 * scale),
-        branch: random.random_range(1..=scale),
-        delta: random.random_range(-5000..=5000),
     }
 }

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod history;
 mod lag;
 pub mod load;
+pub mod pace;
 pub mod picture;
 mod progress;
 pub mod report;

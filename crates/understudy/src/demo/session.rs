@@ -3,23 +3,27 @@
 //! Invariant: COMMIT is sent only after every earlier statement of the transaction succeeded. (A
 //! COMMIT in a failed transaction is answered with "ROLLBACK", which a client could mistake.)
 
+use rand::Rng;
+use rand::rngs::SmallRng;
 use tokio_postgres::{Client, Config, Error, NoTls, Statement};
+
+use super::load::Work;
 
 /// What one transaction does: pgbench's TPC-B, and one row of the ledger.
 #[derive(Debug, Clone, Copy)]
-pub struct Transaction {
+struct Transaction {
     /// Which client.
-    pub client: i32,
+    client: i32,
     /// Its number for this client.
-    pub n: i64,
+    n: i64,
     /// `pgbench_accounts.aid`.
-    pub account: i32,
+    account: i32,
     /// `pgbench_tellers.tid`.
-    pub teller: i32,
+    teller: i32,
     /// `pgbench_branches.bid`.
-    pub branch: i32,
+    branch: i32,
     /// What is added to all three balances.
-    pub delta: i32,
+    delta: i32,
 }
 
 /// A connection to the active, with prepared statements.
@@ -34,12 +38,22 @@ pub struct Session {
     ledger: Statement,
 }
 
-impl Session {
-    /// Connects to the one of the hosts of `server` that accepts writes.
-    ///
-    /// # Errors
-    /// None of them does, or the tables are missing.
-    pub async fn open(server: &Config) -> Result<Session, Error> {
+impl Transaction {
+    fn draw(client: i32, n: i64, scale: u32, random: &mut SmallRng) -> Transaction {
+        let scale = i32::try_from(scale).unwrap_or(i32::MAX / 100_000);
+        Transaction {
+            client,
+            n,
+            account: random.random_range(1..=100_000 * scale),
+            teller: random.random_range(1..=10 * scale),
+            branch: random.random_range(1..=scale),
+            delta: random.random_range(-5000..=5000),
+        }
+    }
+}
+
+impl Work for Session {
+    async fn open(server: &Config) -> Result<Session, Error> {
         let client = connect(server).await?;
         let (account, balance, teller, branch, history, ledger) = tokio::try_join!(
             client.prepare("UPDATE pgbench_accounts SET abalance = abalance + $1 WHERE aid = $2"),
@@ -63,11 +77,15 @@ impl Session {
         })
     }
 
-    /// Everything of a transaction but its COMMIT, sent at once and answered in order.
-    ///
-    /// # Errors
-    /// A statement failed or the connection broke: the transaction is not committed.
-    pub async fn prepare_commit(&self, t: &Transaction) -> Result<(), Error> {
+    /// Sent at once and answered in order.
+    async fn prepare_commit(
+        &self,
+        client: i32,
+        n: i64,
+        scale: u32,
+        random: &mut SmallRng,
+    ) -> Result<(), Error> {
+        let t = &Transaction::draw(client, n, scale, random);
         let client = &self.client;
         tokio::try_join!(
             client.batch_execute("BEGIN"),
@@ -105,11 +123,7 @@ impl Session {
         Ok(())
     }
 
-    /// Commits what [`prepare_commit`](Session::prepare_commit) did.
-    ///
-    /// # Errors
-    /// The answer did not come or was no: it may be committed or not.
-    pub async fn commit(&self) -> Result<(), Error> {
+    async fn commit(&self) -> Result<(), Error> {
         self.client.batch_execute("COMMIT").await
     }
 }

@@ -3,13 +3,13 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::clock::{Clock, Offset};
 use super::report::Moments;
 
 /// An entry of `understudy history --json`, as far as the demo needs it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 pub struct Takeover {
     /// The epoch that began.
     pub epoch: u32,
@@ -23,7 +23,7 @@ pub struct Takeover {
 }
 
 /// One phase of it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct Phase {
     /// Its name.
     pub phase: String,

@@ -190,6 +190,44 @@ pub async fn amcheck(bin: &Path, server: &Server) -> anyhow::Result<Check> {
     })
 }
 
+/// What the visibility map says of every table against the rows themselves: a wrong bit makes
+/// index-only scans lie, or keeps rows from ever being frozen.
+///
+/// # Errors
+/// The server does not answer, or has no `pg_visibility`.
+pub async fn visibility(server: &Server) -> anyhow::Result<[Check; 2]> {
+    let client = connect(&server.config()).await?;
+    client
+        .batch_execute("CREATE EXTENSION IF NOT EXISTS pg_visibility")
+        .await
+        .context("no pg_visibility")?;
+    let mut checks = Vec::new();
+    for (name, function) in [
+        ("pages marked all-visible are", "pg_check_visible"),
+        ("pages marked all-frozen are", "pg_check_frozen"),
+    ] {
+        let query = format!(
+            "SELECT c.oid::regclass::text, count(*)
+             FROM pg_class c, LATERAL {function}(c.oid)
+             WHERE relkind IN ('r', 'm', 't') AND relpersistence <> 't' GROUP BY 1"
+        );
+        let rows = client.query(&query, &[]).await.context(name)?;
+        let bad: Vec<String> = rows
+            .iter()
+            .map(|row| format!("{} rows of {}", row.get::<_, i64>(1), row.get::<_, &str>(0)))
+            .collect();
+        checks.push(Check {
+            name,
+            passed: bad.is_empty(),
+            detail: match bad.is_empty() {
+                true => "in every table".into(),
+                false => format!("wrong for {}", bad.join(", ")),
+            },
+        });
+    }
+    <[Check; 2]>::try_from(checks).ok().context("two checks")
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::clock::Offset;

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pgdata::noise::{Situation, is_expected};
 use store::Network;
 use understudy::cluster::remnants::fuse_mounts_below;
 use understudy::cluster::{Cluster, Options, fresh_directory, programs};
@@ -208,29 +207,11 @@ impl Stage {
         self.scratch.succeed()
     }
 
-    /// Lines that no healthy run has: panics of ours, and of PostgreSQL whatever is worse than a
-    /// note and has no reason.
+    /// Lines that no healthy run has.
     fn unexpected_log_lines(&self) -> Vec<String> {
-        let mut found = Vec::new();
-        for name in self.cluster.names() {
-            let Ok(node) = self.cluster.node(name) else {
-                continue;
-            };
-            let fenced = self.fenced.iter().any(|fenced| fenced == name);
-            found.extend(lines(&node.data.join("postgresql.log"), |line| {
-                !(is_expected(line, Situation::Takeover) || fenced && is_of_the_fence(line))
-            }));
-        }
-        found.extend(self.agent_log_lines("panicked at"));
-        found
-    }
-
-    /// Lines with this text in the logs of agents and zones.
-    pub fn agent_log_lines(&self, text: &str) -> Vec<String> {
-        let logs = std::fs::read_dir(self.cluster.logs()).into_iter().flatten();
-        logs.flatten()
-            .flat_map(|log| lines(&log.path(), |line| line.contains(text)))
-            .collect()
+        let fenced = |name: &str| self.fenced.iter().any(|fenced| fenced == name);
+        self.cluster
+            .unexpected_log_lines(|name, line| fenced(name) && is_of_the_fence(line))
     }
 }
 
@@ -244,13 +225,4 @@ fn is_of_the_fence(line: &str) -> bool {
         "crash of another server process",
     ];
     said.iter().any(|what| line.contains(what))
-}
-
-/// The lines of a file that `wanted` picks, with the file's name.
-fn lines(file: &Path, wanted: impl Fn(&str) -> bool) -> Vec<String> {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    text.lines()
-        .filter(|line| wanted(line))
-        .map(|line| format!("{}: {line}", file.display()))
-        .collect()
 }

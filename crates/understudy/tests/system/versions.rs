@@ -68,7 +68,7 @@ async fn loses_nothing(major: u32) -> Result<()> {
     let standby = stage.cluster.names().find(|name| *name != active);
     let standby = standby.context("two nodes")?.to_owned();
     stage.cluster.wait_follows(&standby, PATIENCE).await?;
-    let failed = stage.agent_log_lines("redo failed");
+    let failed = stage.cluster.agent_log_lines("redo failed");
     ensure!(failed.is_empty(), "{}", failed.join("\n"));
     stage.verify().await
 }

@@ -80,7 +80,10 @@ async fn the_overlay_is_readable_throughout_and_part_of_the_first_seal() {
         "numbers stay what the kernel knows"
     );
     let mode = next.view.open(alias).unwrap();
-    assert!(!mode.direct_io && mode.keep_cache, "the kernel caches again");
+    assert!(
+        !mode.direct_io && mode.keep_cache,
+        "the kernel caches again"
+    );
     next.view.release(alias);
 
     let mut expected = Vec::new();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use dax::ids::{Epoch, Generation, NodeName};
 use dax::storage::Storage;
-use pgdata::control::ControlFile;
+use pgdata::control::{Capacity, ControlFile};
 use pgdata::layout::CONTROL_FILE;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -81,6 +81,8 @@ pub(super) struct BaseMover {
     registered: Option<Claim>,
     /// Where redo of the private control file starts.
     private_redo: Lsn,
+    /// What this PostgreSQL was started with.
+    capacity: Capacity,
     /// How far the live namespace is.
     followed: JournalPos,
     /// Since when redo may have been at rest for want of log.
@@ -96,6 +98,7 @@ impl BaseMover {
         storage: Arc<dyn Storage>,
         me: NodeName,
         epoch: Epoch,
+        capacity: Capacity,
         now: Duration,
     ) -> BaseMover {
         let base = view.base_seal();
@@ -111,6 +114,7 @@ impl BaseMover {
             plan: None,
             registered: None,
             private_redo: base.redo,
+            capacity,
             followed: base.journal,
             held_since: None,
             moves: 0,
@@ -149,10 +153,20 @@ impl BaseMover {
     }
 
     /// Lets the claim follow what is used; called now and then. The live namespace is followed to
-    /// `followed`.
+    /// `followed`. Also finds out whether redo has met larger settings than this PostgreSQL was started
+    /// with: it stands still then, and could not be promoted (N12).
     pub(super) fn check_claim(&mut self, followed: JournalPos, now: Duration) -> Vec<Ask> {
         self.followed = followed;
-        self.private_redo = self.private_redo.max(self.read_private_redo());
+        if let Some(control) = self.read_private_control() {
+            self.private_redo = self.private_redo.max(control.redo);
+            if !self.capacity.covers(control.capacity) {
+                tracing::info!(
+                    needed = ?control.capacity,
+                    "the active allows more than this standby, where redo waits for that: attaching afresh"
+                );
+                return vec![Ask::AttachAfresh];
+            }
+        }
         let bases = self.view.bases_in_use().len();
         if bases > BASES_MAX {
             tracing::info!(bases, "too many old bases are still read: attaching afresh");
@@ -338,14 +352,10 @@ impl BaseMover {
     }
 
     /// Zero if the file is just being written.
-    fn read_private_redo(&self) -> Lsn {
-        let place = self.view.private().place(CONTROL_FILE);
-        let bytes = place.map(std::fs::read);
-        let control = match bytes {
-            Ok(Ok(bytes)) => ControlFile::parse(&bytes).ok(),
-            _ => None,
-        };
-        control.map_or(Lsn::ZERO, |control| control.redo)
+    /// The control file that this PostgreSQL keeps for itself, if it can be read just now.
+    fn read_private_control(&self) -> Option<ControlFile> {
+        let place = self.view.private().place(CONTROL_FILE).ok()?;
+        ControlFile::parse(&std::fs::read(place).ok()?).ok()
     }
 
     /// For the node's status.

@@ -1,0 +1,147 @@
+//! How servers start, and start again: after a clean stop, after the death of a session, with other
+//! settings.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use understudy::cluster::{Cluster, Options, programs};
+use understudy::demo::session::connect;
+use understudy::demo::verify;
+
+use crate::stage::{PATIENCE, Scratch, program};
+
+/// A cluster without load.
+async fn start(scratch: &Scratch, nodes: &[&str]) -> Result<Cluster> {
+    let bin = programs::find(None)?;
+    let mut options = Options::new(scratch.path(), &bin, program());
+    options.heartbeat = "wide".into();
+    options.nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
+    let mut cluster = Cluster::create(options)?;
+    cluster.start().await?;
+    Ok(cluster)
+}
+
+async fn execute(cluster: &mut Cluster, sql: &str) -> Result<()> {
+    let active = cluster.wait_active(PATIENCE).await?;
+    let client = connect(&cluster.server(&active)?.config()).await?;
+    let done = client.batch_execute(sql).await;
+    done.with_context(|| sql.to_owned())
+}
+
+async fn ask(cluster: &Cluster, node: &str, sql: &str) -> Result<String> {
+    let client = connect(&cluster.server(node)?.config()).await?;
+    let row = client.query_one(sql, &[]).await;
+    Ok(row.with_context(|| sql.to_owned())?.get(0))
+}
+
+// N1
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn commits_after_a_direct_start_survive_a_crash_before_any_checkpoint() -> Result<()> {
+    let scratch = Scratch::new("starts")?;
+    let mut cluster = start(&scratch, &["north"]).await?;
+    execute(
+        &mut cluster,
+        "CREATE TABLE kept AS SELECT generate_series(1, 1000) AS n",
+    )
+    .await?;
+    // A clean stop seals; a direct start follows. What is committed then is behind the last seal,
+    // whose control file says that the database was shut down.
+    cluster.stop_node("north", PATIENCE)?;
+    cluster.start_node("north")?;
+    for number in 1001..1050 {
+        execute(&mut cluster, &format!("INSERT INTO kept VALUES ({number})")).await?;
+    }
+    cluster.kill_node("north").context("it runs")?;
+    cluster.start_node("north")?;
+    let active = cluster.wait_active(PATIENCE).await?;
+    let count = "SELECT count(*) || ' ' || sum(n) FROM kept";
+    let kept = ask(&cluster, &active, count).await?;
+    ensure!(kept == "1049 550725", "after the crash: {kept}");
+    let server = cluster.server(&active)?;
+    let check = verify::amcheck(&cluster.options().bin, &server).await?;
+    ensure!(check.passed, "{check:?}");
+    cluster.shutdown();
+    scratch.succeed()
+}
+
+// N4
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_standby_whose_session_is_killed_attaches_afresh() -> Result<()> {
+    let scratch = Scratch::new("session")?;
+    let mut cluster = start(&scratch, &["north", "south"]).await?;
+    execute(
+        &mut cluster,
+        "CREATE TABLE kept AS SELECT generate_series(1, 50000) AS n",
+    )
+    .await?;
+    cluster.wait_follows("south", PATIENCE).await?;
+    let session = connect(&cluster.server("south")?.config()).await?;
+    let pid: i32 = session
+        .query_one("SELECT pg_backend_pid()", &[])
+        .await?
+        .get(0);
+    execute(&mut cluster, "DELETE FROM kept WHERE n % 2 = 0; CHECKPOINT").await?;
+    execute(&mut cluster, "VACUUM kept").await?;
+    kill(Pid::from_raw(pid), Signal::SIGKILL)?;
+    // Its server must not restart by itself, on files that belong to another moment.
+    let deadline = Instant::now() + PATIENCE;
+    while cluster
+        .agent_log_lines("the standby's PostgreSQL ended; attaching afresh")
+        .is_empty()
+    {
+        ensure!(Instant::now() < deadline, "nobody noticed");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    execute(&mut cluster, "INSERT INTO kept VALUES (0)").await?;
+    cluster.wait_follows("south", PATIENCE).await?;
+    let count = "SELECT count(*) || ' ' || sum(n) FROM kept";
+    let kept = ask(&cluster, "south", count).await?;
+    ensure!(kept == "25001 625000000", "the standby says {kept}");
+    cluster.shutdown();
+    scratch.succeed()
+}
+
+// N12: redo of a standby waits for ever when the active allows more sessions than it does.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn settings_raised_on_the_active_reach_a_standby_that_was_not_restarted() -> Result<()> {
+    let scratch = Scratch::new("settings")?;
+    let mut cluster = start(&scratch, &["north", "south", "east"]).await?;
+    execute(&mut cluster, "CREATE TABLE kept (n int)").await?;
+    // It takes effect on a server that starts after this: north, when it comes back.
+    execute(&mut cluster, "ALTER SYSTEM SET max_connections = 160").await?;
+    cluster.stop_node("north", PATIENCE)?;
+    let second = cluster.wait_active(PATIENCE).await?;
+    let third = cluster
+        .names()
+        .find(|name| *name != "north" && *name != second);
+    let third = third.context("three nodes")?.to_owned();
+    cluster.wait_follows(&third, PATIENCE).await?;
+    cluster.start_node("north")?;
+    cluster.wait_follows("north", PATIENCE).await?;
+    let config = cluster.node("north")?.config.display().to_string();
+    let arguments = ["failover", "--config", &config, "--to", "north"];
+    cluster.run(&arguments).await?;
+    let allowed = ask(&cluster, "north", "SHOW max_connections").await?;
+    ensure!(allowed == "160", "north allows {allowed} sessions");
+    execute(
+        &mut cluster,
+        "INSERT INTO kept SELECT generate_series(1, 100)",
+    )
+    .await?;
+    for name in [&second, &third] {
+        cluster.wait_follows(name, PATIENCE).await?;
+        let kept = ask(&cluster, name, "SELECT count(*) || '' FROM kept").await?;
+        ensure!(kept == "100", "{name} says {kept}");
+    }
+    println!(
+        "{}",
+        cluster.agent_log_lines("the active allows more").join("\n")
+    );
+    cluster.shutdown();
+    scratch.succeed()
+}
