@@ -1,6 +1,6 @@
 //! What Understudy knows of PostgreSQL: the classes of its paths, its relation files, control file,
-//! page headers, log and timelines, both sides of its streaming protocol, and the settings that a server
-//! on shared storage needs.
+//! page headers, log and timelines, the blocks that redo is about to read, both sides of its streaming
+//! protocol, and the settings that a server on shared storage needs.
 //!
 //! Everything but the drivers of [`feed`] and [`stand_in`] is pure: bytes and paths in, facts out. PostgreSQL 13 to 18
 //! on little-endian 64-bit machines, with log pages of 8 KiB.
@@ -9,6 +9,7 @@ mod bytes_at;
 pub mod control;
 pub mod feed;
 pub mod layout;
+pub mod lookahead;
 pub mod noise;
 pub mod page;
 pub mod relation;

@@ -74,6 +74,12 @@ impl BlockCache {
         self.blocks.get(&(key.file, key.block, image))
     }
 
+    /// Every block that is there, with the end of its image.
+    pub fn keys(&self) -> impl Iterator<Item = (BlockKey, Generation)> + '_ {
+        let entries = self.blocks.iter();
+        entries.map(|((file, block, image), _)| (BlockKey { file, block }, image))
+    }
+
     /// Takes note of the moment before a read, for [`fill`](Self::fill).
     pub fn ticket(&self, key: BlockKey) -> Ticket {
         Ticket(*self.shard(key).lock())

@@ -151,8 +151,8 @@ impl Warmer {
         let room = (self.cache_bytes as f64 * CACHE_SHARE) as u64 / block_bytes;
         let reads = missing.into_iter().take(room as usize);
         let reads = stream::iter(reads).map(|(path, block)| async move {
-            let read = self.view.prefetch(&path, block).await;
-            read.is_ok()
+            let read = self.view.warm(&path, block).await;
+            read.unwrap_or_default()
         });
         let mut reads = reads.buffer_unordered(READS_AT_ONCE);
         let mut loaded = 0;

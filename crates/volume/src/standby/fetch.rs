@@ -15,6 +15,7 @@ use dax::storage::{Block, Storage};
 use tokio::task::JoinSet;
 
 use super::known::{Expected, Known};
+use super::prefetch::Ahead;
 use super::state::{BlockSource, State};
 use crate::cache::{BlockCache, Cached};
 use crate::error::{Error, Result};
@@ -35,6 +36,7 @@ pub(crate) struct Fetcher {
     cache: Arc<BlockCache>,
     /// What is known of the current base.
     pub known: Arc<Known>,
+    pub(super) ahead: Arc<Ahead>,
 }
 
 /// One block of zeros.
@@ -55,6 +57,7 @@ impl Fetcher {
             storage,
             cache,
             known: Arc::new(known),
+            ahead: Arc::new(Ahead::new()),
         }
     }
 
@@ -111,7 +114,7 @@ impl Fetcher {
     pub fn is_at_hand(&self, state: &State, ino: Ino, block: u64) -> bool {
         match state.block(ino, block) {
             // To look is not to read: it is not counted.
-            BlockSource::Base { key, base } => self.known.find(&base, key).is_some(),
+            BlockSource::Base { key, base } => self.is_cached(&base, key),
             _ => self.at_hand(state, ino, block).is_some(),
         }
     }
@@ -123,6 +126,7 @@ impl Fetcher {
             BlockSource::Overlay(content) => content.in_memory(),
             BlockSource::Base { key, base } => {
                 let cached = self.known.cached(&base, key)?;
+                self.ahead.read(key);
                 Some(visible(&base.namespace, key, cached, state.block_bytes))
             }
             BlockSource::Single { key, shown } if shown == state.block_bytes => {
@@ -136,6 +140,7 @@ impl Fetcher {
     /// A block as of a base.
     async fn of_image(&self, base: &Base, key: BlockKey, block_bytes: u32) -> Result<Bytes> {
         let block = self.stored(base, key).await?;
+        self.ahead.read(key);
         Ok(block.map_or_else(
             || zeros(block_bytes),
             |block| visible(&base.namespace, key, block, block_bytes),
@@ -152,6 +157,28 @@ impl Fetcher {
         if let Some(cached) = self.known.cached(base, key) {
             return Ok(Some(cached));
         }
+        if self.ahead.wait(key, base.seal.generation).await
+            && let Some(cached) = self.known.cached(base, key)
+        {
+            return Ok(Some(cached));
+        }
+        self.read_stored(base, key).await
+    }
+
+    /// Whether a block of a base is at hand.
+    pub(super) fn is_cached(&self, base: &Base, key: BlockKey) -> bool {
+        self.known.find(base, key).is_some()
+    }
+
+    /// The blocks of images that are at hand, in no order.
+    pub(super) fn cached_blocks(&self) -> impl Iterator<Item = BlockKey> + '_ {
+        let keys = self.cache.keys();
+        keys.filter(|(_, image)| *image != Generation::SINGLE)
+            .map(|(key, _)| key)
+    }
+
+    /// Reads a block of a base from the storage into the cache.
+    pub(super) async fn read_stored(&self, base: &Base, key: BlockKey) -> Result<Option<Cached>> {
         let ticket = self.known.ticket(base, key);
         let found = match self.known.expect(base, key) {
             Some(expected) if expected.is_absent() => return Ok(None),

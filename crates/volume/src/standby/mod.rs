@@ -4,7 +4,8 @@
 //! `state` is the pure core: one immutable value that every operation looks at once.
 //! `overlay` is what the standby's PostgreSQL changed, `ops` and `contents` how it changes;
 //! `rebase` moves the base forward; `blocks` and `spill` keep the contents of changed blocks. `view` is the mountable driver
-//! around it: `fetch` reads blocks, `known` remembers them from base to base, `gate` stops operations for the `switch`, at which the view
+//! around it: `fetch` reads blocks, `prefetch` before they are asked for, `known` remembers them from
+//! base to base, `gate` stops operations for the `switch`, at which the view
 //! becomes the active's.
 
 mod blocks;
@@ -16,6 +17,7 @@ mod listing;
 mod moves;
 mod ops;
 mod overlay;
+mod prefetch;
 mod rebase;
 mod spill;
 mod state;
@@ -36,4 +38,5 @@ mod testing;
 
 pub use self::known::ReadStats;
 pub use self::moves::MovePlan;
+pub use self::prefetch::PrefetchStats;
 pub use self::view::{OverlayStats, StandbyOptions, StandbyView};

@@ -325,6 +325,13 @@ impl State {
         self.log_range(shared).map(|r| r.end.bytes_since(r.start))
     }
 
+    /// The log positions of a segment of the log.
+    pub fn log_segment(&self, ino: Ino) -> Option<Range<Lsn>> {
+        let shared = self.shared(ino)?;
+        let log = shared.inode.class == FileClass::Log;
+        log.then(|| self.log_range(&shared)).flatten()
+    }
+
     /// The log positions of a log segment.
     fn log_range(&self, shared: &Shared<'_>) -> Option<Range<Lsn>> {
         if shared.inode.kind != FileKind::File {

@@ -173,19 +173,6 @@ impl StandbyView {
         self.fetcher.range(&state, ino, offset..end).await
     }
 
-    /// Brings a block of a data file of the base into the cache, if it is not at hand (CAC-DB 4.4).
-    /// A file or block that is not there is no error.
-    pub async fn prefetch(&self, path: &str, block: u64) -> Result<()> {
-        let state = self.state();
-        let Ok(ino) = state.resolve(path) else {
-            return Ok(());
-        };
-        if block * u64::from(state.block_bytes) < state.size(ino)? {
-            self.fetcher.block(&state, ino, block).await?;
-        }
-        Ok(())
-    }
-
     /// Whether a block of a data file is in this node's memory. Of a file that is not there, or beyond
     /// its end, nothing is missing.
     pub fn is_at_hand(&self, path: &str, block: u64) -> bool {

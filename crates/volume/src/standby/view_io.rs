@@ -10,6 +10,7 @@ use super::overlay::Content;
 use super::state::State;
 use super::view::StandbyView;
 use crate::error::{Error, Result};
+use crate::lsn::Lsn;
 use crate::namespace::plan::MAX_SIZE_BYTES;
 use crate::view::{Fallocate, Ino, Timestamp};
 
@@ -20,6 +21,10 @@ impl StandbyView {
         let end = state.size(ino)?.min(offset.saturating_add(u64::from(len)));
         if offset >= end {
             return Ok(Bytes::new());
+        }
+        if let Some(segment) = state.log_segment(ino) {
+            let at = Lsn(segment.start.0 + offset);
+            self.fetcher.ahead.log_read(at, segment.start, end - offset);
         }
         self.fetcher.range(&state, ino, offset..end).await
     }

@@ -4,6 +4,7 @@
 mod database;
 mod model;
 mod moving;
+mod prefetch;
 mod reads;
 mod rules;
 mod support;
