@@ -25,7 +25,7 @@ use crate::address::{Address, UNIX_PATH_MAX};
 pub use paths::{AgentLock, Paths};
 pub use rest::RestConfig;
 pub use size::ByteSize;
-pub use standby::StandbyConfig;
+pub use standby::{Slow, StandbyConfig};
 pub use timing::{Heartbeat, Preset};
 
 /// Why a configuration is refused.
@@ -444,6 +444,7 @@ impl Raw {
             ("memory.overlay", self.memory.overlay),
             ("storage.scrub_rate", self.storage.scrub_rate),
             ("storage.claim_cap", self.storage.claim_cap),
+            ("standby.slow_after", self.standby.slow_after),
         ] {
             if size < least {
                 let why = format!("{size} is too little to work with; use at least {least}");

@@ -149,6 +149,31 @@ pub fn standby(version: MajorVersion, options: &StandbyOptions) -> Vec<Setting> 
     pinned
 }
 
+/// How many pages of `page_bytes` a server's `shared_buffers` hold; PostgreSQL's default if nothing is
+/// said, or nothing that is understood.
+pub fn buffers(shared_buffers: Option<&str>, page_bytes: u64) -> u64 {
+    const DEFAULT_BYTES: u64 = 128 << 20;
+    let bytes = shared_buffers.and_then(|text| memory_bytes(text, page_bytes));
+    bytes.unwrap_or(DEFAULT_BYTES) / page_bytes.max(1)
+}
+
+/// An amount of memory as PostgreSQL reads it; a number alone counts `unit_bytes`.
+fn memory_bytes(text: &str, unit_bytes: u64) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit());
+    let (number, unit) = text.split_at(digits.unwrap_or(text.len()));
+    let unit_bytes = match unit.trim() {
+        "" => unit_bytes,
+        "B" => 1,
+        "kB" => 1 << 10,
+        "MB" => 1 << 20,
+        "GB" => 1 << 30,
+        "TB" => 1 << 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(unit_bytes)
+}
+
 /// The five settings that a hot standby must not undercut.
 pub fn capacity(capacity: Capacity) -> [Setting; 5] {
     let setting = |name, value: u32| Setting::new(name, value.to_string());
@@ -196,6 +221,21 @@ mod tests {
             archive_mode: archive_mode.map(Into::into),
             query_delay: Duration::from_millis(1500),
             feedback: false,
+        }
+    }
+
+    #[test]
+    fn buffers_are_counted_as_postgresql_does() {
+        for (text, pages) in [
+            (Some("128MB"), 16384),
+            (Some("1 GB"), 131_072),
+            (Some("512kB"), 64),
+            (Some("1000"), 1000),
+            (None, 16384),
+            (Some("plenty"), 16384),
+            (Some("1.5GB"), 16384),
+        ] {
+            assert_eq!(buffers(text, 8192), pages, "{text:?}");
         }
     }
 

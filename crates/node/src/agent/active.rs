@@ -16,6 +16,7 @@ use std::time::Duration;
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use mount::Mount;
+use parking_lot::Mutex;
 use pgdata::layout::CONTROL_FILE;
 use pgdata::sealer::Sealer;
 use serde_json::json;
@@ -27,10 +28,12 @@ use volume::view::View;
 use super::claims::{self, Keeper};
 use super::context::{Context, unix_ms};
 use super::error::Result;
+use super::patience::{self, Waits};
 use super::scrub::{self, Scrubber};
 use super::stand_ins::StandIns;
 use super::status::Order;
 use crate::channel::{Notice, Request, Trigger};
+use crate::config::Slow;
 use crate::postgres::{ExitReport, Postgres, StopMode};
 use crate::records::{ActiveState, Heartbeat, MemberState, Record, Role};
 use crate::takeover::Pulse;
@@ -88,6 +91,8 @@ impl Protection {
 struct Told {
     scrub: scrub::Told,
     retained: claims::Told,
+    /// Commits that were held for slow standbys, if they are.
+    waits: Arc<Mutex<Waits>>,
 }
 
 enum Event {
@@ -129,9 +134,23 @@ impl Active {
         let told = Told {
             scrub: scrubbing,
             retained,
+            waits: Arc::default(),
         };
         let stand_ins = StandIns::start(Arc::clone(&context.server), self.postgres.options());
+        let patience = (context.config.standby.slow == Slow::Wait).then(|| {
+            let (server, sealer) = (Arc::clone(&context.server), Arc::clone(&self.sealer));
+            let bound = context.config.standby.slow_after.0;
+            tokio::spawn(patience::run(
+                server,
+                sealer,
+                bound,
+                Arc::clone(&told.waits),
+            ))
+        });
         let event = self.wait(context, &told, orders, shutdown).await;
+        if let Some(patience) = patience {
+            patience.abort();
+        }
         announcing.abort();
         scrubber.abort();
         claims.abort();
@@ -223,6 +242,7 @@ impl Active {
             "protection": protection,
             "scrub": *told.scrub.lock(),
             "retained": *told.retained.lock(),
+            "waits": *told.waits.lock(),
         }));
     }
 

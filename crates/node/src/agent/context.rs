@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use volume::view::{Ownership, Timestamp};
 
 use super::error::{AgentError, Result};
+use super::slow::Skips;
 use super::status::StatusBoard;
 use crate::address::Address;
 use crate::channel::{Identity, Server};
@@ -32,6 +33,8 @@ pub(crate) struct Context {
     pub layout: Arc<PostgresLayout>,
     pub server: Arc<Server>,
     pub board: Arc<StatusBoard>,
+    /// What outlives a standby that was too slow.
+    pub skips: Skips,
     started: Instant,
 }
 
@@ -60,6 +63,7 @@ impl Context {
             layout: Arc::new(PostgresLayout::new(segment_size)),
             server,
             board,
+            skips: Skips::default(),
             started: Instant::now(),
         })
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!   catching up ──level──▶ warm ── active suspected, or asked ──▶ take over
 //!        │                  │ ──── another epoch beats ─────────▶ attach again
-//!        └──────────────────┴───── PostgreSQL ended ────────────▶ attach again
+//!        └──────────────────┴───── PostgreSQL ended, too slow ──▶ attach again
 //! ```
 //!
 //! Triggers over the direct channel move the horizon; the heartbeat record repeats what they say,
@@ -27,11 +27,14 @@ use volume::claim::Claim;
 use volume::journal::JournalPos;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
+use volume::seal::{self, Seal};
 
 use super::candidates::Candidates;
 use super::context::Context;
 use super::error::Result;
 use super::moving::{Ask, BaseMover};
+use super::prefetch::Prefetcher;
+use super::slow::Lag;
 use super::standby::{self, Known, Standby};
 use super::status::Order;
 use super::warmth::{self, Warmer};
@@ -62,6 +65,8 @@ pub(crate) enum StandbyEnd {
     },
     /// Another epoch began: what is private belongs to the past.
     Superseded,
+    /// It is so far behind, for this reason, that it better begins anew.
+    TooSlow(String),
     /// PostgreSQL ended.
     PostgresDied(ExitReport),
     /// The agent was asked to stop.
@@ -96,6 +101,9 @@ pub(crate) struct Follower<'a> {
     known: Known,
     applied: Lsn,
     mover: BaseMover,
+    lag: Lag,
+    /// A look at the seals, while the lag is too large.
+    looking: Option<tokio::task::JoinHandle<volume::error::Result<Vec<Seal>>>>,
     /// More log is known than is shown, because it was held.
     behind: bool,
     /// Whether the active was serving when its PostgreSQL's capacity was looked at last: it does not
@@ -130,6 +138,8 @@ impl<'a> Follower<'a> {
         );
         Follower {
             mover,
+            lag: Lag::new(context.config.standby, now),
+            looking: None,
             behind: false,
             capacity_known: heartbeat.state == ActiveState::Serving,
             detector: Detector::new(context.config.heartbeat, now),
@@ -246,6 +256,9 @@ impl<'a> Follower<'a> {
                     let followed = self.standby.tail.position();
                     let asks = self.mover.check_claim(followed, self.context.now());
                     if let Some(end) = self.heed(asks).await? {
+                        return Ok(end);
+                    }
+                    if let Some(end) = self.judge_lag().await {
                         return Ok(end);
                     }
                 }
@@ -408,6 +421,27 @@ impl<'a> Follower<'a> {
         Ok(None)
     }
 
+    /// Whether this standby is so far behind that it better begins anew.
+    async fn judge_lag(&mut self) -> Option<StandbyEnd> {
+        let now = self.context.now();
+        // Before PostgreSQL reports any progress, what it reads tells.
+        let (redo, _) = *self.standby.view.watch_redo().borrow();
+        self.lag
+            .progressed(self.applied.max(redo), self.known.end, now);
+        if self.looking.is_none() && self.lag.wants_look(now) {
+            let storage = Arc::clone(&self.standby.storage);
+            let look = async move { seal::load_seals(&storage).await };
+            self.looking = Some(tokio::spawn(look));
+        }
+        let looked = self.looking.take_if(|looking| looking.is_finished())?;
+        let seals = looked.await.ok()?.ok()?;
+        let ours = seals.iter().rev();
+        let newest = ours
+            .into_iter()
+            .find(|s| s.generation.epoch == self.epoch)?;
+        self.lag.why_skip(newest.redo).map(StandbyEnd::TooSlow)
+    }
+
     async fn progressed(
         &mut self,
         feedback: Option<Feedback>,
@@ -467,6 +501,8 @@ impl<'a> Follower<'a> {
             "reads": self.standby.view.reads(),
             "base": self.mover.report(),
             "warmth": *self.warmth.lock(),
+            "skips": self.context.skips.report(),
+            "prefetch": self.standby.prefetcher.as_ref().map(Prefetcher::report),
         }));
         tokio::spawn(async move {
             if let Err(error) = member.store(storage.as_ref()).await {

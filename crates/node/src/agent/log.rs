@@ -12,7 +12,7 @@ use pgdata::feed::{Horizon, Identity, LogSource, SourceError};
 use pgdata::layout::LOG;
 use pgdata::segment::{SegmentName, SegmentSize};
 use pgdata::timeline::{History, TimelineId};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use volume::error::Error;
 use volume::lsn::Lsn;
 use volume::namespace::{Directory, Namespace};
@@ -20,6 +20,12 @@ use volume::standby::StandbyView;
 
 /// Log files are read whole when they are histories; none is longer than this.
 const HISTORY_BYTES_MAX: u32 = 1 << 20;
+
+/// Pieces of log that may wait to be looked at as they pass by.
+const PASSING_MAX: usize = 32;
+
+/// A piece of log on its way to the standby, and where it is.
+pub(crate) type Passing = (Lsn, Bytes);
 
 /// See the module.
 pub(crate) struct SharedLog {
@@ -30,6 +36,8 @@ pub(crate) struct SharedLog {
     history: Mutex<Option<History>>,
     /// The log's names as last shown, and the newest timeline among them.
     names: Mutex<(Directory, TimelineId)>,
+    /// Who looks at what is handed over.
+    passing: Mutex<Option<mpsc::Sender<Passing>>>,
 }
 
 impl SharedLog {
@@ -47,6 +55,7 @@ impl SharedLog {
             horizon: watch::Sender::new(Horizon { timeline, end }),
             history: Mutex::new(None),
             names: Mutex::new((Directory::new(), TimelineId(0))),
+            passing: Mutex::new(None),
         })
     }
 
@@ -89,6 +98,19 @@ impl SharedLog {
         *self.horizon.borrow()
     }
 
+    /// Follows how far the log is shown.
+    pub(crate) fn watch_horizon(&self) -> watch::Receiver<Horizon> {
+        self.horizon.subscribe()
+    }
+
+    /// Looks at what is handed to the standby from now on, instead of who did before. Who is too slow
+    /// misses pieces.
+    pub(crate) fn pass_by(&self) -> mpsc::Receiver<Passing> {
+        let (to, passing) = mpsc::channel(PASSING_MAX);
+        *self.passing.lock() = Some(to);
+        passing
+    }
+
     /// The newest timeline with its ancestors.
     async fn newest_history(&self, timeline: TimelineId) -> Result<History, SourceError> {
         if let Some(known) = self
@@ -106,25 +128,9 @@ impl SharedLog {
         *self.history.lock() = Some(history.clone());
         Ok(history)
     }
-}
 
-#[async_trait]
-impl LogSource for SharedLog {
-    async fn identity(&self) -> Result<Identity, SourceError> {
-        Ok(Identity {
-            system_identifier: self.system_identifier,
-            horizon: self.horizon(),
-        })
-    }
-
-    async fn wait_beyond(&self, seen: Horizon) -> Horizon {
-        let mut horizon = self.horizon.subscribe();
-        let found = horizon.wait_for(|now| *now != seen).await;
-        // The sender lives in `self`, so waiting cannot fail.
-        found.map_or(seen, |now| *now)
-    }
-
-    async fn read(
+    /// Reads log as [`LogSource::read`] does, for others than the feed.
+    pub(crate) async fn read_shared(
         &self,
         timeline: TimelineId,
         from: Lsn,
@@ -152,6 +158,37 @@ impl LogSource for SharedLog {
             }
         }
         Err(format!("no log file holds {from} on timeline {}", timeline.0).into())
+    }
+}
+
+#[async_trait]
+impl LogSource for SharedLog {
+    async fn identity(&self) -> Result<Identity, SourceError> {
+        Ok(Identity {
+            system_identifier: self.system_identifier,
+            horizon: self.horizon(),
+        })
+    }
+
+    async fn wait_beyond(&self, seen: Horizon) -> Horizon {
+        let mut horizon = self.horizon.subscribe();
+        let found = horizon.wait_for(|now| *now != seen).await;
+        // The sender lives in `self`, so waiting cannot fail.
+        found.map_or(seen, |now| *now)
+    }
+
+    async fn read(
+        &self,
+        timeline: TimelineId,
+        from: Lsn,
+        max_len: usize,
+    ) -> Result<Bytes, SourceError> {
+        let log = self.read_shared(timeline, from, max_len).await?;
+        if let Some(passing) = &*self.passing.lock() {
+            // Full, or nobody looks any more: the standby does not wait for that.
+            let _ = passing.try_send((from, log.clone()));
+        }
+        Ok(log)
     }
 
     async fn history(&self, timeline: TimelineId) -> Result<Option<Bytes>, SourceError> {

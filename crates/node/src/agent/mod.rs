@@ -22,7 +22,10 @@ mod follow;
 mod log;
 mod look;
 mod moving;
+mod patience;
+mod prefetch;
 mod scrub;
+mod slow;
 mod stand_ins;
 pub(crate) mod standby;
 mod start;
@@ -225,6 +228,13 @@ fn prepare_mount(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// What a standby holds is worth having again when it attaches afresh.
+fn remember_hot(context: &Context, standby: &standby::Standby) {
+    let block_bytes = standby.storage.settings().block_size_bytes as usize;
+    let most = context.config.memory.cache.bytes() / 2 / block_bytes;
+    context.skips.remember(standby.view.hot_blocks(most));
+}
+
 /// A standby's life, up to a takeover.
 async fn follow(
     context: &Context,
@@ -261,6 +271,14 @@ async fn follow(
             Ok(Next::Stop)
         }
         Ok(StandbyEnd::Superseded) => {
+            remember_hot(context, &standby);
+            start::drop_standby(standby).await?;
+            Ok(Next::Look)
+        }
+        Ok(StandbyEnd::TooSlow(why)) => {
+            tracing::warn!(why, "too far behind: beginning anew at the newest seal");
+            context.skips.skipped(&why);
+            remember_hot(context, &standby);
             start::drop_standby(standby).await?;
             Ok(Next::Look)
         }

@@ -33,6 +33,7 @@ use volume::view::View;
 use super::context::Context;
 use super::error::{AgentError, Result};
 use super::log::SharedLog;
+use super::prefetch::{Prefetcher, Setup};
 use crate::postgres::Postgres;
 
 /// Blocks of a file that are read at once.
@@ -59,6 +60,8 @@ pub(crate) struct Standby {
     pub control: ControlFile,
     /// What its PostgreSQL was started with.
     pub capacity: Capacity,
+    /// Reads ahead of redo, if that is wanted.
+    pub prefetcher: Option<Prefetcher>,
 }
 
 /// Chooses the seal to attach at: the last, or the one before it if redo from the last failed (N7).
@@ -137,6 +140,7 @@ pub(crate) async fn attach(
         known.timeline.max(control.timeline),
     );
     log.show(live, known.end.max(sealed_end), known.timeline);
+    let prefetcher = start_prefetcher(context, &view, &log, &control, &configuration);
     let mount = show(context, view.clone())?;
     let feed = bind_feed(context, &log)?;
     let pinned = Pinned {
@@ -160,6 +164,7 @@ pub(crate) async fn attach(
         mount,
         control,
         capacity,
+        prefetcher,
     })
 }
 
@@ -169,6 +174,40 @@ async fn learn_versions(view: Arc<StandbyView>) {
         Ok(blocks) => tracing::debug!(blocks, "learned versions from the last lists of blocks"),
         Err(error) => tracing::debug!(%error, "the last lists of blocks were not read"),
     }
+}
+
+/// Begins to read ahead of redo, before PostgreSQL starts to.
+fn start_prefetcher(
+    context: &Context,
+    view: &Arc<StandbyView>,
+    log: &Arc<SharedLog>,
+    control: &ControlFile,
+    configuration: &Configuration,
+) -> Option<Prefetcher> {
+    let config = &context.config;
+    let degree = usize::from(config.standby.prefetch);
+    if degree == 0 {
+        return None;
+    }
+    let own = config.postgres.parameters.get("shared_buffers");
+    let own = own.map(ToString::to_string);
+    let block_bytes = u64::from(view.storage().settings().block_size_bytes);
+    let page_bytes = u64::from(control.block_size_bytes);
+    let buffers = own.as_deref().or(configuration.get("shared_buffers"));
+    let buffers = settings::buffers(buffers, page_bytes);
+    Some(Prefetcher::start(Setup {
+        view: Arc::clone(view),
+        log: Arc::clone(log),
+        redo: control.redo,
+        segment_size: context.layout.segment_size(),
+        blocks_per_segment: control.blocks_per_segment,
+        page_bytes,
+        block_bytes,
+        degree,
+        buffers: usize::try_from(buffers).unwrap_or(usize::MAX),
+        cache_blocks: config.memory.cache.bytes() / block_bytes as usize,
+        hot: context.skips.take_hot(),
+    }))
 }
 
 /// Mounts a view where PostgreSQL works.

@@ -49,7 +49,16 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
         &["pending", "cache", "overlay", "kernel_cache", "warm_every"],
     ),
     ("storage", &["scrub_every", "scrub_rate", "claim_cap"]),
-    ("standby", &["max_streaming_delay", "feedback"]),
+    (
+        "standby",
+        &[
+            "prefetch",
+            "slow",
+            "slow_after",
+            "max_streaming_delay",
+            "feedback",
+        ],
+    ),
     ("tags", &["nofailover", "priority", "spare", "zone"]),
 ];
 

@@ -87,6 +87,10 @@ fn nonsense_is_refused_and_says_what_to_change() {
         ("[heartbeat]\npreset = \"brisk\"", "brisk"),
         ("[heartbeat]\ninterval = \"0s\"", "heartbeat.interval"),
         ("[tags]\nzone = 1", "tags.zone"),
+        ("[standby]\nprefetch = 1000", "at most 256"),
+        ("[standby]\nprefetch = -1", "prefetch"),
+        ("[standby]\nslow = \"hurry\"", "hurry"),
+        ("[standby]\nslow_after = \"1KiB\"", "standby.slow_after"),
     ] {
         let error = refusal(extra);
         assert!(error.contains(needle), "{extra}: {error}");

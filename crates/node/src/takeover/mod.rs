@@ -189,7 +189,7 @@ pub(crate) async fn fix_log(
 /// From a running standby to the active. The epoch is owned and the end of the log fixed.
 pub(crate) async fn promote(
     context: &Context,
-    standby: Standby,
+    mut standby: Standby,
     latest: Latest,
     tail: LogTail,
     pulse: Pulse,
@@ -199,6 +199,8 @@ pub(crate) async fn promote(
         .log
         .show(latest.namespace().clone(), tail.end, tail.timeline);
     replay(&standby, tail.end).await?;
+    // The new active reads as much as its clients ask for.
+    drop(standby.prefetcher.take());
     phases.end("replay");
     let sealer = sealer_behind(context, &latest, &standby.control, tail)?;
     let epoch = latest.epoch();

@@ -62,6 +62,8 @@ pub struct Sealer {
     layout: Arc<PostgresLayout>,
     log: Mutex<Log>,
     synced: watch::Sender<SyncedLog>,
+    /// Whether commits wait, although they are durable.
+    held: watch::Sender<bool>,
     sealed_checkpoint: Mutex<Option<Lsn>>,
     blocks_per_segment: u32,
     started: Instant,
@@ -91,6 +93,7 @@ impl Sealer {
                 pages: BulkPages::default(),
             }),
             synced: watch::Sender::new(SyncedLog { end, timeline }),
+            held: watch::Sender::new(false),
             sealed_checkpoint: Mutex::new(sealed_checkpoint),
             blocks_per_segment,
             started: Instant::now(),
@@ -100,6 +103,12 @@ impl Sealer {
     /// Follows how far the log is durable; what standbys may see.
     pub fn synced(&self) -> watch::Receiver<SyncedLog> {
         self.synced.subscribe()
+    }
+
+    /// Holds commits that are durable, so that slow standbys come nearer (CAC-DB 4.4.2), or lets them go.
+    pub fn hold_commits(&self, hold: bool) {
+        self.held
+            .send_if_modified(|held| std::mem::replace(held, hold) != hold);
     }
 
     /// Seals a database that was shut down and is not running: what `init` and a clean stop leave
@@ -238,6 +247,11 @@ impl WriteObserver for Sealer {
             }
             grew
         });
+    }
+
+    async fn before_commits_return(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.held.subscribe().wait_for(|held| !held).await;
     }
 
     fn data_written(&self, path: &str, offset: u64, data: &Bytes, _generation: Generation) {

@@ -323,11 +323,13 @@ fn base_line(node: &Node) -> Option<String> {
     let warm = node.answer["warmth"]["percent"].as_f64();
     let warm = warm.map_or(String::new(), |percent| format!("; {percent} % warm"));
     Some(format!(
-        "{:<14}base {generation} at {end}, moved {} times{pause}; overlay {} kB in memory, {} kB on disk{warm}\n",
+        "{:<14}base {generation} at {end}, moved {} times{pause}; overlay {} kB in memory, {} kB on disk{warm}{}{}\n",
         node.member.name.as_str(),
         base["moves"],
         thousands(overlay.memory_bytes >> 10),
         thousands(overlay.spill_bytes >> 10),
+        prefetch_note(&node.answer["prefetch"]),
+        skips_note(&node.answer["skips"]),
     ))
 }
 
@@ -352,6 +354,31 @@ fn reads_line(node: &Node) -> Option<String> {
         thousands(reads.unknown),
         thousands(reads.known_blocks),
     ))
+}
+
+/// What came of reading ahead of redo.
+fn prefetch_note(prefetch: &Value) -> String {
+    let count = |name: &str| prefetch[name].as_u64().unwrap_or_default();
+    match count("fetched") {
+        0 => String::new(),
+        fetched => format!(
+            "; {} blocks fetched ahead, {} used",
+            thousands(fetched),
+            thousands(count("used"))
+        ),
+    }
+}
+
+/// How often it began anew because it was too far behind.
+fn skips_note(skips: &Value) -> String {
+    match skips["count"].as_u64().unwrap_or_default() {
+        0 => String::new(),
+        count => {
+            let ago = skips["last_unix_ms"].as_u64().map_or(String::new(), ago);
+            let last = ago.trim_start_matches(" for ");
+            format!("; SKIPPED {count} times, last {last} ago")
+        }
+    }
 }
 
 fn replica_line(replica: &Replica) -> String {
@@ -434,9 +461,17 @@ mod tests {
         );
         answer["base"]["last_pause_ms"] = Value::Null;
         answer["warmth"] = json!({ "percent": 98.5 });
-        let line = base_line(&standby(answer)).unwrap();
+        let line = base_line(&standby(answer.clone())).unwrap();
         assert!(line.contains("moved 5 times; overlay"), "{line}");
         assert!(line.ends_with("on disk; 98.5 % warm\n"), "{line}");
+        answer["prefetch"] = json!({ "fetched": 1200, "used": 1100 });
+        answer["skips"] = json!({ "count": 0, "last": null });
+        let line = base_line(&standby(answer.clone())).unwrap();
+        let ahead = "98.5 % warm; 1,200 blocks fetched ahead, 1,100 used\n";
+        assert!(line.ends_with(ahead), "{line}");
+        answer["skips"] = json!({ "count": 2, "last": "slow", "last_unix_ms": 1 });
+        let line = base_line(&standby(answer.clone())).unwrap();
+        assert!(line.contains("used; SKIPPED 2 times, last "), "{line}");
         assert_eq!(base_line(&standby(json!({ "role": "active" }))), None);
     }
 

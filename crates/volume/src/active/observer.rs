@@ -24,6 +24,9 @@ pub trait WriteObserver: Send + Sync + 'static {
     /// That sync is done: what it covers is durable.
     fn log_synced(&self, path: &str, token: u64);
 
+    /// The same sync is about to be answered, after which transactions count as committed. May wait.
+    async fn before_commits_return(&self) {}
+
     /// A data file was written, in `generation`: its bytes from `offset` on are now `data`. Whether
     /// they are in an image is told by the generation (N2).
     fn data_written(&self, path: &str, offset: u64, data: &Bytes, generation: Generation);

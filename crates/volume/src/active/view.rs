@@ -61,6 +61,7 @@ impl ActiveView {
         let token = inner.observer.log_sync_started(&path);
         inner.sync_file(file).await?;
         inner.observer.log_synced(&path, token);
+        inner.observer.before_commits_return().await;
         Ok(())
     }
 }
