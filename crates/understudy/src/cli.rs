@@ -319,6 +319,8 @@ pub enum Bench {
     Dax(BenchDax),
     /// Run everything at once for a long time, kill the active, and verify.
     Soak(BenchSoak),
+    /// Measure how standbys keep up, what they cost the active, and how soon a new one is there.
+    Standby(BenchStandby),
 }
 
 /// Arguments of `understudy bench pgbench`.
@@ -438,6 +440,50 @@ pub struct BenchSoak {
     /// Where the picture goes; none if not given.
     #[arg(long, value_name = "FILE.svg")]
     pub picture: Option<PathBuf>,
+}
+
+/// Options of `bench standby`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench standby --quick
+  understudy bench standby --only curve,cost --json
+  understudy bench standby --only attach --size 10240
+  understudy bench standby --charts docs")]
+pub struct BenchStandby {
+    /// Short runs on less data, about ten minutes in all.
+    #[arg(long)]
+    pub quick: bool,
+    /// Which parts; all if not given.
+    #[arg(long, value_delimiter = ',', value_name = "PART")]
+    pub only: Vec<crate::bench::standby::Part>,
+    /// Size of the database that a new standby joins, in MiB.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(15..))]
+    pub size: Option<u32>,
+    /// Length of the load before the failure, for each way to deal with a slow standby, in seconds.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(10..))]
+    pub seconds: Option<u32>,
+    /// Runs with each number of standbys.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Clients.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=50))]
+    pub clients: u16,
+    /// pgbench's scale: 100,000 accounts (about 15 MB) each.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: Option<u32>,
+    /// Write standby-curve.svg and standby-methods.svg into this directory.
+    #[arg(long, value_name = "DIR")]
+    pub charts: Option<PathBuf>,
+    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
+    /// Empty directory to work in; one below the temporary directory if not given.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A length of time such as `30s`, `500ms`, `2m` or `1m 30s`.

@@ -80,6 +80,11 @@ impl BlockCache {
         entries.map(|((file, block, image), _)| (BlockKey { file, block }, image))
     }
 
+    /// How many blocks are there.
+    pub fn count(&self) -> u64 {
+        self.blocks.len() as u64
+    }
+
     /// Takes note of the moment before a read, for [`fill`](Self::fill).
     pub fn ticket(&self, key: BlockKey) -> Ticket {
         Ticket(*self.shard(key).lock())

@@ -496,6 +496,9 @@ impl<'a> Follower<'a> {
             "received": progress.received,
             "applied": progress.applied,
             "horizon": progress.horizon,
+            // PostgreSQL reports no progress before it has connected to the feed.
+            "redo": self.standby.view.watch_redo().borrow().0,
+            "held_blocks": self.standby.view.held_blocks(),
             "lag_bytes": progress.horizon.bytes_since(progress.applied),
             "overlay": self.standby.view.stats(),
             "reads": self.standby.view.reads(),

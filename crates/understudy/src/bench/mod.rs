@@ -3,4 +3,5 @@
 pub mod dax;
 pub mod pgbench;
 pub mod soak;
+pub mod standby;
 pub mod statistics;

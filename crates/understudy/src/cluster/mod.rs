@@ -327,7 +327,18 @@ fn start(options: &Options, member: &mut Member) -> anyhow::Result<()> {
     if let Some(process) = &mut member.process {
         anyhow::ensure!(process.ended().is_some(), "{} runs already", member.name);
     }
-    let mut command = Command::new(&options.understudy);
+    let wrapper = options
+        .wrappers
+        .iter()
+        .find(|(name, _)| *name == member.name);
+    let mut command = match wrapper.and_then(|(_, words)| words.split_first()) {
+        Some((program, arguments)) => {
+            let mut command = Command::new(program);
+            command.args(arguments).arg(&options.understudy);
+            command
+        }
+        None => Command::new(&options.understudy),
+    };
     command.args(&member.arguments);
     if let Some(filter) = &options.log_filter {
         command.env("RUST_LOG", filter);

@@ -27,6 +27,10 @@ pub struct Options {
     pub init_arguments: Vec<String>,
     /// Lines of the nodes' `[memory]`.
     pub memory: Vec<String>,
+    /// Lines of the nodes' `[standby]`.
+    pub standby: Vec<String>,
+    /// Programs that run a node: its name, and the command that its own is given to (`nice -n 10`).
+    pub wrappers: Vec<(String, Vec<String>)>,
     /// The nodes' names; the first becomes the active.
     pub nodes: Vec<String>,
     /// The heartbeat's preset: fast, normal or wide.
@@ -51,6 +55,8 @@ impl Options {
             servers_per_zone: 1,
             init_arguments: Vec::new(),
             memory: Vec::new(),
+            standby: Vec::new(),
+            wrappers: Vec::new(),
             nodes: vec!["north".into(), "south".into()],
             heartbeat: "fast".into(),
             log_filter: None,
@@ -172,6 +178,9 @@ fn text(
     }
     if !options.memory.is_empty() {
         let _ = write!(text, "\n[memory]\n{}\n", options.memory.join("\n"));
+    }
+    if !options.standby.is_empty() {
+        let _ = write!(text, "\n[standby]\n{}\n", options.standby.join("\n"));
     }
     if !options.parameters.is_empty() {
         text.push_str("\n[postgres.parameters]\n");

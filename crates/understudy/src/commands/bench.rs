@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::ValueEnum;
 
-use crate::bench::{dax, pgbench, soak};
+use crate::bench::{dax, pgbench, soak, standby};
 use crate::cli;
 use crate::cluster::programs;
 use crate::demo::workspace::Workspace;
@@ -17,6 +18,7 @@ pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Pgbench(args) => run_pgbench(args).await,
         cli::Bench::Dax(args) => run_dax(args).await,
         cli::Bench::Soak(args) => run_soak(args).await,
+        cli::Bench::Standby(args) => run_standby(args).await,
     }
 }
 
@@ -131,6 +133,54 @@ async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
         true => Code::Ok,
         false => Code::Failed,
     })
+}
+
+async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
+    let workspace = Workspace::create(args.data.as_deref(), false)?;
+    let either =
+        |given: Option<u32>, quick, whole| given.unwrap_or(if args.quick { quick } else { whole });
+    let parts = match args.only.is_empty() {
+        true => standby::Part::value_variants().to_vec(),
+        false => args.only.clone(),
+    };
+    let options = standby::Options {
+        bin: programs::find(args.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: this_program()?,
+        parts,
+        scale: either(args.scale, 10, 40),
+        transactions: either(None, 300, 3000),
+        seconds: (
+            either(args.seconds, 40, 600).into(),
+            either(None, 20, 300).into(),
+        ),
+        size_mib: either(args.size, 300, 4096),
+        cost: (either(None, 5, 30), either(args.rounds, 2, 5)),
+        clients: args.clients,
+    };
+    let report = tokio::select! {
+        report = Box::pin(standby::run(&options, say)) => report?,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if let Some(dir) = &args.charts {
+        if !report.curve.is_empty() {
+            write(
+                dir,
+                "standby-curve.svg",
+                &standby::draw_curve(&report.curve),
+            )?;
+        }
+        if !report.methods.is_empty() {
+            let chart = standby::draw_methods(&report.methods);
+            write(dir, "standby-methods.svg", &chart)?;
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", standby::table(&report));
+    }
+    Ok(Code::Ok)
 }
 
 fn write(dir: &Path, name: &str, chart: &str) -> anyhow::Result<()> {

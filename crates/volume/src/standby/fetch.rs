@@ -177,6 +177,11 @@ impl Fetcher {
             .map(|(key, _)| key)
     }
 
+    /// How many blocks are at hand.
+    pub(super) fn cached_count(&self) -> u64 {
+        self.cache.count()
+    }
+
     /// Reads a block of a base from the storage into the cache.
     pub(super) async fn read_stored(&self, base: &Base, key: BlockKey) -> Result<Option<Cached>> {
         let ticket = self.known.ticket(base, key);

@@ -235,6 +235,14 @@ impl StandbyView {
         blocks
     }
 
+    /// How many shared blocks this standby's mount holds, changed or read.
+    pub fn held_blocks(&self) -> u64 {
+        let state = self.state();
+        let changed = state.overlay.inodes.values();
+        let changed: u64 = changed.map(|item| item.blocks.len() as u64).sum();
+        changed + self.fetcher.cached_count()
+    }
+
     /// What came of fetching ahead so far.
     pub fn prefetch_stats(&self) -> PrefetchStats {
         let ahead = &self.fetcher.ahead;

@@ -1,0 +1,111 @@
+//! What standbys cost the active: the same load with none, one and three of them, in turn.
+//!
+//! On one machine a standby takes processor time that it would not take from another one. So standbys
+//! run on the last processor only, where everything else goes before them (`taskset` and `nice`).
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde::Serialize;
+use tokio::process::Command;
+
+use super::Options;
+use super::site::{self, ACTIVE};
+use crate::bench::pgbench::tps;
+use crate::bench::statistics::Sample;
+use crate::cluster::{self, Cluster};
+
+const STANDBYS: [&str; 3] = ["south", "east", "west"];
+const COUNTS: [usize; 3] = [0, 1, 3];
+
+/// The load with so many standbys.
+#[derive(Debug, Clone, Serialize)]
+pub struct Cost {
+    /// How many.
+    pub standbys: usize,
+    /// Transactions a second.
+    pub tps: Sample,
+    /// By those without standbys.
+    pub ratio: f64,
+}
+
+/// Measures; `say` hears what is going on.
+pub(super) async fn run(
+    options: &Options,
+    dir: &Path,
+    say: &impl Fn(&str),
+) -> anyhow::Result<Vec<Cost>> {
+    let mut settings = cluster::Options::new(dir, &options.bin, &options.understudy);
+    settings.nodes.truncate(1);
+    settings.nodes.extend(STANDBYS.map(str::to_owned));
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let last = (processors - 1).to_string();
+    let wrapper = ["nice", "-n", "19", "taskset", "-c", &last];
+    let wrapper: Vec<String> = wrapper.iter().map(ToString::to_string).collect();
+    settings.wrappers = STANDBYS
+        .map(|name| (name.to_owned(), wrapper.clone()))
+        .into();
+    say("cost: starting and filling a cluster");
+    let mut cluster = site::start(options, settings, options.scale).await?;
+    let mut runs = COUNTS.map(|_| Vec::new());
+    for round in 0..=options.cost.1 {
+        for (count, runs) in COUNTS.iter().zip(&mut runs) {
+            with_standbys(&mut cluster, *count).await?;
+            let tps = load(options, &cluster).await?;
+            // The first round warms up.
+            if round > 0 {
+                runs.push(tps);
+                say(&format!(
+                    "cost: round {round}, {count} standbys: {tps:.0} tps"
+                ));
+            }
+        }
+    }
+    cluster.shutdown();
+    let samples = runs.map(Sample::of);
+    let alone = samples[0].median.max(f64::MIN_POSITIVE);
+    let costs = COUNTS.iter().zip(samples).map(|(standbys, tps)| Cost {
+        standbys: *standbys,
+        ratio: tps.median / alone,
+        tps,
+    });
+    Ok(costs.collect())
+}
+
+/// Stops and starts standbys until there are so many, and they follow.
+async fn with_standbys(cluster: &mut Cluster, count: usize) -> anyhow::Result<()> {
+    for name in &STANDBYS[count..] {
+        cluster.stop_node(name, Duration::from_secs(30))?;
+    }
+    for name in &STANDBYS[..count] {
+        if cluster.node_process(name).is_none() {
+            cluster.start_node(name)?;
+        }
+        cluster.wait_follows(name, Duration::from_secs(120)).await?;
+    }
+    Ok(())
+}
+
+async fn load(options: &Options, cluster: &Cluster) -> anyhow::Result<f64> {
+    let server = cluster.server(ACTIVE)?;
+    let output = Command::new(options.bin.join("pgbench"))
+        .args(["--client", &options.clients.to_string(), "--jobs", "2"])
+        .args(["--time", &options.cost.0.to_string()])
+        .args(["--protocol", "prepared"])
+        .args(server.arguments())
+        .arg(&server.database)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .context("cannot run pgbench")?;
+    ensure!(
+        output.status.success(),
+        "pgbench failed: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let said = String::from_utf8_lossy(&output.stdout);
+    tps(&said).with_context(|| format!("pgbench says nothing of tps: {said}"))
+}
