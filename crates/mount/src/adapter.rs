@@ -362,13 +362,14 @@ impl Filesystem for Adapter {
         &self,
         _request: &Request,
         number: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         offset: u64,
         size: u32,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.core.handles.read_through(ino(number), handle.0);
         let waiting = self.core.joiner.waiting(ino(number));
         let ask = move |view: Arc<dyn View>| async move {
             let read = view.read(ino(number), offset, size).await?;

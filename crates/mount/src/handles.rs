@@ -7,8 +7,13 @@
 //! even that): readahead through a caching handle could fetch the old block meanwhile and keep it. So
 //! whoever writes past the cache asks here whether the file was ever cached, and if so has the kernel
 //! drop the pages *after* the view has taken the write, before the writer hears of it.
+//!
+//! What is cached of a file from before a takeover is of the past: a kernel reads ahead into its cache
+//! when asked to (`posix_fadvise`, as PostgreSQL does), even through a handle that bypasses it. So the
+//! first handles that use the cache have the kernel drop a file's pages when it opens them. A read
+//! through such a handle shows that this was done.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -41,6 +46,10 @@ pub(crate) struct Handles {
     files: Mutex<HashMap<Ino, Opens>>,
     /// A shared file was opened for use with the page cache. Not on a standby (rule 8).
     shared_cached: AtomicBool,
+    /// Another view was shown before.
+    switched: AtomicBool,
+    /// Files of which nothing is cached from before that.
+    forgotten: Mutex<HashSet<Ino>>,
     directories: Mutex<HashMap<u64, OpenDirectory>>,
     next_directory: AtomicU64,
 }
@@ -64,10 +73,32 @@ impl Handles {
             (DIRECT, asked)
         } else {
             opens.cached += 1;
-            if !is_private(ino) {
-                self.shared_cached.store(true, Ordering::Release);
+            if is_private(ino) {
+                return (CACHED, asked);
             }
-            (CACHED, asked)
+            self.shared_cached.store(true, Ordering::Release);
+            let mode = OpenMode {
+                keep_cache: asked.keep_cache && !self.may_have_old_pages(ino),
+                ..asked
+            };
+            (CACHED, mode)
+        }
+    }
+
+    /// Another view is shown from now on.
+    pub(crate) fn switched(&self) {
+        self.forgotten.lock().clear();
+        self.switched.store(true, Ordering::Release);
+    }
+
+    fn may_have_old_pages(&self, ino: Ino) -> bool {
+        self.switched.load(Ordering::Acquire) && !self.forgotten.lock().contains(&ino)
+    }
+
+    /// The kernel reads a shared file through this handle.
+    pub(crate) fn read_through(&self, ino: Ino, handle: u64) {
+        if is_cached(handle) && !is_private(ino) && self.switched.load(Ordering::Acquire) {
+            self.forgotten.lock().insert(ino);
         }
     }
 
@@ -165,6 +196,26 @@ mod tests {
         direct_io: true,
         keep_cache: false,
     };
+
+    #[test]
+    fn what_is_cached_from_before_a_switch_is_dropped_at_the_first_opens() {
+        let handles = Handles::default();
+        let ino = Ino(7);
+        assert!(handles.open_file(ino, CACHE).1.keep_cache);
+        let (old, _) = handles.open_file(ino, BYPASS);
+        handles.switched();
+        let (new, mode) = handles.open_file(ino, CACHE);
+        assert!(!mode.direct_io && !mode.keep_cache);
+        handles.read_through(ino, old);
+        let (_, mode) = handles.open_file(ino, CACHE);
+        assert!(
+            !mode.keep_cache,
+            "nobody knows whether the kernel has opened it"
+        );
+        handles.read_through(ino, new);
+        assert!(handles.open_file(ino, CACHE).1.keep_cache);
+        assert!(!handles.open_file(Ino(8), CACHE).1.keep_cache);
+    }
 
     #[test]
     fn handles_of_both_kinds_are_counted_apart() {

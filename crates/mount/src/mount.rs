@@ -194,8 +194,9 @@ impl Mount {
     /// attributes (a standby's view does not: zero timeouts, N5; anything else is refused), and a
     /// view with zero timeouts has its files opened past the page cache. A handle opened before the
     /// switch keeps bypassing the page cache, and what is written through it makes the kernel drop
-    /// the pages that handles opened later have cached. From the switch on only this mount changes
-    /// what is cached.
+    /// the pages that handles opened later have cached. What the kernel read ahead on the standby,
+    /// it drops when a file is opened next. From the switch on only this mount changes what is
+    /// cached.
     ///
     /// # Errors
     /// [`Error::CachingView`].
@@ -339,6 +340,7 @@ impl Paused<'_> {
             }
             (0..count).for_each(|_| view.release(ino));
         }
+        core.handles.switched();
         Ok(std::mem::replace(&mut *view, new))
     }
 }

@@ -286,3 +286,71 @@ fn processes_notice_nothing() {
         Some(Errno::EROFS as i32)
     );
 }
+
+/// Pages of a file that the kernel has cached.
+fn cached_pages(file: &File) -> u64 {
+    const CACHESTAT: nix::libc::c_long = 451;
+    let (range, mut found) = ([0u64; 2], [0u64; 5]);
+    // SAFETY: the kernel reads two words and writes five, as its documentation says.
+    let asked = unsafe {
+        nix::libc::syscall(
+            CACHESTAT,
+            file.as_raw_fd(),
+            range.as_ptr(),
+            found.as_mut_ptr(),
+            0,
+        )
+    };
+    if asked == 0 { found[0] } else { 0 }
+}
+
+/// PostgreSQL announces what it will read (`posix_fadvise`), and the kernel reads that into its cache
+/// although the standby's handles bypass it. What is cached so is not what the new active shows.
+#[test]
+fn what_the_kernel_read_ahead_on_a_standby_is_forgotten() {
+    let cluster = MemoryCluster::new(VolumeSettings::default());
+    let setup = new_runtime();
+    let old = active(setup.block_on(new_volume(&cluster)));
+    let file = open(&old.fixture.at("f"));
+    let seal = |end| {
+        old.fixture.runtime.block_on(async {
+            let cut = old.view.cut().await.unwrap();
+            let seal = old.view.commit_seal(cut, Lsn(end), Lsn(end), vec![]);
+            seal.await.unwrap()
+        })
+    };
+    (0..8).for_each(|number| put(&file, number, 1000 + number));
+    seal(10);
+    let new = standby(cluster.client());
+    let kept = open(&new.fixture.at("f"));
+    let willneed = nix::libc::POSIX_FADV_WILLNEED;
+    // SAFETY: a system call on an open file that touches no memory of ours.
+    let advised = unsafe { nix::libc::posix_fadvise(kept.as_raw_fd(), 0, 0, willneed) };
+    assert_eq!(advised, 0);
+    for _ in 0..100 {
+        if cached_pages(&kept) > 0 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    println!("{} pages cached on the standby", cached_pages(&kept));
+    (0..8).for_each(|number| put(&file, number, 2000 + number));
+    let sealed = seal(20);
+    new.fixture.runtime.block_on(async {
+        let base = new.view.load_next(&sealed).await.unwrap();
+        new.view.show_log(base.namespace.clone(), sealed.end);
+        let plan = new.view.plan_move(base).await.unwrap();
+        assert!(new.view.move_base(plan).unwrap());
+        let latest = Latest::recover(own(&cluster, "new").await, NOW)
+            .await
+            .unwrap();
+        let (observer, options) = (Arc::new(NoObserver), Options::default());
+        let becoming = new.view.become_active(latest, observer, options, NOW);
+        let paused = new.fixture.mount.pause().await;
+        paused.install(Arc::new(becoming.await.unwrap())).unwrap();
+    });
+    let again = open(&new.fixture.at("f"));
+    for number in 0..8 {
+        assert_eq!(block(&again, number), 2000 + number);
+    }
+}
