@@ -31,8 +31,11 @@ use crate::wal::{BlockRef, Detail, Follower, Record, Start, Stop};
 const PAGE: u64 = LOG_PAGE_BYTES as u64;
 /// Log is read in pieces that end on multiples of this, so that none spans two segments.
 const CHUNK_BYTES: u64 = 512 << 10;
-/// So close to the horizon nothing is read twice: the feed passes by there soon.
+/// So close to the horizon nothing is read that passes by anyway.
 const TAIL_BYTES: u64 = 128 << 10;
+
+/// So far redo goes back to read the start of a record again whose end was not there yet.
+const BACK_BYTES: u64 = 64 << 10;
 
 /// How far to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +80,8 @@ pub struct Lookahead {
     origin: Lsn,
     /// The end of the log given without a gap.
     given: Lsn,
+    /// Log passes by: the standby is fed.
+    passing: bool,
     /// Log from there on passed by, behind a gap.
     beyond: Option<Lsn>,
     /// Where redo reads the log.
@@ -95,6 +100,7 @@ impl Lookahead {
             follower: follower(size, Start::Record(start), limits),
             origin: start,
             given: page_of(start),
+            passing: false,
             beyond: None,
             redo: page_of(start),
             waiting: VecDeque::new(),
@@ -112,7 +118,7 @@ impl Lookahead {
             self.waiting.pop_front();
             self.decoded.late += 1;
         }
-        if at < page_of(self.origin) {
+        if at.0 + BACK_BYTES < self.origin.0 {
             // It began earlier than it first seemed to: nothing of that was read.
             self.recent = Recent::new(self.limits.recent_blocks);
             self.restart(at);
@@ -128,7 +134,8 @@ impl Lookahead {
         }
         let end = match self.beyond {
             Some(at) => at.min(horizon),
-            None => page_of(Lsn(horizon.0.saturating_sub(TAIL_BYTES))),
+            None if self.passing => page_of(Lsn(horizon.0.saturating_sub(TAIL_BYTES))),
+            None => horizon,
         };
         let window = self.redo.0.saturating_add(self.limits.window_bytes);
         let end = end.min(page_of(Lsn(window)));
@@ -136,7 +143,13 @@ impl Lookahead {
         (self.given < end).then(|| self.given..end.min(boundary))
     }
 
-    /// Takes log that was read where it was wanted, or that passed by.
+    /// Takes log that was on its way to redo: more of it will come the same way.
+    pub fn pass(&mut self, at: Lsn, log: &[u8]) {
+        self.passing = true;
+        self.give(at, log);
+    }
+
+    /// Takes log that was read where it was wanted.
     pub fn give(&mut self, at: Lsn, log: &[u8]) {
         let end = Lsn(at.0 + log.len() as u64);
         if end <= self.given {

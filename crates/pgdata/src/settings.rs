@@ -64,6 +64,9 @@ pub struct StandbyOptions {
     pub query_delay: Duration,
     /// Whether it reports the rows that its queries need, for [`stand_in`](crate::stand_in).
     pub feedback: bool,
+    /// Whether the mount reads ahead of redo. PostgreSQL's own announcements would have the kernel
+    /// cache the same blocks once more, where nobody reads them (rule 8).
+    pub reads_ahead: bool,
 }
 
 /// What is pinned on the active.
@@ -124,6 +127,9 @@ pub fn standby(version: MajorVersion, options: &StandbyOptions) -> Vec<Setting> 
     if version.number() >= 14 {
         // Not a pass over every file at each start after a crash (H13).
         pinned.push(Setting::new("recovery_init_sync_method", "syncfs"));
+    }
+    if version.number() >= 15 && options.reads_ahead {
+        pinned.push(Setting::new("recovery_prefetch", "off"));
     }
     if version.number() >= 17 {
         pinned.push(Setting::new("sync_replication_slots", "off"));
@@ -221,6 +227,7 @@ mod tests {
             archive_mode: archive_mode.map(Into::into),
             query_delay: Duration::from_millis(1500),
             feedback: false,
+            reads_ahead: true,
         }
     }
 
@@ -293,6 +300,8 @@ mod tests {
         let at = |number| standby(MajorVersion::new(number).unwrap(), &options(None));
         assert_eq!(value(&at(13), "recovery_init_sync_method"), None);
         assert_eq!(value(&at(14), "recovery_init_sync_method"), Some("syncfs"));
+        assert_eq!(value(&at(14), "recovery_prefetch"), None);
+        assert_eq!(value(&at(15), "recovery_prefetch"), Some("off"));
         assert_eq!(value(&at(17), "file_copy_method"), None);
         assert_eq!(value(&at(18), "file_copy_method"), Some("copy"));
     }

@@ -147,6 +147,7 @@ fn standby_arguments(feed: &Feed) -> Vec<String> {
         archive_mode: Some("always".into()),
         query_delay: Duration::from_secs(1),
         feedback: true,
+        reads_ahead: true,
     };
     arguments(&standby(version(), &options))
 }
@@ -294,6 +295,7 @@ fn pinned_settings_exist() {
         archive_mode: Some("always".into()),
         query_delay: Duration::from_millis(1500),
         feedback: true,
+        reads_ahead: true,
     };
     cluster.configure(pgdata::settings::DEFAULTS);
     cluster.signal("standby.signal");

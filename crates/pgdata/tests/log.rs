@@ -6,11 +6,14 @@ mod common;
 
 use std::fs;
 use std::ops::Range;
+use std::time::Instant;
 
 use common::Cluster;
 use common::judge::{self, as_told};
 use pgdata::control::{Capacity, ClusterState, ControlFile};
+use pgdata::lookahead::{Limits, Lookahead};
 use pgdata::parse_lsn;
+use pgdata::relation::{Fork, Relation};
 use pgdata::segment::{LOG_PAGE_BYTES, SegmentName, SegmentSize};
 use pgdata::timeline::{History, TimelineId};
 use pgdata::wal::{Detail, Follower, Record, Start, Stop, find_end};
@@ -194,6 +197,62 @@ fn check_starts(log: &Log, records: &[Record], random: &mut SmallRng) {
     }
 }
 
+/// The look-ahead, given the log in the pieces in which a standby gets it, wants what redo reads: every
+/// block that PostgreSQL names without an image to restore, in its order. Says what decoding costs.
+fn check_lookahead(log: &Log, records: &[Record], told: &[judge::Told]) {
+    let limits = Limits {
+        window_bytes: 16 << 20,
+        waiting_max: 10_000,
+        recent_blocks: 0,
+    };
+    let began = Instant::now();
+    let mut ahead = Lookahead::new(log.size, records[0].start, limits);
+    let mut wanted = Vec::new();
+    for (number, piece) in log.bytes.chunks(100_000).enumerate() {
+        ahead.give(Lsn(log.start.0 + number as u64 * 100_000), piece);
+        wanted.extend(std::iter::from_fn(|| ahead.pop()));
+    }
+    let took = began.elapsed();
+    let decoded = ahead.decoded();
+    println!(
+        "{} MB of log with {} records and {} references decoded in {took:?}",
+        log.bytes.len() / 1_000_000,
+        decoded.records,
+        decoded.references
+    );
+    assert_eq!(decoded.records, records.len() as u64);
+    let is_whole =
+        |record: &Record| matches!(record.detail, Detail::FullPages | Detail::FullPageForHint);
+    let mut expected = Vec::new();
+    for (record, told) in records
+        .iter()
+        .zip(told)
+        .filter(|(record, _)| !is_whole(record))
+    {
+        let names = told.blocks().zip(&record.blocks);
+        // Images are there to be restored: this server does not check its redo.
+        expected.extend(
+            names
+                .filter(|((.., image), block)| {
+                    !image && !block.will_init && block.fork != Fork::Init
+                })
+                .map(|((name, fork, block, _), _)| (record.end, name.clone(), *fork, *block)),
+        );
+    }
+    let wanted = wanted.iter().map(|wanted| {
+        let Relation {
+            tablespace,
+            database,
+            number,
+        } = wanted.block.relation;
+        let name = format!("{tablespace}/{database}/{number}");
+        (wanted.before, name, wanted.block.fork, wanted.block.block)
+    });
+    let wanted: Vec<_> = wanted.collect();
+    assert!(wanted.len() > 3_000, "only {} blocks", wanted.len());
+    assert!(wanted == expected, "other blocks than PostgreSQL names");
+}
+
 fn check_details(records: &[Record]) {
     let count = |wanted: fn(&Detail) -> bool| records.iter().filter(|r| wanted(&r.detail)).count();
     assert!(count(|detail| matches!(detail, Detail::Switch)) >= 2);
@@ -315,6 +374,7 @@ fn a_real_log_is_read_as_postgresql_reads_it() {
         assert_eq!(&as_told(record), told);
     }
     assert_eq!(records.len(), told.len());
+    check_lookahead(&log, &records, &told);
     check_details(&records);
     check_wild_order(&log, &records);
     let mut random = SmallRng::seed_from_u64(7);

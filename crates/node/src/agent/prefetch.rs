@@ -166,7 +166,7 @@ impl Worker {
             tokio::select! {
                 changed = redo.changed() => if changed.is_err() { return },
                 changed = horizon.changed() => if changed.is_err() { return },
-                Some((at, log)) = self.passing.recv() => self.ahead.give(at, &log),
+                Some((at, log)) = self.passing.recv() => self.ahead.pass(at, &log),
                 Some(done) = self.fetches.join_next() => self.fetched(done),
                 (at, log) = read(&mut reading) => match log {
                     Ok(log) if !log.is_empty() => self.ahead.give(at, &log),

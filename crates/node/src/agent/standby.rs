@@ -149,6 +149,7 @@ pub(crate) async fn attach(
         archive_mode: configuration.get("archive_mode").map(str::to_owned),
         query_delay: context.config.standby.max_streaming_delay,
         feedback: context.config.standby.feedback,
+        reads_ahead: prefetcher.is_some(),
     };
     let mut pinned = settings::standby(context.version, &pinned);
     pinned.extend(context.warmth_settings(&configuration));

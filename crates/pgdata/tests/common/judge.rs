@@ -20,6 +20,13 @@ pub struct Told {
     blocks: Vec<(String, Fork, u32, bool)>,
 }
 
+impl Told {
+    /// Relation, fork, block, and whether there is an image.
+    pub fn blocks(&self) -> impl Iterator<Item = &(String, Fork, u32, bool)> {
+        self.blocks.iter()
+    }
+}
+
 /// The records from `from` to `to`, by a server that runs.
 pub fn records(cluster: &Cluster, from: Lsn, to: Lsn) -> Vec<Told> {
     let query = format!(

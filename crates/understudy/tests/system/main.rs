@@ -10,6 +10,7 @@ mod operator;
 mod queries;
 mod rest;
 mod several;
+mod slow;
 mod soak;
 mod stage;
 mod starts;

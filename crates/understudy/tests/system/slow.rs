@@ -1,0 +1,71 @@
+//! A standby that falls far behind begins anew at the newest seal, and loses nothing by that.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use understudy::demo::session::connect;
+
+use crate::stage::{PATIENCE, Stage};
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_standby_far_behind_skips_and_can_take_over() -> Result<()> {
+    let mut stage = Stage::with_options("slow", &["north", "south"], |options| {
+        options.standby.push("slow_after = \"4MiB\"".into());
+        let buffers = ("shared_buffers".to_owned(), "4MB".to_owned());
+        options.parameters.push(buffers);
+    })
+    .await?;
+    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let standby = stage.cluster.names().find(|name| **name != active);
+    let standby = standby.context("two nodes")?.to_owned();
+
+    // Redo stands still while the log grows and is sealed.
+    let paused = connect(&stage.cluster.server(&standby)?.config()).await?;
+    paused.batch_execute("SELECT pg_wal_replay_pause()").await?;
+    let skips = wait_skipped(&stage, &active, &standby).await?;
+    let why = skips["last"].as_str().unwrap_or_default();
+    ensure!(why.contains("more than 4MiB"), "{skips}");
+    drop(paused);
+
+    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    let answer = answer(&stage, &standby).await?;
+    println!("{standby} skipped: {why}; then: {}", answer["prefetch"]);
+    ensure!(answer["prefetch"]["hot_left"].is_u64(), "{answer}");
+    stage.commits(100).await?;
+    let (dead, killed) = stage.kill_active().await?;
+    ensure!(dead == active, "{dead} is active, not {active}");
+    let outage = stage.outage_after(killed).await?;
+    println!("{dead} killed: {:?} without commits", outage.length());
+    stage.commits(100).await?;
+    stage.verify().await
+}
+
+/// Makes log and seals until the standby says that it skipped.
+async fn wait_skipped(stage: &Stage, active: &str, standby: &str) -> Result<Value> {
+    let client = connect(&stage.cluster.server(active)?.config()).await?;
+    let deadline = Instant::now() + 2 * PATIENCE;
+    loop {
+        let log = "SELECT pg_logical_emit_message(false, 'much', repeat('x', 1000000)) \
+                   FROM generate_series(1, 2)";
+        client.batch_execute(log).await?;
+        client.batch_execute("CHECKPOINT").await?;
+        let answer = answer(stage, standby).await?;
+        if answer["skips"]["count"].as_u64() > Some(0) {
+            return Ok(answer["skips"].clone());
+        }
+        ensure!(Instant::now() < deadline, "no skip: {answer}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// What a node says of itself.
+async fn answer(stage: &Stage, node: &str) -> Result<Value> {
+    let config = stage.cluster.node(node)?.config.display().to_string();
+    let arguments = ["status", "--json", "--config", &config];
+    let status: Value = serde_json::from_str(&stage.cluster.run(&arguments).await?)?;
+    let nodes = status["nodes"].as_array().context("no nodes")?;
+    let found = nodes.iter().find(|found| found["name"] == node);
+    Ok(found.map(|node| node["answer"].clone()).unwrap_or_default())
+}
