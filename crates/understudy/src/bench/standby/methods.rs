@@ -127,6 +127,9 @@ async fn measure(options: &Options, dir: &Path, method: Method) -> anyhow::Resul
     let often = ("checkpoint_timeout".to_owned(), "30s".to_owned());
     settings.parameters.push(often);
     let mut cluster = site::start(options, settings, options.scale).await?;
+    // The standby begins behind what was filled in, and has nothing of it in memory.
+    let client = connect(&cluster.server(ACTIVE)?.config()).await?;
+    client.batch_execute("CHECKPOINT").await?;
     cluster.start_node(STANDBY)?;
     cluster
         .wait_follows(STANDBY, Duration::from_secs(60))
@@ -143,7 +146,6 @@ async fn measure(options: &Options, dir: &Path, method: Method) -> anyhow::Resul
     let watched = watch(&cluster, Duration::from_secs(options.seconds.0)).await?;
     // A promotion copies the log segment in which the old timeline ends, which from here takes seconds
     // that differ with the place in it. At the start of one there is nothing to copy.
-    let client = connect(&cluster.server(ACTIVE)?.config()).await?;
     client.batch_execute("SELECT pg_switch_wal()").await?;
     let killed = cluster.kill_node(ACTIVE).context("the active runs")?;
     let killed = clock.at(killed.at);
