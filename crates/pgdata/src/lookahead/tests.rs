@@ -243,7 +243,7 @@ fn it_stays_within_its_window_and_comes_to_the_end() {
     let (mut redo, mut found) = (log.start(), 0);
     while redo < horizon {
         while let Some(range) = ahead.wants(horizon) {
-            assert!(range.end.0 <= redo.0 + limits.window_bytes);
+            assert!(range.end.0 <= redo.0 + limits.window_bytes, "{range:?}");
             assert_eq!(
                 size().number(range.start),
                 size().number(Lsn(range.end.0 - 1))
@@ -253,8 +253,8 @@ fn it_stays_within_its_window_and_comes_to_the_end() {
         let popped = drain(&mut ahead).len();
         assert!(popped < limits.waiting_max + (CHUNK_BYTES / 40) as usize);
         found += popped;
-        redo = Lsn(redo.0 + PAGE);
         ahead.redo_at(redo);
+        redo = Lsn(redo.0 + PAGE);
     }
     assert_eq!(ahead.decoded().late, 0);
     assert_eq!(ahead.wants(horizon), None);
