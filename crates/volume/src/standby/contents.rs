@@ -35,7 +35,7 @@ impl State {
         for (block, content) in blocks {
             item.blocks.insert(block, BlockItem { content, stamp });
         }
-        item.written_since_cut = true;
+        item.in_use_since_cut = true;
         if end > size {
             item.size = Some(Stamped { value: end, stamp });
         }

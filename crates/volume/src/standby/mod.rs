@@ -34,6 +34,8 @@ mod rebase_test;
 #[cfg(test)]
 mod state_test;
 #[cfg(test)]
+mod switch_plan_test;
+#[cfg(test)]
 mod testing;
 
 pub use self::known::ReadStats;

@@ -96,6 +96,7 @@ impl State {
                 first_block: 0,
                 stamp,
             }],
+            in_use_since_cut: true,
             ..InodeItem::default()
         }
     }

@@ -98,9 +98,9 @@ pub(crate) struct InodeItem {
     pub attrs: Option<Stamped<Attrs>>,
     /// Ascending in both block and stamp.
     pub cuts: Vec<OwnCut>,
-    /// Whether own redo wrote to it after its last cut: then it is no file that waits for its
-    /// unlinking (N8).
-    pub written_since_cut: bool,
+    /// Whether own redo made it with its last cut, or wrote to it after that: then it is no file that
+    /// waits for its unlinking (N8).
+    pub in_use_since_cut: bool,
     pub blocks: OrdMap<u64, BlockItem>,
 }
 
@@ -134,7 +134,7 @@ impl InodeItem {
         }
         self.cuts.retain(|c| c.first_block < first_block);
         self.cuts.push(OwnCut { first_block, stamp });
-        self.written_since_cut = false;
+        self.in_use_since_cut = false;
     }
 }
 

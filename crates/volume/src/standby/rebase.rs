@@ -14,7 +14,9 @@
 //!   checkpoint back until a logged truncation is done. (The hazard list keeps every cut while the
 //!   inode is there; that would hide what is written behind a `VACUUM`'s truncation for ever.)
 //! - names and tails that the old base has and the new one has not: they are *kept* as in the old
-//!   base until redo removes them itself (N8).
+//!   base until redo removes them itself (N8). So is a name at which the new base has another file, if
+//!   redo works with the old one: the old base had the stub of a removed relation there, and redo took
+//!   it for the new relation of the same number, so what redo changed is in the stub.
 //!
 //! A created inode adopts the shared one at its name when its own stamp allows; its number stays.
 
@@ -139,18 +141,26 @@ impl Mover<'_> {
             let dir = self.old.ino_of(dir_id);
             for (name, id) in before {
                 let elsewhere = new.get(*id).is_some_and(|i| i.is_linked());
-                if elsewhere || after.is_some_and(|names| names.contains_key(name)) {
+                let replaced = after.is_some_and(|names| names.contains_key(name));
+                if elsewhere || (replaced && !self.is_in_use(*id)) {
                     continue;
                 }
                 let shown = self.old.overlay.name(dir, name).is_none()
                     && self.is_data(dir, name)
                     && self.old.expect((dir, name)).is_ok();
                 let goes = || self.may_go(*id) || self.is_orphan(dir_id, dir, name, *id);
-                if shown && !(after.is_some() && goes()) {
+                if shown && (replaced || !(after.is_some() && goes())) {
                     self.keep_name(next, dir, name, *id);
                 }
             }
         }
+    }
+
+    /// Whether what redo did to a file, or has still to do, would be lost with its name. (Directories
+    /// are not replaced: a takeover keeps their ids.)
+    fn is_in_use(&self, id: FileId) -> bool {
+        let ino = self.old.ino_of(id);
+        self.old.item(ino).is_some() || (self.to.is_open)(ino)
     }
 
     /// An empty file without private changes is the stub of a removed relation.
@@ -382,11 +392,7 @@ impl Mover<'_> {
         let Some(last) = item.cuts.last() else {
             return false;
         };
-        let is_creation = item
-            .created
-            .as_ref()
-            .is_some_and(|c| last.first_block == 0 && last.stamp == c.stamp);
         let more = last.first_block * u64::from(self.old.block_bytes) < new_size;
-        more && !is_creation && !item.written_since_cut
+        more && !item.in_use_since_cut
     }
 }

@@ -287,18 +287,15 @@ impl State {
     }
 
     /// Rule 7: other forks of an unlogged relation are invisible. Its init fork counts whether the
-    /// base has it (removed by redo or not) or redo made it: a base may hold the main fork alone.
+    /// base has it or redo made it, and whether redo has removed it since: a base may hold the main
+    /// fork alone, and redo, which never saw that one, does not remove it.
     pub(super) fn is_hidden(&self, dir: Ino, names: &Directory, name: &[u8]) -> bool {
         let by = std::str::from_utf8(name)
             .ok()
             .and_then(|n| self.layout.hidden_by(n));
         by.is_some_and(|by| {
             let by = by.as_bytes();
-            names.contains_key(by)
-                || self
-                    .overlay
-                    .name(dir, by)
-                    .is_some_and(|i| i.target.is_some())
+            names.contains_key(by) || self.overlay.name(dir, by).is_some()
         })
     }
 

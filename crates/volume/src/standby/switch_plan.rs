@@ -44,12 +44,17 @@ pub(crate) fn plan(
     mut allocate: impl FnMut() -> FileId,
 ) -> Result<SwitchPlan> {
     let mut files = HashMap::new();
+    let names = switch.state.overlay.names.values();
+    let names = names.flat_map(|names| names.values());
+    let given: BTreeSet<Ino> = names.filter_map(|item| item.target).collect();
     for (ino, item) in &switch.state.overlay.inodes {
         let Some(created) = item.created.as_ref() else {
             continue;
         };
         if created.class == FileClass::Data && item.nlink != Some(0) {
-            files.insert(*ino, created.adopted.unwrap_or_else(&mut allocate));
+            let same = || same_in_base(switch.state, *ino).filter(|id| !given.contains(&Ino(id.0)));
+            let file = created.adopted.or_else(same);
+            files.insert(*ino, file.unwrap_or_else(&mut allocate));
         }
     }
     let inos = files.iter().map(|(ino, file)| (*file, *ino)).collect();
@@ -71,6 +76,22 @@ pub(crate) fn plan(
         ops,
         files: planner.files,
     })
+}
+
+/// The file of the base that is what redo made, though its stamp did not allow to adopt it yet. It keeps
+/// its id, because other standbys stand on that base: what they have over that file must find it in the
+/// images to come. None of its blocks shows (see [`Planner::inode`]).
+fn same_in_base(state: &State, ino: Ino) -> Option<FileId> {
+    let (dir, name) = state.home(ino)?;
+    let item = state.overlay.name(dir, &name)?;
+    let base = &state.base.namespace;
+    let id = base.resolve(&state.path(ino).ok()?).ok()?;
+    let is_same = item.target == Some(ino)
+        && item.hides != Some(id)
+        && state.ino_of(id) == Ino(id.0)
+        && base.get(id)?.kind == state.kind(ino).ok()?
+        && (base.get(id)?.kind == FileKind::Directory || base.get(id)?.nlink == 1);
+    is_same.then_some(id)
 }
 
 struct Planner<'a> {
@@ -128,11 +149,26 @@ impl Planner<'_> {
             .values()
             .flat_map(|names| names.values());
         match own {
-            Some(Found::Inode(there)) if there == ino => true,
+            Some(Found::Inode(there)) if there == ino && !self.is_replaced(ino) => true,
             // Private on a standby, and not published: as in the base.
             Some(Found::Private(_)) => true,
             _ => given.any(|item| item.target == Some(ino)),
         }
+    }
+
+    /// Whether an inode of the base is below a directory whose place one that redo made has taken.
+    fn is_replaced(&self, ino: Ino) -> bool {
+        let mut at = ino;
+        while at != Ino::ROOT
+            && let Some((dir, _)) = self.state().home(at)
+        {
+            let made = self.inos.get(&FileId(dir.0));
+            if made.is_some_and(|made| *made != dir) {
+                return true;
+            }
+            at = dir;
+        }
+        false
     }
 
     /// Every name that may differ between the latest namespace and the view.
@@ -164,6 +200,14 @@ impl Planner<'_> {
         }
         let hidden = state.hidden.iter();
         found.extend(hidden.map(|(dir, name)| (state.ino_of(*dir), name.clone())));
+        // Directories that redo made and that keep the id of the base's: nothing of that shows.
+        for (id, dir) in &self.inos {
+            if state.item(*dir).is_some_and(|i| i.adopted().is_none())
+                && let Ok(names) = self.switch.latest.directory(*id)
+            {
+                found.extend(names.keys().map(|name| (*dir, name.clone())));
+            }
+        }
         found
     }
 
@@ -223,7 +267,8 @@ impl Planner<'_> {
         let latest = self.switch.latest;
         let base = &state.base.namespace;
         let mut inos: BTreeSet<Ino> = state.overlay.inodes.keys().copied().collect();
-        inos.extend(latest.changed_inodes(base).map(|(id, _)| state.ino_of(id)));
+        let changed = latest.changed_inodes(base).map(|(id, _)| state.ino_of(id));
+        inos.extend(changed);
         inos.extend(state.kept.keys().map(|id| state.ino_of(*id)));
         let hidden = state.hidden.iter();
         inos.extend(
@@ -268,7 +313,13 @@ impl Planner<'_> {
 
     fn inode_op(&self, ino: Ino, subdirectories: &HashMap<FileId, i64>) -> Option<Op> {
         let latest = self.switch.latest;
-        let id = self.file(ino)?;
+        // What redo made, adopted and removed goes as well.
+        let adopted = || self.state().item(ino)?.adopted();
+        let id = self.file(ino).or_else(adopted)?;
+        // What redo made has taken its place.
+        if self.inos.get(&id).is_some_and(|made| *made != ino) {
+            return None;
+        }
         let now = latest.get(id);
         let path = self.state().path(ino).ok().or_else(|| latest.path_of(id));
         let other_class = |i: &Inode| i.class != FileClass::Data;
@@ -318,10 +369,9 @@ impl Planner<'_> {
             parent,
             name,
         };
-        // A created inode that adopted nothing has no older blocks to hide.
-        let own_cut = item
-            .and_then(|i| i.cuts.first())
-            .filter(|_| shared.is_some());
+        // A created inode with a new id has no older blocks to hide.
+        let is_old = shared.is_some() || self.is_in_base(ino);
+        let own_cut = item.and_then(|i| i.cuts.first()).filter(|_| is_old);
         if let Some(cut) = own_cut {
             inode.add_cut(Cut {
                 first_block: BlockIndex(cut.first_block),
@@ -329,6 +379,11 @@ impl Planner<'_> {
             });
         }
         Some(inode)
+    }
+
+    fn is_in_base(&self, ino: Ino) -> bool {
+        let id = self.file(ino);
+        id.is_some_and(|id| self.state().base.namespace.get(id).is_some())
     }
 
     fn put_names(&self, names: Names, ops: &mut Vec<Op>) {
