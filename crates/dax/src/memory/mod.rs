@@ -73,6 +73,12 @@ impl MemoryCluster {
         self.change(|s| s.held = held);
     }
 
+    /// While on, sync points of the whole volume are answered although nothing becomes durable by them:
+    /// a storage that does not keep its promise, for tests of those who rely on it.
+    pub fn forget_syncs(&self, forgets: bool) {
+        self.change(|s| s.forgets = forgets);
+    }
+
     /// While full, nothing becomes durable and no room is reported.
     pub fn set_full(&self, full: bool) {
         self.change(|s| s.full = full);
@@ -264,6 +270,9 @@ impl Storage for MemoryStorage {
         let attempt = |s: &mut State| {
             if !s.can_sync(self.id) {
                 return Ok(None);
+            }
+            if s.forgets && scope == SyncScope::Volume {
+                return Ok(Some(()));
             }
             s.land(self.id, |w| covered.binary_search(&w.version).is_ok())?;
             s.client(self.id).counters.syncs += 1;

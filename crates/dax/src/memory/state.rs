@@ -47,6 +47,7 @@ type Versions = BTreeMap<Generation, (Version, Bytes)>;
 pub(super) struct State {
     pub fence: Fence,
     pub held: bool,
+    pub forgets: bool,
     pub full: bool,
     /// Every version that was durable once, for a replica that has missed all others.
     pub ever_stored: Option<HashMap<(BlockKey, Version), Block>>,

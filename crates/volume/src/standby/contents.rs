@@ -28,7 +28,7 @@ impl State {
         end: u64,
         now: Timestamp,
     ) -> Result<()> {
-        let stamp = self.horizon;
+        let stamp = self.stamp();
         let size = self.size(ino)?;
         self.modified(ino, now)?;
         let item = self.overlay.item_mut(ino);
@@ -56,7 +56,7 @@ impl State {
         boundary: Option<Content>,
         now: Timestamp,
     ) -> Result<()> {
-        let stamp = self.horizon;
+        let stamp = self.stamp();
         let first_gone = size.div_ceil(u64::from(self.block_bytes));
         self.modified(ino, now)?;
         let item = self.overlay.item_mut(ino);

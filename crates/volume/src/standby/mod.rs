@@ -32,6 +32,8 @@ mod view_names;
 #[cfg(test)]
 mod rebase_test;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod state_test;
 #[cfg(test)]
 mod switch_plan_test;

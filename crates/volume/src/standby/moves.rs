@@ -27,9 +27,9 @@ const WINDOW: usize = 64;
 
 /// A newer base, and what a move to it must know of the storage.
 pub struct MovePlan {
-    base: Arc<Base>,
+    pub(super) base: Arc<Base>,
     /// Blocks of the overlay that the base covers and has.
-    present: HashSet<BlockKey>,
+    pub(super) present: HashSet<BlockKey>,
     /// What the active wrote on the way to the base.
     lists: Lists,
     /// What the lists did not tell, and the storage was asked for.

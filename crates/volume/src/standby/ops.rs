@@ -62,7 +62,7 @@ impl State {
         ownership: Ownership,
         now: Timestamp,
     ) -> InodeItem {
-        let stamp = self.horizon;
+        let stamp = self.stamp();
         let (kind, target) = match new {
             NewInode::File => (FileKind::File, None),
             NewInode::Directory => (FileKind::Directory, None),
@@ -118,7 +118,7 @@ impl State {
         let item = NameItem {
             target,
             hides: hides.or(earlier),
-            stamp: self.horizon,
+            stamp: self.stamp(),
         };
         self.overlay.put_name(at.0, Name::from(at.1), item);
     }
@@ -330,7 +330,7 @@ impl State {
                 let item = NameItem {
                     target: Some(ino),
                     hides: None,
-                    stamp: self.horizon,
+                    stamp: self.stamp(),
                 };
                 self.overlay.put_name(to.0, Name::from(to.1), item);
                 Ok(stub)
@@ -349,7 +349,7 @@ impl State {
                 mtime: change.mtime.unwrap_or(attr.mtime),
                 ctime: now,
             };
-            let stamp = self.horizon;
+            let stamp = self.stamp();
             self.overlay.item_mut(ino).attrs = Some(Stamped { value, stamp });
         }
         self.attr(ino)

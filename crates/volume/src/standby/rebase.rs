@@ -28,6 +28,8 @@ use imbl::OrdMap;
 
 use super::listing::hidden_names;
 use super::overlay::{InodeItem, NameItem, is_created};
+#[cfg(test)]
+use super::simulation::flaw::Flaw;
 use super::state::{Found, State};
 use crate::layout::FileClass;
 use crate::lsn::Lsn;
@@ -107,6 +109,11 @@ impl Mover<'_> {
         self.to.base.seal.redo
     }
 
+    #[cfg(test)]
+    fn has(&self, flaw: Flaw) -> bool {
+        self.old.distortion.flaw == Some(flaw)
+    }
+
     fn is_data(&self, dir: Ino, name: &[u8]) -> bool {
         let path = self.old.path_in(dir, name);
         path.is_ok_and(|p| self.old.layout.standby_class(&p) == FileClass::Data)
@@ -131,6 +138,10 @@ impl Mover<'_> {
 
     /// Names of the old base that redo did not remove stay.
     fn keep_names(&self, next: &mut State) {
+        #[cfg(test)]
+        if self.has(Flaw::NamesTaken) {
+            return;
+        }
         let (old, new) = (&self.old.base.namespace, &self.to.base.namespace);
         for (dir_id, change) in new.changed_directories(old) {
             let before = match change {
@@ -280,6 +291,10 @@ impl Mover<'_> {
                         next.overlay.remove_name(*dir, name);
                     }
                     Some(_) => {}
+                    #[cfg(test)]
+                    None if covered && self.has(Flaw::WhiteoutsDropped) => {
+                        next.overlay.remove_name(*dir, name);
+                    }
                     None if covered && there.is_none() => {
                         if !kept_directory {
                             next.overlay.remove_name(*dir, name);
@@ -389,6 +404,10 @@ impl Mover<'_> {
 
     /// Whether a file was cut by the removal of its relation, which the active has not done yet.
     fn waits_for_unlinking(&self, item: &InodeItem, new_size: u64) -> bool {
+        #[cfg(test)]
+        if self.has(Flaw::CutsDropped) || self.has(Flaw::WhiteoutsDropped) {
+            return false;
+        }
         let Some(last) = item.cuts.last() else {
             return false;
         };

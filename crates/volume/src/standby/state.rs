@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub overlay: Overlay,
     /// Names of the base that the layout hides, found once for each base (for the switch).
     pub hidden: Arc<Vec<(FileId, Name)>>,
+    #[cfg(test)]
+    pub distortion: super::simulation::flaw::Distortion,
 }
 
 /// What a name leads to.
@@ -87,6 +89,8 @@ impl State {
             kept: OrdMap::new(),
             live,
             overlay: Overlay::default(),
+            #[cfg(test)]
+            distortion: Default::default(),
         }
     }
 
@@ -94,6 +98,15 @@ impl State {
     pub fn show_log(&mut self, live: Namespace, horizon: Lsn) {
         self.live = live;
         self.horizon = self.horizon.max(horizon);
+    }
+
+    /// The stamp of what is made now: no more log than this can have led to it (rule 3).
+    pub fn stamp(&self) -> Lsn {
+        #[cfg(test)]
+        if let Some(stamp) = self.distortion.stamp {
+            return stamp;
+        }
+        self.horizon
     }
 
     /// What the overlay says of an inode.

@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use dax::ids::{BlockIndex, FileId, Version};
 
 use super::overlay::is_created;
+#[cfg(test)]
+use super::simulation::flaw::Flaw;
 use super::state::{Found, State};
 use crate::error::Result;
 use crate::layout::FileClass;
@@ -177,6 +179,10 @@ impl Planner<'_> {
         let base = &state.base.namespace;
         let mut found = BTreeSet::new();
         for (dir, change) in self.switch.latest.changed_directories(base) {
+            #[cfg(test)]
+            if state.distortion.flaw == Some(Flaw::LatestNamesLeft) {
+                continue;
+            }
             let dir = state.ino_of(dir);
             match change {
                 Change::Changed { old, new } => {
@@ -268,6 +274,10 @@ impl Planner<'_> {
         let base = &state.base.namespace;
         let mut inos: BTreeSet<Ino> = state.overlay.inodes.keys().copied().collect();
         let changed = latest.changed_inodes(base).map(|(id, _)| state.ino_of(id));
+        #[cfg(test)]
+        let left = state.distortion.flaw == Some(Flaw::LatestSizesLeft);
+        #[cfg(test)]
+        let changed = changed.filter(|_| !left);
         inos.extend(changed);
         inos.extend(state.kept.keys().map(|id| state.ino_of(*id)));
         let hidden = state.hidden.iter();

@@ -1,0 +1,457 @@
+//! One history from one seed: an active at work, standbys behind it, crashes and takeovers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use dax::ids::{Generation, NodeName};
+use dax::memory::{MemoryCluster, MemoryStorage};
+use dax::storage::{Storage, VolumeSettings};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tempfile::TempDir;
+
+use super::active::Active;
+use super::census::Census;
+use super::checkers::{Broken, Held, Looker, broken, check_names, check_relations};
+use super::files::{Files, owner};
+use super::flaw::Flaw;
+use super::layout::{CONTROL, ModelLayout};
+use super::log::{Standing, Truth};
+use super::page::{PAGE_BYTES, directory};
+use super::standby::{Attach, Standby};
+use super::trace::say;
+use crate::active::{ActiveView, NoObserver, Options};
+use crate::claim::Claim;
+use crate::latest::{Latest, format};
+use crate::lsn::Lsn;
+use crate::private::PrivateDir;
+use crate::seal::{Seal, load_seals};
+use crate::view::Timestamp;
+
+const NOW: Timestamp = Timestamp(1);
+const STANDBYS_MAX: usize = 2;
+
+/// See the module.
+pub(super) struct Schedule {
+    rng: SmallRng,
+    flaw: Option<Flaw>,
+    cluster: Arc<MemoryCluster>,
+    disk: TempDir,
+    nodes: u32,
+    initial: Truth,
+    active: Active,
+    standbys: Vec<Standby>,
+    /// Seals that lack pages of bulk writers.
+    lacking: BTreeSet<Generation>,
+    census: Census,
+}
+
+impl Schedule {
+    /// Runs the history of a seed.
+    pub async fn run(seed: u64, flaw: Option<Flaw>) -> (Held<()>, Census) {
+        let mut schedule = match Schedule::begin(seed, flaw).await {
+            Ok(schedule) => schedule,
+            Err(broken) => return (Err(broken), Census::default()),
+        };
+        let done = schedule.go().await;
+        schedule.census.count("histories");
+        let records = schedule.active.log.len() as u64;
+        schedule.census.add("records", records);
+        (done, schedule.census)
+    }
+
+    async fn begin(seed: u64, flaw: Option<Flaw>) -> Held<Schedule> {
+        let settings = VolumeSettings {
+            block_size_bytes: PAGE_BYTES as u32,
+            ..VolumeSettings::default()
+        };
+        let cluster = MemoryCluster::new(settings);
+        let disk = tempfile::tempdir().expect("a temporary directory");
+        let storage = cluster.client();
+        storage.own_epoch(&node("first")).await.map_err(wrap)?;
+        let shared: Arc<dyn Storage> = storage.clone();
+        format(&shared, owner(), NOW).await?;
+        let layout = Arc::new(ModelLayout { flaw });
+        let private = PrivateDir::prepare(disk.path(), &*layout, false, owner())?;
+        let view = ActiveView::open(
+            Latest::recover(shared, NOW).await?,
+            layout,
+            Arc::new(private),
+            Arc::new(NoObserver),
+            None,
+            Options::default(),
+        );
+        let view = view.await?;
+        let files = Files {
+            view: Arc::new(view.clone()),
+        };
+        let mut initial = Truth::default();
+        for dir in ["global", "base"] {
+            files.mkdir(dir)?;
+        }
+        for db in [1, 2] {
+            files.mkdir(&directory(db))?;
+            initial.databases.insert(db, Standing::Committed);
+        }
+        files.create(CONTROL)?;
+        files.write(CONTROL, Active::control(0, 0)).await?;
+        let cut = view.cut().await?;
+        let payload = Active::control(0, 0).to_vec();
+        view.commit_seal(cut, Lsn(0), Lsn(0), payload).await?;
+        let log = Vec::new();
+        Ok(Schedule {
+            rng: SmallRng::seed_from_u64(seed),
+            flaw,
+            active: Active::new(storage, cluster.clone(), view, flaw, initial.clone(), log),
+            cluster,
+            disk,
+            nodes: 0,
+            initial,
+            standbys: Vec::new(),
+            lacking: BTreeSet::new(),
+            census: Census::default(),
+        })
+    }
+
+    async fn go(&mut self) -> Held<()> {
+        let reigns = self.rng.random_range(1..4);
+        for _ in 0..reigns {
+            let steps = self.rng.random_range(20..300);
+            for _ in 0..steps {
+                self.step().await?;
+            }
+            if !self.take_over().await? {
+                return Ok(());
+            }
+        }
+        self.finish_checkpoint().await?;
+        self.attach().await?;
+        self.catch_up().await
+    }
+
+    async fn step(&mut self) -> Held<()> {
+        match self.rng.random_range(0..100) {
+            0..20 => self.active.work(&mut self.rng).await,
+            20..43 => self.step_task().await,
+            43..55 => self.active.background(&mut self.rng).await,
+            55..66 => self.step_checkpoint().await,
+            66..68 => self.attach().await,
+            _ => self.step_standby().await,
+        }
+    }
+
+    async fn step_task(&mut self) -> Held<()> {
+        if self.active.tasks.is_empty() {
+            return Ok(());
+        }
+        let at = self.rng.random_range(0..self.active.tasks.len());
+        self.active.step_task(at, &mut self.rng).await
+    }
+
+    async fn step_checkpoint(&mut self) -> Held<()> {
+        if self.active.checkpoint.is_none() {
+            if self.active.wants_checkpoint() || self.rng.random_ratio(1, 3) {
+                self.active.start_checkpoint();
+            }
+            return Ok(());
+        }
+        // Some checkpoints are in a hurry.
+        for _ in 0..self.rng.random_range(1..5) {
+            if let Some(seal) = self.active.step_checkpoint().await? {
+                self.sealed(&seal);
+            }
+        }
+        Ok(())
+    }
+
+    fn sealed(&mut self, seal: &Seal) {
+        self.census.count("seals");
+        if self.active.lacking.contains(&seal.generation) {
+            self.census.count("seals without bulk pages");
+            self.lacking.insert(seal.generation);
+        }
+    }
+
+    /// A checkpoint from its beginning to its seal, with backends that get on meanwhile.
+    async fn finish_checkpoint(&mut self) -> Held<()> {
+        for _ in 0..400 {
+            if self.active.checkpoint.is_none() {
+                self.active.start_checkpoint();
+            }
+            let seal = self.active.step_checkpoint().await?;
+            if let Some(seal) = seal {
+                self.sealed(&seal);
+                return Ok(());
+            }
+            self.step_task().await?;
+        }
+        Ok(())
+    }
+
+    async fn step_standby(&mut self) -> Held<()> {
+        if self.standbys.is_empty() {
+            return Ok(());
+        }
+        let at = self.rng.random_range(0..self.standbys.len());
+        let rng = &mut self.rng;
+        let standby = &mut self.standbys[at];
+        match rng.random_range(0..40) {
+            0..7 => {
+                let synced = match self.flaw {
+                    Some(Flaw::PastTheHorizon) => self.active.log.len() as u64,
+                    _ => self.active.flushed,
+                };
+                let more = synced.saturating_sub(standby.shown);
+                let all = rng.random_ratio(1, 2);
+                let some = if all {
+                    more
+                } else {
+                    rng.random_range(0..=more)
+                };
+                standby.show(standby.shown + some);
+            }
+            7..20 => {
+                for _ in 0..rng.random_range(1..20) {
+                    standby.step(&self.active.log).await?;
+                    self.census.count("records applied");
+                }
+            }
+            20..28 => {
+                if let Some(id) = standby.pool.pick(rng) {
+                    standby.write_out(id).await?;
+                    standby.pool.evict(id);
+                }
+            }
+            28 => standby.restartpoint().await?,
+            29..36 => {
+                if rng.random_ratio(2, 3) {
+                    standby.plan_move().await?;
+                }
+                if rng.random_ratio(2, 3) && standby.move_base().await? {
+                    self.census.count("moves");
+                    standby.check().await?;
+                }
+            }
+            36..38 => standby.check().await?,
+            38 => standby.feedback = standby.applied,
+            _ => self.crash_standby(at),
+        }
+        Ok(())
+    }
+
+    /// The standby's database dies; what follows is a fresh attach (rule 1).
+    fn crash_standby(&mut self, at: usize) {
+        if self.flaw == Some(Flaw::RestartedInPlace) {
+            let log = &self.active.log;
+            return self.standbys[at].restart_in_place(&self.initial, log);
+        }
+        if self.rng.random_ratio(1, 4) {
+            self.census.count("standbys crashed");
+            self.standbys.remove(at);
+        }
+    }
+
+    async fn attach(&mut self) -> Held<()> {
+        if self.standbys.len() >= STANDBYS_MAX {
+            return Ok(());
+        }
+        let storage = self.cluster.client();
+        let shared: Arc<dyn Storage> = storage.clone();
+        let node = node(&format!("node{}", self.nodes));
+        self.nodes += 1;
+        Claim::begin(&shared, &node).await?;
+        let mut seals = load_seals(&shared).await?;
+        // Nobody attaches at a volume that was only formatted.
+        seals.retain(|seal| !seal.payload.is_empty());
+        if self.flaw == Some(Flaw::DroppedWithoutVersion) {
+            seals.retain(|seal| !self.lacking.contains(&seal.generation));
+        }
+        if seals.len() > 1 && self.rng.random_ratio(1, 4) {
+            seals.pop();
+        }
+        let Some(seal) = seals.last() else {
+            Claim::release(&shared, &node).await?;
+            return Ok(());
+        };
+        let place = self.disk.path().join(node.to_string());
+        std::fs::create_dir_all(&place).expect("a temporary directory");
+        let attach = Attach {
+            node,
+            storage,
+            seal,
+            place: &place,
+            flaw: self.flaw,
+            initial: &self.initial,
+            log: &self.active.log,
+        };
+        let standby = Standby::attach(attach, &mut self.rng).await?;
+        self.standbys.push(standby);
+        self.census.count("attaches");
+        Ok(())
+    }
+
+    /// Standbys apply all that is synced, and are looked at.
+    async fn catch_up(&mut self) -> Held<()> {
+        self.active.flush();
+        for standby in &mut self.standbys {
+            standby.show(self.active.flushed);
+            while standby.applied < standby.shown.min(self.active.flushed) {
+                standby.step(&self.active.log).await?;
+            }
+            standby.check().await?;
+            self.census.add("records excused (N7)", standby.excused);
+        }
+        Ok(())
+    }
+
+    /// The active dies, and a standby takes over; that may die as well, at any point (section 5).
+    /// Whether there was one to take over.
+    async fn take_over(&mut self) -> Held<bool> {
+        let (flushed, inserted) = (self.active.flushed, self.active.log.len() as u64);
+        let end = self.rng.random_range(flushed..=inserted);
+        say(|| format!("the active dies; the log ends at {end} of {inserted}"));
+        self.active.log.truncate(end as usize);
+        self.active.flushed = end;
+        crash(&self.active.storage, &mut self.rng);
+        loop {
+            if self.standbys.is_empty() {
+                self.attach().await?;
+            }
+            if self.standbys.is_empty() {
+                return Ok(false);
+            }
+            let at = self.rng.random_range(0..self.standbys.len());
+            let standby = self.standbys.remove(at);
+            if self.take_over_with(standby).await? {
+                self.census.count("takeovers");
+                return Ok(true);
+            }
+            self.census.count("takeovers that died");
+        }
+    }
+
+    /// Whether the standby got as far as being the active.
+    async fn take_over_with(&mut self, mut standby: Standby) -> Held<bool> {
+        let storage = self.cluster.client();
+        storage.own_epoch(&standby.node).await.map_err(wrap)?;
+        let latest = Latest::recover(storage.clone(), NOW).await?;
+        latest.commit().await?;
+        let end = self.active.flushed;
+        standby.shown = standby.shown.max(end);
+        let live = latest.namespace().clone();
+        standby.view.show_log(live, Lsn(standby.shown));
+        while standby.applied < end {
+            standby.step(&self.active.log).await?;
+            if self.rng.random_ratio(1, 8)
+                && let Some(id) = standby.pool.pick(&mut self.rng)
+            {
+                standby.write_out(id).await?;
+                standby.pool.evict(id);
+            }
+            if self.rng.random_ratio(1, 100) {
+                crash(&storage, &mut self.rng);
+                return Ok(false);
+            }
+        }
+        standby.check().await?;
+        self.census.add("records excused (N7)", standby.excused);
+        say(|| format!("switch: {}", standby.describe()));
+        let control = standby.files.read(CONTROL).await?;
+        let before = tree(&standby.files)?;
+        let observer = Arc::new(NoObserver);
+        let options = Options::default();
+        let view = standby
+            .view
+            .become_active(latest, observer, options, NOW)
+            .await?;
+        let log = std::mem::take(&mut self.active.log);
+        let truth = Truth::after(&self.initial, &log);
+        let mut active = Active::new(storage, self.cluster.clone(), view, self.flaw, truth, log);
+        active.pool = std::mem::take(&mut standby.pool);
+        active.leaked = std::mem::take(&mut self.active.leaked);
+        active.checkpoints_done = self.active.checkpoints_started;
+        active.checkpoints_started = self.active.checkpoints_started;
+        self.active = active;
+        check_exact(&before, &tree(&self.active.files)?)?;
+        let shared: Arc<dyn Storage> = self.active.storage.clone();
+        Claim::release(&shared, &standby.node).await?;
+        if self.rng.random_ratio(1, 8) {
+            crash(&self.active.storage, &mut self.rng);
+            return Ok(false);
+        }
+        standby.reset_unlogged().await?;
+        self.check_promoted(&standby, &control).await?;
+        let dead = self.rng.random_ratio(1, 8);
+        if dead {
+            crash(&self.active.storage, &mut self.rng);
+        }
+        Ok(!dead)
+    }
+
+    async fn check_promoted(&self, standby: &Standby, control: &[u8]) -> Held<()> {
+        let Active {
+            files, pool, truth, ..
+        } = &self.active;
+        let with_place = |mut b: Broken| {
+            b.what = format!("{} was promoted: {}", standby.describe(), b.what);
+            b
+        };
+        check_relations(files, pool, truth, Looker::Server)
+            .await
+            .map_err(with_place)?;
+        check_names(files, truth, &standby.known, Looker::Server)
+            .await
+            .map_err(with_place)?;
+        let latest = files.read(CONTROL).await?;
+        if latest != control {
+            let what = format!("it holds {latest:?}, the standby had {control:?}");
+            return Err(broken("the control file is the promoted standby's", what));
+        }
+        Ok(())
+    }
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName::new(name).expect("a plain name")
+}
+
+fn wrap(error: dax::error::Error) -> Broken {
+    broken("operations succeed", error.to_string())
+}
+
+/// The writer dies; any of what it had not synced may have arrived.
+fn crash(storage: &MemoryStorage, rng: &mut SmallRng) {
+    let mut fate = SmallRng::seed_from_u64(rng.random());
+    storage.crash(|_| fate.random());
+}
+
+/// Names and sizes below `base`.
+type Tree = BTreeMap<String, Option<u64>>;
+
+fn tree(files: &Files) -> Held<Tree> {
+    let mut tree = Tree::new();
+    for db in files.names("base")?.unwrap_or_default() {
+        let dir = format!("base/{db}");
+        for name in files.names(&dir)?.unwrap_or_default() {
+            let path = format!("{dir}/{name}");
+            let size = files.size(&path)?;
+            tree.insert(path, size);
+        }
+        tree.insert(dir, None);
+    }
+    Ok(tree)
+}
+
+/// N6: a switch leaves names and sizes as the standby had them.
+fn check_exact(before: &Tree, after: &Tree) -> Held<()> {
+    let paths = before.keys().chain(after.keys());
+    let mut other = paths.filter(|path| before.get(*path) != after.get(*path));
+    match other.next() {
+        None => Ok(()),
+        Some(path) => {
+            let (was, is) = (before.get(path), after.get(path));
+            let what = format!("{path} was {was:?}, is {is:?}");
+            Err(broken("the switch changes no names and sizes", what))
+        }
+    }
+}

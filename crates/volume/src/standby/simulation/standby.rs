@@ -1,0 +1,360 @@
+//! A standby: its PostgreSQL's buffers over the real view, attached at a seal, moved from base to
+//! base, and promoted.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use dax::ids::NodeName;
+use dax::memory::MemoryStorage;
+use dax::storage::{Lineage, Storage};
+use rand::Rng;
+use rand::rngs::SmallRng;
+
+use super::super::moves::MovePlan;
+use super::super::view::{StandbyOptions, StandbyView};
+use super::checkers::{Held, Known, Looker, broken, check_names, check_relations};
+use super::files::{Files, owner};
+use super::flaw::Flaw;
+use super::layout::{CONTROL, ModelLayout};
+use super::log::{Record, Truth};
+use super::page::{File, Fork, PageId, directory};
+use super::pool::Pool;
+use super::redo::failed;
+use super::trace::say;
+use crate::claim::Claim;
+use crate::lsn::Lsn;
+use crate::private::PrivateDir;
+use crate::seal::{Base, Seal, load_seals};
+
+/// See the module.
+pub(super) struct Standby {
+    pub node: NodeName,
+    pub storage: Arc<MemoryStorage>,
+    pub view: Arc<StandbyView>,
+    pub files: Files,
+    pub flaw: Option<Flaw>,
+    pub pool: Pool,
+    /// What the log says up to `applied`.
+    pub truth: Truth,
+    pub known: Known,
+    pub applied: u64,
+    /// What the last feedback said of it.
+    pub feedback: u64,
+    /// The log is handed over up to here.
+    pub shown: u64,
+    pub consistent_at: u64,
+    pub consistent: bool,
+    /// Pages that redo missed before it was consistent.
+    pub invalid: BTreeSet<PageId>,
+    /// The last checkpoint record that was applied: its redo pointer and its end.
+    pub checkpoint: Option<(u64, u64)>,
+    /// Where the private control file says that redo starts, and how far pages have been written.
+    pub restart: (u64, u64),
+    pub stubs: Vec<File>,
+    pub keeps_stubs: bool,
+    pub plan: Option<MovePlan>,
+    pub moves: u64,
+    /// The whole log's truth at the attach.
+    pub at_attach: Truth,
+    /// Records that an image could not be asked to take (N7).
+    pub excused: u64,
+}
+
+/// What an attach begins with.
+pub(super) struct Attach<'a> {
+    pub node: NodeName,
+    pub storage: Arc<MemoryStorage>,
+    pub seal: &'a Seal,
+    pub place: &'a std::path::Path,
+    pub flaw: Option<Flaw>,
+    pub initial: &'a Truth,
+    pub log: &'a [Record],
+}
+
+impl Standby {
+    /// Attaches at a seal; the claim on everything stands.
+    pub async fn attach(attach: Attach<'_>, rng: &mut SmallRng) -> Held<Standby> {
+        let Attach {
+            node,
+            storage,
+            seal,
+            place,
+            flaw,
+            initial,
+            log,
+        } = attach;
+        let shared: Arc<dyn Storage> = storage.clone();
+        let mut base = Base::load(&shared, seal).await?;
+        claim(&shared, &node, std::slice::from_ref(seal)).await?;
+        if flaw == Some(Flaw::LatestInsteadOfSealed) {
+            base.seal.lineage = Lineage::up_to(dax::ids::Generation::MAX);
+        }
+        let layout = Arc::new(ModelLayout { flaw });
+        let private = PrivateDir::prepare(place, &*layout, true, owner())?;
+        let options = StandbyOptions {
+            spill_dir: place.to_owned(),
+            memory_bytes_max: 1 << 20,
+            cache_bytes: 1 << 18,
+        };
+        let live = base.namespace.clone();
+        let view = StandbyView::attach(shared, layout, base, live, Arc::new(private), options)?;
+        view.change_in_place(|state| state.distortion.flaw = flaw);
+        let redo = seal.redo.0;
+        say(|| format!("{node} attaches at {}, redo {redo}", seal.generation));
+        let standby = Standby {
+            node,
+            storage,
+            files: Files { view: view.clone() },
+            view,
+            flaw,
+            pool: Pool::default(),
+            truth: Truth::after(initial, &log[..redo as usize]),
+            known: Known::default(),
+            applied: redo,
+            feedback: redo,
+            shown: seal.end.0,
+            consistent_at: seal.end.0,
+            consistent: redo >= seal.end.0,
+            invalid: BTreeSet::new(),
+            checkpoint: None,
+            restart: (redo, seal.end.0),
+            stubs: Vec::new(),
+            keeps_stubs: match flaw {
+                Some(Flaw::WhiteoutsDropped) => false,
+                _ => rng.random(),
+            },
+            plan: None,
+            moves: 0,
+            at_attach: Truth::after(initial, log),
+            excused: 0,
+        };
+        standby.files.create(CONTROL)?;
+        standby.write_control(seal.payload.clone()).await?;
+        standby.clean_unlogged()?;
+        Ok(standby)
+    }
+
+    async fn write_control(&self, bytes: Vec<u8>) -> Held<()> {
+        Ok(self.files.write(CONTROL, bytes.into()).await?)
+    }
+
+    /// For messages.
+    pub fn describe(&self) -> String {
+        let seal = self.view.base_seal();
+        format!(
+            "{} on base {} (redo {}, W {}), applied {} of {} shown, {} moves",
+            self.node,
+            seal.generation,
+            seal.redo.0,
+            seal.end.0,
+            self.applied,
+            self.shown,
+            self.moves
+        )
+    }
+
+    /// `ResetUnloggedRelations(CLEANUP)`.
+    fn clean_unlogged(&self) -> Held<()> {
+        for (dir, file) in self.unlogged()? {
+            for name in self.files.names(&dir)?.unwrap_or_default() {
+                let other = File::parse(file.rel.db, &name);
+                if other.is_some_and(|f| f.rel == file.rel && f.fork != Fork::Init) {
+                    self.files
+                        .unlink(&format!("{dir}/{name}"))
+                        .map_err(|e| failed(e))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Init forks, and the directories they are in.
+    fn unlogged(&self) -> Held<Vec<(String, File)>> {
+        let mut found = Vec::new();
+        for db in self.files.names("base")?.unwrap_or_default() {
+            let Ok(db) = db.parse() else {
+                continue;
+            };
+            let dir = directory(db);
+            let names = self.files.names(&dir)?.unwrap_or_default();
+            let files = names.iter().filter_map(|name| File::parse(db, name));
+            let init = files.filter(|file| file.fork == Fork::Init);
+            found.extend(init.map(|file| (dir.clone(), file)));
+        }
+        Ok(found)
+    }
+
+    /// `ResetUnloggedRelations(INIT)`, at the end of recovery.
+    pub async fn reset_unlogged(&self) -> Held<()> {
+        for (_, init) in self.unlogged()? {
+            let data = self.files.read(&init.path()).await.map_err(|e| failed(e))?;
+            let main = init.rel.file(Fork::Main).path();
+            say(|| format!("   {} makes {main}", self.node));
+            self.files.create(&main).map_err(|e| failed(e))?;
+            if !data.is_empty() {
+                self.files.write(&main, data).await.map_err(|e| failed(e))?;
+            }
+            let visible = init.rel.file(Fork::Visibility);
+            if self.files.size(&visible.path())?.is_some() {
+                let what = format!("{} survived the reset", visible.path());
+                return Err(broken("unlogged relations are reset", what));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn note_removed(&mut self, record: &Record, lsn: u64) {
+        if let Record::Drop { rel } | Record::Abort { rel } = *record {
+            self.known.removed(rel, lsn);
+        }
+    }
+
+    /// Rule 3's stamp, where it is switched off.
+    fn distort(&self, page_lsn: Option<u64>) {
+        let stamp = match self.flaw {
+            Some(Flaw::StampedByPage) => page_lsn,
+            Some(Flaw::StampedByFeedback) => Some(self.feedback),
+            _ => return,
+        };
+        self.view
+            .change_in_place(|state| state.distortion.stamp = stamp.map(Lsn));
+    }
+
+    /// Hands over log up to `end`.
+    pub fn show(&mut self, end: u64) {
+        self.shown = self.shown.max(end);
+        let live = self.view.state().live.clone();
+        self.view.show_log(live, Lsn(self.shown));
+    }
+
+    /// Applies one more record, if it was handed over.
+    pub async fn step(&mut self, log: &[Record]) -> Held<()> {
+        if self.applied < self.shown.min(log.len() as u64) {
+            self.distort(None);
+            self.redo(&log[self.applied as usize]).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a page out of the pool.
+    pub async fn write_out(&mut self, id: PageId) -> Held<()> {
+        if let Some(page) = self.pool.clean(id) {
+            say(|| format!("   {} writes {id:?} {page:?}", self.node));
+            self.distort(Some(page.lsn));
+            let written = self.files.write_page(id, &page).await;
+            self.distort(None);
+            written.map_err(|e| {
+                let what = format!("eviction of {id:?}, {}: {e}", self.describe());
+                broken("redo does not fail", what)
+            })?;
+            self.restart.1 = self.restart.1.max(page.lsn);
+        }
+        Ok(())
+    }
+
+    /// A restartpoint at the last checkpoint record applied.
+    pub async fn restartpoint(&mut self) -> Held<()> {
+        let Some((redo, record)) = self.checkpoint else {
+            return Ok(());
+        };
+        for id in self.pool.dirty() {
+            self.write_out(id).await?;
+        }
+        for file in std::mem::take(&mut self.stubs) {
+            if self.files.size(&file.path())? == Some(0) {
+                self.files.unlink(&file.path())?;
+            }
+        }
+        let control = super::active::Active::control(redo, record);
+        self.write_control(control.to_vec()).await?;
+        self.restart.0 = redo;
+        Ok(())
+    }
+
+    /// What queries see.
+    pub async fn check(&self) -> Held<()> {
+        if !self.consistent {
+            return Ok(());
+        }
+        let where_ = |mut b: super::checkers::Broken| {
+            b.what = format!("{}: {}", self.describe(), b.what);
+            b
+        };
+        let looker = Looker::Query;
+        check_relations(&self.files, &self.pool, &self.truth, looker)
+            .await
+            .map_err(where_)?;
+        check_names(&self.files, &self.truth, &self.known, looker)
+            .await
+            .map_err(where_)
+    }
+
+    /// Looks at what a move to the newest seal needs, if there is one to go to.
+    pub async fn plan_move(&mut self) -> Held<()> {
+        if self.flaw == Some(Flaw::LatestInsteadOfSealed) {
+            return Ok(());
+        }
+        let shared: Arc<dyn Storage> = self.storage.clone();
+        let seals = load_seals(&shared).await?;
+        let base = self.view.base_seal();
+        let Some(seal) = seals
+            .last()
+            .filter(|s| s.end.0 <= self.shown && s.continues(&base))
+        else {
+            return Ok(());
+        };
+        let mut images = self.view.bases_in_use();
+        images.push(seal.clone());
+        claim(&shared, &self.node, &images).await?;
+        let mut next = self.view.load_next(seal).await?;
+        if self.flaw == Some(Flaw::DroppedByEnd) {
+            next.seal.redo = next.seal.end;
+        }
+        let mut plan = self.view.plan_move(next).await?;
+        if self.flaw == Some(Flaw::DroppedWithoutVersion) {
+            let covered = self.view.state().blocks_covered_by(&plan.base);
+            plan.present.extend(covered);
+        }
+        self.plan = Some(plan);
+        Ok(())
+    }
+
+    /// Moves as planned, if redo has come that far; whether it did.
+    pub async fn move_base(&mut self) -> Held<bool> {
+        let early = self.flaw == Some(Flaw::MovedTooEarly);
+        let ready = |plan: &mut MovePlan| early || plan.seal().end.0 <= self.applied;
+        let Some(plan) = self.plan.take_if(ready) else {
+            return Ok(false);
+        };
+        assert!(self.view.move_base(plan)?, "nobody switches meanwhile");
+        self.moves += 1;
+        say(|| format!("moved: {}", self.describe()));
+        let shared: Arc<dyn Storage> = self.storage.clone();
+        claim(&shared, &self.node, &self.view.bases_in_use()).await?;
+        Ok(true)
+    }
+
+    /// The database restarts on what is there, as if the overlay were a disk (N4).
+    pub fn restart_in_place(&mut self, initial: &Truth, log: &[Record]) {
+        let (redo, written) = self.restart;
+        self.pool = Pool::default();
+        self.invalid.clear();
+        self.stubs.clear();
+        self.truth = Truth::after(initial, &log[..redo as usize]);
+        self.applied = redo;
+        self.consistent_at = written;
+        self.consistent = redo >= written;
+    }
+}
+
+/// Claims these images and nothing else.
+async fn claim(storage: &Arc<dyn Storage>, node: &NodeName, images: &[Seal]) -> Held<()> {
+    let journal = images.iter().map(|seal| seal.journal).min();
+    let claim = Claim {
+        images: images.iter().map(|seal| seal.lineage.clone()).collect(),
+        journal: journal.expect("a standby has a base"),
+        everything: false,
+        ..Claim::everything(node.clone())
+    };
+    Ok(claim.put(storage).await?)
+}
