@@ -77,8 +77,9 @@ impl Proxy {
         })
     }
 
-    /// The port of the server that answers behind a port of the proxy, once one does.
-    async fn behind(&self, port: u16, template: &Server) -> Result<u16> {
+    /// Waits until a port of the proxy leads to the server on `expected`. A proxy that has just started
+    /// takes every server for up until its checks say otherwise.
+    async fn leads(&self, port: u16, template: &Server, expected: u16) -> Result<()> {
         let server = Server {
             port,
             ..template.clone()
@@ -90,10 +91,17 @@ impl Proxy {
                 let row = client.query_one("SELECT inet_server_port()", &[]).await?;
                 anyhow::Ok(row.get::<_, i32>(0))
             };
-            match asked.await {
-                Ok(port) => return Ok(u16::try_from(port)?),
-                Err(error) => ensure!(Instant::now() < deadline, "nobody behind {port}: {error:#}"),
+            let found = asked.await;
+            if found
+                .as_ref()
+                .is_ok_and(|port| *port == i32::from(expected))
+            {
+                return Ok(());
             }
+            ensure!(
+                Instant::now() < deadline,
+                "{port} does not lead to {expected}: {found:?}"
+            );
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
     }
@@ -121,8 +129,8 @@ async fn a_load_balancer_finds_the_active_and_orders_need_the_token() -> Result<
         stage.cluster.node(&standby)?.clone(),
     );
     let server = stage.cluster.server(&active)?;
-    ensure!(proxy.behind(proxy.writes, &server).await? == first.port);
-    ensure!(proxy.behind(proxy.reads, &server).await? == second.port);
+    proxy.leads(proxy.writes, &server, first.port).await?;
+    proxy.leads(proxy.reads, &server, second.port).await?;
 
     let (status, body) = ask(first.rest_port, "GET /patroni", "", "").await?;
     let about: Value = serde_json::from_str(&body)?;
@@ -151,8 +159,8 @@ async fn a_load_balancer_finds_the_active_and_orders_need_the_token() -> Result<
     stage.outage_after(moved).await?;
     stage.commits(50).await?;
     stage.cluster.wait_follows(&active, PATIENCE).await?;
-    ensure!(proxy.behind(proxy.writes, &server).await? == second.port);
-    ensure!(proxy.behind(proxy.reads, &server).await? == first.port);
+    proxy.leads(proxy.writes, &server, second.port).await?;
+    proxy.leads(proxy.reads, &server, first.port).await?;
 
     // The same order again is refused: its leader is none any more.
     let (status, _) = ask(first.rest_port, "POST /switchover", &right, &order).await?;

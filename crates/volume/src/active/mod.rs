@@ -24,6 +24,7 @@ mod view;
 mod write;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -101,6 +102,8 @@ pub(super) struct Inner {
     controlling: tokio::sync::Mutex<()>,
     sealing: tokio::sync::Mutex<()>,
     reclaiming: tokio::sync::Mutex<()>,
+    /// The old log that was read ahead last.
+    log_ahead: tokio::sync::Mutex<(FileId, Range<u64>)>,
     /// The generation of the last seal.
     sealed: watch::Sender<Generation>,
     flushing: AtomicBool,
@@ -174,6 +177,7 @@ impl ActiveView {
             controlling: tokio::sync::Mutex::new(()),
             sealing: tokio::sync::Mutex::new(()),
             reclaiming: tokio::sync::Mutex::new(()),
+            log_ahead: tokio::sync::Mutex::new((FileId(0), 0..0)),
             sealed: watch::Sender::new(last_sealed),
             flushing: AtomicBool::new(false),
             runtime: Handle::current(),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation};
-use dax::storage::{Block, SyncScope};
-use futures_util::future::{join, try_join_all};
+use dax::storage::SyncScope;
+use futures_util::future::try_join_all;
 use tokio::task::JoinSet;
 
 use super::Inner;
@@ -113,7 +113,9 @@ impl Inner {
         }
         let ticket = self.cache.ticket(key);
         let block = match inode.class {
-            FileClass::Data => read_version(&self.storage, &self.lineage, key).await?,
+            FileClass::Data => read_version(&self.storage, &self.lineage, key)
+                .await?
+                .map(Cached::from),
             // A dead epoch may have left versions of which no quorum holds one: choose (DAX 5).
             _ if epoch_of(key.file) < self.epoch => {
                 if inode.has_cut_over(key.block) {
@@ -121,47 +123,54 @@ impl Inner {
                 }
                 match inode.class {
                     FileClass::Log => self.read_log_ahead(inode, key).await?,
-                    _ => self.storage.read_promote(key).await?,
+                    _ => self.storage.read_promote(key).await?.map(Cached::from),
                 }
             }
-            _ => self.storage.read(key, Generation::SINGLE).await?,
+            _ => self
+                .storage
+                .read(key, Generation::SINGLE)
+                .await?
+                .map(Cached::from),
         };
         let Some(block) = block else {
             return Ok(None);
         };
         if inode.class != FileClass::Log {
-            let cached = Cached {
-                version: block.version,
-                generation: block.generation,
-                data: block.data.clone(),
-            };
-            self.cache.fill(key, LATEST, ticket, cached);
+            self.cache.fill(key, LATEST, ticket, block.clone());
         }
         Ok((!inode.is_cut(key.block, block.version)).then_some(block.data))
     }
 
     /// Reads a log block of an older epoch, and those behind it into the cache: whoever reads old
-    /// log reads it in order (a promotion copies the segment that it ends in).
-    async fn read_log_ahead(&self, inode: &Inode, key: BlockKey) -> Result<Option<Block>> {
+    /// log reads it in order (a promotion copies the segment that it ends in). One at a time: the
+    /// kernel reads ahead as well, and asks for many blocks at once that one such read brings.
+    async fn read_log_ahead(&self, inode: &Inode, key: BlockKey) -> Result<Option<Cached>> {
+        let mut ahead = self.log_ahead.lock().await;
+        if let Some(cached) = self.cache.get(key, LATEST) {
+            return Ok(Some(cached));
+        }
+        let is_done = ahead.0 == key.file && ahead.1.contains(&key.block.0);
+        if is_done {
+            // Nobody has it, or it has left the cache again.
+            return Ok(self.storage.read_promote(key).await?.map(Cached::from));
+        }
         let end = inode.size.div_ceil(self.block_size);
-        let last = (key.block.0 + LOG_AHEAD_BLOCKS).min(end);
-        let ahead = (key.block.0 + 1..last).filter(|b| !inode.has_cut_over(BlockIndex(*b)));
-        let ahead = ahead.map(|block| async move {
+        let last = (key.block.0 + LOG_AHEAD_BLOCKS)
+            .min(end)
+            .max(key.block.0 + 1);
+        let blocks = (key.block.0..last).filter(|b| !inode.has_cut_over(BlockIndex(*b)));
+        let reads = blocks.map(|block| async move {
             let key = BlockKey::new(key.file, block);
             let ticket = self.cache.ticket(key);
-            if let Some(found) = self.storage.read_promote(key).await? {
-                let cached = Cached {
-                    version: found.version,
-                    generation: found.generation,
-                    data: found.data,
-                };
-                self.cache.fill(key, LATEST, ticket, cached);
+            let found = self.storage.read_promote(key).await?.map(Cached::from);
+            if let Some(found) = &found {
+                self.cache.fill(key, LATEST, ticket, found.clone());
             }
-            Ok::<(), Error>(())
+            Ok::<_, Error>((block == key.block.0).then_some(found).flatten())
         });
-        let (block, ahead) = join(self.storage.read_promote(key), try_join_all(ahead)).await;
-        ahead?;
-        Ok(block?)
+        let found = try_join_all(reads).await?;
+        *ahead = (key.file, key.block.0..last);
+        Ok(found.into_iter().next().flatten())
     }
 
     /// Reads a block under a truncation mark, and fixes what it is in this epoch (see

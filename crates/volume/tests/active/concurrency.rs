@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dax::ids::{BlockIndex, FileId};
+use dax::storage::Storage;
+use futures_util::future::try_join_all;
 use volume::active::NoObserver;
 use volume::latest::Latest;
 use volume::view::{NewInode, Timestamp, View};
@@ -150,4 +152,47 @@ async fn a_cut_waits_for_a_write_received_earlier_that_back_pressure_holds() {
         .await
         .unwrap();
     assert_eq!(image.unwrap()[..], [3; BLOCK]);
+}
+
+/// A promotion copies the log segment that it ends in. The kernel reads it ahead, many blocks in one
+/// request and several requests at once, and so does the view: the two must not multiply. They did, and
+/// a takeover took 15 seconds.
+#[tokio::test]
+async fn old_log_is_read_about_once_however_it_is_asked_for() {
+    const BLOCKS: usize = 256;
+    let volume = Volume::format().await;
+    let first = volume.open().await;
+    first.create("wal", NewInode::Directory);
+    let segment = first.create("wal/1", NewInode::File).ino;
+    for block in 0..BLOCKS {
+        let data = vec![block as u8; BLOCK];
+        first.write(segment, (block * BLOCK) as u64, data).await;
+    }
+    first.view.sync_all().await.unwrap();
+    drop(first);
+
+    let owner = volume.owner().await;
+    let storage: Arc<dyn Storage> = Arc::new(Yielding(owner.clone()));
+    let latest = Latest::recover(storage, volume.now()).await.unwrap();
+    let (observer, before) = (Arc::new(NoObserver), owner.counters().reads_promoted);
+    let life = volume
+        .open_latest(owner.clone(), latest, observer, None)
+        .await;
+    let request = 32 * BLOCK;
+    let reads = (0..BLOCKS * BLOCK).step_by(request).map(|offset| {
+        let view = &life.view;
+        async move { view.read(segment, offset as u64, request as u32).await }
+    });
+    let read = try_join_all(reads).await.unwrap();
+    for (block, data) in read.concat().chunks(BLOCK).enumerate() {
+        assert!(
+            data.iter().all(|byte| *byte == block as u8),
+            "block {block}"
+        );
+    }
+    let promoted = owner.counters().reads_promoted - before;
+    assert!(
+        promoted <= 2 * BLOCKS as u64,
+        "{promoted} reads of {BLOCKS} blocks"
+    );
 }

@@ -56,7 +56,9 @@ impl Storage for Yielding {
     }
 
     async fn read_promote(&self, key: BlockKey) -> Result<Option<Block>> {
-        self.0.read_promote(key).await
+        let found = self.0.read_promote(key).await;
+        tokio::task::yield_now().await;
+        found
     }
 
     async fn put_record(&self, name: &str, value: Bytes, authority: Authority) -> Result<()> {
