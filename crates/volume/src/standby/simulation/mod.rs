@@ -51,7 +51,8 @@
 //!
 //! Numbers of relations come again much sooner than PostgreSQL's, which go round once in four billion;
 //! so the case of a stub that is taken for a new relation's file comes up as well (history 1642).
-//! Open: history 11471, in which a removed relation's page comes back on a standby that moved.
+//! Open: history 11471, in which a removed relation's page comes back on a standby that moved; nobody
+//! would open that file, but whether the checker may excuse it is not settled. The default ends before.
 //!
 //! `make sim-standby` runs many, or one again. A seed gives the same history every time.
 
