@@ -13,7 +13,8 @@ impl Cluster {
         let mut found = Vec::new();
         for node in &self.settings {
             found.extend(lines(&node.data.join("postgresql.log"), |line| {
-                !(is_expected(line, Situation::Takeover) || excused(&node.name, line))
+                let expected = is_expected(line, Situation::Takeover) || is_of_a_gone_mount(line);
+                !(expected || excused(&node.name, line))
             }));
         }
         found.extend(self.agent_log_lines("panicked at"));
@@ -27,6 +28,16 @@ impl Cluster {
             .flat_map(|log| lines(&log.path(), |line| line.contains(text)))
             .collect()
     }
+}
+
+/// Whether a server says that its mount is gone. That is so when its agent was killed, or its standby
+/// lost the race for an epoch: the server is being killed as well, and a mount that serves never says so.
+fn is_of_a_gone_mount(line: &str) -> bool {
+    let said = [
+        "Transport endpoint is not connected",
+        "Software caused connection abort",
+    ];
+    said.iter().any(|what| line.contains(what))
 }
 
 /// The lines of a file that `wanted` picks, with the file's name.
