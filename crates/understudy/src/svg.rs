@@ -138,6 +138,22 @@ impl Svg {
         ));
     }
 
+    /// A line across the sheet, from `left` to `right`, for about `wanted` round values of an upright
+    /// scale, with what `label` says of each before it.
+    pub fn levels(
+        &mut self,
+        scale: &Scale,
+        (left, right): (f64, f64),
+        wanted: f64,
+        label: impl Fn(f64) -> String,
+    ) {
+        for value in scale.ticks(wanted) {
+            let at = scale.at(value);
+            self.line((left, at), (right, at), "stroke=\"#eceef1\"");
+            self.text(left - 8.0, at + 4.0, "tick", "end", &label(value));
+        }
+    }
+
     /// The finished text.
     pub fn finish(mut self) -> String {
         self.body.push_str("</svg>\n");

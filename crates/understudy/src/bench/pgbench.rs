@@ -192,14 +192,38 @@ async fn alternate(
 
 /// One run of pgbench; transactions a second.
 async fn pgbench(options: &Options, server: &Server, arguments: &[&str]) -> anyhow::Result<f64> {
-    let output = Command::new(options.bin.join("pgbench"))
-        .args(["--client", &options.clients.to_string(), "--jobs", "2"])
-        .args([
-            "--time",
-            &options.seconds.to_string(),
-            "--protocol",
-            "prepared",
-        ])
+    timed(
+        &options.bin,
+        server,
+        options.clients,
+        options.seconds,
+        arguments,
+    )
+    .await
+}
+
+/// Runs prepared transactions for some seconds; how many a second there were.
+pub(super) async fn timed(
+    bin: &Path,
+    server: &Server,
+    clients: u16,
+    seconds: u32,
+    arguments: &[&str],
+) -> anyhow::Result<f64> {
+    let (clients, seconds) = (clients.to_string(), seconds.to_string());
+    let how = ["--client", &clients, "--jobs", "2", "--time", &seconds];
+    let all = [&how[..], &["--protocol", "prepared"], arguments].concat();
+    let said = run_pgbench(bin, server, &all).await?;
+    tps(&said).with_context(|| format!("pgbench says nothing of tps: {said}"))
+}
+
+/// Runs pgbench against a server; what it says at the end.
+pub(super) async fn run_pgbench(
+    bin: &Path,
+    server: &Server,
+    arguments: &[&str],
+) -> anyhow::Result<String> {
+    let output = Command::new(bin.join("pgbench"))
         .args(arguments)
         .args(server.arguments())
         .arg(&server.database)
@@ -208,13 +232,12 @@ async fn pgbench(options: &Options, server: &Server, arguments: &[&str]) -> anyh
         .output()
         .await
         .context("cannot run pgbench")?;
-    let said = String::from_utf8_lossy(&output.stdout);
     ensure!(
         output.status.success(),
         "pgbench failed: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    tps(&said).with_context(|| format!("pgbench says nothing of tps: {said}"))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Finds `tps = 1234.5 (without initial connection time)`.

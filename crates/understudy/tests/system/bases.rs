@@ -8,7 +8,6 @@ use anyhow::{Context, Result, ensure};
 use dax::client::Client;
 use dax::storage::Storage;
 use node::config::Config;
-use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
@@ -99,14 +98,7 @@ struct Sample {
 
 impl Sample {
     async fn take(stage: &Stage, standby: &str) -> Result<Option<Sample>> {
-        let config = stage.cluster.node(standby)?.config.display().to_string();
-        let status = stage
-            .cluster
-            .run(&["status", "--json", "--config", &config])
-            .await?;
-        let status: Value = serde_json::from_str(&status)?;
-        let nodes = status["nodes"].as_array().context("no nodes")?;
-        let Some(node) = nodes.iter().find(|node| node["name"] == standby) else {
+        let Some(node) = stage.status_of(standby).await? else {
             return Ok(None);
         };
         let (base, overlay) = (&node["answer"]["base"], &node["answer"]["overlay"]);

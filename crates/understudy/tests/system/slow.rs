@@ -62,10 +62,6 @@ async fn wait_skipped(stage: &Stage, active: &str, standby: &str) -> Result<Valu
 
 /// What a node says of itself.
 async fn answer(stage: &Stage, node: &str) -> Result<Value> {
-    let config = stage.cluster.node(node)?.config.display().to_string();
-    let arguments = ["status", "--json", "--config", &config];
-    let status: Value = serde_json::from_str(&stage.cluster.run(&arguments).await?)?;
-    let nodes = status["nodes"].as_array().context("no nodes")?;
-    let found = nodes.iter().find(|found| found["name"] == node);
+    let found = stage.status_of(node).await?;
     Ok(found.map(|node| node["answer"].clone()).unwrap_or_default())
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use store::Network;
 use understudy::cluster::remnants::fuse_mounts_below;
 use understudy::cluster::{Cluster, Options, fresh_directory, programs};
@@ -120,6 +121,15 @@ impl Stage {
         stage.start_load();
         stage.commits(100).await?;
         Ok(stage)
+    }
+
+    /// What `status --json` says of a node; `None` if it does not know it.
+    pub async fn status_of(&self, node: &str) -> Result<Option<Value>> {
+        let config = self.cluster.node(node)?.config.display().to_string();
+        let arguments = ["status", "--json", "--config", &config];
+        let status: Value = serde_json::from_str(&self.cluster.run(&arguments).await?)?;
+        let nodes = status["nodes"].as_array().context("no nodes")?;
+        Ok(nodes.iter().find(|found| found["name"] == node).cloned())
     }
 
     /// The directory of this test.

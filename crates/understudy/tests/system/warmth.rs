@@ -60,11 +60,7 @@ async fn wait_warm(stage: &Stage, standby: &str) -> Result<Value> {
     let deadline = Instant::now() + 2 * PATIENCE;
     let mut last = Value::Null;
     loop {
-        let config = stage.cluster.node(standby)?.config.display().to_string();
-        let arguments = ["status", "--json", "--config", &config];
-        let status: Value = serde_json::from_str(&stage.cluster.run(&arguments).await?)?;
-        let nodes = status["nodes"].as_array().context("no nodes")?;
-        if let Some(node) = nodes.iter().find(|node| node["name"] == standby) {
+        if let Some(node) = stage.status_of(standby).await? {
             last = node["answer"]["warmth"].clone();
         }
         let count = |name: &str| last[name].as_u64().unwrap_or(0);

@@ -80,17 +80,7 @@ fn panel(svg: &mut Svg, report: &Report, heading: &str, curves: &[Curve], top: f
         range: (bottom, top),
     };
     svg.text(LEFT, top - 10.0, "heading", "start", heading);
-    for value in y.ticks(3.0) {
-        let at = y.at(value);
-        svg.line((LEFT, at), (RIGHT, at), "stroke=\"#eceef1\"");
-        svg.text(
-            LEFT - 8.0,
-            at + 4.0,
-            "tick",
-            "end",
-            &thousands(value as u64),
-        );
-    }
+    svg.levels(&y, (LEFT, RIGHT), 3.0, |value| thousands(value as u64));
     for value in x.ticks(10.0) {
         let label = format!("{value} s");
         svg.text(x.at(value), bottom + 18.0, "tick", "middle", &label);

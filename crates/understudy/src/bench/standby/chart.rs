@@ -99,17 +99,7 @@ fn panel(svg: &mut Svg, at: usize, heading: &str, curves: &[Curve<'_>], mark: Op
         range: (bottom, top),
     };
     svg.text(60.0, top - 12.0, "heading", "start", heading);
-    for value in y.ticks(4.0) {
-        let at = y.at(value);
-        svg.line((LEFT, at), (RIGHT, at), "stroke=\"#eceef1\"");
-        svg.text(
-            LEFT - 8.0,
-            at + 4.0,
-            "tick",
-            "end",
-            &thousands(value as u64),
-        );
-    }
+    svg.levels(&y, (LEFT, RIGHT), 4.0, |value| thousands(value as u64));
     for value in x.ticks(8.0) {
         let label = format!("{value} s");
         svg.text(x.at(value), bottom + 18.0, "tick", "middle", &label);

@@ -4,16 +4,13 @@
 //! run on the last processor only, where everything else goes before them (`taskset` and `nice`).
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
 use serde::Serialize;
-use tokio::process::Command;
 
 use super::Options;
 use super::site::{self, ACTIVE};
-use crate::bench::pgbench::tps;
+use crate::bench::pgbench::timed;
 use crate::bench::statistics::Sample;
 use crate::cluster::{self, Cluster};
 
@@ -90,22 +87,5 @@ async fn with_standbys(cluster: &mut Cluster, count: usize) -> anyhow::Result<()
 
 async fn load(options: &Options, cluster: &Cluster) -> anyhow::Result<f64> {
     let server = cluster.server(ACTIVE)?;
-    let output = Command::new(options.bin.join("pgbench"))
-        .args(["--client", &options.clients.to_string(), "--jobs", "2"])
-        .args(["--time", &options.cost.0.to_string()])
-        .args(["--protocol", "prepared"])
-        .args(server.arguments())
-        .arg(&server.database)
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await
-        .context("cannot run pgbench")?;
-    ensure!(
-        output.status.success(),
-        "pgbench failed: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    let said = String::from_utf8_lossy(&output.stdout);
-    tps(&said).with_context(|| format!("pgbench says nothing of tps: {said}"))
+    timed(&options.bin, &server, options.clients, options.cost.0, &[]).await
 }

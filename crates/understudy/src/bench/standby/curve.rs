@@ -5,16 +5,15 @@
 //! the same log, with everything as cold as it can be.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde::Serialize;
-use tokio::process::Command;
 use volume::lsn::Lsn;
 
 use super::Options;
 use super::site::{self, ACTIVE, PATIENCE, STANDBY};
+use crate::bench::pgbench::run_pgbench;
 use crate::cluster::Cluster;
 
 /// Distances to the storage, there and back, in milliseconds.
@@ -91,23 +90,22 @@ async fn change_rows(options: &Options, cluster: &Cluster) -> anyhow::Result<()>
         "\\set aid random(1, 100000 * :scale)\n\
          UPDATE pgbench_accounts SET abalance = abalance + 1 WHERE aid = :aid;\n",
     )?;
-    let output = Command::new(options.bin.join("pgbench"))
-        .args(["--no-vacuum", "--client", "4", "--random-seed", "1"])
-        .args(["--transactions", &(options.transactions / 4).to_string()])
-        .args(["--scale", &options.scale.to_string(), "--file"])
-        .arg(&script)
-        .args(server.arguments())
-        .arg(&server.database)
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await
-        .context("cannot run pgbench")?;
-    ensure!(
-        output.status.success(),
-        "pgbench failed: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
+    let transactions = (options.transactions / 4).to_string();
+    let (scale, script) = (options.scale.to_string(), script.display().to_string());
+    let arguments = [
+        "--no-vacuum",
+        "--client",
+        "4",
+        "--random-seed",
+        "1",
+        "--transactions",
+        &transactions,
+        "--scale",
+        &scale,
+        "--file",
+        &script,
+    ];
+    run_pgbench(&options.bin, &server, &arguments).await?;
     Ok(())
 }
 

@@ -52,17 +52,7 @@ pub fn draw(svg: &mut Svg, scene: &Scene<'_>) {
 }
 
 fn axes(svg: &mut Svg, x: &Scale, y: &Scale) {
-    for value in y.ticks(4.0) {
-        let at = y.at(value);
-        svg.line((LEFT, at), (RIGHT, at), "stroke=\"#eceef1\"");
-        svg.text(
-            LEFT - 8.0,
-            at + 4.0,
-            "tick",
-            "end",
-            &thousands(value as u64),
-        );
-    }
+    svg.levels(y, (LEFT, RIGHT), 4.0, |value| thousands(value as u64));
     for value in x.ticks(12.0) {
         svg.text(
             x.at(value),
