@@ -2,8 +2,9 @@
 //!
 //! Invariants: what is cached never changes its bytes. Blocks of an image are cached as long as
 //! [`Known`] says that no later base has another version; blocks of the log only when all of them is
-//! below the horizon, because the active still appends to the last one (rule 5). Configuration is not
-//! cached: it is small, and its writer may change it in place. A block of an image whose version is known
+//! below the horizon, because the active still appends to the last one (rule 5); of that one, what was
+//! below the horizon when it was read last is kept, because the feed and redo ask for the same bytes one
+//! after the other. Configuration is not cached: it is small, and its writer may change it in place. A block of an image whose version is known
 //! is read from one replica, which must have exactly that version (CAC-DB 4.5.2); all else by quorum.
 
 use std::ops::Range;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use dax::ids::{BlockKey, Generation};
 use dax::storage::{Block, Storage};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::known::{Expected, Known};
@@ -37,6 +39,15 @@ pub(crate) struct Fetcher {
     /// What is known of the current base.
     pub known: Arc<Known>,
     pub(super) ahead: Arc<Ahead>,
+    tail: Arc<Mutex<Option<Tail>>>,
+}
+
+/// A block that the horizon is in, as it was read last.
+struct Tail {
+    key: BlockKey,
+    /// The horizon was at least here when it was read: these bytes do not change any more.
+    shown: u32,
+    block: Cached,
 }
 
 /// One block of zeros.
@@ -58,6 +69,7 @@ impl Fetcher {
             cache,
             known: Arc::new(known),
             ahead: Arc::new(Ahead::new()),
+            tail: Arc::default(),
         }
     }
 
@@ -212,25 +224,45 @@ impl Fetcher {
         shown: u32,
         block_bytes: u32,
     ) -> Result<Bytes> {
-        let final_bytes = shown == block_bytes
-            && live
-                .get(key.file)
-                .is_some_and(|i| i.class == FileClass::Log);
-        let cached = self.cache.get(key, Generation::SINGLE);
-        if let Some(cached) = cached.filter(|_| final_bytes) {
-            return Ok(visible(live, key, cached, block_bytes));
+        let inode = live.get(key.file);
+        let is_log = inode.is_some_and(|inode| inode.class == FileClass::Log);
+        let cached = match is_log {
+            true if shown == block_bytes => self.cache.get(key, Generation::SINGLE),
+            true => self.tail(key, shown),
+            false => None,
+        };
+        if let Some(cached) = cached {
+            let data = visible(live, key, cached, block_bytes);
+            return Ok(clipped(data, shown as usize));
         }
         let ticket = self.cache.ticket(key);
         let Some(block) = self.storage.read(key, Generation::SINGLE).await? else {
             return Ok(zeros(block_bytes));
         };
         let block = Cached::from(block);
-        if final_bytes {
+        if is_log && shown == block_bytes {
             self.cache
                 .fill(key, Generation::SINGLE, ticket, block.clone());
+        } else if is_log {
+            self.keep_tail(key, shown, block.clone());
         }
         let data = visible(live, key, block, block_bytes);
         Ok(clipped(data, shown as usize))
+    }
+
+    /// A block of the log up to `shown`, if it was read last when the horizon was there already.
+    fn tail(&self, key: BlockKey, shown: u32) -> Option<Cached> {
+        let tail = self.tail.lock();
+        let tail = tail.as_ref().filter(|tail| tail.key == key);
+        Some(tail.filter(|tail| tail.shown >= shown)?.block.clone())
+    }
+
+    fn keep_tail(&self, key: BlockKey, shown: u32, block: Cached) {
+        let mut tail = self.tail.lock();
+        let better = |known: &Tail| known.key == key && known.shown >= shown;
+        if !tail.as_ref().is_some_and(better) {
+            *tail = Some(Tail { key, shown, block });
+        }
     }
 }
 

@@ -190,6 +190,36 @@ async fn log_is_read_up_to_the_horizon_and_again_when_there_is_more() {
     ));
 }
 
+/// The feed and redo want the same end of the log, one after the other.
+#[tokio::test]
+async fn the_last_block_of_the_log_is_read_once_for_each_move_of_the_horizon() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.create("pg_wal/1").unwrap();
+    active.truncate("pg_wal/1", SEGMENT).await.unwrap();
+    active.seal(SEGMENT).await;
+    let (view, standby) = volume.attach().await;
+    let segment = standby.ino("pg_wal/1").unwrap();
+    let mut names = None;
+    for step in 1..=3u8 {
+        let at = 100 * u64::from(step);
+        active.write("pg_wal/1", at, &[step; 100]).await.unwrap();
+        active.view.sync_all().await.unwrap();
+        let names = names.get_or_insert_with(|| active.active.as_ref().unwrap().namespace());
+        view.show_log(names.clone(), Lsn(SEGMENT + at + 100));
+        let before = view.storage().counters().reads_quorum;
+        let fed = view.read_log_file("pg_wal/1", 0, 1 << 20).await.unwrap();
+        assert_eq!(fed[at as usize..], [step; 100]);
+        for _ in 0..2 {
+            let read = standby.view.read(segment, 0, BLOCK as u32).await.unwrap();
+            assert_eq!(read[..fed.len()], fed[..]);
+            assert!(read[fed.len()..].iter().all(|byte| *byte == 0));
+        }
+        let asked = view.storage().counters().reads_quorum - before;
+        assert_eq!(asked, 1, "at step {step}");
+    }
+}
+
 #[tokio::test]
 async fn configuration_is_the_latest_one() {
     let volume = Volume::new();
