@@ -321,6 +321,8 @@ pub enum Bench {
     Soak(BenchSoak),
     /// Measure how standbys keep up, what they cost the active, and how soon a new one is there.
     Standby(BenchStandby),
+    /// Lose the active in every way, again and again, and measure what clients see.
+    Failover(BenchFailover),
 }
 
 /// Arguments of `understudy bench pgbench`.
@@ -396,6 +398,60 @@ pub struct BenchDax {
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
     /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `bench failover`.
+///
+/// Nodes live in network namespaces of their own, so it needs root, iproute2 and util-linux. Clients try
+/// again every 10 ms. Succeeds only if nothing that was acknowledged is lost.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench failover --quick
+  understudy bench failover --only causes --fault node-killed,switchover --json
+  understudy bench failover --only row --scale 340       # 5 GB
+  understudy bench failover --only busy --busy 30m")]
+pub struct BenchFailover {
+    /// 3 rounds of each fault, 5 in the row, one busy minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these parts.
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<crate::bench::failover::Part>,
+    /// Only these faults.
+    #[arg(long, value_delimiter = ',')]
+    pub fault: Vec<crate::bench::failover::Fault>,
+    /// How often each fault; 20 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Takeovers in the row; 20 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub row: Option<u32>,
+    /// Length of the busy part; 30m if not given.
+    #[arg(long, value_parser = duration, value_name = "TIME")]
+    pub busy: Option<Duration>,
+    /// Clients that write.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub clients: u16,
+    /// pgbench's scale: 100,000 accounts (about 15 MB) each.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: u32,
+    /// Decides the order of the row's faults.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Write failover.svg into this directory.
+    #[arg(long, value_name = "DIR")]
+    pub charts: Option<PathBuf>,
+    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
+    /// Empty directory to work in; one below the temporary directory if not given. Left in place if a
+    /// check fails.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
 }

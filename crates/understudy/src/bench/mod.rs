@@ -1,6 +1,7 @@
 //! Measurements that a user can repeat with one command.
 
 pub mod dax;
+pub mod failover;
 pub mod pgbench;
 pub mod soak;
 pub mod standby;

@@ -11,12 +11,13 @@ pub mod process;
 pub mod programs;
 pub mod remnants;
 mod settings;
+pub mod sites;
 pub mod stock;
 pub mod wait;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use nix::unistd::Pid;
@@ -198,6 +199,24 @@ impl Cluster {
         node.process.take().map(|mut process| process.kill_all())
     }
 
+    /// Kills the postmaster of a node and nothing else.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn kill_postgres(&mut self, name: &str) -> anyhow::Result<SystemTime> {
+        let agent = self.node_process(name).context("it does not run")?.pid();
+        let is_postgres = |pid: &Pid| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.trim() == "postgres")
+        };
+        // Parents come first.
+        let postmaster = process::family(agent).into_iter().find(is_postgres);
+        let at = SystemTime::now();
+        let signal = nix::sys::signal::Signal::SIGKILL;
+        nix::sys::signal::kill(postmaster.context("it has no PostgreSQL")?, signal)?;
+        Ok(at)
+    }
+
     /// A node's process.
     pub fn node_process(&mut self, name: &str) -> Option<&mut Process> {
         let node = self.nodes.iter_mut().find(|node| node.name == name)?;
@@ -311,7 +330,7 @@ fn zone_arguments(
         "--data".into(),
         data.display().to_string(),
         "--listen".into(),
-        format!("127.0.0.1:{port}"),
+        format!("{}:{port}", options.zones_address()),
         "--secret-file".into(),
         credentials.secret.display().to_string(),
         "--until-stdin-closes".into(),
@@ -327,11 +346,8 @@ fn start(options: &Options, member: &mut Member) -> anyhow::Result<()> {
     if let Some(process) = &mut member.process {
         anyhow::ensure!(process.ended().is_some(), "{} runs already", member.name);
     }
-    let wrapper = options
-        .wrappers
-        .iter()
-        .find(|(name, _)| *name == member.name);
-    let mut command = match wrapper.and_then(|(_, words)| words.split_first()) {
+    let wrapper = options.wrapper_of(&member.name);
+    let mut command = match wrapper.split_first() {
         Some((program, arguments)) => {
             let mut command = Command::new(program);
             command.args(arguments).arg(&options.understudy);

@@ -1,13 +1,16 @@
 //! The configuration files of a cluster on this machine.
 
 use std::fmt::Write;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use store::Network;
 
 use super::credentials::{Credentials, VOLUME};
 use super::ports;
+use super::sites::Sites;
 use crate::demo::schema::Server;
 
 /// How a cluster is made.
@@ -42,7 +45,11 @@ pub struct Options {
     /// Distances to emulate between zones, which are named "0", "1", ... Each zone server is in its
     /// own; the nodes are in zones 0, 1, ..., and again from 0. Without, all are in one place.
     pub network: Option<Network>,
+    /// Network namespaces that the nodes live in. Without, everything is at 127.0.0.1.
+    pub sites: Option<Arc<Sites>>,
 }
+
+const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 impl Options {
     /// Three zones and two nodes in `dir`.
@@ -62,7 +69,27 @@ impl Options {
             log_filter: None,
             parameters: Vec::new(),
             network: None,
+            sites: None,
         }
+    }
+
+    /// Where the zone servers listen.
+    pub(super) fn zones_address(&self) -> Ipv4Addr {
+        self.sites.as_ref().map_or(LOOPBACK, |sites| sites.centre())
+    }
+
+    /// Where a node listens.
+    fn address_of(&self, node: &str) -> Ipv4Addr {
+        let site = self.sites.as_ref().and_then(|sites| sites.address(node));
+        site.unwrap_or(LOOPBACK)
+    }
+
+    /// The command that a member's own is given to, if there is one.
+    pub(super) fn wrapper_of(&self, name: &str) -> Vec<String> {
+        let site = self.sites.as_ref().and_then(|sites| sites.wrapper(name));
+        let wrapper = self.wrappers.iter().find(|(member, _)| member == name);
+        let wrapper = wrapper.map(|(_, words)| words.clone());
+        [site, wrapper].into_iter().flatten().flatten().collect()
     }
 
     /// Where the logs of all processes are.
@@ -91,6 +118,8 @@ pub struct NodeSettings {
     pub config: PathBuf,
     /// Its local directory.
     pub data: PathBuf,
+    /// Where it is.
+    pub address: Ipv4Addr,
     /// Where its PostgreSQL listens.
     pub port: u16,
     /// Where its HTTP interface listens.
@@ -109,6 +138,7 @@ impl NodeSettings {
             name: name.to_owned(),
             config: options.dir.join(format!("{name}.toml")),
             data: options.dir.join(name),
+            address: options.address_of(name),
             port: ports::free()?,
             rest_port: ports::free()?,
         };
@@ -121,7 +151,7 @@ impl NodeSettings {
     /// Where its PostgreSQL listens.
     pub fn server(&self) -> Server {
         Server {
-            host: "127.0.0.1".into(),
+            host: self.address.to_string(),
             port: self.port,
             user: "postgres".into(),
             database: "postgres".into(),
@@ -136,11 +166,13 @@ fn text(
     channel: u16,
 ) -> String {
     let servers = |ports: &[u16]| {
-        let servers = ports.iter().map(|port| format!("\"127.0.0.1:{port}\""));
+        let address = options.zones_address();
+        let servers = ports.iter().map(|port| format!("\"{address}:{port}\""));
         format!("[{}]", servers.collect::<Vec<_>>().join(", "))
     };
     let zones = zone_ports.chunks(options.servers_per_zone.max(1));
     let zones: Vec<String> = zones.map(servers).collect();
+    let address = node.address;
     let mut text = format!(
         "name = \"{}\"\n\
          volume = \"{VOLUME}\"\n\
@@ -151,16 +183,16 @@ fn text(
          [postgres]\n\
          bin = \"{}\"\n\
          port = {}\n\
-         listen_addresses = \"127.0.0.1\"\n\
+         listen_addresses = \"{address}\"\n\
          \n\
          [heartbeat]\n\
          preset = \"{}\"\n\
          \n\
          [channel]\n\
-         listen = \"127.0.0.1:{channel}\"\n\
+         listen = \"{address}:{channel}\"\n\
          \n\
          [rest]\n\
-         listen = \"127.0.0.1:{}\"\n\
+         listen = \"{address}:{}\"\n\
          token = \"{}\"\n",
         node.name,
         zones.join(", "),

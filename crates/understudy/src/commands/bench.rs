@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::ValueEnum;
 
-use crate::bench::{dax, pgbench, soak, standby};
+use crate::bench::{dax, failover, pgbench, soak, standby};
 use crate::cli;
 use crate::cluster::programs;
 use crate::demo::workspace::Workspace;
@@ -19,6 +19,7 @@ pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Dax(args) => run_dax(args).await,
         cli::Bench::Soak(args) => run_soak(args).await,
         cli::Bench::Standby(args) => run_standby(args).await,
+        cli::Bench::Failover(args) => run_failover(args).await,
     }
 }
 
@@ -139,15 +140,11 @@ async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
     let workspace = Workspace::create(args.data.as_deref(), false)?;
     let either =
         |given: Option<u32>, quick, whole| given.unwrap_or(if args.quick { quick } else { whole });
-    let parts = match args.only.is_empty() {
-        true => standby::Part::value_variants().to_vec(),
-        false => args.only.clone(),
-    };
     let options = standby::Options {
         bin: programs::find(args.bin.as_deref())?,
         dir: workspace.path().to_owned(),
         understudy: this_program()?,
-        parts,
+        parts: all_unless_given(args.only),
         scale: either(args.scale, 10, 40),
         transactions: either(None, 300, 3000),
         seconds: (
@@ -181,6 +178,59 @@ async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
         print!("{}", standby::table(&report));
     }
     Ok(Code::Ok)
+}
+
+async fn run_failover(args: cli::BenchFailover) -> anyhow::Result<Code> {
+    let mut workspace = Workspace::create(args.data.as_deref(), false)?;
+    let either = |given: Option<u32>, quick| given.unwrap_or(if args.quick { quick } else { 20 });
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let options = failover::Options {
+        bin: programs::find(args.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: this_program()?,
+        parts: all_unless_given(args.only),
+        faults: all_unless_given(args.fault),
+        rounds: either(args.rounds, 3),
+        row: either(args.row, 5),
+        busy: args
+            .busy
+            .unwrap_or(minutes(if args.quick { 1 } else { 30 })),
+        clients: args.clients,
+        scale: args.scale,
+        seed: args.seed,
+    };
+    let result = tokio::select! {
+        report = Box::pin(failover::run(&options, say)) => report,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if !matches!(&result, Ok(report) if report.passed) {
+        workspace.keep();
+        say(&format!(
+            "data and logs stay in {}",
+            workspace.path().display()
+        ));
+    }
+    let report = result?;
+    if let Some(dir) = &args.charts {
+        write(dir, "failover.svg", &failover::draw(&report))?;
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", failover::table(&report));
+    }
+    Ok(match report.passed {
+        true => Code::Ok,
+        false => Code::Failed,
+    })
+}
+
+/// What was named, or everything.
+fn all_unless_given<T: ValueEnum + Clone>(given: Vec<T>) -> Vec<T> {
+    match given.is_empty() {
+        true => T::value_variants().to_vec(),
+        false => given,
+    }
 }
 
 fn write(dir: &Path, name: &str, chart: &str) -> anyhow::Result<()> {

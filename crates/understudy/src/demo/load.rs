@@ -15,6 +15,7 @@ use rand::rngs::SmallRng;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tokio_postgres::config::Host;
 
 use super::clock::Clock;
 use super::history::{Attempt, History, Outcome};
@@ -55,6 +56,8 @@ pub struct Options {
     pub retry: Duration,
     /// A client gives up on an answer after this and connects again.
     pub patience: Duration,
+    /// A client tries the next server after this (libpq's `connect_timeout`).
+    pub connect_within: Duration,
     /// Transactions a second of all clients together, if limited.
     pub rate: Option<f64>,
 }
@@ -67,6 +70,7 @@ impl Default for Options {
             seed: 1,
             retry: Duration::from_millis(25),
             patience: Duration::from_secs(30),
+            connect_within: Duration::from_secs(3),
             rate: None,
         }
     }
@@ -177,17 +181,49 @@ async fn run_client<W: Work>(client: i32, shared: Arc<Shared>, mut stop: watch::
     while !*stop.borrow() {
         // Connecting may take long while nobody is active; nothing is at stake, so just let go.
         let connected = tokio::select! {
-            connected = W::open(&shared.server) => connected,
+            connected = open_any::<W>(&shared) => connected,
             _ = stop.changed() => return,
         };
         match connected {
             Ok(session) => use_session(client, &mut n, &session, &shared, &stop, &mut random).await,
             Err(error) => {
-                *shared.trouble.lock() = Some(error.to_string());
+                *shared.trouble.lock() = Some(error);
                 tokio::time::sleep(shared.options.retry).await;
             }
         }
     }
+}
+
+/// Tries each server in turn, as libpq does. A machine that hangs takes connections and says nothing,
+/// so the time for a server covers all of it, not only TCP's part.
+async fn open_any<W: Work>(shared: &Shared) -> Result<W, String> {
+    let mut trouble = "no server is named".to_owned();
+    for server in each_server(&shared.server) {
+        match failure_of(timeout(shared.options.connect_within, W::open(&server)).await) {
+            Ok(session) => return Ok(session),
+            Err(why) => trouble = why,
+        }
+    }
+    Err(trouble)
+}
+
+/// The same connection string for one server at a time.
+fn each_server(all: &tokio_postgres::Config) -> Vec<tokio_postgres::Config> {
+    let places = all.get_hosts().iter().zip(all.get_ports());
+    let one = |(host, port): (&Host, &u16)| {
+        let mut one = tokio_postgres::Config::new();
+        match host {
+            Host::Tcp(name) => one.host(name),
+            Host::Unix(path) => one.host_path(path),
+        };
+        one.port(*port)
+            .user(all.get_user().unwrap_or_default())
+            .dbname(all.get_dbname().unwrap_or_default())
+            .target_session_attrs(all.get_target_session_attrs())
+            .application_name(all.get_application_name().unwrap_or_default());
+        one
+    };
+    places.map(one).collect()
 }
 
 /// Runs transactions until one fails or the client is told to stop.
@@ -227,25 +263,24 @@ async fn attempt<W: Work>(
     let patience = shared.options.patience;
     let scale = shared.options.scale;
     let done = timeout(patience, session.prepare_commit(client, n, scale, random)).await;
-    if let Some(why) = failure(done) {
+    if let Err(why) = failure_of(done) {
         *shared.trouble.lock() = Some(why);
         return Outcome::Refused;
     }
-    match failure(timeout(patience, session.commit()).await) {
-        None => Outcome::Acknowledged,
-        Some(why) => {
+    match failure_of(timeout(patience, session.commit()).await) {
+        Ok(()) => Outcome::Acknowledged,
+        Err(why) => {
             *shared.trouble.lock() = Some(why);
             Outcome::Unknown
         }
     }
 }
 
-fn failure(
-    answer: Result<Result<(), tokio_postgres::Error>, tokio::time::error::Elapsed>,
-) -> Option<String> {
+fn failure_of<T>(
+    answer: Result<Result<T, tokio_postgres::Error>, tokio::time::error::Elapsed>,
+) -> Result<T, String> {
     match answer {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some("no answer in time".into()),
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err("no answer in time".into()),
     }
 }

@@ -36,6 +36,7 @@ use sample::Sample;
 
 pub use chart::draw;
 pub use report::{Report, table};
+pub(super) use sample::zones_bytes;
 
 /// What is run for how long.
 #[derive(Debug, Clone)]

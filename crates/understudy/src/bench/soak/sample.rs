@@ -94,7 +94,8 @@ async fn status(cluster: &Cluster) -> Option<Value> {
     serde_json::from_str(&said.ok()?).ok()
 }
 
-fn zones_bytes(dir: &Path) -> anyhow::Result<u64> {
+/// What the zones below a cluster's directory take on disk.
+pub fn zones_bytes(dir: &Path) -> anyhow::Result<u64> {
     let entries = std::fs::read_dir(dir).context("cannot look at the zones")?;
     let zones = entries
         .flatten()
