@@ -26,7 +26,7 @@ pub use paths::{AgentLock, Paths};
 pub use rest::RestConfig;
 pub use size::ByteSize;
 pub use standby::{Slow, StandbyConfig};
-pub use timing::{Heartbeat, Preset};
+pub use timing::{Heartbeat, HeartbeatChoice, Preset};
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -278,7 +278,7 @@ struct Raw {
     data: PathBuf,
     postgres: PostgresConfig,
     #[serde(default)]
-    heartbeat: timing::RawHeartbeat,
+    heartbeat: HeartbeatChoice,
     #[serde(default)]
     channel: ChannelConfig,
     #[serde(default)]

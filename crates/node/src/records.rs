@@ -1,12 +1,13 @@
 //! The registry records that nodes share, and how they are read and written.
 //!
-//! Owns the JSON forms of `cluster`, `heartbeat`, `node/<name>` and `history/<n>` (`volume` and
-//! `seals` belong to the volume, `claim/<name>` to the standby view). Each record has one writer:
-//! the epoch's owner, or the node that it is about. Fields that a reader does not know are
+//! Owns the JSON forms of `cluster`, `heartbeat`, `node/<name>`, `history/<n>` and `control` (`volume`
+//! and `seals` belong to the volume, `claim/<name>` to the standby view). Each record has one writer:
+//! the epoch's owner, or the node that it is about; [`control`] says how operators share theirs. Fields that a reader does not know are
 //! ignored and those that are missing take a default, so that nodes of two versions can work
 //! together.
 
 mod cluster;
+mod control;
 mod heartbeat;
 mod history;
 mod member;
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 pub(crate) use member::tests;
 
 pub use cluster::Cluster;
+pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
 pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{Cause, HistoryEntry, PhaseTiming, append_history, read_history};
 pub use member::{Incarnation, Member, MemberState, Role, better_candidates, choose_spare};

@@ -65,27 +65,53 @@ impl Default for Heartbeat {
 }
 
 /// The table as written: a preset, whose single values can be replaced.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawHeartbeat {
-    preset: Option<Preset>,
-    #[serde(default, with = "humantime_serde::option")]
-    interval: Option<Duration>,
-    #[serde(default, with = "humantime_serde::option")]
-    timeout: Option<Duration>,
-    #[serde(default, with = "humantime_serde::option")]
-    poll: Option<Duration>,
-    #[serde(default, with = "humantime_serde::option")]
-    grace: Option<Duration>,
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HeartbeatChoice {
+    /// All four, by a name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<Preset>,
+    /// See [`Heartbeat::interval`].
+    #[serde(
+        with = "humantime_serde::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub interval: Option<Duration>,
+    /// See [`Heartbeat::timeout`].
+    #[serde(
+        with = "humantime_serde::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub timeout: Option<Duration>,
+    /// See [`Heartbeat::poll`].
+    #[serde(
+        with = "humantime_serde::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub poll: Option<Duration>,
+    /// See [`Heartbeat::grace`].
+    #[serde(
+        with = "humantime_serde::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub grace: Option<Duration>,
 }
 
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(300);
 
-impl RawHeartbeat {
+impl HeartbeatChoice {
     /// Fills the gaps and refuses what cannot work.
     pub(super) fn resolve(&self) -> Result<Heartbeat, ConfigError> {
-        let preset = self.preset.unwrap_or(Preset::Fast).timings();
+        self.over(Heartbeat::default())
+    }
+
+    /// Fills the gaps with `own`, if no preset is named, and refuses what cannot work.
+    ///
+    /// # Errors
+    /// As [`Heartbeat::check`].
+    pub fn over(&self, own: Heartbeat) -> Result<Heartbeat, ConfigError> {
+        let preset = self.preset.map_or(own, Preset::timings);
         let timings = Heartbeat {
             interval: self.interval.unwrap_or(preset.interval),
             timeout: self.timeout.unwrap_or(preset.timeout),
@@ -159,9 +185,9 @@ mod tests {
 
     #[test]
     fn a_timeout_that_one_late_beat_exceeds_is_refused() {
-        let raw = RawHeartbeat {
+        let raw = HeartbeatChoice {
             interval: Some(Duration::from_millis(800)),
-            ..RawHeartbeat::default()
+            ..HeartbeatChoice::default()
         };
         let error = raw.resolve().unwrap_err().to_string();
         assert!(
