@@ -129,7 +129,7 @@ impl Filesystem for Adapter {
                 check_name(name)?;
                 let ttl = view.cache_policy().metadata;
                 match view.lookup(ino(parent), name) {
-                    Ok(attr) => Ok((ttl, file_attr(&attr))),
+                    Ok(attr) => Ok((view.keep(&attr), file_attr(&attr))),
                     Err(Error::NotFound) if !ttl.is_zero() => Ok((ttl, no_entry())),
                     Err(e) => Err(e),
                 }
@@ -150,7 +150,10 @@ impl Filesystem for Adapter {
         self.core.answer(
             "getattr",
             reply,
-            |view| Ok((view.cache_policy().metadata, view.attr(ino(number))?)),
+            |view| {
+                let attr = view.attr(ino(number))?;
+                Ok((view.keep(&attr), attr))
+            },
             |reply, (ttl, attr)| reply.attr(&ttl, &file_attr(&attr)),
         );
     }

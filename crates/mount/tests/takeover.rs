@@ -191,6 +191,8 @@ fn processes_notice_nothing() {
     let file = open(&old.fixture.at("f"));
     (0..8).for_each(|number| put(&file, number, 1000 + number));
     fs::write(old.fixture.at("dropped"), b"dropped").unwrap();
+    fs::create_dir(old.fixture.at("base")).unwrap();
+    fs::write(old.fixture.at("base/old"), b"old").unwrap();
     old.fixture.runtime.block_on(async {
         let cut = old.view.cut().await.unwrap();
         old.view
@@ -211,6 +213,10 @@ fn processes_notice_nothing() {
     put(&made, 0, 42);
     let dropped = open(&at("dropped"));
     fs::remove_file(at("dropped")).unwrap();
+    // The kernel keeps the directory of the image, not the one that is made here.
+    fs::create_dir(at("base/inner")).unwrap();
+    fs::write(at("base/inner/new"), b"new").unwrap();
+    assert_eq!(fs::read(at("base/old")).unwrap(), b"old");
 
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let more_rounds = || {
@@ -257,6 +263,11 @@ fn processes_notice_nothing() {
     let gone = dropped.read_at(&mut [0; 7], 0).unwrap_err();
     assert_eq!(gone.raw_os_error(), Some(Errno::ENOENT as i32));
     assert!(!at("dropped").exists());
+    assert_eq!(fs::read(at("base/old")).unwrap(), b"old");
+    assert_eq!(fs::read(at("base/inner/new")).unwrap(), b"new");
+    fs::remove_dir_all(at("base/inner")).unwrap();
+    fs::create_dir(at("base/inner")).unwrap();
+    fs::write(at("base/inner/again"), b"again").unwrap();
 
     // The old active is fenced: it may not even pretend.
     let refused = file.write_all_at(b"x", 0).and_then(|()| file.sync_all());
@@ -280,6 +291,9 @@ fn processes_notice_nothing() {
     assert_eq!(expected(&open(&next.fixture.at("f"))), words);
     assert_eq!(block(&open(&next.fixture.at("made")), 0), 42);
     assert!(!next.fixture.at("dropped").exists());
+    let names = fs::read_dir(next.fixture.at("base/inner")).unwrap();
+    let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["again"]);
     let refused = kept.write_all_at(b"x", 0).and_then(|()| kept.sync_all());
     assert_eq!(
         refused.unwrap_err().raw_os_error(),

@@ -473,8 +473,8 @@ pub struct BenchSoak {
     /// How long the clients run until the kill; 10m if not given.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub duration: Option<Duration>,
-    /// Transactions a second, a fifth of them order entry; 0 for as many as there can be. 300 if
-    /// not given, 150 with --quick.
+    /// Transactions a second, a fifth of them order entry; with 60 of them goes a round of table changes.
+    /// 0 for as many as there can be. 300 if not given, 150 with --quick.
     #[arg(long)]
     pub rate: Option<u32>,
     /// Clients of each kind.

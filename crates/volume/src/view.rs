@@ -182,6 +182,12 @@ pub trait View: Send + Sync + 'static {
     /// How the kernel may cache names and attributes.
     fn cache_policy(&self) -> CachePolicy;
 
+    /// How long the kernel may keep the attributes of what a name led to, and that it did. Longer than
+    /// the policy's only where neither changes but by operations of this view.
+    fn keep(&self, _found: &Attr) -> Duration {
+        self.cache_policy().metadata
+    }
+
     /// The inode that a name leads to.
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr>;
     /// An inode's attributes.

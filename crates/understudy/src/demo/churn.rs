@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::pace::Pace;
 use super::session::connect;
 
 /// A running churn client.
@@ -22,9 +23,15 @@ pub struct Churn {
 impl Churn {
     /// Starts the client. `server` names all nodes.
     pub fn start(server: tokio_postgres::Config) -> Churn {
+        Churn::paced(server, None)
+    }
+
+    /// The same with so many rounds a second, if that is limited.
+    pub fn paced(server: tokio_postgres::Config, rate: Option<f64>) -> Churn {
         let (stop, stopped) = watch::channel(false);
         let rounds = Arc::new(AtomicU64::new(0));
-        let task = tokio::spawn(run(server, stopped, rounds.clone()));
+        let pace = Pace::new(rate);
+        let task = tokio::spawn(run(server, pace, stopped, rounds.clone()));
         Churn { stop, task, rounds }
     }
 
@@ -44,6 +51,7 @@ impl Churn {
 
 async fn run(
     server: tokio_postgres::Config,
+    pace: Pace,
     mut stop: watch::Receiver<bool>,
     rounds: Arc<AtomicU64>,
 ) {
@@ -55,6 +63,10 @@ async fn run(
             }
         };
         while !*stop.borrow() {
+            tokio::select! {
+                () = pace.wait() => {}
+                _ = stop.changed() => return,
+            }
             let number = rounds.load(Ordering::Relaxed);
             if let Err(error) = round(&client, number).await {
                 tracing::debug!(%error, "a round of table changes broke off");

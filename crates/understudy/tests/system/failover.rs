@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use understudy::cluster::process::family;
+use tokio_postgres::Client;
+use understudy::demo::schema::Server;
+use understudy::demo::session::connect;
 
 use crate::stage::{PATIENCE, Stage};
 
@@ -29,6 +30,7 @@ async fn two_kills_in_a_row_lose_nothing_and_the_dead_come_back() -> Result<()> 
 async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
     let mut stage = Stage::set("paused").await?;
     let old = stage.cluster.wait_active(PATIENCE).await?;
+    let zombies = open_transactions(&stage.cluster.server(&old)?).await?;
     let paused = stage.clock.now();
     stage.cluster.node_process(&old).context("it runs")?.pause();
     // Its clients hang with it: only new connections find the new active.
@@ -48,6 +50,11 @@ async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
         .node_process(&old)
         .context("it runs")?
         .resume();
+    for (number, zombie) in zombies.iter().enumerate() {
+        // The ledger would tell as well: nobody else writes these rows.
+        let answer = zombie.batch_execute("COMMIT").await;
+        ensure!(answer.is_err(), "commit {number} was acknowledged");
+    }
     stage.outage_after(paused).await?;
     stage.commits(200).await?;
     let active = stage.cluster.wait_active(PATIENCE).await?;
@@ -55,25 +62,24 @@ async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
     stage.verify().await
 }
 
+/// Sessions in the middle of transactions that have written.
+async fn open_transactions(server: &Server) -> Result<Vec<Client>> {
+    let mut sessions = Vec::new();
+    for n in 1..=5 {
+        let client = connect(&server.config()).await?;
+        let insert = format!("BEGIN; INSERT INTO understudy_ledger VALUES (1000, {n})");
+        client.batch_execute(&insert).await?;
+        sessions.push(client);
+    }
+    Ok(sessions)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_killed_postmaster_is_replaced() -> Result<()> {
     let mut stage = Stage::set("postmaster").await?;
     let active = stage.cluster.wait_active(PATIENCE).await?;
-    let agent = stage
-        .cluster
-        .node_process(&active)
-        .context("it runs")?
-        .pid();
-    let postmaster = family(agent).into_iter().find(|pid| {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name.trim() == "postgres"
-    });
-    let killed = stage.clock.now();
-    kill(
-        postmaster.context("the agent has a postmaster")?,
-        Signal::SIGKILL,
-    )?;
+    let killed = stage.clock.at(stage.cluster.kill_postgres(&active)?);
     stage.outage_after(killed).await?;
     stage.commits(200).await?;
     stage.verify().await

@@ -128,6 +128,12 @@ impl State {
         self.shared_by_id(id)
     }
 
+    /// Whether an inode is the image's own, not one that redo made, nor a private one.
+    pub fn is_of_image(&self, ino: Ino) -> bool {
+        let of_base = || self.shared(ino).is_some_and(|shared| shared.base.is_some());
+        ino == Ino::ROOT || (!is_created(ino) && of_base())
+    }
+
     fn shared_by_id(&self, id: FileId) -> Option<Shared<'_>> {
         let base = self.kept.get(&id).unwrap_or(&self.base);
         let based = base.namespace.get(id);

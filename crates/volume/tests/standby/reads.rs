@@ -33,7 +33,7 @@ async fn overwrite(active: &Database, at: u64, bytes: &[u8]) {
     }
 }
 
-async fn move_to(view: &Arc<StandbyView>, seal: &Seal) {
+pub(crate) async fn move_to(view: &Arc<StandbyView>, seal: &Seal) {
     let base = view.load_next(seal).await.unwrap();
     view.show_log(base.namespace.clone(), seal.end);
     let plan = view.plan_move(base).await.unwrap();

@@ -6,6 +6,7 @@ use volume::error::Error;
 use volume::lsn::Lsn;
 use volume::view::{Fallocate, View};
 
+use super::reads::move_to;
 use super::support::{BLOCK, Database, NOW, SEGMENT, Volume, blocks};
 
 #[tokio::test]
@@ -188,6 +189,34 @@ async fn log_is_read_up_to_the_horizon_and_again_when_there_is_more() {
         view.read_log_file("pg_wal/7", 0, 1).await,
         Err(Error::NotFound)
     ));
+}
+
+// Rule 8, N5
+#[tokio::test]
+async fn the_kernel_may_keep_directories_of_the_image_and_nothing_else() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &blocks(&[1])).await;
+    let seal = active.seal(100).await;
+    let (view, standby) = volume.attach_at(&seal, 1 << 20).await;
+    standby.mkdir("base/6").unwrap();
+    let kept = |path: &str| {
+        let attr = standby.view.attr(standby.ino(path).unwrap()).unwrap();
+        !standby.view.keep(&attr).is_zero()
+    };
+    // Redo's own directories and private ones get other inodes at a takeover, files other sizes.
+    let paths = ["", "base", "base/5", "base/5/1000", "base/6", "pg_twophase"];
+    assert_eq!(paths.map(kept), [true, true, true, false, false, false]);
+    // The directory is what it was after a move and after the takeover.
+    let before = standby.ino("base/5").unwrap();
+    active.unlink("base/5/1000").unwrap();
+    active.rmdir("base/5").unwrap();
+    let seal = active.seal(200).await;
+    move_to(&view, &seal).await;
+    assert_eq!(standby.ino("base/5").unwrap(), before);
+    let (_, next) = volume.take_over(&view).await;
+    assert_eq!(next.ino("base/5").unwrap(), before);
+    assert_eq!(next.read("base/5/1000").await.unwrap(), blocks(&[1]));
 }
 
 /// The feed and redo want the same end of the log, one after the other.

@@ -73,6 +73,9 @@ const BUFFERS: &str = "16MB";
 const TIMED_CHECKPOINTS: Duration = Duration::from_secs(30);
 /// Sessions that ask a standby.
 const SESSIONS: usize = 2;
+/// Where the rate is limited, so many transactions go with a round of table changes, which costs about
+/// as much as they do.
+const PER_ROUND: f64 = 60.0;
 const BETWEEN_QUESTIONS: Duration = Duration::from_millis(100);
 
 /// Runs all of it; `say` hears what is going on.
@@ -150,10 +153,11 @@ impl Writers {
         if options.checkpoints < TIMED_CHECKPOINTS {
             checkpoints.spawn(checkpoint(application.clone(), options.checkpoints));
         }
+        let rounds = options.rate.map(|rate| rate / PER_ROUND);
         Writers {
             balances: Load::start(application.clone(), load(0.8), clock),
             orders: Load::of::<Orders>(application.clone(), load(0.2), clock),
-            churn: Churn::start(application.clone()),
+            churn: Churn::paced(application.clone(), rounds),
             checkpoints,
         }
     }
