@@ -17,7 +17,7 @@ use super::samples::Samples;
 use super::state::{Answer, Registry, Sight, document, sample};
 use crate::agent::context::unix_ms;
 use crate::channel::{self, ChannelError, Request};
-use crate::records::{Heartbeat, Member, Record, read_history};
+use crate::records::{Control, Heartbeat, Member, Record, read_history};
 use crate::rest::{REGISTRY_WITHIN, Shared};
 
 /// Time between two looks.
@@ -241,9 +241,12 @@ async fn read(shared: &Shared, last: Registry, slow: bool) -> Read {
             .map_err(|e| failed(&e))?,
         false => last.history,
     };
-    let usage = match slow {
-        true => storage.usage().await.map_err(|e| failed(&e))?,
-        false => last.usage,
+    let (usage, control) = match slow {
+        true => (
+            storage.usage().await.map_err(|e| failed(&e))?,
+            Control::read(storage).await.map_err(|e| failed(&e))?,
+        ),
+        false => (last.usage, last.control),
     };
     Ok(Registry {
         heartbeat,
@@ -251,6 +254,6 @@ async fn read(shared: &Shared, last: Registry, slow: bool) -> Read {
         history,
         usage,
         settings: Some(storage.settings().clone()),
-        paused: false,
+        control,
     })
 }

@@ -112,7 +112,8 @@ function verdict(state) {
     details.push(`${zoneName(zone)} lost its disk and is being rebuilt.`);
   }
   if (state.trouble) details.push(`This node cannot read the registry: ${state.trouble}.`);
-  if (state.paused) details.push('Automatic takeover is paused: a failure waits for an operator.');
+  if (state.paused) details.push(pauseText(state.paused, state.unix_ms));
+  if (state.scheduled_switchover) details.push(scheduleText(state.scheduled_switchover, state.unix_ms));
   const said = state.active ? serving(state, details) : unserved(state, details);
   if (!enough && zones.length > 0) {
     const up = zones.length - down.length;
@@ -123,6 +124,18 @@ function verdict(state) {
     return { level: 'warn', headline: `${state.active} serves, with reservations`, details };
   }
   return { ...said, details };
+}
+
+function pauseText(paused, now) {
+  const since = known(paused.since_unix_ms) ? ` for ${span(now - paused.since_unix_ms)}` : '';
+  const by = paused.by ? `, by ${paused.by}` : '';
+  const reason = paused.reason ? ` (${paused.reason})` : '';
+  return `Automatic takeover is paused${since}${by}${reason}: a failure waits for an operator.`;
+}
+
+function scheduleText(order, now) {
+  const to = order.to ? ` to ${order.to}` : '';
+  return `A switchover${to} is scheduled in ${span(order.at_unix_ms - now)}, at ${clock(order.at_unix_ms)}.`;
 }
 
 function serving(state, details) {

@@ -10,7 +10,7 @@ use volume::lsn::Lsn;
 
 use super::samples::Sample;
 use crate::address::Address;
-use crate::records::{ActiveState, Heartbeat, HistoryEntry, Member};
+use crate::records::{ActiveState, Control, Heartbeat, HistoryEntry, Member};
 use crate::rest::Facts;
 
 /// An active that does not answer this node still serves, as far as can be told, if it beat so lately.
@@ -45,7 +45,7 @@ pub(super) struct Registry {
     pub history: Vec<HistoryEntry>,
     pub usage: Vec<(ReplicaId, Usage)>,
     pub settings: Option<VolumeSettings>,
-    pub paused: bool,
+    pub control: Control,
 }
 
 /// All that a node knows of the cluster at one moment.
@@ -118,7 +118,6 @@ pub(super) fn document(sight: &Sight<'_>) -> Value {
         "nodes": sight.nodes.iter().map(|(m, a)| node(m, a, sight)).collect::<Vec<_>>(),
         "zones": zones.collect::<Vec<_>>(),
         "takeovers": sight.registry.history.iter().rev().collect::<Vec<_>>(),
-        "paused": sight.registry.paused,
     });
     let fields = document.as_object_mut().expect("it was made as an object");
     set(fields, "active", active.map(|active| &active.name));
@@ -126,6 +125,10 @@ pub(super) fn document(sight: &Sight<'_>) -> Value {
     set(fields, "protection", said.and_then(protection));
     set(fields, "unserved_since_unix_ms", unserved);
     set(fields, "trouble", sight.trouble);
+    let control = &sight.registry.control;
+    set(fields, "paused", control.paused.as_ref());
+    let scheduled = control.scheduled_switchover.as_ref();
+    set(fields, "scheduled_switchover", scheduled);
     set(fields, "replicas", settings.map(|s| s.replicas));
     set(fields, "sync_replicas", settings.map(|s| s.sync_replicas));
     document

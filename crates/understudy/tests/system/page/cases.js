@@ -80,7 +80,13 @@ function theVerdictSaysWhetherAllIsWell() {
   equal('unprotected', said(protection('unprotected')), ['bad', 'south serves, unprotected']);
   equal('one zone down', said({ zones: [zone(0), zone(1, { up: false }), zone(2)] }), ['warn', 'south serves, with reservations']);
   equal('two zones down', said({ zones: [zone(0), zone(1, { up: false }), zone(2, { up: false })] }), ['down', 'Storage: only 1 of 3 answers']);
-  equal('paused', said({ paused: true })[0], 'warn');
+  const paused = { since_unix_ms: NOW - 60_000, by: 'anna', reason: 'new switches' };
+  equal('paused', said({ paused })[0], 'warn');
+  holds('why', verdict(healthy({ paused })).details.includes(
+    'Automatic takeover is paused for 1 min, by anna (new switches): a failure waits for an operator.'));
+  const order = { at_unix_ms: NOW + 300_000, to: 'north', by: 'anna' };
+  equal('scheduled', said({ scheduled_switchover: order })[0], 'ok');
+  holds('when', verdict(healthy({ scheduled_switchover: order })).details[1].startsWith('A switchover to north is scheduled in 5 min'));
   const gone = { active: null, protection: null, unserved_since_unix_ms: NOW - 12_000 };
   const beat = (state, silent_ms) => ({ heartbeat: { epoch: 5, node: 'south', state, silent_ms } });
   equal('silent', said({ ...gone, ...beat('serving', 12_000) }), ['down', 'Nobody serves for 12 s']);
