@@ -32,6 +32,7 @@ use super::patience::{self, Waits};
 use super::scrub::{self, Scrubber};
 use super::stand_ins::StandIns;
 use super::status::Order;
+use super::throughput;
 use crate::channel::{Notice, Request, Trigger};
 use crate::config::Slow;
 use crate::postgres::{ExitReport, Postgres, StopMode};
@@ -93,6 +94,7 @@ struct Told {
     retained: claims::Told,
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
+    throughput: throughput::Told,
 }
 
 enum Event {
@@ -135,7 +137,13 @@ impl Active {
             scrub: scrubbing,
             retained,
             waits: Arc::default(),
+            throughput: Arc::default(),
         };
+        let measuring = tokio::spawn(throughput::run(
+            self.postgres.options().clone(),
+            Arc::clone(&self.sealer),
+            Arc::clone(&told.throughput),
+        ));
         let stand_ins = StandIns::start(Arc::clone(&context.server), self.postgres.options());
         let patience = (context.config.standby.slow == Slow::Wait).then(|| {
             let (server, sealer) = (Arc::clone(&context.server), Arc::clone(&self.sealer));
@@ -151,6 +159,7 @@ impl Active {
         if let Some(patience) = patience {
             patience.abort();
         }
+        measuring.abort();
         announcing.abort();
         scrubber.abort();
         claims.abort();
@@ -243,6 +252,7 @@ impl Active {
             "scrub": *told.scrub.lock(),
             "retained": *told.retained.lock(),
             "waits": *told.waits.lock(),
+            "throughput": *told.throughput.lock(),
         }));
     }
 

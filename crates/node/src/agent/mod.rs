@@ -30,6 +30,7 @@ mod stand_ins;
 pub(crate) mod standby;
 mod start;
 pub(crate) mod status;
+mod throughput;
 mod warmth;
 
 use std::future::Future;

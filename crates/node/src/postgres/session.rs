@@ -134,6 +134,18 @@ impl Session {
         answer.parse().map_err(|_| PostgresError::Answer(answer))
     }
 
+    /// How many transactions were committed in all databases since the statistics began; PostgreSQL
+    /// counts them up to a second late.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn commits(&self) -> Result<Option<u64>> {
+        let sql = "SELECT sum(xact_commit) FROM pg_stat_database";
+        let answer = self.value(sql).await?;
+        let number = |text: String| text.parse().map_err(|_| PostgresError::Answer(text));
+        answer.map(number).transpose()
+    }
+
     /// Makes the server write a checkpoint now.
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 //! | `/patroni` | this node's state as JSON, always 200 |
 //! | `/cluster`, `/history` | all nodes; all changes of the active |
 //! | `/metrics` | for Prometheus |
+//! | `/ui` | a page for people, see [`ui`] |
 //! | `POST /switchover`, `POST /failover` | with `{"candidate": "node"}`, or `{}` for any |
 //!
 //! Invariant: what changes something needs the token of the node's configuration, and is refused where
@@ -24,6 +25,7 @@ mod checks;
 mod cluster;
 mod metrics;
 mod report;
+mod ui;
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -36,6 +38,7 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use dax::ids::NodeName;
 use dax::storage::Storage;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -46,6 +49,7 @@ use volume::lsn::Lsn;
 
 use self::checks::{Wanted, check};
 use self::report::Report;
+use self::ui::observer::{Observed, observe};
 use crate::agent::AgentError;
 use crate::agent::context::connect;
 use crate::agent::status::StatusBoard;
@@ -80,6 +84,8 @@ struct Shared {
     /// A handle of its own, which owns no epoch: that of the node's life ends with a change of roles.
     storage: OnceCell<Arc<dyn Storage>>,
     token: Option<[u8; 32]>,
+    /// What the page shows.
+    observed: Mutex<Observed>,
 }
 
 impl Shared {
@@ -93,11 +99,13 @@ impl Shared {
 /// The listening interface; dropping it closes it.
 pub(crate) struct Rest {
     serving: JoinHandle<()>,
+    observing: JoinHandle<()>,
 }
 
 impl Drop for Rest {
     fn drop(&mut self) {
         self.serving.abort();
+        self.observing.abort();
     }
 }
 
@@ -126,17 +134,20 @@ impl Rest {
             config: config.clone(),
             storage: OnceCell::new(),
             token,
+            observed: Mutex::default(),
         };
+        let shared = Arc::new(shared);
+        let observing = tokio::spawn(observe(Arc::clone(&shared)));
         let router = Router::new()
             .fallback(answer)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-            .with_state(Arc::new(shared));
+            .with_state(shared);
         let serving = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
                 tracing::error!(%error, "the HTTP interface ended");
             }
         });
-        Ok(Rest { serving })
+        Ok(Rest { serving, observing })
     }
 }
 
@@ -198,6 +209,9 @@ async fn read(shared: &Shared, uri: &Uri) -> Response {
             false => StatusCode::SERVICE_UNAVAILABLE,
         };
         return reply(code, &about(&shared.facts, &status));
+    }
+    if let Some(page) = ui::answer(shared, path, uri) {
+        return page;
     }
     match path {
         "/patroni" => reply(StatusCode::OK, &about(&shared.facts, &status)),

@@ -7,6 +7,7 @@ mod bases;
 mod demo;
 mod failover;
 mod operator;
+mod page;
 mod queries;
 mod rest;
 mod several;
