@@ -12,7 +12,7 @@ use node::address::Address;
 use node::config::Tags;
 use node::records::{
     ActiveState, Cause, Cluster, Heartbeat, HistoryEntry, Incarnation, Member, MemberState,
-    PhaseTiming, Record, RecordError, Role, append_history, read_history,
+    PhaseTiming, Record, RecordError, Role, ServerFacts, append_history, read_history,
 };
 use volume::lsn::Lsn;
 
@@ -35,6 +35,9 @@ fn heartbeat(epoch: Epoch, counter: u64, state: ActiveState) -> Heartbeat {
         synced_lsn: Lsn(u64::MAX),
         journal_synced: 3,
         timeline: 2,
+        starts: 0,
+        configured: 0,
+        interval_ms: 200,
         state,
     }
 }
@@ -118,6 +121,8 @@ async fn members_are_listed_and_an_unreadable_one_hides_no_other() {
         },
         received: Lsn(7),
         applied: Lsn(6),
+        server: ServerFacts::default(),
+        control: 0,
         updated: 1,
     };
     // Nodes own no epoch.

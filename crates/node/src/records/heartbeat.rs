@@ -25,6 +25,17 @@ pub struct Heartbeat {
     pub journal_synced: u64,
     /// PostgreSQL's timeline.
     pub timeline: u32,
+    /// How often its PostgreSQL was started again in this epoch; see [`Trigger::starts`].
+    ///
+    /// [`Trigger::starts`]: crate::channel::Trigger::starts
+    #[serde(default)]
+    pub starts: u32,
+    /// The version of the control record whose parameters are in the shared configuration.
+    #[serde(default)]
+    pub configured: u64,
+    /// When the next beat is due; 0 if that is not said. Who watches waits at least for two.
+    #[serde(default)]
+    pub interval_ms: u64,
     /// What the owner is doing.
     #[serde(flatten)]
     pub state: ActiveState,
