@@ -14,6 +14,7 @@ mod slow;
 mod soak;
 mod stage;
 mod starts;
+mod verbs;
 mod versions;
 mod warmth;
 mod workloads;
