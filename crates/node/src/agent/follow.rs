@@ -140,7 +140,7 @@ impl<'a> Follower<'a> {
         known: Known,
     ) -> Follower<'a> {
         let now = context.now();
-        let timings = beaten(context.heartbeat(), heartbeat);
+        let timings = heartbeat.patience(context.heartbeat());
         let mover = BaseMover::new(
             Arc::clone(&standby.view),
             Arc::clone(&standby.storage),
@@ -375,7 +375,7 @@ impl<'a> Follower<'a> {
 
     /// Goes by the cluster's timings, and by what the active says of its own.
     fn retime(&mut self, beat: &Heartbeat) {
-        let timings = beaten(self.context.heartbeat(), beat);
+        let timings = beat.patience(self.context.heartbeat());
         if timings != self.timings {
             tracing::info!(?timings, "the heartbeat's timings changed");
             self.timings = timings;
@@ -573,16 +573,6 @@ impl<'a> Follower<'a> {
                 tracing::debug!(%error, "node record not written");
             }
         });
-    }
-}
-
-/// These timings with at least the patience that the active's beats ask for: operators may have changed
-/// how often it beats before this node has heard of it.
-fn beaten(timings: crate::config::Heartbeat, beat: &Heartbeat) -> crate::config::Heartbeat {
-    let two_beats = 2 * Duration::from_millis(beat.interval_ms) + 2 * timings.poll;
-    crate::config::Heartbeat {
-        timeout: timings.timeout.max(two_beats),
-        ..timings
     }
 }
 

@@ -121,19 +121,19 @@ async fn switchover_and_restarts(stage: &mut Stage) -> Result<()> {
     );
 
     // Of the active: another server under the same epoch.
-    let (server, epoch) = (started(stage, &active).await?, epoch(stage)?);
+    let (server, epoch) = (started(stage, &active).await?, epoch_now(stage)?);
     done(stage, &["restart", &active])?;
     ensure!(
         started(stage, &active).await? != server,
         "it was not restarted"
     );
-    ensure!(epoch(stage)? == epoch, "somebody took over");
+    ensure!(epoch_now(stage)? == epoch, "somebody took over");
     stage.commits(20).await?;
     ensure!(roles(stage).await? == (active, standby));
     Ok(())
 }
 
-fn epoch(stage: &Stage) -> Result<Value> {
+fn epoch_now(stage: &Stage) -> Result<Value> {
     Ok(done(stage, &["status"])?["epoch"].clone())
 }
 
@@ -222,7 +222,7 @@ async fn pause_and_resume(stage: &mut Stage) -> Result<()> {
     done(stage, &["edit-config", "-s", "heartbeat.preset=wide"])?;
     done(stage, &["pause", "--wait", "--reason", "a test"])?;
     refused(stage, &["pause"], "paused already")?;
-    let before = epoch(stage)?;
+    let before = epoch_now(stage)?;
     let moment = stage.clock.now();
     stage.cluster.kill_postgres(&active)?;
     let config = stage.cluster.node(&active)?.config.clone();
@@ -242,7 +242,7 @@ async fn pause_and_resume(stage: &mut Stage) -> Result<()> {
     );
     done(stage, &["resume", "--wait"])?;
     stage.outage_after(moment).await?;
-    ensure!(epoch(stage)? != before, "nobody took over");
+    ensure!(epoch_now(stage)? != before, "nobody took over");
     stage.commits(20).await?;
     roles(stage).await.map(drop)
 }
