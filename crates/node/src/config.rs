@@ -143,7 +143,13 @@ pub struct PostgresConfig {
     /// The database role that the agent itself uses, over the private Unix socket.
     #[serde(default = "default_user")]
     pub superuser: String,
-    /// Parameters of this node only, passed on the command line (shared ones: postgresql.conf).
+    /// The server's log is rotated when it is as large; 0: never.
+    #[serde(default = "default_log_size")]
+    pub log_size: ByteSize,
+    /// So many rotated logs are kept.
+    #[serde(default = "default_log_kept")]
+    pub log_kept: u32,
+    /// Parameters of this node only, passed on the command line (shared ones: edit-config).
     #[serde(default)]
     pub parameters: BTreeMap<String, Parameter>,
 }
@@ -303,6 +309,14 @@ fn default_listen() -> String {
 
 fn default_user() -> String {
     "postgres".to_owned()
+}
+
+fn default_log_size() -> ByteSize {
+    ByteSize::mib(64)
+}
+
+fn default_log_kept() -> u32 {
+    4
 }
 
 fn default_channel() -> Address {

@@ -243,6 +243,9 @@ async fn finish(
         synced_lsn: control.checkpoint,
         journal_synced: 0,
         timeline: control.timeline.0,
+        starts: 0,
+        configured: 0,
+        interval_ms: 0,
         state: ActiveState::Released { to: None },
     };
     beat.store(storage.as_ref()).await?;

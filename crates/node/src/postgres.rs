@@ -26,7 +26,7 @@ pub use install::{InitdbOptions, Installation, PgVersion};
 pub(crate) use keeper::check_port;
 pub use options::{ExitReport, StartOptions, StopMode};
 pub use run_as::RunAs;
-pub use server::Postgres;
+pub use server::{Postgres, Reloader};
 pub use session::Session;
 
 /// Why something about the server failed; the messages say what to change.

@@ -25,7 +25,10 @@ pub use cluster::Cluster;
 pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
 pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{Cause, HistoryEntry, PhaseTiming, append_history, read_history};
-pub use member::{Incarnation, Member, MemberState, Role, better_candidates, choose_spare};
+pub use member::{
+    Incarnation, Member, MemberState, Role, ServerFacts, ServerStart, better_candidates,
+    choose_spare,
+};
 
 #[cfg(test)]
 pub(crate) use member::tests::member as test_member;

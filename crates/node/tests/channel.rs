@@ -27,6 +27,8 @@ impl Handler for Echo {
         match request {
             Request::Status => Ok(json!({ "state": "active" })),
             Request::Failover { to, force } => Ok(json!({ "to": to, "force": force })),
+            Request::Reload { journal } => Ok(json!({ "journal": journal })),
+            Request::Restart | Request::Reinitialize => Ok(json!({})),
             Request::Enlist => std::future::pending().await,
             Request::Unknown(_) => Err("this agent does not know that request".into()),
         }
@@ -65,6 +67,7 @@ fn trigger(lsn: u64) -> Trigger {
         synced_lsn: Lsn(lsn),
         journal_synced: 7,
         timeline: 1,
+        starts: 0,
     }
 }
 

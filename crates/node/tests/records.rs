@@ -12,7 +12,7 @@ use node::address::Address;
 use node::config::Tags;
 use node::records::{
     ActiveState, Cause, Cluster, Heartbeat, HistoryEntry, Incarnation, Member, MemberState,
-    PhaseTiming, Record, RecordError, Role, append_history, read_history,
+    PhaseTiming, Record, RecordError, Role, ServerFacts, append_history, read_history,
 };
 use volume::lsn::Lsn;
 
@@ -35,6 +35,9 @@ fn heartbeat(epoch: Epoch, counter: u64, state: ActiveState) -> Heartbeat {
         synced_lsn: Lsn(u64::MAX),
         journal_synced: 3,
         timeline: 2,
+        starts: 0,
+        configured: 0,
+        interval_ms: 200,
         state,
     }
 }
@@ -83,6 +86,18 @@ async fn heartbeats_of_every_state_come_back_as_written() {
     }
 }
 
+#[test]
+fn a_watcher_is_as_patient_as_the_beats_ask_for() {
+    let own = node::config::Heartbeat::default();
+    let mut beat = heartbeat(Epoch(1), 1, ActiveState::Serving);
+    assert_eq!(beat.patience(own), own);
+    beat.interval_ms = 2_000;
+    let patient = beat.patience(own);
+    assert!(patient.timeout >= 2 * std::time::Duration::from_secs(2));
+    assert_eq!(patient.poll, own.poll);
+    patient.check().unwrap();
+}
+
 #[tokio::test]
 async fn a_fenced_active_can_no_longer_beat() {
     let cluster = MemoryCluster::new(VolumeSettings::default());
@@ -118,6 +133,8 @@ async fn members_are_listed_and_an_unreadable_one_hides_no_other() {
         },
         received: Lsn(7),
         applied: Lsn(6),
+        server: ServerFacts::default(),
+        control: 0,
         updated: 1,
     };
     // Nodes own no epoch.

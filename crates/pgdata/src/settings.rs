@@ -14,9 +14,11 @@ use std::time::Duration;
 use crate::control::Capacity;
 
 mod configuration;
+mod managed;
 mod version;
 
 pub use configuration::{Configuration, Refusal, check};
+pub use managed::{is_parameter_name, quoted, why_controlled, with_parameters};
 pub use version::{MajorVersion, VersionError};
 
 /// A setting pinned on the command line, to be passed as `-c name=value`.

@@ -3,6 +3,7 @@
 //! ```text
 //!   serving ── a higher epoch ─────▶ fenced   (PostgreSQL killed, mount aborted)
 //!      │ ───── PostgreSQL died ────▶ vacant   (told at once; a standby may take over)
+//!      │ ───── asked to restart ───▶ serving, after a clean stop and a start in place ([`restart`])
 //!      │ ───── asked to hand over ─▶ released (clean stop, sealed, told)
 //!      └ ───── shutdown ───────────▶ released
 //! ```
@@ -10,7 +11,13 @@
 //! Cut off from a majority it stalls: writes and syncs wait in the storage handle, beats too. It
 //! goes on if its epoch still stands (design section 5).
 
+mod configuring;
+mod restart;
+mod scheduled;
+mod shown;
+
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dax::ids::{Epoch, NodeName};
@@ -20,27 +27,32 @@ use parking_lot::Mutex;
 use pgdata::layout::CONTROL_FILE;
 use pgdata::sealer::Sealer;
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use volume::active::ActiveView;
 use volume::view::View;
 
+use self::restart::Restarted;
+use self::shown::Shown;
 use super::claims::{self, Keeper};
 use super::context::{Context, unix_ms};
 use super::error::Result;
+use super::inquiry::Inquiry;
 use super::patience::{self, Waits};
 use super::scrub::{self, Scrubber};
 use super::stand_ins::StandIns;
 use super::status::Order;
 use super::throughput;
 use crate::channel::{Notice, Request, Trigger};
-use crate::config::Slow;
+use crate::config::{self, Slow};
 use crate::postgres::{ExitReport, Postgres, StopMode};
-use crate::records::{ActiveState, Heartbeat, MemberState, Record, Role};
+use crate::records::{ActiveState, Control, Heartbeat, MemberState, Record, Role};
 use crate::takeover::Pulse;
 
 /// How long a clean stop may take before PostgreSQL is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
+/// How long what was written may take to be durable before a reload.
+const RELOAD_WITHIN: Duration = Duration::from_secs(3);
 /// How often the node's record is written.
 const MEMBER_EVERY: Duration = Duration::from_secs(1);
 
@@ -95,12 +107,46 @@ struct Told {
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
     throughput: throughput::Told,
+    /// What became of the parameters that operators want.
+    configuring: configuring::Told,
 }
+
+/// What works with the running PostgreSQL, and leaves before it stops.
+struct Companions {
+    stand_ins: StandIns,
+    configuring: JoinHandle<()>,
+    _inquiry: Inquiry,
+}
+
+impl Companions {
+    fn start(context: &Context, postgres: &Postgres, told: &configuring::Told) -> Companions {
+        let configuring = configuring::run(
+            context.control.clone(),
+            context.config.paths.mount(),
+            postgres.reloader(),
+            told.clone(),
+        );
+        Companions {
+            stand_ins: StandIns::start(Arc::clone(&context.server), postgres.options()),
+            configuring: tokio::spawn(configuring),
+            _inquiry: Inquiry::start(context, postgres),
+        }
+    }
+
+    async fn end(self) {
+        self.configuring.abort();
+        self.stand_ins.end().await;
+    }
+}
+
+/// Who asked for a restart, and waits until it is done.
+type Asker = oneshot::Sender<std::result::Result<serde_json::Value, String>>;
 
 enum Event {
     Fenced,
     Exited(ExitReport),
     HandOver(Option<NodeName>),
+    Restart(Asker),
     Shutdown,
 }
 
@@ -112,9 +158,11 @@ impl Active {
         orders: &mut mpsc::Receiver<Order>,
         shutdown: &mut watch::Receiver<bool>,
     ) -> Result<ActiveEnd> {
-        let (state, beats) = self.beat(context);
+        let shown = Shown::new(Arc::clone(&self.sealer));
+        let configuring = configuring::Told::default();
+        let (state, beats) = self.beat(context, &shown, &configuring);
         drop(self.pulse.take());
-        let announcing = self.announce(context);
+        let announcing = self.announce(context, &shown);
         let retained = claims::Told::default();
         let keeper = Keeper {
             storage: self.storage.clone(),
@@ -138,13 +186,21 @@ impl Active {
             retained,
             waits: Arc::default(),
             throughput: Arc::default(),
+            configuring,
         };
         let measuring = tokio::spawn(throughput::run(
             self.postgres.options().clone(),
             Arc::clone(&self.sealer),
             Arc::clone(&told.throughput),
         ));
-        let stand_ins = StandIns::start(Arc::clone(&context.server), self.postgres.options());
+        let (scheduled, mut schedules) = mpsc::channel(1);
+        let scheduled = tokio::spawn(scheduled::run(
+            context.control.clone(),
+            self.storage.clone(),
+            Arc::clone(&context.server),
+            context.me.node.clone(),
+            scheduled,
+        ));
         let patience = (context.config.standby.slow == Slow::Wait).then(|| {
             let (server, sealer) = (Arc::clone(&context.server), Arc::clone(&self.sealer));
             let bound = context.config.standby.slow_after.0;
@@ -155,17 +211,29 @@ impl Active {
                 Arc::clone(&told.waits),
             ))
         });
-        let event = self.wait(context, &told, orders, shutdown).await;
+        let event = loop {
+            let companions = Companions::start(context, &self.postgres, &told.configuring);
+            let event = self
+                .wait(context, &told, orders, &mut schedules, shutdown)
+                .await;
+            companions.end().await;
+            let Event::Restart(asker) = event else {
+                break event;
+            };
+            if let Some(end) = self.restart_for(asker, context, &shown).await {
+                break end;
+            }
+        };
         if let Some(patience) = patience {
             patience.abort();
         }
         measuring.abort();
+        scheduled.abort();
         announcing.abort();
         scrubber.abort();
         claims.abort();
-        stand_ins.end().await;
         let end = match event {
-            Event::Fenced => {
+            Event::Restart(_) | Event::Fenced => {
                 tracing::warn!(epoch = %self.epoch, "a higher epoch exists: this node stops serving");
                 Ok(ActiveEnd::Fenced)
             }
@@ -195,11 +263,42 @@ impl Active {
         end
     }
 
+    /// Restarts PostgreSQL, and tells who asked; what ends this life, if that failed.
+    async fn restart_for(
+        &mut self,
+        asker: Asker,
+        context: &Context,
+        shown: &Shown,
+    ) -> Option<Event> {
+        context.board.report(json!({
+            "node": context.me.node,
+            "role": Role::Active,
+            "state": MemberState::Starting,
+            "epoch": self.epoch,
+        }));
+        let (answer, end) = match self.restart(context, shown).await {
+            Restarted::Serves => (Ok(json!({ "restarted": true })), None),
+            Restarted::Fenced => {
+                let why = "another node took over meanwhile".to_owned();
+                (Err(why), Some(Event::Fenced))
+            }
+            Restarted::Died(report) => {
+                let why =
+                    format!("PostgreSQL did not come back ({report}); a standby may take over");
+                (Err(why), Some(Event::Exited(report)))
+            }
+        };
+        // Who asked may have gone.
+        let _ = asker.send(answer);
+        end
+    }
+
     async fn wait(
         &self,
         context: &Context,
         told: &Told,
         orders: &mut mpsc::Receiver<Order>,
+        schedules: &mut mpsc::Receiver<Option<NodeName>>,
         shutdown: &mut watch::Receiver<bool>,
     ) -> Event {
         let mut report = tokio::time::interval(MEMBER_EVERY);
@@ -220,11 +319,28 @@ impl Active {
                         let _ = order.answer.send(Ok(json!({ "handing_over": true })));
                         return Event::HandOver(to.or_else(|| furthest(context)));
                     }
+                    Request::Restart => return Event::Restart(order.answer),
+                    Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
                     _ => drop(order.answer.send(Err("this node is the active".to_owned()))),
                 },
+                Some(to) = schedules.recv() => {
+                    return Event::HandOver(to.or_else(|| furthest(context)));
+                }
                 _ = report.tick() => self.report(context, told, &mut protection),
             }
         }
+    }
+
+    /// Has PostgreSQL read its files again, and tells up to where standbys must follow the journal to
+    /// see them as they are now.
+    async fn reload(&self) -> std::result::Result<serde_json::Value, String> {
+        match tokio::time::timeout(RELOAD_WITHIN, self.view.sync_all()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(error.to_string()),
+            Err(_) => return Err("the zones do not answer".to_owned()),
+        }
+        self.postgres.reload();
+        Ok(json!({ "reloaded": true, "journal": self.view.journal_synced().0 }))
     }
 
     fn report(&self, context: &Context, told: &Told, protection: &mut Protection) {
@@ -253,16 +369,28 @@ impl Active {
             "retained": *told.retained.lock(),
             "waits": *told.waits.lock(),
             "throughput": *told.throughput.lock(),
+            "server": *context.facts.lock(),
+            "control": context.control_report(),
+            "configured": told.configuring.version.load(Ordering::Relaxed),
+            "configuration_trouble": *told.configuring.trouble.lock(),
         }));
     }
 
     /// Beats every T (CAC-DB, appendix A, algorithm 3), and writes the node's record.
-    fn beat(&self, context: &Context) -> (watch::Sender<ActiveState>, JoinHandle<()>) {
+    fn beat(
+        &self,
+        context: &Context,
+        shown: &Shown,
+        configuring: &configuring::Told,
+    ) -> (watch::Sender<ActiveState>, JoinHandle<()>) {
         let (state, states) = watch::channel(ActiveState::Serving);
         let beating = Beating {
             storage: self.storage.clone(),
             view: Arc::clone(&self.view),
-            sealer: Arc::clone(&self.sealer),
+            shown: shown.clone(),
+            configuring: configuring.clone(),
+            control: context.control.clone(),
+            own: context.config.heartbeat,
             states,
             next: Heartbeat {
                 epoch: self.epoch,
@@ -271,17 +399,22 @@ impl Active {
                 synced_lsn: volume::lsn::Lsn::ZERO,
                 journal_synced: 0,
                 timeline: 0,
+                starts: 0,
+                configured: 0,
+                interval_ms: 0,
                 state: ActiveState::Serving,
             },
         };
         let member = context.member(Role::Active, MemberState::Serving, 0);
-        let interval = context.config.heartbeat.interval;
+        let (control, facts) = (context.control.clone(), Arc::clone(&context.facts));
         let storage = self.storage.clone();
         let handle = tokio::spawn(async move {
             let mut member = member;
             let keep = async {
                 loop {
                     member.updated += 1;
+                    member.control = control.borrow().version;
+                    member.server = facts.lock().clone();
                     if let Err(error) = member.store(storage.as_ref()).await {
                         tracing::debug!(%error, "node record not written");
                     }
@@ -290,14 +423,16 @@ impl Active {
             };
             tokio::select! {
                 () = keep => {}
-                () = beating.run(interval) => {}
+                () = beating.run() => {}
             }
         });
         (state, handle)
     }
 
     /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1), and every seal.
-    fn announce(&self, context: &Context) -> JoinHandle<()> {
+    fn announce(&self, context: &Context, shown: &Shown) -> JoinHandle<()> {
+        let shown = shown.clone();
+        let mut starts = shown.changes();
         let server = Arc::clone(&context.server);
         let mut synced = self.sealer.synced();
         let mut journal = self.view.watch_journal_synced();
@@ -305,15 +440,19 @@ impl Active {
         let epoch = self.epoch;
         tokio::spawn(async move {
             loop {
-                let log = *synced.borrow_and_update();
+                synced.mark_unchanged();
+                starts.mark_unchanged();
+                let (log, starts_now) = shown.now();
                 let journal_synced = journal.borrow_and_update().0;
                 server.publish(Trigger {
                     epoch,
                     synced_lsn: log.end,
                     journal_synced,
                     timeline: log.timeline.0,
+                    starts: starts_now,
                 });
                 tokio::select! {
+                    changed = starts.changed() => if changed.is_err() { return },
                     changed = synced.changed() => if changed.is_err() { return },
                     changed = journal.changed() => if changed.is_err() { return },
                     changed = sealed.changed() => {
@@ -402,17 +541,26 @@ pub(crate) async fn read_control(view: &ActiveView) -> Result<Vec<u8>> {
 struct Beating {
     storage: Arc<dyn Storage>,
     view: Arc<ActiveView>,
-    sealer: Arc<Sealer>,
+    shown: Shown,
+    configuring: configuring::Told,
+    control: watch::Receiver<Control>,
+    /// What this node's own configuration says of heartbeats.
+    own: config::Heartbeat,
     states: watch::Receiver<ActiveState>,
     next: Heartbeat,
 }
 
 impl Beating {
-    async fn run(mut self, interval: Duration) {
+    async fn run(mut self) {
         loop {
             let state = self.states.borrow_and_update().clone();
             let last = state.is_vacant();
-            let synced = *self.sealer.synced().borrow();
+            let interval = self.control.borrow().heartbeat(self.own).interval;
+            let (synced, starts) = self.shown.now();
+            self.next.starts = starts;
+            self.next.interval_ms = interval.as_millis() as u64;
+            // Before the journal: what is said to be written must be below its synced end.
+            self.next.configured = self.configuring.version.load(Ordering::Acquire);
             self.next.state = state;
             self.next.synced_lsn = synced.end;
             self.next.timeline = synced.timeline.0;

@@ -7,10 +7,13 @@ use std::time::{Duration, SystemTime};
 use dax::client::Client;
 use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
+use parking_lot::Mutex;
 use pgdata::layout::PostgresLayout;
 use pgdata::segment::SegmentSize;
 use pgdata::settings::{Configuration, MajorVersion, Setting};
 use pgdata::warmth;
+use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use volume::view::{Ownership, Timestamp};
 
@@ -19,9 +22,9 @@ use super::slow::Skips;
 use super::status::StatusBoard;
 use crate::address::Address;
 use crate::channel::{Identity, Server};
-use crate::config::Config;
+use crate::config::{Config, Heartbeat};
 use crate::postgres::{Installation, RunAs, StartOptions};
-use crate::records::{Cluster, Member, MemberState, Record, Role};
+use crate::records::{Cluster, Control, Member, MemberState, Record, Role, ServerFacts};
 
 /// See the module.
 pub(crate) struct Context {
@@ -35,6 +38,10 @@ pub(crate) struct Context {
     pub board: Arc<StatusBoard>,
     /// What outlives a standby that was too slow.
     pub skips: Skips,
+    /// What operators want of the cluster, as it was read last.
+    pub control: watch::Receiver<Control>,
+    /// What the running PostgreSQL says of itself.
+    pub facts: Arc<Mutex<ServerFacts>>,
     started: Instant,
 }
 
@@ -46,6 +53,7 @@ impl Context {
         cluster: Cluster,
         server: Arc<Server>,
         board: Arc<StatusBoard>,
+        control: watch::Receiver<Control>,
     ) -> Result<Context> {
         host.installation.require_major(cluster.postgres_major)?;
         let segment_size = SegmentSize::new(cluster.wal_segment_bytes).ok_or_else(|| {
@@ -64,6 +72,8 @@ impl Context {
             server,
             board,
             skips: Skips::default(),
+            control,
+            facts: Arc::default(),
             started: Instant::now(),
         })
     }
@@ -81,6 +91,22 @@ impl Context {
     /// Time since the agent started, on its monotonic clock.
     pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// What operators want of the cluster, for the status.
+    pub(crate) fn control_report(&self) -> Value {
+        let control = self.control.borrow();
+        json!({
+            "version": control.version,
+            "paused": control.paused,
+            "scheduled_switchover": control.scheduled_switchover,
+            "standbys": control.standbys,
+        })
+    }
+
+    /// The timings of heartbeats: the cluster's, if operators said so, else this node's own.
+    pub(crate) fn heartbeat(&self) -> Heartbeat {
+        self.control.borrow().heartbeat(self.config.heartbeat)
     }
 
     /// What makes the server tell which blocks it has in memory, if that is wanted and possible.
@@ -143,6 +169,8 @@ impl Context {
             tags: self.config.tags.clone(),
             received: volume::lsn::Lsn::ZERO,
             applied: volume::lsn::Lsn::ZERO,
+            server: self.facts.lock().clone(),
+            control: self.control.borrow().version,
             updated,
         }
     }

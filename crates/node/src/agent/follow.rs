@@ -32,6 +32,7 @@ use volume::seal::{self, Seal};
 use super::candidates::Candidates;
 use super::context::Context;
 use super::error::Result;
+use super::inquiry::Inquiry;
 use super::moving::{Ask, BaseMover};
 use super::prefetch::Prefetcher;
 use super::slow::Lag;
@@ -65,6 +66,8 @@ pub(crate) enum StandbyEnd {
     },
     /// Another epoch began: what is private belongs to the past.
     Superseded,
+    /// An operator wants it to begin anew, without what it has in memory.
+    Reinitialize,
     /// It is so far behind, for this reason, that it better begins anew.
     TooSlow(String),
     /// PostgreSQL ended.
@@ -107,8 +110,17 @@ pub(crate) struct Follower<'a> {
     /// More log is known than is shown, because it was held.
     behind: bool,
     /// Whether the active was serving when its PostgreSQL's capacity was looked at last: it does not
-    /// change any more then.
+    /// change any more then, before another start.
     capacity_known: bool,
+    /// How often the active's PostgreSQL was started again in this epoch.
+    starts: u32,
+    /// The version of the control record whose parameters this server has read.
+    configured: u64,
+    /// PostgreSQL shall read its files again when the journal was followed to here.
+    reload_at: Option<JournalPos>,
+    /// What the detector goes by.
+    timings: crate::config::Heartbeat,
+    _inquiry: Inquiry,
     updated: u64,
     /// The active is suspected, but a better standby goes first until then.
     take_over_at: Option<Duration>,
@@ -128,6 +140,7 @@ impl<'a> Follower<'a> {
         known: Known,
     ) -> Follower<'a> {
         let now = context.now();
+        let timings = heartbeat.patience(context.heartbeat());
         let mover = BaseMover::new(
             Arc::clone(&standby.view),
             Arc::clone(&standby.storage),
@@ -142,7 +155,12 @@ impl<'a> Follower<'a> {
             looking: None,
             behind: false,
             capacity_known: heartbeat.state == ActiveState::Serving,
-            detector: Detector::new(context.config.heartbeat, now),
+            starts: heartbeat.starts,
+            configured: heartbeat.configured,
+            reload_at: None,
+            timings,
+            _inquiry: Inquiry::start(context, &standby.postgres),
+            detector: Detector::new(timings, now),
             candidates: Candidates::new(context.me.node.clone()),
             context,
             standby,
@@ -216,6 +234,7 @@ impl<'a> Follower<'a> {
                         return Ok(StandbyEnd::Superseded);
                     }
                     if trigger.epoch == self.epoch {
+                        self.started_again(trigger.starts);
                         let to = Known {
                             journal: JournalPos(trigger.journal_synced),
                             end: trigger.synced_lsn,
@@ -300,6 +319,7 @@ impl<'a> Follower<'a> {
         if to.journal > self.standby.tail.position() {
             self.standby.tail.advance(to.journal).await?;
         }
+        self.reload_if_there();
         let names = self.standby.tail.namespace().clone();
         if to.end > self.standby.log.horizon().end && self.is_outgrown(&names).await? {
             return Ok(Some(StandbyEnd::Superseded));
@@ -311,8 +331,8 @@ impl<'a> Follower<'a> {
     /// Whether the active's PostgreSQL has more connections, locks and so on than this one: redo would
     /// stand still, and a promotion be refused (N12 i).
     ///
-    /// They change when the active's server starts, at the beginning of an epoch, and none of that
-    /// epoch's log is announced before it serves: so one look before the first of it is shown is enough.
+    /// They change when the active's server starts, at the beginning of an epoch or again, and no log
+    /// of it is announced before it serves: so one look before the first of that is shown is enough.
     async fn is_outgrown(&mut self, live: &Namespace) -> Result<bool> {
         if self.capacity_known {
             return Ok(false);
@@ -329,6 +349,38 @@ impl<'a> Follower<'a> {
             "the active's PostgreSQL was started with larger settings: attaching afresh"
         );
         Ok(true)
+    }
+
+    /// The active's PostgreSQL was started so often: its capacity must be looked at again.
+    fn started_again(&mut self, starts: u32) {
+        if starts > self.starts {
+            self.starts = starts;
+            self.capacity_known = false;
+        }
+    }
+
+    /// Has PostgreSQL read its files again, if that is wanted and they can be seen.
+    fn reload_if_there(&mut self) {
+        let there = |at: &mut JournalPos| *at <= self.standby.tail.position();
+        if self.reload_at.take_if(there).is_some() {
+            self.standby.postgres.reload();
+        }
+    }
+
+    /// PostgreSQL shall read its files again, as they are at this place of the journal.
+    fn reload_at(&mut self, journal: JournalPos) {
+        self.reload_at = self.reload_at.max(Some(journal));
+        self.reload_if_there();
+    }
+
+    /// Goes by the cluster's timings, and by what the active says of its own.
+    fn retime(&mut self, beat: &Heartbeat) {
+        let timings = beat.patience(self.context.heartbeat());
+        if timings != self.timings {
+            tracing::info!(?timings, "the heartbeat's timings changed");
+            self.timings = timings;
+            self.detector.retime(timings);
+        }
     }
 
     /// Does what the mover of the base asks for.
@@ -405,6 +457,12 @@ impl<'a> Follower<'a> {
             self.seen_at = now;
         }
         self.detector.answered(Some(counted), now);
+        self.retime(&beat);
+        self.started_again(beat.starts);
+        if beat.configured > self.configured {
+            self.configured = beat.configured;
+            self.reload_at(JournalPos(beat.journal_synced));
+        }
         if beat.state.is_vacant() && self.is_meant(&beat) {
             self.chosen |= matches!(beat.state, ActiveState::Released { to: Some(_) });
             let (epoch, reason) = (beat.epoch, format!("heartbeat says {:?}", beat.state));
@@ -506,6 +564,9 @@ impl<'a> Follower<'a> {
             "warmth": *self.warmth.lock(),
             "skips": self.context.skips.report(),
             "prefetch": self.standby.prefetcher.as_ref().map(Prefetcher::report),
+            "server": *self.context.facts.lock(),
+            "control": self.context.control_report(),
+            "configured": self.configured,
         }));
         tokio::spawn(async move {
             if let Err(error) = member.store(storage.as_ref()).await {

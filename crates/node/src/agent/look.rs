@@ -71,7 +71,6 @@ impl Look {
         context: &Context,
         storage: &Arc<dyn Storage>,
     ) -> Result<Seen> {
-        let timing = context.config.heartbeat;
         let began = Instant::now();
         let epoch = storage.accepted_epoch().await?.epoch;
         let first = Heartbeat::load(storage.as_ref()).await?;
@@ -84,6 +83,8 @@ impl Look {
         let mut standbys = Standbys::default();
         standbys.alive(context, storage).await?;
         loop {
+            // What operators say of them may become known meanwhile.
+            let timing = first.patience(context.heartbeat());
             sleep(timing.poll).await;
             let now = Heartbeat::load(storage.as_ref())
                 .await?

@@ -17,8 +17,10 @@ pub(crate) mod active;
 mod candidates;
 mod claims;
 pub(crate) mod context;
+mod controls;
 pub(crate) mod error;
 mod follow;
+mod inquiry;
 mod log;
 mod look;
 mod moving;
@@ -41,13 +43,16 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use self::active::{Active, ActiveEnd};
+pub(crate) use self::context::unix_ms;
 use self::context::{Context, Host};
+use self::controls::Controls;
 pub use self::error::{AgentError, Result};
 use self::follow::{Follower, StandbyEnd};
 use self::look::{Look, Seen};
 use self::status::{Order, StatusBoard};
 use crate::channel::{Identity, Server};
 use crate::config::{AgentLock, Config};
+use crate::postgres::logfile::{Rotation, keep_rotating};
 use crate::postgres::{check_port, leftovers};
 use crate::records::Incarnation;
 use crate::rest::{Facts, Rest};
@@ -93,8 +98,17 @@ pub async fn run(
         cluster = wait_for_cluster(&config) => cluster?,
         _ = stopped.wait_for(|stop| *stop) => return Ok(()),
     };
-    let context = Context::new(config, me, host, cluster, Arc::new(server), board)?;
-    live(&context, &mut orders, &mut stopped).await
+    let (_controls, control) = Controls::start(config.clone());
+    let server = Arc::new(server);
+    let context = Context::new(config, me, host, cluster, server, board, control)?;
+    let rotation = Rotation {
+        bytes: context.config.postgres.log_size.bytes() as u64,
+        kept: context.config.postgres.log_kept,
+    };
+    let rotating = tokio::spawn(keep_rotating(context.config.paths.log(), rotation));
+    let end = live(&context, &mut orders, &mut stopped).await;
+    rotating.abort();
+    end
 }
 
 /// Makes the local directories, becomes their only agent, and cleans up after one that was killed.
@@ -273,6 +287,10 @@ async fn follow(
         }
         Ok(StandbyEnd::Superseded) => {
             remember_hot(context, &standby);
+            start::drop_standby(standby).await?;
+            Ok(Next::Look)
+        }
+        Ok(StandbyEnd::Reinitialize) => {
             start::drop_standby(standby).await?;
             Ok(Next::Look)
         }

@@ -35,6 +35,10 @@ pub struct Trigger {
     pub journal_synced: u64,
     /// PostgreSQL's timeline.
     pub timeline: u32,
+    /// How often its PostgreSQL was started again in this epoch: its settings may be larger since. What
+    /// such a server wrote is announced with this number only.
+    #[serde(default)]
+    pub starts: u32,
 }
 
 /// What the active tells at once and only once.
@@ -98,6 +102,17 @@ pub enum Request {
     },
     /// Become a standby (asked of a spare).
     Enlist,
+    /// Start PostgreSQL anew: a standby attaches afresh, the active restarts it in place.
+    Restart,
+    /// Attach afresh, and forget what the mount has in memory (asked of a standby).
+    Reinitialize,
+    /// Read the configuration files again. The active answers how far its journal is durable; a
+    /// standby does it as soon as it has followed the journal to there.
+    Reload {
+        /// A `JournalPos`.
+        #[serde(default)]
+        journal: u64,
+    },
     /// Anything a later version adds; refused by name.
     #[serde(untagged)]
     Unknown(serde_json::Value),

@@ -34,6 +34,8 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "listen_addresses",
             "run_as",
             "superuser",
+            "log_size",
+            "log_kept",
             "advertise",
             "parameters",
         ],

@@ -117,6 +117,40 @@ impl Installation {
         })
     }
 
+    /// What the server itself finds wrong with a configuration file, line by line; nothing if it would
+    /// start with it.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn judge(&self, configuration: &str) -> Result<Vec<String>> {
+        let failed = |e| PostgresError::system("cannot ask PostgreSQL to judge parameters", e);
+        let directory = tempfile::tempdir().map_err(failed)?;
+        let file = directory.path().join("postgresql.conf");
+        std::fs::write(&file, configuration).map_err(failed)?;
+        // Asked for one value it reads the file and ends; as the first argument this is allowed to root.
+        let output = spawn::command(&self.bin.join("postgres"))
+            .args(["-C", "data_directory", "-D"])
+            .arg(directory.path())
+            .env("LC_ALL", "C")
+            .output()
+            .map_err(failed)?;
+        if output.status.success() {
+            return Ok(Vec::new());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let place = format!(" in file \"{}\"", file.display());
+        let complaints = said.lines().filter_map(|line| {
+            let (_, complaint) = line.split_once("LOG:  ")?;
+            let complaint = complaint.split(&place).next().unwrap_or(complaint);
+            (!complaint.contains("skipping missing")).then(|| complaint.to_owned())
+        });
+        let complaints: Vec<String> = complaints.collect();
+        Ok(match complaints.is_empty() {
+            true => vec![said.trim().to_owned()],
+            false => complaints,
+        })
+    }
+
     /// The directory.
     pub fn bin(&self) -> &Path {
         &self.bin

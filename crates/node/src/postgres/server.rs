@@ -8,7 +8,7 @@
 //! reaping, so no signal ever reaches a reused pid.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
@@ -29,6 +29,21 @@ pub struct Postgres {
     /// Whether the pid is still the server's (running or not yet reaped).
     ours: Arc<Mutex<bool>>,
     status: watch::Receiver<Status>,
+    started: SystemTime,
+}
+
+/// Makes a server read its configuration files again, as long as it runs.
+#[derive(Debug, Clone)]
+pub struct Reloader {
+    pid: Pid,
+    ours: Arc<Mutex<bool>>,
+}
+
+impl Reloader {
+    /// See [`Postgres::reload`].
+    pub fn reload(&self) {
+        signal(self.pid, &self.ours, Signal::SIGHUP);
+    }
 }
 
 impl Postgres {
@@ -59,7 +74,14 @@ impl Postgres {
             log: running.log,
             ours: running.ours,
             status: running.status,
+            started: SystemTime::now(),
         })
+    }
+
+    /// When it was started, Unix milliseconds; for people only.
+    pub fn started_unix_ms(&self) -> u64 {
+        let since = self.started.duration_since(SystemTime::UNIX_EPOCH);
+        since.map_or(0, |since| since.as_millis() as u64)
     }
 
     /// The postmaster's process id.
@@ -170,6 +192,14 @@ impl Postgres {
         self.signal(Signal::SIGHUP);
     }
 
+    /// The same for who does not have the server.
+    pub fn reloader(&self) -> Reloader {
+        Reloader {
+            pid: self.pid,
+            ours: Arc::clone(&self.ours),
+        }
+    }
+
     /// Stops the server and returns how it ended, when nothing of it is left. If it takes longer
     /// than `within`, the next harder way is used: fast, immediate, then SIGKILL to all of it.
     ///
@@ -224,12 +254,16 @@ impl Postgres {
         }
     }
 
-    fn signal(&self, signal: Signal) {
-        let ours = self.ours.lock();
-        if *ours {
-            // The pid is running or a zombie that only the keeper can reap, under this lock.
-            let _ = kill(self.pid, signal);
-        }
+    fn signal(&self, wanted: Signal) {
+        signal(self.pid, &self.ours, wanted);
+    }
+}
+
+fn signal(pid: Pid, ours: &Mutex<bool>, signal: Signal) {
+    let ours = ours.lock();
+    if *ours {
+        // The pid is running or a zombie that only the keeper can reap, under this lock.
+        let _ = kill(pid, signal);
     }
 }
 

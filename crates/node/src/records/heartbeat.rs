@@ -3,12 +3,15 @@
 //! The owner of the epoch writes it every T. `(epoch, counter)` only grows. It repeats what the
 //! direct channel announces (4.1), so a standby without a channel still follows, only later.
 
+use std::time::Duration;
+
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Authority;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
 use super::Record;
+use crate::config::Heartbeat as Timings;
 
 /// One heartbeat of the active.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +28,17 @@ pub struct Heartbeat {
     pub journal_synced: u64,
     /// PostgreSQL's timeline.
     pub timeline: u32,
+    /// How often its PostgreSQL was started again in this epoch; see [`Trigger::starts`].
+    ///
+    /// [`Trigger::starts`]: crate::channel::Trigger::starts
+    #[serde(default)]
+    pub starts: u32,
+    /// The version of the control record whose parameters are in the shared configuration.
+    #[serde(default)]
+    pub configured: u64,
+    /// When the next beat is due; 0 if that is not said. Who watches waits at least for two.
+    #[serde(default)]
+    pub interval_ms: u64,
     /// What the owner is doing.
     #[serde(flatten)]
     pub state: ActiveState,
@@ -54,6 +68,18 @@ impl ActiveState {
             self,
             ActiveState::PostgresDead | ActiveState::Released { .. }
         )
+    }
+}
+
+impl Heartbeat {
+    /// These timings with at least the patience that the beats ask for: operators may have changed how
+    /// often the active beats before a node that watches it has heard of that.
+    pub fn patience(&self, timings: Timings) -> Timings {
+        let two_beats = 2 * Duration::from_millis(self.interval_ms) + 2 * timings.poll;
+        Timings {
+            timeout: timings.timeout.max(two_beats),
+            ..timings
+        }
     }
 }
 

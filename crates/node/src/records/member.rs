@@ -94,9 +94,48 @@ pub struct Member {
     /// The end of the log that its PostgreSQL has replayed.
     #[serde(default)]
     pub applied: Lsn,
+    /// What its PostgreSQL says of itself.
+    #[serde(default, flatten)]
+    pub server: ServerFacts,
+    /// The version of the control record that it goes by.
+    #[serde(default)]
+    pub control: u64,
     /// Grows while the node is alive.
     #[serde(default)]
     pub updated: u64,
+}
+
+/// What a running PostgreSQL says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerFacts {
+    /// Its version, as `SHOW server_version` has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_version: Option<String>,
+    /// Which start of it this is: the agent's pid for it, and when it began, Unix milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<ServerStart>,
+    /// Parameters whose new values need a restart.
+    pub pending_restart: Vec<String>,
+}
+
+impl ServerFacts {
+    /// The version as `server_version_num`, such as 150018.
+    pub fn number(&self) -> Option<u32> {
+        let version = self.server_version.as_deref()?;
+        let version = version.split(' ').next()?;
+        let (major, minor) = version.split_once('.')?;
+        Some(major.parse::<u32>().ok()? * 10_000 + minor.parse::<u32>().ok()?)
+    }
+}
+
+/// One start of a PostgreSQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerStart {
+    /// The postmaster's process id.
+    pub pid: i32,
+    /// When, Unix milliseconds; for people only.
+    pub unix_ms: u64,
 }
 
 impl Record for Member {
@@ -164,6 +203,8 @@ pub(crate) mod tests {
             tags: Tags::default(),
             received: Lsn(10),
             applied: Lsn(10),
+            server: ServerFacts::default(),
+            control: 0,
             updated: 1,
         }
     }

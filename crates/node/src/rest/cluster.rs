@@ -5,14 +5,30 @@ use volume::lsn::Lsn;
 
 use super::lsn_number;
 use crate::address::Address;
-use crate::records::{Cause, Heartbeat, HistoryEntry, Member, MemberState, Role};
+use crate::records::{Cause, Control, Heartbeat, HistoryEntry, Member, MemberState, Role};
 
 /// All nodes, as their records tell.
-pub(super) fn cluster(scope: &str, members: &[Member], heartbeat: Option<&Heartbeat>) -> Value {
+pub(super) fn cluster(
+    scope: &str,
+    members: &[Member],
+    heartbeat: Option<&Heartbeat>,
+    control: &Control,
+) -> Value {
     let mut members: Vec<&Member> = members.iter().collect();
     members.sort_by(|a, b| a.name.cmp(&b.name));
     let members: Vec<Value> = members.into_iter().map(|m| member(m, heartbeat)).collect();
-    json!({ "scope": scope, "members": members })
+    let mut cluster = json!({ "scope": scope, "members": members });
+    if control.is_paused() {
+        cluster["pause"] = json!(true);
+    }
+    if let Some(planned) = &control.scheduled_switchover {
+        let from = heartbeat.map(|beat| &beat.node);
+        cluster["scheduled_switchover"] = json!({ "at": utc(planned.at_unix_ms), "from": from });
+        if let Some(to) = &planned.to {
+            cluster["scheduled_switchover"]["to"] = json!(to);
+        }
+    }
+    cluster
 }
 
 fn member(member: &Member, heartbeat: Option<&Heartbeat>) -> Value {
@@ -30,6 +46,9 @@ fn member(member: &Member, heartbeat: Option<&Heartbeat>) -> Value {
     let mut about = json!({
         "name": member.name, "role": role, "state": state, "tags": member.tags,
     });
+    if !member.server.pending_restart.is_empty() {
+        about["pending_restart"] = json!(true);
+    }
     if let Some(Address::Tcp { host, port }) = &member.rest {
         about["api_url"] = json!(format!("http://{host}:{port}/patroni"));
     }
@@ -84,7 +103,7 @@ fn utc(unix_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::ActiveState;
+    use crate::records::{ActiveState, Paused, ScheduledSwitchover};
     use dax::ids::{Epoch, NodeName};
 
     fn node(name: &str, role: Role, state: MemberState) -> Member {
@@ -102,13 +121,35 @@ mod tests {
             synced_lsn: Lsn(110),
             journal_synced: 0,
             timeline: 2,
+            starts: 0,
+            configured: 0,
+            interval_ms: 200,
             state: ActiveState::Serving,
         };
-        let members = [
+        let mut members = [
             node("b", Role::Active, MemberState::Serving),
             node("a", Role::Standby, MemberState::Warm),
         ];
-        let cluster = cluster("main", &members, Some(&beat));
+        members[1]
+            .server
+            .pending_restart
+            .push("shared_buffers".into());
+        let mut control = Control::default();
+        assert_eq!(cluster("main", &[], None, &control).get("pause"), None);
+        control.paused = Some(Paused {
+            since_unix_ms: 0,
+            by: "a".into(),
+            reason: None,
+        });
+        control.scheduled_switchover = Some(ScheduledSwitchover {
+            at_unix_ms: 1_700_000_000_000,
+            to: Some(NodeName::new("a").unwrap()),
+            by: "a".into(),
+        });
+        let cluster = cluster("main", &members, Some(&beat), &control);
+        assert_eq!(cluster["pause"], json!(true));
+        let planned = json!({ "at": "2023-11-14T22:13:20Z", "from": "b", "to": "a" });
+        assert_eq!(cluster["scheduled_switchover"], planned);
         let members = cluster["members"].as_array().unwrap();
         let of = |at: usize, name: &str| members[at][name].clone();
         assert_eq!([of(0, "name"), of(1, "name")], [json!("a"), json!("b")]);
@@ -120,6 +161,8 @@ mod tests {
             [of(0, "state"), of(1, "state")],
             [json!("streaming"), json!("running")]
         );
+        assert_eq!(of(0, "pending_restart"), json!(true));
+        assert_eq!(of(1, "pending_restart"), Value::Null);
         assert_eq!((of(0, "lag"), of(1, "lag")), (json!(100), Value::Null));
         assert_eq!(of(0, "api_url"), json!("http://10.0.0.1:8008/patroni"));
         assert_eq!(

@@ -37,8 +37,16 @@ pub(super) fn metrics(facts: &Facts, status: &Value) -> String {
     page.gauge(
         "patroni_postgres_server_version",
         "Of PostgreSQL",
-        Some(f64::from(facts.server_version)),
+        Some(f64::from(
+            report.server.number().unwrap_or(facts.server_version),
+        )),
     );
+    let pending = !report.server.pending_restart.is_empty();
+    let restart = "1 if parameters wait for a restart of PostgreSQL";
+    page.gauge("patroni_pending_restart", restart, flag(pending));
+    let paused = status.pointer("/control/paused").map(|p| !p.is_null());
+    let pause = "1 if takeovers are paused";
+    page.gauge("patroni_is_paused", pause, paused.and_then(flag));
     page.gauge(
         "patroni_postgres_timeline",
         "Of PostgreSQL",
@@ -208,12 +216,17 @@ mod tests {
             "base": { "moves": 5 }, "warmth": { "percent": 98.5 },
             "replicas": [{ "address": "127.0.0.1:7101", "zone": 0, "up": true }],
             "storage": { "stale_reads": 3 },
+            "server": { "server_version": "15.19 (Debian)", "pending_restart": ["shared_buffers"] },
+            "control": { "paused": { "by": "a" } },
         }));
         for line in [
             "patroni_replica{scope=\"main\",name=\"north\"} 1",
             "patroni_primary{scope=\"main\",name=\"north\"} 0",
             "patroni_xlog_replayed_location{scope=\"main\",name=\"north\"} 4294967296",
             "understudy_lag_bytes{scope=\"main\",name=\"north\"} 42",
+            "patroni_pending_restart{scope=\"main\",name=\"north\"} 1",
+            "patroni_is_paused{scope=\"main\",name=\"north\"} 1",
+            "patroni_postgres_server_version{scope=\"main\",name=\"north\"} 150019",
             "understudy_warm_ratio{scope=\"main\",name=\"north\"} 0.985",
             "understudy_replica_up{scope=\"main\",name=\"north\",zone=\"0\",address=\"127.0.0.1:7101\"} 1",
             "understudy_storage_stale_reads_total{scope=\"main\",name=\"north\"} 3",

@@ -13,7 +13,11 @@
 //! | `/cluster`, `/history` | all nodes; all changes of the active |
 //! | `/metrics` | for Prometheus |
 //! | `/ui` | a page for people, see [`ui`] |
+//! | `/config` | the cluster's configuration |
 //! | `POST /switchover`, `POST /failover` | with `{"candidate": "node"}`, or `{}` for any |
+//! | `POST /switchover` with `"scheduled_at"`, `DELETE /switchover` | plans one, cancels it |
+//! | `POST /restart`, `POST /reinitialize`, `POST /reload` | of this node |
+//! | `PATCH /config` | changes the cluster's configuration; `"pause"` switches takeovers off and on |
 //!
 //! Invariant: what changes something needs the token of the node's configuration, and is refused where
 //! there is none. The rest tells nothing secret. The checks are answered from memory: a slow store does
@@ -24,6 +28,7 @@
 mod checks;
 mod cluster;
 mod metrics;
+mod orders;
 mod report;
 mod ui;
 
@@ -36,10 +41,8 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use dax::ids::NodeName;
 use dax::storage::Storage;
 use parking_lot::Mutex;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
@@ -55,8 +58,7 @@ use crate::agent::context::connect;
 use crate::agent::status::StatusBoard;
 use crate::channel::Identity;
 use crate::config::Config;
-use crate::handover::{self, HandoverError, How};
-use crate::records::{Heartbeat, Member, Record, read_history};
+use crate::records::{Control, Heartbeat, Member, Record, read_history};
 
 /// How long the registry may take to answer a request.
 const REGISTRY_WITHIN: Duration = Duration::from_secs(5);
@@ -187,10 +189,12 @@ async fn answer(
 ) -> Response {
     match method {
         Method::GET | Method::HEAD | Method::OPTIONS => read(&shared, &uri).await,
-        Method::POST => order(&shared, uri.path(), &headers, &body).await,
+        Method::POST | Method::PATCH | Method::DELETE => {
+            orders::order(&shared, &method, uri.path(), &headers, &body).await
+        }
         _ => text(
             StatusCode::METHOD_NOT_ALLOWED,
-            "GET, HEAD, OPTIONS or POST\n",
+            "GET, HEAD, OPTIONS, POST, PATCH or DELETE\n",
         ),
     }
 }
@@ -221,6 +225,7 @@ async fn read(shared: &Shared, uri: &Uri) -> Response {
         }
         "/cluster" => in_time(cluster_of(shared)).await,
         "/history" => in_time(history_of(shared)).await,
+        "/config" => in_time(orders::config(shared)).await,
         _ => text(StatusCode::NOT_FOUND, "no such path\n"),
     }
 }
@@ -240,6 +245,18 @@ fn about(facts: &Facts, status: &Value) -> Value {
     if let Some(timeline) = report.timeline {
         about["timeline"] = json!(timeline);
     }
+    if let Some(version) = report.server.number() {
+        about["server_version"] = json!(version);
+    }
+    if !report.server.pending_restart.is_empty() {
+        about["pending_restart"] = json!(true);
+    }
+    if status
+        .pointer("/control/paused")
+        .is_some_and(|p| !p.is_null())
+    {
+        about["pause"] = json!(true);
+    }
     let synced = report.synced_lsn.as_deref().and_then(pgdata::parse_lsn);
     about["xlog"] = match (synced, report.received, report.applied) {
         (Some(synced), ..) => json!({ "location": synced.0 }),
@@ -255,10 +272,12 @@ async fn cluster_of(shared: &Shared) -> Result<Value, Refusal> {
     let storage = shared.storage().await?.as_ref();
     let members = Member::list(storage).await.map_err(unavailable)?;
     let heartbeat = Heartbeat::load(storage).await.map_err(unavailable)?;
+    let control = Control::read(storage).await.map_err(unavailable)?;
     Ok(cluster::cluster(
         &shared.facts.scope,
         &members,
         heartbeat.as_ref(),
+        &control,
     ))
 }
 
@@ -281,80 +300,6 @@ async fn in_time(asked: impl Future<Output = Result<Value, Refusal>>) -> Respons
         Ok(Ok(answer)) => reply(StatusCode::OK, &answer),
         Ok(Err((code, why))) => text(code, why),
         Err(_) => text(StatusCode::SERVICE_UNAVAILABLE, "the zones do not answer\n"),
-    }
-}
-
-/// What an order's body may say.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Order {
-    /// Who shall become the active.
-    candidate: Option<NodeName>,
-    /// Who is it now: a check against orders that come twice.
-    leader: Option<NodeName>,
-    /// Not supported: refused if given.
-    scheduled_at: Option<Value>,
-}
-
-async fn order(shared: &Shared, path: &str, headers: &HeaderMap, body: &[u8]) -> Response {
-    if let Err((code, why)) = admit(shared, headers) {
-        return text(code, why);
-    }
-    let how = match path.trim_end_matches('/') {
-        "/switchover" => How::Planned,
-        "/failover" => How::IfPossible,
-        _ => return text(StatusCode::NOT_FOUND, "no such path\n"),
-    };
-    match carry_out(shared, how, body).await {
-        Ok(done) => text(StatusCode::OK, done),
-        Err((code, why)) => text(code, why),
-    }
-}
-
-/// Whether a request shows the token.
-fn admit(shared: &Shared, headers: &HeaderMap) -> Result<(), Refusal> {
-    let Some(token) = shared.token else {
-        let why = "orders are refused: this node has no [rest] token\n";
-        return Err((StatusCode::FORBIDDEN, why.to_owned()));
-    };
-    let shown = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|v| v.to_str().ok());
-    let shown = shown.and_then(|value| value.strip_prefix("Bearer "));
-    match shown.map(|shown| Sha256::digest(shown.trim())) {
-        Some(digest) if digest[..] == token => Ok(()),
-        _ => Err((
-            StatusCode::UNAUTHORIZED,
-            "show the token: Authorization: Bearer ...\n".to_owned(),
-        )),
-    }
-}
-
-async fn carry_out(shared: &Shared, how: How, body: &[u8]) -> Result<String, Refusal> {
-    let order: Order = match body.is_empty() {
-        true => Order::default(),
-        false => serde_json::from_slice(body)
-            .map_err(|e| (StatusCode::BAD_REQUEST, format!("not an order: {e}\n")))?,
-    };
-    if order.scheduled_at.is_some() {
-        let why = "scheduled_at is not supported: ask when it shall happen\n";
-        return Err((StatusCode::UNPROCESSABLE_ENTITY, why.to_owned()));
-    }
-    let storage = shared.storage().await?.as_ref();
-    if let Some(leader) = &order.leader {
-        let beat = Heartbeat::load(storage).await.map_err(unavailable)?;
-        if beat.is_none_or(|beat| beat.node != *leader) {
-            let why = format!("{leader} is not the leader\n");
-            return Err((StatusCode::PRECONDITION_FAILED, why));
-        }
-    }
-    let done = handover::hand_over(storage, &shared.me, order.candidate, how).await;
-    match done {
-        Ok(beat) => Ok(format!("Successfully switched over to \"{}\"\n", beat.node)),
-        Err(e @ (HandoverError::NoCandidate(_) | HandoverError::NobodyServes)) => {
-            Err((StatusCode::PRECONDITION_FAILED, format!("{e}\n")))
-        }
-        Err(e) => Err(unavailable(e)),
     }
 }
 

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use volume::lsn::Lsn;
 
-use crate::records::{MemberState, Role};
+use crate::records::{MemberState, Role, ServerFacts};
 
 /// A node's own report. What it does not say is `None`: a node that just starts says little.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -24,6 +24,8 @@ pub(super) struct Report {
     pub applied: Option<Lsn>,
     #[serde(default)]
     pub lag_bytes: Option<u64>,
+    #[serde(default)]
+    pub server: ServerFacts,
 }
 
 /// A word of ours, or nothing where it is another one ("starting", "none").

@@ -114,6 +114,8 @@ pub(crate) async fn fence(
         end: last.as_ref().map_or(Lsn::ZERO, |beat| beat.synced_lsn),
         timeline: TimelineId(last.as_ref().map_or(0, |beat| beat.timeline)),
     };
+    let last_configured = last.as_ref().map_or(0, |beat| beat.configured);
+    let interval = context.heartbeat().interval;
     let beat = Heartbeat {
         epoch,
         counter: 1,
@@ -121,10 +123,12 @@ pub(crate) async fn fence(
         synced_lsn: announced.end,
         journal_synced: last.map_or(0, |beat| beat.journal_synced),
         timeline: announced.timeline.0,
+        starts: 0,
+        configured: last_configured,
+        interval_ms: interval.as_millis() as u64,
         state: ActiveState::TakingOver,
     };
     beat.store(storage.as_ref()).await?;
-    let interval = context.config.heartbeat.interval;
     Ok((announced, Pulse::start(storage.clone(), beat, interval)))
 }
 

@@ -1,7 +1,5 @@
 //! `understudy switchover` and `understudy failover`: let another node become the active.
 
-use std::path::Path;
-
 use dax::ids::NodeName;
 use node::handover::{HandoverError, How, hand_over};
 
@@ -15,22 +13,21 @@ pub async fn run(args: cli::Failover) -> anyhow::Result<Code> {
         true => How::Forced,
         false => How::IfPossible,
     };
-    change(&args.config, args.to, how, args.json).await
+    change(&args.asking, args.to, how).await
 }
 
 /// Asks the active to hand over.
 pub async fn switch_over(args: cli::Switchover) -> anyhow::Result<Code> {
-    change(&args.config, args.to, How::Planned, args.json).await
+    change(&args.asking, args.to, How::Planned).await
 }
 
-async fn change(config: &Path, to: Option<String>, how: How, json: bool) -> anyhow::Result<Code> {
-    let registry = Registry::open(config).await?;
-    let to = to.map(NodeName::new).transpose()?;
+async fn change(asking: &cli::Asking, to: Option<NodeName>, how: How) -> anyhow::Result<Code> {
+    let registry = Registry::open(&asking.config).await?;
     let me = registry.identity()?;
     eprintln!("understudy: waiting for the new active");
     let done = hand_over(&*registry.storage, &me, to, how).await;
     let new = done.map_err(explain)?;
-    if json {
+    if asking.json {
         println!(
             "{}",
             serde_json::json!({ "active": new.node, "epoch": new.epoch })
@@ -41,7 +38,7 @@ async fn change(config: &Path, to: Option<String>, how: How, json: bool) -> anyh
     Ok(Code::Ok)
 }
 
-fn explain(error: HandoverError) -> anyhow::Error {
+pub(super) fn explain(error: HandoverError) -> anyhow::Error {
     let (code, advice) = match error {
         HandoverError::NoCandidate(_) => (Code::Refused, "See who is what: understudy status."),
         HandoverError::NobodyServes => (

@@ -3,20 +3,23 @@
 use node::records::{Cause, HistoryEntry, read_history};
 
 use super::registry::{Registry, in_time};
+use super::watch::{self, Picture};
 use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::Code;
 
 /// Prints the last changes of the active, oldest first.
 pub async fn run(args: cli::History) -> anyhow::Result<Code> {
-    let registry = Registry::open(&args.config).await?;
-    let entries = in_time(async { Ok(read_history(&*registry.storage, args.last).await?) }).await?;
-    if args.json {
-        println!("{}", serde_json::to_string(&entries)?);
-    } else {
-        print!("{}", table(&entries));
-    }
-    Ok(Code::Ok)
+    let registry = Registry::open(&args.asking.config).await?;
+    watch::show(args.watching, async || {
+        let entries = async { Ok(read_history(&*registry.storage, args.last).await?) };
+        let entries = in_time(entries).await?;
+        Ok(Picture::new(match args.asking.json {
+            true => format!("{}\n", serde_json::to_string(&entries)?),
+            false => table(&entries),
+        }))
+    })
+    .await
 }
 
 fn table(entries: &[HistoryEntry]) -> String {

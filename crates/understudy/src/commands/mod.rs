@@ -1,15 +1,19 @@
 //! One module for each command; each returns what the process ends with.
 
 mod bench;
+mod configure;
 mod demo;
 mod failover;
 mod history;
 mod init;
 mod key;
+mod list;
 mod node;
+mod operate;
 mod registry;
 mod status;
 mod store;
+mod watch;
 
 use std::io::IsTerminal;
 
@@ -31,9 +35,20 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Init(args) => on_runtime(init::run(args)),
         Command::Node(args) => on_runtime(node::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),
-        Command::Switchover(args) => on_runtime(failover::switch_over(args)),
+        Command::List(args) => on_runtime(list::run(args)),
+        Command::Topology(args) => on_runtime(list::topology(args)),
+        Command::Switchover(args) => on_runtime(operate::switch_over(args)),
         Command::Failover(args) => on_runtime(failover::run(args)),
         Command::History(args) => on_runtime(history::run(args)),
+        Command::Flush(args) => on_runtime(operate::flush(args)),
+        Command::Pause(args) => on_runtime(operate::pause(args)),
+        Command::Resume(args) => on_runtime(operate::resume(args)),
+        Command::Restart(args) => on_runtime(operate::restart(args)),
+        Command::Reload(args) => on_runtime(operate::reload(args)),
+        Command::Reinit(args) => on_runtime(operate::reinit(args)),
+        Command::Remove(args) => on_runtime(operate::remove(args)),
+        Command::ShowConfig(args) => on_runtime(configure::show(args)),
+        Command::EditConfig(args) => on_runtime(configure::edit(args)),
         Command::Bench(command) => on_runtime(bench::run(command)),
         Command::Demo(args) => on_runtime(demo::run(args)),
     }
@@ -43,14 +58,9 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
 fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> {
     let default = match command {
         Command::Store(_) | Command::Node(_) => "info",
-        Command::Key(_)
-        | Command::Init(_)
-        | Command::Status(_)
-        | Command::Switchover(_)
-        | Command::Failover(_)
-        | Command::History(_) => "warn",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) => "error",
+        _ => "warn",
     };
     let from_environment = std::env::var("RUST_LOG")
         .ok()

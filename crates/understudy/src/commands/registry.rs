@@ -9,6 +9,7 @@ use dax::client::Client;
 use dax::storage::Storage;
 use node::channel::Identity;
 use node::config::Config;
+use node::operate::Operator;
 use node::records::Incarnation;
 
 use crate::exit::{Code, Failure};
@@ -31,6 +32,14 @@ impl Registry {
         let client = Client::connect(config.client("command")?);
         let storage = in_time(async { Ok(client.await? as Arc<dyn Storage>) }).await?;
         Ok(Registry { config, storage })
+    }
+
+    /// What gives orders to the cluster.
+    pub(super) fn operator(&self) -> anyhow::Result<Operator> {
+        Ok(Operator {
+            storage: self.storage.clone(),
+            me: self.identity()?,
+        })
     }
 
     /// Who we are to the agents that we ask.

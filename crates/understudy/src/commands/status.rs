@@ -5,12 +5,14 @@ use std::time::{Duration, SystemTime};
 use dax::ids::{Generation, ReplicaId};
 use dax::storage::{ReplicaStatus, StorageCounters, Usage};
 use node::channel::{self, Identity, Request};
-use node::records::{Cluster, Heartbeat, Member, MemberState, Record, Role};
+use node::records::{Cluster, Control, Heartbeat, Member, MemberState, Record, Role};
 use serde::Serialize;
 use serde_json::Value;
 use volume::standby::{OverlayStats, ReadStats};
 
+use super::list::{notes, version_number};
 use super::registry::{Registry, in_time};
+use super::watch::{self, Picture};
 use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::Code;
@@ -19,19 +21,21 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Everything that is known, as `--json` prints it.
 #[derive(Debug, Serialize)]
-struct Status {
-    volume: String,
+pub(super) struct Status {
+    pub volume: String,
     /// Who serves, if anybody does.
     active: Option<String>,
-    epoch: u32,
+    pub epoch: u32,
     /// Whether a standby could take over at once.
     protected: bool,
     /// Since when that is so, as the active says, Unix milliseconds.
     protection_since_unix_ms: Option<u64>,
-    cluster: Option<Cluster>,
+    pub cluster: Option<Cluster>,
     heartbeat: Option<Heartbeat>,
-    nodes: Vec<Node>,
-    replicas: Vec<Replica>,
+    /// What operators want of the whole cluster.
+    pub control: Control,
+    pub nodes: Vec<Node>,
+    pub replicas: Vec<Replica>,
     scrub: Option<Value>,
     /// What is kept beyond the present, and for whom, as the active says.
     retained: Option<Value>,
@@ -39,9 +43,9 @@ struct Status {
 
 /// A replica: how it looks from here, and what it says that it does for the volume.
 #[derive(Debug, Serialize)]
-struct Replica {
+pub(super) struct Replica {
     #[serde(flatten)]
-    status: ReplicaStatus,
+    pub status: ReplicaStatus,
     usage: Option<Usage>,
     writes_per_second: Option<f64>,
     reads_per_second: Option<f64>,
@@ -62,39 +66,45 @@ impl Replica {
 
 /// One node: its record, and its own answer if it gave one.
 #[derive(Debug, Serialize)]
-struct Node {
+pub(super) struct Node {
     #[serde(flatten)]
-    member: Member,
+    pub member: Member,
     /// Whether its agent answered.
-    reachable: bool,
+    pub reachable: bool,
     /// How far its replay is behind the active's durable log.
-    lag_bytes: Option<u64>,
+    pub lag_bytes: Option<u64>,
     /// What it said, or why it did not.
-    answer: Value,
+    pub answer: Value,
 }
 
 /// Prints the state of the cluster. Ends with "unavailable" if nobody serves.
 pub async fn run(args: cli::Status) -> anyhow::Result<Code> {
-    let registry = Registry::open(&args.config).await?;
-    let status = look(&registry).await?;
-    if args.json {
-        println!("{}", serde_json::to_string(&status)?);
-    } else {
-        print!("{}", table(&status));
-    }
-    Ok(match status.active {
-        Some(_) => Code::Ok,
-        None => Code::Unavailable,
+    let registry = Registry::open(&args.asking.config).await?;
+    watch::show(args.watching, async || {
+        let status = look(&registry).await?;
+        Ok(Picture {
+            text: match args.asking.json {
+                true => format!("{}\n", serde_json::to_string(&status)?),
+                false => table(&status),
+            },
+            code: match status.active {
+                Some(_) => Code::Ok,
+                None => Code::Unavailable,
+            },
+        })
     })
+    .await
 }
 
-async fn look(registry: &Registry) -> anyhow::Result<Status> {
+/// Asks the registry and every node.
+pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let storage = &*registry.storage;
-    let (cluster, heartbeat, members) = in_time(async {
+    let (cluster, heartbeat, members, control) = in_time(async {
         Ok((
             Cluster::load(storage).await?,
             Heartbeat::load(storage).await?,
             Member::list(storage).await?,
+            Control::read(storage).await?,
         ))
     })
     .await?;
@@ -120,6 +130,7 @@ async fn look(registry: &Registry) -> anyhow::Result<Status> {
             .any(|node| node.is(Role::Standby, MemberState::Warm)),
         cluster,
         heartbeat,
+        control,
         replicas: replicas(&nodes, registry)
             .into_iter()
             .map(|status| Replica::new(status, &usage))
@@ -189,6 +200,7 @@ fn refresh(member: &mut Member, answer: &Value) {
     take(answer, "state", &mut member.state);
     take(answer, "received", &mut member.received);
     take(answer, "applied", &mut member.applied);
+    take(answer, "server", &mut member.server);
 }
 
 fn table(status: &Status) -> String {
@@ -201,9 +213,10 @@ fn table(status: &Status) -> String {
         }
         (None, _) => "NOBODY SERVES\n\n".to_owned(),
     });
+    out.push_str(&notes(&status.control));
     out.push_str(&format!(
-        "{:<14}{:<9}{:<13}{:>16}{:>16}{:>12}  {}\n",
-        "node", "role", "state", "received", "applied", "lag", "postgres"
+        "{:<14}{:<9}{:<13}{:>16}{:>16}{:>12}  {:<9}{}\n",
+        "node", "role", "state", "received", "applied", "lag", "version", "postgres"
     ));
     for node in &status.nodes {
         out.push_str(&node_line(node));
@@ -239,16 +252,22 @@ fn node_line(node: &Node) -> String {
         false => "unreachable".to_owned(),
     };
     let standby = member.role == Role::Standby;
+    let server = &member.server;
+    let pending = match server.pending_restart.is_empty() {
+        true => String::new(),
+        false => format!("  RESTART PENDING: {}", server.pending_restart.join(", ")),
+    };
     let position = |lsn: volume::lsn::Lsn| if standby { lsn.to_string() } else { "-".into() };
     let lag = node
         .lag_bytes
         .map_or("-".to_owned(), |bytes| format!("{} B", thousands(bytes)));
     format!(
-        "{:<14}{:<9}{state:<13}{:>16}{:>16}{lag:>12}  {}\n",
+        "{:<14}{:<9}{state:<13}{:>16}{:>16}{lag:>12}  {:<9}{}{pending}\n",
         member.name.as_str(),
         word(&member.role),
         position(member.received),
         position(member.applied),
+        server.server_version.as_deref().map_or("-", version_number),
         member.postgres
     )
 }
@@ -404,6 +423,27 @@ fn word(state: &impl Serialize) -> String {
     match serde_json::to_value(state) {
         Ok(Value::String(word)) => word.replace('_', " "),
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+impl Status {
+    /// Of a cluster of which only these are known.
+    pub(super) fn of_nodes(nodes: Vec<Node>) -> Status {
+        Status {
+            volume: "main".to_owned(),
+            active: active(&nodes).map(|node| node.member.name.to_string()),
+            epoch: 1,
+            protected: false,
+            protection_since_unix_ms: None,
+            cluster: None,
+            heartbeat: None,
+            control: Control::default(),
+            nodes,
+            replicas: Vec::new(),
+            scrub: None,
+            retained: None,
+        }
     }
 }
 

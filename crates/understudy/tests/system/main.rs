@@ -16,6 +16,7 @@ mod soak;
 mod stage;
 mod starts;
 mod steps;
+mod verbs;
 mod versions;
 mod warmth;
 mod workloads;

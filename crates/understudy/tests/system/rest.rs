@@ -16,7 +16,7 @@ use understudy::demo::session::connect;
 use crate::stage::{PATIENCE, Stage};
 
 /// An HTTP request's status and body.
-async fn ask(port: u16, request: &str, more: &str, body: &str) -> Result<(u16, String)> {
+pub async fn ask(port: u16, request: &str, more: &str, body: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let length = body.len();
     let request = format!(

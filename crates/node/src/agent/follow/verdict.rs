@@ -9,6 +9,7 @@ use super::{Follower, POLL_WAITING, StandbyEnd};
 use crate::channel::Request;
 use crate::detector::Verdict;
 use crate::records::{ActiveState, Cause, Heartbeat};
+use volume::journal::JournalPos;
 
 impl Follower<'_> {
     /// How long until the verdict, or the base, may change by itself.
@@ -46,7 +47,8 @@ impl Follower<'_> {
         let Verdict::Suspect { evidence, since } = self.detector.verdict(now) else {
             return None;
         };
-        if self.context.config.tags.nofailover {
+        let paused = self.context.control.borrow().is_paused();
+        if self.context.config.tags.nofailover || (paused && !self.chosen) {
             return None;
         }
         let begin = since + self.candidates.head_start();
@@ -68,12 +70,7 @@ impl Follower<'_> {
 
     pub(super) fn order(&mut self, order: Order) -> Option<StandbyEnd> {
         let Request::Failover { to, .. } = &order.request else {
-            drop(
-                order
-                    .answer
-                    .send(Err("this node is a standby already".to_owned())),
-            );
-            return None;
+            return self.maintenance(order);
         };
         if to.as_ref().is_some_and(|to| *to != self.context.me.node) {
             let why = format!(
@@ -95,5 +92,22 @@ impl Follower<'_> {
             detect: Duration::ZERO,
             previous: Some(self.active.clone()),
         })
+    }
+
+    /// What an operator asks of a standby but to take over.
+    fn maintenance(&mut self, order: Order) -> Option<StandbyEnd> {
+        // Every restart of a standby's PostgreSQL is a fresh attach (N4).
+        let (answer, end) = match order.request {
+            Request::Restart => (Ok("restarting"), Some(StandbyEnd::Superseded)),
+            Request::Reinitialize => (Ok("reinitializing"), Some(StandbyEnd::Reinitialize)),
+            Request::Reload { journal } => {
+                self.reload_at(JournalPos(journal));
+                (Ok("reloading"), None)
+            }
+            _ => (Err("this node is a standby already".to_owned()), None),
+        };
+        // Who asked may have gone; the order stands.
+        let _ = order.answer.send(answer.map(|what| json!({ what: true })));
+        end
     }
 }

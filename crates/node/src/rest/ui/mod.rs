@@ -54,8 +54,11 @@ pub(super) fn answer(shared: &Shared, path: &str, uri: &Uri) -> Option<Response>
 /// From when on samples are wanted: all of them if the query does not say.
 fn after(query: Option<&str>) -> u64 {
     let pairs = query.unwrap_or_default().split('&');
-    let asked = pairs.filter_map(|pair| pair.strip_prefix("after="));
-    asked.last().and_then(|ms| ms.parse().ok()).unwrap_or(0)
+    let mut asked = pairs.filter_map(|pair| pair.strip_prefix("after="));
+    asked
+        .next_back()
+        .and_then(|ms| ms.parse().ok())
+        .unwrap_or(0)
 }
 
 fn asset(kind: &'static str, content: &'static str) -> Response {

@@ -308,6 +308,9 @@ mod tests {
             synced_lsn: Lsn(1000),
             journal_synced: 0,
             timeline: 2,
+            starts: 0,
+            configured: 0,
+            interval_ms: 0,
             state,
         }
     }

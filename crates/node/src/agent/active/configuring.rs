@@ -1,0 +1,119 @@
+//! The active writes what the control record says of PostgreSQL's parameters where every node sees it:
+//! into the managed part of the shared `postgresql.conf`.
+//!
+//! The heartbeat repeats which version is written, once it is durable, so standbys reload when they
+//! have followed the journal to it. A version that cannot be written is tried again, and the status
+//! says so.
+
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pgdata::settings::with_parameters;
+use tokio::sync::watch;
+
+use crate::postgres::Reloader;
+use crate::records::Control;
+
+const FILE: &str = "postgresql.conf";
+/// A file of its own until it is whole.
+const PARTIAL: &str = "postgresql.conf.understudy";
+/// How long to wait before trying again.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// What others see of it.
+#[derive(Clone, Default)]
+pub(super) struct Told {
+    /// The version that is in the shared configuration.
+    pub(super) version: Arc<AtomicU64>,
+    /// Why a newer one is not.
+    pub(super) trouble: Arc<Mutex<Option<String>>>,
+}
+
+/// Writes each new version until it is dropped.
+pub(super) async fn run(
+    mut control: watch::Receiver<Control>,
+    mount: PathBuf,
+    reloader: Reloader,
+    told: Told,
+) {
+    loop {
+        let wanted = control.borrow_and_update().clone();
+        // Nothing was ever edited, or nothing is known yet.
+        if wanted.version > told.version.load(Ordering::Acquire) {
+            let (place, parameters) = (mount.clone(), wanted.parameters.clone());
+            let written = tokio::task::spawn_blocking(move || write(&place, &parameters)).await;
+            let written = written.unwrap_or_else(|gone| Err(io::Error::other(gone)));
+            match written {
+                Ok(changed) => {
+                    if changed {
+                        tracing::info!(version = wanted.version, "PostgreSQL's parameters changed");
+                        reloader.reload();
+                    }
+                    told.version.store(wanted.version, Ordering::Release);
+                    *told.trouble.lock() = None;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "PostgreSQL's parameters were not written");
+                    *told.trouble.lock() = Some(error.to_string());
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            }
+        }
+        if control.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Makes the file in `directory` say these parameters, durably. Whether it changed.
+fn write(
+    directory: &Path,
+    parameters: &std::collections::BTreeMap<String, String>,
+) -> io::Result<bool> {
+    let place = directory.join(FILE);
+    let before = std::fs::read_to_string(&place)?;
+    let text = with_parameters(&before, parameters);
+    if text == before {
+        return Ok(false);
+    }
+    let about = std::fs::metadata(&place)?;
+    let partial = directory.join(PARTIAL);
+    let mut file = std::fs::File::create(&partial)?;
+    file.write_all(text.as_bytes())?;
+    file.set_permissions(std::fs::Permissions::from_mode(about.mode() & 0o7777))?;
+    std::os::unix::fs::fchown(&file, Some(about.uid()), Some(about.gid()))?;
+    file.sync_all()?;
+    std::fs::rename(&partial, &place)?;
+    std::fs::File::open(directory)?.sync_all()?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn the_file_changes_only_if_it_must_and_stays_its_owners() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join(FILE);
+        std::fs::write(&place, "port = 1\n").unwrap();
+        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let wanted = BTreeMap::from([("work_mem".to_owned(), "8MB".to_owned())]);
+        assert!(write(directory.path(), &wanted).unwrap());
+        assert!(!write(directory.path(), &wanted).unwrap());
+        let text = std::fs::read_to_string(&place).unwrap();
+        assert!(text.starts_with("port = 1\n") && text.contains("work_mem = '8MB'"));
+        assert_eq!(std::fs::metadata(&place).unwrap().mode() & 0o777, 0o600);
+        assert!(write(directory.path(), &BTreeMap::new()).unwrap());
+        assert_eq!(std::fs::read_to_string(&place).unwrap(), "port = 1\n");
+        assert!(!directory.path().join(PARTIAL).exists());
+    }
+}

@@ -1,0 +1,72 @@
+//! Restarting the active's PostgreSQL in place: under the same epoch and on the same mount.
+//!
+//! The agent goes on beating, so nobody takes over meanwhile. Only a server that stopped cleanly is
+//! started again: what a crash leaves is for a standby, never for plain crash recovery. If the new one
+//! does not come to serve, the epoch is vacated as if it had died.
+
+use std::time::Duration;
+
+use pgdata::settings;
+
+use super::super::context::Context;
+use super::super::error::{AgentError, Result};
+use super::super::standby::read_configuration;
+use super::shown::Shown;
+use super::{Active, STOP_WITHIN};
+use crate::postgres::{ExitReport, Installation, Postgres, PostgresError, StopMode};
+
+/// How long PostgreSQL may take to start, when nothing has to be replayed.
+const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// What came of a restart.
+pub(super) enum Restarted {
+    /// It serves again.
+    Serves,
+    /// It does not, and somebody else should.
+    Died(ExitReport),
+    /// A higher epoch exists.
+    Fenced,
+}
+
+impl Active {
+    /// Stops PostgreSQL cleanly and starts it again.
+    pub(super) async fn restart(&mut self, context: &Context, shown: &Shown) -> Restarted {
+        let storage = self.storage.clone();
+        tokio::select! {
+            biased;
+            () = storage.fenced() => Restarted::Fenced,
+            done = self.stop_and_start(context, shown) => match done {
+                Ok(()) => Restarted::Serves,
+                Err(AgentError::Postgres(PostgresError::Exited(report))) => Restarted::Died(report),
+                Err(error) => {
+                    tracing::error!(%error, "PostgreSQL was not restarted");
+                    Restarted::Died(ExitReport {
+                        code: None,
+                        signal: None,
+                        log: self.postgres.log_tail(30),
+                    })
+                }
+            },
+        }
+    }
+
+    async fn stop_and_start(&mut self, context: &Context, shown: &Shown) -> Result<()> {
+        // What could refuse the start is asked before anything is stopped, as far as possible.
+        let installation = Installation::find(&context.config.postgres.bin)?;
+        installation.require_major(context.version.number().into())?;
+        let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
+        if !report.is_clean() {
+            return Err(PostgresError::Exited(report).into());
+        }
+        shown.hold();
+        let configuration = read_configuration(&self.storage, &self.view.namespace()).await?;
+        let mut pinned = settings::active(context.version);
+        pinned.extend(context.warmth_settings(&configuration));
+        let options = context.start_options(&pinned);
+        self.postgres = Postgres::start(&installation, options).await?;
+        self.postgres.wait_ready(START_WITHIN).await?;
+        shown.let_go();
+        tracing::info!(version = %installation.version(), "PostgreSQL was restarted in place");
+        Ok(())
+    }
+}

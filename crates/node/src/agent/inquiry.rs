@@ -1,0 +1,113 @@
+//! What the running PostgreSQL says of itself: its version, and which of its parameters wait for a
+//! restart. Asked again and again over one session, on the active and on standbys alike.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pgdata::control::Capacity;
+use pgdata::settings;
+use tokio::task::JoinHandle;
+
+use super::context::Context;
+use crate::postgres::{Postgres, PostgresError, Session, StartOptions};
+use crate::records::{ServerFacts, ServerStart};
+
+/// How often it is asked.
+const ASK_EVERY: Duration = Duration::from_secs(3);
+/// How long it is left alone after it did not answer.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Asks until it is dropped; what was said is forgotten then.
+pub(super) struct Inquiry {
+    facts: Arc<Mutex<ServerFacts>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Inquiry {
+    fn drop(&mut self) {
+        self.task.abort();
+        *self.facts.lock() = ServerFacts::default();
+    }
+}
+
+impl Inquiry {
+    /// Begins to ask a server that was just started.
+    pub(super) fn start(context: &Context, postgres: &Postgres) -> Inquiry {
+        let facts = Arc::clone(&context.facts);
+        let started = ServerStart {
+            pid: postgres.pid(),
+            unix_ms: postgres.started_unix_ms(),
+        };
+        *facts.lock() = ServerFacts::default();
+        let own = &context.config.postgres.parameters;
+        let own: Vec<String> = own.keys().map(|name| name.to_ascii_lowercase()).collect();
+        let asked = pending_restart(&own);
+        let options = postgres.options().clone();
+        let task = tokio::spawn(run(options, asked, started, Arc::clone(&facts)));
+        Inquiry { facts, task }
+    }
+}
+
+/// A query for the parameters that wait for a restart, without those that are this node's `own`.
+///
+/// PostgreSQL knows, but for what its command line says: there a standby has the capacities that it must
+/// not undercut (N12 i), and keeps them when it is promoted. Those are compared with the files.
+fn pending_restart(own: &[String]) -> String {
+    let capacities = settings::capacity(Capacity::default());
+    let names = capacities.iter().map(|setting| setting.name);
+    let names = names.filter(|name| !own.iter().any(|own| own == name));
+    let names: Vec<String> = names.map(|name| format!("'{name}'")).collect();
+    let pinned = match names.is_empty() {
+        true => String::new(),
+        false => format!(
+            "UNION SELECT s.name FROM pg_settings s JOIN \
+               (SELECT DISTINCT ON (name) name, setting FROM pg_file_settings ORDER BY name, seqno DESC) f \
+               USING (name) \
+             WHERE name IN ({}) AND s.source = 'command line' \
+               AND CASE WHEN f.setting !~ '^[0-9]{{1,9}}$' THEN false \
+                        WHEN pg_is_in_recovery() THEN f.setting::int > s.setting::int \
+                        ELSE f.setting::int <> s.setting::int END",
+            names.join(", ")
+        ),
+    };
+    format!(
+        "SELECT string_agg(name, ',' ORDER BY name) FROM \
+         (SELECT name FROM pg_settings WHERE pending_restart {pinned}) waiting"
+    )
+}
+
+async fn run(
+    options: StartOptions,
+    asked: String,
+    started: ServerStart,
+    facts: Arc<Mutex<ServerFacts>>,
+) {
+    loop {
+        // It does not let anybody in yet, or is about to end.
+        if let Err(error) = ask(&options, &asked, started, &facts).await {
+            tracing::debug!(%error, "PostgreSQL does not say how it is");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn ask(
+    options: &StartOptions,
+    asked: &str,
+    started: ServerStart,
+    facts: &Mutex<ServerFacts>,
+) -> Result<(), PostgresError> {
+    let session = Session::open(&options.run, options.port, &options.superuser).await?;
+    let version = session.value("SHOW server_version").await?;
+    loop {
+        let pending = session.value(asked).await?.unwrap_or_default();
+        let names = pending.split(',').filter(|name| !name.is_empty());
+        *facts.lock() = ServerFacts {
+            server_version: version.clone(),
+            started: Some(started),
+            pending_restart: names.map(str::to_owned).collect(),
+        };
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}

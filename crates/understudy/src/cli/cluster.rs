@@ -1,0 +1,147 @@
+//! Arguments of what makes up a cluster: zones, keys, the volume, nodes.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use dax::ids::VolumeName;
+use dax::storage::Protocol;
+
+use super::volume_name;
+
+/// Serve one zone: keep a replica of every volume's blocks in a local directory.
+///
+/// Run one in each data centre, or rack, or on each disk. Start three before the first `init`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy store --data /var/lib/understudy/zone-a --listen 10.0.0.1:7101 \\
+    --secret-file /etc/understudy/zones.secret
+  understudy store --data ./zone-a --listen 127.0.0.1:7101")]
+pub struct Store {
+    /// Where the blocks are kept; created if it does not exist.
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// Where to listen: host:port or unix:/path. May be given several times. What is sent is not
+    /// encrypted: keep it off public networks.
+    #[arg(long, value_name = "ADDRESS", required = true)]
+    pub listen: Vec<String>,
+    /// For tests on one machine: emulate the distances to clients that this file says (see
+    /// docs/OPERATIONS.md). It is watched: a change takes effect at once.
+    #[arg(long, value_name = "FILE", requires = "zone")]
+    pub network: Option<PathBuf>,
+    /// The zone that this server is in, as the network file names it.
+    #[arg(long, value_name = "NAME", requires = "network")]
+    pub zone: Option<String>,
+    /// The zones' secret: clients must prove that they know their volume's key, which is made from
+    /// it. See understudy key. Without one only this machine may connect.
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
+}
+
+/// Make the zones' secret, and from it the key of each volume.
+///
+/// Every zone of a cluster has the same secret. A node gets the key of its volume only, and with it
+/// cannot read or write any other. Files are made so that only their owner can read them.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy key --new-secret /etc/understudy/zones.secret
+  understudy key --secret-file /etc/understudy/zones.secret --volume main --output main.key")]
+pub struct Key {
+    /// Write a new random secret into this file, which must not exist.
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "secret_file",
+        conflicts_with_all = ["secret_file", "volume", "output"]
+    )]
+    pub new_secret: Option<PathBuf>,
+    /// The zones' secret: at least 32 random bytes, raw or as hexadecimal digits.
+    #[arg(long, value_name = "FILE", requires = "volume")]
+    pub secret_file: Option<PathBuf>,
+    /// The volume whose key to make; it need not exist yet.
+    #[arg(long, value_name = "NAME", requires = "secret_file", value_parser = volume_name)]
+    pub volume: Option<VolumeName>,
+    /// Write the key into this file, which must not exist; standard output if not given.
+    #[arg(long, value_name = "FILE", requires = "secret_file")]
+    pub output: Option<PathBuf>,
+}
+
+/// Create a volume in the zones, and an empty or imported database in it.
+///
+/// Run it once for a cluster, on any node, before the first `node`. Takes the superuser's name and
+/// PostgreSQL's version from the configuration.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy init --config /etc/understudy/north.toml
+  understudy init --config north.toml -- --locale=C.UTF-8 --data-checksums
+  understudy init --config north.toml --import /var/lib/postgresql/15/main")]
+pub struct Init {
+    /// The node's configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Copy this data directory of a cleanly stopped PostgreSQL in place of running initdb.
+    #[arg(long, value_name = "DIR")]
+    pub import: Option<PathBuf>,
+    /// Copies that make a write durable (k); by default a majority that reaches two zones. There
+    /// are as many copies (N) as "zones" in the configuration lists servers.
+    #[arg(long, value_name = "K")]
+    pub sync_replicas: Option<u8>,
+    /// How blocks are written and read. All but the default are for comparison only.
+    #[arg(long, value_enum, default_value_t = BlockProtocol::StrongOptimistic)]
+    pub protocol: BlockProtocol,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Further arguments for initdb.
+    #[arg(
+        last = true,
+        value_name = "INITDB ARGUMENTS",
+        conflicts_with = "import"
+    )]
+    pub initdb: Vec<String>,
+}
+
+/// The variants of the block protocol that DAX compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BlockProtocol {
+    /// Baseline 1: writes wait for all copies, reads ask one.
+    WriteAll,
+    /// Baseline 2: writes wait for k copies, reads ask N-k+1.
+    Quorum,
+    /// Sync points wait for one copy: losing a zone loses acknowledged commits.
+    BasicOptimistic,
+    /// Sync points wait for k copies, reads ask one where its version proves to be the newest.
+    StrongOptimistic,
+}
+
+impl From<BlockProtocol> for Protocol {
+    fn from(protocol: BlockProtocol) -> Protocol {
+        match protocol {
+            BlockProtocol::WriteAll => Protocol::WriteAll,
+            BlockProtocol::Quorum => Protocol::Quorum,
+            BlockProtocol::BasicOptimistic => Protocol::BasicOptimistic,
+            BlockProtocol::StrongOptimistic => Protocol::StrongOptimistic,
+        }
+    }
+}
+
+/// Run a node: agent, mount and PostgreSQL.
+///
+/// It becomes the active if nobody is, a standby otherwise, and takes over when the active is gone.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  understudy node --config /etc/understudy/north.toml")]
+pub struct Node {
+    /// The node's configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
+}

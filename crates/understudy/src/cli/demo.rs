@@ -1,0 +1,57 @@
+//! Arguments of the demonstration.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::duration;
+
+/// Show a failover: start a cluster on this machine, load it, kill the active, verify.
+///
+/// Three zones, an active and a standby node run as child processes on free ports. Clients run
+/// pgbench's transactions; somewhere in the middle the active's agent and PostgreSQL are killed
+/// with SIGKILL. Afterwards every acknowledged commit is looked for. Succeeds only if none is lost
+/// and every check holds. Leaves nothing behind.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy demo
+  understudy demo --duration 60s --clients 16 --ddl
+  understudy demo --seed 42 --json >result.json
+  understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
+pub struct Demo {
+    /// How long the clients run.
+    #[arg(long, default_value = "30s", value_parser = duration, value_name = "TIME")]
+    pub duration: Duration,
+    /// Concurrent clients.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub clients: u16,
+    /// pgbench's scale: 100,000 accounts (about 15 MB) each.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: u32,
+    /// Decides the moment of the kill and the rows touched; random if not given.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Beside the load, create, change and drop tables all the time.
+    #[arg(long)]
+    pub ddl: bool,
+    /// Start the killed node again after the takeover, and wait until it follows as a standby.
+    #[arg(long)]
+    pub rejoin: bool,
+    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
+    /// Empty directory to work in; one below the temporary directory if not given.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Leave data and logs in place.
+    #[arg(long)]
+    pub keep: bool,
+    /// Print one JSON object instead of the story.
+    #[arg(long)]
+    pub json: bool,
+    /// Where the picture goes; understudy-demo-<SEED>.svg in the temporary directory if not given.
+    #[arg(long, value_name = "FILE.svg")]
+    pub picture: Option<PathBuf>,
+}
