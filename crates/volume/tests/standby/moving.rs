@@ -377,3 +377,39 @@ async fn a_change_between_plan_and_move_stays() {
     assert_eq!(now, blocks(&[3, 2, 2, 2]));
     assert_eq!(standby.read("base/5/2000").await.unwrap(), blocks(&[4]));
 }
+
+/// A standby plans a move to a seal of the active; another node takes over from an earlier one, so that
+/// seal is on a dead branch. The plan does not lead there any more once the base is on the new line.
+#[tokio::test]
+async fn a_plan_to_a_seal_of_a_dead_branch_is_dropped() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &blocks(&[1; 4])).await;
+    active.seal(100).await;
+    let (view, standby) = volume.attach().await;
+    let (heir, heirs) = volume.attach().await;
+
+    let dead = active.seal(200).await;
+    let base = view.load_next(&dead).await.unwrap();
+    for view in [&view, &heir] {
+        view.show_log(base.namespace.clone(), Lsn(400));
+    }
+    let planned = view.plan_move(base).await.unwrap();
+    let both = blocks(&[2; 4]);
+    for database in [&heirs, &standby] {
+        database.write("base/5/1000", 0, &both).await.unwrap();
+    }
+    let (_, next) = volume.take_over(&heir).await;
+    let alive = next.seal(300).await;
+    assert!(!alive.continues(&dead), "the heir stood on the seal before");
+
+    let base = view.load_next(&alive).await.unwrap();
+    let plan = view.plan_move(base).await.unwrap();
+    assert!(view.move_base(plan).unwrap());
+    assert!(
+        view.move_base(planned).is_err(),
+        "it leads to a dead branch"
+    );
+    assert_eq!(view.base_seal(), alive);
+    assert_eq!(standby.read("base/5/1000").await.unwrap(), both);
+}

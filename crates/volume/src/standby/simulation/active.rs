@@ -65,6 +65,15 @@ pub(super) struct Task {
     pub steps: VecDeque<Step>,
 }
 
+impl Task {
+    /// Whether it is at something that a checkpoint may come between, with bad consequences: pages logged
+    /// and not written yet (N2), a directory that is removed before the log says so (N8).
+    pub fn is_exposed(&self) -> bool {
+        let next = self.steps.front();
+        matches!(next, Some(Step::BulkWrite { .. } | Step::RemoveNext(_)))
+    }
+}
+
 /// See the module.
 pub(super) struct Active {
     pub storage: Arc<MemoryStorage>,
@@ -89,6 +98,9 @@ pub(super) struct Active {
     /// crash of a stock server; their numbers must not come again (PostgreSQL gives a number again only
     /// after four billion others).
     pub leaked: BTreeSet<Rel>,
+    /// Those that an active brought back, which had attached there: every image has their files since.
+    /// A standby that removed them by its own redo, from an earlier seal, sees them again.
+    pub orphans: BTreeSet<Rel>,
     /// Stubs to unlink after a checkpoint that starts later than this one.
     pub stubs: Vec<(File, u64)>,
     pub checkpoint: Option<Checkpoint>,
@@ -123,6 +135,7 @@ impl Active {
             bulk: BTreeMap::new(),
             lacking: BTreeSet::new(),
             leaked: BTreeSet::new(),
+            orphans: BTreeSet::new(),
             stubs: Vec::new(),
             checkpoint: None,
             checkpoints_started: 0,

@@ -3,7 +3,7 @@
 //! Allowed to differ, as after a crash of a stock server: hints, bits that a visibility map lost, zero
 //! pages behind a relation's end, and everything of transactions that never finished.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::files::Files;
@@ -134,11 +134,11 @@ async fn check_visibility(
 }
 
 /// The names of committed databases: no pages of relations that are gone. A later relation of the
-/// same name, which was never finished, may be there.
+/// same name, which was never finished, may be there; so may `orphans`, which nobody opens.
 pub(super) async fn check_names(
     files: &Files,
     truth: &Truth,
-    known: &Known,
+    (known, orphans): (&Known, &BTreeSet<Rel>),
     looker: Looker,
 ) -> Held<()> {
     for (db, standing) in &truth.databases {
@@ -157,7 +157,8 @@ pub(super) async fn check_names(
             let Some(removed_at) = known.removed_at(file.rel) else {
                 continue;
             };
-            if file.fork != Fork::Main || truth.relations.contains_key(&file.rel) {
+            let excused = orphans.contains(&file.rel);
+            if file.fork != Fork::Main || truth.relations.contains_key(&file.rel) || excused {
                 continue;
             }
             let page = files.read_page(file.page(0)).await?;

@@ -35,6 +35,8 @@ const STANDBYS_MAX: usize = 2;
 pub(super) struct Schedule {
     rng: SmallRng,
     flaw: Option<Flaw>,
+    /// Backends take their time where it matters.
+    hesitant: bool,
     cluster: Arc<MemoryCluster>,
     disk: TempDir,
     nodes: u32,
@@ -99,8 +101,10 @@ impl Schedule {
         let payload = Active::control(0, 0).to_vec();
         view.commit_seal(cut, Lsn(0), Lsn(0), payload).await?;
         let log = Vec::new();
+        let mut rng = SmallRng::seed_from_u64(seed);
         Ok(Schedule {
-            rng: SmallRng::seed_from_u64(seed),
+            hesitant: rng.random_ratio(1, 2),
+            rng,
             flaw,
             active: Active::new(storage, cluster.clone(), view, flaw, initial.clone(), log),
             cluster,
@@ -145,6 +149,10 @@ impl Schedule {
             return Ok(());
         }
         let at = self.rng.random_range(0..self.active.tasks.len());
+        let waits = self.hesitant && self.active.tasks[at].is_exposed();
+        if waits && self.rng.random_ratio(5, 6) {
+            return Ok(());
+        }
         self.active.step_task(at, &mut self.rng).await
     }
 
@@ -229,10 +237,10 @@ impl Schedule {
                 }
                 if rng.random_ratio(2, 3) && standby.move_base().await? {
                     self.census.count("moves");
-                    standby.check().await?;
+                    standby.check(&self.active.orphans).await?;
                 }
             }
-            36..38 => standby.check().await?,
+            36..38 => standby.check(&self.active.orphans).await?,
             38 => standby.feedback = standby.applied,
             _ => self.crash_standby(at),
         }
@@ -283,6 +291,7 @@ impl Schedule {
             flaw: self.flaw,
             initial: &self.initial,
             log: &self.active.log,
+            leaked: &self.active.leaked,
         };
         let standby = Standby::attach(attach, &mut self.rng).await?;
         self.standbys.push(standby);
@@ -298,7 +307,7 @@ impl Schedule {
             while standby.applied < standby.shown.min(self.active.flushed) {
                 standby.step(&self.active.log).await?;
             }
-            standby.check().await?;
+            standby.check(&self.active.orphans).await?;
             self.census.add("records excused (N7)", standby.excused);
         }
         Ok(())
@@ -353,7 +362,7 @@ impl Schedule {
                 return Ok(false);
             }
         }
-        standby.check().await?;
+        standby.check(&self.active.orphans).await?;
         self.census.add("records excused (N7)", standby.excused);
         say(|| format!("switch: {}", standby.describe()));
         let control = standby.files.read(CONTROL).await?;
@@ -369,6 +378,8 @@ impl Schedule {
         let mut active = Active::new(storage, self.cluster.clone(), view, self.flaw, truth, log);
         active.pool = std::mem::take(&mut standby.pool);
         active.leaked = std::mem::take(&mut self.active.leaked);
+        active.orphans = std::mem::take(&mut self.active.orphans);
+        active.orphans.extend(&standby.orphans);
         active.checkpoints_done = self.active.checkpoints_started;
         active.checkpoints_started = self.active.checkpoints_started;
         self.active = active;
@@ -399,7 +410,8 @@ impl Schedule {
         check_relations(files, pool, truth, Looker::Server)
             .await
             .map_err(with_place)?;
-        check_names(files, truth, &standby.known, Looker::Server)
+        let known = (&standby.known, &self.active.orphans);
+        check_names(files, truth, known, Looker::Server)
             .await
             .map_err(with_place)?;
         let latest = files.read(CONTROL).await?;

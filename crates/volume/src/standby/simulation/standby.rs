@@ -17,10 +17,11 @@ use super::files::{Files, owner};
 use super::flaw::Flaw;
 use super::layout::{CONTROL, ModelLayout};
 use super::log::{Record, Truth};
-use super::page::{File, Fork, PageId, directory};
+use super::page::{File, Fork, PageId, Rel, directory};
 use super::pool::Pool;
 use super::redo::failed;
 use super::trace::say;
+use super::work::DATABASES;
 use crate::claim::Claim;
 use crate::lsn::Lsn;
 use crate::private::PrivateDir;
@@ -58,6 +59,8 @@ pub(super) struct Standby {
     pub at_attach: Truth,
     /// Records that an image could not be asked to take (N7).
     pub excused: u64,
+    /// Relations whose files are in the first base though they had been removed before its redo point.
+    pub orphans: BTreeSet<Rel>,
 }
 
 /// What an attach begins with.
@@ -69,6 +72,8 @@ pub(super) struct Attach<'a> {
     pub flaw: Option<Flaw>,
     pub initial: &'a Truth,
     pub log: &'a [Record],
+    /// [`Active::leaked`](super::active::Active::leaked)
+    pub leaked: &'a BTreeSet<Rel>,
 }
 
 impl Standby {
@@ -82,6 +87,7 @@ impl Standby {
             flaw,
             initial,
             log,
+            leaked,
         } = attach;
         let shared: Arc<dyn Storage> = storage.clone();
         let mut base = Base::load(&shared, seal).await?;
@@ -101,7 +107,7 @@ impl Standby {
         view.change_in_place(|state| state.distortion.flaw = flaw);
         let redo = seal.redo.0;
         say(|| format!("{node} attaches at {}, redo {redo}", seal.generation));
-        let standby = Standby {
+        let mut standby = Standby {
             node,
             storage,
             files: Files { view: view.clone() },
@@ -127,11 +133,28 @@ impl Standby {
             moves: 0,
             at_attach: Truth::after(initial, log),
             excused: 0,
+            orphans: BTreeSet::new(),
         };
+        standby.orphans = standby.find_orphans(&log[redo as usize..], leaked)?;
         standby.files.create(CONTROL)?;
         standby.write_control(seal.payload.clone()).await?;
         standby.clean_unlogged()?;
         Ok(standby)
+    }
+
+    /// Of the relations that cuts found half removed, those that are in the base for good: redo of the
+    /// log from here on does not remove them.
+    fn find_orphans(&self, log: &[Record], leaked: &BTreeSet<Rel>) -> Held<BTreeSet<Rel>> {
+        let removes = |record: &Record, rel: Rel| matches!(*record, Record::Drop { rel: gone } | Record::Abort { rel: gone } if gone == rel);
+        let mut orphans = BTreeSet::new();
+        for rel in leaked {
+            let size = self.files.size(&rel.file(Fork::Main).path())?;
+            if size > Some(0) && !log.iter().any(|record| removes(record, *rel)) {
+                // A database that is copied takes them along.
+                orphans.extend((1..=DATABASES).map(|db| Rel { db, ..*rel }));
+            }
+        }
+        Ok(orphans)
     }
 
     async fn write_control(&self, bytes: Vec<u8>) -> Held<()> {
@@ -271,8 +294,8 @@ impl Standby {
         Ok(())
     }
 
-    /// What queries see.
-    pub async fn check(&self) -> Held<()> {
+    /// What queries see, with the relations that an active brought back.
+    pub async fn check(&self, orphans: &BTreeSet<Rel>) -> Held<()> {
         if !self.consistent {
             return Ok(());
         }
@@ -284,7 +307,7 @@ impl Standby {
         check_relations(&self.files, &self.pool, &self.truth, looker)
             .await
             .map_err(where_)?;
-        check_names(&self.files, &self.truth, &self.known, looker)
+        check_names(&self.files, &self.truth, (&self.known, orphans), looker)
             .await
             .map_err(where_)
     }

@@ -134,9 +134,13 @@ impl Active {
             Step::CreateFile(file),
             Step::Log(Record::Create { rel, unlogged }),
         ];
-        let pages = rng.random_range(1..4);
-        steps.extend((0..pages).map(|block| Step::BulkLog { file, block }));
-        steps.extend((0..pages).map(|block| Step::BulkWrite { file, block }));
+        let mut blocks: Vec<u64> = (0..rng.random_range(1..4)).collect();
+        steps.extend(blocks.iter().map(|&block| Step::BulkLog { file, block }));
+        // The upper pages of a tree come before some lower ones: the file is longer than what it has.
+        if rng.random() {
+            blocks.reverse();
+        }
+        steps.extend(blocks.iter().map(|&block| Step::BulkWrite { file, block }));
         steps.extend([
             Step::Sync(file),
             Step::Log(Record::Commit { rel }),
