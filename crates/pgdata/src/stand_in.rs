@@ -7,6 +7,11 @@
 //!
 //! Invariants: without a slot, what the server keeps for the connection ends with the connection. Log
 //! is always taken, and a server that stops is left at once: a stand-in never holds anything up.
+//!
+//! The price: of a connection that has not read its log for as long as the server keeps that (about a
+//! checkpoint, and `wal_keep_size`) nothing is left, and the next one begins a second later. Vacuum may
+//! remove rows in between, and queries on that standby are cancelled then. A slot would prevent that, but
+//! keep log for a stand-in that hangs, without bound or up to a bound at which it is just as gone.
 
 mod session;
 

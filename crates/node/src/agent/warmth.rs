@@ -8,10 +8,12 @@
 //! mount's cache. What is in none of them is read into the cache, a few blocks at a time, behind
 //! everything else. So after a takeover reads are answered from this machine's memory.
 //!
-//! Invariant: never in the way. What fails is left, and looked at again with the next list.
+//! Invariant: never in the way. What fails, or does not fit, is left, and looked at again with the next
+//! list; blocks of one list do not take each other's place in the cache.
 
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,12 +23,12 @@ use parking_lot::Mutex;
 use pgdata::relation::RelationBlock;
 use pgdata::warmth::{self, BUFFERS_FILE};
 use serde::Serialize;
-use volume::standby::StandbyView;
+use volume::standby::{Residence, StandbyView};
 
 use super::error::Result;
 use super::standby::read_live;
 
-/// How often the active's list is looked at, and the standby's own.
+/// How often it is looked for new lists, and counted.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Blocks that are read at once.
 const READS_AT_ONCE: usize = 4;
@@ -63,26 +65,27 @@ impl Warmer {
     /// Runs until it is aborted.
     pub async fn run(self) {
         let mut hot = None;
-        let given = self.own_list();
+        let place = self.view.private().place(BUFFERS_FILE).ok();
+        let mut own = OwnList::starting_with(place);
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            if let Err(error) = self.look(&mut hot, given).await {
+            if let Err(error) = self.look(&mut hot, &mut own).await {
                 tracing::debug!(%error, "the list of the active's buffers could not be used");
             }
         }
     }
 
-    /// Reads the list if it is new, brings what is missing into memory, and counts.
-    /// `given` is the list that the server was started with.
+    /// Reads the lists that are new, and counts; if one is, brings what is missing into memory first.
     async fn look(
         &self,
         hot: &mut Option<(FileId, Vec<RelationBlock>)>,
-        given: Option<u64>,
+        own: &mut OwnList,
     ) -> Result<()> {
         let live = self.view.live();
         let Ok(file) = live.resolve(BUFFERS_FILE) else {
             return Ok(());
         };
+        let mut is_new = own.follow().await;
         if hot.as_ref().is_none_or(|(known, _)| *known != file) {
             let list = read_live(self.view.storage(), &live, file).await?;
             // One that is being replaced is no list; the next one will be.
@@ -90,49 +93,34 @@ impl Warmer {
                 return Ok(());
             };
             *hot = Some((file, blocks));
+            is_new = true;
         }
         let Some((_, blocks)) = hot else {
             return Ok(());
         };
-        // The list that it was given says what it should have, not what it has.
-        let own = match self.own_list() != given {
-            true => self.own_buffers().await,
-            false => HashSet::new(),
-        };
-        let missing = self.count(blocks, &own);
-        self.load(missing).await;
-        self.count(blocks, &own);
+        let found = self.count(blocks, &own.blocks);
+        if is_new && !found.missing.is_empty() {
+            self.load(found).await;
+            self.count(blocks, &own.blocks);
+        }
         Ok(())
     }
 
-    /// Which list of its own the standby's server has: each is a file of its own.
-    fn own_list(&self) -> Option<u64> {
-        let place = self.view.private().place(BUFFERS_FILE).ok()?;
-        Some(std::fs::metadata(place).ok()?.ino())
-    }
-
-    /// What the standby's server has in its buffers, as it told last.
-    async fn own_buffers(&self) -> HashSet<RelationBlock> {
-        let Ok(place) = self.view.private().place(BUFFERS_FILE) else {
-            return HashSet::new();
-        };
-        let list = tokio::fs::read(place).await.unwrap_or_default();
-        parse(&list).unwrap_or_default().into_iter().collect()
-    }
-
-    /// Tells how warm the standby is; returns the blocks that are not in its memory.
-    fn count(&self, hot: &[RelationBlock], own: &HashSet<RelationBlock>) -> Vec<(String, u64)> {
+    /// Tells how warm the standby is.
+    fn count(&self, hot: &[RelationBlock], own: &HashSet<RelationBlock>) -> Found {
         let places = hot.iter().filter(|block| !own.contains(block));
         let places = places.filter_map(|block| block.location(self.blocks_per_segment));
-        let (mut in_mount, mut missing) = (0, Vec::new());
+        let (mut found, mut in_overlay) = (Found::default(), 0);
         for (path, block) in places {
-            match self.view.is_at_hand(&path, block) {
-                true => in_mount += 1,
-                false => missing.push((path, block)),
+            match self.view.residence(&path, block) {
+                Residence::Cache => found.in_cache += 1,
+                Residence::Memory => in_overlay += 1,
+                Residence::Storage => found.missing.push((path, block)),
             }
         }
         let hot_blocks = hot.len() as u64;
-        let there = hot_blocks - missing.len() as u64;
+        let in_mount = found.in_cache + in_overlay;
+        let there = hot_blocks - found.missing.len() as u64;
         let mut told = self.told.lock();
         let loaded = told.as_ref().map_or(0, |told| told.loaded);
         *told = Some(Warmth {
@@ -142,14 +130,14 @@ impl Warmer {
             loaded,
             percent: share(there, hot_blocks),
         });
-        missing
+        found
     }
 
     /// Reads blocks into the mount's cache, as many as fit.
-    async fn load(&self, missing: Vec<(String, u64)>) {
+    async fn load(&self, found: Found) {
         let block_bytes = u64::from(self.view.storage().settings().block_size_bytes);
-        let room = (self.cache_bytes as f64 * CACHE_SHARE) as u64 / block_bytes;
-        let reads = missing.into_iter().take(room as usize);
+        let room = found.room(self.cache_bytes, block_bytes);
+        let reads = found.missing.into_iter().take(room);
         let reads = stream::iter(reads).map(|(path, block)| async move {
             let read = self.view.warm(&path, block).await;
             read.unwrap_or_default()
@@ -162,6 +150,81 @@ impl Warmer {
         if let Some(told) = self.told.lock().as_mut() {
             told.loaded += loaded;
         }
+    }
+}
+
+/// Where the blocks of a list are that the standby's server does not have in its buffers.
+#[derive(Debug, Default)]
+struct Found {
+    /// So many are in the mount's cache.
+    in_cache: u64,
+    /// These would have to be read.
+    missing: Vec<(String, u64)>,
+}
+
+impl Found {
+    /// How many blocks may be read. Those of the list that the cache has count: more of them would only
+    /// take each other's place.
+    fn room(&self, cache_bytes: u64, block_bytes: u64) -> usize {
+        let blocks = (cache_bytes as f64 * CACHE_SHARE) as u64 / block_bytes.max(1);
+        blocks.saturating_sub(self.in_cache) as usize
+    }
+}
+
+/// What the standby's server has in its buffers, as it told last. The list that it was given at its start
+/// says what it should have, not what it has.
+struct OwnList {
+    place: Option<PathBuf>,
+    /// The list that was read last, or given.
+    seen: Option<Mark>,
+    blocks: HashSet<RelationBlock>,
+}
+
+/// Tells one list from the next: each is a file of its own, whose number may be an earlier one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mark {
+    ino: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Mark {
+    fn of(place: &Path) -> Option<Mark> {
+        let file = std::fs::metadata(place).ok()?;
+        Some(Mark {
+            ino: file.ino(),
+            bytes: file.size(),
+            modified: (file.mtime(), file.mtime_nsec()),
+        })
+    }
+}
+
+impl OwnList {
+    /// What is at `place` now is the list that the server was given.
+    fn starting_with(place: Option<PathBuf>) -> OwnList {
+        OwnList {
+            seen: place.as_deref().and_then(Mark::of),
+            place,
+            blocks: HashSet::new(),
+        }
+    }
+
+    /// Reads the list if it is another one; whether it was.
+    async fn follow(&mut self) -> bool {
+        let Some(place) = &self.place else {
+            return false;
+        };
+        let mark = Mark::of(place);
+        if mark == self.seen {
+            return false;
+        }
+        let list = tokio::fs::read(place).await.unwrap_or_default();
+        let Some(blocks) = parse(&list) else {
+            return false;
+        };
+        self.blocks = blocks.into_iter().collect();
+        self.seen = mark;
+        true
     }
 }
 
@@ -179,12 +242,49 @@ fn share(part: u64, whole: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::*;
 
     #[test]
     fn shares_are_percents() {
         assert_eq!(share(1, 3), 33.3);
         assert_eq!(share(3, 3), 100.0);
         assert_eq!(share(0, 0), 100.0, "nothing is missing");
+    }
+
+    #[test]
+    fn no_more_is_read_than_the_cache_keeps() {
+        let found = |in_cache| Found {
+            in_cache,
+            missing: Vec::new(),
+        };
+        assert_eq!(found(0).room(80, 8), 7, "three quarters of ten");
+        assert_eq!(found(5).room(80, 8), 2);
+        assert_eq!(found(7).room(80, 8), 0, "it is full of this list");
+        assert_eq!(found(9).room(80, 8), 0);
+    }
+
+    #[tokio::test]
+    async fn a_list_of_ones_own_is_read_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join(BUFFERS_FILE);
+        let write = |text: &str| {
+            let next = dir.path().join("next");
+            std::fs::write(&next, text).unwrap();
+            std::fs::rename(&next, &place).unwrap();
+        };
+        write("<<1>>\n5,1663,16384,0,1\n");
+        let mut own = OwnList::starting_with(Some(place.clone()));
+        assert!(!own.follow().await, "that was given");
+        assert!(own.blocks.is_empty());
+        write("<<2>>\n5,1663,16384,0,1\n5,1663,16384,0,2\n");
+        assert!(own.follow().await);
+        assert_eq!(own.blocks.len(), 2);
+        assert!(!own.follow().await, "it is the same");
+        write("<<3>>\n5,1663,16384,0,1\n");
+        assert!(!own.follow().await, "it is not whole");
+        assert_eq!(own.blocks.len(), 2, "what was known stays");
+        write("<<0>>\n");
+        assert!(own.follow().await);
+        assert!(own.blocks.is_empty());
     }
 }

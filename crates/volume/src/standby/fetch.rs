@@ -31,6 +31,17 @@ use crate::view::Ino;
 const MAX_BLOCK_BYTES: usize = 65536;
 static ZEROS: [u8; MAX_BLOCK_BYTES] = [0; MAX_BLOCK_BYTES];
 
+/// Where a block would be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residence {
+    /// In the mount's cache of blocks of the base.
+    Cache,
+    /// Elsewhere in this node's memory: in the overlay, or known to be zeros.
+    Memory,
+    /// In the zones, or on the local disk.
+    Storage,
+}
+
 /// Reads what states say where it is.
 #[derive(Clone)]
 pub(crate) struct Fetcher {
@@ -122,12 +133,14 @@ impl Fetcher {
         Ok(found)
     }
 
-    /// Whether a block needs no waiting.
-    pub fn is_at_hand(&self, state: &State, ino: Ino, block: u64) -> bool {
+    /// Where a block would be read.
+    pub fn residence(&self, state: &State, ino: Ino, block: u64) -> Residence {
         match state.block(ino, block) {
             // To look is not to read: it is not counted.
-            BlockSource::Base { key, base } => self.is_cached(&base, key),
-            _ => self.at_hand(state, ino, block).is_some(),
+            BlockSource::Base { key, base } if self.is_cached(&base, key) => Residence::Cache,
+            BlockSource::Base { .. } => Residence::Storage,
+            _ if self.at_hand(state, ino, block).is_some() => Residence::Memory,
+            _ => Residence::Storage,
         }
     }
 

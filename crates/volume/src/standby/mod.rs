@@ -40,6 +40,7 @@ mod switch_plan_test;
 #[cfg(test)]
 mod testing;
 
+pub use self::fetch::Residence;
 pub use self::known::ReadStats;
 pub use self::moves::MovePlan;
 pub use self::prefetch::PrefetchStats;

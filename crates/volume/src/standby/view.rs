@@ -15,7 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use super::blocks::BlockStore;
-use super::fetch::Fetcher;
+use super::fetch::{Fetcher, Residence};
 use super::gate::Gate;
 use super::known::ReadStats;
 use super::overlay::is_private;
@@ -173,15 +173,18 @@ impl StandbyView {
         self.fetcher.range(&state, ino, offset..end).await
     }
 
-    /// Whether a block of a data file is in this node's memory. Of a file that is not there, or beyond
-    /// its end, nothing is missing.
-    pub fn is_at_hand(&self, path: &str, block: u64) -> bool {
+    /// Where a block of a data file would be read. Of a file that is not there, or beyond its end, nothing
+    /// is missing.
+    pub fn residence(&self, path: &str, block: u64) -> Residence {
         let state = self.state();
         let Ok(ino) = state.resolve(path) else {
-            return true;
+            return Residence::Memory;
         };
         let is_inside = |size| block * u64::from(state.block_bytes) < size;
-        !state.size(ino).is_ok_and(is_inside) || self.fetcher.is_at_hand(&state, ino, block)
+        match state.size(ino).is_ok_and(is_inside) {
+            true => self.fetcher.residence(&state, ino, block),
+            false => Residence::Memory,
+        }
     }
 
     /// The names of log and configuration that are shown.
