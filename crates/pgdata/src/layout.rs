@@ -23,6 +23,8 @@ pub const CONTROL_FILE: &str = "global/pg_control";
 pub const TWO_PHASE: &str = "pg_twophase";
 /// The directory of the log.
 pub const LOG: &str = "pg_wal";
+/// The directory of links to tablespaces.
+const TABLESPACES: &str = "pg_tblspc";
 
 /// Directories of the database itself.
 const DATA: [&str; 8] = [
@@ -31,7 +33,7 @@ const DATA: [&str; 8] = [
     "pg_commit_ts",
     "pg_logical",
     "pg_multixact",
-    "pg_tblspc",
+    TABLESPACES,
     TWO_PHASE,
     "pg_xact",
 ];
@@ -143,6 +145,14 @@ impl Layout for PostgresLayout {
         (main != file && file.temporary.is_none()).then(|| main.to_string())
     }
 
+    /// A tablespace "in place", which PostgreSQL has for its own tests: a standby would refuse to start
+    /// on it, and log records do not tell the paths of its files (H11).
+    fn refuses_directory(&self, path: &str) -> Option<&'static str> {
+        let (top, below) = path.split_once('/')?;
+        (top == TABLESPACES && !below.contains('/'))
+            .then_some("a volume holds the default tablespace only")
+    }
+
     fn log_range(&self, path: &str) -> Option<Range<Lsn>> {
         let name = path.strip_prefix(LOG)?.strip_prefix('/')?;
         Some(SegmentName::parse(name, self.segment_size)?.range(self.segment_size))
@@ -207,6 +217,14 @@ mod tests {
 
     fn layout() -> PostgresLayout {
         PostgresLayout::new(SegmentSize::DEFAULT)
+    }
+
+    #[test]
+    fn tablespaces_in_place_are_refused() {
+        let refused = |path: &str| layout().refuses_directory(path).is_some();
+        assert!(refused("pg_tblspc/16385"));
+        assert!(!refused("pg_tblspc"), "the directory itself is there");
+        assert!(!refused("base/16385"));
     }
 
     #[test]

@@ -42,6 +42,11 @@ pub trait Layout: Send + Sync + 'static {
         None
     }
 
+    /// Why no directory may be made at a path by the database, if so.
+    fn refuses_directory(&self, _path: &str) -> Option<&'static str> {
+        None
+    }
+
     /// For a log file: the log positions of its first byte and of the byte after its last, if it is
     /// one that the horizon applies to (a segment). Files without (history files) are shown whole.
     fn log_range(&self, path: &str) -> Option<std::ops::Range<Lsn>>;

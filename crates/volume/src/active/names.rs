@@ -120,8 +120,18 @@ impl Inner {
                 drop(core);
                 self.private.create(&path, new, ownership)
             }
-            Route::Shared { parent, class, .. } => {
+            Route::Shared {
+                parent,
+                path,
+                class,
+            } => {
                 self.check_authority()?;
+                let refused = || self.layout.refuses_directory(&path);
+                if new == NewInode::Directory
+                    && let Some(why) = refused()
+                {
+                    return Err(Error::NotPermitted(why));
+                }
                 let id = core.allocate(self.epoch);
                 let place = (parent, name);
                 let op = core

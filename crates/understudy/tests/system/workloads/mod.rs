@@ -25,7 +25,7 @@ async fn every_kind_of_change_survives_a_takeover() -> Result<()> {
     theatre.databases_come_and_go_while_the_base_moves().await?;
     theatre.an_index_is_built_across_a_seal().await?;
     theatre.log_of_transactions_grows_by_pages().await?;
-    theatre.tablespaces_outside_are_refused().await?;
+    theatre.tablespaces_are_refused().await?;
     let held = Held::open(&theatre).await?;
 
     let said = theatre.ask_active().await?;

@@ -173,7 +173,7 @@ impl Theatre {
     }
 
     /// H11: data outside of the volume would not be replicated.
-    pub async fn tablespaces_outside_are_refused(&self) -> Result<()> {
+    pub async fn tablespaces_are_refused(&self) -> Result<()> {
         let client = self.client().await?;
         let outside = self.scratch.path().join("outside");
         std::fs::create_dir(&outside)?;
@@ -193,7 +193,20 @@ impl Theatre {
             message.is_some_and(|m| m.contains("not permitted")),
             "{refused:?}"
         );
-        Ok(())
+        // Nor in place, which is for PostgreSQL's own tests; so there is nothing to move a database to.
+        client
+            .batch_execute("SET allow_in_place_tablespaces = on")
+            .await?;
+        let create = "CREATE TABLESPACE inside LOCATION ''";
+        let refused = client.batch_execute(create).await.err();
+        let refused = refused.context("a tablespace in place was made")?;
+        let message = refused.as_db_error().map(|error| error.message());
+        ensure!(
+            message.is_some_and(|m| m.contains("not permitted")),
+            "{refused:?}"
+        );
+        let stay = "ALTER DATABASE theatre_source SET TABLESPACE pg_default";
+        Ok(client.batch_execute(stay).await?)
     }
 
     /// What the active says to every question.
@@ -212,6 +225,7 @@ impl Theatre {
         loop {
             let asked = async {
                 let client = connect(&server.config()).await?;
+                client.batch_execute("SET enable_seqscan = off").await?;
                 client.query_one(act.question, &[]).await
             };
             match asked.await {
@@ -311,6 +325,7 @@ impl Theatre {
             // Autovacuum comes for a database that was dropped meanwhile.
             "FATAL:  database ",
             "could not create symbolic link",
+            "could not create directory",
             "could not obtain lock on row",
         ];
         self.cluster
