@@ -1,4 +1,5 @@
-//! A standby that falls far behind begins anew at the newest seal, and loses nothing by that.
+//! A standby that falls far behind begins anew at the newest seal, and loses nothing by that; or the
+//! active waits for it.
 
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,42 @@ async fn a_standby_far_behind_skips_and_can_take_over() -> Result<()> {
     ensure!(dead == active, "{dead} is active, not {active}");
     let outage = stage.outage_after(killed).await?;
     println!("{dead} killed: {:?} without commits", outage.length());
+    stage.commits(100).await?;
+    stage.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn an_active_told_to_wait_holds_commits_and_lets_them_go() -> Result<()> {
+    let mut stage = Stage::with_options("wait", &["north", "south"], |options| {
+        let lines = ["slow = \"wait\"", "slow_after = \"4MiB\""];
+        options.standby.extend(lines.map(str::to_owned));
+    })
+    .await?;
+    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let standby = stage.cluster.names().find(|name| **name != active);
+    let standby = standby.context("two nodes")?.to_owned();
+    let paused = connect(&stage.cluster.server(&standby)?.config()).await?;
+    paused.batch_execute("SELECT pg_wal_replay_pause()").await?;
+
+    // One message is more than a standby may lack. It moved a moment ago, so it is waited for; as it
+    // stands still for long, it is not any more, or this would never end.
+    let client = connect(&stage.cluster.server(&active)?.config()).await?;
+    let log = "SELECT pg_logical_emit_message(true, 'much', repeat('x', 6000000))";
+    client.batch_execute(log).await?;
+    stage.commits(100).await?;
+    let waits = answer(&stage, &active).await?["waits"].clone();
+    println!("{active} waited: {waits}");
+    ensure!(waits["count"].as_u64() > Some(0), "{waits}");
+    ensure!(waits["total_ms"].as_u64() >= Some(1000), "{waits}");
+
+    paused
+        .batch_execute("SELECT pg_wal_replay_resume()")
+        .await?;
+    drop(paused);
+    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    let (_, killed) = stage.kill_active().await?;
+    stage.outage_after(killed).await?;
     stage.commits(100).await?;
     stage.verify().await
 }

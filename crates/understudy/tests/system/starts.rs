@@ -14,10 +14,21 @@ use crate::stage::{PATIENCE, Scratch, program};
 
 /// A cluster without load.
 async fn start(scratch: &Scratch, nodes: &[&str]) -> Result<Cluster> {
+    start_with(scratch, nodes, &[]).await
+}
+
+async fn start_with(
+    scratch: &Scratch,
+    nodes: &[&str],
+    parameters: &[(&str, &str)],
+) -> Result<Cluster> {
     let bin = programs::find(None)?;
     let mut options = Options::new(scratch.path(), &bin, program());
     options.heartbeat = "wide".into();
     options.nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
+    let parameters = parameters.iter();
+    let parameters = parameters.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    options.parameters.extend(parameters);
     let mut cluster = Cluster::create(options)?;
     cluster.start().await?;
     Ok(cluster)
@@ -143,6 +154,64 @@ async fn settings_raised_on_the_active_reach_a_standby_that_was_not_restarted() 
         let kept = ask(&cluster, name, "SELECT count(*) || '' FROM kept").await?;
         ensure!(kept == "100", "{name} says {kept}");
     }
+    cluster.shutdown();
+    scratch.succeed()
+}
+
+// N7: a seal that redo cannot start from. A table's file is unlinked before a checkpoint, as it is in the
+// middle of a DROP; the log goes on with it, as if the end of the drop had been lost with the active.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_seal_that_redo_cannot_start_from_is_passed_over() -> Result<()> {
+    let scratch = Scratch::new("passed-over")?;
+    let quiet = [("autovacuum", "off"), ("checkpoint_timeout", "1h")];
+    let mut cluster = start_with(&scratch, &["north", "south"], &quiet).await?;
+    let session = connect(&cluster.server("north")?.config()).await?;
+    let make = [
+        "CREATE TABLE torn AS SELECT n, 'before' AS word FROM generate_series(1, 50) n",
+        "SELECT * FROM torn",
+        "CHECKPOINT",
+        // From here on the session has the file open.
+        "SELECT * FROM torn",
+    ];
+    for statement in make {
+        session.batch_execute(statement).await?;
+    }
+    let path = ask(&cluster, "north", "SELECT pg_relation_filepath('torn')").await?;
+    cluster.kill_node("south").context("it runs")?;
+    std::fs::remove_file(cluster.node("north")?.data.join("pgdata").join(path))?;
+    session.batch_execute("CHECKPOINT").await?;
+    let change = "UPDATE torn SET word = 'after' WHERE n = 7";
+    session.batch_execute(change).await?;
+
+    cluster.start_node("south")?;
+    let alarm = "redo failed: attaching at the seal before the last one next time";
+    let deadline = Instant::now() + PATIENCE;
+    while cluster.agent_log_lines(alarm).is_empty() {
+        ensure!(Instant::now() < deadline, "redo did not fail");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // The seal before has the file; moving on to the last one does not take it away (N8).
+    cluster.wait_follows("south", PATIENCE).await?;
+    let question = "SELECT count(*) || ' ' || string_agg(DISTINCT word, ' ') FROM torn";
+    let heard = ask(&cluster, "south", question).await?;
+    ensure!(heard == "50 after before", "the standby says {heard}");
+    cluster.kill_node("north").context("it runs")?;
+    ensure!(cluster.wait_active(PATIENCE).await? == "south");
+    let heard = ask(&cluster, "south", question).await?;
+    ensure!(heard == "50 after before", "after the takeover: {heard}");
+    execute(&mut cluster, "UPDATE torn SET word = 'later' WHERE n > 7").await?;
+    execute(&mut cluster, "CHECKPOINT").await?;
+    let check = verify::amcheck(&cluster.options().bin, &cluster.server("south")?).await?;
+    ensure!(check.passed, "{check:?}");
+    cluster.start_node("north")?;
+    cluster.wait_follows("north", PATIENCE).await?;
+    let heard = ask(&cluster, "north", question).await?;
+    ensure!(
+        heard == "50 after before later",
+        "the next standby says {heard}"
+    );
+    ensure!(cluster.agent_log_lines(alarm).len() == 1, "it failed again");
     cluster.shutdown();
     scratch.succeed()
 }
