@@ -50,8 +50,8 @@ async fn the_page_follows_takeovers_zones_and_silence() -> Result<()> {
     // The page stays open while another node becomes the active.
     let (_, killed) = stage.kill_active().await?;
     tab.wait_text("h1", &format!("{new} serves")).await?;
-    let change = tab.wait_text("#takeovers li:first-child", &format!("{old} → {new}"));
-    let change = change.await?;
+    let change = format!("{old} → {new}");
+    let change = tab.wait_text("#takeovers li:first-child", &change).await?;
     for phase in [
         "takeover: ",
         "detect ",
