@@ -148,13 +148,16 @@ function serving(state, details) {
   for (const node of (state.nodes || []).filter((node) => !node.reachable && node.state !== 'stopped')) {
     details.push(`${node.name} does not answer.`);
   }
-  if (known(protection.why) && protection.state !== 'protected') details.push(`${protection.why}`);
-  switch (protection.state) {
+  const count = known(protection.warm) && known(protection.wanted)
+    ? `${protection.warm} of ${protection.wanted} standbys could take over at once` : null;
+  const restored = known(protection.restored_after_ms)
+    ? `; the last loss of protection was made good in ${milliseconds(protection.restored_after_ms)}` : '';
+  switch (protection.level) {
     case 'protected':
-      details.unshift(`Protected${since}.`);
+      details.unshift(`Protected${since}${restored}.`);
       return { level: 'ok', headline: `All is well: ${active} serves, ${ready} ready to take over` };
     case 'degraded':
-      details.unshift(`Degraded${since}: fewer standbys than wanted, or one that is not level yet.`);
+      details.unshift(`Degraded${since}: ${count || 'fewer standbys than wanted could take over at once'}.`);
       return { level: 'warn', headline: `${active} serves, protection is degraded` };
     case 'unprotected':
       details.unshift(`Unprotected${since}: no standby could take over at once.`);
@@ -325,7 +328,7 @@ function chartTree(chart, samples, times, changes) {
   const marks = changes.map((x) => h('line', { class: 'change', x1: x.toFixed(1), x2: x.toFixed(1), y1: 0, y2: 100 }));
   const label = `${chart.title}: now ${now}, at most ${chart.show(most)} in the last ${span(times.to - times.from)}`;
   return card('figure', 'chart',
-    h('figcaption', { class: 'top' }, h('h3', null, chart.title), h('span', { class: 'now' }, now)),
+    h('figcaption', { class: 'top' }, h('h3', null, chart.title), h('span', { class: 'now' }, known(last) ? now : '–')),
     h('div', { class: 'plot' },
       h('svg', { viewBox: '0 0 1000 100', preserveAspectRatio: 'none', role: 'img', 'aria-label': label }, grid, drawn, marks),
       h('span', { class: 'most' }, chart.show(end))));
@@ -411,6 +414,8 @@ const CAUSES = {
   created: 'created', started: 'start, nobody was active', failover: 'takeover', switchover: 'switchover', forced: 'forced takeover',
 };
 
+const DECIDED = { operator: 'ordered by an operator', automatic: 'decided by itself' };
+
 /// A number for each phase, the same in every bar.
 function phaseNumbers(takeovers) {
   const usual = ['detect', 'fence', 'log_tail', 'replay', 'promote', 'first_commit'];
@@ -428,14 +433,14 @@ function takeoverTree(change, numbers, longest, now) {
   const what = CAUSES[change.cause] || words(change.cause || 'change');
   const who = change.previous && change.previous !== change.node ? `${change.previous} → ${change.node}` : change.node;
   const evidence = [change.evidence].flat().filter(known).map(String).join('; ');
-  const by = [change.decided_by, change.by].find(known);
-  const why = [what, evidence, known(by) ? `decided by ${typeof by === 'string' ? by : JSON.stringify(by)}` : ''].filter((s) => s !== '').join(': ');
+  const why = [what, evidence].filter((part) => part !== '').join(': ');
+  const decided = DECIDED[change.decided_by] && change.cause !== 'created' ? ` · ${DECIDED[change.decided_by]}` : '';
   const width = (ms) => ({ width: `${(100 * ms) / longest}%` });
   const spoken = phases.map((phase) => `${words(phase.phase)} ${milliseconds(phase.ms)}`).join(', ');
   const ago = now - change.unix_ms;
   return card('li', 'takeover',
     h('div', { class: 'top' }, h('h3', null, who), h('span', { class: 'total' }, phases.length > 0 ? milliseconds(total) : null)),
-    h('p', { class: 'why' }, why, ' · ',
+    h('p', { class: 'why' }, why, decided, ' · ',
       h('time', { datetime: new Date(change.unix_ms).toISOString() }, `${day(change.unix_ms)} ${clock(change.unix_ms)}`),
       ago >= 0 ? ` (${span(ago)} ago)` : '', ` · epoch ${change.epoch}, timeline ${change.timeline}`),
     total > 0 ? h('div', { class: 'bar', role: 'img', 'aria-label': spoken },

@@ -141,16 +141,16 @@ fn set(fields: &mut Map<String, Value>, name: &str, value: Option<impl serde::Se
     }
 }
 
-/// What the active says about protection, with a state for those that only say yes or no.
+/// What the active says about protection; one that only says yes or no gets a level all the same.
 fn protection(status: &Value) -> Option<Value> {
     let mut protection = status.get("protection")?.clone();
     let fields = protection.as_object_mut()?;
-    if !fields.contains_key("state") {
-        let state = match fields.get("protected")?.as_bool()? {
+    if !fields.contains_key("level") {
+        let level = match fields.get("protected")?.as_bool()? {
             true => "protected",
             false => "unprotected",
         };
-        fields.insert("state".to_owned(), json!(state));
+        fields.insert("level".to_owned(), json!(level));
     }
     Some(protection)
 }
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(seen["active"], "a");
         assert_eq!(
             seen["protection"],
-            json!({ "state": "protected", "protected": true, "since_unix_ms": 5 })
+            json!({ "level": "protected", "protected": true, "since_unix_ms": 5 })
         );
         assert_eq!(
             seen["nodes"][1]["lag_bytes"], 600,

@@ -242,9 +242,9 @@ impl Tab<'_> {
         Ok(())
     }
 
-    /// Writes a picture of the whole page as PNG.
+    /// Writes a picture of the whole page as WebP.
     pub async fn picture(&self, file: &Path) -> Result<()> {
-        let whole = json!({ "format": "png", "captureBeyondViewport": true });
+        let whole = json!({ "format": "webp", "quality": 85, "captureBeyondViewport": true });
         let taken = self.ask("Page.captureScreenshot", whole).await?;
         let data = taken["data"].as_str().context("no picture")?;
         std::fs::write(file, BASE64_STANDARD.decode(data)?)?;

@@ -37,7 +37,7 @@ function healthy(more) {
   return {
     volume: 'main', node: 'south', unix_ms: NOW, replicas: 3, sync_replicas: 2, active: 'south',
     heartbeat: { epoch: 4, node: 'south', state: 'serving', silent_ms: 80 },
-    protection: { state: 'protected', since_unix_ms: NOW - 190_000 },
+    protection: { level: 'protected', since_unix_ms: NOW - 190_000 },
     nodes: [node('north', 'standby', 'warm', { lag_bytes: 4711, warm_percent: 97.4 }),
       node('south', 'active', 'serving', { commits_per_second: 803.2 })],
     zones: [zone(0), zone(1), zone(2)], takeovers: [takeover()], ...more,
@@ -75,8 +75,10 @@ function numbersAreReadable() {
 function theVerdictSaysWhetherAllIsWell() {
   const said = (more) => { const { level, headline } = verdict(healthy(more)); return [level, headline]; };
   equal('well', said({}), ['ok', 'All is well: south serves, north is ready to take over']);
-  const protection = (state) => ({ protection: { state, since_unix_ms: NOW - 5000 } });
+  const protection = (level) => ({ protection: { level, since_unix_ms: NOW - 5000, wanted: 2, warm: 1, restored_after_ms: 4100 } });
   equal('degraded', said(protection('degraded')), ['warn', 'south serves, protection is degraded']);
+  equal('how many', verdict(healthy(protection('degraded'))).details, ['Degraded for 5 s: 1 of 2 standbys could take over at once.']);
+  equal('made good', verdict(healthy(protection('protected'))).details, ['Protected for 5 s; the last loss of protection was made good in 4.10 s.']);
   equal('unprotected', said(protection('unprotected')), ['bad', 'south serves, unprotected']);
   equal('one zone down', said({ zones: [zone(0), zone(1, { up: false }), zone(2)] }), ['warn', 'south serves, with reservations']);
   equal('two zones down', said({ zones: [zone(0), zone(1, { up: false }), zone(2, { up: false })] }), ['down', 'Storage: only 1 of 3 answers']);
@@ -154,6 +156,7 @@ function takeoversAreBarsOfTheirPhases() {
   const text = takeovers.textContent;
   holds('cause', text.includes('takeover: its connection was reset') && text.includes('north → south'));
   holds('total', text.includes('1.60 s') && text.includes('1 min 1 s ago'));
+  holds('who decided', drawn(healthy({ takeovers: [takeover({ decided_by: 'operator' })] }), []).takeovers.textContent.includes('ordered by an operator'));
   equal('one without phases', takeovers.children[2].querySelectorAll('.bar').length, 0);
 }
 
