@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build demo bench check sim sim-standby test test-unit test-system test-versions clean
+.PHONY: help packages build demo bench check sim sim-standby sim-node test test-unit test-system test-versions clean
 
 help: ## Show what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -44,6 +44,10 @@ sim: ## Simulate the block protocol: SEEDS=100000 schedules, or SEED=7 [TRACE=1]
 sim-standby: ## Simulate standbys behind a model of PostgreSQL: SEEDS=20000 histories, or SEED=7 [TRACE=1] [FLAW=NamesTaken] for one.
 	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p volume --lib \
 		standby::simulation::tests::many -- --ignored --exact --nocapture
+
+sim-node: ## Simulate nodes that take over: SEEDS=20000 histories, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
+	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p node --lib \
+		machine::simulation::tests::many -- --ignored --exact --nocapture
 
 test: check test-unit test-system ## All of it, as the continuous integration runs it.
 	@echo "make test: all passed"

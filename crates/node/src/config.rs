@@ -271,6 +271,20 @@ pub struct Tags {
     pub spare: bool,
     /// The zone (by place in `zones`) that this node is in, to prefer another one for a standby.
     pub zone: Option<u8>,
+    /// Goes before standbys of equal priority if the active that is gone was in the same zone, or in
+    /// another one, as this says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failover_zone: Option<FailoverZone>,
+}
+
+/// Where an active was whose successor a node likes to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FailoverZone {
+    /// In this node's own zone: its clients stay near.
+    Same,
+    /// In another zone: whatever was wrong with that one is far.
+    Other,
 }
 
 /// The file as written.

@@ -32,7 +32,7 @@ use crate::agent::prepare;
 use crate::config::Config;
 use crate::postgres::InitdbOptions;
 use crate::records::{
-    ActiveState, Cause, Cluster, Heartbeat, HistoryEntry, Record, append_history,
+    ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Lsns, Record, append_history,
 };
 
 /// What `init` is asked to make.
@@ -255,8 +255,11 @@ async fn finish(
         node: config.name.clone(),
         previous: None,
         cause: Cause::Created,
+        decided_by: Decider::Operator,
         phases: Vec::new(),
         log_end: control.checkpoint,
+        lsns: Lsns::default(),
+        old_active: None,
         timeline: control.timeline.0,
         unix_ms: unix_ms(),
     };

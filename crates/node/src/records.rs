@@ -24,11 +24,10 @@ pub(crate) use member::tests;
 pub use cluster::Cluster;
 pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
 pub use heartbeat::{ActiveState, Heartbeat};
-pub use history::{Cause, HistoryEntry, PhaseTiming, append_history, read_history};
-pub use member::{
-    Incarnation, Member, MemberState, Role, ServerFacts, ServerStart, better_candidates,
-    choose_spare,
+pub use history::{
+    Cause, Decider, HistoryEntry, Lsns, OldActive, PhaseTiming, append_history, read_history,
 };
+pub use member::{Incarnation, Member, MemberState, Role, ServerFacts, ServerStart};
 
 #[cfg(test)]
 pub(crate) use member::tests::member as test_member;

@@ -11,8 +11,9 @@ use dax::storage::{Authority, Storage, VolumeSettings};
 use node::address::Address;
 use node::config::Tags;
 use node::records::{
-    ActiveState, Cause, Cluster, Heartbeat, HistoryEntry, Incarnation, Member, MemberState,
-    PhaseTiming, Record, RecordError, Role, ServerFacts, append_history, read_history,
+    ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Incarnation, Lsns, Member,
+    MemberState, OldActive, PhaseTiming, Record, RecordError, Role, ServerFacts, append_history,
+    read_history,
 };
 use volume::lsn::Lsn;
 
@@ -53,11 +54,24 @@ fn entry(epoch: Epoch, cause: Cause) -> HistoryEntry {
         phases: phases
             .map(|(phase, ms)| PhaseTiming {
                 phase: phase.into(),
+                began_unix_ms: 7,
                 ms,
             })
             .into(),
         log_end: Lsn(9),
+        lsns: Lsns {
+            synced: Some(Lsn(8)),
+            applied: Some(Lsn(7)),
+            promoted: Some(Lsn(10)),
+        },
         timeline: 2,
+        decided_by: Decider::Operator,
+        old_active: Some(OldActive {
+            epoch,
+            beat: 5,
+            state: ActiveState::Released { to: None },
+            seen_before_ms: Some(40),
+        }),
         unix_ms: 1,
     }
 }

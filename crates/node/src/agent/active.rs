@@ -1,12 +1,8 @@
 //! The active's life: it serves, beats, announces how far it is, and stops for good when fenced.
 //!
-//! ```text
-//!   serving ── a higher epoch ─────▶ fenced   (PostgreSQL killed, mount aborted)
-//!      │ ───── PostgreSQL died ────▶ vacant   (told at once; a standby may take over)
-//!      │ ───── asked to restart ───▶ serving, after a clean stop and a start in place ([`restart`])
-//!      │ ───── asked to hand over ─▶ released (clean stop, sealed, told)
-//!      └ ───── shutdown ───────────▶ released
-//! ```
+//! How it ends is the machine's decision ([`crate::machine`]): fenced, its PostgreSQL is killed and its
+//! mount aborted; a PostgreSQL that died is told at once; a handover or a stop stops cleanly, seals and
+//! tells. Asked to restart it goes on afterwards ([`restart`]).
 //!
 //! Cut off from a majority it stalls: writes and syncs wait in the storage handle, beats too. It
 //! goes on if its epoch still stands (design section 5).
@@ -29,13 +25,15 @@ use pgdata::sealer::Sealer;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use volume::active::ActiveView;
 use volume::view::View;
 
 use self::restart::Restarted;
 use self::shown::Shown;
+use super::census;
 use super::claims::{self, Keeper};
-use super::context::{Context, unix_ms};
+use super::context::Context;
 use super::error::Result;
 use super::inquiry::Inquiry;
 use super::patience::{self, Waits};
@@ -45,16 +43,17 @@ use super::status::Order;
 use super::throughput;
 use crate::channel::{Notice, Request, Trigger};
 use crate::config::{self, Slow};
-use crate::postgres::{ExitReport, Postgres, StopMode};
-use crate::records::{ActiveState, Control, Heartbeat, MemberState, Record, Role};
+use crate::machine::{Ask, Effect, Event, State};
+use crate::postgres::{Postgres, StopMode};
+use crate::records::{ActiveState, Control, Heartbeat, Record};
 use crate::takeover::Pulse;
 
 /// How long a clean stop may take before PostgreSQL is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(60);
 /// How long what was written may take to be durable before a reload.
 const RELOAD_WITHIN: Duration = Duration::from_secs(3);
-/// How often the node's record is written.
-const MEMBER_EVERY: Duration = Duration::from_secs(1);
+/// How often the status is renewed.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 /// A serving active.
 pub(crate) struct Active {
@@ -67,37 +66,6 @@ pub(crate) struct Active {
     // PostgreSQL goes before the mount that it works on.
     pub postgres: Postgres,
     pub mount: Mount,
-}
-
-/// How an active's life ended.
-#[derive(Debug)]
-pub(crate) enum ActiveEnd {
-    /// A higher epoch exists.
-    Fenced,
-    /// PostgreSQL died.
-    PostgresDied(ExitReport),
-    /// It handed over.
-    HandedOver,
-    /// The agent was asked to stop.
-    Shutdown,
-}
-
-/// Whether a standby could take over at once, and since when that is so.
-#[derive(Debug, Clone, Copy, serde::Serialize)]
-struct Protection {
-    protected: bool,
-    since_unix_ms: u64,
-}
-
-impl Protection {
-    fn update(&mut self, protected: bool) {
-        if self.protected != protected {
-            *self = Protection {
-                protected,
-                since_unix_ms: unix_ms(),
-            };
-        }
-    }
 }
 
 /// What the background tasks of an active tell for its status.
@@ -142,25 +110,16 @@ impl Companions {
 /// Who asked for a restart, and waits until it is done.
 type Asker = oneshot::Sender<std::result::Result<serde_json::Value, String>>;
 
-enum Event {
-    Fenced,
-    Exited(ExitReport),
-    HandOver(Option<NodeName>),
-    Restart(Asker),
-    Shutdown,
-}
-
 impl Active {
-    /// Serves until something ends that.
+    /// Serves until the machine wants something else, and ends then as that says.
     pub(crate) async fn live(
         mut self,
         context: &Context,
         orders: &mut mpsc::Receiver<Order>,
-        shutdown: &mut watch::Receiver<bool>,
-    ) -> Result<ActiveEnd> {
+    ) -> Result<()> {
         let shown = Shown::new(Arc::clone(&self.sealer));
         let configuring = configuring::Told::default();
-        let (state, beats) = self.beat(context, &shown, &configuring);
+        let (state, beaten, beats) = self.beat(context, &shown, &configuring);
         drop(self.pulse.take());
         let announcing = self.announce(context, &shown);
         let retained = claims::Told::default();
@@ -211,19 +170,15 @@ impl Active {
                 Arc::clone(&told.waits),
             ))
         });
-        let event = loop {
+        loop {
             let companions = Companions::start(context, &self.postgres, &told.configuring);
-            let event = self
-                .wait(context, &told, orders, &mut schedules, shutdown)
+            let asker = self
+                .wait(context, &told, &beaten, orders, &mut schedules)
                 .await;
             companions.end().await;
-            let Event::Restart(asker) = event else {
-                break event;
-            };
-            if let Some(end) = self.restart_for(asker, context, &shown).await {
-                break end;
-            }
-        };
+            let Some(asker) = asker else { break };
+            self.restart_for(asker, context, &shown).await;
+        }
         if let Some(patience) = patience {
             patience.abort();
         }
@@ -232,101 +187,101 @@ impl Active {
         announcing.abort();
         scrubber.abort();
         claims.abort();
-        let end = match event {
-            Event::Restart(_) | Event::Fenced => {
+        let ended = match context.pilot.state() {
+            State::HandingOver => {
+                let to = context.pilot.look(|machine| machine.successor().cloned());
+                self.release(context, &state, to, beats).await
+            }
+            State::Stopping => self.release(context, &state, None, beats).await,
+            State::Fenced => {
                 tracing::warn!(epoch = %self.epoch, "a higher epoch exists: this node stops serving");
-                Ok(ActiveEnd::Fenced)
+                beats.abort();
+                Ok(())
             }
-            Event::Exited(report) => {
-                tracing::error!(%report, "PostgreSQL died; a standby may take over");
-                // What it left behind ends before somebody else owns the volume.
-                self.postgres.kill().await?;
-                let notice = Notice::PostgresDead {
-                    epoch: self.epoch,
-                    detail: report.to_string(),
-                };
-                context.server.announce(notice);
-                self.vacate(&state, ActiveState::PostgresDead, beats).await;
-                Ok(ActiveEnd::PostgresDied(report))
-            }
-            Event::HandOver(to) => self
-                .release(context, &state, to, beats)
-                .await
-                .map(|()| ActiveEnd::HandedOver),
-            Event::Shutdown => self
-                .release(context, &state, None, beats)
-                .await
-                .map(|()| ActiveEnd::Shutdown),
+            _ => self.leave(context, &state, beats).await,
         };
         context.server.retract();
         self.end().await?;
-        end
+        ended
     }
 
-    /// Restarts PostgreSQL, and tells who asked; what ends this life, if that failed.
-    async fn restart_for(
-        &mut self,
-        asker: Asker,
-        context: &Context,
-        shown: &Shown,
-    ) -> Option<Event> {
-        context.board.report(json!({
-            "node": context.me.node,
-            "role": Role::Active,
-            "state": MemberState::Starting,
-            "epoch": self.epoch,
-        }));
-        let (answer, end) = match self.restart(context, shown).await {
+    /// Restarts PostgreSQL, and tells who asked.
+    async fn restart_for(&mut self, asker: Asker, context: &Context, shown: &Shown) {
+        context
+            .board
+            .report(json!({ "node": context.me.node, "epoch": self.epoch }));
+        let (answer, event) = match self.restart(context, shown).await {
             Restarted::Serves => (Ok(json!({ "restarted": true })), None),
             Restarted::Fenced => {
                 let why = "another node took over meanwhile".to_owned();
-                (Err(why), Some(Event::Fenced))
+                (Err(why), Some(Event::Superseded))
             }
             Restarted::Died(report) => {
+                let report = report.to_string();
                 let why =
                     format!("PostgreSQL did not come back ({report}); a standby may take over");
-                (Err(why), Some(Event::Exited(report)))
+                let event = Event::PostgresExited {
+                    redo_failed: false,
+                    report,
+                };
+                (Err(why), Some(event))
             }
         };
+        if let Some(event) = event {
+            context.pilot.tell(event);
+        }
         // Who asked may have gone.
         let _ = asker.send(answer);
-        end
     }
 
+    /// Serves until the machine wants something else, or somebody a restart.
     async fn wait(
         &self,
         context: &Context,
         told: &Told,
+        beaten: &watch::Receiver<Instant>,
         orders: &mut mpsc::Receiver<Order>,
         schedules: &mut mpsc::Receiver<Option<NodeName>>,
-        shutdown: &mut watch::Receiver<bool>,
-    ) -> Event {
-        let mut report = tokio::time::interval(MEMBER_EVERY);
+    ) -> Option<Asker> {
+        let mut report = tokio::time::interval(REPORT_EVERY);
         report.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut protection = Protection {
-            protected: false,
-            since_unix_ms: unix_ms(),
-        };
+        let mut states = context.pilot.states();
+        let census = census::watch(context);
+        tokio::pin!(census);
         loop {
-            tokio::select! {
+            let event = tokio::select! {
                 biased;
-                () = self.storage.fenced() => return Event::Fenced,
-                report = self.postgres.exited() => return Event::Exited(report),
-                _ = shutdown.wait_for(|stop| *stop) => return Event::Shutdown,
-                Some(order) = orders.recv() => match order.request {
-                    Request::Failover { to, .. } => {
-                        // The caller may have gone; the order stands.
-                        let _ = order.answer.send(Ok(json!({ "handing_over": true })));
-                        return Event::HandOver(to.or_else(|| furthest(context)));
-                    }
-                    Request::Restart => return Event::Restart(order.answer),
-                    Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
-                    _ => drop(order.answer.send(Err("this node is the active".to_owned()))),
+                _ = states.wait_for(|state| !state.is_active()) => return None,
+                () = self.storage.fenced() => Event::Superseded,
+                report = self.postgres.exited() => Event::PostgresExited {
+                    redo_failed: report.redo_failed(),
+                    report: report.to_string(),
                 },
-                Some(to) = schedules.recv() => {
-                    return Event::HandOver(to.or_else(|| furthest(context)));
+                Some(order) = orders.recv() => {
+                    match order.request {
+                        Request::Restart => return Some(order.answer),
+                        Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
+                        _ => context.pilot.order(order),
+                    }
+                    continue;
                 }
-                _ = report.tick() => self.report(context, told, &mut protection),
+                Some(to) = schedules.recv() => {
+                    let ask = Ask::Failover { to, force: false };
+                    Event::Asked(ask)
+                }
+                _ = report.tick() => {
+                    self.report(context, told);
+                    match beaten.borrow().elapsed() > context.heartbeat().timeout {
+                        true => Event::StoreLost,
+                        false => Event::StoreBack,
+                    }
+                }
+                never = &mut census => match never {},
+            };
+            for effect in context.pilot.tell(event) {
+                if let Effect::Reply(Err(why)) = effect {
+                    tracing::warn!(why, "the scheduled switchover was not done");
+                }
             }
         }
     }
@@ -343,28 +298,21 @@ impl Active {
         Ok(json!({ "reloaded": true, "journal": self.view.journal_synced().0 }))
     }
 
-    fn report(&self, context: &Context, told: &Told, protection: &mut Protection) {
+    fn report(&self, context: &Context, told: &Told) {
         let synced = *self.sealer.synced().borrow();
-        let subscribers = context.server.subscribers();
-        protection.update(
-            subscribers
-                .iter()
-                .any(|s| s.progress.is_some_and(|p| p.warm)),
-        );
-        let standbys: Vec<_> = subscribers
+        let standbys: Vec<_> = context
+            .server
+            .subscribers()
             .into_iter()
             .map(|s| json!({ "node": s.who.node, "progress": s.progress }))
             .collect();
         context.board.report(json!({
             "node": context.me.node,
-            "role": Role::Active,
-            "state": MemberState::Serving,
             "epoch": self.epoch,
             "timeline": synced.timeline.0,
             "synced_lsn": synced.end.to_string(),
             "overlay_blocks_left": self.view.inherited_left(),
             "standbys": standbys,
-            "protection": protection,
             "scrub": *told.scrub.lock(),
             "retained": *told.retained.lock(),
             "waits": *told.waits.lock(),
@@ -376,15 +324,21 @@ impl Active {
         }));
     }
 
-    /// Beats every T (CAC-DB, appendix A, algorithm 3), and writes the node's record.
+    /// Beats every T (CAC-DB, appendix A, algorithm 3); tells when it last did.
     fn beat(
         &self,
         context: &Context,
         shown: &Shown,
         configuring: &configuring::Told,
-    ) -> (watch::Sender<ActiveState>, JoinHandle<()>) {
+    ) -> (
+        watch::Sender<ActiveState>,
+        watch::Receiver<Instant>,
+        JoinHandle<()>,
+    ) {
         let (state, states) = watch::channel(ActiveState::Serving);
+        let (beaten, last) = watch::channel(Instant::now());
         let beating = Beating {
+            beaten,
             storage: self.storage.clone(),
             view: Arc::clone(&self.view),
             shown: shown.clone(),
@@ -405,28 +359,7 @@ impl Active {
                 state: ActiveState::Serving,
             },
         };
-        let member = context.member(Role::Active, MemberState::Serving, 0);
-        let (control, facts) = (context.control.clone(), Arc::clone(&context.facts));
-        let storage = self.storage.clone();
-        let handle = tokio::spawn(async move {
-            let mut member = member;
-            let keep = async {
-                loop {
-                    member.updated += 1;
-                    member.control = control.borrow().version;
-                    member.server = facts.lock().clone();
-                    if let Err(error) = member.store(storage.as_ref()).await {
-                        tracing::debug!(%error, "node record not written");
-                    }
-                    tokio::time::sleep(MEMBER_EVERY).await;
-                }
-            };
-            tokio::select! {
-                () = keep => {}
-                () = beating.run() => {}
-            }
-        });
-        (state, handle)
+        (state, last, tokio::spawn(beating.run()))
     }
 
     /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1), and every seal.
@@ -465,6 +398,25 @@ impl Active {
                 }
             }
         })
+    }
+
+    /// PostgreSQL died: whoever can should take over.
+    async fn leave(
+        &self,
+        context: &Context,
+        state: &watch::Sender<ActiveState>,
+        beats: JoinHandle<()>,
+    ) -> Result<()> {
+        // What it left behind ends before somebody else owns the volume.
+        self.postgres.kill().await?;
+        let exit = self.postgres.exit();
+        let detail = exit.map_or(String::new(), |report| report.to_string());
+        let epoch = self.epoch;
+        context
+            .server
+            .announce(Notice::PostgresDead { epoch, detail });
+        self.vacate(state, ActiveState::PostgresDead, beats).await;
+        Ok(())
     }
 
     /// Tells in the registry that nobody serves any more.
@@ -522,14 +474,6 @@ impl Active {
     }
 }
 
-/// The standby to hand over to: a warm one, and of these the one that has replayed most.
-fn furthest(context: &Context) -> Option<NodeName> {
-    let standbys = context.server.subscribers().into_iter();
-    let known = standbys.filter_map(|s| Some((s.progress?, s.who.node)));
-    let best = known.max_by(|(a, _), (b, _)| (a.warm, a.applied).cmp(&(b.warm, b.applied)));
-    best.map(|(_, node)| node)
-}
-
 /// The control file's bytes as they are now.
 pub(crate) async fn read_control(view: &ActiveView) -> Result<Vec<u8>> {
     let file = view.namespace().resolve(CONTROL_FILE)?;
@@ -539,6 +483,8 @@ pub(crate) async fn read_control(view: &ActiveView) -> Result<Vec<u8>> {
 }
 
 struct Beating {
+    /// When the last beat was written.
+    beaten: watch::Sender<Instant>,
     storage: Arc<dyn Storage>,
     view: Arc<ActiveView>,
     shown: Shown,
@@ -565,8 +511,9 @@ impl Beating {
             self.next.synced_lsn = synced.end;
             self.next.timeline = synced.timeline.0;
             self.next.journal_synced = self.view.journal_synced().0;
-            if let Err(error) = self.next.store(self.storage.as_ref()).await {
-                tracing::info!(%error, "heartbeat not written");
+            match self.next.store(self.storage.as_ref()).await {
+                Ok(()) => drop(self.beaten.send_replace(Instant::now())),
+                Err(error) => tracing::info!(%error, "heartbeat not written"),
             }
             self.next.counter += 1;
             if last {

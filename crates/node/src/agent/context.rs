@@ -14,10 +14,11 @@ use pgdata::settings::{Configuration, MajorVersion, Setting};
 use pgdata::warmth;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::Instant;
 use volume::view::{Ownership, Timestamp};
 
 use super::error::{AgentError, Result};
+use super::membership::Reached;
+use super::pilot::Pilot;
 use super::slow::Skips;
 use super::status::StatusBoard;
 use crate::address::Address;
@@ -42,10 +43,19 @@ pub(crate) struct Context {
     pub control: watch::Receiver<Control>,
     /// What the running PostgreSQL says of itself.
     pub facts: Arc<Mutex<ServerFacts>>,
-    started: Instant,
+    /// Decides what this node is.
+    pub pilot: Arc<Pilot>,
+    /// A handle that never owns an epoch, for records of nodes.
+    pub registry: Arc<dyn Storage>,
+    /// How far this node is while it is a standby.
+    pub reached: Arc<Reached>,
 }
 
 impl Context {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is made once, by the agent, and has a name"
+    )]
     pub(crate) fn new(
         config: Config,
         me: Identity,
@@ -54,6 +64,8 @@ impl Context {
         server: Arc<Server>,
         board: Arc<StatusBoard>,
         control: watch::Receiver<Control>,
+        pilot: Arc<Pilot>,
+        registry: Arc<dyn Storage>,
     ) -> Result<Context> {
         host.installation.require_major(cluster.postgres_major)?;
         let segment_size = SegmentSize::new(cluster.wal_segment_bytes).ok_or_else(|| {
@@ -74,7 +86,9 @@ impl Context {
             skips: Skips::default(),
             control,
             facts: Arc::default(),
-            started: Instant::now(),
+            pilot,
+            registry,
+            reached: Arc::default(),
         })
     }
 
@@ -90,7 +104,7 @@ impl Context {
 
     /// Time since the agent started, on its monotonic clock.
     pub(crate) fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.pilot.now()
     }
 
     /// What operators want of the cluster, for the status.
@@ -141,8 +155,8 @@ impl Context {
         }
     }
 
-    /// This node's record, to be stored.
-    pub(crate) fn member(&self, role: Role, state: MemberState, updated: u64) -> Member {
+    /// This node's record, before anything of its state is in it.
+    pub(crate) fn member(&self) -> Member {
         let postgres = &self.config.postgres;
         let listens = postgres
             .listen_addresses
@@ -160,8 +174,8 @@ impl Context {
         };
         Member {
             name: self.me.node.clone(),
-            role,
-            state,
+            role: Role::Standby,
+            state: MemberState::Starting,
             incarnation: self.me.incarnation.clone(),
             postgres: postgres.advertise.clone().unwrap_or(reached),
             channel: self.config.channel.advertised().clone(),
@@ -171,7 +185,7 @@ impl Context {
             applied: volume::lsn::Lsn::ZERO,
             server: self.facts.lock().clone(),
             control: self.control.borrow().version,
-            updated,
+            updated: 0,
         }
     }
 }

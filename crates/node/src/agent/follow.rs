@@ -1,10 +1,5 @@
-//! A standby's life: it follows the log, says how far it is, and decides when to take over.
-//!
-//! ```text
-//!   catching up ──level──▶ warm ── active suspected, or asked ──▶ take over
-//!        │                  │ ──── another epoch beats ─────────▶ attach again
-//!        └──────────────────┴───── PostgreSQL ended, too slow ──▶ attach again
-//! ```
+//! A standby's life: it follows the log, says how far it is, and tells the machine
+//! ([`crate::machine`]) all that bears on a takeover, until that decides on something else.
 //!
 //! Triggers over the direct channel move the horizon; the heartbeat record repeats what they say,
 //! so a standby without a channel follows as well, only later. Meanwhile the base moves from seal to
@@ -16,12 +11,12 @@ mod verdict;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dax::ids::{Epoch, NodeName};
+use dax::ids::{Epoch, Generation, NodeName};
 use dax::storage::Storage;
 use pgdata::feed::Feedback;
 use pgdata::timeline::TimelineId;
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use volume::claim::Claim;
 use volume::journal::JournalPos;
@@ -33,6 +28,7 @@ use super::candidates::Candidates;
 use super::context::Context;
 use super::error::Result;
 use super::inquiry::Inquiry;
+use super::life::Sight;
 use super::moving::{Ask, BaseMover};
 use super::prefetch::Prefetcher;
 use super::slow::Lag;
@@ -42,39 +38,15 @@ use super::warmth::{self, Warmer};
 use crate::address::Address;
 use crate::channel::{self, ClientEvent, Notice, Progress, Subscription};
 use crate::detector::{Beat, Detector, Hint};
-use crate::postgres::ExitReport;
-use crate::records::{ActiveState, Cause, Heartbeat, Member, MemberState, Record, Role};
+use crate::machine::Event;
+use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive, Record};
 
-/// How often the node's record is written, and PostgreSQL asked how far it is.
+/// How often PostgreSQL is asked how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 /// How often the registry is looked at while a better standby should be taking over.
 const POLL_WAITING: Duration = Duration::from_millis(100);
 /// A standby this close to the horizon is warm.
 const WARM_LAG_BYTES: u64 = 16 << 20;
-
-/// How a standby's life ended.
-#[derive(Debug)]
-pub(crate) enum StandbyEnd {
-    /// It should take over.
-    TakeOver {
-        /// Why.
-        cause: Cause,
-        /// How long the active was silent before that was decided.
-        detect: Duration,
-        /// Who the active was.
-        previous: Option<NodeName>,
-    },
-    /// Another epoch began: what is private belongs to the past.
-    Superseded,
-    /// An operator wants it to begin anew, without what it has in memory.
-    Reinitialize,
-    /// It is so far behind, for this reason, that it better begins anew.
-    TooSlow(String),
-    /// PostgreSQL ended.
-    PostgresDied(ExitReport),
-    /// The agent was asked to stop.
-    Shutdown,
-}
 
 /// A look into the registry, started at some time.
 type Poll = tokio::task::JoinHandle<Result<Polled>>;
@@ -120,14 +92,14 @@ pub(crate) struct Follower<'a> {
     reload_at: Option<JournalPos>,
     /// What the detector goes by.
     timings: crate::config::Heartbeat,
+    /// An operator wants it to begin anew, without what it has in memory.
+    forgets: bool,
     _inquiry: Inquiry,
-    updated: u64,
-    /// The active is suspected, but a better standby goes first until then.
-    take_over_at: Option<Duration>,
     /// When the active last showed a sign of life, for the takeover's record.
     seen_at: Duration,
-    /// The active handed over to this node, which waits for no better one then.
-    chosen: bool,
+    /// The last heartbeat, for the same.
+    beat: Heartbeat,
+    attached_at: Generation,
     warmth: warmth::Told,
 }
 
@@ -159,29 +131,26 @@ impl<'a> Follower<'a> {
             configured: heartbeat.configured,
             reload_at: None,
             timings,
+            forgets: false,
             _inquiry: Inquiry::start(context, &standby.postgres),
             detector: Detector::new(timings, now),
-            candidates: Candidates::new(context.me.node.clone()),
+            candidates: Candidates::new(context.me.node.clone(), heartbeat.node.clone()),
+            attached_at: standby.view.base_seal().generation,
             context,
             standby,
             epoch: heartbeat.epoch,
             active: heartbeat.node.clone(),
             known,
             applied: Lsn::ZERO,
-            updated: 0,
-            take_over_at: None,
             seen_at: now,
-            chosen: false,
+            beat: heartbeat.clone(),
             warmth: warmth::Told::default(),
         }
     }
 
-    /// Follows until something ends that. A move of the base that is under way has ended as well.
-    pub(crate) async fn live(
-        mut self,
-        orders: &mut mpsc::Receiver<Order>,
-        shutdown: &mut watch::Receiver<bool>,
-    ) -> Result<StandbyEnd> {
+    /// Follows until the machine wants something else. A move of the base that is under way has ended as
+    /// well. Returns what was known then.
+    pub(crate) async fn live(mut self, orders: &mut mpsc::Receiver<Order>) -> (Sight, Result<()>) {
         let warmer = Warmer {
             view: Arc::clone(&self.standby.view),
             blocks_per_segment: self.standby.control.blocks_per_segment,
@@ -189,49 +158,65 @@ impl<'a> Follower<'a> {
             told: Arc::clone(&self.warmth),
         };
         let warmer = tokio::spawn(warmer.run());
-        let end = self.follow(orders, shutdown).await;
+        let ended = self.follow(orders).await;
+        let sight = self.sight();
         // The view becomes another one: nobody may read it then.
         warmer.abort();
         self.mover.stop().await;
-        end
+        (sight, ended)
     }
 
-    async fn follow(
-        &mut self,
-        orders: &mut mpsc::Receiver<Order>,
-        shutdown: &mut watch::Receiver<bool>,
-    ) -> Result<StandbyEnd> {
+    fn sight(&self) -> Sight {
+        let silent = self.context.now().saturating_sub(self.seen_at);
+        Sight {
+            previous: Some(self.active.clone()),
+            forgets: self.forgets,
+            detect: Some(silent),
+            lsns: Lsns {
+                synced: Some(self.known.end),
+                applied: Some(self.applied),
+                promoted: None,
+            },
+            old_active: Some(OldActive {
+                epoch: self.beat.epoch,
+                beat: self.beat.counter,
+                state: self.beat.state.clone(),
+                seen_before_ms: Some(silent.as_millis() as u64),
+            }),
+        }
+    }
+
+    async fn follow(&mut self, orders: &mut mpsc::Receiver<Order>) -> Result<()> {
         let (events_to, mut events) = mpsc::unbounded_channel();
         let subscription = self.subscribe(events_to).await?;
         let mut triggers = subscription.triggers();
         let mut feedback = self.standby.feed.feedback();
+        let mut states = self.context.pilot.states();
         let mut poll: Option<Poll> = None;
         let mut polled_at: Option<Instant> = None;
         let mut report = tokio::time::interval(REPORT_EVERY);
         report.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            if let Some(end) = self.judge() {
-                return Ok(end);
+            self.judge();
+            if !self.follows() {
+                return Ok(());
             }
             let wake = self.wake();
             let next_poll = polled_at.map_or_else(Instant::now, |at| at + self.poll_every());
             tokio::select! {
                 biased;
-                _ = shutdown.wait_for(|stop| *stop) => return Ok(StandbyEnd::Shutdown),
-                report = self.standby.postgres.exited() => {
-                    return Ok(StandbyEnd::PostgresDied(report));
-                }
-                Some(order) = orders.recv() => if let Some(end) = self.order(order) {
-                    return Ok(end);
-                },
-                Some(event) = events.recv() => if let Some(end) = self.event(event).await? {
-                    return Ok(end);
-                },
+                _ = states.wait_for(|state| !state.is_candidate()) => return Ok(()),
+                report = self.standby.postgres.exited() => self.tell(Event::PostgresExited {
+                    redo_failed: report.redo_failed(),
+                    report: report.to_string(),
+                }),
+                Some(order) = orders.recv() => self.order(order),
+                Some(event) = events.recv() => self.event(event).await?,
                 Ok(()) = triggers.changed() => {
                     let trigger = *triggers.borrow_and_update();
                     let Some(trigger) = trigger else { continue };
                     if trigger.epoch > self.epoch {
-                        return Ok(StandbyEnd::Superseded);
+                        self.tell(Event::Superseded);
                     }
                     if trigger.epoch == self.epoch {
                         self.started_again(trigger.starts);
@@ -240,29 +225,19 @@ impl<'a> Follower<'a> {
                             end: trigger.synced_lsn,
                             timeline: TimelineId(trigger.timeline),
                         };
-                        if let Some(end) = self.advance(to).await? {
-                            return Ok(end);
-                        }
+                        self.advance(to).await?;
                     }
                 }
                 Ok(()) = feedback.changed() => {
                     let seen = *feedback.borrow_and_update();
-                    if let Some(end) = self.progressed(seen, &subscription).await? {
-                        return Ok(end);
-                    }
+                    self.progressed(seen, &subscription).await?;
                 }
                 done = self.mover.work() => {
                     let asks = self.mover.done(done, self.context.now());
-                    if let Some(end) = self.heed(asks).await? {
-                        return Ok(end);
-                    }
+                    self.heed(asks).await?;
                 }
-                never = self.candidates.watch(&self.standby.storage) => match never {},
-                read = answered(&mut poll) => {
-                    if let Some(end) = self.polled(read).await? {
-                        return Ok(end);
-                    }
-                }
+                never = self.candidates.watch(self.context) => match never {},
+                read = answered(&mut poll) => self.polled(read).await?,
                 () = tokio::time::sleep_until(next_poll), if poll.is_none() => {
                     polled_at = Some(Instant::now());
                     self.detector.asked(self.context.now());
@@ -274,21 +249,31 @@ impl<'a> Follower<'a> {
                     self.report(&subscription);
                     let followed = self.standby.tail.position();
                     let asks = self.mover.check_claim(followed, self.context.now());
-                    if let Some(end) = self.heed(asks).await? {
-                        return Ok(end);
-                    }
-                    if let Some(end) = self.judge_lag().await {
-                        return Ok(end);
-                    }
+                    self.heed(asks).await?;
+                    self.judge_lag().await;
                 }
                 () = tokio::time::sleep(wake) => {
                     let asks = self.mover.passed(self.context.now());
-                    if let Some(end) = self.heed(asks).await? {
-                        return Ok(end);
-                    }
+                    self.heed(asks).await?;
                 }
             }
         }
+    }
+
+    fn tell(&self, event: Event) {
+        // What a standby tells has no effects besides.
+        self.context.pilot.tell(event);
+    }
+
+    fn must_reattach(&self, why: impl Into<String>) {
+        let why = why.into();
+        tracing::info!(why, "attaching afresh");
+        self.tell(Event::MustReattach(why));
+    }
+
+    /// Whether it is still this node's part to follow.
+    fn follows(&self) -> bool {
+        self.context.pilot.state().is_candidate()
     }
 
     async fn subscribe(&self, events: mpsc::UnboundedSender<ClientEvent>) -> Result<Subscription> {
@@ -304,7 +289,7 @@ impl<'a> Follower<'a> {
     }
 
     /// Shows more of the log, unless it is held: the journal first, then the horizon.
-    async fn advance(&mut self, to: Known) -> Result<Option<StandbyEnd>> {
+    async fn advance(&mut self, to: Known) -> Result<()> {
         // A heartbeat may be older than what was announced and is not shown yet.
         let to = Known {
             journal: to.journal.max(self.known.journal),
@@ -314,7 +299,7 @@ impl<'a> Follower<'a> {
         self.known = to;
         self.behind = self.mover.is_holding();
         if self.behind {
-            return Ok(None);
+            return Ok(());
         }
         if to.journal > self.standby.tail.position() {
             self.standby.tail.advance(to.journal).await?;
@@ -322,10 +307,11 @@ impl<'a> Follower<'a> {
         self.reload_if_there();
         let names = self.standby.tail.namespace().clone();
         if to.end > self.standby.log.horizon().end && self.is_outgrown(&names).await? {
-            return Ok(Some(StandbyEnd::Superseded));
+            self.must_reattach("the active's PostgreSQL was started with larger settings");
+            return Ok(());
         }
         self.standby.log.show(names, to.end, to.timeline);
-        Ok(None)
+        Ok(())
     }
 
     /// Whether the active's PostgreSQL has more connections, locks and so on than this one: redo would
@@ -343,11 +329,7 @@ impl<'a> Follower<'a> {
         if own.covers(needed) {
             return Ok(false);
         }
-        tracing::info!(
-            ?needed,
-            ?own,
-            "the active's PostgreSQL was started with larger settings: attaching afresh"
-        );
+        tracing::info!(?needed, ?own, "the active's PostgreSQL has larger settings");
         Ok(true)
     }
 
@@ -384,23 +366,19 @@ impl<'a> Follower<'a> {
     }
 
     /// Does what the mover of the base asks for.
-    async fn heed(&mut self, asks: Vec<Ask>) -> Result<Option<StandbyEnd>> {
+    async fn heed(&mut self, asks: Vec<Ask>) -> Result<()> {
         for ask in asks {
             match ask {
                 Ask::Progress => self.standby.feed.request_reply(),
-                Ask::Release if self.behind => {
-                    if let Some(end) = self.advance(self.known).await? {
-                        return Ok(Some(end));
-                    }
-                }
+                Ask::Release if self.behind => self.advance(self.known).await?,
                 Ask::Release => {}
-                Ask::AttachAfresh => return Ok(Some(StandbyEnd::Superseded)),
+                Ask::AttachAfresh => self.must_reattach("its base cannot move any further"),
             }
         }
-        Ok(None)
+        Ok(())
     }
 
-    async fn event(&mut self, event: ClientEvent) -> Result<Option<StandbyEnd>> {
+    async fn event(&mut self, event: ClientEvent) -> Result<()> {
         let now = self.context.now();
         match event {
             ClientEvent::Connected(_) => self.detector.hint(Hint::Connected, now),
@@ -414,10 +392,7 @@ impl<'a> Follower<'a> {
                 self.detector.hint(Hint::Vacant { epoch, reason }, now);
             }
             ClientEvent::Notice(Notice::Bye { epoch, reason, to }) => {
-                self.chosen |= to.as_ref() == Some(&self.context.me.node);
-                if to.is_none_or(|to| to == self.context.me.node) {
-                    self.detector.hint(Hint::Vacant { epoch, reason }, now);
-                }
+                self.vacated(epoch, to, reason);
             }
             ClientEvent::Notice(Notice::Sealed { epoch, generation }) if epoch == self.epoch => {
                 let asks = self.mover.sealed(generation, now);
@@ -425,29 +400,42 @@ impl<'a> Follower<'a> {
             }
             ClientEvent::Notice(Notice::Sealed { .. }) => {}
         }
-        Ok(None)
+        Ok(())
     }
 
-    async fn polled(&mut self, read: Result<Polled>) -> Result<Option<StandbyEnd>> {
+    /// The active leaves the epoch to `to`, or to anybody.
+    fn vacated(&mut self, epoch: Epoch, to: Option<NodeName>, reason: String) {
+        if epoch != self.epoch {
+            return;
+        }
+        if to.as_ref().is_none_or(|to| *to == self.context.me.node) {
+            let hint = Hint::Vacant { epoch, reason };
+            self.detector.hint(hint, self.context.now());
+        }
+        self.tell(Event::Vacant { to });
+    }
+
+    async fn polled(&mut self, read: Result<Polled>) -> Result<()> {
         let now = self.context.now();
         let beat = match read {
             Ok(Polled { claimed: false, .. }) => {
-                tracing::warn!("the active gave this standby's claim up: attaching afresh");
-                return Ok(Some(StandbyEnd::Superseded));
+                self.must_reattach("the active gave this standby's claim up");
+                return Ok(());
             }
             Ok(polled) => polled.heartbeat,
             Err(error) => {
                 tracing::info!(%error, "the heartbeat could not be read");
                 self.detector.failed(now);
-                return Ok(None);
+                return Ok(());
             }
         };
         let Some(beat) = beat else {
             self.detector.answered(None, now);
-            return Ok(None);
+            return Ok(());
         };
         if beat.epoch > self.epoch {
-            return Ok(Some(StandbyEnd::Superseded));
+            self.tell(Event::Superseded);
+            return Ok(());
         }
         let counted = Beat {
             epoch: beat.epoch,
@@ -455,6 +443,7 @@ impl<'a> Follower<'a> {
         };
         if Some(counted) > self.detector.beat() {
             self.seen_at = now;
+            self.beat = beat.clone();
         }
         self.detector.answered(Some(counted), now);
         self.retime(&beat);
@@ -463,10 +452,14 @@ impl<'a> Follower<'a> {
             self.configured = beat.configured;
             self.reload_at(JournalPos(beat.journal_synced));
         }
-        if beat.state.is_vacant() && self.is_meant(&beat) {
-            self.chosen |= matches!(beat.state, ActiveState::Released { to: Some(_) });
-            let (epoch, reason) = (beat.epoch, format!("heartbeat says {:?}", beat.state));
-            self.detector.hint(Hint::Vacant { epoch, reason }, now);
+        match &beat.state {
+            ActiveState::Released { to } => {
+                self.vacated(beat.epoch, to.clone(), "it stopped cleanly".to_owned());
+            }
+            ActiveState::PostgresDead => {
+                self.vacated(beat.epoch, None, "its PostgreSQL ended".to_owned());
+            }
+            ActiveState::TakingOver | ActiveState::Serving => {}
         }
         let to = Known {
             journal: JournalPos(beat.journal_synced),
@@ -474,13 +467,21 @@ impl<'a> Follower<'a> {
             timeline: TimelineId(beat.timeline),
         };
         if to.end > self.known.end || to.journal > self.standby.tail.position() {
-            return self.advance(to).await;
+            self.advance(to).await?;
         }
-        Ok(None)
+        Ok(())
     }
 
-    /// Whether this standby is so far behind that it better begins anew.
-    async fn judge_lag(&mut self) -> Option<StandbyEnd> {
+    /// Begins anew if this standby is so far behind that this is better.
+    async fn judge_lag(&mut self) {
+        if let Some(why) = self.why_skip().await {
+            tracing::warn!(why, "too far behind: beginning anew at the newest seal");
+            self.context.skips.skipped(&why);
+            self.tell(Event::MustReattach(why));
+        }
+    }
+
+    async fn why_skip(&mut self) -> Option<String> {
         let now = self.context.now();
         // Before PostgreSQL reports any progress, what it reads tells.
         let (redo, _) = *self.standby.view.watch_redo().borrow();
@@ -497,14 +498,14 @@ impl<'a> Follower<'a> {
         let newest = ours
             .into_iter()
             .find(|s| s.generation.epoch == self.epoch)?;
-        self.lag.why_skip(newest.redo).map(StandbyEnd::TooSlow)
+        self.lag.why_skip(newest.redo)
     }
 
     async fn progressed(
         &mut self,
         feedback: Option<Feedback>,
         subscription: &Subscription,
-    ) -> Result<Option<StandbyEnd>> {
+    ) -> Result<()> {
         if let Some(feedback) = feedback {
             self.applied = self.applied.max(feedback.apply);
         }
@@ -535,19 +536,14 @@ impl<'a> Follower<'a> {
         self.standby.feed.request_reply();
         let progress = self.progress();
         subscription.progress(progress);
-        self.updated += 1;
-        let state = if progress.warm {
-            MemberState::Warm
-        } else {
-            MemberState::CatchingUp
-        };
-        let mut member = self.context.member(Role::Standby, state, self.updated);
-        (member.received, member.applied) = (progress.received, progress.applied);
-        let storage: Arc<dyn Storage> = self.standby.storage.clone();
+        self.tell(Event::Level(progress.warm));
+        if self.standby.view.base_seal().generation > self.attached_at {
+            self.tell(Event::RedoWorked);
+        }
+        let reached = &self.context.reached;
+        reached.set(progress.received, progress.applied);
         self.context.board.report(json!({
             "node": self.context.me.node,
-            "role": Role::Standby,
-            "state": state,
             "epoch": self.epoch,
             "active": self.active,
             "timeline": self.known.timeline.0,
@@ -568,11 +564,6 @@ impl<'a> Follower<'a> {
             "control": self.context.control_report(),
             "configured": self.configured,
         }));
-        tokio::spawn(async move {
-            if let Err(error) = member.store(storage.as_ref()).await {
-                tracing::debug!(%error, "node record not written");
-            }
-        });
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dax::error::ErrorKind;
-use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use pgdata::control::{ClusterState, ControlFile};
 use pgdata::settings;
@@ -20,11 +19,13 @@ use volume::seal::Base;
 use super::active::{Active, read_control};
 use super::context::{Context, unix_ms, wall_clock};
 use super::error::{AgentError, Result};
+use super::life::{Body, Life, Sight};
 use super::standby::{self, Known, Standby, attach, load_base, read_configuration};
+use crate::machine::{Decision, Event, Phase, State};
 use crate::postgres::{Postgres, StopMode};
-use crate::records::{Cause, Heartbeat, HistoryEntry, Member, Record, append_history};
+use crate::records::{Cause, Decider, Heartbeat, HistoryEntry, OldActive, append_history};
 use crate::takeover::log_tail::LogTail;
-use crate::takeover::{self, Phases, Pulse};
+use crate::takeover::{self, Announced, Phases, Pulse};
 
 /// How long PostgreSQL may take to start when nothing has to be replayed.
 const START_WITHIN: Duration = Duration::from_secs(60);
@@ -54,19 +55,47 @@ pub(crate) async fn join(
     Ok((standby, known))
 }
 
-/// A running standby becomes the active.
-pub(crate) async fn take_over(
-    context: &Context,
-    standby: Standby,
-    cause: Cause,
-    detect: Duration,
-    previous: Option<NodeName>,
-    seen: Epoch,
-) -> Result<Active> {
+/// Phases of a takeover: from whatever the node is, to the active that `life` holds then. Returns the
+/// last phase, which is complete when this returns; the machine hears of the others at once.
+pub(super) async fn take_over(context: &Context, life: &mut Life) -> Result<Phase> {
+    let decision = context.pilot.decision();
+    let cause = decision.as_ref().map(|decision| &decision.cause);
     tracing::info!(?cause, "taking over");
-    let mut phases = Phases::begin(Some(detect));
-    let (announced, pulse) = takeover::fence(context, &standby.storage, seen).await?;
+    let mut phases = Phases::begin(life.sight.detect);
+    let storage = match &life.body {
+        Body::Standby(standby, _) => standby.storage.clone(),
+        _ => life.storage(context).await?,
+    };
+    // Perhaps it was paused since the last look.
+    context.load_control().await?;
+    if context.pilot.state() != State::TakingOver(Phase::Fence) {
+        // Whoever waits for this goes on with what the node is now.
+        return std::future::pending().await;
+    }
+    let (announced, pulse) = takeover::fence(context, &storage, life.seen).await?;
     phases.end("fence");
+    context.pilot.tell(Event::EpochOwned(announced.epoch));
+    let tail = match &life.body {
+        Body::Standby(..) => from_standby(context, life, announced, pulse, &mut phases).await?,
+        _ => from_nothing(context, life, storage, announced, pulse, &mut phases).await?,
+    };
+    if let Body::Active(active) = &life.body {
+        note(context, active, &life.sight, decision, phases, tail).await?;
+    }
+    Ok(Phase::Promote)
+}
+
+/// A running standby becomes the active.
+async fn from_standby(
+    context: &Context,
+    life: &mut Life,
+    announced: Announced,
+    pulse: Pulse,
+    phases: &mut Phases,
+) -> Result<LogTail> {
+    let Body::Standby(standby, _) = &mut life.body else {
+        return Err(AgentError::Refused("no standby runs".to_owned()));
+    };
     // From here on nobody can give up what this standby stands on; perhaps somebody did before.
     if !Claim::stands(&standby.storage, &context.me.node).await? {
         let why = "this standby's claim was given up; it must attach afresh";
@@ -84,23 +113,59 @@ pub(crate) async fn take_over(
     let timeline = horizon.timeline.max(announced.timeline);
     let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
-    let active = takeover::promote(context, standby, latest, tail, pulse, &mut phases).await?;
-    note(context, &active, cause, previous, phases, tail).await?;
-    Ok(active)
+    context.pilot.tell(Event::PhaseDone(Phase::LogTail));
+    become_active(context, life, latest, tail, pulse, phases).await?;
+    Ok(tail)
+}
+
+/// From the standby that `life` holds, behind the fixed end of the log, to the active.
+async fn become_active(
+    context: &Context,
+    life: &mut Life,
+    latest: Latest,
+    tail: LogTail,
+    pulse: Pulse,
+    phases: &mut Phases,
+) -> Result<()> {
+    let Body::Standby(standby, _) = &mut life.body else {
+        return Err(AgentError::Refused("no standby runs".to_owned()));
+    };
+    takeover::replay(standby, latest.namespace().clone(), tail).await?;
+    phases.end("replay");
+    context.pilot.tell(Event::PhaseDone(Phase::Replay));
+    let switched = takeover::promote(context, standby, latest, tail).await?;
+    phases.end("promote");
+    life.sight.lsns.promoted = switched.promoted;
+    match std::mem::take(&mut life.body) {
+        Body::Standby(standby, _) => {
+            life.body = Body::Active(Box::new(switched.into_active(*standby, pulse)));
+            Ok(())
+        }
+        other => {
+            life.body = other;
+            Err(AgentError::Refused("no standby runs".to_owned()))
+        }
+    }
 }
 
 /// Starts a volume that nobody serves: directly after a clean stop that nothing followed (N1),
 /// otherwise by attaching at the last seal, replaying and promoting, never by plain crash recovery.
-pub(crate) async fn start(
+async fn from_nothing(
     context: &Context,
+    life: &mut Life,
     storage: Arc<dyn Storage>,
-    before_last: bool,
-    previous: Option<NodeName>,
-    seen: Epoch,
-) -> Result<Active> {
-    let mut phases = Phases::begin(None);
-    let (announced, pulse) = takeover::fence(context, &storage, seen).await?;
-    phases.end("fence");
+    announced: Announced,
+    pulse: Pulse,
+    phases: &mut Phases,
+) -> Result<LogTail> {
+    let before_last = context.pilot.before_last();
+    life.sight.previous = life.beat.as_ref().map(|beat| beat.node.clone());
+    life.sight.old_active = life.beat.as_ref().map(|beat| OldActive {
+        epoch: beat.epoch,
+        beat: beat.counter,
+        state: beat.state.clone(),
+        seen_before_ms: None,
+    });
     let mut latest = Latest::recover(storage.clone(), wall_clock()).await?;
     let seal = standby::choose(latest.seals().to_vec(), before_last)
         .filter(|seal| !seal.payload.is_empty())
@@ -110,6 +175,7 @@ pub(crate) async fn start(
     let timeline = control.timeline.max(announced.timeline);
     let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
+    context.pilot.tell(Event::PhaseDone(Phase::LogTail));
     let clean = control.state == ClusterState::ShutDown
         && !before_last
         && !latest.changed_since_seal()
@@ -119,11 +185,12 @@ pub(crate) async fn start(
                 timeline: control.timeline,
             };
     if clean
-        && let Some(active) = start_directly(&mut latest, &control, &seal.payload, tail).await?
+        && let Some(direct) = start_directly(&mut latest, &control, &seal.payload, tail).await?
     {
-        let active = active.open(context, latest, pulse, &mut phases).await?;
-        note(context, &active, Cause::Started, previous, phases, tail).await?;
-        return Ok(active);
+        context.pilot.tell(Event::PhaseDone(Phase::Replay));
+        let active = direct.open(context, latest, pulse, phases).await?;
+        life.body = Body::Active(Box::new(active));
+        return Ok(tail);
     }
     tracing::info!(end = %tail.end, "replaying the log from the last seal");
     let base = Base::load(&storage, &seal).await?;
@@ -135,9 +202,9 @@ pub(crate) async fn start(
         timeline: tail.timeline,
     };
     let standby = attach(context, storage, base, journal_tail, live, known).await?;
-    let active = takeover::promote(context, standby, latest, tail, pulse, &mut phases).await?;
-    note(context, &active, Cause::Started, previous, phases, tail).await?;
-    Ok(active)
+    life.body = Body::Standby(Box::new(standby), known);
+    become_active(context, life, latest, tail, pulse, phases).await?;
+    Ok(tail)
 }
 
 /// Everything a direct start needs that was checked before.
@@ -214,12 +281,12 @@ impl Direct {
 async fn note(
     context: &Context,
     active: &Active,
-    cause: Cause,
-    previous: Option<NodeName>,
+    sight: &Sight,
+    decision: Option<Decision>,
     phases: Phases,
     tail: LogTail,
 ) -> Result<()> {
-    match record(context, active, cause, previous, phases, tail).await {
+    match record(context, active, sight, decision, phases, tail).await {
         Err(error) if !error.is_superseded() => {
             tracing::warn!(%error, "serving, but the takeover is missing in the history");
             Ok(())
@@ -231,8 +298,8 @@ async fn note(
 async fn record(
     context: &Context,
     active: &Active,
-    cause: Cause,
-    previous: Option<NodeName>,
+    sight: &Sight,
+    decision: Option<Decision>,
     phases: Phases,
     tail: LogTail,
 ) -> Result<()> {
@@ -241,15 +308,22 @@ async fn record(
     let timeline = ControlFile::parse(&read_control(&active.view).await?)?
         .timeline
         .0;
+    let decision = decision.unwrap_or(Decision {
+        cause: Cause::Started,
+        by: Decider::Automatic,
+    });
     let entry = HistoryEntry {
         number: 0,
         epoch: active.epoch,
         node: context.me.node.clone(),
-        previous,
-        cause,
+        previous: sight.previous.clone(),
+        cause: decision.cause,
+        decided_by: decision.by,
         phases: phases.into_timings(),
         log_end: tail.end,
+        lsns: sight.lsns,
         timeline: timeline.max(tail.timeline.0),
+        old_active: sight.old_active.clone(),
         unix_ms: unix_ms(),
     };
     append_history(active.storage.as_ref(), entry).await?;
@@ -261,14 +335,7 @@ async fn record(
 pub(crate) async fn leave(context: &Context, standby: Standby) -> Result<()> {
     let storage = standby.storage.clone();
     drop_standby(standby).await?;
-    Claim::release(&storage, &context.me.node).await?;
-    storage
-        .remove_record(
-            &format!("{}{}", Member::PREFIX, context.me.node),
-            Member::AUTHORITY,
-        )
-        .await?;
-    Ok(())
+    Ok(Claim::release(&storage, &context.me.node).await?)
 }
 
 /// Stops a standby; everything private of it is disposable.

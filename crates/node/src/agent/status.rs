@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
+use super::pilot::Pilot;
 use crate::channel::{Handler, Request};
 
 /// Something that an operator, or another node, asked for; the sender answers it.
@@ -18,17 +19,19 @@ pub(crate) struct Order {
 
 /// Reports this node's status and hands orders to its current life.
 pub(crate) struct StatusBoard {
+    pilot: Arc<Pilot>,
     state: Mutex<Value>,
     storage: Mutex<Option<Arc<dyn Storage>>>,
     orders: mpsc::Sender<Order>,
 }
 
 impl StatusBoard {
-    pub(crate) fn new() -> (Arc<StatusBoard>, mpsc::Receiver<Order>) {
+    pub(crate) fn new(pilot: Arc<Pilot>) -> (Arc<StatusBoard>, mpsc::Receiver<Order>) {
         let (orders, receiver) = mpsc::channel(4);
-        let state = Mutex::new(json!({ "role": "starting" }));
+        let state = Mutex::new(json!({}));
         (
             Arc::new(StatusBoard {
+                pilot,
                 state,
                 storage: Mutex::new(None),
                 orders,
@@ -37,7 +40,7 @@ impl StatusBoard {
         )
     }
 
-    /// Replaces what is reported.
+    /// Replaces what is reported besides what the machine knows.
     pub(crate) fn report(&self, state: Value) {
         *self.state.lock() = state;
     }
@@ -50,6 +53,7 @@ impl StatusBoard {
     /// What is reported now.
     pub(crate) fn status(&self) -> Value {
         let mut status = self.state.lock().clone();
+        self.pilot.describe(&mut status);
         if let Some(storage) = self.storage.lock().as_ref() {
             status["replicas"] = json!(storage.replicas());
             status["storage"] = json!(storage.counters());

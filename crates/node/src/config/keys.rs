@@ -61,7 +61,10 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "feedback",
         ],
     ),
-    ("tags", &["nofailover", "priority", "spare", "zone"]),
+    (
+        "tags",
+        &["failover_zone", "nofailover", "priority", "spare", "zone"],
+    ),
 ];
 
 /// Refuses the first key that no table knows.

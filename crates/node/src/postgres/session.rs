@@ -120,15 +120,17 @@ impl Session {
         number.map_err(|_| PostgresError::Answer(answer))
     }
 
-    /// Ends the sessions of clients, so that their snapshots no longer hold redo up (N12); returns
-    /// how many there were. Not those of the agent itself, whichever waits for what: the server goes on
-    /// with this when who asked for it has given up waiting.
+    /// Ends the sessions of clients that are in a transaction, so that their snapshots no longer hold redo
+    /// up (N12); returns how many there were. One that is about to end holds nothing any more, and is
+    /// left alone: the server would complain that it is gone. Not those of the agent itself, whichever
+    /// waits for what: the server goes on with this when who asked for it has given up waiting.
     ///
     /// # Errors
     /// [`PostgresError::Sql`]
     pub async fn end_client_sessions(&self) -> Result<u64> {
         let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
                    WHERE backend_type = 'client backend' \
+                   AND pid IN (SELECT pid FROM pg_locks WHERE locktype = 'virtualxid') \
                    AND NOT (client_addr IS NULL AND application_name = current_setting('application_name'))";
         let answer = self.value(sql).await?.unwrap_or_default();
         answer.parse().map_err(|_| PostgresError::Answer(answer))

@@ -9,7 +9,7 @@ use dax::storage::{Authority, Storage};
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
-use super::{Record, Result};
+use super::{ActiveState, Record, Result};
 
 /// Entries kept; older ones are removed as new ones come.
 const KEPT: u64 = 1000;
@@ -33,13 +33,56 @@ pub enum Cause {
     Forced,
 }
 
+/// Who decided that the active changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decider {
+    /// An operator.
+    Operator,
+    /// The node itself.
+    #[default]
+    Automatic,
+}
+
 /// How long one phase took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseTiming {
     /// The phase, as `docs/FAILOVER.md` calls it.
     pub phase: String,
+    /// When it began, Unix milliseconds; for people only.
+    #[serde(default)]
+    pub began_unix_ms: u64,
     /// Its length in milliseconds.
     pub ms: u64,
+}
+
+/// Where the log was, when.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lsns {
+    /// How far the new active knew the log to be durable when it decided.
+    #[serde(default)]
+    pub synced: Option<Lsn>,
+    /// How far it had replayed then.
+    #[serde(default)]
+    pub applied: Option<Lsn>,
+    /// Where the new timeline was when PostgreSQL had been promoted.
+    #[serde(default)]
+    pub promoted: Option<Lsn>,
+}
+
+/// What is known of the active before, as its last heartbeat tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OldActive {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Its last beat.
+    pub beat: u64,
+    /// What it was doing then.
+    #[serde(flatten)]
+    pub state: ActiveState,
+    /// How long before the decision that beat was seen; not known to a node that had just started.
+    #[serde(default)]
+    pub seen_before_ms: Option<u64>,
 }
 
 /// One change of the active.
@@ -64,9 +107,18 @@ pub struct HistoryEntry {
     /// The end of the log that was replayed: what the new timeline starts from.
     #[serde(default)]
     pub log_end: Lsn,
+    /// Where the log was, when.
+    #[serde(default)]
+    pub lsns: Lsns,
     /// PostgreSQL's new timeline.
     #[serde(default)]
     pub timeline: u32,
+    /// Who decided it.
+    #[serde(default)]
+    pub decided_by: Decider,
+    /// The active before, if there was one.
+    #[serde(default)]
+    pub old_active: Option<OldActive>,
     /// When it was done, Unix milliseconds; for people only, nothing compares it.
     pub unix_ms: u64,
 }

@@ -1,8 +1,7 @@
 //! `node/<name>`: who is in the cluster, where it is reached, and how far it is.
 //!
 //! Each node writes its own. The counter lets others see, without comparing clocks, whether a node
-//! is alive. The two choices that need all records (who goes first at a takeover, which spare
-//! becomes a standby) are pure functions here, so that every node comes to the same answer.
+//! is alive ([`crate::machine::liveness`]).
 
 use std::fmt;
 
@@ -147,46 +146,6 @@ impl Record for Member {
     }
 }
 
-impl Member {
-    fn may_take_over(&self) -> bool {
-        let ready = matches!(self.state, MemberState::Warm | MemberState::CatchingUp);
-        self.role == Role::Standby && ready && !self.tags.nofailover
-    }
-
-    /// Sorts candidates, best first: warm ones, then priority, then how far, then the name.
-    fn rank(&self) -> impl Ord + '_ {
-        use std::cmp::Reverse;
-        (
-            Reverse(self.state == MemberState::Warm),
-            Reverse(self.tags.priority),
-            Reverse(self.applied),
-            &self.name,
-        )
-    }
-}
-
-/// How many nodes should be let go first at a takeover. `others` are the records of nodes that are
-/// alive; that of `me` among them is ignored.
-pub fn better_candidates(me: &Member, others: &[Member]) -> u8 {
-    let better = others
-        .iter()
-        .filter(|o| o.name != me.name && o.may_take_over() && o.rank() < me.rank())
-        .count();
-    u8::try_from(better).unwrap_or(u8::MAX)
-}
-
-/// The spare that should become a standby of an active in `active_zone`: one in another zone where
-/// there is one (CAC-DB 5.2), then by priority, then by name. `alive` are nodes that are alive.
-pub fn choose_spare(active_zone: Option<u8>, alive: &[Member]) -> Option<&NodeName> {
-    use std::cmp::Reverse;
-    let same_zone = |m: &Member| active_zone.is_some() && m.tags.zone == active_zone;
-    alive
-        .iter()
-        .filter(|m| m.role == Role::Spare && m.state != MemberState::Stopped)
-        .min_by_key(|m| (same_zone(m), Reverse(m.tags.priority), &m.name))
-        .map(|m| &m.name)
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -207,44 +166,6 @@ pub(crate) mod tests {
             control: 0,
             updated: 1,
         }
-    }
-
-    fn standby(name: &str) -> Member {
-        member(name, Role::Standby, MemberState::Warm)
-    }
-
-    #[test]
-    fn every_node_agrees_on_who_goes_first() {
-        let mut all = vec![standby("a"), standby("b"), standby("c"), standby("d")];
-        all[1].tags.priority = 5;
-        all[2].applied = Lsn(20);
-        all[3].tags.nofailover = true;
-        let order: Vec<u8> = all.iter().map(|m| better_candidates(m, &all)).collect();
-        assert_eq!(order[..3], [2, 0, 1]);
-    }
-
-    #[test]
-    fn warm_goes_before_priority() {
-        let mut all = vec![standby("a"), standby("b")];
-        all[0].state = MemberState::CatchingUp;
-        all[0].tags.priority = 9;
-        assert_eq!(better_candidates(&all[0], &all), 1);
-        all[1].state = MemberState::Failing;
-        assert_eq!(better_candidates(&all[0], &all), 0);
-    }
-
-    #[test]
-    fn a_spare_in_another_zone_is_preferred() {
-        let mut all = vec![
-            member("a", Role::Spare, MemberState::Starting),
-            member("b", Role::Spare, MemberState::Starting),
-            standby("c"),
-        ];
-        (all[0].tags.zone, all[1].tags.zone) = (Some(0), Some(1));
-        assert_eq!(choose_spare(Some(0), &all).unwrap().as_str(), "b");
-        assert_eq!(choose_spare(Some(1), &all).unwrap().as_str(), "a");
-        assert_eq!(choose_spare(None, &all).unwrap().as_str(), "a");
-        assert!(choose_spare(None, &all[2..]).is_none());
     }
 
     #[test]

@@ -181,7 +181,10 @@ mod tests {
             cause,
             phases: Vec::new(),
             log_end: Lsn(0x30),
+            lsns: crate::records::Lsns::default(),
             timeline,
+            decided_by: crate::records::Decider::Automatic,
+            old_active: None,
             unix_ms: 1_700_000_000_000,
         };
         let evidence = "its connection was reset".to_owned();

@@ -88,6 +88,33 @@ pub(super) fn metrics(facts: &Facts, status: &Value) -> String {
         since,
     );
     page.gauge(
+        "understudy_standbys_wanted",
+        "Standbys that there should be (the active says so)",
+        number("/protection/wanted"),
+    );
+    page.gauge(
+        "understudy_standbys_warm",
+        "Standbys that could take over at once (the active says so)",
+        number("/protection/warm"),
+    );
+    let level = status.pointer("/protection/state").and_then(Value::as_str);
+    page.gauge(
+        "understudy_degraded",
+        "1 if fewer standbys than wanted could take over at once (the active says so)",
+        level.and_then(|level| flag(level != "protected")),
+    );
+    let restored = number("/protection/restored_after_ms").map(|ms| ms / 1000.0);
+    page.gauge(
+        "understudy_reprotection_seconds",
+        "How long the last loss of protection took to be made good",
+        restored,
+    );
+    page.gauge(
+        "understudy_paused",
+        "1 if nobody takes over by itself",
+        status["paused"].as_bool().and_then(flag),
+    );
+    page.gauge(
         "understudy_overlay_memory_bytes",
         "A standby's private changes in memory",
         number("/overlay/memory_bytes"),

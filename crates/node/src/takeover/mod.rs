@@ -27,13 +27,14 @@ use pgdata::timeline::TimelineId;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use volume::active::Options;
+use volume::active::{ActiveView, Options};
 use volume::latest::Latest;
 use volume::lsn::Lsn;
+use volume::namespace::Namespace;
 
 use self::log_tail::LogTail;
 use crate::agent::active::Active;
-use crate::agent::context::{Context, wall_clock};
+use crate::agent::context::{Context, unix_ms, wall_clock};
 use crate::agent::error::Result;
 use crate::agent::standby::Standby;
 use crate::postgres::PostgresError;
@@ -70,9 +71,11 @@ impl Phases {
     }
 
     fn push(&mut self, phase: &str, took: Duration) {
+        let ms = took.as_millis() as u64;
         self.done.push(PhaseTiming {
             phase: phase.to_owned(),
-            ms: took.as_millis() as u64,
+            began_unix_ms: unix_ms().saturating_sub(ms),
+            ms,
         });
     }
 
@@ -111,6 +114,7 @@ pub(crate) async fn fence(
     let epoch = storage.own_epoch(&context.me.node).await?;
     let last = Heartbeat::load(storage.as_ref()).await?;
     let announced = Announced {
+        epoch,
         end: last.as_ref().map_or(Lsn::ZERO, |beat| beat.synced_lsn),
         timeline: TimelineId(last.as_ref().map_or(0, |beat| beat.timeline)),
     };
@@ -169,6 +173,8 @@ impl Drop for Pulse {
 /// What the last active announced as synced, in its last heartbeat. All of it is durable.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Announced {
+    /// The epoch that is owned now.
+    pub epoch: Epoch,
     /// The end of a record of the log.
     pub end: Lsn,
     /// The timeline it was on.
@@ -190,22 +196,52 @@ pub(crate) async fn fix_log(
     Ok(tail)
 }
 
-/// From a running standby to the active. The epoch is owned and the end of the log fixed.
-pub(crate) async fn promote(
-    context: &Context,
-    mut standby: Standby,
-    latest: Latest,
-    tail: LogTail,
-    pulse: Pulse,
-    phases: &mut Phases,
-) -> Result<Active> {
-    standby
-        .log
-        .show(latest.namespace().clone(), tail.end, tail.timeline);
-    replay(&standby, tail.end).await?;
+/// What a standby has become.
+pub(crate) struct Switched {
+    epoch: Epoch,
+    view: Arc<ActiveView>,
+    sealer: Arc<Sealer>,
+    /// Where the log was right after that.
+    pub promoted: Option<Lsn>,
+}
+
+impl Switched {
+    /// The active.
+    pub(crate) fn into_active(self, standby: Standby, pulse: Pulse) -> Active {
+        let Standby {
+            storage,
+            postgres,
+            mount,
+            ..
+        } = standby;
+        Active {
+            storage,
+            epoch: self.epoch,
+            view: self.view,
+            sealer: self.sealer,
+            pulse: Some(pulse),
+            postgres,
+            mount,
+        }
+    }
+}
+
+/// PostgreSQL replays to the end of the log, which is fixed.
+pub(crate) async fn replay(standby: &mut Standby, names: Namespace, tail: LogTail) -> Result<()> {
+    standby.log.show(names, tail.end, tail.timeline);
+    replay_to(standby, tail.end).await?;
     // The new active reads as much as its clients ask for.
     drop(standby.prefetcher.take());
-    phases.end("replay");
+    Ok(())
+}
+
+/// Switches the views and promotes PostgreSQL. The epoch is owned and all log replayed.
+pub(crate) async fn promote(
+    context: &Context,
+    standby: &Standby,
+    latest: Latest,
+    tail: LogTail,
+) -> Result<Switched> {
     let sealer = sealer_behind(context, &latest, &standby.control, tail)?;
     let epoch = latest.epoch();
     let options = Options {
@@ -224,22 +260,13 @@ pub(crate) async fn promote(
     standby.postgres.promote().await?;
     let session = standby.postgres.wait_ready(PROMOTE_WITHIN).await?;
     session.wait_promoted(PROMOTE_WITHIN).await?;
-    phases.end("promote");
     view.carry_inherited();
-    let Standby {
-        storage,
-        postgres,
-        mount,
-        ..
-    } = standby;
-    Ok(Active {
-        storage,
+    Ok(Switched {
         epoch,
         view,
         sealer,
-        pulse: Some(pulse),
-        postgres,
-        mount,
+        // Only the history misses it.
+        promoted: session.flushed().await.ok().flatten(),
     })
 }
 
@@ -267,7 +294,7 @@ pub(crate) fn sealer_behind(
 
 /// Waits until PostgreSQL has replayed to `end`. If that takes long it ends the sessions of clients,
 /// again and again: they come back, and each one's snapshot can hold redo up anew.
-async fn replay(standby: &Standby, end: Lsn) -> Result<()> {
+async fn replay_to(standby: &Standby, end: Lsn) -> Result<()> {
     let exited = standby.postgres.exited();
     tokio::pin!(exited);
     let applied = standby.feed.applied(end);

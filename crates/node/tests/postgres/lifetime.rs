@@ -89,6 +89,9 @@ async fn client_sessions_are_ended_and_ours_are_not() {
     let client = client.dbname("postgres").connect(tokio_postgres::NoTls);
     let (client, connection) = client.await.unwrap();
     let connection = tokio::spawn(connection);
+    let ended = session.end_client_sessions().await.unwrap();
+    assert_eq!(ended, 0, "it is idle and holds nothing up");
+    client.batch_execute("BEGIN; SELECT 1").await.unwrap();
     assert_eq!(session.end_client_sessions().await.unwrap(), 1);
     assert!(connection.await.unwrap().is_err() && client.is_closed());
     for ours in [&session, &another_of_ours] {

@@ -1,0 +1,229 @@
+//! One life of a node: what it holds, and the work of each state.
+//!
+//! Invariant: what a life holds is gone before the next one begins, PostgreSQL before its mount.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::ids::{Epoch, NodeName};
+use dax::storage::Storage;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::active::Active;
+use super::context::Context;
+use super::error::{AgentError, Result};
+use super::follow::Follower;
+use super::standby::{Known, Standby};
+use super::status::Order;
+use super::{look, start};
+use crate::machine::{Event, State};
+use crate::postgres::leftovers;
+use crate::records::{Heartbeat, Lsns, OldActive};
+
+/// The wait after something could not be cleared away.
+const CLEAR_AGAIN: Duration = Duration::from_millis(500);
+
+/// What a node holds in one life.
+#[derive(Default)]
+pub(super) struct Life {
+    /// Its handle to the volume: an epoch once lost is lost for good, so each life has its own.
+    pub storage: Option<Arc<dyn Storage>>,
+    /// The last heartbeat that was seen.
+    pub beat: Option<Heartbeat>,
+    /// The highest epoch that decisions are based on.
+    pub seen: Epoch,
+    /// What was known when a takeover was decided.
+    pub sight: Sight,
+    pub body: Body,
+    /// What it had in memory shall not be had again: its PostgreSQL ended by itself, or an operator
+    /// wants it so.
+    pub forgets: bool,
+}
+
+/// What runs.
+#[derive(Default)]
+pub(super) enum Body {
+    #[default]
+    Nothing,
+    Standby(Box<Standby>, Known),
+    Active(Box<Active>),
+}
+
+/// What was known of the active, and of the log, when a takeover was decided; for the history.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sight {
+    /// An operator wants the node to begin anew, without what it has in memory.
+    pub forgets: bool,
+    /// Who it was.
+    pub previous: Option<NodeName>,
+    /// How long it had shown nothing.
+    pub detect: Option<Duration>,
+    pub lsns: Lsns,
+    pub old_active: Option<OldActive>,
+}
+
+/// Does `work` while the node is in one of these states, and answers orders meanwhile; `None` if the
+/// state changed before it was done.
+pub(super) async fn attend<T>(
+    context: &Context,
+    orders: &mut mpsc::Receiver<Order>,
+    stays: impl Fn(&State) -> bool,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::pin!(work);
+    let mut states = context.pilot.states();
+    loop {
+        tokio::select! {
+            biased;
+            _ = states.wait_for(|state| !stays(state)) => return None,
+            done = &mut work => return Some(done),
+            Some(order) = orders.recv() => context.pilot.order(order),
+        }
+    }
+}
+
+impl Life {
+    /// Does what the state asks for, until it changes.
+    pub(super) async fn step(
+        &mut self,
+        context: &Context,
+        orders: &mut mpsc::Receiver<Order>,
+    ) -> Result<()> {
+        match context.pilot.state() {
+            State::Looking | State::Spare => {
+                let watching = look::watch(context, self);
+                let watched = attend(context, orders, |s| s.is_watching(), watching).await;
+                watched.unwrap_or(Ok(()))
+            }
+            State::Attaching => self.attach(context, orders).await,
+            State::CatchingUp | State::Warm => self.follow(context, orders).await,
+            State::TakingOver(_) => self.take_over(context, orders).await,
+            State::Serving | State::Stalled => self.serve(context, orders).await,
+            State::BackingOff => {
+                let now = context.pilot.now();
+                let until = context.pilot.look(|machine| machine.wake_at());
+                let wait = until.unwrap_or(now).saturating_sub(now);
+                let stays = |s: &State| *s == State::BackingOff;
+                attend(context, orders, stays, tokio::time::sleep(wait)).await;
+                context.pilot.tell(Event::Tick);
+                Ok(())
+            }
+            State::HandingOver | State::Fenced | State::Discarding | State::Stopping => {
+                self.clear(context, orders).await;
+                Ok(())
+            }
+            State::Stopped => Ok(()),
+        }
+    }
+
+    /// The handle of this life; opened when it begins.
+    pub(super) async fn storage(&mut self, context: &Context) -> Result<Arc<dyn Storage>> {
+        if let Some(storage) = &self.storage {
+            return Ok(Arc::clone(storage));
+        }
+        // A life that failed half-way may have left its mount; this one needs the place.
+        let paths = &context.config.paths;
+        leftovers::clean(&paths.run(), &paths.mount())?;
+        mount::detach_stale(&paths.mount())?;
+        let storage = context.connect().await?;
+        context.board.watch(storage.clone());
+        self.storage = Some(Arc::clone(&storage));
+        Ok(storage)
+    }
+
+    async fn attach(
+        &mut self,
+        context: &Context,
+        orders: &mut mpsc::Receiver<Order>,
+    ) -> Result<()> {
+        let beat = self.beat.clone().ok_or_else(|| {
+            AgentError::Refused("nobody ever served whom a standby could follow".to_owned())
+        })?;
+        let joining = async {
+            let storage = self.storage(context).await?;
+            start::join(context, storage, &beat, context.pilot.before_last()).await
+        };
+        let stays = |s: &State| *s == State::Attaching;
+        let Some(joined) = attend(context, orders, stays, joining).await else {
+            return Ok(());
+        };
+        let (standby, known) = joined?;
+        tracing::info!(active = %beat.node, epoch = %beat.epoch, "following as a standby");
+        self.body = Body::Standby(Box::new(standby), known);
+        context.pilot.tell(Event::Attached);
+        Ok(())
+    }
+
+    async fn follow(
+        &mut self,
+        context: &Context,
+        orders: &mut mpsc::Receiver<Order>,
+    ) -> Result<()> {
+        let (Body::Standby(standby, known), Some(beat)) = (&mut self.body, &self.beat) else {
+            return Err(AgentError::Refused("no standby runs".to_owned()));
+        };
+        self.seen = self.seen.max(beat.epoch);
+        let follower = Follower::new(context, standby, beat, *known);
+        let (sight, ended) = follower.live(orders).await;
+        self.forgets = sight.forgets || standby.postgres.exit().is_some();
+        self.sight = sight;
+        ended
+    }
+
+    async fn take_over(
+        &mut self,
+        context: &Context,
+        orders: &mut mpsc::Receiver<Order>,
+    ) -> Result<()> {
+        let stays = |s: &State| matches!(s, State::TakingOver(_));
+        let taking = start::take_over(context, self);
+        match attend(context, orders, stays, taking).await {
+            Some(taken) => taken.map(|phase| drop(context.pilot.tell(Event::PhaseDone(phase)))),
+            None => Ok(()),
+        }
+    }
+
+    async fn serve(&mut self, context: &Context, orders: &mut mpsc::Receiver<Order>) -> Result<()> {
+        match std::mem::take(&mut self.body) {
+            Body::Active(active) => active.live(context, orders).await,
+            other => {
+                self.body = other;
+                Err(AgentError::Refused("no active runs".to_owned()))
+            }
+        }
+    }
+
+    /// Ends what still runs: an active as its state says, a standby at once.
+    async fn clear(&mut self, context: &Context, orders: &mut mpsc::Receiver<Order>) {
+        let stops = context.pilot.state() == State::Stopping;
+        let cleared = match std::mem::take(&mut self.body) {
+            Body::Nothing => Ok(()),
+            Body::Active(active) => active.live(context, orders).await,
+            Body::Standby(standby, _) => {
+                if !self.forgets {
+                    remember_hot(context, &standby);
+                }
+                match stops {
+                    true => start::leave(context, *standby).await,
+                    false => start::drop_standby(*standby).await,
+                }
+            }
+        };
+        if let Err(error) = cleared {
+            tracing::error!(%error, "what ran could not be ended in order");
+            tokio::time::sleep(CLEAR_AGAIN).await;
+        }
+        *self = Life::default();
+        context.board.report(json!({ "node": context.me.node }));
+        context.pilot.tell(Event::Cleared);
+    }
+}
+
+/// What a standby holds is worth having again when it attaches afresh.
+fn remember_hot(context: &Context, standby: &Standby) {
+    let block_bytes = standby.storage.settings().block_size_bytes as usize;
+    let most = context.config.memory.cache.bytes() / 2 / block_bytes;
+    context.skips.remember(standby.view.hot_blocks(most));
+}

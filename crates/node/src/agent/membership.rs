@@ -1,0 +1,100 @@
+//! The node's own record: whatever it is doing, others see that it is alive, and what it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::storage::Storage;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use volume::lsn::Lsn;
+
+use super::context::Context;
+use super::error::Result;
+use super::pilot::Pilot;
+use crate::records::{Control, Member, Record, Role, ServerFacts};
+
+/// How often it is written; at once when the state changes.
+const EVERY: Duration = Duration::from_millis(500);
+/// How long that may take when the agent ends.
+const SAY_WITHIN: Duration = Duration::from_secs(2);
+
+/// How far a standby is, for its record.
+#[derive(Debug, Default)]
+pub(crate) struct Reached(Mutex<(Lsn, Lsn)>);
+
+impl Reached {
+    /// The log that its PostgreSQL was given, and has replayed.
+    pub(crate) fn set(&self, received: Lsn, applied: Lsn) {
+        *self.0.lock() = (received, applied);
+    }
+}
+
+/// Writes the record for as long as the agent runs.
+pub(super) struct Membership(JoinHandle<()>);
+
+struct Writer {
+    member: Member,
+    pilot: Arc<Pilot>,
+    registry: Arc<dyn Storage>,
+    reached: Arc<Reached>,
+    control: watch::Receiver<Control>,
+    facts: Arc<Mutex<ServerFacts>>,
+}
+
+impl Writer {
+    async fn run(mut self) {
+        let mut states = self.pilot.states();
+        loop {
+            states.mark_unchanged();
+            if let Err(error) = self.write().await {
+                tracing::debug!(%error, "node record not written");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(EVERY) => {}
+                changed = states.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    async fn write(&mut self) -> Result<()> {
+        let member = &mut self.member;
+        member.updated += 1;
+        member.control = self.control.borrow().version;
+        member.server = self.facts.lock().clone();
+        (member.role, member.state) = self.pilot.member();
+        (member.received, member.applied) = match member.role {
+            Role::Standby => *self.reached.0.lock(),
+            Role::Active | Role::Spare => (Lsn::ZERO, Lsn::ZERO),
+        };
+        Ok(member.store(self.registry.as_ref()).await?)
+    }
+}
+
+impl Membership {
+    pub(super) fn start(context: &Context) -> Membership {
+        let writer = Writer {
+            member: context.member(),
+            pilot: Arc::clone(&context.pilot),
+            registry: Arc::clone(&context.registry),
+            reached: Arc::clone(&context.reached),
+            control: context.control.clone(),
+            facts: Arc::clone(&context.facts),
+        };
+        Membership(tokio::spawn(writer.run()))
+    }
+
+    /// The agent ends in order, and takes its record along.
+    pub(super) async fn end(self, context: &Context) {
+        self.0.abort();
+        // Nothing is written any more when this returns.
+        let _ = self.0.await;
+        let registry = context.registry.as_ref();
+        let name = format!("{}{}", Member::PREFIX, context.me.node);
+        let removed = registry.remove_record(&name, Member::AUTHORITY);
+        let removed = tokio::time::timeout(SAY_WITHIN, removed).await;
+        if !matches!(removed, Ok(Ok(()))) {
+            tracing::info!("the record of this node stays, although it ends");
+        }
+    }
+}

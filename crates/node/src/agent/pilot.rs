@@ -1,0 +1,196 @@
+//! Drives the machine: events of all tasks go in here, one after the other, and everybody who does
+//! something for as long as the node is in some state hears of the change.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::context::unix_ms;
+use super::error::AgentError;
+use super::status::Order;
+use crate::channel::Request;
+use crate::machine::table::EventKind;
+use crate::machine::{Ask, Decision, Effect, Event, Failure, Machine, SealChoice, State};
+use crate::postgres::{ExitReport, PostgresError};
+use crate::records::{MemberState, Role};
+
+/// See the module.
+pub(crate) struct Pilot {
+    machine: Mutex<Machine>,
+    states: watch::Sender<State>,
+    /// What went wrong last, until the node is something again.
+    trouble: Mutex<Option<String>>,
+    started: Instant,
+}
+
+impl Pilot {
+    pub(crate) fn new(machine: Machine) -> Pilot {
+        Pilot {
+            states: watch::channel(machine.state()).0,
+            machine: Mutex::new(machine),
+            trouble: Mutex::new(None),
+            started: Instant::now(),
+        }
+    }
+
+    /// Time since the agent started, on its monotonic clock.
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Tells the machine what happened; what it wants done besides, alarms apart.
+    pub(crate) fn tell(&self, event: Event) -> Vec<Effect> {
+        let what = EventKind::from(&event).words();
+        let mut machine = self.machine.lock();
+        let before = machine.state();
+        let mut effects = machine.on(event, self.now());
+        let after = machine.state();
+        // Under the lock: the watchers see the changes in their order.
+        if after != before {
+            tracing::info!(was = %before, because = what, "this node is {after}");
+            self.states.send_replace(after);
+        }
+        drop(machine);
+        if after.is_candidate() || after == State::Serving || after == State::Spare {
+            *self.trouble.lock() = None;
+        }
+        effects.retain(|effect| match effect {
+            Effect::Alarm(why) => {
+                tracing::error!("{why}");
+                *self.trouble.lock() = Some(why.clone());
+                false
+            }
+            _ => true,
+        });
+        effects
+    }
+
+    /// What the node is.
+    pub(crate) fn state(&self) -> State {
+        *self.states.borrow()
+    }
+
+    /// The same, to wait for a change.
+    pub(crate) fn states(&self) -> watch::Receiver<State> {
+        self.states.subscribe()
+    }
+
+    /// Waits until the node is in one of these states.
+    pub(crate) async fn until(&self, wanted: impl FnMut(&State) -> bool) {
+        // The sender lives as long as this does.
+        let _ = self.states().wait_for(wanted).await;
+    }
+
+    /// As the node's record tells it.
+    pub(crate) fn member(&self) -> (Role, MemberState) {
+        let machine = self.machine.lock();
+        (machine.role(), machine.state().of_member())
+    }
+
+    /// Why the node takes over.
+    pub(crate) fn decision(&self) -> Option<Decision> {
+        self.machine.lock().decision().cloned()
+    }
+
+    /// Asks the machine something.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Machine) -> T) -> T {
+        look(&self.machine.lock())
+    }
+
+    /// How long an active that shows nothing is waited for, from now on.
+    pub(crate) fn be_patient(&self, timeout: Duration) {
+        self.machine.lock().be_patient(timeout);
+    }
+
+    /// Whether the next attach starts at the seal before the last one.
+    pub(crate) fn before_last(&self) -> bool {
+        self.look(Machine::seal_choice) == SealChoice::BeforeLast
+    }
+
+    /// Puts an order to the machine and passes its answer on.
+    pub(crate) fn order(&self, order: Order) {
+        let ask = match order.request {
+            Request::Failover { to, force } => Ask::Failover { to, force },
+            Request::Enlist => Ask::Enlist,
+            Request::Restart | Request::Reinitialize | Request::Reload { .. } => {
+                let why = format!("this node is {} and cannot do that now", self.state());
+                // Whoever asked may have gone.
+                let _ = order.answer.send(Err(why));
+                return;
+            }
+            Request::Status | Request::Unknown(_) => {
+                let why = "this release does not know that request".to_owned();
+                // Whoever asked may have gone.
+                let _ = order.answer.send(Err(why));
+                return;
+            }
+        };
+        for effect in self.tell(Event::Asked(ask)) {
+            if let Effect::Reply(reply) = effect {
+                let answer = reply.map(|()| json!({ "state": self.state().to_string() }));
+                // The order stands all the same.
+                let _ = order.answer.send(answer);
+                return;
+            }
+        }
+    }
+
+    /// Adds to a status what the machine knows.
+    pub(crate) fn describe(&self, status: &mut Value) {
+        let now = self.now();
+        let machine = self.machine.lock();
+        status["role"] = json!(machine.role());
+        status["state"] = json!(machine.state().of_member());
+        status["stage"] = json!(machine.state().to_string());
+        status["paused"] = json!(machine.paused());
+        if let Some(trouble) = self.trouble.lock().as_ref() {
+            status["error"] = json!(trouble);
+        }
+        if machine.state().is_active() {
+            let p = machine.protection();
+            let ago = p.since.map_or(Duration::ZERO, |at| now.saturating_sub(at));
+            status["protection"] = json!({
+                "protected": p.warm > 0,
+                "state": p.level,
+                "since_unix_ms": unix_ms().saturating_sub(ago.as_millis() as u64),
+                "wanted": p.wanted,
+                "standbys": p.standbys,
+                "warm": p.warm,
+                "restored_after_ms": p.restored_after.map(|took| took.as_millis() as u64),
+            });
+        }
+    }
+}
+
+/// What the machine wants to know of an error.
+pub(crate) fn failure(error: &AgentError) -> Failure {
+    let report = match error {
+        AgentError::Postgres(PostgresError::Exited(report)) => Some(report),
+        _ => None,
+    };
+    Failure {
+        reason: format!(
+            "this life of the node failed; trying again: {}",
+            chain(error)
+        ),
+        superseded: error.is_superseded(),
+        redo_failed: report.is_some_and(ExitReport::redo_failed),
+        of_this_machine: error.is_of_this_machine(),
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,264 @@
+//! Re-protection (CAC-DB 5.2): how many standbys the active has, whether they could take over at once,
+//! and which spare is enlisted when there are too few.
+//!
+//! Invariant: nobody is enlisted for a node that is alive, whatever it is doing: it comes back by
+//! itself. A spare that was enlisted stays: going back would only be one more change.
+
+use std::time::Duration;
+
+use dax::ids::NodeName;
+use serde::{Deserialize, Serialize};
+
+use super::ranking::{choose_spare, may_take_over, rank};
+use crate::records::{Member, MemberState, Role};
+
+/// The other nodes, as the active sees them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Every node with a record, and whether it is alive: subscribed, or its record moves.
+    pub nodes: Vec<(Member, bool)>,
+    /// The zone that the active is in.
+    pub zone: Option<u8>,
+}
+
+/// How well the active is protected.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// No standby could take over at once.
+    #[default]
+    Unprotected,
+    /// One could, but there are fewer of them than wanted.
+    Degraded,
+    /// As many as wanted could.
+    Protected,
+}
+
+/// What the active knows of its protection.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Protection {
+    census: Census,
+    /// How many standbys there should be.
+    pub wanted: usize,
+    /// How many nodes are standbys, or will be by themselves.
+    pub standbys: usize,
+    /// How many of them could take over at once.
+    pub warm: usize,
+    /// What that comes to.
+    pub level: Level,
+    /// Since when it does; none before the first census.
+    pub since: Option<Duration>,
+    /// How long the last loss of protection took to be made good.
+    pub restored_after: Option<Duration>,
+    /// Since when it is less than protected.
+    lost_at: Option<Duration>,
+    enlisted: Option<(NodeName, Duration)>,
+}
+
+impl Protection {
+    /// Takes a census in; the spare to enlist, if one should be.
+    pub(super) fn count(
+        &mut self,
+        me: &NodeName,
+        census: Census,
+        wanted: Option<usize>,
+        within: Duration,
+        now: Duration,
+    ) -> Option<NodeName> {
+        let others = || census.nodes.iter().filter(|(m, _)| m.name != *me);
+        let alive = || others().filter(|(_, alive)| *alive).map(|(m, _)| m);
+        // Whoever is alive and no spare is a standby, or on its way to be one.
+        let stays = |m: &&Member| m.role != Role::Spare && m.state != MemberState::Stopped;
+        self.standbys = alive().filter(stays).count();
+        let warm = |m: &&Member| m.role == Role::Standby && m.state == MemberState::Warm;
+        self.warm = alive().filter(warm).count();
+        self.wanted = wanted.unwrap_or_else(|| {
+            let meant = others().filter(|(m, _)| !m.tags.spare).count();
+            meant.max(usize::from(others().next().is_some()))
+        });
+        self.judge(now);
+        let pending = self.enlisted.take_if(|(name, at)| {
+            let came = alive().any(|m| m.name == *name && m.role != Role::Spare);
+            came || now.saturating_sub(*at) >= within
+        });
+        drop(pending);
+        let spare = match self.enlisted {
+            None if self.standbys < self.wanted => choose_spare(census.zone, alive()).cloned(),
+            _ => None,
+        };
+        self.census = census;
+        self.enlisted = spare
+            .clone()
+            .map(|name| (name, now))
+            .or(self.enlisted.take());
+        spare
+    }
+
+    fn judge(&mut self, now: Duration) {
+        let level = match self.warm {
+            0 => Level::Unprotected,
+            warm if warm < self.wanted => Level::Degraded,
+            _ => Level::Protected,
+        };
+        if level != Level::Protected {
+            self.lost_at.get_or_insert(now);
+        } else if let Some(lost) = self.lost_at.take() {
+            self.restored_after = Some(now.saturating_sub(lost));
+        }
+        if self.since.is_none() || self.level != level {
+            (self.level, self.since) = (level, Some(now));
+        }
+    }
+
+    /// Whether that node was a living standby at the last census, or on its way to be one.
+    pub(super) fn is_standby(&self, name: &NodeName) -> bool {
+        let named = |(member, alive): &(Member, bool)| {
+            *alive && member.role == Role::Standby && member.name == *name
+        };
+        self.census.nodes.iter().any(named)
+    }
+
+    /// The standby to hand over to.
+    pub(super) fn best_standby(&self) -> Option<NodeName> {
+        let zone = self.census.zone;
+        self.standbys_alive()
+            .filter(|member| may_take_over(member))
+            .min_by(|a, b| rank(a, zone).cmp(&rank(b, zone)))
+            .map(|member| member.name.clone())
+    }
+
+    fn standbys_alive(&self) -> impl Iterator<Item = &Member> {
+        let ready = [MemberState::Warm, MemberState::CatchingUp];
+        self.census
+            .nodes
+            .iter()
+            .filter(move |(m, alive)| *alive && m.role == Role::Standby && ready.contains(&m.state))
+            .map(|(member, _)| member)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::test_member;
+
+    const WITHIN: Duration = Duration::from_secs(10);
+
+    fn name(name: &str) -> NodeName {
+        NodeName::new(name).unwrap()
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn spare(name: &str) -> Member {
+        let mut member = test_member(name, Role::Spare, MemberState::Starting);
+        member.tags.spare = true;
+        member
+    }
+
+    fn standby(name: &str, state: MemberState) -> Member {
+        test_member(name, Role::Standby, state)
+    }
+
+    fn count(
+        protection: &mut Protection,
+        nodes: &[(Member, bool)],
+        wanted: Option<usize>,
+        now: u64,
+    ) -> Option<String> {
+        let census = Census {
+            nodes: nodes.to_vec(),
+            zone: Some(0),
+        };
+        let enlisted = protection.count(&name("a"), census, wanted, WITHIN, at(now));
+        enlisted.map(|name| name.to_string())
+    }
+
+    #[test]
+    fn a_dead_standby_is_replaced_by_a_spare_once() {
+        let mut p = Protection::default();
+        let warm = |name| standby(name, MemberState::Warm);
+        assert_eq!(
+            count(&mut p, &[(warm("b"), true), (spare("s"), true)], None, 0),
+            None
+        );
+        assert_eq!(
+            (p.level, p.wanted, p.restored_after),
+            (Level::Protected, 1, None)
+        );
+        let dead = [(warm("b"), false), (spare("s"), true), (spare("t"), true)];
+        assert_eq!(count(&mut p, &dead, None, 5).as_deref(), Some("s"));
+        assert_eq!((p.level, p.since), (Level::Unprotected, Some(at(5))));
+        assert_eq!(count(&mut p, &dead, None, 6), None, "it was asked");
+        let mut came = standby("s", MemberState::CatchingUp);
+        came.tags.spare = true;
+        let came = |state| {
+            let mut came = came.clone();
+            came.state = state;
+            [(warm("b"), false), (came, true), (spare("t"), true)]
+        };
+        assert_eq!(count(&mut p, &came(MemberState::CatchingUp), None, 7), None);
+        assert_eq!(count(&mut p, &came(MemberState::Warm), None, 8), None);
+        assert_eq!((p.level, p.restored_after), (Level::Protected, Some(at(3))));
+    }
+
+    #[test]
+    fn a_spare_that_does_not_come_is_asked_again() {
+        let mut p = Protection::default();
+        let nodes = [(standby("b", MemberState::Warm), false), (spare("s"), true)];
+        assert!(count(&mut p, &nodes, None, 0).is_some());
+        assert!(count(&mut p, &nodes, None, 9).is_none());
+        assert!(count(&mut p, &nodes, None, 10).is_some());
+    }
+
+    #[test]
+    fn nobody_is_enlisted_for_a_node_that_comes_back() {
+        let mut p = Protection::default();
+        // It was the active, and looks around now.
+        let back = [
+            (standby("b", MemberState::Starting), true),
+            (spare("s"), true),
+        ];
+        assert_eq!(count(&mut p, &back, None, 0), None);
+        assert_eq!(p.level, Level::Unprotected);
+    }
+
+    #[test]
+    fn the_wanted_number_decides_if_there_is_one() {
+        let mut p = Protection::default();
+        let nodes = [
+            (standby("b", MemberState::Warm), true),
+            (spare("s"), true),
+            (spare("t"), false),
+        ];
+        assert_eq!(count(&mut p, &nodes, Some(2), 0).as_deref(), Some("s"));
+        assert_eq!(p.level, Level::Degraded);
+        assert_eq!(count(&mut p, &nodes, Some(1), 20), None);
+        assert_eq!(p.level, Level::Protected);
+    }
+
+    #[test]
+    fn a_node_alone_is_not_protected_and_wants_nobody() {
+        let mut p = Protection::default();
+        assert_eq!(count(&mut p, &[], None, 0), None);
+        assert_eq!((p.level, p.wanted), (Level::Unprotected, 0));
+    }
+
+    #[test]
+    fn a_handover_goes_to_the_best_that_may() {
+        let mut p = Protection::default();
+        let mut tagged = standby("b", MemberState::Warm);
+        tagged.tags.nofailover = true;
+        let nodes = [
+            (tagged, true),
+            (standby("c", MemberState::CatchingUp), true),
+            (standby("d", MemberState::Warm), true),
+            (standby("e", MemberState::Warm), false),
+        ];
+        count(&mut p, &nodes, None, 0);
+        assert_eq!(p.best_standby(), Some(name("d")));
+        assert!(p.is_standby(&name("b")) && !p.is_standby(&name("e")));
+    }
+}

@@ -1,0 +1,250 @@
+//! What a node makes of the zones' answers.
+
+use dax::ids::Epoch;
+
+use super::checks::{Held, holds};
+use super::flaw::Flaw;
+use super::node::{Operation, Purpose, ms};
+use super::zones::{MAJORITY, Reply, Request, ZONES};
+use super::{Call, World};
+use crate::detector::Hint;
+use crate::machine::ranking::may_take_over;
+use crate::machine::{Event, Failure, LastBeat, Phase, Registry, State};
+use crate::records::{ActiveState, Cause, Decider, Member, MemberState, Role};
+
+impl World {
+    pub(super) fn answered(&mut self, zone: usize, call: Call, reply: Reply) -> Held<()> {
+        let at = call.node;
+        let Some(operation) = self.nodes[at].operations.get_mut(&call.operation) else {
+            return Ok(());
+        };
+        operation.done.insert(zone, reply);
+        let refused = |o: &Operation| o.done.values().any(|r| matches!(r, Reply::Refused));
+        let agreed = operation
+            .done
+            .values()
+            .filter(|r| !matches!(r, Reply::Refused))
+            .count();
+        let enough = match (&operation.purpose, self.flaw) {
+            (Purpose::Own(_), Some(Flaw::MinorityOwns))
+            | (Purpose::Tail, Some(Flaw::TailOfOneZone))
+            | (Purpose::Commit(_), Some(Flaw::MinorityCommits)) => 1,
+            _ => MAJORITY,
+        };
+        let lost = refused(operation);
+        if agreed < enough && !lost {
+            return Ok(());
+        }
+        // A refusal of an epoch counts once a majority cannot be had any more.
+        let owning = matches!(operation.purpose, Purpose::Own(_));
+        let refusals = operation.done.len() - agreed;
+        if owning && agreed < enough && refusals <= ZONES - MAJORITY {
+            return Ok(());
+        }
+        let lost = match owning {
+            true => agreed < enough,
+            false => lost,
+        };
+        let Some(operation) = self.nodes[at].operations.remove(&call.operation) else {
+            return Ok(());
+        };
+        self.complete(at, operation, lost)
+    }
+
+    fn complete(&mut self, at: usize, operation: Operation, lost: bool) -> Held<()> {
+        let replies: Vec<Reply> = operation.done.into_values().collect();
+        let superseded = Event::Failed(Failure {
+            superseded: true,
+            ..Failure::default()
+        });
+        match operation.purpose {
+            Purpose::Poll => self.polled(at, &replies),
+            Purpose::BeforeFence { sent } => self.before_fence(at, sent, &replies),
+            Purpose::Own(_) if lost => {
+                self.tally.count("races lost");
+                self.tell(at, superseded)
+            }
+            Purpose::Own(epoch) => self.owns(at, epoch),
+            Purpose::Tail if lost => self.tell(at, superseded),
+            Purpose::Tail => self.read_tail(at, &replies),
+            Purpose::Beat(_) | Purpose::Commit(_) if lost => {
+                if self.flaw == Some(Flaw::RefusalIgnored) {
+                    return self.judge_refused(at);
+                }
+                let active = self.nodes[at].state.is_active();
+                self.tell(
+                    at,
+                    if active {
+                        Event::Superseded
+                    } else {
+                        superseded
+                    },
+                )?;
+                self.judge_refused(at)
+            }
+            Purpose::Beat(_) => {
+                self.nodes[at].beaten_at = self.now;
+                Ok(())
+            }
+            Purpose::Commit(commit) => self.checks.acknowledged(commit),
+        }
+    }
+
+    /// Who was refused has stopped to serve.
+    fn judge_refused(&self, at: usize) -> Held<()> {
+        let node = &self.nodes[at];
+        holds(!node.state.is_active(), || {
+            format!("{} was refused and is {}", node.name, node.state)
+        })
+    }
+
+    fn polled(&mut self, at: usize, replies: &[Reply]) -> Held<()> {
+        let (accepted, beat) = newest(replies);
+        let control = Event::Control {
+            paused: self.paused_at.is_some(),
+            standbys: None,
+        };
+        self.tell(at, control)?;
+        let now = ms(self.now);
+        match self.nodes[at].state {
+            State::Looking | State::Spare => {
+                let members: Vec<_> = self.members.values().cloned().collect();
+                let node = &mut self.nodes[at];
+                if node.beat.is_none() && node.seen == Epoch(0) {
+                    node.seen = accepted;
+                }
+                node.seen = node
+                    .seen
+                    .max(beat.as_ref().map_or(Epoch(0), |b| b.beat.epoch));
+                node.beat.clone_from(&beat);
+                node.liveness.note(&members, now);
+                let others = || members.iter().filter(|m| m.name != node.name);
+                node.standby_alive |=
+                    others().any(|m| may_take_over(m) && node.liveness.has_moved(&m.name));
+                let stands =
+                    |m: &&Member| m.role == Role::Standby && m.state != MemberState::Stopped;
+                let registry = Registry {
+                    beat,
+                    standby_alive: node.standby_alive,
+                    standbys: others().filter(stands).count(),
+                };
+                self.tell(at, Event::Seen(registry))
+            }
+            State::CatchingUp | State::Warm => self.followed(at, beat),
+            _ => Ok(()),
+        }
+    }
+
+    fn followed(&mut self, at: usize, beat: Option<LastBeat>) -> Held<()> {
+        let now = ms(self.now);
+        let node = &mut self.nodes[at];
+        let (Some(epoch), Some(detector)) = (node.attached_to, node.detector.as_mut()) else {
+            return Ok(());
+        };
+        let Some(beat) = beat else {
+            detector.answered(None, now);
+            return self.judge(at);
+        };
+        if beat.beat.epoch > epoch {
+            return self.tell(at, Event::Superseded);
+        }
+        detector.answered(Some(beat.beat), now);
+        let to = match &beat.state {
+            ActiveState::Released { to } => to.clone(),
+            ActiveState::PostgresDead => None,
+            ActiveState::TakingOver | ActiveState::Serving => return self.judge(at),
+        };
+        if to.as_ref().is_none_or(|to| *to == node.name) {
+            let reason = "its last beat".to_owned();
+            detector.hint(Hint::Vacant { epoch, reason }, now);
+        }
+        self.tell(at, Event::Vacant { to })?;
+        self.judge(at)
+    }
+
+    fn before_fence(&mut self, at: usize, sent: u64, replies: &[Reply]) -> Held<()> {
+        if self.nodes[at].state != State::TakingOver(Phase::Fence) {
+            return Ok(());
+        }
+        let control = Event::Control {
+            paused: self.paused_at.is_some(),
+            standbys: None,
+        };
+        self.tell(at, control)?;
+        if self.nodes[at].state != State::TakingOver(Phase::Fence) {
+            self.tally.count("paused at the last moment");
+            return Ok(());
+        }
+        let (accepted, _) = newest(replies);
+        let newer = accepted > self.nodes[at].seen;
+        if newer && self.flaw != Some(Flaw::NewerIgnored) {
+            return self.tell(
+                at,
+                Event::Failed(Failure {
+                    superseded: true,
+                    ..Failure::default()
+                }),
+            );
+        }
+        let decision = self.nodes[at].machine.decision().cloned();
+        let by_itself = decision.is_some_and(|d| {
+            d.by == Decider::Automatic && matches!(d.cause, Cause::Failover { .. })
+        });
+        let paused = self.paused_at.is_some_and(|since| since <= sent);
+        let tagged = self.nodes[at].tags.nofailover;
+        holds(!(by_itself && (paused || tagged)), || {
+            format!("{} takes over by itself, but may not", self.nodes[at].name)
+        })?;
+        let epoch = Epoch(accepted.0 + 1);
+        let owner = self.nodes[at].owner();
+        self.begin(at, Purpose::Own(epoch), &Request::Propose(epoch, owner));
+        Ok(())
+    }
+
+    fn owns(&mut self, at: usize, epoch: Epoch) -> Held<()> {
+        if self.nodes[at].state != State::TakingOver(Phase::Fence) {
+            return Ok(());
+        }
+        let owner = self.nodes[at].owner();
+        self.checks.claims(owner, epoch)?;
+        let node = &mut self.nodes[at];
+        let followed = node.attached_to;
+        (node.owned, node.counter, node.next_poll) = (Some(epoch), 0, 0);
+        node.beaten_at = self.now;
+        let began = self.checks.before(epoch);
+        holds(followed.is_none_or(|followed| followed >= began), || {
+            format!("a standby of {followed:?} takes over from {began}")
+        })?;
+        self.tell(at, Event::EpochOwned(epoch))
+    }
+
+    fn read_tail(&mut self, at: usize, replies: &[Reply]) -> Held<()> {
+        let node = &mut self.nodes[at];
+        let (State::TakingOver(Phase::LogTail), Some(epoch)) = (node.state, node.owned) else {
+            return Ok(());
+        };
+        for reply in replies {
+            if let Reply::Tail(commits) = reply {
+                node.found.extend(commits);
+            }
+        }
+        let found = std::mem::take(&mut node.found);
+        self.checks.recovered(epoch, found)?;
+        self.tell(at, Event::PhaseDone(Phase::LogTail))
+    }
+}
+
+/// The highest epoch and the last heartbeat of these answers.
+fn newest(replies: &[Reply]) -> (Epoch, Option<LastBeat>) {
+    let (mut accepted, mut last) = (Epoch(0), None::<LastBeat>);
+    for reply in replies {
+        if let Reply::Read(epoch, beat) = reply {
+            accepted = accepted.max(*epoch);
+            let newer = beat.as_ref().map(|b| b.beat) > last.as_ref().map(|b| b.beat);
+            if newer {
+                last.clone_from(beat);
+            }
+        }
+    }
+    (accepted, last)
+}
