@@ -104,7 +104,9 @@ impl Cluster {
                 self.wait_active(Duration::from_secs(60)).await?;
             }
         }
-        for name in names.iter().skip(1) {
+        let spare = |name: &&String| self.options.spares.contains(name);
+        let standbys: Vec<&String> = names.iter().skip(1).filter(|n| !spare(n)).collect();
+        for name in standbys {
             self.wait_follows(name, Duration::from_secs(60)).await?;
         }
         Ok(())

@@ -36,6 +36,8 @@ pub struct Options {
     pub wrappers: Vec<(String, Vec<String>)>,
     /// The nodes' names; the first becomes the active.
     pub nodes: Vec<String>,
+    /// Those of them that are spares.
+    pub spares: Vec<String>,
     /// The heartbeat's preset: fast, normal or wide.
     pub heartbeat: String,
     /// `RUST_LOG` for the children, if it shall differ from ours.
@@ -65,6 +67,7 @@ impl Options {
             standby: Vec::new(),
             wrappers: Vec::new(),
             nodes: vec!["north".into(), "south".into()],
+            spares: Vec::new(),
             heartbeat: "fast".into(),
             log_filter: None,
             parameters: Vec::new(),
@@ -204,9 +207,14 @@ fn text(
         node.rest_port,
         credentials.token.display(),
     );
-    if let Some(zone) = options.zone_of(&node.name) {
+    let zone = options.zone_of(&node.name);
+    let zone = zone.map(|zone| format!("zone = {zone}\n"));
+    let spare = options.spares.contains(&node.name);
+    let spare = spare.then(|| "spare = true\n".to_owned());
+    let tags: String = zone.into_iter().chain(spare).collect();
+    if !tags.is_empty() {
         // Writing to a String never fails.
-        let _ = write!(text, "\n[tags]\nzone = {zone}\n");
+        let _ = write!(text, "\n[tags]\n{tags}");
     }
     if !options.memory.is_empty() {
         let _ = write!(text, "\n[memory]\n{}\n", options.memory.join("\n"));

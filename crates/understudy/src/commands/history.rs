@@ -1,6 +1,7 @@
 //! `understudy history`: who was active when, why it changed, and how long that took.
 
-use node::records::{Cause, HistoryEntry, read_history};
+use node::records::{ActiveState, Cause, Decider, HistoryEntry, read_history};
+use volume::lsn::Lsn;
 
 use super::registry::{Registry, in_time};
 use super::watch::{self, Picture};
@@ -8,7 +9,7 @@ use crate::cli;
 use crate::demo::timeline::thousands;
 use crate::exit::Code;
 
-/// Prints the last changes of the active, oldest first.
+/// Prints the last changes of the active, oldest first, with all that is known of each.
 pub async fn run(args: cli::History) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.asking.config).await?;
     watch::show(args.watching, async || {
@@ -39,13 +40,8 @@ fn table(entries: &[HistoryEntry]) -> String {
             entry.node,
             why(entry)
         ));
-        if !entry.phases.is_empty() {
-            let phases: Vec<String> = entry
-                .phases
-                .iter()
-                .map(|phase| format!("{} {}", phase.phase, phase.ms))
-                .collect();
-            out.push_str(&format!("{:<57}{}\n", "", phases.join(", ")));
+        for more in details(entry) {
+            out.push_str(&format!("{:<57}{more}\n", ""));
         }
     }
     out
@@ -62,6 +58,60 @@ fn why(entry: &HistoryEntry) -> String {
         Cause::Failover { evidence } => format!("{previous} was gone: {evidence}"),
         Cause::Switchover => format!("{previous} handed over, as asked"),
         Cause::Forced => format!("forced by an operator; {previous} was active"),
+    }
+}
+
+/// What is known besides: a line each.
+fn details(entry: &HistoryEntry) -> Vec<String> {
+    let mut lines = Vec::new();
+    if !entry.phases.is_empty() {
+        let phases = entry.phases.iter();
+        let phases: Vec<String> = phases.map(|p| format!("{} {}", p.phase, p.ms)).collect();
+        lines.push(phases.join(", "));
+    }
+    let by = match entry.decided_by {
+        Decider::Operator => "an operator decided",
+        Decider::Automatic => "decided by itself",
+    };
+    lines.push(format!("{by}; timeline {}", entry.timeline));
+    let lsn = |what: &str, lsn: Option<Lsn>| lsn.map(|lsn| format!("{what} {lsn}"));
+    let lsns: Vec<String> = [
+        lsn("known durable", entry.lsns.synced),
+        lsn("replayed", entry.lsns.applied),
+        lsn(
+            "log ended",
+            Some(entry.log_end).filter(|end| *end > Lsn::ZERO),
+        ),
+        lsn("promoted at", entry.lsns.promoted),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if !lsns.is_empty() {
+        lines.push(lsns.join(", "));
+    }
+    if let Some(old) = &entry.old_active {
+        let seen = match old.seen_before_ms {
+            Some(ms) => format!(", seen {} ms before", thousands(ms)),
+            None => String::new(),
+        };
+        lines.push(format!(
+            "the last of epoch {} was beat {}, {}{seen}",
+            old.epoch.0,
+            old.beat,
+            doing(&old.state)
+        ));
+    }
+    lines
+}
+
+fn doing(state: &ActiveState) -> String {
+    match state {
+        ActiveState::TakingOver => "taking over".into(),
+        ActiveState::Serving => "serving".into(),
+        ActiveState::PostgresDead => "without its PostgreSQL".into(),
+        ActiveState::Released { to: None } => "stopped cleanly".into(),
+        ActiveState::Released { to: Some(to) } => format!("stopped cleanly for {to}"),
     }
 }
 
@@ -84,6 +134,9 @@ mod tests {
             r#"{"number": 2, "epoch": 2, "node": "south", "previous": "north",
                 "cause": "failover", "evidence": "connection reset",
                 "phases": [{"phase": "detect", "ms": 120}, {"phase": "fence", "ms": 3}],
+                "decided_by": "automatic", "timeline": 4, "log_end": 48,
+                "lsns": {"synced": 32, "applied": 16, "promoted": 64},
+                "old_active": {"epoch": 1, "beat": 77, "state": "serving", "seen_before_ms": 1500},
                 "unix_ms": 1700000000000}"#,
         )
         .unwrap();
@@ -93,6 +146,9 @@ mod tests {
             "123 ms",
             "north was gone: connection reset",
             "detect 120, fence 3",
+            "decided by itself; timeline 4",
+            "known durable 0/20, replayed 0/10, log ended 0/30, promoted at 0/40",
+            "the last of epoch 1 was beat 77, serving, seen 1,500 ms before",
         ] {
             assert!(said.contains(part), "{part} is missing in\n{said}");
         }

@@ -30,6 +30,8 @@ pub(super) struct Status {
     protected: bool,
     /// Since when that is so, as the active says, Unix milliseconds.
     protection_since_unix_ms: Option<u64>,
+    /// How many standbys there are and should be, as the active says.
+    pub protection: Option<Value>,
     pub cluster: Option<Cluster>,
     heartbeat: Option<Heartbeat>,
     /// What operators want of the whole cluster.
@@ -122,6 +124,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let protection_since_unix_ms = protection.and_then(|p| p["since_unix_ms"].as_u64());
     Ok(Status {
         protection_since_unix_ms,
+        protection: protection.cloned(),
         volume: registry.config.volume.to_string(),
         active: active(&nodes).map(|node| node.member.name.to_string()),
         epoch: heartbeat.as_ref().map_or(0, |beat| beat.epoch.0),
@@ -206,8 +209,19 @@ fn refresh(member: &mut Member, answer: &Value) {
 fn table(status: &Status) -> String {
     let mut out = format!("volume {}, epoch {}: ", status.volume, status.epoch);
     let since = status.protection_since_unix_ms.map_or(String::new(), ago);
+    let protection = status.protection.as_ref();
+    let degraded = protection.is_some_and(|p| p["state"] == "degraded");
     out.push_str(&match (&status.active, status.protected) {
-        (Some(active), true) => format!("{active} serves, protected by a warm standby{since}\n\n"),
+        (Some(active), true) if degraded => {
+            format!(
+                "{active} serves, DEGRADED{since}: {}\n\n",
+                short_of(protection)
+            )
+        }
+        (Some(active), true) => {
+            let restored = restored(protection);
+            format!("{active} serves, protected by a warm standby{since}{restored}\n\n")
+        }
         (Some(active), false) => {
             format!("{active} serves, NOT PROTECTED{since}: no warm standby\n\n")
         }
@@ -233,6 +247,24 @@ fn table(status: &Status) -> String {
     out.push_str(&scrub_line(status.scrub.as_ref()));
     out.push_str(&retained_lines(status.retained.as_ref()));
     out
+}
+
+/// How many standbys are missing.
+fn short_of(protection: Option<&Value>) -> String {
+    let count = |name: &str| {
+        protection
+            .and_then(|p| p[name].as_u64())
+            .unwrap_or_default()
+    };
+    format!("{} of {} standbys warm", count("warm"), count("wanted"))
+}
+
+/// How long the last loss of protection lasted.
+fn restored(protection: Option<&Value>) -> String {
+    let took = protection.and_then(|p| p["restored_after_ms"].as_u64());
+    took.map_or(String::new(), |ms| {
+        format!(", restored within {} ms", thousands(ms))
+    })
 }
 
 /// How long ago that was, by this machine's clock.

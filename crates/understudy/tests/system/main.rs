@@ -14,6 +14,7 @@ mod segments;
 mod several;
 mod slow;
 mod soak;
+mod spare;
 mod stage;
 mod starts;
 mod steps;

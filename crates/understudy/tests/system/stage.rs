@@ -107,7 +107,9 @@ impl Stage {
         cluster.start().await?;
         let active = cluster.wait_active(PATIENCE).await?;
         schema::create(&bin, &cluster.server(&active)?, SCALE).await?;
-        for name in nodes.iter().filter(|name| **name != active) {
+        let spares = cluster.options().spares.clone();
+        let spare = |name: &str| spares.iter().any(|spare| spare == name);
+        for name in nodes.iter().filter(|name| **name != active && !spare(name)) {
             cluster.wait_follows(name, PATIENCE).await?;
         }
         let mut stage = Stage {
