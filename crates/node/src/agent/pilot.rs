@@ -154,7 +154,7 @@ impl Pilot {
             let ago = p.since.map_or(Duration::ZERO, |at| now.saturating_sub(at));
             status["protection"] = json!({
                 "protected": p.warm > 0,
-                "state": p.level,
+                "level": p.level,
                 "since_unix_ms": unix_ms().saturating_sub(ago.as_millis() as u64),
                 "wanted": p.wanted,
                 "standbys": p.standbys,

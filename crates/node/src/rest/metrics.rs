@@ -97,7 +97,7 @@ pub(super) fn metrics(facts: &Facts, status: &Value) -> String {
         "Standbys that could take over at once (the active says so)",
         number("/protection/warm"),
     );
-    let level = status.pointer("/protection/state").and_then(Value::as_str);
+    let level = status.pointer("/protection/level").and_then(Value::as_str);
     page.gauge(
         "understudy_degraded",
         "1 if fewer standbys than wanted could take over at once (the active says so)",

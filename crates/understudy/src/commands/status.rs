@@ -210,7 +210,7 @@ fn table(status: &Status) -> String {
     let mut out = format!("volume {}, epoch {}: ", status.volume, status.epoch);
     let since = status.protection_since_unix_ms.map_or(String::new(), ago);
     let protection = status.protection.as_ref();
-    let degraded = protection.is_some_and(|p| p["state"] == "degraded");
+    let degraded = protection.is_some_and(|p| p["level"] == "degraded");
     out.push_str(&match (&status.active, status.protected) {
         (Some(active), true) if degraded => {
             format!(

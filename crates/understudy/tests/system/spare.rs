@@ -19,7 +19,7 @@ async fn a_spare_replaces_a_dead_standby_and_stays() -> Result<()> {
     .await?;
     expect(&stage, "north", |status| {
         let spare = node(status, "east")["role"] == "spare";
-        spare && status["protection"]["state"] == "protected"
+        spare && status["protection"]["level"] == "protected"
     })
     .await?;
 
