@@ -8,6 +8,7 @@ use crate::exit::Code;
 /// Runs the agent until it is asked to end.
 pub async fn run(args: cli::Node) -> anyhow::Result<Code> {
     let config = Config::load(&args.config)?;
-    node::agent::run(config, super::asked_to_end(args.until_stdin_closes)).await?;
+    let asked_to_end = super::asked_to_end(args.until_stdin_closes);
+    Box::pin(node::agent::run(config, asked_to_end)).await?;
     Ok(Code::Ok)
 }

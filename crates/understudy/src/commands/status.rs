@@ -468,6 +468,7 @@ impl Status {
             epoch: 1,
             protected: false,
             protection_since_unix_ms: None,
+            protection: None,
             cluster: None,
             heartbeat: None,
             control: Control::default(),
