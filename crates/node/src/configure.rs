@@ -47,7 +47,8 @@ pub struct Postgresql {
 /// Numbers and booleans may be written as such.
 fn texts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     let read = BTreeMap::<String, Parameter>::deserialize(from)?;
-    let text = |(name, value): (String, Parameter)| (name, value.to_string());
+    // As PostgreSQL reads them: no parameter is there twice.
+    let text = |(name, value): (String, Parameter)| (name.to_ascii_lowercase(), value.to_string());
     Ok(read.into_iter().map(text).collect())
 }
 
@@ -163,14 +164,13 @@ pub fn setting(text: &str) -> Result<Value, EditError> {
 /// [`EditError::Refused`] if there is no `=`.
 pub fn parameter(text: &str) -> Result<Value, EditError> {
     let (name, value) = assignment(text)?;
+    let name = name.to_ascii_lowercase();
     let value = match value {
         "" | "null" => Value::Null,
         text => Value::String(text.to_owned()),
     };
-    Ok(nested(
-        ["postgresql", "parameters", name].into_iter(),
-        value,
-    ))
+    let path = ["postgresql", "parameters", &name];
+    Ok(nested(path.into_iter(), value))
 }
 
 fn assignment(text: &str) -> Result<(&str, &str), EditError> {
@@ -319,6 +319,7 @@ mod tests {
         assert!(refusal(with("fsync=off")).contains("durable"));
         assert!(refusal(with("wal_level=minimal")).contains("replica"));
         assert!(refusal(with("wo rk=1")).contains("name"));
+        assert!(refusal(with("Include=/etc/passwd")).contains("files"));
         assert!(with("wal_level=logical").is_ok());
         let short = settings
             .patched(&json!({"heartbeat": {"timeout": "50ms"}}))

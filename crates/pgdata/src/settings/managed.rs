@@ -17,6 +17,9 @@ const CONTROLLED: &[(&str, &str)] = &[
         "listen_addresses",
         "each node's own: [postgres] listen_addresses",
     ),
+    ("include", "files are not parameters"),
+    ("include_dir", "files are not parameters"),
+    ("include_if_exists", "files are not parameters"),
     ("data_directory", "it is where the node mounts the volume"),
     ("config_file", "it is in the volume"),
     (

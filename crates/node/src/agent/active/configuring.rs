@@ -41,6 +41,8 @@ pub(super) async fn run(
     reloader: Reloader,
     told: Told,
 ) {
+    // A standby that was promoted may not have read the last change.
+    let mut unread = true;
     loop {
         let wanted = control.borrow_and_update().clone();
         // Nothing was ever edited, or nothing is known yet.
@@ -52,7 +54,10 @@ pub(super) async fn run(
                 Ok(changed) => {
                     if changed {
                         tracing::info!(version = wanted.version, "PostgreSQL's parameters changed");
+                    }
+                    if changed || unread {
                         reloader.reload();
+                        unread = false;
                     }
                     told.version.store(wanted.version, Ordering::Release);
                     *told.trouble.lock() = None;
