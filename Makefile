@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build demo bench check sim sim-standby sim-node test test-unit test-system test-versions clean
+.PHONY: help packages build deb demo bench check sim sim-standby sim-node test test-unit test-system test-versions clean
 
 help: ## Show what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -17,6 +17,9 @@ packages: ## Install the missing Debian packages (PostgreSQL, FUSE, a linker).
 
 build: packages ## Build the release binary: target/release/understudy.
 	@$(CARGO) build --release --locked -p understudy
+
+deb: build ## Make a Debian package of it, with units for systemd.
+	@scripts/deb
 
 demo: build ## Kill a busy PostgreSQL, see another take over. DEMO_ARGS="--duration 60s" and so on.
 	@"$$(scripts/target-dir)"/release/understudy demo $(DEMO_ARGS)

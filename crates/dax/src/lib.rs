@@ -16,6 +16,7 @@ pub mod replica;
 #[cfg(test)]
 mod simulation;
 pub mod storage;
+pub mod tls;
 pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};

@@ -5,19 +5,53 @@
 //! says is also in the heartbeat record, and its silence is only a hint (a broken connection is
 //! noticed in milliseconds, a missing heartbeat after Tmax). Fencing makes acting on a hint safe.
 //!
-//! Frames are a 4-byte little-endian length and a JSON message. Peers are not authenticated yet:
-//! anybody who reaches the address can ask for a failover. Hence the default is the loopback
-//! address; [`Server::bind`] warns about any other.
+//! Frames are a 4-byte little-endian length and a JSON message. Over TCP they travel inside of TLS, and
+//! both sides show that they belong to the cluster, if the configuration says how; it must as soon as
+//! other machines can connect. A Unix socket is for its owner only.
 
 mod client;
 mod frame;
 mod message;
 mod server;
 
+use dax::tls::Tls;
+
+use crate::config::Config;
+use crate::records::Incarnation;
+
 pub use client::{ClientEvent, Subscription, request, subscribe};
 pub use frame::MAX_FRAME_BYTES;
 pub use message::{Identity, Notice, Peer, Progress, Request, Trigger};
 pub use server::{Handler, Server, Subscriber};
+
+/// Who speaks, and how it shows that it belongs to the cluster.
+#[derive(Debug, Clone)]
+pub struct Party {
+    /// Who.
+    pub me: Identity,
+    /// What protects connections over TCP; without, they are for this machine only.
+    pub tls: Option<Tls>,
+}
+
+impl Party {
+    /// A new life of the node of this configuration, or a command that speaks for it.
+    ///
+    /// # Errors
+    /// `Invalid` if the files of `[tls]` make no sense; `Unavailable` without random numbers.
+    pub fn new(config: &Config) -> dax::Result<Party> {
+        let incarnation = Incarnation::random().map_err(|error| {
+            let message = "cannot read the kernel's random source";
+            dax::Error::with_source(dax::ErrorKind::Unavailable, message, error)
+        })?;
+        let me = Identity {
+            node: config.name.clone(),
+            volume: config.volume.clone(),
+            incarnation,
+        };
+        let tls = config.tls()?;
+        Ok(Party { me, tls })
+    }
+}
 
 /// Why a channel operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +73,17 @@ pub enum ChannelError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The peer does not belong to our cluster, or does not believe that we do.
+    #[error("the agent at {address} {why}")]
+    Distrusted {
+        /// Where.
+        address: crate::address::Address,
+        /// What is wrong, in words.
+        why: dax::tls::Distrust,
+    },
+    /// Connections cannot be protected.
+    #[error(transparent)]
+    Unprotected(#[from] dax::error::Error),
     /// No answer in time.
     #[error("the agent at {address} did not answer within {after:?}")]
     Timeout {

@@ -9,6 +9,7 @@ mod rest;
 mod size;
 mod standby;
 mod timing;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use dax::client::ClientConfig;
 use dax::credentials::VolumeKey;
 use dax::ids::{NodeName, VolumeName};
 use dax::storage::{MAX_REPLICAS, VolumeSettings};
+use dax::tls::Tls;
 use serde::Deserialize;
 
 use crate::address::{Address, UNIX_PATH_MAX};
@@ -27,6 +29,7 @@ pub use rest::RestConfig;
 pub use size::ByteSize;
 pub use standby::{Slow, StandbyConfig};
 pub use timing::{Heartbeat, HeartbeatChoice, Preset};
+pub use tls::TlsConfig;
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +104,8 @@ pub struct Config {
     pub standby: StandbyConfig,
     /// What this node may become.
     pub tags: Tags,
+    /// Who belongs to the cluster.
+    pub tls: TlsConfig,
 }
 
 /// The servers of a zone, each of which keeps a copy of every block.
@@ -180,8 +185,7 @@ impl std::fmt::Display for Parameter {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChannelConfig {
-    /// Where this node's agent listens. Peers are not authenticated yet: keep it on the loopback
-    /// address, a Unix socket or a network of its own.
+    /// Where this node's agent listens. Other machines can reach it only with `[tls]`.
     #[serde(default = "default_channel")]
     pub listen: Address,
     /// Where other nodes reach it, if that differs.
@@ -311,6 +315,8 @@ struct Raw {
     standby: StandbyConfig,
     #[serde(default)]
     tags: Tags,
+    #[serde(default)]
+    tls: TlsConfig,
 }
 
 fn default_port() -> u16 {
@@ -399,6 +405,7 @@ impl Config {
             storage: raw.storage,
             standby: raw.standby,
             tags: raw.tags,
+            tls: raw.tls,
         })
     }
 
@@ -422,14 +429,24 @@ impl Config {
         self.key.as_deref().map(VolumeKey::load).transpose()
     }
 
+    /// What protects connections to zones and other nodes, if that is configured; then nobody else is
+    /// talked to.
+    ///
+    /// # Errors
+    /// `Invalid` if a file cannot be read or makes no sense, or others than its owner can open a key.
+    pub fn tls(&self) -> dax::Result<Option<Tls>> {
+        self.tls.files().map(Tls::load).transpose()
+    }
+
     /// A storage client's configuration for this volume.
     ///
     /// # Errors
-    /// As [`Config::volume_key`].
+    /// As [`Config::volume_key`] and [`Config::tls`].
     pub fn client(&self, client_name: &str) -> dax::Result<ClientConfig> {
         let volume = self.volume.clone();
         let mut client = ClientConfig::new(volume, self.replicas(), client_name);
         client.key = self.volume_key()?;
+        client.tls = self.tls()?;
         client.zone = self.zone_name();
         client.pending_bytes_max = self.memory.pending.bytes();
         Ok(client)
@@ -452,6 +469,7 @@ impl Raw {
     fn check(&self) -> Result<(), ConfigError> {
         self.check_zones()?;
         self.check_key()?;
+        self.tls.check()?;
         self.check_data()?;
         self.check_postgres()?;
         self.rest.check()?;
@@ -465,6 +483,7 @@ impl Raw {
                 ),
             ));
         }
+        self.check_protected()?;
         let least = ByteSize::mib(1);
         for (key, size) in [
             ("memory.pending", self.memory.pending),
@@ -511,6 +530,29 @@ impl Raw {
                 format!("there are {} zones, counted from 0", self.zones.len()),
             )),
             _ => Ok(()),
+        }
+    }
+
+    /// What other machines can reach, or read on its way, is not said in plaintext.
+    fn check_protected(&self) -> Result<(), ConfigError> {
+        if self.tls.files().is_some() {
+            return Ok(());
+        }
+        let zones = self.zones.iter().flat_map(Zone::servers);
+        let zones = zones.map(|address| ("zones", address));
+        let channel = [
+            ("channel.listen", &self.channel.listen),
+            ("channel.advertise", self.channel.advertised()),
+        ];
+        match zones.chain(channel).find(|(_, at)| !at.is_local()) {
+            Some((key, address)) => Err(ConfigError::invalid(
+                key,
+                format!(
+                    "{address} is not on this machine, so what is said must be protected: set \
+                     identity = \"/etc/understudy/cluster.pem\" in [tls]; understudy init makes the file"
+                ),
+            )),
+            None => Ok(()),
         }
     }
 

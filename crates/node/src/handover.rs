@@ -7,7 +7,7 @@ use dax::ids::NodeName;
 use dax::storage::Storage;
 use tokio::time::Instant;
 
-use crate::channel::{self, ChannelError, Identity, Request};
+use crate::channel::{self, ChannelError, Party, Request};
 use crate::records::{ActiveState, Heartbeat, Member, MemberState, Record, RecordError, Role};
 
 /// How long the change may take.
@@ -55,7 +55,7 @@ pub enum HandoverError {
 /// [`HandoverError`]
 pub async fn hand_over(
     storage: &dyn Storage,
-    me: &Identity,
+    me: &Party,
     to: Option<NodeName>,
     how: How,
 ) -> Result<Heartbeat, HandoverError> {

@@ -70,8 +70,7 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
         import::check(from, &host)?;
     }
     let _only = prepare(config, &host)?;
-    let (replicas, key) = (config.replicas(), config.volume_key()?);
-    create_volume(&replicas, &config.volume, &options.settings, key.as_ref()).await?;
+    create_volume(&config.client("init")?, &options.settings).await?;
     let storage = connect(config).await?;
     if Cluster::load(storage.as_ref()).await?.is_some() {
         return Err(AgentError::Initialised(config.volume.clone()));

@@ -19,4 +19,5 @@ pub mod operate;
 pub mod postgres;
 pub mod records;
 pub(crate) mod rest;
+pub mod service;
 pub(crate) mod takeover;

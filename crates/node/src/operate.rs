@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use volume::claim::Claim;
 
 use crate::agent::unix_ms;
-use crate::channel::{self, ChannelError, Identity, Request};
+use crate::channel::{self, ChannelError, Party, Request};
 use crate::handover::{self, HandoverError, How};
 use crate::records::{
     Control, EditError, Member, MemberState, Paused, Record, RecordError, Role,
@@ -80,12 +80,12 @@ pub struct Operator {
     /// A handle to the volume that owns no epoch.
     pub storage: Arc<dyn Storage>,
     /// Who asks.
-    pub me: Identity,
+    pub me: Party,
 }
 
 impl Operator {
     fn by(&self) -> &str {
-        self.me.node.as_str()
+        self.me.me.node.as_str()
     }
 
     async fn members(&self) -> Result<Vec<Member>> {

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dax::ids::{Epoch, NodeName, VolumeName};
+use dax::tls::{Files, Tls, new_identity};
 use node::address::Address;
 use node::channel::{
-    ChannelError, ClientEvent, Handler, Identity, Notice, Progress, Request, Server, Subscription,
-    Trigger, request, subscribe,
+    ChannelError, ClientEvent, Handler, Identity, Notice, Party, Progress, Request, Server,
+    Subscription, Trigger, request, subscribe,
 };
 use node::records::Incarnation;
 use serde_json::{Value, json};
@@ -43,12 +44,19 @@ fn identity(node: &str, volume: &str) -> Identity {
     }
 }
 
+fn party(node: &str, volume: &str) -> Party {
+    Party {
+        me: identity(node, volume),
+        tls: None,
+    }
+}
+
 fn any_port() -> Address {
     "127.0.0.1:0".parse().unwrap()
 }
 
 async fn server_at(address: &Address) -> Server {
-    Server::bind(address, identity("a", "main"), Arc::new(Echo))
+    Server::bind(address, party("a", "main"), Arc::new(Echo))
         .await
         .unwrap()
 }
@@ -56,7 +64,7 @@ async fn server_at(address: &Address) -> Server {
 fn standby(server: &Server) -> (Subscription, UnboundedReceiver<ClientEvent>) {
     let (events, received) = mpsc::unbounded_channel();
     (
-        subscribe(server.address().clone(), identity("b", "main"), events),
+        subscribe(server.address().clone(), party("b", "main"), events),
         received,
     )
 }
@@ -168,7 +176,7 @@ async fn notices_reach_every_subscriber_once() {
     }
     let status = request(
         server.address(),
-        &identity("cli", "main"),
+        &party("cli", "main"),
         Request::Status,
         LIMIT,
     )
@@ -204,7 +212,7 @@ async fn a_unix_socket_serves_the_same_and_a_dead_ones_file_is_replaced() {
     let (_subscription, mut events) = standby(&server);
     connected(&mut events).await;
     // A second agent must not take the place of a living one.
-    let second = Server::bind(server.address(), identity("a", "main"), Arc::new(Echo)).await;
+    let second = Server::bind(server.address(), party("a", "main"), Arc::new(Echo)).await;
     assert!(matches!(second, Err(ChannelError::Io { .. })));
     drop(server);
     next(&mut events, |e| *e == ClientEvent::Refused).await;
@@ -214,7 +222,7 @@ async fn a_unix_socket_serves_the_same_and_a_dead_ones_file_is_replaced() {
 #[tokio::test]
 async fn requests_are_answered_or_refused_in_words() {
     let server = server_at(&any_port()).await;
-    let me = identity("cli", "main");
+    let me = party("cli", "main");
     let ask = |what| request(server.address(), &me, what, LIMIT);
     assert_eq!(
         ask(Request::Status).await.unwrap(),
@@ -245,7 +253,7 @@ async fn requests_are_answered_or_refused_in_words() {
 #[tokio::test]
 async fn an_agent_of_another_volume_is_refused() {
     let server = server_at(&any_port()).await;
-    let stranger = identity("x", "other");
+    let stranger = party("x", "other");
     let error = request(server.address(), &stranger, Request::Status, LIMIT)
         .await
         .unwrap_err();
@@ -266,7 +274,7 @@ async fn no_agent_at_all_is_said_so() {
     drop(server);
     // The listening task may take a moment to end.
     for _ in 0..1_000 {
-        match request(&address, &identity("cli", "main"), Request::Status, LIMIT).await {
+        match request(&address, &party("cli", "main"), Request::Status, LIMIT).await {
             Err(error @ ChannelError::Refused { .. }) => {
                 assert!(error.to_string().contains("no agent listens at 127.0.0.1"));
                 return;
@@ -275,6 +283,77 @@ async fn no_agent_at_all_is_said_so() {
         }
     }
     panic!("never refused");
+}
+
+/// A party of a cluster whose identity is in that file, which is made if it is not there.
+fn protected(node: &str, file: &std::path::Path) -> Party {
+    if !file.exists() {
+        new_identity(file).unwrap();
+    }
+    Party {
+        tls: Some(Tls::load(Files::Identity(file.to_owned())).unwrap()),
+        ..party(node, "main")
+    }
+}
+
+#[tokio::test]
+async fn agents_of_one_cluster_talk_over_tls_and_a_dead_one_is_a_reset() {
+    let dir = tempfile::tempdir().unwrap();
+    let ours = dir.path().join("ours");
+    let me = protected("a", &ours);
+    let server = Server::bind(&any_port(), me, Arc::new(Echo)).await.unwrap();
+    server.publish(trigger(1));
+    let (events, mut received) = mpsc::unbounded_channel();
+    let address = server.address().clone();
+    let subscription = subscribe(address.clone(), protected("b", &ours), events);
+    connected(&mut received).await;
+    for lsn in 2..=100 {
+        server.publish(trigger(lsn));
+    }
+    let mut triggers = subscription.triggers();
+    let arrived = triggers.wait_for(|t| *t == Some(trigger(100)));
+    tokio::time::timeout(LIMIT, arrived).await.unwrap().unwrap();
+    let cli = protected("cli", &ours);
+    let status = request(&address, &cli, Request::Status, LIMIT).await;
+    assert_eq!(status.unwrap(), json!({ "state": "active" }));
+    drop(server);
+    assert_eq!(next(&mut received, |_| true).await, ClientEvent::Reset);
+    next(&mut received, |e| *e == ClientEvent::Refused).await;
+}
+
+#[tokio::test]
+async fn who_is_not_of_the_cluster_is_refused_and_told_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
+    let me = protected("a", &ours);
+    let server = Server::bind(&any_port(), me, Arc::new(Echo)).await.unwrap();
+    let plain = server_at(&any_port()).await;
+    for (at, who, says) in [
+        (&server, protected("x", &theirs), "another cluster"),
+        (&server, party("x", "main"), "without [tls]"),
+        (&plain, protected("x", &ours), "without certificates"),
+    ] {
+        let order = Request::Failover {
+            to: None,
+            force: true,
+        };
+        let error = request(at.address(), &who, order, LIMIT).await.unwrap_err();
+        let text = match std::error::Error::source(&error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        };
+        assert!(text.contains(says), "{text}");
+        let (events, mut received) = mpsc::unbounded_channel();
+        let _subscription = subscribe(at.address().clone(), who, events);
+        // Evidence that the agent is dead it is not.
+        let event = next(&mut received, |_| true).await;
+        let refused = matches!(
+            event,
+            ClientEvent::Rejected(_) | ClientEvent::Unreachable(_)
+        );
+        assert!(refused, "{event:?}");
+        assert!(at.subscribers().is_empty());
+    }
 }
 
 #[tokio::test]
@@ -288,7 +367,7 @@ async fn noise_on_the_port_does_no_harm() {
     noise.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let status = request(
         server.address(),
-        &identity("cli", "main"),
+        &party("cli", "main"),
         Request::Status,
         LIMIT,
     )

@@ -35,8 +35,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let settings = VolumeSettings {
         ..VolumeSettings::spread(replicas, 1)
     };
-    create_volume(&addresses, &volume, &settings, None).await?;
-    let client = Client::connect(ClientConfig::new(volume, addresses, "load")).await?;
+    let config = ClientConfig::new(volume, addresses, "load");
+    create_volume(&config, &settings).await?;
+    let client = Client::connect(config).await?;
     client.own_epoch(&NodeName::new("load")?).await?;
     let time = Duration::from_secs(seconds);
     write(&client, per_sync, time).await?;

@@ -1,10 +1,11 @@
 //! What do tenants cost a zone server, and what do they cost each other?
 //!
-//! `cargo run --release -p store --example tenants -- [--json] [fairness | cost]...`
+//! `cargo run --release -p store --example tenants -- [--json] [fairness | cost | tls]...`
 //!
 //! - `fairness`: how long a quiet tenant's sync of one block and its read of one take, alone and
 //!   beside tenants that write as fast as they can.
 //! - `cost`: processor time of the server for each 1,000 blocks, and bytes kept, for 1 to 8 tenants.
+//! - `tls`: blocks a second, and processor time of both sides, over TCP with and without TLS in turn.
 //!
 //! The server is a process of its own (this program again), so that its processor time is its own.
 //! With `--json` each result is one JSON object on one line.
@@ -20,6 +21,8 @@ use bytes::Bytes;
 use dax::client::{Client, ClientConfig, create_volume};
 use dax::ids::{BlockKey, FileId, Generation, NodeName, VolumeName};
 use dax::storage::{Storage, SyncScope, Usage, VolumeSettings};
+use dax::tls::{Files, Tls, new_identity};
+use futures_util::future::join_all;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
 use store::{StoreConfig, Zone};
@@ -32,16 +35,21 @@ const BLOCKS: u64 = 8_192;
 const BLOCK_BYTES: usize = 8192;
 /// What a quiet tenant does, so often.
 const QUIET_ROUNDS: usize = 400;
+/// Rounds with and without TLS.
+const TLS_ROUNDS: usize = 5;
+/// Blocks written between two syncs, and read at the same time, with and without TLS.
+const TLS_BATCH: u64 = 64;
 /// Between two of its syncs.
 const QUIET_PAUSE: Duration = Duration::from_millis(5);
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if let [serve, dir] = &args[..]
+    if let [serve, how, dir] = &args[..]
         && serve == "serve"
     {
-        return tokio::task::block_in_place(|| serve_zone(Path::new(dir)));
+        let how = How::parse(how)?;
+        return tokio::task::block_in_place(|| serve_zone(how, Path::new(dir)));
     }
     let json = args.iter().any(|a| a == "--json");
     let all = args.iter().all(|a| a == "--json");
@@ -54,6 +62,13 @@ async fn main() -> Result<()> {
     if wanted("cost") {
         for tenants in [1, 2, 4, 8] {
             print(json, &cost(tenants).await?);
+        }
+    }
+    if wanted("tls") {
+        for round in 1..=TLS_ROUNDS {
+            for how in [How::Tcp, How::Tls] {
+                print(json, &protection(how, round).await?);
+            }
         }
     }
     Ok(())
@@ -71,23 +86,69 @@ fn print(json: bool, result: &Value) {
     println!("{}", fields.join(", "));
 }
 
+/// How a server is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Unix,
+    Tcp,
+    Tls,
+}
+
+impl How {
+    fn parse(name: &str) -> Result<How> {
+        match name {
+            "unix" => Ok(How::Unix),
+            "tcp" => Ok(How::Tcp),
+            "tls" => Ok(How::Tls),
+            other => Err(format!("no such transport: {other}").into()),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            How::Unix => "unix",
+            How::Tcp => "tcp",
+            How::Tls => "tls",
+        }
+    }
+
+    /// What protects connections to the server in `dir`.
+    fn tls(self, dir: &Path) -> Result<Option<Tls>> {
+        let identity = Files::Identity(dir.join("cluster.pem"));
+        Ok((self == How::Tls)
+            .then(|| Tls::load(identity))
+            .transpose()?)
+    }
+}
+
 /// Serves a zone in `dir` until standard input ends; answers each line with the processor time that
 /// was used, in microseconds.
-fn serve_zone(dir: &Path) -> Result<()> {
-    let zone = Zone::open(dir.join("zone"), StoreConfig::default())?;
-    let address = zone.serve(&format!("unix:{}", dir.join("socket").display()))?;
+fn serve_zone(how: How, dir: &Path) -> Result<()> {
+    let config = StoreConfig {
+        tls: how.tls(dir)?,
+        ..StoreConfig::default()
+    };
+    let zone = Zone::open(dir.join("zone"), config)?;
+    let address = match how {
+        How::Unix => zone.serve(&format!("unix:{}", dir.join("socket").display()))?,
+        How::Tcp | How::Tls => zone.serve("127.0.0.1:0")?,
+    };
     let mut out = std::io::stdout();
     writeln!(out, "{address}")?;
     for line in std::io::stdin().lines() {
         line?;
-        let usage = getrusage(UsageWho::RUSAGE_SELF)?;
-        let (user, system) = (usage.user_time(), usage.system_time());
-        let micros =
-            (user.tv_sec() + system.tv_sec()) * 1_000_000 + user.tv_usec() + system.tv_usec();
-        writeln!(out, "{micros}")?;
+        writeln!(out, "{}", own_cpu_us()?)?;
     }
     zone.stop()?;
     Ok(())
+}
+
+/// Processor time that this process used so far, in microseconds.
+fn own_cpu_us() -> Result<u64> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let (user, system) = (usage.user_time(), usage.system_time());
+    let micros = (user.tv_sec() + system.tv_sec()) * 1_000_000 + user.tv_usec() + system.tv_usec();
+    Ok(u64::try_from(micros)?)
 }
 
 /// A zone server in a process and directory of its own.
@@ -96,15 +157,17 @@ struct Server {
     asked: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
     address: String,
+    tls: Option<Tls>,
     _dir: tempfile::TempDir,
 }
 
 impl Server {
-    fn start() -> Result<Server> {
+    fn start(how: How) -> Result<Server> {
         let dir = tempfile::tempdir_in(".")?;
         let dir_path: PathBuf = std::path::absolute(dir.path())?;
+        new_identity(&dir_path.join("cluster.pem"))?;
         let mut child = Command::new(std::env::current_exe()?)
-            .arg("serve")
+            .args(["serve", how.name()])
             .arg(&dir_path)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -115,6 +178,7 @@ impl Server {
             answers: BufReader::new(answers),
             child,
             address: String::new(),
+            tls: how.tls(&dir_path)?,
             _dir: dir,
         };
         server.address = server.line()?;
@@ -136,8 +200,10 @@ impl Server {
     /// A tenant with one copy of each block on this server, owning its epoch.
     async fn tenant(&self, name: &str) -> Result<Arc<Client>> {
         let (addresses, volume) = (vec![self.address.clone()], VolumeName::new(name)?);
-        create_volume(&addresses, &volume, &VolumeSettings::spread(1, 1), None).await?;
-        let client = Client::connect(ClientConfig::new(volume, addresses, name)).await?;
+        let mut config = ClientConfig::new(volume, addresses, name);
+        config.tls = self.tls.clone();
+        create_volume(&config, &VolumeSettings::spread(1, 1)).await?;
+        let client = Client::connect(config).await?;
         client.own_epoch(&NodeName::new(name)?).await?;
         Ok(client)
     }
@@ -170,7 +236,7 @@ async fn write(client: &Client, from: u64, count: u64, data: &Bytes) -> dax::Res
 }
 
 async fn fairness(noisy: usize) -> Result<Value> {
-    let server = Server::start()?;
+    let server = Server::start(How::Unix)?;
     let quiet = server.tenant("quiet").await?;
     let data = noise();
     let (stop, written) = (
@@ -227,7 +293,7 @@ async fn fairness(noisy: usize) -> Result<Value> {
 
 /// What a share of the work took the server.
 async fn cost(tenants: usize) -> Result<Value> {
-    let mut server = Server::start()?;
+    let mut server = Server::start(How::Unix)?;
     let data = noise();
     let mut clients = Vec::new();
     for number in 0..tenants {
@@ -283,5 +349,49 @@ async fn cost(tenants: usize) -> Result<Value> {
         "bytes_read": kept.since_start.read_bytes,
         "syncs": kept.since_start.syncs,
         "bytes_kept_per_tenant": kept.used_bytes / tenants as u64,
+    }))
+}
+
+/// What one client writes and reads in a second, and what that takes both sides.
+async fn protection(how: How, round: usize) -> Result<Value> {
+    let mut server = Server::start(how)?;
+    let client = server.tenant("tenant").await?;
+    let data = noise();
+    let mut at = (Instant::now(), server.cpu_us()?, own_cpu_us()?);
+    let mut syncs = Vec::new();
+    for from in (0..BLOCKS).step_by(TLS_BATCH as usize) {
+        write(&client, from, TLS_BATCH, &data).await?;
+        let asked = Instant::now();
+        client.csync(SyncScope::Volume).await?;
+        syncs.push(asked.elapsed());
+    }
+    let mut measured = |server: &mut Server| -> Result<[f64; 3]> {
+        let now = (Instant::now(), server.cpu_us()?, own_cpu_us()?);
+        let per_thousand = |us: u64| (us as f64 * 1000.0 / BLOCKS as f64).round();
+        let rate = BLOCKS as f64 / (now.0 - at.0).as_secs_f64();
+        let costs = [per_thousand(now.1 - at.1), per_thousand(now.2 - at.2)];
+        at = now;
+        Ok([rate.round(), costs[0], costs[1]])
+    };
+    let written = measured(&mut server)?;
+    for from in (0..BLOCKS).step_by(TLS_BATCH as usize) {
+        let reads = (from..from + TLS_BATCH).map(|at| client.read(block(at), Generation::SINGLE));
+        for read in join_all(reads).await {
+            read?;
+        }
+    }
+    let read = measured(&mut server)?;
+    syncs.sort();
+    Ok(json!({
+        "test": "tls",
+        "transport": how.name(),
+        "round": round,
+        "writes_per_second": written[0],
+        "write_server_cpu_us_per_1000_blocks": written[1],
+        "write_client_cpu_us_per_1000_blocks": written[2],
+        "sync_p50_ms": syncs[syncs.len() / 2].as_micros() as f64 / 1000.0,
+        "reads_per_second": read[0],
+        "read_server_cpu_us_per_1000_blocks": read[1],
+        "read_client_cpu_us_per_1000_blocks": read[2],
     }))
 }

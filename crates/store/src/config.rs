@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dax::credentials::Secret;
+use dax::tls::Tls;
 
 use crate::network::Emulated;
 
@@ -33,10 +34,13 @@ pub struct StoreConfig {
     pub greeting_timeout: Duration,
     /// Connections that have not proved it yet, at most; more are turned away.
     pub strangers_max: usize,
-    /// What volumes' keys are made from. Without one nobody proves anything, and only this machine may
-    /// connect.
+    /// What volumes' keys are made from. Without one a client need not prove that it may use the volume
+    /// that it names.
     #[serde(skip)]
     pub secret: Option<Secret>,
+    /// What protects connections over TCP, and says who may connect. Without it only this machine may.
+    #[serde(skip)]
+    pub tls: Option<Tls>,
 }
 
 impl Default for StoreConfig {
@@ -52,6 +56,7 @@ impl Default for StoreConfig {
             greeting_timeout: Duration::from_secs(10),
             strangers_max: 256,
             secret: None,
+            tls: None,
         }
     }
 }

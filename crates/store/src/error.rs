@@ -71,9 +71,9 @@ pub enum OpenError {
     },
     /// Other machines could connect, and nobody would have to prove anything.
     #[error(
-        "other machines can reach {address}, and without a secret all of them could read and write \
-         every volume; give --secret-file FILE (understudy key --new-secret FILE makes one), or \
-         listen on 127.0.0.1 or unix:/path"
+        "other machines can reach {address}, and without a certificate all of them could read and \
+         write every volume; give --identity FILE (understudy init or understudy key --new-identity \
+         FILE makes one), or listen on 127.0.0.1 or unix:/path"
     )]
     Unprotected {
         /// The address as given.

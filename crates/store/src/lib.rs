@@ -30,6 +30,7 @@ mod queue;
 mod reads;
 mod receiver;
 mod room;
+mod secure;
 mod shared;
 mod stream;
 #[cfg(test)]

@@ -1,15 +1,18 @@
-//! Addresses and sockets: TCP (`host:port`) and Unix (`unix:/path`) behind one type.
+//! Addresses and sockets: TCP (`host:port`), protected or not, and Unix (`unix:/path`) behind one type.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use dax::tls::Tls;
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::error::OpenError;
+use crate::secure::Secure;
 
 /// The prefix of a Unix socket's address.
 const UNIX: &str = "unix:";
@@ -29,6 +32,7 @@ fn notice_death(stream: &TcpStream) -> io::Result<()> {
 /// A connected socket. Clones share it.
 pub(crate) enum Stream {
     Tcp(TcpStream),
+    Tls(Arc<Secure>),
     Unix(UnixStream),
 }
 
@@ -51,14 +55,24 @@ impl Stream {
     pub fn try_clone(&self) -> io::Result<Stream> {
         Ok(match self {
             Stream::Tcp(s) => Stream::Tcp(s.try_clone()?),
+            Stream::Tls(s) => Stream::Tls(s.clone()),
             Stream::Unix(s) => Stream::Unix(s.try_clone()?),
         })
+    }
+
+    /// Round trips before a client that has connected is heard.
+    pub fn opening_round_trips(&self) -> u32 {
+        match self {
+            Stream::Tls(_) => 2,
+            Stream::Tcp(_) | Stream::Unix(_) => 1,
+        }
     }
 
     /// How long a read waits, of any clone; for ever if none.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         match self {
             Stream::Tcp(s) => s.set_read_timeout(timeout),
+            Stream::Tls(s) => s.socket.set_read_timeout(timeout),
             Stream::Unix(s) => s.set_read_timeout(timeout),
         }
     }
@@ -68,6 +82,7 @@ impl Stream {
         // The peer may have gone already, which is what we want.
         let _ = match self {
             Stream::Tcp(s) => s.shutdown(how),
+            Stream::Tls(s) => s.socket.shutdown(how),
             Stream::Unix(s) => s.shutdown(how),
         };
     }
@@ -77,6 +92,7 @@ impl Read for Stream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(s) => s.read(buf),
+            Stream::Tls(s) => s.read(buf),
             Stream::Unix(s) => s.read(buf),
         }
     }
@@ -86,6 +102,7 @@ impl Write for Stream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(s) => s.write(buf),
+            Stream::Tls(s) => s.write_vectored(&[io::IoSlice::new(buf)]),
             Stream::Unix(s) => s.write(buf),
         }
     }
@@ -93,6 +110,7 @@ impl Write for Stream {
     fn write_vectored(&mut self, bufs: &[io::IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Stream::Tcp(s) => s.write_vectored(bufs),
+            Stream::Tls(s) => s.write_vectored(bufs),
             Stream::Unix(s) => s.write_vectored(bufs),
         }
     }
@@ -150,15 +168,19 @@ impl Listener {
         })
     }
 
-    /// The next connection, and who it is.
-    pub fn accept(&self) -> io::Result<(Stream, String)> {
+    /// The next connection, protected by `tls` if it comes over TCP, and who it is.
+    pub fn accept(&self, tls: Option<&Tls>) -> io::Result<(Stream, String)> {
         match self {
             Listener::Tcp(l) => {
                 let (stream, peer) = l.accept()?;
                 stream.set_nodelay(true)?;
                 stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
                 notice_death(&stream)?;
-                Ok((Stream::Tcp(stream), peer.to_string()))
+                let stream = match tls {
+                    Some(tls) => Stream::Tls(Arc::new(Secure::new(stream, tls.server())?)),
+                    None => Stream::Tcp(stream),
+                };
+                Ok((stream, peer.to_string()))
             }
             Listener::Unix(l, path) => {
                 let (stream, _) = l.accept()?;

@@ -115,7 +115,7 @@ impl Zone {
     ///
     /// # Errors
     /// [`OpenError::AddressInUse`], [`OpenError::Address`]; [`OpenError::Unprotected`] if the zone has no
-    /// secret and other machines could connect.
+    /// certificates and other machines could connect.
     pub fn serve(&self, listen: &str) -> Result<String, OpenError> {
         let listener = Listener::bind(listen)?;
         let failed = |source| OpenError::Address {
@@ -123,7 +123,7 @@ impl Zone {
             source,
         };
         let address = listener.address().map_err(failed)?;
-        if self.shared.config.secret.is_none() && !listener.is_local().map_err(failed)? {
+        if self.shared.config.tls.is_none() && !listener.is_local().map_err(failed)? {
             let address = listen.into();
             return Err(OpenError::Unprotected { address });
         }
@@ -238,7 +238,7 @@ fn resume_chores(shared: &Shared) -> Result<u64, OpenError> {
 /// Accepts connections until the zone stops.
 fn accept(shared: &Arc<Shared>, clients: &Clients, listener: &Listener) {
     loop {
-        let accepted = listener.accept();
+        let accepted = listener.accept(shared.config.tls.as_ref());
         if shared.is_stopping() {
             return;
         }

@@ -38,7 +38,8 @@ impl ThreeZones {
         };
         let (addresses, zones): (Vec<_>, Vec<_>) = (0..3).map(start).unzip();
         let volume = VolumeName::new("conformance").unwrap();
-        create_volume(&addresses, &volume, &VolumeSettings::default(), None)
+        let config = ClientConfig::new(volume.clone(), addresses.clone(), "test");
+        create_volume(&config, &VolumeSettings::default())
             .await
             .unwrap();
         ThreeZones {

@@ -98,12 +98,14 @@ mod tests {
     fn a_key_command_makes_one_thing() {
         let parse = |words: &str| Cli::try_parse_from(words.split(' '));
         let accepted = [
+            "understudy key --new-identity i",
             "understudy key --new-secret s",
             "understudy key --secret-file s --volume main",
             "understudy key --secret-file s --volume main --output k",
         ];
         let refused = [
             "understudy key",
+            "understudy key --new-identity i --new-secret s",
             "understudy key --secret-file s",
             "understudy key --volume main",
             "understudy key --new-secret s --volume main",
@@ -114,6 +116,27 @@ mod tests {
             assert!(parse(words).is_ok(), "{words}");
         }
         for words in refused {
+            assert!(parse(words).is_err(), "{words}");
+        }
+    }
+
+    #[test]
+    fn a_zone_has_one_kind_of_certificate_and_all_of_it() {
+        let parse = |words: &str| {
+            let words = format!("understudy store --data d --listen a:1 {words}");
+            Cli::try_parse_from(words.split_whitespace())
+        };
+        let own = "--certificate c --certificate-key k --ca a";
+        for words in ["", "--identity i", own] {
+            assert!(parse(words).is_ok(), "{words}");
+        }
+        for words in [
+            "--certificate c",
+            "--certificate c --ca a",
+            "--ca a",
+            "--certificate-key k",
+            &format!("--identity i {own}"),
+        ] {
             assert!(parse(words).is_err(), "{words}");
         }
     }

@@ -167,7 +167,8 @@ fn of_channel(error: &ChannelError) -> (Code, Option<String>) {
             Code::Unavailable,
             Some("Is the node running? See: understudy status.".to_owned()),
         ),
-        ChannelError::Refusal { .. } => (Code::Refused, None),
+        ChannelError::Refusal { .. } | ChannelError::Distrusted { .. } => (Code::Refused, None),
+        ChannelError::Unprotected(error) => of_storage(error),
         _ => (Code::Failed, None),
     }
 }
@@ -192,8 +193,8 @@ fn of_storage(error: &dax::error::Error) -> (Code, Option<String>) {
         ),
         ErrorKind::Denied => (
             Code::Usage,
-            "Compare \"key\" and \"volume\" in the configuration with the zones' --secret-file; \
-             understudy key makes a volume's key.",
+            "Compare [tls], \"key\" and \"volume\" in the configuration with the zones' --identity and \
+             --secret-file; understudy key makes a volume's key.",
         ),
         ErrorKind::Invalid => return (Code::Usage, None),
         ErrorKind::Full => (Code::Unavailable, "Make room on the zone's disk."),

@@ -17,6 +17,7 @@ use super::driver::Driver;
 use super::greeting::Greeted;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::ReplicaId;
+use crate::tls::{Distrust, Tls};
 use crate::wire::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, Request, Response};
 
 /// How long connecting and greeting may take together.
@@ -39,8 +40,8 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Connects to `unix:/path` or `host:port`.
-    pub async fn open(address: &str) -> Result<Stream> {
+    /// Connects to `unix:/path` or, protected by `tls`, to `host:port`.
+    pub async fn open(address: &str, tls: Option<&Tls>) -> Result<Stream> {
         let failed = |error: io::Error| {
             let message = format!("no connection to {address}");
             Error::with_source(ErrorKind::Unavailable, message, error)
@@ -55,6 +56,13 @@ impl Stream {
         }
         let stream = TcpStream::connect(address).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
+        if let Some(tls) = tls {
+            let (reader, writer) = tokio::io::split(tls.connect(stream, address).await?);
+            return Ok(Stream {
+                reader: FrameReader::new(Box::new(reader)),
+                writer: Box::new(writer),
+            });
+        }
         let (reader, writer) = stream.into_split();
         Ok(Stream {
             reader: FrameReader::new(Box::new(reader)),
@@ -64,8 +72,11 @@ impl Stream {
 
     /// Sends a request and reads the next message, in a greeting.
     pub async fn ask(&mut self, request: &Request) -> Result<Response> {
-        let failed =
-            |error| Error::with_source(ErrorKind::Unavailable, "the connection broke", error);
+        let failed = |error: io::Error| match Distrust::of(&error) {
+            // The zone looks at our certificate after we have looked at its own.
+            Some(why) => Error::new(ErrorKind::Denied, format!("the zone {why}")),
+            None => Error::with_source(ErrorKind::Unavailable, "the connection broke", error),
+        };
         let frame = request.encode(1, &mut BytesMut::new());
         write_all(&mut self.writer, &[frame])
             .await
@@ -204,5 +215,6 @@ async fn write_all(writer: &mut Writer, frames: &[Frame]) -> io::Result<()> {
         }
         IoSlice::advance_slices(&mut rest, written);
     }
-    Ok(())
+    // What was encrypted may wait still.
+    writer.flush().await
 }

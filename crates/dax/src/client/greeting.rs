@@ -3,11 +3,13 @@
 //! Invariant: a client that has a key believes nothing a zone says, and tells it nothing but names,
 //! until the zone has proved to know the key.
 
+use super::ClientConfig;
 use super::connection::{Stream, within};
 use crate::credentials::{Greeting, Nonce, Side, VolumeKey};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::VolumeName;
 use crate::storage::{EpochGrant, VolumeSettings};
+use crate::tls::Tls;
 use crate::wire::{PROTOCOL, Request, Response};
 
 /// Who we are to every zone.
@@ -19,6 +21,7 @@ pub(super) struct Introduction {
     /// Where we are; see [`super::ClientConfig::zone`].
     pub zone: Option<String>,
     pub key: Option<VolumeKey>,
+    pub tls: Option<Tls>,
 }
 
 /// A replica that answered the greeting.
@@ -30,10 +33,21 @@ pub(super) struct Greeted {
 }
 
 impl Introduction {
+    /// What `config` says.
+    pub fn new(config: &ClientConfig) -> Introduction {
+        Introduction {
+            volume: config.volume.clone(),
+            client: config.client_name.clone(),
+            zone: config.zone.clone(),
+            key: config.key.clone(),
+            tls: config.tls.clone(),
+        }
+    }
+
     /// Connects and says hello.
     pub async fn greet(&self, address: &str) -> Result<Greeted> {
         let greeting = async {
-            let mut stream = Stream::open(address).await?;
+            let mut stream = Stream::open(address, self.tls.as_ref()).await?;
             match self.hello(&mut stream, address).await? {
                 Response::Welcome {
                     settings,
@@ -60,7 +74,7 @@ impl Introduction {
         rebuild: bool,
     ) -> Result<()> {
         let attempt = async {
-            let mut stream = Stream::open(address).await?;
+            let mut stream = Stream::open(address, self.tls.as_ref()).await?;
             match self.hello(&mut stream, address).await {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),

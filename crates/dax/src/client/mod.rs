@@ -24,6 +24,7 @@ use crate::storage::{
     Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
     Space, Storage, StorageCounters, SyncScope, Usage, VolumeSettings,
 };
+use crate::tls::Tls;
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
 use greeting::Introduction;
@@ -49,6 +50,9 @@ pub struct ClientConfig {
     /// The volume's key, if the zones have a secret. Then zones that cannot prove to know it are
     /// refused. Default none.
     pub key: Option<VolumeKey>,
+    /// What protects connections to `host:port`; those to `unix:/path` stay on this machine. Default
+    /// none: plaintext, which is for this machine only.
+    pub tls: Option<Tls>,
     /// Bytes of blocks that may wait for acknowledgements before writers wait. Default 64 MiB.
     pub pending_bytes_max: usize,
     /// Entries of the version list. Default 262,144 (2 GiB of 8 KiB blocks).
@@ -71,6 +75,7 @@ impl ClientConfig {
             client_name: client_name.into(),
             zone: None,
             key: None,
+            tls: None,
             pending_bytes_max: 64 << 20,
             version_list_max: 1 << 18,
             replica_timeout: Duration::from_secs(2),
@@ -106,12 +111,7 @@ impl Client {
     /// key or is refused for lack of it; `Invalid` if the number of replicas is not the volume's
     /// number of replicas; `Protocol` if something else answers.
     pub async fn connect(config: ClientConfig) -> Result<Arc<Client>> {
-        let introduction = Introduction {
-            volume: config.volume,
-            client: config.client_name,
-            zone: config.zone,
-            key: config.key,
-        };
+        let introduction = Introduction::new(&config);
         let settings = setup::find_settings(&config.replicas, &introduction).await?;
         let core_config = CoreConfig {
             addresses: config.replicas.clone(),

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use tokio::task::JoinSet;
 
+use super::ClientConfig;
 use super::connection::{Backoff, describe};
 use super::greeting::Introduction;
-use crate::credentials::VolumeKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::VolumeName;
 use crate::storage::VolumeSettings;
 
-/// Makes a volume, with its key if the zones have a secret. A fresh one is made once every replica has said that it does not know it, because
+/// Makes the volume that `config` names in its replicas. A fresh one is made once every replica has said that it does not know it, because
 /// one that is away might; returns once all have it. Where some know it already, those that do not
 /// are told that they have lost it, and this returns once a majority knows it: repeating is harmless.
 /// Waits while replicas are missing.
@@ -19,20 +19,11 @@ use crate::storage::VolumeSettings;
 /// # Errors
 /// `Conflict` if it exists with other settings, `Invalid` if the settings make no sense, `Denied` if a
 /// replica refuses the key, or is refused.
-pub async fn create_volume(
-    replicas: &[String],
-    volume: &VolumeName,
-    settings: &VolumeSettings,
-    key: Option<&VolumeKey>,
-) -> Result<()> {
+pub async fn create_volume(config: &ClientConfig, settings: &VolumeSettings) -> Result<()> {
     settings.check()?;
+    let (replicas, volume) = (&config.replicas, &config.volume);
     check_replicas(replicas, settings)?;
-    let introduction = Introduction {
-        volume: volume.clone(),
-        client: "init".into(),
-        zone: None,
-        key: key.cloned(),
-    };
+    let introduction = Introduction::new(config);
     let mut attempts = JoinSet::new();
     for (index, replica) in replicas.iter().enumerate() {
         let (replica, introduction) = (replica.clone(), introduction.clone());

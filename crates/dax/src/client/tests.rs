@@ -150,12 +150,14 @@ impl Replicas {
         self.listeners[index].shutdown().await;
     }
 
-    async fn create(&self) {
+    fn config(&self) -> ClientConfig {
         let name = VolumeName::new("v").unwrap();
+        ClientConfig::new(name, self.addresses.clone(), "test")
+    }
+
+    async fn create(&self) {
         let settings = VolumeSettings::default();
-        create_volume(&self.addresses, &name, &settings, None)
-            .await
-            .unwrap();
+        create_volume(&self.config(), &settings).await.unwrap();
     }
 
     async fn connect(&self) -> Result<Arc<Client>> {
@@ -163,8 +165,7 @@ impl Replicas {
     }
 
     async fn connect_with(&self, key: Option<VolumeKey>) -> Result<Arc<Client>> {
-        let name = VolumeName::new("v").unwrap();
-        let mut config = ClientConfig::new(name, self.addresses.clone(), "test");
+        let mut config = self.config();
         config.key = key;
         Client::connect(config).await
     }
@@ -237,14 +238,15 @@ fn block_of(byte: u8) -> Bytes {
 async fn creating_again_is_harmless_and_otherwise_a_conflict() {
     let replicas = created().await;
     replicas.create().await;
-    let name = VolumeName::new("v").unwrap();
     let other = VolumeSettings {
         block_size_bytes: 16384,
         ..VolumeSettings::default()
     };
-    let error = create_volume(&replicas.addresses, &name, &other, None).await;
+    let error = create_volume(&replicas.config(), &other).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Conflict);
-    let two = create_volume(&replicas.addresses[..2], &name, &other, None).await;
+    let mut two = replicas.config();
+    two.replicas.pop();
+    let two = create_volume(&two, &other).await;
     assert_eq!(two.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
@@ -342,7 +344,6 @@ async fn a_client_and_zones_with_the_same_key_work_together() {
 async fn zones_that_do_not_know_the_key_are_refused_and_told_nothing() {
     let replicas = created().await;
     let settings = VolumeSettings::default();
-    let name = VolumeName::new("v").unwrap();
     let told: usize = replicas.replicas.iter().map(|r| r.lock().told).sum();
     for (theirs, ours, says) in [
         (volume_key(2), volume_key(1), "another key"),
@@ -351,7 +352,9 @@ async fn zones_that_do_not_know_the_key_are_refused_and_told_nothing() {
     ] {
         replicas.know([theirs.clone(), theirs.clone(), theirs]);
         let connected = replicas.connect_with(ours.clone()).await.unwrap_err();
-        let created = create_volume(&replicas.addresses, &name, &settings, ours.as_ref());
+        let mut config = replicas.config();
+        config.key = ours;
+        let created = create_volume(&config, &settings);
         for error in [connected, created.await.unwrap_err()] {
             assert_eq!(error.kind(), ErrorKind::Denied);
             assert!(error.to_string().contains(says), "{error}");

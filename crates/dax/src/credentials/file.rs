@@ -20,7 +20,7 @@ impl Secret {
     /// # Errors
     /// `Invalid` if it cannot be read, others can read it, or it is no secret.
     pub fn load(path: &Path) -> Result<Secret> {
-        Secret::parse(&read(path)?).map_err(|error| about(path, error))
+        Secret::parse(&read(path, MAX_BYTES)?).map_err(|error| about(path, error))
     }
 }
 
@@ -30,15 +30,15 @@ impl VolumeKey {
     /// # Errors
     /// `Invalid` if it cannot be read, others can read it, or it is no key.
     pub fn load(path: &Path) -> Result<VolumeKey> {
-        VolumeKey::parse(&read(path)?).map_err(|error| about(path, error))
+        VolumeKey::parse(&read(path, MAX_BYTES)?).map_err(|error| about(path, error))
     }
 }
 
-/// Writes a secret or key, and a line end, into a new file that only its owner can open.
+/// Writes a secret or key as text, and a line end, into a new file that only its owner can open.
 ///
 /// # Errors
 /// `Conflict` if the file exists, `Invalid` if it cannot be written.
-pub fn write_new(path: &Path, hex: &str) -> Result<()> {
+pub fn write_new(path: &Path, text: &str) -> Result<()> {
     let mut options = OpenOptions::new();
     let opened = options.write(true).create_new(true).mode(0o600).open(path);
     let mut file = opened.map_err(|error| match error.kind() {
@@ -48,13 +48,14 @@ pub fn write_new(path: &Path, hex: &str) -> Result<()> {
         }
         _ => failed("write", path, error),
     })?;
-    let written = file.write_all(hex.as_bytes());
+    let written = file.write_all(text.as_bytes());
     let written = written.and_then(|()| file.write_all(b"\n"));
     let written = written.and_then(|()| file.sync_all());
     written.map_err(|error| failed("write", path, error))
 }
 
-fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
+/// Reads a file of at most `max_bytes` that only its owner can open.
+pub(crate) fn read(path: &Path, max_bytes: u64) -> Result<Zeroizing<Vec<u8>>> {
     let file = File::open(path).map_err(|error| failed("read", path, error))?;
     let metadata = file
         .metadata()
@@ -65,13 +66,14 @@ fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
         return Err(Error::new(ErrorKind::Invalid, message));
     }
     // At once, so that no copy is left behind by growing.
-    let mut contents = Zeroizing::new(Vec::with_capacity(MAX_BYTES as usize + 1));
-    let mut limited = file.take(MAX_BYTES + 1);
+    let expected = metadata.len().min(max_bytes) as usize;
+    let mut contents = Zeroizing::new(Vec::with_capacity(expected + 1));
+    let mut limited = file.take(max_bytes + 1);
     limited
         .read_to_end(&mut contents)
         .map_err(|error| failed("read", path, error))?;
-    if contents.len() as u64 > MAX_BYTES {
-        let message = format!("{} is too long for a secret or a key", path.display());
+    if contents.len() as u64 > max_bytes {
+        let message = format!("{} is too long for what it should hold", path.display());
         return Err(Error::new(ErrorKind::Invalid, message));
     }
     Ok(contents)

@@ -22,6 +22,7 @@ use zeroize::Zeroizing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::VolumeName;
 
+pub(crate) use file::read as read_file;
 pub use file::write_new;
 
 /// The fewest bytes of a secret.

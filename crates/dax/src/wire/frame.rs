@@ -65,8 +65,18 @@ impl Frame {
     }
 }
 
+/// Whether these bytes begin a record of TLS.
+fn is_tls(prefix: [u8; 4]) -> bool {
+    matches!(prefix, [0x14..=0x17, 3, 1..=4, _])
+}
+
 fn checked_len(prefix: [u8; 4], max_bytes: usize) -> Result<usize> {
     let len = u32::from_le_bytes(prefix) as usize;
+    if is_tls(prefix) && len > max_bytes {
+        return Err(malformed(
+            "TLS where plaintext is expected: one side was started without certificates",
+        ));
+    }
     if !(MIN_FRAME_BYTES..=max_bytes).contains(&len) {
         return Err(malformed(&format!("a length of {len} bytes")));
     }

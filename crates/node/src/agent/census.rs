@@ -65,7 +65,7 @@ fn enlist(context: &Context, spare: &NodeName, members: &[Member]) {
         return;
     };
     tracing::warn!(%spare, "a standby is missing: enlisting a spare");
-    let (address, me) = (member.channel.clone(), context.me.clone());
+    let (address, me) = (member.channel.clone(), context.party.clone());
     let spare = spare.clone();
     tokio::spawn(async move {
         let asked = channel::request(&address, &me, Request::Enlist, ANSWER_WITHIN).await;

@@ -22,7 +22,7 @@ use super::pilot::Pilot;
 use super::slow::Skips;
 use super::status::StatusBoard;
 use crate::address::Address;
-use crate::channel::{Identity, Server};
+use crate::channel::{Identity, Party, Server};
 use crate::config::{Config, Heartbeat};
 use crate::postgres::{Installation, RunAs, StartOptions};
 use crate::records::{Cluster, Control, Member, MemberState, Record, Role, ServerFacts};
@@ -31,6 +31,8 @@ use crate::records::{Cluster, Control, Member, MemberState, Record, Role, Server
 pub(crate) struct Context {
     pub config: Config,
     pub me: Identity,
+    /// The same to other agents.
+    pub party: Party,
     pub installation: Installation,
     pub version: MajorVersion,
     pub run_as: Option<RunAs>,
@@ -58,7 +60,7 @@ impl Context {
     )]
     pub(crate) fn new(
         config: Config,
-        me: Identity,
+        party: Party,
         host: Host,
         cluster: Cluster,
         server: Arc<Server>,
@@ -76,7 +78,8 @@ impl Context {
         })?;
         Ok(Context {
             config,
-            me,
+            me: party.me.clone(),
+            party,
             installation: host.installation,
             version: host.version,
             run_as: host.run_as,

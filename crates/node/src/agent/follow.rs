@@ -280,7 +280,11 @@ impl<'a> Follower<'a> {
         let name = format!("{}{}", Member::PREFIX, self.active);
         let member = Member::load_named(self.standby.storage.as_ref(), &name).await?;
         let address = member.map_or_else(|| self.unknown_address(), |m| m.channel);
-        Ok(channel::subscribe(address, self.context.me.clone(), events))
+        Ok(channel::subscribe(
+            address,
+            self.context.party.clone(),
+            events,
+        ))
     }
 
     /// An active that never wrote its record: nobody listens here, which is no evidence.

@@ -46,12 +46,12 @@ use self::life::Life;
 use self::membership::Membership;
 use self::pilot::Pilot;
 use self::status::{Order, StatusBoard};
-use crate::channel::{Identity, Server};
+use crate::channel::{Party, Server};
 use crate::config::{AgentLock, Config};
 use crate::machine::{Event, Limits, Machine, State};
 use crate::postgres::logfile::{Rotation, keep_rotating};
 use crate::postgres::{check_port, leftovers};
-use crate::records::{Cluster, Incarnation};
+use crate::records::Cluster;
 use crate::rest::{Facts, Rest};
 
 /// Runs a node until `shutdown` resolves or it cannot start at all.
@@ -70,19 +70,14 @@ pub async fn run(
     let machine = Machine::new(config.name.clone(), config.tags.clone(), limits);
     let pilot = Arc::new(Pilot::new(machine));
     let (board, mut orders) = StatusBoard::new(Arc::clone(&pilot));
-    let me = Identity {
-        node: config.name.clone(),
-        volume: config.volume.clone(),
-        incarnation: Incarnation::random()
-            .map_err(|e| AgentError::system("cannot read the kernel's random source", e))?,
-    };
-    let server = Server::bind(&config.channel.listen, me.clone(), board.clone()).await?;
+    let party = Party::new(&config)?;
+    let server = Server::bind(&config.channel.listen, party.clone(), board.clone()).await?;
     let facts = Facts {
         scope: config.volume.to_string(),
         node: config.name.to_string(),
         server_version: host.installation.version().number(),
     };
-    let _rest = Rest::bind(&config, facts, me.clone(), board.clone()).await?;
+    let _rest = Rest::bind(&config, facts, party.clone(), board.clone()).await?;
     let stopping = Arc::clone(&pilot);
     tokio::spawn(async move {
         shutdown.await;
@@ -95,7 +90,7 @@ pub async fn run(
     let (_controls, control) = Controls::start(config.clone());
     let server = Arc::new(server);
     let context = Context::new(
-        config, me, host, cluster, server, board, control, pilot, registry,
+        config, party, host, cluster, server, board, control, pilot, registry,
     )?;
     let rotation = Rotation {
         bytes: context.config.postgres.log_size.bytes() as u64,
@@ -103,6 +98,7 @@ pub async fn run(
     };
     let rotating = tokio::spawn(keep_rotating(context.config.paths.log(), rotation));
     let membership = Membership::start(&context);
+    crate::service::ready();
     let ended = live(&context, &mut orders).await;
     membership.end(&context).await;
     rotating.abort();

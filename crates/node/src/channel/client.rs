@@ -17,11 +17,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::address::Address;
+use dax::tls::Distrust;
 
-use super::frame::{Frames, Reader, Writer, connect, send};
-use super::message::{Identity, Message, Notice, Peer, Progress, Request, Trigger, VERSION, Wants};
+use super::frame::{Frames, Socket, Writer, send};
+use super::message::{Message, Notice, Peer, Progress, Request, Trigger, VERSION, Wants};
 use super::server::{PING_EVERY, SILENCE};
-use super::{ChannelError, Result};
+use super::{ChannelError, Party, Result};
 
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
@@ -82,7 +83,7 @@ impl Drop for Subscription {
 /// Must be called inside a tokio runtime.
 pub fn subscribe(
     address: Address,
-    me: Identity,
+    me: Party,
     events: mpsc::UnboundedSender<ClientEvent>,
 ) -> Subscription {
     let (trigger_to, triggers) = watch::channel(None);
@@ -104,7 +105,7 @@ pub fn subscribe(
 
 struct Link {
     address: Address,
-    me: Identity,
+    me: Party,
     events: mpsc::UnboundedSender<ClientEvent>,
     triggers: watch::Sender<Option<Trigger>>,
     progress: watch::Receiver<Option<Progress>>,
@@ -193,12 +194,15 @@ fn failed(error: &ChannelError) -> ClientEvent {
     match error {
         ChannelError::Refused { .. } => ClientEvent::Refused,
         ChannelError::Refusal { why, .. } => ClientEvent::Rejected(why.clone()),
+        ChannelError::Distrusted { .. } | ChannelError::Unprotected(_) => {
+            ClientEvent::Rejected(error.to_string())
+        }
         other => ClientEvent::Unreachable(other.to_string()),
     }
 }
 
 /// Connects and greets.
-async fn open(address: &Address, me: &Identity, wants: Wants) -> Result<(Frames, Writer, Peer)> {
+async fn open(address: &Address, me: &Party, wants: Wants) -> Result<(Frames, Writer, Peer)> {
     match tokio::time::timeout(CONNECT_WITHIN, greet(address, me, wants)).await {
         Ok(result) => result,
         Err(_) => Err(ChannelError::Timeout {
@@ -208,31 +212,32 @@ async fn open(address: &Address, me: &Identity, wants: Wants) -> Result<(Frames,
     }
 }
 
-async fn greet(address: &Address, me: &Identity, wants: Wants) -> Result<(Frames, Writer, Peer)> {
+async fn greet(address: &Address, me: &Party, wants: Wants) -> Result<(Frames, Writer, Peer)> {
     let at = || address.clone();
-    let (reader, mut writer): (Reader, Writer) =
-        connect(address)
-            .await
-            .map_err(|source| match source.kind() {
-                // A Unix socket whose file is gone has no listener either.
-                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => {
-                    ChannelError::Refused {
-                        address: at(),
-                        source,
-                    }
-                }
-                _ => ChannelError::Io {
-                    address: at(),
-                    source,
-                },
-            })?;
-    let io = |source| ChannelError::Io {
-        address: at(),
-        source,
+    let connected = Socket::connect(address).await;
+    let socket = connected.map_err(|source| match source.kind() {
+        // A Unix socket whose file is gone has no listener either.
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => ChannelError::Refused {
+            address: at(),
+            source,
+        },
+        _ => ChannelError::Io {
+            address: at(),
+            source,
+        },
+    })?;
+    let (reader, mut writer) = socket.call(me.tls.as_ref()).await?;
+    let io = |source| match Distrust::of(&source) {
+        // The agent looks at our certificate after we have looked at its own.
+        Some(why) => ChannelError::Distrusted { address: at(), why },
+        None => ChannelError::Io {
+            address: at(),
+            source,
+        },
     };
     let hello = Message::Hello {
         version: VERSION,
-        me: me.clone(),
+        me: me.me.clone(),
         wants,
     };
     send(&mut writer, &hello).await.map_err(io)?;
@@ -253,7 +258,7 @@ async fn greet(address: &Address, me: &Identity, wants: Wants) -> Result<(Frames
 /// [`ChannelError::Refusal`] with the agent's words if it will not; `Refused` if none listens.
 pub async fn request(
     address: &Address,
-    me: &Identity,
+    me: &Party,
     request: Request,
     within: Duration,
 ) -> Result<serde_json::Value> {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use dax::tls::Tls;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
@@ -15,22 +16,64 @@ pub const MAX_FRAME_BYTES: usize = 4 << 20;
 pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// Opens a connection.
-pub(super) async fn connect(address: &Address) -> io::Result<(Reader, Writer)> {
-    match address {
-        Address::Tcp { host, port } => split_tcp(TcpStream::connect((host.as_str(), *port)).await?),
-        Address::Unix(path) => {
-            let (read, write) = UnixStream::connect(path).await?.into_split();
-            Ok((Box::new(read), Box::new(write)))
+/// A connection that nothing was said on yet.
+pub(super) enum Socket {
+    /// With the other side's address.
+    Tcp(TcpStream, String),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    /// Opens a connection.
+    pub(super) async fn connect(address: &Address) -> io::Result<Socket> {
+        match address {
+            Address::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                Socket::tcp(stream, address.to_string())
+            }
+            Address::Unix(path) => Ok(Socket::Unix(UnixStream::connect(path).await?)),
+        }
+    }
+
+    fn tcp(stream: TcpStream, peer: String) -> io::Result<Socket> {
+        // Triggers are small and urgent.
+        stream.set_nodelay(true)?;
+        Ok(Socket::Tcp(stream, peer))
+    }
+
+    /// What the calling side speaks through.
+    pub(super) async fn call(self, tls: Option<&Tls>) -> dax::Result<(Reader, Writer)> {
+        Ok(match (self, tls) {
+            (Socket::Tcp(stream, peer), Some(tls)) => halves(tls.connect(stream, &peer).await?),
+            (socket, _) => socket.plain(),
+        })
+    }
+
+    /// What the answering side speaks through.
+    pub(super) async fn answer(self, tls: Option<&Tls>) -> dax::Result<(Reader, Writer)> {
+        Ok(match (self, tls) {
+            (Socket::Tcp(stream, peer), Some(tls)) => halves(tls.accept(stream, &peer).await?),
+            (socket, _) => socket.plain(),
+        })
+    }
+
+    fn plain(self) -> (Reader, Writer) {
+        match self {
+            Socket::Tcp(stream, _) => {
+                let (read, write) = stream.into_split();
+                (Box::new(read), Box::new(write))
+            }
+            Socket::Unix(stream) => {
+                let (read, write) = stream.into_split();
+                (Box::new(read), Box::new(write))
+            }
         }
     }
 }
 
-fn split_tcp(stream: TcpStream) -> io::Result<(Reader, Writer)> {
-    // Triggers are small and urgent.
-    stream.set_nodelay(true)?;
-    let (read, write) = stream.into_split();
-    Ok((Box::new(read), Box::new(write)))
+fn halves(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> (Reader, Writer) {
+    let (read, write) = tokio::io::split(stream);
+    (Box::new(read), Box::new(write))
 }
 
 /// A listening socket of either kind.
@@ -70,13 +113,13 @@ impl Listener {
         }
     }
 
-    pub(super) async fn accept(&self) -> io::Result<(Reader, Writer)> {
+    pub(super) async fn accept(&self) -> io::Result<Socket> {
         match self {
-            Listener::Tcp(listener) => split_tcp(listener.accept().await?.0),
-            Listener::Unix(listener) => {
-                let (read, write) = listener.accept().await?.0.into_split();
-                Ok((Box::new(read), Box::new(write)))
+            Listener::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                Socket::tcp(stream, peer.to_string())
             }
+            Listener::Unix(listener) => Ok(Socket::Unix(listener.accept().await?.0)),
         }
     }
 }
@@ -136,6 +179,10 @@ impl Frames {
         let length = u32::from_le_bytes(*head) as usize;
         if length > MAX_FRAME_BYTES {
             let what = format!("a frame of {length} bytes; is this an agent?");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        if rest.first().is_some_and(|byte| *byte != b'{') {
+            let what = "no message; one side may have been started without [tls]";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         if rest.len() < length {

@@ -15,20 +15,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use dax::tls::Tls;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 
 use crate::address::Address;
 
-use super::frame::{Frames, Listener, Reader, Writer, send};
+use super::frame::{Frames, Listener, Socket, Writer, send};
 use super::message::{Identity, Message, Notice, Progress, Request, Trigger, VERSION, Wants};
-use super::{ChannelError, Result};
+use super::{ChannelError, Party, Result};
 
 /// A connection that says nothing for this long gets a [`Message::Ping`].
 pub(super) const PING_EVERY: Duration = Duration::from_secs(1);
 /// A peer that says nothing for this long is gone.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
+
+/// Refused connections are told to an operator at most so often.
+const REFUSALS_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// Answers requests.
 #[async_trait]
@@ -48,6 +52,9 @@ pub struct Subscriber {
 
 struct Shared {
     me: Identity,
+    tls: Option<Tls>,
+    /// When a connection was refused last that an operator was told of.
+    refused: Mutex<Option<tokio::time::Instant>>,
     handler: Arc<dyn Handler>,
     trigger: watch::Sender<Option<Trigger>>,
     notices: broadcast::Sender<Notice>,
@@ -67,18 +74,17 @@ impl Server {
     ///
     /// # Errors
     /// [`ChannelError::Io`] if the address cannot be had.
-    pub async fn bind(listen: &Address, me: Identity, handler: Arc<dyn Handler>) -> Result<Server> {
+    pub async fn bind(listen: &Address, me: Party, handler: Arc<dyn Handler>) -> Result<Server> {
         let failed = |source| ChannelError::Io {
             address: listen.clone(),
             source,
         };
         let listener = Listener::bind(listen).await.map_err(failed)?;
         let address = listener.address(listen).map_err(failed)?;
-        if !address.is_local() {
-            tracing::warn!(%address, "the direct channel is open to the network, and peers are not authenticated yet");
-        }
         let shared = Arc::new(Shared {
-            me,
+            me: me.me,
+            tls: me.tls,
+            refused: Mutex::default(),
             handler,
             trigger: watch::channel(None).0,
             notices: broadcast::channel(64).0,
@@ -139,10 +145,10 @@ async fn accept(listener: Listener, shared: Arc<Shared>) {
     let mut connections = tokio::task::JoinSet::new();
     for number in 0.. {
         match listener.accept().await {
-            Ok((reader, writer)) => {
+            Ok(socket) => {
                 let shared = Arc::clone(&shared);
                 connections.spawn(async move {
-                    if let Err(error) = serve(&shared, number, reader, writer).await {
+                    if let Err(error) = serve(&shared, number, socket).await {
                         tracing::debug!(%error, number, "channel connection ended");
                     }
                 });
@@ -156,12 +162,12 @@ async fn accept(listener: Listener, shared: Arc<Shared>) {
     }
 }
 
-async fn serve(
-    shared: &Arc<Shared>,
-    number: u64,
-    reader: Reader,
-    mut writer: Writer,
-) -> io::Result<()> {
+async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<()> {
+    let protected = tokio::time::timeout(SILENCE, socket.answer(shared.tls.as_ref())).await?;
+    let (reader, mut writer) = protected.map_err(|error| {
+        shared.report_refusal(&error);
+        io::Error::other(error)
+    })?;
     let mut frames = Frames::new(reader);
     let hello = tokio::time::timeout(SILENCE, frames.next()).await??;
     let Some(Message::Hello {
@@ -262,6 +268,15 @@ async fn feed(
 }
 
 impl Shared {
+    /// Tells an operator now and then: who is refused comes again every 100 ms.
+    fn report_refusal(&self, error: &dax::Error) {
+        let mut refused = self.refused.lock();
+        if refused.is_none_or(|at| at.elapsed() > REFUSALS_TOLD_EVERY) {
+            *refused = Some(tokio::time::Instant::now());
+            tracing::warn!(%error, "a connection to the direct channel is refused");
+        }
+    }
+
     fn note_progress(&self, number: u64, progress: Progress) {
         if let Some(subscriber) = self.subscribers.lock().get_mut(&number) {
             subscriber.progress = Some(progress);

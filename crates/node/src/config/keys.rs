@@ -24,6 +24,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "storage",
             "standby",
             "tags",
+            "tls",
         ],
     ),
     (
@@ -45,7 +46,17 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
         &["preset", "interval", "timeout", "poll", "grace"],
     ),
     ("channel", &["listen", "advertise"]),
-    ("rest", &["listen", "advertise", "token"]),
+    (
+        "rest",
+        &[
+            "listen",
+            "advertise",
+            "token",
+            "certificate",
+            "key",
+            "client_ca",
+        ],
+    ),
     (
         "memory",
         &["pending", "cache", "overlay", "kernel_cache", "warm_every"],
@@ -65,6 +76,7 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
         "tags",
         &["failover_zone", "nofailover", "priority", "spare", "zone"],
     ),
+    ("tls", &["identity", "certificate", "key", "ca"]),
 ];
 
 /// Refuses the first key that no table knows.

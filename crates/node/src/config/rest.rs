@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use dax::tls::WebFiles;
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{ConfigError, tls};
 use crate::address::Address;
 
 /// `[rest]`
@@ -18,6 +19,12 @@ pub struct RestConfig {
     /// The file with the token that requests which change something must show. Without one they are
     /// refused.
     pub token: Option<PathBuf>,
+    /// The certificate to serve HTTPS with, in place of HTTP.
+    pub certificate: Option<PathBuf>,
+    /// Its key, if that is not in the same file.
+    pub key: Option<PathBuf>,
+    /// Whoever shows a certificate of this authority needs no token.
+    pub client_ca: Option<PathBuf>,
 }
 
 impl Default for RestConfig {
@@ -29,6 +36,9 @@ impl Default for RestConfig {
             },
             advertise: None,
             token: None,
+            certificate: None,
+            key: None,
+            client_ca: None,
         }
     }
 }
@@ -39,18 +49,32 @@ impl RestConfig {
         self.advertise.as_ref().unwrap_or(&self.listen)
     }
 
+    /// What HTTPS needs, if that is wanted.
+    pub fn files(&self) -> Option<WebFiles> {
+        let certificate = self.certificate.clone()?;
+        Some(WebFiles {
+            key: self.key.clone().unwrap_or_else(|| certificate.clone()),
+            certificate,
+            client_authority: self.client_ca.clone(),
+        })
+    }
+
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let is_tcp = |address: &Address| matches!(address, Address::Tcp { .. });
         if !is_tcp(&self.listen) {
             let why = "HTTP is served over TCP only: host:port";
             return Err(ConfigError::invalid("rest.listen", why));
         }
-        match &self.token {
-            Some(token) if !token.is_absolute() => {
-                let why = format!("{token:?} is not absolute");
-                Err(ConfigError::invalid("rest.token", why))
-            }
-            _ => Ok(()),
+        tls::absolute(&[
+            ("rest.token", &self.token),
+            ("rest.certificate", &self.certificate),
+            ("rest.key", &self.key),
+            ("rest.client_ca", &self.client_ca),
+        ])?;
+        if self.certificate.is_none() && (self.key.is_some() || self.client_ca.is_some()) {
+            let why = "without a certificate nothing is protected; give one";
+            return Err(ConfigError::invalid("rest.certificate", why));
         }
+        Ok(())
     }
 }

@@ -27,7 +27,7 @@ fn defaults_are_what_the_example_says() {
     let uncommented: String = Config::example()
         .lines()
         .filter(|l| {
-            let own = ["advertise", "zone = ", "key = "];
+            let own = ["advertise", "zone = ", "key = ", "certificate = ", "ca = "];
             !l.starts_with("# A node") && !own.iter().any(|word| l.contains(word))
         })
         .map(|l| format!("{}\n", l.strip_prefix("# ").unwrap_or(l)))
@@ -91,10 +91,49 @@ fn nonsense_is_refused_and_says_what_to_change() {
         ("[standby]\nprefetch = -1", "prefetch"),
         ("[standby]\nslow = \"hurry\"", "hurry"),
         ("[standby]\nslow_after = \"1KiB\"", "standby.slow_after"),
+        ("[tls]\nidentity = \"a.pem\"", "tls.identity"),
+        (
+            "[tls]\ncertificate = \"/a\"\nca = \"/b\"",
+            "belong together",
+        ),
+        (
+            "[tls]\nidentity = \"/a\"\ncertificate = \"/a\"\nkey = \"/a\"\nca = \"/b\"",
+            "either",
+        ),
+        ("[rest]\ncertificate = \"a.pem\"", "rest.certificate"),
+        ("[rest]\nclient_ca = \"/a.pem\"", "rest.certificate"),
     ] {
         let error = refusal(extra);
         assert!(error.contains(needle), "{extra}: {error}");
     }
+}
+
+#[test]
+fn what_leaves_the_machine_is_protected() {
+    let identity = "[tls]\nidentity = \"/etc/understudy/cluster.pem\"\n";
+    let own = "[tls]\ncertificate = \"/c\"\nkey = \"/k\"\nca = \"/a\"\n";
+    let elsewhere = |address: &str, tls: &str| {
+        let text = MINIMAL.replace("127.0.0.1:7101", address);
+        Config::parse(&format!("{text}{tls}"))
+    };
+    for address in ["10.0.0.1:7101", "zone-a.example:7101", "[2001:db8::1]:7101"] {
+        let error = elsewhere(address, "").unwrap_err().to_string();
+        assert!(
+            error.contains("\"zones\"") && error.contains("[tls]"),
+            "{error}"
+        );
+        elsewhere(address, identity).unwrap();
+        elsewhere(address, own).unwrap();
+    }
+    for address in ["[::1]:7101", "localhost:7101", "unix:/run/zone"] {
+        elsewhere(address, "").unwrap();
+    }
+    let channel = "[channel]\nlisten = \"10.0.0.1:7432\"\n";
+    let error = refusal(channel);
+    assert!(error.contains("channel.listen"), "{error}");
+    with(&format!("{channel}{identity}")).unwrap();
+    let advertised = "[channel]\nadvertise = \"10.0.0.1:7432\"\n";
+    assert!(refusal(advertised).contains("channel.advertise"));
 }
 
 #[test]
@@ -171,7 +210,10 @@ fn a_zone_may_have_several_servers() {
         .lines()
         .map(|line| match line.starts_with("zones = ") {
             true => several,
-            false => line,
+            false => line
+                .strip_prefix("# ")
+                .filter(|l| l.starts_with("identity = "))
+                .unwrap_or(line),
         });
     let text: String = lines.flat_map(|line| [line, "\n"]).collect();
     let config = Config::parse(&text).unwrap();

@@ -19,14 +19,15 @@
 //! | `POST /restart`, `POST /reinitialize`, `POST /reload` | of this node |
 //! | `PATCH /config` | changes the cluster's configuration; `"pause"` switches takeovers off and on |
 //!
-//! Invariant: what changes something needs the token of the node's configuration, and is refused where
-//! there is none. The rest tells nothing secret. The checks are answered from memory: a slow store does
+//! Invariant: what changes something needs the token of the node's configuration, or a certificate of its
+//! authority, and is refused where there is neither. The rest tells nothing secret. The checks are answered from memory: a slow store does
 //! not make a healthy node look dead.
 //!
 //! Pure: [`checks`], [`cluster`], [`metrics`], [`report`]. This module is the driver.
 
 mod checks;
 mod cluster;
+mod https;
 mod metrics;
 mod orders;
 mod report;
@@ -38,10 +39,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use dax::storage::Storage;
+use dax::tls::WebTls;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -51,12 +53,13 @@ use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
 
 use self::checks::{Wanted, check};
+use self::https::{Client, Https};
 use self::report::Report;
 use self::ui::observer::{Observed, observe};
 use crate::agent::AgentError;
 use crate::agent::context::connect;
 use crate::agent::status::StatusBoard;
-use crate::channel::Identity;
+use crate::channel::{Identity, Party};
 use crate::config::Config;
 use crate::records::{Control, Heartbeat, Member, Record, read_history};
 
@@ -81,6 +84,8 @@ pub(crate) struct Facts {
 struct Shared {
     facts: Facts,
     me: Identity,
+    /// The same to other agents.
+    party: Party,
     board: Arc<StatusBoard>,
     config: Config,
     /// A handle of its own, which owns no epoch: that of the node's life ends with a change of roles.
@@ -88,6 +93,8 @@ struct Shared {
     token: Option<[u8; 32]>,
     /// What the page shows.
     observed: Mutex<Observed>,
+    /// Whether clients may show a certificate in its place.
+    asks_certificates: bool,
 }
 
 impl Shared {
@@ -115,13 +122,14 @@ impl Rest {
     /// Listens as the configuration says.
     ///
     /// # Errors
-    /// If the address cannot be listened on, or the token's file cannot be read.
+    /// If the address cannot be listened on, or the token's or a certificate's file cannot be read.
     pub async fn bind(
         config: &Config,
         facts: Facts,
-        me: Identity,
+        party: Party,
         board: Arc<StatusBoard>,
     ) -> Result<Rest, AgentError> {
+        let tls = config.rest.files().map(WebTls::load).transpose()?;
         let token = config.rest.token.as_deref().map(read_token).transpose()?;
         let address = config.rest.listen.to_string();
         let listener = TcpListener::bind(&address).await.map_err(|e| {
@@ -129,14 +137,22 @@ impl Rest {
                 format!("cannot serve HTTP on {address}; choose another address in [rest] listen");
             AgentError::system(what, e)
         })?;
+        if token.is_some() && tls.is_none() && !config.rest.listen.is_local() {
+            tracing::warn!(
+                %address,
+                "orders over HTTP show their token to whoever listens on the network; give [rest] a certificate"
+            );
+        }
         let shared = Shared {
             facts,
-            me,
+            me: party.me.clone(),
+            party,
             board,
             config: config.clone(),
             storage: OnceCell::new(),
             token,
             observed: Mutex::default(),
+            asks_certificates: config.rest.client_ca.is_some(),
         };
         let shared = Arc::new(shared);
         let observing = tokio::spawn(observe(Arc::clone(&shared)));
@@ -144,11 +160,20 @@ impl Rest {
             .fallback(answer)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .with_state(shared);
-        let serving = tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
+        let router = router.into_make_service_with_connect_info::<Client>();
+        let ended = |result: std::io::Result<()>| {
+            if let Err(error) = result {
                 tracing::error!(%error, "the HTTP interface ended");
             }
-        });
+        };
+        let serving = match tls {
+            None => tokio::spawn(async move { ended(axum::serve(listener, router).await) }),
+            Some(tls) => {
+                let listener = Https::new(listener, tls)
+                    .map_err(|e| AgentError::system(format!("cannot serve {address}"), e))?;
+                tokio::spawn(async move { ended(axum::serve(listener, router).await) })
+            }
+        };
         Ok(Rest { serving, observing })
     }
 }
@@ -182,6 +207,7 @@ fn lsn_number(lsn: Lsn) -> f64 {
 
 async fn answer(
     State(shared): State<Arc<Shared>>,
+    ConnectInfo(client): ConnectInfo<Client>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
@@ -190,7 +216,7 @@ async fn answer(
     match method {
         Method::GET | Method::HEAD | Method::OPTIONS => read(&shared, &uri).await,
         Method::POST | Method::PATCH | Method::DELETE => {
-            orders::order(&shared, &method, uri.path(), &headers, &body).await
+            orders::order(&shared, client, &method, uri.path(), &headers, &body).await
         }
         _ => text(
             StatusCode::METHOD_NOT_ALLOWED,

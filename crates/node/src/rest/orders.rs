@@ -1,4 +1,4 @@
-//! Orders over HTTP: what changes something, each with the token.
+//! Orders over HTTP: what changes something, each with the token or a client's certificate.
 
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::Response;
@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::https::Client;
 use super::{Refusal, Shared, reply, text, unavailable};
 use crate::agent::unix_ms;
 use crate::channel::{ChannelError, Handler, Request};
@@ -34,15 +35,16 @@ enum Done {
     Document(Value),
 }
 
-/// Carries an order out, if it shows the token.
+/// Carries an order out, if it shows the token or a certificate.
 pub(super) async fn order(
     shared: &Shared,
+    client: Client,
     method: &Method,
     path: &str,
     headers: &HeaderMap,
     body: &[u8],
 ) -> Response {
-    if let Err((code, why)) = admit(shared, headers) {
+    if let Err((code, why)) = admit(shared, client, headers) {
         return text(code, why);
     }
     let post = method == Method::POST;
@@ -64,11 +66,20 @@ pub(super) async fn order(
     }
 }
 
-/// Whether a request shows the token.
-fn admit(shared: &Shared, headers: &HeaderMap) -> Result<(), Refusal> {
+/// Whether a request shows a certificate or the token.
+fn admit(shared: &Shared, client: Client, headers: &HeaderMap) -> Result<(), Refusal> {
+    if client.certified {
+        return Ok(());
+    }
     let Some(token) = shared.token else {
-        let why = "orders are refused: this node has no [rest] token\n";
-        return Err((StatusCode::FORBIDDEN, why.to_owned()));
+        let (code, why) = match shared.asks_certificates {
+            true => (StatusCode::UNAUTHORIZED, "show a client certificate\n"),
+            false => (
+                StatusCode::FORBIDDEN,
+                "orders are refused: this node has no [rest] token\n",
+            ),
+        };
+        return Err((code, why.to_owned()));
     };
     let shown = headers
         .get(header::AUTHORIZATION)
@@ -95,7 +106,7 @@ fn read<T: Default + serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Refu
 async fn operator(shared: &Shared) -> Result<Operator, Refusal> {
     Ok(Operator {
         storage: shared.storage().await?.clone(),
-        me: shared.me.clone(),
+        me: shared.party.clone(),
     })
 }
 
@@ -121,7 +132,7 @@ async fn switch(shared: &Shared, how: How, body: &[u8]) -> Result<Done, Refusal>
         planned.map_err(refusal)?;
         return Ok(Done::Accepted("Switchover scheduled\n".to_owned()));
     }
-    let done = handover::hand_over(storage, &shared.me, order.candidate, how).await;
+    let done = handover::hand_over(storage, &shared.party, order.candidate, how).await;
     let beat = done.map_err(|e| refusal(e.into()))?;
     let said = format!("Successfully switched over to \"{}\"\n", beat.node);
     Ok(Done::Said(said))

@@ -183,9 +183,9 @@ impl Relay {
             let _ = self.zone.set(zone);
         }
         let link = self.link();
-        // To connect takes a round trip before the first byte leaves.
+        // To connect takes a round trip or two before the first byte leaves.
         let latency = link.as_ref().map_or_else(Default::default, |l| l.latency);
-        let connected_at = self.opened_at + latency * 2;
+        let connected_at = self.opened_at + latency * 2 * self.socket.opening_round_trips();
         let leaves_at = connected_at.max(Instant::now());
         Ok(self.to_server.put(leaves_at, bytes, link.as_ref()))
     }

@@ -331,13 +331,13 @@ fn noise_at_every_stage_ends_that_connection_and_nothing_else() {
 }
 
 #[test]
-fn without_a_secret_only_this_machine_may_connect() {
+fn without_a_certificate_only_this_machine_may_connect() {
     let open = TestZone::new();
     for address in ["0.0.0.0:0", "[::]:0"] {
         match open.zone.serve(address) {
             Err(error @ OpenError::Unprotected { .. }) => {
                 let text = error.to_string();
-                assert!(text.contains("--secret-file"), "{text}");
+                assert!(text.contains("--identity"), "{text}");
                 assert!(text.contains(address), "{text}");
             }
             // This machine may lack one of the two.
@@ -348,17 +348,21 @@ fn without_a_secret_only_this_machine_may_connect() {
     for address in ["127.0.0.1:0", "localhost:0"] {
         open.zone.serve(address).unwrap();
     }
-    let closed = TestZone::with(with_secret());
+    let closed = TestZone::with(super::secure::protected());
     closed.zone.serve("0.0.0.0:0").unwrap();
+}
+
+fn client(addresses: &[String], key: Option<VolumeKey>) -> ClientConfig {
+    let mut config = ClientConfig::new(name("a"), addresses.to_vec(), "test");
+    config.key = key;
+    config
 }
 
 async fn connect(
     addresses: &[String],
     key: Option<VolumeKey>,
 ) -> dax::Result<Arc<dax::client::Client>> {
-    let mut config = ClientConfig::new(name("a"), addresses.to_vec(), "test");
-    config.key = key;
-    dax::client::Client::connect(config).await
+    dax::client::Client::connect(client(addresses, key)).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -366,9 +370,8 @@ async fn the_replication_client_proves_itself_or_says_what_is_wrong() {
     let zones: Vec<TestZone> = (0..3).map(|_| TestZone::with(with_secret())).collect();
     let addresses: Vec<String> = zones.iter().map(|z| z.address.clone()).collect();
     let settings = VolumeSettings::default();
-    let create = async |key: Option<VolumeKey>| {
-        create_volume(&addresses, &name("a"), &settings, key.as_ref()).await
-    };
+    let create =
+        async |key: Option<VolumeKey>| create_volume(&client(&addresses, key), &settings).await;
     let wrong = secret(2).key(&name("a"));
     for (key, says) in [(None, "none is configured"), (Some(wrong), "another key")] {
         let error = create(key.clone()).await.unwrap_err();

@@ -12,6 +12,7 @@ mod reclaim;
 mod records;
 mod replicas;
 mod rules;
+mod secure;
 
 use tempfile::TempDir;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dax::client::{Client, create_volume};
+use dax::client::{Client, ClientConfig, create_volume};
 use dax::credentials::Nonce;
 use dax::error::ErrorKind;
 use dax::ids::{Generation, NodeName, ReplicaId, VolumeName};
@@ -162,7 +162,8 @@ async fn creating_a_volume_again_does_not_make_a_blank_zone_count() {
     zones.insert(0, lose_disk(lost));
     let addresses: Vec<String> = zones.iter().map(|z| z.address.clone()).collect();
     let volume = VolumeName::new("v").unwrap();
-    create_volume(&addresses, &volume, &VolumeSettings::default(), None)
+    let config = ClientConfig::new(volume, addresses, "test");
+    create_volume(&config, &VolumeSettings::default())
         .await
         .unwrap();
     let mut stranger = client::Client::silent(&zones[0].address);

@@ -31,7 +31,8 @@ pub(super) async fn three_zones() -> Vec<TestZone> {
 async fn create(zones: &[TestZone]) {
     let addresses: Vec<String> = zones.iter().map(|z| z.address.clone()).collect();
     let volume = VolumeName::new("v").unwrap();
-    create_volume(&addresses, &volume, &VolumeSettings::default(), None)
+    let config = ClientConfig::new(volume, addresses, "test");
+    create_volume(&config, &VolumeSettings::default())
         .await
         .unwrap();
 }

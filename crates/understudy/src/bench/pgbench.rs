@@ -35,6 +35,8 @@ pub struct Options {
     pub rounds: u32,
     /// Whether the cluster has a standby (it takes its processor time from the same machine).
     pub standby: bool,
+    /// Whether zones and nodes talk over TLS.
+    pub tls: bool,
 }
 
 /// One workload on both systems, in transactions a second.
@@ -156,6 +158,7 @@ async fn start_cluster(
 ) -> anyhow::Result<Cluster> {
     std::fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let mut settings = cluster::Options::new(dir, &options.bin, &options.understudy);
+    settings.tls = options.tls;
     settings.parameters = parameters;
     if !options.standby {
         settings.nodes.truncate(1);

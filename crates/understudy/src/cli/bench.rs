@@ -47,6 +47,9 @@ pub struct BenchPgbench {
     /// Without a standby, which takes its processor time from the same machine.
     #[arg(long)]
     pub alone: bool,
+    /// With TLS between zones and nodes, as between machines; plaintext if not given, as all is on one.
+    #[arg(long)]
+    pub tls: bool,
     /// Directory of PostgreSQL's programs; Debian's newest if not given.
     #[arg(long, value_name = "DIR")]
     pub bin: Option<PathBuf>,

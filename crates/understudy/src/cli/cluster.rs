@@ -15,14 +15,14 @@ use super::volume_name;
 #[command(after_help = "\
 Examples:
   understudy store --data /var/lib/understudy/zone-a --listen 10.0.0.1:7101 \\
-    --secret-file /etc/understudy/zones.secret
+    --identity /etc/understudy/cluster.pem
   understudy store --data ./zone-a --listen 127.0.0.1:7101")]
 pub struct Store {
     /// Where the blocks are kept; created if it does not exist.
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
-    /// Where to listen: host:port or unix:/path. May be given several times. What is sent is not
-    /// encrypted: keep it off public networks.
+    /// Where to listen: host:port or unix:/path. May be given several times. Other machines can be
+    /// served only with --identity, or with --certificate, --certificate-key and --ca.
     #[arg(long, value_name = "ADDRESS", required = true)]
     pub listen: Vec<String>,
     /// For tests on one machine: emulate the distances to clients that this file says (see
@@ -32,8 +32,22 @@ pub struct Store {
     /// The zone that this server is in, as the network file names it.
     #[arg(long, value_name = "NAME", requires = "network")]
     pub zone: Option<String>,
-    /// The zones' secret: clients must prove that they know their volume's key, which is made from
-    /// it. See understudy key. Without one only this machine may connect.
+    /// The cluster's identity, the same file on every machine: whoever connects to host:port must have
+    /// it, and what is said is encrypted. understudy init makes it. Without one, or certificates of
+    /// an own authority, only this machine may connect.
+    #[arg(long, value_name = "FILE", conflicts_with = "certificate")]
+    pub identity: Option<PathBuf>,
+    /// Instead, this machine's certificate of an authority of your own.
+    #[arg(long, value_name = "FILE", requires_all = ["certificate_key", "ca"])]
+    pub certificate: Option<PathBuf>,
+    /// The certificate's key.
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    pub certificate_key: Option<PathBuf>,
+    /// The authority's certificate: whoever has one of this authority may connect.
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    pub ca: Option<PathBuf>,
+    /// Where several databases share zones: the zones' secret. Clients must prove that they know their
+    /// volume's key, which is made from it. See understudy key.
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
     /// End when standard input ends.
@@ -41,21 +55,30 @@ pub struct Store {
     pub until_stdin_closes: bool,
 }
 
-/// Make the zones' secret, and from it the key of each volume.
+/// Make the cluster's identity; the zones' secret, and from it the key of each volume.
 ///
-/// Every zone of a cluster has the same secret. A node gets the key of its volume only, and with it
-/// cannot read or write any other. Files are made so that only their owner can read them.
+/// The identity is the same file on every machine. Every zone has the same secret; a node gets the
+/// key of its volume only, and with it cannot read or write any other. Files are made so that only
+/// their owner can read them.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  understudy key --new-identity /etc/understudy/cluster.pem
   understudy key --new-secret /etc/understudy/zones.secret
   understudy key --secret-file /etc/understudy/zones.secret --volume main --output main.key")]
 pub struct Key {
+    /// Write a new certificate and its key into this file, which must not exist.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["new_secret", "secret_file", "volume", "output"]
+    )]
+    pub new_identity: Option<PathBuf>,
     /// Write a new random secret into this file, which must not exist.
     #[arg(
         long,
         value_name = "FILE",
-        required_unless_present = "secret_file",
+        required_unless_present_any = ["secret_file", "new_identity"],
         conflicts_with_all = ["secret_file", "volume", "output"]
     )]
     pub new_secret: Option<PathBuf>,
@@ -73,7 +96,8 @@ pub struct Key {
 /// Create a volume in the zones, and an empty or imported database in it.
 ///
 /// Run it once for a cluster, on any node, before the first `node`. Takes the superuser's name and
-/// PostgreSQL's version from the configuration.
+/// PostgreSQL's version from the configuration. Makes the cluster's identity if the configuration
+/// names one that is not there, and waits then until the zones have it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -54,7 +54,7 @@ impl Cluster {
         let zone_ports = (0..options.zones * options.servers_per_zone)
             .map(|_| ports::free())
             .collect::<anyhow::Result<Vec<u16>>>()?;
-        let credentials = Credentials::write(&options.dir)?;
+        let credentials = Credentials::write(&options.dir, options.tls)?;
         let settings = options
             .nodes
             .iter()
@@ -337,6 +337,9 @@ fn zone_arguments(
         credentials.secret.display().to_string(),
         "--until-stdin-closes".into(),
     ];
+    if let Some(identity) = &credentials.identity {
+        arguments.extend(["--identity".into(), identity.display().to_string()]);
+    }
     if options.network.is_some() {
         let file = options.network_file().display().to_string();
         arguments.extend(["--network".into(), file, "--zone".into(), zone.to_string()]);

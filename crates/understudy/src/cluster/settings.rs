@@ -49,6 +49,8 @@ pub struct Options {
     pub network: Option<Network>,
     /// Network namespaces that the nodes live in. Without, everything is at 127.0.0.1.
     pub sites: Option<Arc<Sites>>,
+    /// Whether zones and nodes talk over TLS, as they must between machines. Needed with `sites`.
+    pub tls: bool,
 }
 
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
@@ -73,6 +75,7 @@ impl Options {
             parameters: Vec::new(),
             network: None,
             sites: None,
+            tls: false,
         }
     }
 
@@ -207,6 +210,10 @@ fn text(
         node.rest_port,
         credentials.token.display(),
     );
+    if let Some(identity) = &credentials.identity {
+        // Writing to a String never fails.
+        let _ = write!(text, "\n[tls]\nidentity = \"{}\"\n", identity.display());
+    }
     let zone = options.zone_of(&node.name);
     let zone = zone.map(|zone| format!("zone = {zone}\n"));
     let spare = options.spares.contains(&node.name);

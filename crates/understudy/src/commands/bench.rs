@@ -42,6 +42,7 @@ async fn run_pgbench(args: cli::BenchPgbench) -> anyhow::Result<Code> {
         seconds: args.seconds.unwrap_or(if args.quick { 5 } else { 60 }),
         rounds: args.rounds.unwrap_or(if args.quick { 3 } else { 5 }),
         standby: !args.alone,
+        tls: args.tls,
     };
     let report = tokio::select! {
         report = Box::pin(pgbench::run(&options, say)) => report?,

@@ -1,6 +1,7 @@
 //! `understudy switchover` and `understudy failover`: let another node become the active.
 
 use dax::ids::NodeName;
+use node::channel::Party;
 use node::handover::{HandoverError, How, hand_over};
 
 use super::registry::Registry;
@@ -23,7 +24,7 @@ pub async fn switch_over(args: cli::Switchover) -> anyhow::Result<Code> {
 
 async fn change(asking: &cli::Asking, to: Option<NodeName>, how: How) -> anyhow::Result<Code> {
     let registry = Registry::open(&asking.config).await?;
-    let me = registry.identity()?;
+    let me = Party::new(&registry.config)?;
     eprintln!("understudy: waiting for the new active");
     let done = hand_over(&*registry.storage, &me, to, how).await;
     let new = done.map_err(explain)?;

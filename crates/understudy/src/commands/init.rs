@@ -1,6 +1,7 @@
 //! `understudy init`: creates a volume and the database in it.
 
 use dax::storage::VolumeSettings;
+use dax::tls::new_identity;
 use node::config::Config;
 use node::init::InitOptions;
 
@@ -11,6 +12,7 @@ use crate::exit::Code;
 /// Creates the cluster and says what was made.
 pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
     let config = Config::load(&args.config)?;
+    make_identity(&config)?;
     let spread = config.volume_settings();
     let options = InitOptions {
         settings: VolumeSettings {
@@ -37,4 +39,19 @@ pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
         );
     }
     Ok(Code::Ok)
+}
+
+/// Makes the identity of a new cluster where the configuration expects one.
+fn make_identity(config: &Config) -> anyhow::Result<()> {
+    if let Some(path) = &config.tls.identity
+        && !path.exists()
+    {
+        new_identity(path)?;
+        let path = path.display();
+        eprintln!(
+            "understudy: {path} is this cluster's new identity: copy it to every machine, for its owner \
+             only, and start the zones with --identity; waiting for them"
+        );
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! `understudy key`: the zones' secret, and the keys that are made from it.
+//! `understudy key`: the cluster's identity; the zones' secret, and the keys that are made from it.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,12 +6,20 @@ use std::path::Path;
 use anyhow::Context;
 use dax::credentials::{Secret, write_new};
 use dax::ids::VolumeName;
+use dax::tls::new_identity;
 
 use crate::cli;
 use crate::exit::Code;
 
-/// Makes a secret, or derives a volume's key.
+/// Makes an identity or a secret, or derives a volume's key.
 pub fn run(args: cli::Key) -> anyhow::Result<Code> {
+    if let Some(path) = &args.new_identity {
+        new_identity(path)?;
+        eprintln!(
+            "{} holds a new identity: copy it to every machine of the cluster, and to nobody else",
+            path.display()
+        );
+    }
     if let Some(path) = &args.new_secret {
         write_new(path, &Secret::random()?.to_hex())?;
         eprintln!(

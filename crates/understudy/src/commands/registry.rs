@@ -4,13 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use dax::client::Client;
 use dax::storage::Storage;
-use node::channel::Identity;
+use node::channel::Party;
 use node::config::Config;
 use node::operate::Operator;
-use node::records::Incarnation;
 
 use crate::exit::{Code, Failure};
 
@@ -38,16 +36,7 @@ impl Registry {
     pub(super) fn operator(&self) -> anyhow::Result<Operator> {
         Ok(Operator {
             storage: self.storage.clone(),
-            me: self.identity()?,
-        })
-    }
-
-    /// Who we are to the agents that we ask.
-    pub(super) fn identity(&self) -> anyhow::Result<Identity> {
-        Ok(Identity {
-            node: self.config.name.clone(),
-            volume: self.config.volume.clone(),
-            incarnation: Incarnation::random().context("no random numbers")?,
+            me: Party::new(&self.config)?,
         })
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use dax::ids::{Generation, ReplicaId};
 use dax::storage::{ReplicaStatus, StorageCounters, Usage};
-use node::channel::{self, Identity, Request};
+use node::channel::{self, Party, Request};
 use node::records::{Cluster, Control, Heartbeat, Member, MemberState, Record, Role};
 use serde::Serialize;
 use serde_json::Value;
@@ -113,7 +113,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     // Without it the rest is worth knowing all the same.
     let usage = in_time(async { Ok(storage.usage().await?) }).await;
     let usage = usage.unwrap_or_default();
-    let me = registry.identity()?;
+    let me = Party::new(&registry.config)?;
     let mut asked = tokio::task::JoinSet::new();
     for member in members {
         asked.spawn(ask(member, me.clone(), heartbeat.clone()));
@@ -173,7 +173,7 @@ impl Node {
 }
 
 /// The member's record, brought up to date by what its agent says.
-async fn ask(mut member: Member, me: Identity, heartbeat: Option<Heartbeat>) -> Node {
+async fn ask(mut member: Member, me: Party, heartbeat: Option<Heartbeat>) -> Node {
     let answer = channel::request(&member.channel, &me, Request::Status, ANSWER_WITHIN).await;
     let (reachable, answer) = match answer {
         Ok(answer) => (true, answer),

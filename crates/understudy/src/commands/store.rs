@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use dax::credentials::Secret;
+use dax::tls::{Files, Tls};
 use store::{Emulated, StoreConfig, Zone};
 
 use crate::cli;
@@ -11,8 +12,16 @@ use crate::exit::Code;
 pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
     let secret = args.secret_file.as_deref().map(Secret::load).transpose()?;
     let network = args.network.zip(args.zone);
+    let own = args.certificate.zip(args.certificate_key).zip(args.ca);
+    let own = own.map(|((certificate, key), authority)| Files::Authority {
+        certificate,
+        key,
+        authority,
+    });
+    let files = args.identity.map(Files::Identity).or(own);
     let config = StoreConfig {
         secret,
+        tls: files.map(Tls::load).transpose()?,
         network: network.map(|(file, zone)| Emulated { file, zone }),
         ..StoreConfig::default()
     };
@@ -20,6 +29,7 @@ pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
     for address in &args.listen {
         zone.serve(address)?;
     }
+    node::service::ready();
     let waiting = zone.clone();
     let ended = tokio::task::spawn_blocking(move || waiting.wait());
     tokio::select! {

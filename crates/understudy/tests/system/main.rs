@@ -10,6 +10,7 @@ mod operator;
 mod page;
 mod queries;
 mod rest;
+mod secure;
 mod segments;
 mod several;
 mod slow;

@@ -183,10 +183,15 @@ impl Observer {
 
     /// Asks every other node, each once at a time.
     async fn ask(&mut self, by: Instant) {
-        let me = self.shared.me.clone();
+        let me = self.shared.party.clone();
         self.nodes
             .retain(|name, _| self.registry.members.iter().any(|m| m.name == *name));
-        for member in self.registry.members.iter().filter(|m| m.name != me.node) {
+        for member in self
+            .registry
+            .members
+            .iter()
+            .filter(|m| m.name != me.me.node)
+        {
             let asked = self.nodes.entry(member.name.clone());
             let asked = asked.or_insert_with(Asked::nothing_yet);
             let question = || Background::spawn(ask(member.clone(), me.clone()));
@@ -214,7 +219,7 @@ impl Observer {
     }
 }
 
-async fn ask(member: Member, me: channel::Identity) -> Answer {
+async fn ask(member: Member, me: channel::Party) -> Answer {
     match channel::request(&member.channel, &me, Request::Status, ANSWER_WITHIN).await {
         Ok(status) => Answer::Status(status),
         Err(error @ ChannelError::Refused { .. }) => Answer::Refused(error.to_string()),

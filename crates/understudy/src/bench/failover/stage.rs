@@ -50,6 +50,7 @@ impl Stage {
         let nodes: Vec<String> = nodes.iter().map(|name| (*name).to_owned()).collect();
         let sites = Arc::new(Sites::create(&nodes)?);
         let mut settings = cluster::Options::new(&dir, &options.bin, &options.understudy);
+        settings.tls = true;
         settings.nodes = nodes;
         settings.sites = Some(Arc::clone(&sites));
         settings.parameters = vec![("hba_file".into(), hba_file(&dir)?)];
