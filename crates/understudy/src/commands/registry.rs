@@ -53,7 +53,8 @@ pub(super) async fn in_time<T>(
         )
         .advise(
             "Start the zones (understudy store), and compare their addresses with \"zones\" in the \
-             configuration.",
+             configuration. If they run, their logs say whether they refuse what they are sent: with \
+             certificates on one side only neither understands the other ([tls], store --identity).",
         )
         .into()),
     }

@@ -140,7 +140,7 @@ fn every_flaw_is_caught() {
 fn many() {
     let (from, histories) = match number("SEED") {
         Some(seed) => (seed, 1),
-        None => (0, number("SEEDS").unwrap_or(20_000)),
+        None => (0, number("SEEDS").unwrap_or(12_000)),
     };
     judge(run_many(from, histories, flaw()));
 }
