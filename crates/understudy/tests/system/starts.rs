@@ -185,7 +185,7 @@ async fn a_seal_that_redo_cannot_start_from_is_passed_over() -> Result<()> {
     session.batch_execute(change).await?;
 
     cluster.start_node("south")?;
-    let alarm = "redo failed: attaching at the seal before the last one next time";
+    let alarm = "redo failed, so the next attach is at the seal before the last one";
     let deadline = Instant::now() + PATIENCE;
     while cluster.agent_log_lines(alarm).is_empty() {
         ensure!(Instant::now() < deadline, "redo did not fail");

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe::{self, Receiver, Sender};
-use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use understudy::cluster::process::Process;
 
 use crate::stage::PATIENCE;
 
@@ -37,8 +37,8 @@ struct Heard {
 
 /// A running browser; it ends when this is dropped.
 pub struct Browser {
-    // Dropping it kills the program, whose helpers end with it.
-    _process: Child,
+    // Dropping it kills the program and all that it started, which else go on writing into its profile.
+    _process: Process,
     to: tokio::sync::Mutex<Sender>,
     heard: Arc<Mutex<Heard>>,
     reading: JoinHandle<()>,
@@ -65,7 +65,8 @@ impl Browser {
         let to = pipe::OpenOptions::new()
             .read_write(true)
             .open_sender(&input)?;
-        let process = Command::new("sh")
+        let mut command = Command::new("sh");
+        command
             .args(["-c", r#"exec "$0" "$@" 3<"$HOME/in" 4>"$HOME/out""#])
             .arg(PROGRAM)
             .args(["--headless=new", "--remote-debugging-pipe"])
@@ -80,12 +81,8 @@ impl Browser {
                 "--user-data-dir={}",
                 home.join("profile").display()
             ))
-            .env("HOME", &home)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::create(home.join("log"))?)
-            .kill_on_drop(true)
-            .spawn()?;
+            .env("HOME", &home);
+        let process = Process::spawn(PROGRAM, command, &home.join("log"))?;
         let heard = Arc::new(Mutex::new(Heard::default()));
         let browser = Browser {
             _process: process,
