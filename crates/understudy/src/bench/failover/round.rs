@@ -30,7 +30,7 @@ pub(super) async fn play(stage: &mut Stage, fault: Fault) -> anyhow::Result<Roun
     let moments = takeover.moments(&stage.clock, struck, outage.first_after);
     tokio::time::sleep(AWAY).await;
     fault.undo(stage, &active)?;
-    let protected = protected(stage).await?;
+    let protected = protected(stage, takeover.epoch).await?;
     stage.wait_protected().await?;
     ensure!(
         takeover.node != active,
@@ -64,11 +64,11 @@ async fn takeover(stage: &Stage, before: u32) -> anyhow::Result<Takeover> {
     }
 }
 
-/// When a standby could take over again, Unix milliseconds.
-async fn protected(stage: &Stage) -> anyhow::Result<u64> {
+/// When a standby could take over from the active of that epoch, Unix milliseconds.
+async fn protected(stage: &Stage, epoch: u32) -> anyhow::Result<u64> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(since) = stage.protected_since().await? {
+        if let Some(since) = stage.protected_since(epoch).await? {
             return Ok(since);
         }
         ensure!(Instant::now() < deadline, "nobody protects the new active");

@@ -102,7 +102,7 @@ impl Stage {
         }
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if self.protected_since().await?.is_some() {
+            if self.protected_since(0).await?.is_some() {
                 return Ok(());
             }
             ensure!(Instant::now() < deadline, "no standby becomes warm");
@@ -110,12 +110,14 @@ impl Stage {
         }
     }
 
-    /// Since when a standby could take over, Unix milliseconds; `None` if none could.
-    pub(super) async fn protected_since(&self) -> anyhow::Result<Option<u64>> {
+    /// Since when a standby could take over from the active of an epoch not before `epoch`, Unix
+    /// milliseconds; `None` if none could. One that was lost may still say how it was.
+    pub(super) async fn protected_since(&self, epoch: u32) -> anyhow::Result<Option<u64>> {
         let status = self.status().await?;
         let nodes = status["nodes"].as_array().into_iter().flatten();
         let active = nodes
             .map(|node| &node["answer"])
+            .filter(|answer| answer["epoch"].as_u64() >= Some(epoch.into()))
             .find(|answer| answer["role"] == "active");
         let protection = active.map(|answer| &answer["protection"]);
         let protected = protection.filter(|p| p["protected"] == true);
