@@ -53,7 +53,13 @@ pub fn draw(report: &Report) -> String {
     for value in scale.ticks(8.0) {
         let at = scale.at(value);
         svg.line((at, TOP - 20.0), (at, bottom), "stroke=\"#eceef1\"");
-        svg.text(at, bottom + 18.0, "tick", "middle", &millis(value));
+        svg.text(
+            at,
+            bottom + 18.0,
+            "tick",
+            "middle",
+            &format!("{} ms", millis(value)),
+        );
     }
     for (at, rounds) in all.into_iter().enumerate() {
         row(&mut svg, &scale, rounds, TOP + ROW * at as f64);
@@ -69,7 +75,7 @@ fn row(svg: &mut Svg, scale: &Scale, rounds: &Rounds, top: f64) {
         top + 32.0,
         "muted",
         "start",
-        &format!("median {}", millis(median)),
+        &format!("median {} ms", millis(median)),
     );
     let distance = |ms: f64| (ms - median).abs();
     let typical = rounds
