@@ -149,6 +149,16 @@ impl Cluster {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
+    /// What `understudy status` or `history` says as JSON, asked with any node's configuration.
+    ///
+    /// # Errors
+    /// It fails; its words are in the message.
+    pub async fn ask(&self, command: &str) -> anyhow::Result<String> {
+        let any = self.settings.first().context("a cluster has a node")?;
+        let config = any.config.display().to_string();
+        self.run(&[command, "--json", "--config", &config]).await
+    }
+
     /// Starts the zone server with this number, counted from 1, zone by zone.
     ///
     /// # Errors

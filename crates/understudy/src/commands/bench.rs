@@ -112,13 +112,10 @@ async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
         report = Box::pin(soak::run(&options, say)) => report,
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
-    if !matches!(&result, Ok(report) if report.passed) {
-        workspace.keep();
-        say(&format!(
-            "data and logs stay in {}",
-            workspace.path().display()
-        ));
-    }
+    keep_unless(
+        &mut workspace,
+        matches!(&result, Ok(report) if report.passed),
+    );
     let mut report = result?;
     report.data = workspace.is_kept().then(|| workspace.path().to_owned());
     if let Some(file) = args.picture {
@@ -131,10 +128,7 @@ async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
     } else {
         print!("{}", soak::table(&report));
     }
-    Ok(match report.passed {
-        true => Code::Ok,
-        false => Code::Failed,
-    })
+    Ok(verdict(report.passed))
 }
 
 async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
@@ -204,13 +198,10 @@ async fn run_failover(args: cli::BenchFailover) -> anyhow::Result<Code> {
         report = Box::pin(failover::run(&options, say)) => report,
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
-    if !matches!(&result, Ok(report) if report.passed) {
-        workspace.keep();
-        say(&format!(
-            "data and logs stay in {}",
-            workspace.path().display()
-        ));
-    }
+    keep_unless(
+        &mut workspace,
+        matches!(&result, Ok(report) if report.passed),
+    );
     let report = result?;
     if let Some(dir) = &args.charts {
         write(dir, "failover.svg", &failover::draw(&report))?;
@@ -220,10 +211,25 @@ async fn run_failover(args: cli::BenchFailover) -> anyhow::Result<Code> {
     } else {
         print!("{}", failover::table(&report));
     }
-    Ok(match report.passed {
+    Ok(verdict(report.passed))
+}
+
+/// Leaves data and logs in place where something has to be looked at.
+fn keep_unless(workspace: &mut Workspace, passed: bool) {
+    if !passed {
+        workspace.keep();
+        say(&format!(
+            "data and logs stay in {}",
+            workspace.path().display()
+        ));
+    }
+}
+
+fn verdict(passed: bool) -> Code {
+    match passed {
         true => Code::Ok,
         false => Code::Failed,
-    })
+    }
 }
 
 /// What was named, or everything.

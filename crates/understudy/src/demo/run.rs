@@ -294,11 +294,7 @@ async fn judge(
     let server = cluster.server(&new_active)?;
     let (comparison, mut checks) = verify::database(&server, &run.history).await?;
     checks.push(verify::amcheck(bin, &server).await?);
-    let config = cluster.node(&new_active)?.config.display().to_string();
-    let history = cluster
-        .run(&["history", "--config", &config, "--json"])
-        .await?;
-    let takeover = Takeover::last(&history)?;
+    let takeover = Takeover::last(&cluster.ask("history").await?)?;
     let moments = takeover.moments(&run.clock, run.killed, run.outage.first_after);
 
     let mut report = Report {

@@ -172,14 +172,9 @@ impl World {
         }
     }
 
-    /// A last beat, and a word over the channel; not if the epoch was never owned.
-    fn leave_word(&mut self, at: usize, state: ActiveState) {
+    /// One more beat is on its way.
+    fn send_beat(&mut self, at: usize, epoch: Epoch, state: ActiveState) {
         let node = &mut self.nodes[at];
-        let Some(epoch) = node.owned else { return };
-        if node.left {
-            return;
-        }
-        node.left = true;
         node.counter += 1;
         let beat = LastBeat {
             node: node.name.clone(),
@@ -189,7 +184,18 @@ impl World {
             },
             state: state.clone(),
         };
-        self.begin(at, Purpose::Beat(state.clone()), &Request::Beat(beat));
+        self.begin(at, Purpose::Beat(state), &Request::Beat(beat));
+    }
+
+    /// A last beat, and a word over the channel; not if the epoch was never owned.
+    fn leave_word(&mut self, at: usize, state: ActiveState) {
+        let node = &mut self.nodes[at];
+        let Some(epoch) = node.owned else { return };
+        if node.left {
+            return;
+        }
+        node.left = true;
+        self.send_beat(at, epoch, state.clone());
         let to = match state {
             ActiveState::Released { to } => to,
             _ => None,
@@ -320,16 +326,7 @@ impl World {
             return;
         }
         node.next_poll = now + INTERVAL;
-        node.counter += 1;
-        let beat = LastBeat {
-            node: node.name.clone(),
-            beat: Beat {
-                epoch,
-                counter: node.counter,
-            },
-            state: state.clone(),
-        };
-        self.begin(at, Purpose::Beat(state), &Request::Beat(beat));
+        self.send_beat(at, epoch, state);
     }
 
     fn serve(&mut self, at: usize) -> Held<()> {

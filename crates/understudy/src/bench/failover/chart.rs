@@ -1,6 +1,8 @@
 //! The picture: how long nobody commits, by cause, every round a dot, and the steps of the median one.
 
 use super::report::{Report, Rounds};
+use crate::demo::picture::PHASE_COLOURS;
+use crate::demo::report::Phases;
 use crate::demo::timeline::millis;
 use crate::svg::{Scale, Svg};
 
@@ -10,14 +12,6 @@ const RIGHT: f64 = 930.0;
 const ROW: f64 = 74.0;
 const TOP: f64 = 120.0;
 const BAR: f64 = 18.0;
-const COLOURS: [(&str, &str); 6] = [
-    ("detect", "#b0772b"),
-    ("fence", "#7a4f9a"),
-    ("log_tail", "#c1121f"),
-    ("replay", "#9cc5db"),
-    ("promote", "#2a6f97"),
-    ("first_commit", "#9ca3af"),
-];
 
 /// Draws a report.
 pub fn draw(report: &Report) -> String {
@@ -26,7 +20,7 @@ pub fn draw(report: &Report) -> String {
     let mut svg = Svg::new(WIDTH, TOP + ROW * all.len() as f64 + 40.0, title);
     svg.text(40.0, 42.0, "title", "start", title);
     let mut x = 40.0;
-    for (name, colour) in COLOURS {
+    for ((name, _), colour) in Phases::default().steps().into_iter().zip(PHASE_COLOURS) {
         svg.rect(
             (x, 60.0),
             (12.0, 12.0),
@@ -84,7 +78,7 @@ fn row(svg: &mut Svg, scale: &Scale, rounds: &Rounds, top: f64) {
         .min_by(|a, b| distance(a.downtime_ms).total_cmp(&distance(b.downtime_ms)));
     let mut from = 0.0;
     let steps = typical.map(|round| round.phases_ms.steps());
-    for ((_, ms), (_, colour)) in steps.into_iter().flatten().zip(COLOURS) {
+    for ((_, ms), colour) in steps.into_iter().flatten().zip(PHASE_COLOURS) {
         let (a, b) = (scale.at(from), scale.at(from + ms));
         svg.rect((a, top), (b - a, BAR), &format!("fill=\"{colour}\""));
         from += ms;

@@ -85,14 +85,6 @@ impl Stage {
         process.with_context(|| format!("{node} does not run"))
     }
 
-    /// What `status --json` says, asked at any node's configuration.
-    pub(super) async fn status(&self) -> anyhow::Result<Value> {
-        let any = self.cluster.names().next().context("no nodes")?;
-        let config = self.cluster.node(any)?.config.display().to_string();
-        let arguments = ["status", "--json", "--config", &config];
-        Ok(serde_json::from_str(&self.cluster.run(&arguments).await?)?)
-    }
-
     /// Waits until every node but the active follows and the active calls that protected.
     pub(super) async fn wait_protected(&mut self) -> anyhow::Result<()> {
         let active = self.cluster.wait_active(PATIENCE).await?;
@@ -113,7 +105,7 @@ impl Stage {
     /// Since when a standby could take over from the active of an epoch not before `epoch`, Unix
     /// milliseconds; `None` if none could. One that was lost may still say how it was.
     pub(super) async fn protected_since(&self, epoch: u32) -> anyhow::Result<Option<u64>> {
-        let status = self.status().await?;
+        let status: Value = serde_json::from_str(&self.cluster.ask("status").await?)?;
         let nodes = status["nodes"].as_array().into_iter().flatten();
         let active = nodes
             .map(|node| &node["answer"])
@@ -144,10 +136,7 @@ impl Stage {
 
     /// The last entry of `understudy history`.
     pub(super) async fn last_takeover(&self) -> anyhow::Result<Takeover> {
-        let any = self.cluster.names().next().context("no nodes")?;
-        let config = self.cluster.node(any)?.config.display().to_string();
-        let arguments = ["history", "--config", &config, "--json"];
-        Takeover::last(&self.cluster.run(&arguments).await?)
+        Takeover::last(&self.cluster.ask("history").await?)
     }
 
     /// What the zones take on disk.

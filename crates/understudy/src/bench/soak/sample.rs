@@ -85,12 +85,8 @@ impl Sample {
 }
 
 async fn status(cluster: &Cluster) -> Option<Value> {
-    let any = cluster.names().next()?;
-    let config = cluster.node(any).ok()?.config.display().to_string();
     // Right after a kill it may say that nobody serves; the next look is not far.
-    let said = cluster
-        .run(&["status", "--json", "--config", &config])
-        .await;
+    let said = cluster.ask("status").await;
     serde_json::from_str(&said.ok()?).ok()
 }
 

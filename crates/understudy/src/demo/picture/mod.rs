@@ -33,8 +33,8 @@ const HEIGHT: f64 = 790.0;
 const LEFT: f64 = 78.0;
 const RIGHT: f64 = 1150.0;
 
-/// One colour for each phase, in order.
-const PHASE_COLOURS: [&str; 6] = [
+/// One colour for each phase, in order, in every picture.
+pub(crate) const PHASE_COLOURS: [&str; 6] = [
     "#d1495b", "#30323d", "#6a994e", "#edae49", "#00798c", "#8d6a9f",
 ];
 
