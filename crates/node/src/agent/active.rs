@@ -211,10 +211,10 @@ impl Active {
             .board
             .report(json!({ "node": context.me.node, "epoch": self.epoch }));
         let (answer, event) = match self.restart(context, shown).await {
-            Restarted::Serves => (Ok(json!({ "restarted": true })), None),
+            Restarted::Serves => (Ok(json!({ "restarted": true })), Event::Restarted),
             Restarted::Fenced => {
                 let why = "another node took over meanwhile".to_owned();
-                (Err(why), Some(Event::Superseded))
+                (Err(why), Event::Superseded)
             }
             Restarted::Died(report) => {
                 let report = report.to_string();
@@ -224,12 +224,10 @@ impl Active {
                     redo_failed: false,
                     report,
                 };
-                (Err(why), Some(event))
+                (Err(why), event)
             }
         };
-        if let Some(event) = event {
-            context.pilot.tell(event);
-        }
+        context.pilot.tell(event);
         // Who asked may have gone.
         let _ = asker.send(answer);
     }
@@ -259,7 +257,11 @@ impl Active {
                 },
                 Some(order) = orders.recv() => {
                     match order.request {
-                        Request::Restart => return Some(order.answer),
+                        Request::Restart => match may_restart(context) {
+                            Ok(()) => return Some(order.answer),
+                            // Who asked may have gone.
+                            Err(why) => drop(order.answer.send(Err(why))),
+                        },
                         Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
                         _ => context.pilot.order(order),
                     }
@@ -472,6 +474,16 @@ impl Active {
         self.mount.unmount()?;
         Ok(())
     }
+}
+
+/// Whether the machine lets the active restart its PostgreSQL now.
+fn may_restart(context: &Context) -> std::result::Result<(), String> {
+    let effects = context.pilot.tell(Event::Asked(Ask::Restart));
+    let reply = effects.into_iter().find_map(|effect| match effect {
+        Effect::Reply(reply) => Some(reply),
+        _ => None,
+    });
+    reply.unwrap_or(Ok(()))
 }
 
 /// The control file's bytes as they are now.

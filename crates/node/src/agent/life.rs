@@ -100,7 +100,9 @@ impl Life {
             State::Attaching => self.attach(context, orders).await,
             State::CatchingUp | State::Warm => self.follow(context, orders).await,
             State::TakingOver(_) => self.take_over(context, orders).await,
-            State::Serving | State::Stalled => self.serve(context, orders).await,
+            State::Serving | State::Stalled | State::Restarting => {
+                self.serve(context, orders).await
+            }
             State::BackingOff => {
                 let now = context.pilot.now();
                 let until = context.pilot.look(|machine| machine.wake_at());

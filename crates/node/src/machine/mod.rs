@@ -82,6 +82,8 @@ pub enum State {
     Serving,
     /// Owns its epoch but reaches too few zones: writes wait, nothing fails.
     Stalled,
+    /// Owns its epoch and starts PostgreSQL again, as an operator wants: clients must wait.
+    Restarting,
     /// Stops PostgreSQL cleanly so that another node takes over.
     HandingOver,
     /// A higher epoch exists: stops PostgreSQL at once.
@@ -139,6 +141,8 @@ pub enum Ask {
     },
     /// Become a standby (asked of a spare).
     Enlist,
+    /// Start PostgreSQL again in place (asked of the active).
+    Restart,
 }
 
 /// Why something could not be done.
@@ -204,6 +208,8 @@ pub enum Event {
         /// In words.
         report: String,
     },
+    /// The active's PostgreSQL was started again.
+    Restarted,
     /// Somebody asks for something; answered by [`Effect::Reply`].
     Asked(Ask),
     /// PostgreSQL and the mount of this life are gone.
@@ -379,7 +385,9 @@ impl Machine {
     /// What a node is to others: for its record and its status.
     pub fn role(&self) -> Role {
         match self.state {
-            State::Serving | State::Stalled | State::HandingOver => Role::Active,
+            State::Serving | State::Stalled | State::Restarting | State::HandingOver => {
+                Role::Active
+            }
             State::Spare => Role::Spare,
             _ if self.epoch.is_some() && self.state == State::Stopping => Role::Active,
             State::Looking | State::BackingOff if self.tags.spare && !self.enlisted => Role::Spare,
@@ -414,6 +422,7 @@ impl State {
         State::TakingOver(Phase::Promote),
         State::Serving,
         State::Stalled,
+        State::Restarting,
         State::HandingOver,
         State::Fenced,
         State::Discarding,
@@ -429,7 +438,7 @@ impl State {
 
     /// Whether the node is the active and goes on.
     pub fn is_active(self) -> bool {
-        matches!(self, State::Serving | State::Stalled)
+        matches!(self, State::Serving | State::Stalled | State::Restarting)
     }
 
     /// Whether the node only watches the registry.
@@ -443,6 +452,7 @@ impl State {
             State::CatchingUp => MemberState::CatchingUp,
             State::Warm => MemberState::Warm,
             State::Serving | State::Stalled => MemberState::Serving,
+            State::Restarting => MemberState::Restarting,
             State::BackingOff => MemberState::Failing,
             State::Stopping | State::Stopped => MemberState::Stopped,
             State::Looking
@@ -473,6 +483,7 @@ impl fmt::Display for State {
             State::TakingOver(phase) => return write!(f, "taking over ({phase})"),
             State::Serving => "serving",
             State::Stalled => "stalled",
+            State::Restarting => "restarting",
             State::HandingOver => "handing over",
             State::Fenced => "fenced",
             State::Discarding => "discarding",

@@ -11,6 +11,7 @@ impl Machine {
         let reply = match ask {
             Ask::Failover { to, force } => self.failover_asked(to, force),
             Ask::Enlist => self.enlist_asked(),
+            Ask::Restart => self.restart_asked(),
         };
         vec![Effect::Reply(reply)]
     }
@@ -65,6 +66,20 @@ impl Machine {
         self.successor = successor;
         self.go(State::HandingOver);
         Ok(())
+    }
+
+    fn restart_asked(&mut self) -> Result<(), String> {
+        let me = &self.me;
+        match self.state {
+            State::Serving => {
+                self.go(State::Restarting);
+                Ok(())
+            }
+            State::Stalled => Err(format!(
+                "{me} reaches too few zones to stop PostgreSQL cleanly; try again when they answer"
+            )),
+            state => Err(format!("{me} is {state} and cannot do that now")),
+        }
     }
 
     fn enlist_asked(&mut self) -> Result<(), String> {

@@ -30,6 +30,7 @@ impl Machine {
             Event::Superseded => self.superseded(),
             Event::StoreLost => return self.store_lost(),
             Event::StoreBack => self.store_back(),
+            Event::Restarted => self.restarted(),
             Event::PostgresExited {
                 redo_failed,
                 report,
@@ -151,6 +152,12 @@ impl Machine {
         }
     }
 
+    fn restarted(&mut self) {
+        if self.state == State::Restarting {
+            self.go(State::Serving);
+        }
+    }
+
     fn census(&mut self, census: Census, now: Duration) -> Effects {
         if !self.state.is_active() {
             return Vec::new();
@@ -169,7 +176,7 @@ impl Machine {
         match self.state {
             State::CatchingUp | State::Warm => self.go(State::Discarding),
             State::TakingOver(_) => self.lost(),
-            State::Serving | State::Stalled | State::HandingOver => {
+            State::Serving | State::Stalled | State::Restarting | State::HandingOver => {
                 self.epoch = None;
                 self.go(State::Fenced);
             }
@@ -232,7 +239,7 @@ impl Machine {
                 now,
             ),
             State::TakingOver(_) => self.failed(&failure("PostgreSQL ended in a takeover"), now),
-            State::Serving | State::Stalled => {
+            State::Serving | State::Stalled | State::Restarting => {
                 self.failed(&failure("PostgreSQL died; a standby may take over"), now)
             }
             // It was asked to, or it does not matter any more.

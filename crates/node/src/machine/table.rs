@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use super::Phase::{Fence, LogTail, Promote, Replay};
 use super::State::{
-    self, Attaching, BackingOff, CatchingUp, Discarding, Fenced, HandingOver, Looking, Serving,
-    Spare, Stalled, Stopped, Stopping, TakingOver, Warm,
+    self, Attaching, BackingOff, CatchingUp, Discarding, Fenced, HandingOver, Looking, Restarting,
+    Serving, Spare, Stalled, Stopped, Stopping, TakingOver, Warm,
 };
 use super::{Ask, Event};
 
@@ -31,8 +31,10 @@ pub enum EventKind {
     StoreLost,
     StoreBack,
     PostgresExited,
+    Restarted,
     FailoverAsked,
     EnlistAsked,
+    RestartAsked,
     Cleared,
     Census,
     Stop,
@@ -60,6 +62,8 @@ impl From<&Event> for EventKind {
             Event::PostgresExited { .. } => EventKind::PostgresExited,
             Event::Asked(Ask::Failover { .. }) => EventKind::FailoverAsked,
             Event::Asked(Ask::Enlist) => EventKind::EnlistAsked,
+            Event::Asked(Ask::Restart) => EventKind::RestartAsked,
+            Event::Restarted => EventKind::Restarted,
             Event::Cleared => EventKind::Cleared,
             Event::Census(_) => EventKind::Census,
             Event::Stop => EventKind::Stop,
@@ -90,6 +94,8 @@ impl EventKind {
             EventKind::PostgresExited => "PostgreSQL ends",
             EventKind::FailoverAsked => "an operator wants another active",
             EventKind::EnlistAsked => "the active enlists it",
+            EventKind::RestartAsked => "an operator wants PostgreSQL restarted",
+            EventKind::Restarted => "PostgreSQL serves again",
             EventKind::Cleared => "PostgreSQL and mount are gone",
             EventKind::Census => "the other nodes are counted",
             EventKind::Stop => "the agent is to stop",
@@ -251,19 +257,31 @@ pub const TRANSITIONS: &[Transition] = &[
         "its epoch still stands",
     ),
     row(
+        &[Serving],
+        EventKind::RestartAsked,
+        &[Restarting],
+        "under the same epoch, on the same mount; it beats meanwhile, so nobody takes over",
+    ),
+    row(
+        &[Restarting],
+        EventKind::Restarted,
+        &[Serving],
+        "nothing was to be recovered",
+    ),
+    row(
         &[Serving, Stalled],
         EventKind::FailoverAsked,
         &[HandingOver],
         "a clean stop, so that nothing is to be recovered",
     ),
     row(
-        &[Serving, Stalled, HandingOver],
+        &[Serving, Stalled, Restarting, HandingOver],
         EventKind::Superseded,
         &[Fenced],
         "it was replaced: PostgreSQL stops at once",
     ),
     row(
-        &[Serving, Stalled, HandingOver],
+        &[Serving, Stalled, Restarting, HandingOver],
         EventKind::Failed,
         &[Fenced, Discarding],
         "replaced, if that is why it failed; else it leaves the volume to a standby",
@@ -309,6 +327,7 @@ pub const TRANSITIONS: &[Transition] = &[
             TakingOver(Promote),
             Serving,
             Stalled,
+            Restarting,
             HandingOver,
         ],
         EventKind::Failed,
@@ -326,6 +345,7 @@ pub const TRANSITIONS: &[Transition] = &[
             TakingOver(Promote),
             Serving,
             Stalled,
+            Restarting,
         ],
         EventKind::PostgresExited,
         &[Discarding],
@@ -362,6 +382,7 @@ pub const TRANSITIONS: &[Transition] = &[
             TakingOver(Promote),
             Serving,
             Stalled,
+            Restarting,
             HandingOver,
             Fenced,
             Discarding,

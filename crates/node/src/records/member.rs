@@ -60,6 +60,8 @@ pub enum MemberState {
     Warm,
     /// Serves as the active.
     Serving,
+    /// Is the active, and starts its server again as an operator wants.
+    Restarting,
     /// Its server failed; it tries again.
     Failing,
     /// Stopped by its operator.

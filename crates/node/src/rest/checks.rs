@@ -78,21 +78,36 @@ mod tests {
         let warm = json!({ "role": "standby", "state": "warm", "lag_bytes": 100 });
         let behind = json!({ "role": "standby", "state": "catching_up", "lag_bytes": 99_000_000 });
         let taking_over = json!({ "role": "active", "state": "starting" });
+        let restarting = json!({ "role": "active", "state": "restarting" });
         let starting = json!({ "role": "starting" });
         let nothing = json!({});
         for (path, expected) in [
-            ("/", [true, false, false, false, false, false]),
-            ("/primary", [true, false, false, false, false, false]),
-            ("/read-write", [true, false, false, false, false, false]),
-            ("/replica", [false, true, true, false, false, false]),
-            ("/read-only", [true, true, true, false, false, false]),
-            ("/synchronous", [false, true, false, false, false, false]),
-            ("/asynchronous", [false; 6]),
-            ("/health", [true, true, true, false, false, false]),
-            ("/readiness", [true, true, true, false, false, false]),
-            ("/liveness", [true; 6]),
+            ("/", [true, false, false, false, false, false, false]),
+            ("/primary", [true, false, false, false, false, false, false]),
+            (
+                "/read-write",
+                [true, false, false, false, false, false, false],
+            ),
+            ("/replica", [false, true, true, false, false, false, false]),
+            ("/read-only", [true, true, true, false, false, false, false]),
+            (
+                "/synchronous",
+                [false, true, false, false, false, false, false],
+            ),
+            ("/asynchronous", [false; 7]),
+            ("/health", [true, true, true, false, false, false, false]),
+            ("/readiness", [true, true, true, false, false, false, false]),
+            ("/liveness", [true; 7]),
         ] {
-            let nodes = [&active, &warm, &behind, &taking_over, &starting, &nothing];
+            let nodes = [
+                &active,
+                &warm,
+                &behind,
+                &taking_over,
+                &restarting,
+                &starting,
+                &nothing,
+            ];
             let answers = nodes.map(|status| holds(path, "", status.clone()));
             assert_eq!(answers, expected, "{path}");
         }

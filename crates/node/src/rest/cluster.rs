@@ -40,6 +40,7 @@ fn member(member: &Member, heartbeat: Option<&Heartbeat>) -> Value {
         (Role::Standby, MemberState::Warm | MemberState::CatchingUp) => "streaming",
         (_, MemberState::Serving | MemberState::Warm | MemberState::CatchingUp) => "running",
         (_, MemberState::Starting) => "starting",
+        (_, MemberState::Restarting) => "restarting",
         (_, MemberState::Failing) => "start failed",
         (_, MemberState::Stopped) => "stopped",
     };

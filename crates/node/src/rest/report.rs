@@ -74,6 +74,7 @@ impl Report {
         match self.state {
             Some(MemberState::Serving | MemberState::Warm | MemberState::CatchingUp) => "running",
             Some(MemberState::Stopped) => "stopped",
+            Some(MemberState::Restarting) => "restarting",
             Some(MemberState::Failing) => "start failed",
             Some(MemberState::Starting) | None => "starting",
         }

@@ -137,6 +137,7 @@ fn state(node: &Node) -> &'static str {
         (Role::Standby, MemberState::CatchingUp) => "catching up",
         (_, MemberState::Serving | MemberState::Warm | MemberState::CatchingUp) => "running",
         (_, MemberState::Starting) => "starting",
+        (_, MemberState::Restarting) => "restarting",
         (_, MemberState::Failing) => "start failed",
         (_, MemberState::Stopped) => "stopped",
     }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::overlay::{BlockItem, Content, Stamped};
 use super::state::State;
 use crate::error::{Error, Result};
+use crate::layout::FileClass;
 use crate::view::{AttrChange, FileKind, Ino, Timestamp};
 
 impl State {
@@ -40,6 +41,24 @@ impl State {
             item.size = Some(Stamped { value: end, stamp });
         }
         Ok(())
+    }
+
+    /// Whether an inode is an empty file of the image that nothing private is known of: to redo, which
+    /// opens a file where it would make one, it is as good as new.
+    pub fn may_be_taken(&self, ino: Ino) -> Result<bool> {
+        let is_file = self.kind(ino)? == FileKind::File;
+        Ok(is_file
+            && self.item(ino).is_none()
+            && self.class(ino)? == FileClass::Data
+            && self.size(ino)? == 0)
+    }
+
+    /// Redo may have taken this empty file for one that the log creates. From now on it is redo's as a
+    /// created one would be, and no move takes it away before redo is as far in the log.
+    pub fn take(&mut self, ino: Ino) {
+        let stamp = self.horizon;
+        let item = self.overlay.item_mut(ino);
+        item.size = Some(Stamped { value: 0, stamp });
     }
 
     /// Grows a file; the new bytes read as zeros.

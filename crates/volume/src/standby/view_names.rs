@@ -204,7 +204,9 @@ impl View for StandbyView {
             return self.private.open(ino);
         }
         let mut opens = self.opens.lock();
-        self.state().kind(ino)?;
+        if self.state().may_be_taken(ino)? {
+            self.change_in_place(|state| state.take(ino));
+        }
         *opens.entry(ino).or_default() += 1;
         Ok(OpenMode {
             direct_io: true,

@@ -347,6 +347,33 @@ fn an_active_hands_over_to_a_living_standby_only() {
 }
 
 #[test]
+fn an_active_that_restarts_says_so_until_it_serves() {
+    let mut node = Node::active();
+    assert_eq!(node.on(Event::Asked(Ask::Restart)), State::Restarting);
+    assert_eq!(node.machine.role(), Role::Active);
+    assert_eq!(node.machine.state().of_member(), MemberState::Restarting);
+    assert_eq!(node.on(failover(None, true)), State::Restarting, "later");
+    assert_eq!(node.on(Event::StoreLost), State::Restarting);
+    assert_eq!(node.on(Event::Restarted), State::Serving);
+
+    node.on(Event::StoreLost);
+    let refused = node.effects(Event::Asked(Ask::Restart));
+    assert!(matches!(&refused[..], [Effect::Reply(Err(_))]));
+    node.on(Event::StoreBack);
+
+    node.on(Event::Asked(Ask::Restart));
+    let died = Event::PostgresExited {
+        redo_failed: false,
+        report: "killed".to_owned(),
+    };
+    assert_eq!(node.on(died), State::Discarding);
+    assert_eq!(
+        Node::standby(Tags::default()).on(Event::Asked(Ask::Restart)),
+        State::Warm
+    );
+}
+
+#[test]
 fn an_active_without_zones_stalls_and_goes_on_or_is_fenced() {
     let mut node = Node::active();
     assert_eq!(node.on(Event::StoreLost), State::Stalled);

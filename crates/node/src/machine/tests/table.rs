@@ -47,7 +47,9 @@ fn events() -> Vec<Event> {
         Event::Superseded,
         Event::StoreLost,
         Event::StoreBack,
+        Event::Restarted,
         Event::Asked(Ask::Enlist),
+        Event::Asked(Ask::Restart),
         Event::Cleared,
         Event::Census(Census::default()),
         Event::Stop,
@@ -136,7 +138,7 @@ fn machine(state: State, bits: u32) -> Machine {
 fn owns(state: State) -> bool {
     match state {
         State::TakingOver(phase) => phase > Phase::Fence,
-        State::Serving | State::Stalled | State::HandingOver => true,
+        State::Serving | State::Stalled | State::Restarting | State::HandingOver => true,
         _ => false,
     }
 }

@@ -56,6 +56,14 @@ impl Files {
         self.make(path, NewInode::File)
     }
 
+    /// Opens a file, and closes it at once.
+    pub fn open(&self, path: &str) -> Result<()> {
+        let ino = self.ino(path)?;
+        self.view.open(ino)?;
+        self.view.release(ino);
+        Ok(())
+    }
+
     pub fn mkdir(&self, path: &str) -> Result<()> {
         self.make(path, NewInode::Directory)
     }

@@ -54,11 +54,10 @@
 //! Numbers of relations come again much sooner than PostgreSQL's, which go round once in four billion;
 //! so the case of a stub that is taken for a new relation's file comes up as well.
 //!
-//! Open: history 12746. An image has the empty stub of an aborted relation; its number comes again within
-//! the same stretch between seals for a table that stays empty, and redo takes the stub for its file; the
-//! next image, cut before that file was made, has neither, so the move takes the name away as a stub's and
-//! the empty table is missing on this standby until the move after. In the model nothing holds the file open;
-//! in PostgreSQL the counter would have to go round in that time.
+//! History 12746 is why an empty file that redo opens becomes its own (`State::take`). An image has the
+//! empty stub of an aborted relation; its number comes again within the same stretch between seals for a
+//! table that stays empty, and redo takes the stub for its file; the next image, cut before that file was
+//! made, has neither, so a move took the name away as a stub's.
 //!
 //! Not a fault: a seal is cut between the commit of a drop and its unlinking, with the redo pointer behind
 //! the commit. Who attaches there has the file for good, as a stock server has after a crash at that

@@ -97,7 +97,7 @@ impl Standby {
     fn create_file(&self, file: File) -> Held<()> {
         let path = file.path();
         if self.files.size(&path)?.is_some() {
-            return Ok(());
+            return self.files.open(&path).map_err(|e| failed(e));
         }
         let dir = directory(file.rel.db);
         if self.files.names(&dir)?.is_none() {
