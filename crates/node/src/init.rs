@@ -35,6 +35,8 @@ use crate::records::{
     ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Lsns, Record, append_history,
 };
 
+/// `initdb`'s option for the size of a log segment, in MiB.
+const SEGMENT_OPTION: &str = "--wal-segsize";
 /// What `init` is asked to make.
 #[derive(Debug, Clone, Default)]
 pub struct InitOptions {
@@ -94,7 +96,7 @@ async fn fill(
     let latest = Latest::recover(storage.clone(), wall_clock()).await?;
     let segment_size = match &options.import {
         Some(from) => import::read_control(from)?.segment_size,
-        None => SegmentSize::DEFAULT,
+        None => segment_size(&options.initdb)?,
     };
     let layout = Arc::new(PostgresLayout::new(segment_size));
     let place = config.paths.private();
@@ -111,6 +113,36 @@ async fn fill(
         system_identifier: control.system_identifier,
         postgres_major: host.installation.version().major,
         bytes,
+    })
+}
+
+/// What `initdb` is told.
+fn initdb_arguments(options: &InitOptions) -> Result<Vec<String>> {
+    let size = segment_size(&options.initdb)?.bytes() >> 20;
+    let ours = vec!["--no-sync".to_owned(), format!("{SEGMENT_OPTION}={size}")];
+    Ok([ours, options.initdb.clone()].concat())
+}
+
+/// The size of a log segment: as the operator says, else small, because a promotion copies the last
+/// segment block by block (PostgreSQL's `XLogFileCopy`) while clients wait.
+fn segment_size(arguments: &[String]) -> Result<SegmentSize> {
+    let told = arguments
+        .iter()
+        .enumerate()
+        .rev()
+        .find_map(
+            |(at, argument)| match argument.strip_prefix(SEGMENT_OPTION)? {
+                "" => arguments.get(at + 1).map(String::as_str),
+                value => value.strip_prefix('='),
+            },
+        );
+    let Some(told) = told else {
+        return Ok(SegmentSize::SMALL);
+    };
+    let bytes = told.parse().ok().and_then(|mib: u32| mib.checked_shl(20));
+    bytes.and_then(SegmentSize::new).ok_or_else(|| {
+        let why = format!("{SEGMENT_OPTION} {told}: use a power of two from 1 to 1024 (MiB)");
+        AgentError::Refused(why)
     })
 }
 
@@ -140,7 +172,7 @@ async fn populate(
             let initdb = InitdbOptions {
                 data: mount.path().to_owned(),
                 superuser: config.postgres.superuser.clone(),
-                arguments: [vec!["--no-sync".to_owned()], options.initdb.clone()].concat(),
+                arguments: initdb_arguments(options)?,
                 run_as: host.run_as.clone(),
             };
             host.installation.initdb(&initdb).await?;
@@ -273,4 +305,24 @@ async fn finish(
         created_unix_ms: unix_ms(),
     };
     Ok(cluster.store(storage.as_ref()).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_segments_are_small_unless_somebody_says_otherwise() {
+        let size = |arguments: &[&str]| {
+            let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
+            segment_size(&arguments).map(SegmentSize::bytes)
+        };
+        assert_eq!(size(&["--locale=C"]).unwrap(), 4 << 20);
+        assert_eq!(size(&["--wal-segsize=64"]).unwrap(), 64 << 20);
+        assert_eq!(size(&["--wal-segsize", "1", "-k"]).unwrap(), 1 << 20);
+        for wrong in ["3", "0", "4096", "much", ""] {
+            let error = size(&[&format!("--wal-segsize={wrong}")]).unwrap_err();
+            assert!(error.to_string().contains("power of two"), "{error}");
+        }
+    }
 }

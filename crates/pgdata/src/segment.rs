@@ -21,6 +21,9 @@ impl SegmentSize {
     /// What `initdb` makes unless told otherwise: 16 MiB.
     pub const DEFAULT: SegmentSize = SegmentSize(16 << 20);
 
+    /// 4 MiB.
+    pub const SMALL: SegmentSize = SegmentSize(4 << 20);
+
     /// A power of two from 1 MiB to 1 GiB, else `None`.
     pub fn new(bytes: u32) -> Option<SegmentSize> {
         let allowed = bytes.is_power_of_two() && (1 << 20..=1 << 30).contains(&bytes);

@@ -213,6 +213,8 @@ checkpoint_timeout = 60s
 checkpoint_completion_target = 0.8
 max_wal_size = 4GB
 min_wal_size = 80MB
+# As for segments of 16 MB.
+wal_buffers = 16MB
 ";
 
 #[cfg(test)]

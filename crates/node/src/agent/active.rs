@@ -8,6 +8,7 @@
 //! goes on if its epoch still stands (design section 5).
 
 mod configuring;
+mod preparing;
 mod restart;
 mod scheduled;
 mod shown;
@@ -110,6 +111,15 @@ impl Companions {
 /// Who asked for a restart, and waits until it is done.
 type Asker = oneshot::Sender<std::result::Result<serde_json::Value, String>>;
 
+/// What comes in while an active serves.
+struct Asked<'a> {
+    orders: &'a mut mpsc::Receiver<Order>,
+    /// Takes orders that stop PostgreSQL, when it has written what it can before.
+    through: &'a mpsc::Sender<Order>,
+    flushed: &'a mut mpsc::Receiver<Order>,
+    schedules: &'a mut mpsc::Receiver<Option<NodeName>>,
+}
+
 impl Active {
     /// Serves until the machine wants something else, and ends then as that says.
     pub(crate) async fn live(
@@ -158,8 +168,10 @@ impl Active {
             self.storage.clone(),
             Arc::clone(&context.server),
             context.me.node.clone(),
+            self.postgres.options().clone(),
             scheduled,
         ));
+        let (through, mut flushed) = mpsc::channel(4);
         let patience = (context.config.standby.slow == Slow::Wait).then(|| {
             let (server, sealer) = (Arc::clone(&context.server), Arc::clone(&self.sealer));
             let bound = context.config.standby.slow_after.0;
@@ -172,9 +184,13 @@ impl Active {
         });
         loop {
             let companions = Companions::start(context, &self.postgres, &told.configuring);
-            let asker = self
-                .wait(context, &told, &beaten, orders, &mut schedules)
-                .await;
+            let asked = Asked {
+                orders: &mut *orders,
+                through: &through,
+                flushed: &mut flushed,
+                schedules: &mut schedules,
+            };
+            let asker = self.wait(context, &told, &beaten, asked).await;
             companions.end().await;
             let Some(asker) = asker else { break };
             self.restart_for(asker, context, &shown).await;
@@ -238,8 +254,7 @@ impl Active {
         context: &Context,
         told: &Told,
         beaten: &watch::Receiver<Instant>,
-        orders: &mut mpsc::Receiver<Order>,
-        schedules: &mut mpsc::Receiver<Option<NodeName>>,
+        asked: Asked<'_>,
     ) -> Option<Asker> {
         let mut report = tokio::time::interval(REPORT_EVERY);
         report.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -255,19 +270,30 @@ impl Active {
                     redo_failed: report.redo_failed(),
                     report: report.to_string(),
                 },
-                Some(order) = orders.recv() => {
+                Some(order) = asked.orders.recv() => {
+                    match order.request {
+                        Request::Restart | Request::Failover { .. } => {
+                            let postgres = self.postgres.options().clone();
+                            let server = Arc::clone(&context.server);
+                            preparing::prepare(order, postgres, server, asked.through.clone());
+                        }
+                        Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
+                        _ => context.pilot.order(order),
+                    }
+                    continue;
+                }
+                Some(order) = asked.flushed.recv() => {
                     match order.request {
                         Request::Restart => match may_restart(context) {
                             Ok(()) => return Some(order.answer),
                             // Who asked may have gone.
                             Err(why) => drop(order.answer.send(Err(why))),
                         },
-                        Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
                         _ => context.pilot.order(order),
                     }
                     continue;
                 }
-                Some(to) = schedules.recv() => {
+                Some(to) = asked.schedules.recv() => {
                     let ask = Ask::Failover { to, force: false };
                     Event::Asked(ask)
                 }

@@ -133,6 +133,7 @@ async fn become_active(
     takeover::replay(standby, latest.namespace().clone(), tail).await?;
     phases.end("replay");
     context.pilot.tell(Event::PhaseDone(Phase::Replay));
+    takeover::settle(standby, &latest, tail).await;
     let switched = takeover::promote(context, standby, latest, tail).await?;
     phases.end("promote");
     life.sight.lsns.promoted = switched.promoted;

@@ -11,6 +11,7 @@
 //! over; being wrong about that costs a pause, never data, because of the fence.
 
 pub(crate) mod log_tail;
+mod settle;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use volume::lsn::Lsn;
 use volume::namespace::Namespace;
 
 use self::log_tail::LogTail;
+pub(crate) use self::settle::settle;
 use crate::agent::active::Active;
 use crate::agent::context::{Context, unix_ms, wall_clock};
 use crate::agent::error::Result;

@@ -12,7 +12,9 @@ use dax::storage::Storage;
 use tokio::sync::{mpsc, watch};
 
 use super::super::context::unix_ms;
+use super::preparing;
 use crate::channel::Server;
+use crate::postgres::StartOptions;
 use crate::records::{Control, EditError, ScheduledSwitchover, edit_control};
 
 /// How often it is looked whether it is time.
@@ -44,6 +46,7 @@ pub(super) async fn run(
     storage: Arc<dyn Storage>,
     server: Arc<Server>,
     me: NodeName,
+    postgres: StartOptions,
     hand_over: mpsc::Sender<Option<NodeName>>,
 ) {
     let mut look = tokio::time::interval(LOOK_EVERY);
@@ -74,10 +77,13 @@ pub(super) async fn run(
                 at = schedule.at_unix_ms,
                 "nobody served when a switchover was due: not done"
             );
-        } else if let Err(why) = candidate(&server, &schedule) {
+        } else if let Err(why) = preparing::warm(&server, schedule.to.as_ref()) {
             tracing::warn!(why, "the scheduled switchover was not done");
-        } else if hand_over.send(schedule.to).await.is_err() {
-            return;
+        } else {
+            preparing::flush(&postgres).await;
+            if hand_over.send(schedule.to).await.is_err() {
+                return;
+            }
         }
     }
 }
@@ -96,21 +102,6 @@ async fn take(
         Ok(())
     })
     .await
-}
-
-/// Whether there is a standby that could take over at once, and is the one that was named.
-fn candidate(server: &Server, schedule: &ScheduledSwitchover) -> Result<(), String> {
-    let subscribers = server.subscribers();
-    let mut warm = subscribers
-        .iter()
-        .filter(|s| s.progress.is_some_and(|p| p.warm));
-    match &schedule.to {
-        None => warm.next().map(drop).ok_or("no standby is warm".to_owned()),
-        Some(to) => warm
-            .find(|s| s.who.node == *to)
-            .map(drop)
-            .ok_or(format!("{to} is no warm standby")),
-    }
 }
 
 #[cfg(test)]
