@@ -2,6 +2,7 @@
 
 pub mod dax;
 pub mod failover;
+pub(crate) mod lag;
 pub mod pgbench;
 pub mod soak;
 pub mod standby;

@@ -10,7 +10,6 @@
 
 mod chart;
 mod judge;
-mod lag;
 mod orders;
 mod readers;
 mod report;
@@ -22,6 +21,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use tokio::task::JoinSet;
 
+use crate::bench::lag::{self, Watch};
 use crate::cluster::{self, Cluster};
 use crate::demo::churn::Churn;
 use crate::demo::clock::{Clock, Offset};
@@ -29,7 +29,6 @@ use crate::demo::history::History;
 use crate::demo::load::{self, Load};
 use crate::demo::schema;
 use crate::demo::session::connect;
-use lag::Watch;
 use orders::Orders;
 use readers::Readers;
 use sample::Sample;
@@ -63,6 +62,8 @@ pub struct Options {
     pub every: Duration,
 }
 
+/// How often the lag is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long anything that must happen may take: longer than a lag that a slow machine builds up.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// What the zones may take on disk together.
@@ -201,7 +202,7 @@ async fn play(
         "{active} serves, {standby} follows; load for {:?}",
         options.duration
     ));
-    let watch = Watch::start(&servers.0, &servers.1);
+    let watch = Watch::start(&servers.0, &servers.1, LOOK_EVERY);
     let until = Offset(0) + options.duration;
     follow(
         options,
@@ -246,7 +247,7 @@ async fn play(
     say(&format!("{:.0} s: {active} follows", clock.now().seconds()));
 
     let returned = Readers::start(&servers.0, SESSIONS, BETWEEN_QUESTIONS);
-    let watch = Watch::start(&servers.1, &servers.0);
+    let watch = Watch::start(&servers.1, &servers.0, LOOK_EVERY);
     let until = clock.now() + options.afterwards;
     follow(
         options,

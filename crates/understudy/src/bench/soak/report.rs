@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::lag::Spread;
 use super::readers::Tally;
 use super::sample::Sample;
+use crate::bench::lag::Spread;
 use crate::demo::takeover::Takeover;
 use crate::demo::timeline::thousands;
 use crate::demo::verify::Check;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::lag::Behind;
+use crate::bench::lag::Behind;
 use crate::cluster::Cluster;
 
 /// See the module. What could not be seen at the moment is zero, or `None` where zero would say

@@ -224,9 +224,15 @@ fn peak_after(commits: &[u32], failure_s: f64) -> Option<f64> {
     if final_rate == 0.0 {
         return None;
     }
-    let reached = |n: &u32| f64::from(*n) >= PEAK_SHARE * final_rate;
-    let at = after.iter().position(reached)?;
-    Some((first + at) as f64 + 1.0 - failure_s)
+    first_second_at(commits, failure_s, PEAK_SHARE * final_rate)
+}
+
+/// From a moment to the end of the first whole second with so many commits.
+pub(super) fn first_second_at(commits: &[u32], from_s: f64, wanted: f64) -> Option<f64> {
+    let first = from_s.ceil() as usize;
+    let after = commits.get(first..)?;
+    let at = after.iter().position(|n| f64::from(*n) >= wanted)?;
+    Some((first + at) as f64 + 1.0 - from_s)
 }
 
 #[cfg(test)]

@@ -9,8 +9,10 @@ mod attach;
 mod chart;
 mod cost;
 mod curve;
+mod lag;
 mod methods;
 mod site;
+mod warm;
 
 use std::path::PathBuf;
 
@@ -21,7 +23,9 @@ pub use attach::Attached;
 pub use chart::{draw_curve, draw_methods};
 pub use cost::Cost;
 pub use curve::CatchUp;
+pub use lag::Lag;
 pub use methods::Outcome;
+pub use warm::Warmth;
 
 use crate::demo::timeline::thousands;
 
@@ -37,6 +41,10 @@ pub enum Part {
     Attach,
     /// What standbys cost the active.
     Cost,
+    /// How far a standby is behind under steady load.
+    Lag,
+    /// How soon throughput is back after a takeover, against a cold start.
+    Warm,
 }
 
 /// What is measured how.
@@ -75,6 +83,10 @@ pub struct Report {
     pub attach: Option<Attached>,
     /// The cost.
     pub cost: Vec<Cost>,
+    /// The lag.
+    pub lag: Vec<Lag>,
+    /// Throughput after a takeover.
+    pub warm: Option<Warmth>,
     /// pgbench's scale.
     pub scale: u32,
     /// Processors of the machine.
@@ -98,6 +110,8 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
         methods: Vec::new(),
         attach: None,
         cost: Vec::new(),
+        lag: Vec::new(),
+        warm: None,
         scale: options.scale,
         processors: std::thread::available_parallelism().map_or(0, Into::into),
     };
@@ -112,6 +126,12 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     }
     if wants(Part::Cost) {
         report.cost = cost::run(options, &dir("cost")?, &say).await?;
+    }
+    if wants(Part::Lag) {
+        report.lag = lag::run(options, &dir("lag")?, &say).await?;
+    }
+    if wants(Part::Warm) {
+        report.warm = Some(warm::run(options, &dir("warm")?, &say).await?);
     }
     Ok(report)
 }
@@ -174,6 +194,22 @@ pub fn table(report: &Report) -> String {
             "\n  {} standbys: {:.0} tps (ratio {:.3}, spread {:.3})",
             row.standbys, row.tps.median, row.ratio, row.tps.spread
         ));
+    }
+    for row in &report.lag {
+        out.push_str(&format!(
+            "\n  lag {} ms away, at {:.0} of {:.0} tps: p50 {} ms, p99 {} ms, at most {} ms",
+            row.distance_ms, row.tps, row.peak_tps, row.lag_ms.p50, row.lag_ms.p99, row.lag_ms.max
+        ));
+    }
+    if let Some(warm) = &report.warm {
+        for (name, back) in [("takeover", &warm.takeover), ("cold start", &warm.cold)] {
+            out.push_str(&format!(
+                "\n  {name}: back at 90 % after {} s, {:.2} of the throughput in the first 10 s",
+                back.back_after_s
+                    .map_or("-".to_owned(), |s| format!("{s:.1}")),
+                back.first_share
+            ));
+        }
     }
     out.push_str("\n\n");
     out

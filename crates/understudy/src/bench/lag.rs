@@ -15,8 +15,6 @@ use crate::cluster::wait::{flushed_by, replayed_by};
 use crate::demo::schema::Server;
 use crate::demo::session::connect;
 
-const EVERY: Duration = Duration::from_millis(100);
-
 /// Positions of the log that are durable and not replayed yet, with when they were first seen.
 #[derive(Debug, Default)]
 struct Ahead(VecDeque<(i64, Duration)>);
@@ -79,15 +77,15 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts looking.
-    pub fn start(active: &Server, standby: &Server) -> Watch {
+    /// Starts looking, so often.
+    pub fn start(active: &Server, standby: &Server, every: Duration) -> Watch {
         let looks = Arc::new(Mutex::new(Vec::new()));
         let (active, standby, seen) = (active.config(), standby.config(), Arc::clone(&looks));
         let task = tokio::spawn(async move {
             let began = Instant::now();
             let mut ahead = Ahead::default();
             loop {
-                tokio::time::sleep(EVERY).await;
+                tokio::time::sleep(every).await;
                 let (Ok(active), Ok(standby)) = tokio::join!(connect(&active), connect(&standby))
                 else {
                     continue;
@@ -105,7 +103,7 @@ impl Watch {
                         bytes: u64::try_from(durable - replayed).unwrap_or(0),
                         ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
                     });
-                    tokio::time::sleep(EVERY).await;
+                    tokio::time::sleep(every).await;
                 }
             }
         });
@@ -123,9 +121,20 @@ impl Watch {
         (worst, looks.len())
     }
 
+    /// How many looks there are.
+    pub fn looks(&self) -> usize {
+        self.looks.lock().len()
+    }
+
     /// All looks, in bytes and in milliseconds.
     pub fn spread(&self) -> (Spread, Spread) {
+        self.spread_since(0)
+    }
+
+    /// Those since the `from`th.
+    pub fn spread_since(&self, from: usize) -> (Spread, Spread) {
         let looks = self.looks.lock();
+        let looks = looks.get(from..).unwrap_or_default();
         (
             Spread::of(looks.iter().map(|b| b.bytes).collect()),
             Spread::of(looks.iter().map(|b| b.ms).collect()),

@@ -1,0 +1,120 @@
+//! How far a standby is behind under steady load: at 80 % of what the machine can do, with tables
+//! created, changed and dropped all the time, near the zones and far from them.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::sleep;
+
+use super::Options;
+use super::site::{self, ACTIVE, STANDBY};
+use crate::bench::lag::{Spread, Watch};
+use crate::cluster::{self, Cluster};
+use crate::demo::churn::Churn;
+use crate::demo::clock::Clock;
+use crate::demo::load::{self, Load};
+
+/// Milliseconds from the standby to every copy, there and back.
+const DISTANCES_MS: [f64; 2] = [0.0, 35.0];
+/// Of the peak.
+const SHARE: f64 = 0.8;
+/// Rounds of the churn a second.
+const CHURN: f64 = 2.0;
+const SETTLES: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// The lag at a distance.
+#[derive(Debug, Clone, Serialize)]
+pub struct Lag {
+    /// From the standby to every copy, there and back.
+    pub distance_ms: f64,
+    /// Commits a second without a limit.
+    pub peak_tps: f64,
+    /// Commits a second while it was measured.
+    pub tps: f64,
+    /// Rounds of the churn meanwhile.
+    pub churn_rounds: u64,
+    /// Log that is durable and not replayed, in bytes.
+    pub lag_bytes: Spread,
+    /// For how long its oldest position has been durable, in milliseconds.
+    pub lag_ms: Spread,
+}
+
+/// Measures; `say` hears what is going on.
+pub(super) async fn run(
+    options: &Options,
+    dir: &Path,
+    say: &impl Fn(&str),
+) -> anyhow::Result<Vec<Lag>> {
+    let mut settings = cluster::Options::new(dir, &options.bin, &options.understudy);
+    settings.network = Some(store::Network::default());
+    settings.heartbeat = "wide".into();
+    say("lag: starting and filling a cluster");
+    let mut cluster = site::start(options, settings, options.scale).await?;
+    cluster.start_node(STANDBY)?;
+    let mut found = Vec::new();
+    for distance_ms in DISTANCES_MS {
+        cluster.change_network(|n| *n = site::far_standby(distance_ms))?;
+        cluster
+            .wait_follows(STANDBY, Duration::from_secs(120))
+            .await?;
+        let lag = measure(options, &cluster, distance_ms).await?;
+        say(&format!(
+            "lag: {distance_ms} ms away: {:.0} of {:.0} tps, lag p50 {} ms, p99 {} ms, at most {} ms",
+            lag.tps, lag.peak_tps, lag.lag_ms.p50, lag.lag_ms.p99, lag.lag_ms.max
+        ));
+        found.push(lag);
+    }
+    cluster.shutdown();
+    Ok(found)
+}
+
+async fn measure(options: &Options, cluster: &Cluster, distance_ms: f64) -> anyhow::Result<Lag> {
+    let length = Duration::from_secs(options.seconds.0);
+    let churn = Churn::paced(cluster.server(ACTIVE)?.config(), Some(CHURN));
+    let (peak_tps, _) = load(options, cluster, None, length / 3).await?;
+    sleep(SETTLES).await;
+    let watch = Watch::start(
+        &cluster.server(ACTIVE)?,
+        &cluster.server(STANDBY)?,
+        LOOK_EVERY,
+    );
+    let before = churn.rounds();
+    let (tps, spread) = load(options, cluster, Some((SHARE * peak_tps, &watch)), length).await?;
+    let churn_rounds = churn.stop().await - before;
+    let (lag_bytes, lag_ms) = spread;
+    Ok(Lag {
+        distance_ms,
+        peak_tps,
+        tps,
+        churn_rounds,
+        lag_bytes,
+        lag_ms,
+    })
+}
+
+/// Commits a second, and the lag as watched, after the first seconds.
+async fn load(
+    options: &Options,
+    cluster: &Cluster,
+    paced: Option<(f64, &Watch)>,
+    length: Duration,
+) -> anyhow::Result<(f64, (Spread, Spread))> {
+    let clock = Clock::start();
+    let clients = load::Options {
+        clients: options.clients,
+        scale: options.scale,
+        rate: paced.map(|(rate, _)| rate),
+        ..load::Options::default()
+    };
+    let load = Load::start(cluster.any_writable(), clients, clock);
+    sleep(SETTLES).await;
+    let from = clock.now();
+    let looks = paced.map_or(0, |(_, watch)| watch.looks());
+    sleep(length).await;
+    let to = clock.now();
+    let spread = paced.map(|(_, watch)| watch.spread_since(looks));
+    let history = load.stop().await;
+    Ok((history.rate(from, to), spread.unwrap_or_default()))
+}
