@@ -60,6 +60,9 @@ pub struct Options {
     pub connect_within: Duration,
     /// Transactions a second of all clients together, if limited.
     pub rate: Option<f64>,
+    /// Each client's transactions are numbered from the next one on: two loads of the same tables must
+    /// not use the same numbers.
+    pub numbered_after: i64,
 }
 
 impl Default for Options {
@@ -72,6 +75,7 @@ impl Default for Options {
             patience: Duration::from_secs(30),
             connect_within: Duration::from_secs(3),
             rate: None,
+            numbered_after: 0,
         }
     }
 }
@@ -177,7 +181,7 @@ impl Counter {
 /// One client, until it is told to stop.
 async fn run_client<W: Work>(client: i32, shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut random = SmallRng::seed_from_u64(shared.options.seed ^ (client as u64) << 32);
-    let mut n = 0;
+    let mut n = shared.options.numbered_after;
     while !*stop.borrow() {
         // Connecting may take long while nobody is active; nothing is at stake, so just let go.
         let connected = tokio::select! {

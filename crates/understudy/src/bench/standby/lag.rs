@@ -4,16 +4,16 @@
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
 use serde::Serialize;
 use tokio::time::sleep;
 
 use super::Options;
 use super::site::{self, ACTIVE, STANDBY};
 use crate::bench::lag::{Spread, Watch};
+use crate::bench::pgbench::timed;
 use crate::cluster::{self, Cluster};
 use crate::demo::churn::Churn;
-use crate::demo::clock::Clock;
-use crate::demo::load::{self, Load};
 
 /// Milliseconds from the standby to every copy, there and back.
 const DISTANCES_MS: [f64; 2] = [0.0, 35.0];
@@ -71,50 +71,29 @@ pub(super) async fn run(
 }
 
 async fn measure(options: &Options, cluster: &Cluster, distance_ms: f64) -> anyhow::Result<Lag> {
-    let length = Duration::from_secs(options.seconds.0);
-    let churn = Churn::paced(cluster.server(ACTIVE)?.config(), Some(CHURN));
-    let (peak_tps, _) = load(options, cluster, None, length / 3).await?;
-    sleep(SETTLES).await;
-    let watch = Watch::start(
-        &cluster.server(ACTIVE)?,
-        &cluster.server(STANDBY)?,
-        LOOK_EVERY,
-    );
+    let seconds = u32::try_from(options.seconds.0).context("too long")?;
+    let (active, standby) = (cluster.server(ACTIVE)?, cluster.server(STANDBY)?);
+    let churn = Churn::paced(active.config(), Some(CHURN));
+    let load = async |seconds: u32, how: &[&str]| {
+        timed(&options.bin, &active, options.clients, seconds, how).await
+    };
+    let peak_tps = load(seconds.div_ceil(3), &[]).await?;
+    let rate = format!("--rate={:.0}", (SHARE * peak_tps).max(1.0));
+    let watch = Watch::start(&active, &standby, LOOK_EVERY);
     let before = churn.rounds();
-    let (tps, spread) = load(options, cluster, Some((SHARE * peak_tps, &watch)), length).await?;
-    let churn_rounds = churn.stop().await - before;
-    let (lag_bytes, lag_ms) = spread;
+    let watching = async {
+        sleep(SETTLES).await;
+        watch.looks()
+    };
+    let paced = [rate.as_str()];
+    let (tps, from) = tokio::join!(load(seconds, &paced), watching);
+    let (lag_bytes, lag_ms) = watch.spread_since(from);
     Ok(Lag {
         distance_ms,
         peak_tps,
-        tps,
-        churn_rounds,
+        tps: tps?,
+        churn_rounds: churn.stop().await - before,
         lag_bytes,
         lag_ms,
     })
-}
-
-/// Commits a second, and the lag as watched, after the first seconds.
-async fn load(
-    options: &Options,
-    cluster: &Cluster,
-    paced: Option<(f64, &Watch)>,
-    length: Duration,
-) -> anyhow::Result<(f64, (Spread, Spread))> {
-    let clock = Clock::start();
-    let clients = load::Options {
-        clients: options.clients,
-        scale: options.scale,
-        rate: paced.map(|(rate, _)| rate),
-        ..load::Options::default()
-    };
-    let load = Load::start(cluster.any_writable(), clients, clock);
-    sleep(SETTLES).await;
-    let from = clock.now();
-    let looks = paced.map_or(0, |(_, watch)| watch.looks());
-    sleep(length).await;
-    let to = clock.now();
-    let spread = paced.map(|(_, watch)| watch.spread_since(looks));
-    let history = load.stop().await;
-    Ok((history.rate(from, to), spread.unwrap_or_default()))
 }

@@ -72,7 +72,7 @@ pub(super) async fn run(
         .await?;
 
     let clock = Clock::start();
-    let load = start(options, &cluster, clock);
+    let load = start(options, &cluster, clock, 0);
     sleep(Duration::from_secs(options.seconds.0)).await;
     let before = Offset(clock.now().0 / 2);
     let killed = cluster.kill_node(ACTIVE).context("the active runs")?;
@@ -113,7 +113,7 @@ async fn cold_start(
         cluster.start_zone(zone)?;
     }
     let clock = Clock::start();
-    let load = start(options, cluster, clock);
+    let load = start(options, cluster, clock, i64::MAX / 2);
     let started = clock.now();
     cluster.start_node(STANDBY)?;
     sleep(Duration::from_secs(options.seconds.1)).await;
@@ -122,11 +122,13 @@ async fn cold_start(
     Ok(returned(&history, started, end, tps_before))
 }
 
-fn start(options: &Options, cluster: &Cluster, clock: Clock) -> Load {
+/// Clients that number their transactions from behind `numbered_after` on.
+fn start(options: &Options, cluster: &Cluster, clock: Clock, numbered_after: i64) -> Load {
     let clients = load::Options {
         clients: options.clients,
         scale: options.scale,
         retry: Duration::from_millis(10),
+        numbered_after,
         ..load::Options::default()
     };
     Load::start(cluster.any_writable(), clients, clock)
