@@ -301,12 +301,13 @@ impl<'a> Follower<'a> {
             timeline: to.timeline.max(self.known.timeline),
         };
         self.known = to;
+        // Also while nothing is shown: then it need not be read first when the log is let go.
+        if to.journal > self.standby.tail.position() {
+            self.standby.tail.advance(to.journal).await?;
+        }
         self.behind = self.mover.is_holding();
         if self.behind {
             return Ok(());
-        }
-        if to.journal > self.standby.tail.position() {
-            self.standby.tail.advance(to.journal).await?;
         }
         self.reload_if_there();
         let names = self.standby.tail.namespace().clone();

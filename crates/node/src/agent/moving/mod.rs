@@ -351,7 +351,6 @@ impl BaseMover {
         }
     }
 
-    /// Zero if the file is just being written.
     /// The control file that this PostgreSQL keeps for itself, if it can be read just now.
     fn read_private_control(&self) -> Option<ControlFile> {
         let place = self.view.private().place(CONTROL_FILE).ok()?;

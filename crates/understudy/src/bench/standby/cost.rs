@@ -1,7 +1,8 @@
 //! What standbys cost the active: the same load with none, one and three of them, in turn.
 //!
-//! On one machine a standby takes processor time that it would not take from another one. So standbys
-//! run on the last processor only, where everything else goes before them (`taskset` and `nice`).
+//! On one machine a standby takes processor time that it would not take from another one. So the active's
+//! node has the first processor for itself, if what is not a node is started with `taskset` on the others, and
+//! standbys run on the last processor, where everything else goes before them (`nice`).
 
 use std::path::Path;
 use std::time::Duration;
@@ -44,6 +45,10 @@ pub(super) async fn run(
     settings.wrappers = STANDBYS
         .map(|name| (name.to_owned(), wrapper.clone()))
         .into();
+    if processors > 1 {
+        let first = ["taskset", "-c", "0"].map(str::to_owned).to_vec();
+        settings.wrappers.push((ACTIVE.to_owned(), first));
+    }
     say("cost: starting and filling a cluster");
     let mut cluster = site::start(options, settings, options.scale).await?;
     let mut runs = COUNTS.map(|_| Vec::new());

@@ -19,6 +19,8 @@ use crate::demo::churn::Churn;
 const DISTANCES_MS: [f64; 2] = [0.0, 35.0];
 /// Of the peak.
 const SHARE: f64 = 0.8;
+/// Enough reads at once for a standby that is far away (`docs/OPERATIONS.md`).
+const PREFETCH: &str = "prefetch = 40";
 /// Rounds of the churn a second.
 const CHURN: f64 = 2.0;
 const SETTLES: Duration = Duration::from_secs(3);
@@ -50,6 +52,7 @@ pub(super) async fn run(
     let mut settings = cluster::Options::new(dir, &options.bin, &options.understudy);
     settings.network = Some(store::Network::default());
     settings.heartbeat = "wide".into();
+    settings.standby.push(PREFETCH.to_owned());
     say("lag: starting and filling a cluster");
     let mut cluster = site::start(options, settings, options.scale).await?;
     cluster.start_node(STANDBY)?;
