@@ -2,6 +2,7 @@
 
 pub mod dax;
 pub mod failover;
+pub mod peers;
 pub mod pgbench;
 pub mod soak;
 pub mod standby;
