@@ -27,7 +27,7 @@ pub enum Bench {
 /// Options of `bench peers`.
 ///
 /// Machines are network namespaces, so it needs root, iproute2 and util-linux; what it compares with comes
-/// by scripts/packages --peers. Every measurement is a line of JSON; it fails if Understudy loses anything
+/// by scripts/peers. Every measurement is a line of JSON; it fails if Understudy loses anything
 /// that was acknowledged.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -50,12 +50,15 @@ pub struct BenchPeers {
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32],
           value_parser = clap::value_parser!(u16).range(1..=90))]
     pub clients: Vec<u16>,
+    /// What is run; all if not given, the read-write and the read-only load of pgbench with --quick.
+    #[arg(long, value_delimiter = ',')]
+    pub load: Vec<crate::bench::peers::Mode>,
     /// Length of one run in seconds; 70 if not given.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: Option<u32>,
-    /// Clients of the read-only run; 0 leaves it out.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=90))]
-    pub readers: u16,
+    /// Clients of all loads but the read-write one.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=90))]
+    pub other_clients: u16,
     /// Clients at full speed when the active is lost; 0: it is not lost.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=90))]
     pub loss_clients: u16,

@@ -235,6 +235,26 @@ async fn run_peers(args: cli::BenchPeers) -> anyhow::Result<Code> {
     Ok(verdict(report.lost_by_understudy() == 0))
 }
 
+/// What is run by how many clients.
+fn loads(args: &cli::BenchPeers) -> Vec<(peers::Mode, u16)> {
+    let modes = match args.quick && args.load.is_empty() {
+        true => vec![peers::Mode::ReadWrite, peers::Mode::ReadOnly],
+        false => all_unless_given(args.load.clone()),
+    };
+    let left_out = |mode| mode == peers::Mode::TpcC && args.load.is_empty() && !peers::has_go_tpc();
+    if modes.iter().any(|mode| left_out(*mode)) {
+        say("there is no go-tpc (scripts/peers installs it), so TPC-C is left out");
+    }
+    let modes = modes.into_iter().filter(|mode| !left_out(*mode));
+    let clients = |mode| match mode {
+        peers::Mode::ReadWrite => args.clients.clone(),
+        _ => vec![args.other_clients],
+    };
+    modes
+        .flat_map(|mode| clients(mode).into_iter().map(move |n| (mode, n)))
+        .collect()
+}
+
 /// Measures; what the file has afterwards. `None` if interrupted.
 async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peers::Record>>> {
     let mut workspace = Workspace::create(args.data.as_deref(), false)?;
@@ -247,9 +267,8 @@ async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peer
         understudy: this_program()?,
         systems: all_unless_given(args.system.clone()),
         rounds: either(args.rounds, 1, 5),
-        clients: args.clients.clone(),
+        loads: loads(args),
         seconds: either(args.seconds, 5, 70),
-        readers: args.readers,
         loss_clients: args.loss_clients,
         before: seconds(6, 30),
         after: seconds(8, 60),

@@ -13,7 +13,7 @@ use super::system::{DATABASE_CORE, System};
 use super::{Options, PATIENCE};
 use crate::cluster::process::pin;
 use crate::demo::clock::{Clock, Offset};
-use crate::demo::history::History;
+use crate::demo::history::{History, Outage};
 use crate::demo::load::{self, Load};
 use crate::demo::schema::any_writable;
 use crate::demo::session::connect;
@@ -75,20 +75,22 @@ pub(super) async fn play(system: &mut dyn System, options: &Options) -> anyhow::
             .into_iter()
             .try_for_each(|pid| pin(pid, DATABASE_CORE))?;
     }
-    let struck = clock.at(system.lose_active().await?);
-    wait_commit(&load, struck).await?;
-    wait_commit(&prober, struck).await?;
+    let death = system.lose_active().await?;
+    let (struck, dead) = (clock.at(death.begin), clock.at(death.end));
+    wait_commit(&load, dead).await?;
+    wait_commit(&prober, dead).await?;
     tokio::time::sleep(options.after).await;
+    let end = clock.now();
     let (load, prober) = (load.stop().await, prober.stop().await);
-    let mut loss = seen(&load, &prober, struck, clock.now())?;
+    let mut loss = seen(&load, &prober, (struck, dead), end)?;
     count_losses(system, &load, &prober, &mut loss).await?;
     Ok(loss)
 }
 
-/// Waits until a transaction that began after the kill is acknowledged.
-async fn wait_commit(load: &Load, struck: Offset) -> anyhow::Result<()> {
+/// Waits until somebody else than the dead has acknowledged a commit.
+async fn wait_commit(load: &Load, dead: Offset) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
-    while load.history().outage(struck).is_none() {
+    while silence(&load.history(), dead).is_none() {
         ensure!(
             Instant::now() < deadline,
             "nobody accepts commits; last trouble: {:?}",
@@ -99,17 +101,32 @@ async fn wait_commit(load: &Load, struck: Offset) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn seen(load: &History, prober: &History, struck: Offset, end: Offset) -> anyhow::Result<Loss> {
+/// The time without acknowledged commits around a moment.
+fn silence(history: &History, at: Offset) -> Option<Outage> {
+    let first_after = history.commits().find(|commit| commit.ended > at)?.ended;
+    let before = history.commits().rfind(|commit| commit.ended <= at);
+    Some(Outage {
+        last_before: before.map_or(Offset(0), |commit| commit.ended),
+        first_after,
+    })
+}
+
+fn seen(
+    load: &History,
+    prober: &History,
+    (struck, dead): (Offset, Offset),
+    end: Offset,
+) -> anyhow::Result<Loss> {
     let downtime = |history: &History| {
-        let outage = history.outage(struck).context("no commit after the kill")?;
-        anyhow::Ok(outage.length().as_secs_f64() * 1000.0)
+        let silence = silence(history, dead).context("no commit after the kill")?;
+        anyhow::Ok(silence.length().as_secs_f64() * 1000.0)
     };
     // The first second opens connections.
     let before = load.rate(Offset(1_000_000), struck);
     Ok(Loss {
         downtime_ms: downtime(prober)?.round(),
         load_downtime_ms: downtime(load)?.round(),
-        back_ms: back(load, struck, end, before),
+        back_ms: back(load, (struck, dead), end, before),
         tps_before: before,
         tps_after: load.rate(Offset(end.0 - 5_000_000), end),
         acknowledged: 0,
@@ -122,11 +139,10 @@ fn seen(load: &History, prober: &History, struck: Offset, end: Offset) -> anyhow
 }
 
 /// From the kill to the end of the first second that has nearly the rate `before`, in milliseconds.
-fn back(load: &History, struck: Offset, end: Offset, before: f64) -> Option<f64> {
+fn back(load: &History, (struck, dead): (Offset, Offset), end: Offset, before: f64) -> Option<f64> {
     const STEP: i64 = 100_000;
     const SECOND: i64 = 1_000_000;
-    let first = load.outage(struck)?.first_after;
-    let mut from = first;
+    let mut from = silence(load, dead)?.first_after;
     while from.0 + SECOND <= end.0 {
         let to = Offset(from.0 + SECOND);
         if load.rate(from, to) >= BACK_SHARE * before {
@@ -182,10 +198,12 @@ mod tests {
         let slow = (0..50).map(|n| commit(1000 + n, 3000 + n * 20));
         let again = (0..300).map(|n| commit(2000 + n, 4000 + n * 10));
         let history = History::new(fast.chain(slow).chain(again).collect());
-        let (struck, end) = (Offset(1_990_001), Offset(7_000_000));
-        let back_ms = back(&history, struck, end, 100.0).unwrap();
-        // The second that ends at 4.8 s has 10 slow and 80 fast ones.
-        assert!((back_ms - 2810.0).abs() < 1.0, "{back_ms}");
-        assert_eq!(back(&history, struck, end, 200.0), None);
+        let (killed, end) = ((Offset(1_900_000), Offset(2_000_000)), Offset(7_000_000));
+        let length = silence(&history, killed.1).unwrap().length();
+        assert_eq!(length, Duration::from_millis(1010));
+        // The second from 3.8 s on has 10 slow and 80 fast ones.
+        let back_ms = back(&history, killed, end, 100.0).unwrap();
+        assert_eq!(back_ms, 2900.0);
+        assert_eq!(back(&history, killed, end, 200.0), None);
     }
 }

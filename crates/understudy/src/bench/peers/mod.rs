@@ -7,15 +7,17 @@
 
 mod chart;
 mod footprint;
+mod load;
 mod loss;
 mod patroni;
-mod pgbench;
 mod probe;
 mod record;
 mod report;
 mod single;
 mod system;
+mod tpcc;
 mod understudy;
+mod ycsb;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,14 +30,19 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::process::pin;
 use crate::demo::schema;
 use footprint::{Counters, flush};
-use pgbench::Mode;
+pub use load::Mode;
 pub use record::{Finding, Record, Setting, append, read};
 pub use report::Report;
 pub use system::Kind;
 use system::{Machines, OTHER_CORE, System};
+pub use tpcc::is_there as has_go_tpc;
 
 /// How long anything may take before that counts as a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Length of the run that does not count.
+const WARM_SECONDS: u32 = 2;
+/// Where a load keeps its files.
+const LOAD: &str = "load";
 
 /// How far the sites are apart.
 #[derive(
@@ -72,12 +79,10 @@ pub struct Options {
     pub systems: Vec<Kind>,
     /// How often each.
     pub rounds: u32,
-    /// Clients of the read-write runs.
-    pub clients: Vec<u16>,
+    /// What is run, by how many clients.
+    pub loads: Vec<(Mode, u16)>,
     /// Length of a run.
     pub seconds: u32,
-    /// Clients of the read-only run.
-    pub readers: u16,
     /// Clients at full speed when the active is lost; 0: it is not lost.
     pub loss_clients: u16,
     /// Load before that.
@@ -130,6 +135,11 @@ pub async fn run(
         // The clients are elsewhere.
         pin(Pid::this(), OTHER_CORE)?;
     }
+    let needs_go_tpc = options.loads.iter().any(|(mode, _)| *mode == Mode::TpcC);
+    ensure!(
+        !needs_go_tpc || has_go_tpc(),
+        "TPC-C needs go-tpc (scripts/peers installs it), or leave it out with --load"
+    );
     for round in 1..=options.rounds {
         for &kind in &options.systems {
             say(&format!("round {round}: {}", kind.name()));
@@ -170,19 +180,22 @@ async fn visit(
         .context("it has a server")?;
     schema::create(&options.bin, &active, options.scale).await?;
     probe::create(&active.config()).await?;
+    load::create(options, &active).await?;
     system.wait_protected().await?;
-
-    let writes = options
-        .clients
-        .iter()
-        .map(|&clients| (Mode::ReadWrite, clients));
-    let reads = (options.readers > 0).then_some((Mode::ReadOnly, options.readers));
-    // The first seconds fill buffers and do not count.
-    for (mode, clients) in reads.into_iter().chain(writes.clone()).take(2) {
-        let log = dir.join("pgbench");
-        pgbench::run(options, &active, &log, (mode, clients, 2)).await?;
-    }
-    for (mode, clients) in writes.chain(reads) {
+    for (at, &(mode, clients)) in options.loads.iter().enumerate() {
+        if options.loads[..at]
+            .iter()
+            .all(|(before, _)| *before != mode)
+        {
+            // The first seconds fill buffers and do not count.
+            load::run(
+                options,
+                &active,
+                &dir.join(LOAD),
+                (mode, clients, WARM_SECONDS),
+            )
+            .await?;
+        }
         found(measure(options, system.as_ref(), &machines, dir, (mode, clients)).await?)?;
     }
     if options.loss_clients > 0 {
@@ -194,7 +207,7 @@ async fn visit(
     Ok(())
 }
 
-/// One run of pgbench and what it cost.
+/// One run of a load and what it cost.
 async fn measure(
     options: &Options,
     system: &dyn System,
@@ -210,10 +223,10 @@ async fn measure(
     flush(system).await?;
     let counters = Counters::read(system, machines, dir)?;
     let how = (mode, clients, options.seconds);
-    let rate = pgbench::run(options, &active, &dir.join("pgbench"), how).await?;
+    let rate = load::run(options, &active, &dir.join(LOAD), how).await?;
     // What transactions have left to be written is their cost, too.
     flush(system).await?;
-    Ok(Finding::Pgbench {
+    Ok(Finding::Load {
         mode,
         clients,
         seconds: options.seconds,
@@ -225,7 +238,7 @@ async fn measure(
 /// A measurement in a line.
 fn describe(record: &Record) -> String {
     match &record.finding {
-        Finding::Pgbench {
+        Finding::Load {
             mode,
             clients,
             rate,
@@ -235,8 +248,11 @@ fn describe(record: &Record) -> String {
             let disk = footprint.disk_bytes.unwrap_or_default() / rate.transactions.max(1);
             let sent = footprint.network_bytes / rate.transactions.max(1);
             format!(
-                "  {mode:?}, {clients} clients: {:.0} tps, p50 {} ms, p99 {} ms; {disk} bytes written and {sent} sent a transaction",
-                rate.tps, rate.p50_ms, rate.p99_ms
+                "  {}, {clients} clients: {:.0} tps, p50 {} ms, p99 {} ms; {disk} bytes written and {sent} sent a transaction",
+                mode.name(),
+                rate.tps,
+                rate.p50_ms,
+                rate.p99_ms
             )
         }
         Finding::Loss { loss, .. } => format!(

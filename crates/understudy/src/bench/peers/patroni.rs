@@ -7,14 +7,14 @@
 use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use async_trait::async_trait;
 use nix::unistd::Pid;
 use serde_json::json;
 
-use super::system::{Machines, NORTH, SOUTH, System, WITNESSES, parameters};
+use super::system::{Death, Machines, NORTH, SOUTH, System, WITNESSES, parameters};
 use super::{Distance, Options, PATIENCE};
 use crate::cluster::process::{Process, last_lines};
 use crate::cluster::stock::unprivileged;
@@ -194,11 +194,10 @@ impl System for Patroni {
         }
     }
 
-    async fn lose_active(&mut self) -> anyhow::Result<SystemTime> {
+    async fn lose_active(&mut self) -> anyhow::Result<Death> {
         let north = self.nodes.iter_mut().find(|(name, _)| *name == NORTH);
         let process = north.and_then(|(_, process)| process.take());
-        let mut process = process.context("the active does not run")?;
-        Ok(tokio::task::block_in_place(|| process.kill_all()).at)
+        Death::by(|| process.map(|mut process| process.kill_all()))
     }
 
     fn successor(&self) -> Vec<Pid> {

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Distance;
 use super::footprint::Footprint;
+use super::load::{Mode, Rate};
 use super::loss::Loss;
-use super::pgbench::{Mode, Rate};
 use super::system::Kind;
 
 /// A line.
@@ -46,9 +46,9 @@ pub struct Setting {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Finding {
-    /// A run of pgbench.
-    Pgbench {
-        /// What its transactions do.
+    /// A run of a load.
+    Load {
+        /// Which.
         mode: Mode,
         /// How many at once.
         clients: u16,

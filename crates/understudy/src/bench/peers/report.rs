@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::footprint::Footprint;
+use super::load::{Mode, Rate};
 use super::loss::Loss;
-use super::pgbench::{Mode, Rate};
 use super::record::{Finding, Record, Setting};
 use super::system::Kind;
 use super::{Distance, chart};
@@ -84,7 +84,7 @@ impl Section {
 
     fn add(&mut self, record: &Record) {
         match &record.finding {
-            Finding::Pgbench {
+            Finding::Load {
                 mode,
                 clients,
                 rate,
@@ -153,7 +153,7 @@ impl Section {
                 let _ = writeln!(
                     out,
                     "| {}, {} | {} | {} | {} | {ratio} | {:.2} | {:.1} |",
-                    load_name(*mode),
+                    mode.name(),
                     clients_name(*clients),
                     kind.name(),
                     runs.len(),
@@ -189,7 +189,7 @@ impl Section {
                 let _ = writeln!(
                     out,
                     "| {}, {} | {} | {:.0} | {:.0} | {:.3} | {:.0} |",
-                    load_name(*mode),
+                    mode.name(),
                     clients_name(*clients),
                     kind.name(),
                     each(&|footprint| footprint.disk_bytes.unwrap_or_default() as f64).median,
@@ -300,13 +300,6 @@ fn seconds_with_spread(sample: &Sample) -> String {
     }
 }
 
-fn load_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::ReadWrite => "read-write",
-        Mode::ReadOnly => "read-only",
-    }
-}
-
 fn clients_name(clients: u16) -> String {
     match clients {
         1 => "1 client".to_owned(),
@@ -329,7 +322,7 @@ mod tests {
                 checkpoint_seconds: 30,
                 patroni_ttl: 20,
             },
-            finding: Finding::Pgbench {
+            finding: Finding::Load {
                 mode: Mode::ReadWrite,
                 clients: 8,
                 seconds: 5,

@@ -2,14 +2,12 @@
 //! machine, as systemd would; a machine that is gone for good it does not survive.
 
 use std::path::Path;
-use std::time::SystemTime;
 
-use anyhow::Context;
 use async_trait::async_trait;
 use nix::unistd::Pid;
 
 use super::Options;
-use super::system::{Machines, NORTH, System, open_parameters};
+use super::system::{Death, Machines, NORTH, System, open_parameters};
 use crate::cluster::stock::{Place, Stock};
 use crate::demo::schema::Server;
 
@@ -52,11 +50,10 @@ impl System for Single {
         Ok(())
     }
 
-    async fn lose_active(&mut self) -> anyhow::Result<SystemTime> {
-        let kill = tokio::task::block_in_place(|| self.stock.kill());
-        let at = kill.context("it does not run")?.at;
+    async fn lose_active(&mut self) -> anyhow::Result<Death> {
+        let death = Death::by(|| self.stock.kill())?;
         self.stock.restart().await?;
-        Ok(at)
+        Ok(death)
     }
 
     fn successor(&self) -> Vec<Pid> {

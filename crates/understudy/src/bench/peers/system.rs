@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use anyhow::Context;
 use async_trait::async_trait;
 use clap::ValueEnum;
 use nix::unistd::Pid;
@@ -16,6 +17,7 @@ use super::patroni::Patroni;
 use super::single::Single;
 use super::understudy::Understudy;
 use super::{Distance, Options};
+use crate::cluster::process::Kill;
 use crate::cluster::sites::{self, Sites};
 use crate::demo::schema::Server;
 
@@ -72,6 +74,26 @@ impl Kind {
     }
 }
 
+/// The end of the active's machine.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Death {
+    /// Just before the first signal.
+    pub begin: SystemTime,
+    /// When nothing of it could answer any more, and nothing else had been begun.
+    pub end: SystemTime,
+}
+
+impl Death {
+    /// Of what `kill` kills.
+    pub fn by(kill: impl FnOnce() -> Option<Kill>) -> anyhow::Result<Death> {
+        let kill = tokio::task::block_in_place(kill).context("the active does not run")?;
+        Ok(Death {
+            begin: kill.at,
+            end: SystemTime::now(),
+        })
+    }
+}
+
 /// A running system. Dropping it ends it.
 #[async_trait]
 pub(super) trait System: Send {
@@ -85,8 +107,8 @@ pub(super) trait System: Send {
     async fn wait_protected(&mut self) -> anyhow::Result<()>;
 
     /// Kills everything on the active's machine. Begins whatever brings the database back, if no part of
-    /// the system does that by itself; the moment just before the first signal.
-    async fn lose_active(&mut self) -> anyhow::Result<SystemTime>;
+    /// the system does that by itself.
+    async fn lose_active(&mut self) -> anyhow::Result<Death>;
 
     /// The top processes of the machine that will be the database's own after that.
     fn successor(&self) -> Vec<Pid>;

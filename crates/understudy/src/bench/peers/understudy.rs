@@ -2,13 +2,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use async_trait::async_trait;
 use nix::unistd::Pid;
 
-use super::system::{DATABASE_CORE, Machines, NORTH, SOUTH, System, WITNESSES, open_parameters};
+use super::system::{
+    DATABASE_CORE, Death, Machines, NORTH, SOUTH, System, WITNESSES, open_parameters,
+};
 use super::{Distance, Options, PATIENCE};
 use crate::cluster::{self, Cluster};
 use crate::demo::schema::Server;
@@ -99,13 +101,12 @@ impl System for Understudy {
         Ok(())
     }
 
-    async fn lose_active(&mut self) -> anyhow::Result<SystemTime> {
-        let kill = tokio::task::block_in_place(|| self.cluster.kill_node(NORTH));
-        let at = kill.context("the active does not run")?.at;
+    async fn lose_active(&mut self) -> anyhow::Result<Death> {
+        let death = Death::by(|| self.cluster.kill_node(NORTH))?;
         if !self.standby {
             self.cluster.start_node(SOUTH)?;
         }
-        Ok(at)
+        Ok(death)
     }
 
     fn successor(&self) -> Vec<Pid> {
