@@ -5,9 +5,10 @@ SHELL := /bin/bash
 CARGO ?= cargo
 DEMO_ARGS ?=
 BENCH_ARGS ?= --quick
+PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build deb demo bench check sim sim-standby sim-node test test-unit test-system test-versions clean
+.PHONY: help packages build deb demo bench bench-peers check sim sim-standby sim-node test test-unit test-system test-versions clean
 
 help: ## Show what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -26,6 +27,10 @@ demo: build ## Kill a busy PostgreSQL, see another take over. DEMO_ARGS="--durat
 
 bench: build ## Compare with stock PostgreSQL. BENCH_ARGS="" for the long run.
 	@"$$(scripts/target-dir)"/release/understudy bench pgbench $(BENCH_ARGS)
+
+bench-peers: build ## Compare with PostgreSQL alone and Patroni; needs root. PEERS_ARGS="" for the long run.
+	@scripts/peers
+	@"$$(scripts/target-dir)"/release/understudy bench peers $(PEERS_ARGS)
 
 check: packages ## Formatting and lints.
 	$(CARGO) fmt --all --check

@@ -3,6 +3,7 @@
 pub mod dax;
 pub mod failover;
 pub(crate) mod lag;
+pub mod peers;
 pub mod pgbench;
 pub mod soak;
 pub mod standby;

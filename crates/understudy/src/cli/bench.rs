@@ -20,6 +20,86 @@ pub enum Bench {
     Standby(BenchStandby),
     /// Lose the active in every way, again and again, and measure what clients see.
     Failover(BenchFailover),
+    /// Compare with PostgreSQL alone and with Patroni, on the same machines, disk and network.
+    Peers(BenchPeers),
+}
+
+/// Options of `bench peers`.
+///
+/// Machines are network namespaces, so it needs root, iproute2 and util-linux; what it compares with comes
+/// by scripts/peers. Every measurement is a line of JSON; it fails if Understudy loses anything
+/// that was acknowledged.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench peers --quick --output peers.jsonl --report .
+  understudy bench peers --system understudy,patroni-sync --clients 8 --rounds 3
+  understudy bench peers --unpinned
+  understudy bench peers --from bench/results/peers.jsonl --report docs")]
+pub struct BenchPeers {
+    /// About ten minutes: one round, runs of 5 s, a short load around each loss.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only these systems.
+    #[arg(long, value_delimiter = ',')]
+    pub system: Vec<crate::bench::peers::Kind>,
+    /// How often each; 5 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Clients of the read-write runs.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32],
+          value_parser = clap::value_parser!(u16).range(1..=90))]
+    pub clients: Vec<u16>,
+    /// What is run; all if not given, the read-write and the read-only load of pgbench with --quick.
+    #[arg(long, value_delimiter = ',')]
+    pub load: Vec<crate::bench::peers::Mode>,
+    /// Length of one run in seconds; 70 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: Option<u32>,
+    /// Clients of all loads but the read-write one.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=90))]
+    pub other_clients: u16,
+    /// Clients at full speed when the active is lost; 0: it is not lost.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=90))]
+    pub loss_clients: u16,
+    /// pgbench's scale: 100,000 accounts (about 15 MB) each; 20 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub scale: Option<u32>,
+    /// shared_buffers of every PostgreSQL in MB; its own default if not given.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..))]
+    pub buffers_mb: u32,
+    /// checkpoint_timeout of every PostgreSQL in seconds.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(30..=3600))]
+    pub checkpoint_seconds: u32,
+    /// How long Patroni's leader may be silent, in seconds. Its own default is 30; 20 is the least that its
+    /// later versions allow.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(10..=300))]
+    pub patroni_ttl: u32,
+    /// How far the sites are apart.
+    #[arg(long, value_enum, default_value = "one-zone")]
+    pub distance: crate::bench::peers::Distance,
+    /// Let everything run on all processors.
+    #[arg(long)]
+    pub unpinned: bool,
+    /// Append every measurement to this file, as a line of JSON.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub output: Option<PathBuf>,
+    /// Measure nothing: report what is in this file.
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with = "output")]
+    pub from: Option<PathBuf>,
+    /// Write peers.md and its pictures into this directory; they are made of all lines of the file.
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
+    /// Empty directory to work in, on the disk to measure; one below the temporary directory if not given.
+    /// Left in place after an error.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Print every measurement as a line of JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `understudy bench pgbench`.

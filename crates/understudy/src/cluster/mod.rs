@@ -14,6 +14,7 @@ mod settings;
 pub mod sites;
 pub mod stock;
 pub mod wait;
+pub mod wan;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,7 +66,7 @@ impl Cluster {
             network.write(&options.network_file())?;
         }
         let zones = zone_ports.iter().enumerate().map(|(at, port)| Member {
-            name: format!("zone-{}", at + 1),
+            name: settings::zone_name(at),
             arguments: zone_arguments(&options, &credentials, at, *port),
             process: None,
         });
@@ -335,14 +336,14 @@ fn zone_arguments(
     at: usize,
     port: u16,
 ) -> Vec<String> {
-    let data = options.dir.join(format!("zone-{}", at + 1));
+    let data = options.dir.join(settings::zone_name(at));
     let zone = at / options.servers_per_zone.max(1);
     let mut arguments = vec![
         "store".into(),
         "--data".into(),
         data.display().to_string(),
         "--listen".into(),
-        format!("{}:{port}", options.zones_address()),
+        format!("{}:{port}", options.zone_address(at)),
         "--secret-file".into(),
         credentials.secret.display().to_string(),
         "--until-stdin-closes".into(),

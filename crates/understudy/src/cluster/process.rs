@@ -11,6 +11,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
+use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -189,6 +191,29 @@ fn freeze(root: Pid) -> Vec<Pid> {
         }
         stopped.extend(fresh);
     }
+}
+
+/// Lets a process and all its descendants run on one processor only, and what they start from now on.
+///
+/// # Errors
+/// There is no such processor, or the process is somebody else's.
+pub fn pin(root: Pid, processor: usize) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor).context("no such processor")?;
+    for pid in family(root) {
+        // A process or thread that has just ended needs no processor.
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+            continue;
+        };
+        let threads = threads.flatten().map(|entry| entry.file_name());
+        for thread in threads.filter_map(|name| name.to_str()?.parse().ok()) {
+            match sched_setaffinity(Pid::from_raw(thread), &set) {
+                Ok(()) | Err(Errno::ESRCH) => {}
+                Err(error) => return Err(error).context("cannot choose the processor"),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A process and all its descendants, parents first.

@@ -47,13 +47,19 @@ pub struct Options {
     /// Distances to emulate between zones, which are named "0", "1", ... Each zone server is in its
     /// own; the nodes are in zones 0, 1, ..., and again from 0. Without, all are in one place.
     pub network: Option<Network>,
-    /// Network namespaces that the nodes live in. Without, everything is at 127.0.0.1.
+    /// Network namespaces that the nodes live in, and zone servers whose names ("zone-1", ...) are among
+    /// them; the others are at their centre. Without, everything is at 127.0.0.1.
     pub sites: Option<Arc<Sites>>,
     /// Whether zones and nodes talk over TLS, as they must between machines. Needed with `sites`.
     pub tls: bool,
 }
 
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+/// What the zone server with this place in the list is called.
+pub(super) fn zone_name(at: usize) -> String {
+    format!("zone-{}", at + 1)
+}
 
 impl Options {
     /// Three zones and two nodes in `dir`.
@@ -79,9 +85,10 @@ impl Options {
         }
     }
 
-    /// Where the zone servers listen.
-    pub(super) fn zones_address(&self) -> Ipv4Addr {
-        self.sites.as_ref().map_or(LOOPBACK, |sites| sites.centre())
+    /// Where the zone server with this place in the list listens: at a site of its own if there is one.
+    pub(super) fn zone_address(&self, at: usize) -> Ipv4Addr {
+        let site = |sites: &Arc<Sites>| sites.address(&zone_name(at)).unwrap_or(sites.centre());
+        self.sites.as_ref().map_or(LOOPBACK, site)
     }
 
     /// Where a node listens.
@@ -111,7 +118,10 @@ impl Options {
     /// The zone that a node is in, if that matters.
     fn zone_of(&self, node: &str) -> Option<usize> {
         let at = self.nodes.iter().position(|name| name == node)?;
-        self.network.as_ref().map(|_| at % self.zones.max(1))
+        let sites = self.sites.as_ref();
+        let apart = self.network.is_some()
+            || sites.is_some_and(|sites| sites.address(&zone_name(0)).is_some());
+        apart.then_some(at % self.zones.max(1))
     }
 }
 
@@ -171,13 +181,10 @@ fn text(
     (zone_ports, credentials): (&[u16], &Credentials),
     channel: u16,
 ) -> String {
-    let servers = |ports: &[u16]| {
-        let address = options.zones_address();
-        let servers = ports.iter().map(|port| format!("\"{address}:{port}\""));
-        format!("[{}]", servers.collect::<Vec<_>>().join(", "))
-    };
-    let zones = zone_ports.chunks(options.servers_per_zone.max(1));
-    let zones: Vec<String> = zones.map(servers).collect();
+    let server = |(at, port): (usize, &u16)| format!("\"{}:{port}\"", options.zone_address(at));
+    let servers: Vec<String> = zone_ports.iter().enumerate().map(server).collect();
+    let zones = servers.chunks(options.servers_per_zone.max(1));
+    let zones: Vec<String> = zones.map(|zone| format!("[{}]", zone.join(", "))).collect();
     let address = node.address;
     let mut text = format!(
         "name = \"{}\"\n\

@@ -1,14 +1,18 @@
 //! Machines of their own for nodes, as far as the network goes: a network namespace each, joined by a
-//! bridge, from which each can be cut off without a sign to anybody.
+//! bridge or by long lines ([`super::wan`]), from which each can be cut off without a sign to anybody.
 //!
 //! Invariant: namespaces and the bridge are gone when [`Sites`] is dropped. A cut loses frames and
 //! sends nothing, as a machine that vanishes or a broken switch; a killed process's machine would
 //! still refuse connections.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
+
+use super::wan::{self, Quality, Wan};
 
 /// Networks 198.18.N.0/24 are set aside for benchmarks (RFC 2544).
 const NETWORKS: std::ops::Range<u8> = 1..250;
@@ -20,6 +24,8 @@ const CENTRE: u8 = 254;
 pub struct Sites {
     network: u8,
     nodes: Vec<String>,
+    /// Without, they are at a bridge.
+    wan: Option<Wan>,
 }
 
 impl Sites {
@@ -28,11 +34,7 @@ impl Sites {
     /// # Errors
     /// The caller is not root, or `ip` (Debian's `iproute2`) is missing.
     pub fn create(nodes: &[String]) -> anyhow::Result<Sites> {
-        let first = u32::from(NETWORKS.start);
-        let count = u32::from(NETWORKS.end) - first;
-        let start = std::process::id() % count;
-        let mut networks = (0..count).map(|n| (first + (start + n) % count) as u8);
-        let network = networks
+        let network = networks()
             .find(|n| ip(&["link", "add", &bridge(*n), "type", "bridge"]).is_ok())
             .context(
                 "cannot make a network bridge: that needs root, Debian's package iproute2, \
@@ -42,6 +44,7 @@ impl Sites {
         let sites = Sites {
             network,
             nodes: nodes.to_vec(),
+            wan: None,
         };
         let bridge = bridge(network);
         let centre = format!("{}/24", sites.centre());
@@ -50,6 +53,62 @@ impl Sites {
         for at in 0..nodes.len() {
             sites.make(at)?;
         }
+        Ok(sites)
+    }
+
+    /// Makes a namespace for each node, and long lines between them and to the centre. `one_way` says how
+    /// long packets travel from one node to another; the centre is the place after the last node.
+    ///
+    /// # Errors
+    /// The caller is not root, `ip` is missing, or the kernel has no TUN devices.
+    pub fn apart(
+        nodes: &[String],
+        one_way: impl Fn(usize, usize) -> Duration,
+    ) -> anyhow::Result<Sites> {
+        let first = networks().find_map(|n| Some((n, wan::device(&bridge(n)).ok()?)));
+        let (network, device) = first.context(
+            "cannot make a network device: that needs root, Debian's package iproute2, and a kernel \
+             with TUN devices",
+        )?;
+        // From here on dropping it cleans up.
+        let mut sites = Sites {
+            network,
+            nodes: nodes.to_vec(),
+            wan: None,
+        };
+        let mut devices = Vec::new();
+        for at in 0..nodes.len() {
+            let (name, inner) = (sites.namespace(at), sites.inner(at));
+            ip(&["netns", "add", &name])?;
+            devices.push((at as u8 + 1, wan::device(&inner)?));
+            ip(&["link", "set", &inner, "netns", &name])?;
+            let address = format!("{}/24", sites.address_at(at));
+            ip(&["-n", &name, "address", "add", &address, "dev", &inner])?;
+            ip(&[
+                "-n",
+                &name,
+                "link",
+                "set",
+                &inner,
+                "txqueuelen",
+                "10000",
+                "up",
+            ])?;
+            ip(&["-n", &name, "link", "set", "lo", "up"])?;
+        }
+        let (centre, bridge) = (format!("{}/24", sites.centre()), bridge(network));
+        ip(&["address", "add", &centre, "dev", &bridge])?;
+        ip(&["link", "set", &bridge, "txqueuelen", "10000", "up"])?;
+        devices.push((CENTRE, device));
+        let wan = Wan::join(devices);
+        for (from, to) in pairs(nodes.len() + 1) {
+            let quality = Quality {
+                delay: one_way(from, to),
+                loss_permille: 0,
+            };
+            wan.set(from, to, quality);
+        }
+        sites.wan = Some(wan);
         Ok(sites)
     }
 
@@ -92,6 +151,10 @@ impl Sites {
     /// There is no such node.
     pub fn cut(&self, node: &str) -> anyhow::Result<()> {
         let at = self.place(node).context("no such node")?;
+        if let Some(wan) = &self.wan {
+            self.set_loss(wan, at, 1000);
+            return Ok(());
+        }
         ip(&["link", "set", &self.outer(at), "nomaster"])
     }
 
@@ -101,6 +164,10 @@ impl Sites {
     /// There is no such node.
     pub fn heal(&self, node: &str) -> anyhow::Result<()> {
         let at = self.place(node).context("no such node")?;
+        if let Some(wan) = &self.wan {
+            self.set_loss(wan, at, 0);
+            return Ok(());
+        }
         ip(&[
             "link",
             "set",
@@ -108,6 +175,38 @@ impl Sites {
             "master",
             &bridge(self.network),
         ])
+    }
+
+    /// On all lines from and to a node.
+    fn set_loss(&self, wan: &Wan, at: usize, loss_permille: u16) {
+        for (from, to) in pairs(self.nodes.len() + 1) {
+            if from == at || to == at {
+                let quality = Quality {
+                    loss_permille,
+                    ..wan.quality(from, to)
+                };
+                wan.set(from, to, quality);
+            }
+        }
+    }
+
+    /// Bytes of all frames or packets that the nodes have sent to each other so far.
+    ///
+    /// # Errors
+    /// The kernel's counters cannot be read.
+    pub fn exchanged_bytes(&self) -> anyhow::Result<u64> {
+        if let Some(wan) = &self.wan {
+            let between = pairs(self.nodes.len()).map(|(from, to)| wan.sent_bytes(from, to));
+            return Ok(between.sum());
+        }
+        let from = |device: &str| received_bytes(device);
+        let mut sent = 0;
+        for at in 0..self.nodes.len() {
+            // What this end receives is what the node sent.
+            sent += from(&self.outer(at))?;
+        }
+        // The bridge itself receives what is for the centre.
+        Ok(sent.saturating_sub(from(&bridge(self.network))?))
     }
 
     fn place(&self, node: &str) -> Option<usize> {
@@ -142,8 +241,42 @@ impl Drop for Sites {
     }
 }
 
+/// Writes a `pg_hba.conf` that lets in whoever reaches the bridge (initdb's own trusts the loopback only);
+/// the value of PostgreSQL's parameter `hba_file`.
+///
+/// # Errors
+/// It cannot be written.
+pub fn hba_file(dir: &Path) -> anyhow::Result<String> {
+    let path = dir.join("pg_hba.conf");
+    let lines = "local all all trust\nhost all all all trust\nlocal replication all trust\n";
+    std::fs::write(&path, lines).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path.display().to_string())
+}
+
+/// The networks to try, from another one on in each process.
+fn networks() -> impl Iterator<Item = u8> {
+    let first = u32::from(NETWORKS.start);
+    let count = u32::from(NETWORKS.end) - first;
+    let start = std::process::id() % count;
+    (0..count).map(move |n| (first + (start + n) % count) as u8)
+}
+
+/// All ordered pairs of different ones.
+fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
+    let all = (0..count).flat_map(move |from| (0..count).map(move |to| (from, to)));
+    all.filter(|(from, to)| from != to)
+}
+
 fn bridge(network: u8) -> String {
     format!("us{network}b")
+}
+
+fn received_bytes(device: &str) -> anyhow::Result<u64> {
+    let path = format!("/sys/class/net/{device}/statistics/rx_bytes");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    text.trim()
+        .parse()
+        .with_context(|| format!("{path} is no number"))
 }
 
 fn ip(arguments: &[&str]) -> anyhow::Result<()> {
@@ -189,5 +322,29 @@ mod tests {
         let bridge = bridge(sites.network);
         drop(sites);
         assert!(ip(&["link", "show", &bridge]).is_err());
+    }
+
+    #[test]
+    fn a_packet_over_a_long_line_is_late_and_over_a_cut_one_does_not_arrive() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let delay = Duration::from_millis(50);
+        let sites = Sites::apart(&["a".to_owned()], |_, _| delay).unwrap();
+        let to = (sites.address("a").unwrap(), 9);
+        let connect = || {
+            let began = std::time::Instant::now();
+            let patience = Duration::from_millis(500);
+            let error = std::net::TcpStream::connect_timeout(&to.into(), patience).unwrap_err();
+            (error.kind(), began.elapsed())
+        };
+        // Nobody listens there, which is an answer.
+        let (kind, took) = connect();
+        assert_eq!(kind, std::io::ErrorKind::ConnectionRefused);
+        assert!(took >= 2 * delay, "{took:?}");
+        sites.cut("a").unwrap();
+        assert_eq!(connect().0, std::io::ErrorKind::TimedOut);
+        sites.heal("a").unwrap();
+        assert_eq!(connect().0, std::io::ErrorKind::ConnectionRefused);
     }
 }

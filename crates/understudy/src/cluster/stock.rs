@@ -3,6 +3,7 @@
 //!
 //! Invariant: as [`super::Cluster`], nothing is left when it is dropped.
 
+use std::net::Ipv4Addr;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use nix::unistd::{Gid, Uid, User};
+use nix::unistd::{Gid, Pid, Uid, User};
 
 use super::ports;
 use super::process::{Kill, Process};
@@ -24,8 +25,27 @@ pub struct Stock {
     bin: PathBuf,
     port: u16,
     parameters: Vec<(String, String)>,
+    place: Place,
     run_as: Option<(Uid, Gid)>,
     process: Option<Process>,
+}
+
+/// Where a server runs.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Where it listens.
+    pub address: Ipv4Addr,
+    /// What its own command is given to (`nsenter ...`); needs root if it is not empty.
+    pub wrapper: Vec<String>,
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        Place {
+            address: Ipv4Addr::LOCALHOST,
+            wrapper: Vec::new(),
+        }
+    }
 }
 
 impl Stock {
@@ -39,6 +59,19 @@ impl Stock {
         bin: &Path,
         parameters: Vec<(String, String)>,
     ) -> anyhow::Result<Stock> {
+        Stock::start_at(Place::default(), dir, bin, parameters).await
+    }
+
+    /// The same in some other place.
+    ///
+    /// # Errors
+    /// As [`Stock::start`].
+    pub async fn start_at(
+        place: Place,
+        dir: &Path,
+        bin: &Path,
+        parameters: Vec<(String, String)>,
+    ) -> anyhow::Result<Stock> {
         let run_as = unprivileged()?;
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let mut stock = Stock {
@@ -46,6 +79,7 @@ impl Stock {
             bin: bin.to_owned(),
             port: ports::free()?,
             parameters,
+            place,
             run_as,
             process: None,
         };
@@ -58,9 +92,21 @@ impl Stock {
     }
 
     fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(self.bin.join(program));
+        let path = self.bin.join(program);
+        let mut command = match self.place.wrapper.split_first() {
+            Some((first, arguments)) => {
+                let mut command = Command::new(first);
+                command.args(arguments);
+                command.args(["setpriv", "--reuid=postgres", "--regid=postgres"]);
+                command.args(["--init-groups", "--"]).arg(path);
+                command
+            }
+            None => Command::new(path),
+        };
         command.current_dir(&self.dir);
-        if let Some((uid, gid)) = self.run_as {
+        if let Some((uid, gid)) = self.run_as
+            && self.place.wrapper.is_empty()
+        {
             command.uid(uid.as_raw()).gid(gid.as_raw());
         }
         command
@@ -96,7 +142,7 @@ impl Stock {
         command.arg("-D").arg(self.data());
         let own = [
             ("port", self.port.to_string()),
-            ("listen_addresses", "127.0.0.1".into()),
+            ("listen_addresses", self.place.address.to_string()),
             ("unix_socket_directories", self.dir.display().to_string()),
         ];
         let own = own.iter().map(|(name, value)| (*name, value.as_str()));
@@ -125,6 +171,11 @@ impl Stock {
         Ok(())
     }
 
+    /// Its postmaster.
+    pub fn pid(&self) -> Option<Pid> {
+        self.process.as_ref().map(Process::pid)
+    }
+
     /// Kills all of it.
     pub fn kill(&mut self) -> Option<Kill> {
         self.process.take().map(|mut process| process.kill_all())
@@ -133,7 +184,7 @@ impl Stock {
     /// Where it listens.
     pub fn server(&self) -> Server {
         Server {
-            host: "127.0.0.1".into(),
+            host: self.place.address.to_string(),
             port: self.port,
             user: "postgres".into(),
             database: "postgres".into(),
@@ -155,7 +206,10 @@ impl Drop for Stock {
 }
 
 /// Who PostgreSQL runs as: it refuses to run as root.
-fn unprivileged() -> anyhow::Result<Option<(Uid, Gid)>> {
+///
+/// # Errors
+/// There is no such user.
+pub fn unprivileged() -> anyhow::Result<Option<(Uid, Gid)>> {
     if !Uid::effective().is_root() {
         return Ok(None);
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use serde_json::Value;
 use tokio_postgres::Client;
 
 use super::Cluster;
@@ -40,6 +41,23 @@ impl Cluster {
             }
         }
         None
+    }
+
+    /// Since when a standby could take over from the active of an epoch not before `epoch`, Unix
+    /// milliseconds; `None` if none could. One that was lost may still say how it was.
+    ///
+    /// # Errors
+    /// `understudy status` fails.
+    pub async fn protected_since(&self, epoch: u32) -> anyhow::Result<Option<u64>> {
+        let status: Value = serde_json::from_str(&self.ask("status").await?)?;
+        let nodes = status["nodes"].as_array().into_iter().flatten();
+        let active = nodes
+            .map(|node| &node["answer"])
+            .filter(|answer| answer["epoch"].as_u64() >= Some(epoch.into()))
+            .find(|answer| answer["role"] == "active");
+        let protection = active.map(|answer| &answer["protection"]);
+        let protected = protection.filter(|p| p["protected"] == true);
+        Ok(protected.and_then(|p| p["since_unix_ms"].as_u64()))
     }
 
     /// Waits until a standby answers queries and has replayed what the active has now.

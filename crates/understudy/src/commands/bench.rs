@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::ValueEnum;
 
-use crate::bench::{dax, failover, pgbench, soak, standby};
+use crate::bench::{dax, failover, peers, pgbench, soak, standby};
 use crate::cli;
 use crate::cluster::programs;
 use crate::demo::workspace::Workspace;
@@ -20,6 +20,7 @@ pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Soak(args) => run_soak(args).await,
         cli::Bench::Standby(args) => run_standby(args).await,
         cli::Bench::Failover(args) => run_failover(args).await,
+        cli::Bench::Peers(args) => run_peers(args).await,
     }
 }
 
@@ -212,6 +213,93 @@ async fn run_failover(args: cli::BenchFailover) -> anyhow::Result<Code> {
         print!("{}", failover::table(&report));
     }
     Ok(verdict(report.passed))
+}
+
+async fn run_peers(args: cli::BenchPeers) -> anyhow::Result<Code> {
+    let records = match &args.from {
+        Some(file) => peers::read(file)?,
+        None => match measure_peers(&args).await? {
+            Some(records) => records,
+            None => return Ok(Code::Interrupted),
+        },
+    };
+    let report = peers::Report::of(&records);
+    if let Some(dir) = &args.report {
+        for (name, text) in report.files() {
+            write(dir, &name, &text)?;
+        }
+    }
+    if !args.json {
+        print!("{}", report.table());
+    }
+    Ok(verdict(report.lost_by_understudy() == 0))
+}
+
+/// What is run by how many clients.
+fn loads(args: &cli::BenchPeers) -> Vec<(peers::Mode, u16)> {
+    let modes = match args.quick && args.load.is_empty() {
+        true => vec![peers::Mode::ReadWrite, peers::Mode::ReadOnly],
+        false => all_unless_given(args.load.clone()),
+    };
+    let left_out = |mode| mode == peers::Mode::TpcC && args.load.is_empty() && !peers::has_go_tpc();
+    if modes.iter().any(|mode| left_out(*mode)) {
+        say("there is no go-tpc (scripts/peers installs it), so TPC-C is left out");
+    }
+    let modes = modes.into_iter().filter(|mode| !left_out(*mode));
+    let clients = |mode| match mode {
+        peers::Mode::ReadWrite => args.clients.clone(),
+        _ => vec![args.other_clients],
+    };
+    modes
+        .flat_map(|mode| clients(mode).into_iter().map(move |n| (mode, n)))
+        .collect()
+}
+
+/// Measures; what the file has afterwards. `None` if interrupted.
+async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peers::Record>>> {
+    let mut workspace = Workspace::create(args.data.as_deref(), false)?;
+    let either =
+        |given: Option<u32>, quick, whole| given.unwrap_or(if args.quick { quick } else { whole });
+    let seconds = |quick, whole| Duration::from_secs(if args.quick { quick } else { whole });
+    let options = peers::Options {
+        bin: programs::find(args.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: this_program()?,
+        systems: all_unless_given(args.system.clone()),
+        rounds: either(args.rounds, 1, 5),
+        loads: loads(args),
+        seconds: either(args.seconds, 5, 70),
+        loss_clients: args.loss_clients,
+        before: seconds(6, 30),
+        after: seconds(8, 60),
+        scale: either(args.scale, 5, 20),
+        buffers_mb: args.buffers_mb,
+        checkpoint_seconds: args.checkpoint_seconds,
+        patroni_ttl: args.patroni_ttl,
+        distance: args.distance,
+        pinned: !args.unpinned,
+    };
+    let records = parking_lot::Mutex::new(Vec::new());
+    let found = |record: &peers::Record| {
+        records.lock().push(record.clone());
+        if args.json {
+            println!("{}", serde_json::to_string(record)?);
+        }
+        match &args.output {
+            Some(file) => peers::append(file, record),
+            None => Ok(()),
+        }
+    };
+    let result = tokio::select! {
+        result = Box::pin(peers::run(&options, say, found)) => result,
+        () = super::interrupted() => return Ok(None),
+    };
+    keep_unless(&mut workspace, result.is_ok());
+    result?;
+    Ok(Some(match &args.output {
+        Some(file) => peers::read(file)?,
+        None => records.into_inner(),
+    }))
 }
 
 /// Leaves data and logs in place where something has to be looked at.

@@ -68,7 +68,7 @@ async fn takeover(stage: &Stage, before: u32) -> anyhow::Result<Takeover> {
 async fn protected(stage: &Stage, epoch: u32) -> anyhow::Result<u64> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(since) = stage.protected_since(epoch).await? {
+        if let Some(since) = stage.cluster.protected_since(epoch).await? {
             return Ok(since);
         }
         ensure!(Instant::now() < deadline, "nobody protects the new active");

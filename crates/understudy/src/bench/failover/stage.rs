@@ -1,16 +1,14 @@
 //! A cluster whose nodes have a network namespace each, under load.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use serde_json::Value;
 
 use super::Options;
 use crate::bench::soak::zones_bytes;
 use crate::cluster::process::Process;
-use crate::cluster::sites::Sites;
+use crate::cluster::sites::{self, Sites};
 use crate::cluster::{self, Cluster};
 use crate::demo::clock::{Clock, Offset};
 use crate::demo::history::{History, Outage};
@@ -48,12 +46,12 @@ impl Stage {
         std::fs::create_dir_all(&dir)
             .with_context(|| format!("cannot create {}", dir.display()))?;
         let nodes: Vec<String> = nodes.iter().map(|name| (*name).to_owned()).collect();
-        let sites = Arc::new(Sites::create(&nodes)?);
+        let places = Arc::new(Sites::create(&nodes)?);
         let mut settings = cluster::Options::new(&dir, &options.bin, &options.understudy);
         settings.tls = true;
         settings.nodes = nodes;
-        settings.sites = Some(Arc::clone(&sites));
-        settings.parameters = vec![("hba_file".into(), hba_file(&dir)?)];
+        settings.sites = Some(Arc::clone(&places));
+        settings.parameters = vec![("hba_file".into(), sites::hba_file(&dir)?)];
         let mut load = load::Options {
             clients: options.clients,
             scale: options.scale,
@@ -72,7 +70,7 @@ impl Stage {
         let mut stage = Stage {
             load: Load::start(cluster.any_writable(), load, clock),
             cluster,
-            sites,
+            sites: places,
             clock,
         };
         stage.wait_protected().await?;
@@ -94,26 +92,12 @@ impl Stage {
         }
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if self.protected_since(0).await?.is_some() {
+            if self.cluster.protected_since(0).await?.is_some() {
                 return Ok(());
             }
             ensure!(Instant::now() < deadline, "no standby becomes warm");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-    }
-
-    /// Since when a standby could take over from the active of an epoch not before `epoch`, Unix
-    /// milliseconds; `None` if none could. One that was lost may still say how it was.
-    pub(super) async fn protected_since(&self, epoch: u32) -> anyhow::Result<Option<u64>> {
-        let status: Value = serde_json::from_str(&self.cluster.ask("status").await?)?;
-        let nodes = status["nodes"].as_array().into_iter().flatten();
-        let active = nodes
-            .map(|node| &node["answer"])
-            .filter(|answer| answer["epoch"].as_u64() >= Some(epoch.into()))
-            .find(|answer| answer["role"] == "active");
-        let protection = active.map(|answer| &answer["protection"]);
-        let protected = protection.filter(|p| p["protected"] == true);
-        Ok(protected.and_then(|p| p["since_unix_ms"].as_u64()))
     }
 
     /// Waits for a commit after `done` and returns the longest silence since `struck`. The first commit
@@ -174,14 +158,6 @@ fn longest_silence(history: &History, struck: Offset, done: Offset) -> Option<Ou
         last_before: longest[0],
         first_after: longest[1],
     })
-}
-
-/// Whoever reaches the bridge may connect: initdb's own file trusts the loopback only.
-fn hba_file(dir: &Path) -> anyhow::Result<String> {
-    let path = dir.join("pg_hba.conf");
-    let lines = "local all all trust\nhost all all all trust\nlocal replication all trust\n";
-    std::fs::write(&path, lines).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path.display().to_string())
 }
 
 #[cfg(test)]
