@@ -301,8 +301,12 @@ impl<'a> Follower<'a> {
             timeline: to.timeline.max(self.known.timeline),
         };
         self.known = to;
-        // Also while nothing is shown: then it need not be read first when the log is let go.
-        if to.journal > self.standby.tail.position() {
+        // Also while nothing is shown: then nothing need be read first when the log is let go.
+        let waits = to.journal > self.standby.tail.position();
+        if waits || self.mover.is_holding() {
+            self.standby.log.read_ahead(to.end);
+        }
+        if waits {
             self.standby.tail.advance(to.journal).await?;
         }
         self.behind = self.mover.is_holding();

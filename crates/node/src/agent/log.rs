@@ -21,6 +21,9 @@ use volume::standby::StandbyView;
 /// Log files are read whole when they are histories; none is longer than this.
 const HISTORY_BYTES_MAX: u32 = 1 << 20;
 
+/// Log that is read before it is shown, at most.
+const AHEAD_BYTES_MAX: u64 = 4 << 20;
+
 /// Pieces of log that may wait to be looked at as they pass by.
 const PASSING_MAX: usize = 32;
 
@@ -38,6 +41,17 @@ pub(crate) struct SharedLog {
     names: Mutex<(Directory, TimelineId)>,
     /// Who looks at what is handed over.
     passing: Mutex<Option<mpsc::Sender<Passing>>>,
+    ahead: Mutex<Ahead>,
+}
+
+/// Reading of log that is announced and not shown yet.
+#[derive(Default)]
+struct Ahead {
+    /// Read to here.
+    end: Lsn,
+    /// The log is durable to here.
+    durable: Lsn,
+    is_reading: bool,
 }
 
 impl SharedLog {
@@ -56,6 +70,7 @@ impl SharedLog {
             history: Mutex::new(None),
             names: Mutex::new((Directory::new(), TimelineId(0))),
             passing: Mutex::new(None),
+            ahead: Mutex::default(),
         })
     }
 
@@ -129,12 +144,69 @@ impl SharedLog {
         Ok(history)
     }
 
+    /// Reads the log up to `durable` before it is shown, while the journal is read that must be shown
+    /// first: when it is shown it is at hand, and so are the blocks that it names.
+    pub(crate) fn read_ahead(self: &Arc<Self>, durable: Lsn) {
+        let mut ahead = self.ahead.lock();
+        ahead.durable = ahead.durable.max(durable);
+        if !std::mem::replace(&mut ahead.is_reading, true) {
+            let log = Arc::clone(self);
+            tokio::spawn(async move { while log.read_next_ahead().await {} });
+        }
+    }
+
+    /// Whether there is more.
+    async fn read_next_ahead(&self) -> bool {
+        let horizon = self.horizon();
+        let (from, durable) = {
+            let mut ahead = self.ahead.lock();
+            let from = ahead.end.max(horizon.end);
+            let most = Lsn(horizon.end.0 + AHEAD_BYTES_MAX);
+            let durable = ahead.durable.min(most);
+            ahead.is_reading = from < durable;
+            if !ahead.is_reading {
+                return false;
+            }
+            (from, durable)
+        };
+        let len = durable.bytes_since(from) as usize;
+        let read = self.read_to(horizon.timeline, from, len, Some(durable));
+        let log = read.await.unwrap_or_default();
+        let mut ahead = self.ahead.lock();
+        // What cannot be read ahead is read when it is shown.
+        ahead.is_reading = !log.is_empty();
+        ahead.end = Lsn(from.0 + log.len() as u64);
+        drop(ahead);
+        let more = !log.is_empty();
+        self.pass(from, log);
+        more
+    }
+
+    /// Who looks at passing log gets it, if there is room: nobody waits for that.
+    fn pass(&self, from: Lsn, log: Bytes) {
+        if let Some(passing) = &*self.passing.lock() {
+            // Full, or nobody looks any more.
+            let _ = passing.try_send((from, log));
+        }
+    }
+
     /// Reads log as [`LogSource::read`] does, for others than the feed.
     pub(crate) async fn read_shared(
         &self,
         timeline: TimelineId,
         from: Lsn,
         max_len: usize,
+    ) -> Result<Bytes, SourceError> {
+        self.read_to(timeline, from, max_len, None).await
+    }
+
+    /// The same as if the log were shown up to `durable`.
+    async fn read_to(
+        &self,
+        timeline: TimelineId,
+        from: Lsn,
+        max_len: usize,
+        durable: Option<Lsn>,
     ) -> Result<Bytes, SourceError> {
         let history = self.newest_history(timeline).await?;
         let size = self.segment_size;
@@ -148,11 +220,15 @@ impl SharedLog {
             .filter(|entry| began(entry.begin))
         {
             let name = SegmentName::holding(entry.timeline, from, size).file_name(size);
-            match self
-                .view
-                .read_log_file(&format!("{LOG}/{name}"), offset, len)
-                .await
-            {
+            let path = format!("{LOG}/{name}");
+            let read = match durable {
+                None => self.view.read_log_file(&path, offset, len).await,
+                Some(durable) => {
+                    let ahead = self.view.read_log_ahead(&path, offset, len, durable);
+                    ahead.await
+                }
+            };
+            match read {
                 Err(Error::NotFound) => {}
                 other => return Ok(other?),
             }
@@ -184,10 +260,7 @@ impl LogSource for SharedLog {
         max_len: usize,
     ) -> Result<Bytes, SourceError> {
         let log = self.read_shared(timeline, from, max_len).await?;
-        if let Some(passing) = &*self.passing.lock() {
-            // Full, or nobody looks any more: the standby does not wait for that.
-            let _ = passing.try_send((from, log.clone()));
-        }
+        self.pass(from, log.clone());
         Ok(log)
     }
 

@@ -241,7 +241,8 @@ impl Fetcher {
         let is_log = inode.is_some_and(|inode| inode.class == FileClass::Log);
         let cached = match is_log {
             true if shown == block_bytes => self.cache.get(key, Generation::SINGLE),
-            true => self.tail(key, shown),
+            // Whole, if it was read ahead.
+            true => (self.tail(key, shown)).or_else(|| self.cache.get(key, Generation::SINGLE)),
             false => None,
         };
         if let Some(cached) = cached {

@@ -155,7 +155,30 @@ impl StandbyView {
     /// # Errors
     /// `NotFound` if the live namespace has no such file.
     pub async fn read_log_file(&self, path: &str, offset: u64, len: u32) -> Result<Bytes> {
-        let state = self.state();
+        self.read_log(&self.state(), path, offset, len).await
+    }
+
+    /// The same as if the log were shown up to `durable`, which the active has announced: what is shown
+    /// next is at hand then.
+    pub async fn read_log_ahead(
+        &self,
+        path: &str,
+        offset: u64,
+        len: u32,
+        durable: Lsn,
+    ) -> Result<Bytes> {
+        let mut state = State::clone(&self.state());
+        state.horizon = state.horizon.max(durable);
+        self.read_log(&Arc::new(state), path, offset, len).await
+    }
+
+    async fn read_log(
+        &self,
+        state: &Arc<State>,
+        path: &str,
+        offset: u64,
+        len: u32,
+    ) -> Result<Bytes> {
         let ino = state.resolve(path)?;
         let shared = state.shared(ino).ok_or(Error::NotFound)?;
         let shown = match self.layout.log_range(path) {
@@ -170,7 +193,7 @@ impl StandbyView {
         if offset >= end {
             return Ok(Bytes::new());
         }
-        self.fetcher.range(&state, ino, offset..end).await
+        self.fetcher.range(state, ino, offset..end).await
     }
 
     /// Where a block of a data file would be read. Of a file that is not there, or beyond its end, nothing
