@@ -28,7 +28,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::process::pin;
-use crate::demo::schema;
+use crate::demo::schema::{self, Server};
 use footprint::{Counters, flush};
 pub use load::Mode;
 pub use record::{Finding, Record, Setting, append, read};
@@ -173,28 +173,18 @@ async fn visit(
     std::fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let machines = Machines::create(options.pinned, options.distance)?;
     let mut system = system::start(kind, options, &machines, dir).await?;
-    let active = system
-        .servers()
-        .into_iter()
-        .next()
-        .context("it has a server")?;
+    let active = active(system.as_ref())?;
     schema::create(&options.bin, &active, options.scale).await?;
     probe::create(&active.config()).await?;
     load::create(options, &active).await?;
     system.wait_protected().await?;
-    for (at, &(mode, clients)) in options.loads.iter().enumerate() {
-        if options.loads[..at]
-            .iter()
-            .all(|(before, _)| *before != mode)
-        {
+    let mut warm = Vec::new();
+    for &(mode, clients) in &options.loads {
+        if !warm.contains(&mode) {
             // The first seconds fill buffers and do not count.
-            load::run(
-                options,
-                &active,
-                &dir.join(LOAD),
-                (mode, clients, WARM_SECONDS),
-            )
-            .await?;
+            let how = (mode, clients, WARM_SECONDS);
+            load::run(options, &active, &dir.join(LOAD), how).await?;
+            warm.push(mode);
         }
         found(measure(options, system.as_ref(), &machines, dir, (mode, clients)).await?)?;
     }
@@ -207,6 +197,12 @@ async fn visit(
     Ok(())
 }
 
+/// Where the active's PostgreSQL listens.
+fn active(system: &dyn System) -> anyhow::Result<Server> {
+    let first = system.servers().into_iter().next();
+    first.context("it has a server")
+}
+
 /// One run of a load and what it cost.
 async fn measure(
     options: &Options,
@@ -215,11 +211,7 @@ async fn measure(
     dir: &Path,
     (mode, clients): (Mode, u16),
 ) -> anyhow::Result<Finding> {
-    let active = system
-        .servers()
-        .into_iter()
-        .next()
-        .context("it has a server")?;
+    let active = active(system)?;
     flush(system).await?;
     let counters = Counters::read(system, machines, dir)?;
     let how = (mode, clients, options.seconds);

@@ -18,10 +18,13 @@ pub struct Report {
     sections: Vec<Section>,
 }
 
+/// All runs of one load on one system.
+type Runs = Vec<(Rate, Footprint)>;
+
 /// What was measured with one setting.
 pub(super) struct Section {
-    pub setting: Setting,
-    pub runs: BTreeMap<(Mode, u16), BTreeMap<Kind, Vec<(Rate, Footprint)>>>,
+    setting: Setting,
+    runs: BTreeMap<(Mode, u16), BTreeMap<Kind, Runs>>,
     pub losses: BTreeMap<Kind, Vec<Loss>>,
 }
 
@@ -54,7 +57,9 @@ impl Report {
     /// Names and contents of the report's files.
     pub fn files(&self) -> Vec<(String, String)> {
         let mut files = Vec::new();
-        let mut text = String::from("# Measured against what people use\n");
+        let mut text = String::from(
+            "# Measured against what people use\n\nMade by `understudy bench peers --report` of its lines of JSON alone.\n",
+        );
         for (at, section) in self.sections.iter().enumerate() {
             text.push_str(&section.text());
             if !section.losses.is_empty() {
