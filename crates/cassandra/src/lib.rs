@@ -1,0 +1,3 @@
+//! Apache Cassandra, unmodified, as the storage tier.
+
+pub mod server;
