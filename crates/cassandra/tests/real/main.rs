@@ -3,4 +3,5 @@
 //! `make test-cassandra` runs them; they are ignored otherwise, as they take a minute each.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod backend;
 mod server;
