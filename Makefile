@@ -8,7 +8,8 @@ BENCH_ARGS ?= --quick
 PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build deb demo bench bench-peers check sim sim-standby sim-node test test-unit test-system test-versions clean
+.PHONY: help packages build deb demo bench bench-peers check sim sim-cassandra sim-standby sim-node test test-unit test-system \
+	test-versions test-cassandra clean
 
 help: ## Show what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -44,6 +45,9 @@ test-system: packages ## Whole clusters: started, loaded, killed, verified.
 
 test-versions: packages ## Whole clusters with PostgreSQL 16 to 18, which are downloaded.
 	scripts/system-tests versions
+
+test-cassandra: packages ## Tests over real Cassandra nodes, which are downloaded.
+	scripts/cassandra-tests
 
 sim: ## Simulate the block protocol: SEEDS=100000 schedules, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
 	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p dax --lib \

@@ -18,5 +18,6 @@ mod simulation;
 pub mod storage;
 pub mod tls;
 pub mod wire;
+pub mod writer;
 
 pub use error::{Error, ErrorKind, Result};

@@ -376,6 +376,20 @@ pub trait Storage: Send + Sync + 'static {
     /// `Conflict` if another owner won a higher epoch in the meantime: look who it is first.
     async fn own_epoch(&self, owner: &NodeName) -> Result<Epoch>;
 
+    /// Whether a successor waits until this handle has released its epoch, or may be taken for dead.
+    fn is_leased(&self) -> bool {
+        false
+    }
+
+    /// Gives the epoch up for good: this handle acknowledges nothing any more, and a successor has nothing
+    /// to wait for. To be called when nothing is left to be written; not calling it only costs time.
+    ///
+    /// # Errors
+    /// As [`csync`](Storage::csync).
+    async fn release(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// A version higher than every one this handle gave so far (for truncation marks).
     ///
     /// # Errors

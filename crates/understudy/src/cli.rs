@@ -3,6 +3,7 @@
 mod bench;
 mod cluster;
 mod demo;
+mod dev;
 mod operate;
 
 use std::time::Duration;
@@ -13,6 +14,7 @@ use dax::ids::VolumeName;
 pub use bench::*;
 pub use cluster::*;
 pub use demo::*;
+pub use dev::*;
 pub use operate::*;
 
 const AFTER_HELP: &str = "\
@@ -61,6 +63,8 @@ pub enum Command {
     Demo(Demo),
     #[command(subcommand)]
     Bench(Bench),
+    #[command(subcommand)]
+    Dev(Dev),
 }
 
 /// A length of time such as `30s`, `500ms`, `2m` or `1m 30s`.

@@ -30,11 +30,17 @@ pub trait Volume: Send + Sync {
 }
 
 /// Makes the suite's tests: `conformance_tests!(expression)`, where the expression is evaluated in an
-/// async function and gives a fresh `impl Volume`.
+/// async function and gives a fresh `impl Volume`. With `, ignore = "why"` behind it they are ignored tests.
 #[macro_export]
 macro_rules! conformance_tests {
     ($volume:expr) => {
-        $crate::conformance_tests!(@each $volume,
+        $crate::conformance_tests!(@all each, $volume);
+    };
+    ($volume:expr, ignore = $why:literal) => {
+        $crate::conformance_tests!(@all ignored $why, $volume);
+    };
+    (@all $how:ident $($why:literal)?, $volume:expr) => {
+        $crate::conformance_tests!(@$how $($why)? $volume,
             own_writes_are_seen_at_once,
             synced_writes_are_seen_by_everybody,
             a_sync_of_one_file_covers_that_file,
@@ -68,6 +74,14 @@ macro_rules! conformance_tests {
     };
     (@each $volume:expr, $($name:ident,)*) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            let volume = $volume;
+            $crate::conformance::$name(&volume).await;
+        }
+    )*};
+    (@ignored $why:literal $volume:expr, $($name:ident,)*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        #[ignore = $why]
         async fn $name() {
             let volume = $volume;
             $crate::conformance::$name(&volume).await;

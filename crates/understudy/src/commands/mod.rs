@@ -3,6 +3,7 @@
 mod bench;
 mod configure;
 mod demo;
+mod dev;
 mod failover;
 mod history;
 mod init;
@@ -50,6 +51,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
         Command::EditConfig(args) => on_runtime(configure::edit(args)),
         Command::Bench(command) => on_runtime(bench::run(command)),
+        Command::Dev(command) => on_runtime(dev::run(command)),
         Command::Demo(args) => on_runtime(demo::run(args)),
     }
 }
@@ -59,7 +61,7 @@ fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> 
     let default = match command {
         Command::Store(_) | Command::Node(_) => "info",
         // Its own words are the story; a log would only disturb it.
-        Command::Demo(_) | Command::Bench(_) => "error",
+        Command::Demo(_) | Command::Bench(_) | Command::Dev(_) => "error",
         _ => "warn",
     };
     let from_environment = std::env::var("RUST_LOG")

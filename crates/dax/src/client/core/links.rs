@@ -16,9 +16,9 @@ use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Zon
 use crate::storage::{ReplicaStatus, VolumeSettings};
 use crate::wire::{BlockWrite, Request};
 
-use super::pending::{Dropped, Pending, Seq};
 use super::quorum::ReplicaSet;
 use super::{Asker, Effect, Effects, OpId, Time};
+use crate::writer::pending::{Dropped, Pending, Seq};
 
 /// Bytes of blocks on the way to one replica; the rest waits in the queue.
 const WINDOW_BYTES: usize = 16 << 20;

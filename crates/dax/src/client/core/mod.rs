@@ -2,15 +2,13 @@
 //!
 //! Owns what a client decides: which replicas to ask, when a write is synced, what a read may return,
 //! who owns the epoch. The driver feeds it calls, messages, connections and time, and carries out the
-//! [`Effect`]s in order. Invariants (each with its place): [`pending`], [`versions`], [`quorum`],
-//! [`links`]; and, here: once fenced, always fenced.
+//! [`Effect`]s in order. Invariants (each with its place): [`pending`], [`crate::writer::versions`],
+//! [`quorum`], [`links`]; and, here: once fenced, always fenced.
 
 mod calls;
 mod chores;
 mod epoch;
-mod hash;
 mod links;
-mod pending;
 mod promote;
 mod quorum;
 mod reads;
@@ -20,7 +18,6 @@ mod scrub;
 mod shared;
 mod space;
 mod usage;
-mod versions;
 
 use std::collections::HashMap;
 
@@ -30,6 +27,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
 use crate::storage::{Block, EpochGrant, ReplicaStatus, StorageCounters, VolumeSettings};
 use crate::wire::{Request, Response};
+use crate::writer::pending;
 
 pub(crate) use calls::{Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
 pub(crate) use quorum::Quorums;

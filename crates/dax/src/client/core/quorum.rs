@@ -8,51 +8,10 @@ use crate::error::{Error, ErrorKind};
 use crate::ids::ReplicaId;
 use crate::storage::{Protocol, VolumeSettings};
 use crate::wire::{Request, Response};
+pub(crate) use crate::writer::ReplicaSet;
 
 use super::links::Links;
 use super::{Asker, Effects, Event, Time, unexpected};
-
-/// A set of replicas.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ReplicaSet(u16);
-
-impl ReplicaSet {
-    /// The most replicas that a volume can have.
-    pub const MAX_REPLICAS: usize = 16;
-
-    pub fn first(replicas: usize) -> ReplicaSet {
-        ReplicaSet(((1u32 << replicas) - 1) as u16)
-    }
-    pub fn insert(&mut self, replica: ReplicaId) {
-        self.0 |= 1 << replica.0;
-    }
-    pub fn remove(&mut self, replica: ReplicaId) {
-        self.0 &= !(1 << replica.0);
-    }
-    pub fn contains(self, replica: ReplicaId) -> bool {
-        self.0 & (1 << replica.0) != 0
-    }
-    pub fn union(self, other: ReplicaSet) -> ReplicaSet {
-        ReplicaSet(self.0 | other.0)
-    }
-    pub fn intersection(self, other: ReplicaSet) -> ReplicaSet {
-        ReplicaSet(self.0 & other.0)
-    }
-    pub fn without(self, other: ReplicaSet) -> ReplicaSet {
-        ReplicaSet(self.0 & !other.0)
-    }
-    pub fn len(self) -> usize {
-        self.0.count_ones() as usize
-    }
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-    pub fn iter(self) -> impl Iterator<Item = ReplicaId> {
-        (0..Self::MAX_REPLICAS as u8)
-            .map(ReplicaId)
-            .filter(move |z| self.contains(*z))
-    }
-}
 
 /// How many replicas make which quorum.
 #[derive(Debug, Clone, Copy)]
@@ -271,18 +230,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn zone_sets_are_sets() {
-        let mut set = ReplicaSet::first(3);
-        assert_eq!(set.len(), 3);
-        set.remove(ReplicaId(1));
-        assert_eq!(set.iter().collect::<Vec<_>>(), [ReplicaId(0), ReplicaId(2)]);
-        assert_eq!(ReplicaSet::first(16).len(), 16);
-        assert_eq!(
-            ReplicaSet::first(3).without(set).iter().next(),
-            Some(ReplicaId(1))
-        );
     }
 }

@@ -16,8 +16,8 @@ use crate::wire::{Request, Response, StoredBlock};
 
 use super::quorum::{ReplicaSet, Round};
 use super::shared::Shared;
-use super::versions::Known;
 use super::{Asker, Event, OpId, Output, unexpected};
+use crate::writer::versions::Known;
 
 #[derive(Debug)]
 pub(super) struct Read {

@@ -83,7 +83,7 @@ impl RecordOp {
                 s.check_writer()?;
                 Some(s.new_version())
             }
-            Authority::Node => next_node_version(&name, value.as_ref(), None, s),
+            Authority::Node => s.node_records.next(&name, value.as_ref(), None),
         };
         let mut op = RecordOp {
             goal: Goal::Put { value, authority },
@@ -206,7 +206,7 @@ impl RecordOp {
             }
             Goal::Put { ref value, .. } => {
                 let value = value.as_ref();
-                if let Some(version) = next_node_version(&self.name, value, Some(version), s) {
+                if let Some(version) = s.node_records.next(&self.name, value, Some(version)) {
                     self.start_put(version, s);
                 }
             }
@@ -220,7 +220,9 @@ impl RecordOp {
             Goal::Put {
                 authority: Authority::Node,
                 value,
-            } => next_node_version(&self.name, value.as_ref(), Some(stored), s),
+            } => s
+                .node_records
+                .next(&self.name, value.as_ref(), Some(stored)),
             _ => {
                 s.skip_past(stored);
                 Some(s.new_version())
@@ -251,36 +253,6 @@ fn newest(round: &Round<Option<StoredRecord>>) -> Option<StoredRecord> {
 
 fn fail(error: Option<Error>) -> Result<()> {
     error.map_or(Ok(()), Err)
-}
-
-/// Low bits of a node's version that tell apart the first puts of its lives.
-const LIFE_BITS: u32 = 16;
-
-/// The next version of a record without an epoch: above the last one that this handle used and above
-/// `found`. None if neither is known.
-///
-/// An earlier life of the node may have left a put at a minority that was not found. So the first put
-/// of a handle leaves a gap, and takes a place in it that depends on its value: two different values
-/// must not have the same version, or each replica would keep the one that came first.
-fn next_node_version(
-    name: &str,
-    value: Option<&Bytes>,
-    found: Option<Version>,
-    s: &mut Shared,
-) -> Option<Version> {
-    let used = s.node_records.get(name).copied();
-    let last = used.max(found)?;
-    let seq = match used {
-        Some(_) => last.seq + 1,
-        None => {
-            let hash = crc32c::crc32c(value.map_or(&[], |value| value));
-            let place = 1 + u64::from(hash) % ((1 << LIFE_BITS) - 1);
-            (((last.seq >> LIFE_BITS) + 1) << LIFE_BITS) + place
-        }
-    };
-    let next = Version { seq, ..last };
-    s.node_records.insert(name.to_owned(), next);
-    Some(next)
 }
 
 /// Reads the records under a prefix, page by page from each replica.

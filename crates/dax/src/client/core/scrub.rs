@@ -20,11 +20,11 @@ use crate::replica::prune;
 use crate::storage::{Difference, Retention, ScrubCursor, ScrubPage};
 use crate::wire::{InventoryEntry, Request, Response, StoredRecord};
 
-use super::pending::Seq;
 use super::quorum::{ReplicaSet, Round};
 use super::records::List;
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, unexpected};
+use crate::writer::pending::Seq;
 
 /// What one replica has of a part of the volume.
 #[derive(Debug, Clone)]

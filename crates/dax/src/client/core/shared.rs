@@ -10,14 +10,14 @@ use crate::storage::{
 use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum};
 
 use super::chores::Chores;
-use super::hash::IdMap;
 use super::links::Links;
-use super::pending::{Pending, Seq};
 use super::quorum::{Quorums, ReplicaSet};
-use super::versions::VersionList;
 use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, SyncWait, Time};
 #[cfg(test)]
 use crate::simulation::flaw::Flaw;
+use crate::writer::pending::{Pending, Seq};
+use crate::writer::versions::VersionList;
+use crate::writer::{IdMap, NodeVersions};
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -44,7 +44,7 @@ pub(super) struct Shared {
     /// Something was acknowledged or dropped.
     pub progress: bool,
     /// Versions of records that this handle alone writes, without an epoch.
-    pub node_records: std::collections::HashMap<String, Version>,
+    pub node_records: NodeVersions,
     /// Blocks with reads or promotions in progress: what is learned of them meanwhile must not be
     /// forgotten, or an answer from before a write would pass as the newest.
     reading: IdMap<BlockKey, u32>,
@@ -77,7 +77,7 @@ impl Shared {
             fenced: None,
             fence_news: false,
             progress: false,
-            node_records: std::collections::HashMap::new(),
+            node_records: NodeVersions::default(),
             reading: IdMap::default(),
             retention: None,
             scrubbed: ReplicaSet::default(),

@@ -14,7 +14,7 @@ use super::hash::IdMap;
 
 /// What the list knows about a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known {
+pub struct Known {
     /// The version; [`Version::ZERO`] if there is none.
     pub version: Version,
     /// Its generation.
@@ -32,8 +32,9 @@ impl Known {
     }
 }
 
+/// See the module.
 #[derive(Debug)]
-pub(crate) struct VersionList {
+pub struct VersionList {
     half: usize,
     young: IdMap<BlockKey, Known>,
     old: IdMap<BlockKey, Known>,
@@ -124,7 +125,7 @@ impl VersionList {
     }
 
     #[cfg(test)]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }
 }

@@ -14,17 +14,23 @@ use crate::ids::{BlockIndex, BlockKey, FileId, Generation, ReplicaId, Version};
 use crate::storage::Block;
 
 use super::hash::IdMap;
-use super::quorum::ReplicaSet;
+use super::replica_set::ReplicaSet;
 
 /// A write's place in the order of this handle's writes (its version's `seq`).
-pub(crate) type Seq = u64;
+pub type Seq = u64;
 
+/// A write that is waited for.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub struct Entry {
+    /// Which block.
     pub key: BlockKey,
+    /// The generation it was written in.
     pub generation: Generation,
+    /// Its version.
     pub version: Version,
+    /// Over all of these and the contents.
     pub checksum: u32,
+    /// The contents.
     pub data: Bytes,
     /// Replicas that still have to acknowledge it.
     pub missing: ReplicaSet,
@@ -42,7 +48,7 @@ pub(crate) struct Entry {
 
 /// What an acknowledgement did.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Acked {
+pub struct Acked {
     /// k replicas have it now, and had not before.
     pub synced: bool,
     /// Nobody waits for it any more: its memory is free.
@@ -51,9 +57,12 @@ pub(crate) struct Acked {
 
 /// A write that is not waited for any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Dropped {
+pub struct Dropped {
+    /// Which block.
     pub key: BlockKey,
+    /// The generation it was written in.
     pub generation: Generation,
+    /// Bytes of its contents.
     pub bytes: usize,
     /// The replicas that do not have it.
     pub replicas: ReplicaSet,
@@ -70,8 +79,9 @@ impl Entry {
     }
 }
 
+/// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Pending {
+pub struct Pending {
     base: Seq,
     slots: VecDeque<Option<Entry>>,
     newest: IdMap<BlockKey, Seq>,
@@ -90,10 +100,12 @@ impl Pending {
         self.bytes
     }
 
+    /// Whether nothing is waited for.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
+    /// The write with this number, if it is waited for.
     pub fn get(&self, seq: Seq) -> Option<&Entry> {
         let index = seq.checked_sub(self.base)?;
         self.slots.get(index as usize)?.as_ref()
@@ -230,6 +242,28 @@ impl Pending {
             next = newer.older;
         }
         false
+    }
+
+    /// Whether a newer write of the same block and generation was made.
+    pub fn is_superseded(&self, seq: Seq) -> bool {
+        self.get(seq).is_some_and(|entry| entry.superseded)
+    }
+
+    /// Earlier writes of the same block and generation that are still waited for. Where the last write
+    /// of a row wins, whoever has this one needs none of them.
+    pub fn covered_by(&self, seq: Seq) -> Vec<Seq> {
+        let Some(entry) = self.get(seq) else {
+            return Vec::new();
+        };
+        let mut covered = Vec::new();
+        let mut next = entry.older;
+        while let Some(older) = next.and_then(|seq| self.get(seq)) {
+            if older.generation == entry.generation {
+                covered.push(older.version.seq);
+            }
+            next = older.older;
+        }
+        covered
     }
 
     /// Gives up synced writes that only replicas in `away` lack, oldest first, until `enough` bytes
@@ -501,6 +535,20 @@ mod tests {
         assert!(!p.is_superfluous(1, ReplicaId(2)));
         add(&mut p, 3, 0, g(2));
         assert!(!p.is_superfluous(2, ReplicaId(2)), "generations are apart");
+    }
+
+    #[test]
+    fn a_write_covers_the_earlier_ones_of_its_row() {
+        let mut p = Pending::default();
+        add(&mut p, 1, 0, g(1));
+        add(&mut p, 2, 0, g(2));
+        add(&mut p, 3, 0, g(2));
+        add(&mut p, 4, 1, g(2));
+        add(&mut p, 5, 0, g(2));
+        assert_eq!(p.covered_by(5), [3, 2], "neither generation 1 nor block 1");
+        assert_eq!(p.covered_by(3), [2]);
+        assert!(p.covered_by(1).is_empty() && p.covered_by(9).is_empty());
+        assert!(p.is_superseded(3) && !p.is_superseded(5) && !p.is_superseded(1));
     }
 
     #[test]

@@ -1,0 +1,250 @@
+//! Reads (DAX 3.1) and ReadPromote (DAX 5).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dax::error::{Error, ErrorKind, Result};
+use dax::ids::{BlockKey, FileId, Generation, Version};
+use dax::storage::Block;
+use dax::writer::versions::Known;
+use scylla::statement::prepared::PreparedStatement;
+
+use super::Inner;
+use crate::connect::{of_request, unexpected};
+use crate::row::{self, Stored, file_column, generation, generation_column, version};
+use crate::writer::Plan;
+
+/// Ends a read, also one whose caller went away.
+struct Reading<'a> {
+    inner: &'a Inner,
+    key: BlockKey,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.inner.state.lock().writer.end_read(self.key);
+    }
+}
+
+impl Inner {
+    fn begin_read(&self, key: BlockKey, up_to: Generation) -> Result<(Reading<'_>, Plan)> {
+        let mut state = self.state.lock();
+        state.writer.check_fence()?;
+        let plan = state.writer.begin_read(key, up_to);
+        Ok((Reading { inner: self, key }, plan))
+    }
+
+    pub(super) async fn read(
+        self: &Arc<Self>,
+        key: BlockKey,
+        up_to: Generation,
+    ) -> Result<Option<Block>> {
+        let found = self.read_stored(key, up_to).await?;
+        if found.is_none() && self.must_fix_absence(key, up_to) {
+            return self.promote(key).await;
+        }
+        Ok(found.and_then(Stored::into_block))
+    }
+
+    /// A dead epoch's write may still arrive where a block of its time, which keeps one version, is absent:
+    /// whoever owns the epoch now says so first (C2).
+    fn must_fix_absence(&self, key: BlockKey, up_to: Generation) -> bool {
+        let made_in = key.file.0 >> FileId::COUNTER_BITS;
+        let own = self.state.lock().writer.epoch();
+        up_to == Generation::SINGLE && own.is_some_and(|own| made_in < u64::from(own.0))
+    }
+
+    /// The newest version up to a generation. Nothing if none was ever written, or that is known.
+    async fn read_stored(&self, key: BlockKey, up_to: Generation) -> Result<Option<Stored>> {
+        let (_reading, plan) = self.begin_read(key, up_to)?;
+        let known = match plan {
+            Plan::AtOnce(block) => {
+                return Ok(block.map(|block| Stored {
+                    version: block.version,
+                    generation: block.generation,
+                    data: block.data,
+                }));
+            }
+            Plan::One(known) => Some(known),
+            Plan::Quorum => None,
+        };
+        if let Some(known) = known
+            && let Some(answer) = self.read_one(key, up_to, known, false).await?
+        {
+            return Ok(answer);
+        }
+        self.read_quorum(key, up_to, known).await
+    }
+
+    pub(super) async fn read_expected(
+        &self,
+        key: BlockKey,
+        up_to: Generation,
+        version: Version,
+    ) -> Result<Option<Block>> {
+        let _reading = {
+            let mut state = self.state.lock();
+            state.writer.check_fence()?;
+            state.writer.pin(key);
+            Reading { inner: self, key }
+        };
+        let known = Known {
+            version,
+            generation: up_to,
+            as_of: up_to,
+            settled: true,
+        };
+        if self.settings.protocol.is_optimistic()
+            && let Some(answer) = self.read_one(key, up_to, known, true).await?
+        {
+            return Ok(answer.and_then(Stored::into_block));
+        }
+        let found = self.read_quorum(key, up_to, Some(known)).await?;
+        Ok(found.and_then(Stored::into_block))
+    }
+
+    /// Read(1): the nearest replica's answer, if it is what must be found.
+    async fn read_one(
+        &self,
+        key: BlockKey,
+        up_to: Generation,
+        known: Known,
+        sealed: bool,
+    ) -> Result<Option<Option<Stored>>> {
+        let answer = self.select(&self.statements.read_one, key, up_to).await;
+        let found = match answer {
+            Ok(found) => found,
+            // The quorum read tells whether that is bad.
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unavailable) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let mut state = self.state.lock();
+        let fresh = state.writer.is_fresh(known, sealed, found.as_ref());
+        let counters = &mut state.writer.counters;
+        if fresh {
+            counters.reads_one += 1;
+            return Ok(Some(found));
+        }
+        counters.reads_stale += 1;
+        Ok(None)
+    }
+
+    /// A quorum's answer, which is on a quorum when it is here.
+    async fn read_quorum(
+        &self,
+        key: BlockKey,
+        up_to: Generation,
+        known: Option<Known>,
+    ) -> Result<Option<Stored>> {
+        let quorum = &self.statements.read_quorum;
+        let mut found = self.persist(|| self.select(quorum, key, up_to)).await?;
+        let of = |found: &Option<Stored>| found.as_ref().map_or(Version::ZERO, |s| s.version);
+        if let Some(known) = known.filter(|known| known.settled && of(&found) < known.version) {
+            // Never go back behind what a quorum holds.
+            let all = self.select(&self.statements.read_all, key, up_to).await;
+            found = all.ok().flatten();
+            if of(&found) < known.version {
+                return Err(lost(key, known.version));
+            }
+        }
+        self.observe(of(&found))?;
+        let mut state = self.state.lock();
+        state.writer.learn(key, up_to, known, found.as_ref());
+        state.writer.counters.reads_quorum += 1;
+        state.writer.counters.reads_escalated += u64::from(known.is_some());
+        Ok(found)
+    }
+
+    async fn select(
+        &self,
+        statement: &PreparedStatement,
+        key: BlockKey,
+        up_to: Generation,
+    ) -> Result<Option<Stored>> {
+        let chunk = row::chunk_of(key.block.0, self.settings.block_size_bytes);
+        let values = (
+            self.volume(),
+            file_column(key.file),
+            chunk as i64,
+            key.block.0 as i64,
+            generation_column(up_to),
+        );
+        let result = self.session.execute_unpaged(statement, values);
+        let rows = result.await.map_err(of_request)?;
+        let rows = rows.into_rows_result().map_err(unexpected)?;
+        let row = rows.maybe_first_row::<(i64, Option<i64>, Option<Bytes>)>();
+        let Some((column, Some(written), Some(cell))) = row.map_err(unexpected)? else {
+            return Ok(None);
+        };
+        let stored = Stored::decode(key, generation(column), version(written), cell);
+        stored.map(Some).ok_or_else(|| {
+            let what = format!("block {key} fails its checksum");
+            Error::new(ErrorKind::Corrupt, what)
+        })
+    }
+
+    pub(super) async fn read_promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
+        self.check_writer()?;
+        let settled = self.state.lock().writer.is_settled(key);
+        match settled {
+            true => self.read_settled(key).await,
+            false => self.promote(key).await,
+        }
+    }
+
+    /// What this handle wrote, or chose in another promotion: but not before a quorum holds it.
+    async fn read_settled(&self, key: BlockKey) -> Result<Option<Block>> {
+        let pending = self.state.lock().writer.pending_single(key);
+        let found = match pending {
+            Some(block) => {
+                self.state.lock().writer.counters.reads_pending += 1;
+                Some(block)
+            }
+            None => {
+                let found = self.read_stored(key, Generation::SINGLE).await?;
+                found.and_then(Stored::into_block)
+            }
+        };
+        if let Some(block) = &found {
+            self.wait_synced(Some(key.file), block.version.seq).await?;
+        }
+        Ok(found.and_then(row::present))
+    }
+
+    /// Chooses what survives: what a quorum has, written again in this epoch; also that there is nothing.
+    async fn promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
+        let quorum = &self.statements.read_quorum;
+        let single = Generation::SINGLE;
+        let found = self.persist(|| self.select(quorum, key, single)).await?;
+        if let Some(stored) = &found {
+            self.observe(stored.version)?;
+        }
+        let found = found.and_then(Stored::into_block);
+        let written = {
+            let mut state = self.state.lock();
+            match state.writer.is_settled(key) {
+                // Written or promoted while this was asking: that counts.
+                true => None,
+                false => {
+                    let version = state.writer.promote(key, found.as_ref())?;
+                    self.pump(&mut state);
+                    Some(version)
+                }
+            }
+        };
+        let Some(version) = written else {
+            return self.read_settled(key).await;
+        };
+        self.wait_synced(Some(key.file), version.seq).await?;
+        Ok(found.map(|block| Block { version, ..block }))
+    }
+}
+
+fn lost(key: BlockKey, version: Version) -> Error {
+    Error::new(
+        ErrorKind::Corrupt,
+        format!("no replica has version {version} of block {key} any more"),
+    )
+}

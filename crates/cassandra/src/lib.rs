@@ -1,0 +1,21 @@
+//! Apache Cassandra, unmodified, as the storage tier.
+//!
+//! `docs/PROTOCOL.md` ("On Cassandra") has the rows, the gate and why nothing is lost; its rules (C1, L1,
+//! ...) are named in the code that keeps them. [`Client`] is a [`dax::storage::Storage`]. What decides
+//! is pure: `writer` (pending writes and what reads must return), `lease`, `row`, `schema`.
+//! [`server`] runs a cluster of it on this machine, for trying out and for tests.
+
+pub mod client;
+pub mod config;
+mod connect;
+pub mod lease;
+pub mod row;
+pub mod schema;
+pub mod server;
+mod setup;
+mod statements;
+pub mod writer;
+
+pub use client::Client;
+pub use config::{Config, Credentials, Fencing, TlsFiles};
+pub use setup::create_volume;

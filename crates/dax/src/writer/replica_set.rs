@@ -1,0 +1,73 @@
+//! Sets of replicas.
+
+use crate::ids::ReplicaId;
+
+/// A set of replicas.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReplicaSet(u16);
+
+impl ReplicaSet {
+    /// The most replicas that a volume can have.
+    pub const MAX_REPLICAS: usize = 16;
+
+    /// The first so many replicas.
+    pub fn first(replicas: usize) -> ReplicaSet {
+        ReplicaSet(((1u32 << replicas) - 1) as u16)
+    }
+    /// Adds one.
+    pub fn insert(&mut self, replica: ReplicaId) {
+        self.0 |= 1 << replica.0;
+    }
+    /// Takes one out.
+    pub fn remove(&mut self, replica: ReplicaId) {
+        self.0 &= !(1 << replica.0);
+    }
+    /// Whether it is in.
+    pub fn contains(self, replica: ReplicaId) -> bool {
+        self.0 & (1 << replica.0) != 0
+    }
+    /// Those in either.
+    pub fn union(self, other: ReplicaSet) -> ReplicaSet {
+        ReplicaSet(self.0 | other.0)
+    }
+    /// Those in both.
+    pub fn intersection(self, other: ReplicaSet) -> ReplicaSet {
+        ReplicaSet(self.0 & other.0)
+    }
+    /// Those that are not in the other.
+    pub fn without(self, other: ReplicaSet) -> ReplicaSet {
+        ReplicaSet(self.0 & !other.0)
+    }
+    /// How many.
+    pub fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+    /// Whether there are none.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    /// In order.
+    pub fn iter(self) -> impl Iterator<Item = ReplicaId> {
+        (0..Self::MAX_REPLICAS as u8)
+            .map(ReplicaId)
+            .filter(move |z| self.contains(*z))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zone_sets_are_sets() {
+        let mut set = ReplicaSet::first(3);
+        assert_eq!(set.len(), 3);
+        set.remove(ReplicaId(1));
+        assert_eq!(set.iter().collect::<Vec<_>>(), [ReplicaId(0), ReplicaId(2)]);
+        assert_eq!(ReplicaSet::first(16).len(), 16);
+        assert_eq!(
+            ReplicaSet::first(3).without(set).iter().next(),
+            Some(ReplicaId(1))
+        );
+    }
+}
