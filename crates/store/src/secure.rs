@@ -5,8 +5,9 @@
 //!  socket ◀─ outgoing ◀─ session (encrypts) ◀─ writers         locks: outgoing, then session
 //! ```
 //!
-//! Invariants: nobody waits for the socket while holding the session, so that a client which takes no
-//! answers keeps nobody from reading; what was encrypted goes out in that order, because its turn is
+//! Invariants: nobody waits for the socket while holding the session, and a reader sends nothing but the
+//! handshake, when there are no writers yet, so that a client which takes no answers keeps nobody from
+//! reading; what was encrypted goes out in that order, because its turn is
 //! taken before it is encrypted; nothing that was read is passed on before the client has shown a
 //! certificate of the cluster.
 
@@ -86,17 +87,22 @@ impl Secure {
                 Err(_) => {
                     let mut rest = &incoming.bytes[incoming.from..incoming.to];
                     incoming.from += session.read_tls(&mut rest)?;
+                    let shakes_hands = session.is_handshaking();
                     if let Err(error) = session.process_new_packets() {
                         drop(session);
-                        // Told to the client as far as it listens.
-                        let _ = self.flush();
+                        if shakes_hands {
+                            // Told to the client as far as it listens.
+                            let _ = self.flush();
+                        }
                         let why = format!("the client {}", Distrust::from(&error));
                         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                     }
                 }
             }
         }
-        let answers = session.wants_write();
+        // Afterwards what waits here is a writer's, or goes out with the next writer's: to wait for the turn
+        // of one who waits for the client would be to wait for the client.
+        let answers = session.is_handshaking() && session.wants_write();
         drop(session);
         if answers {
             self.flush()?;
