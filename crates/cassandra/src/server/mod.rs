@@ -173,7 +173,25 @@ impl Cluster {
         for &number in nodes {
             self.nodes[number].wait_ready(deadline)?;
         }
-        self.wait_seen(nodes, &logged, deadline)
+        self.wait_seen(nodes, &logged, deadline)?;
+        self.wait_normal(deadline)
+    }
+
+    /// Waits until every node that runs has all of them in its ring: one that is seen to be up may not have
+    /// told its data centre yet.
+    fn wait_normal(&mut self, deadline: Instant) -> Result<()> {
+        let running = (0..self.nodes.len()).filter(|n| self.nodes[*n].runs());
+        let running: Vec<usize> = running.collect();
+        for &one in &running {
+            let in_ring = |said: &str| said.lines().filter(|line| line.starts_with("UN")).count();
+            while in_ring(&self.tool(one, &["status"])?) < running.len() {
+                if Instant::now() > deadline {
+                    let what = format!("node {one} does not have all others in its ring");
+                    return Err(error::failed(what, &self.nodes[one].home.log()));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the nodes that were just started see all that run, and are seen by them.
