@@ -51,13 +51,10 @@ fn describe(cluster: &Cluster) -> String {
         .zip(cluster.data_centres())
         .map(|(address, data_centre)| format!("  {data_centre}  {address}"))
         .collect();
-    let hosts: Vec<String> = points.iter().map(|p| p.ip().to_string()).collect();
     format!(
-        "Apache Cassandra runs, in {}:\n{}\n\nCreate a volume on it:\n  understudy init --store \
-         cassandra://{}/understudy ...\n\nInterrupt to end.",
+        "Apache Cassandra runs, in {}:\n{}\n\nInterrupt to end.",
         cluster.directory().display(),
         nodes.join("\n"),
-        hosts.join(",")
     )
 }
 
