@@ -1,5 +1,10 @@
 //! What the running PostgreSQL says of itself: its version, and which of its parameters wait for a
-//! restart. Asked again and again over one session, on the active and on standbys alike.
+//! restart. Asked over one session, on the active and on standbys alike, whenever it has read its
+//! files again.
+//!
+//! Invariant: a standby is asked to read files only after it was told to read them anyway. The query
+//! has a snapshot meanwhile, and redo waits for snapshots that see what it removes: far from the
+//! storage that would be most of a second each time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +18,9 @@ use super::context::Context;
 use crate::postgres::{Postgres, PostgresError, Session, StartOptions};
 use crate::records::{ServerFacts, ServerStart};
 
-/// How often it is asked.
+/// When it read its files last. Needs none of them.
+const LOADED: &str = "SELECT pg_conf_load_time()";
+/// How often it is asked for that.
 const ASK_EVERY: Duration = Duration::from_secs(3);
 /// How long it is left alone after it did not answer.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -100,7 +107,14 @@ async fn ask(
 ) -> Result<(), PostgresError> {
     let session = Session::open(&options.run, options.port, &options.superuser).await?;
     let version = session.value("SHOW server_version").await?;
+    let mut known = None;
     loop {
+        let loaded = session.value(LOADED).await?;
+        if loaded == known {
+            tokio::time::sleep(ASK_EVERY).await;
+            continue;
+        }
+        known = loaded;
         let pending = session.value(asked).await?.unwrap_or_default();
         let names = pending.split(',').filter(|name| !name.is_empty());
         *facts.lock() = ServerFacts {
@@ -108,6 +122,5 @@ async fn ask(
             started: Some(started),
             pending_restart: names.map(str::to_owned).collect(),
         };
-        tokio::time::sleep(ASK_EVERY).await;
     }
 }
