@@ -3,22 +3,22 @@
 //! Invariant: what is read from a connection reaches the core only while that connection is the
 //! replica's current one; frames go out in the order the core made them.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
 use super::driver::Driver;
 use super::greeting::Greeted;
+use super::outbox::{transmit, write_all};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::ReplicaId;
 use crate::tls::{Distrust, Tls};
-use crate::wire::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, Request, Response};
+use crate::wire::{FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, Request, Response};
 
 /// How long connecting and greeting may take together.
 const GREETING: Duration = Duration::from_secs(5);
@@ -27,11 +27,8 @@ const GREETING: Duration = Duration::from_secs(5);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// Frames that go into one system call.
-const BATCH: usize = 256;
-
 type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
-type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// Both directions of a stream.
 pub(super) struct Stream {
@@ -78,7 +75,7 @@ impl Stream {
             None => Error::with_source(ErrorKind::Unavailable, "the connection broke", error),
         };
         let frame = request.encode(1, &mut BytesMut::new());
-        write_all(&mut self.writer, &[frame])
+        write_all(&mut self.writer, [&frame])
             .await
             .map_err(failed)?;
         let frame = self.reader.next(MAX_GREETING_BYTES).await.map_err(failed)?;
@@ -189,32 +186,4 @@ async fn receive(
             Err(error) => return error.to_string(),
         }
     }
-}
-
-async fn transmit(mut outbox: UnboundedReceiver<Frame>, mut writer: Writer) -> String {
-    let mut frames = Vec::with_capacity(BATCH);
-    while outbox.recv_many(&mut frames, BATCH).await > 0 {
-        if let Err(error) = write_all(&mut writer, &frames).await {
-            return error.to_string();
-        }
-        frames.clear();
-    }
-    "it does not answer".to_owned()
-}
-
-/// Writes frames with as few system calls as possible and without copying.
-async fn write_all(writer: &mut Writer, frames: &[Frame]) -> io::Result<()> {
-    let parts = frames.iter().flat_map(Frame::parts);
-    let parts = parts.filter(|part| !part.is_empty());
-    let mut slices: Vec<IoSlice<'_>> = parts.map(IoSlice::new).collect();
-    let mut rest = &mut slices[..];
-    while !rest.is_empty() {
-        let written = writer.write_vectored(rest).await?;
-        if written == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        IoSlice::advance_slices(&mut rest, written);
-    }
-    // What was encrypted may wait still.
-    writer.flush().await
 }

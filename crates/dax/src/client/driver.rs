@@ -14,10 +14,11 @@ use tokio::sync::{oneshot, watch};
 
 use super::core::{Call, Core, Effect, OpId, Output, Time};
 use super::greeting::Introduction;
+use super::outbox::Queued;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::{Block, EpochGrant, VolumeSettings};
-use crate::wire::{Frame, Response};
+use crate::wire::{Request, Response};
 
 /// Memory that heads of frames are cut from.
 const SCRATCH_BYTES: usize = 16 << 10;
@@ -40,7 +41,7 @@ struct Inner {
 
 struct Outbox {
     connection: u64,
-    frames: UnboundedSender<Frame>,
+    frames: UnboundedSender<Queued>,
 }
 
 impl Driver {
@@ -120,7 +121,7 @@ impl Driver {
         replica: ReplicaId,
         grant: &EpochGrant,
         rebuilding: bool,
-    ) -> (u64, UnboundedReceiver<Frame>) {
+    ) -> (u64, UnboundedReceiver<Queued>) {
         let (frames, outbox) = unbounded_channel();
         let connection = self.change(|i, now| {
             i.connections += 1;
@@ -198,7 +199,10 @@ impl Inner {
                 } => {
                     if let Some(link) = &links[usize::from(replica.0)] {
                         // A connection that is going down loses frames; its end tells the core.
-                        let _ = link.frames.send(request.encode(id, scratch));
+                        let _ = link.frames.send(Queued {
+                            may_wait: matches!(request, Request::Write(_)),
+                            frame: request.encode(id, scratch),
+                        });
                     }
                 }
                 Effect::Disconnect { replica, why } => {

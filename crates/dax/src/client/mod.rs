@@ -7,6 +7,7 @@ mod connection;
 pub(crate) mod core;
 mod driver;
 mod greeting;
+mod outbox;
 mod setup;
 
 use std::sync::Arc;
