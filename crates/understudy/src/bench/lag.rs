@@ -15,6 +15,9 @@ use crate::cluster::wait::{flushed_by, replayed_by};
 use crate::demo::schema::Server;
 use crate::demo::session::connect;
 
+/// Told to whoever looks for the reason, next to what the nodes log.
+const FAR_BEHIND: Duration = Duration::from_millis(250);
+
 /// Positions of the log that are durable and not replayed yet, with when they were first seen.
 #[derive(Debug, Default)]
 struct Ahead(VecDeque<(i64, Duration)>);
@@ -99,6 +102,9 @@ impl Watch {
                         break;
                     };
                     let time = ahead.look(began.elapsed(), durable, replayed);
+                    if time > FAR_BEHIND {
+                        tracing::debug!(?time, bytes = durable - replayed, "far behind");
+                    }
                     seen.lock().push(Behind {
                         bytes: u64::try_from(durable - replayed).unwrap_or(0),
                         ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),

@@ -136,6 +136,7 @@ async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
     let workspace = Workspace::create(args.data.as_deref(), false)?;
     let either =
         |given: Option<u32>, quick, whole| given.unwrap_or(if args.quick { quick } else { whole });
+    let before = u64::from(either(args.seconds, 40, 600));
     let options = standby::Options {
         bin: programs::find(args.bin.as_deref())?,
         dir: workspace.path().to_owned(),
@@ -143,10 +144,7 @@ async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
         parts: all_unless_given(args.only),
         scale: either(args.scale, 10, 40),
         transactions: either(None, 300, 3000),
-        seconds: (
-            either(args.seconds, 40, 600).into(),
-            either(None, 20, 300).into(),
-        ),
+        seconds: (before, before / 2),
         size_mib: either(args.size, 300, 4096),
         cost: (either(None, 5, 30), either(args.rounds, 2, 5)),
         clients: args.clients,

@@ -2,7 +2,8 @@
 //!
 //! On one machine a standby takes processor time that it would not take from another one. So the active's
 //! node has the first processor for itself, if what is not a node is started with `taskset` on the others, and
-//! standbys run on the last processor, where everything else goes before them (`nice`).
+//! standbys run on the last processor when it would be idle otherwise (`SCHED_IDLE`: with a mere `nice` zones
+//! would wait for the end of a standby's slice when a message arrives).
 
 use std::path::Path;
 use std::time::Duration;
@@ -40,7 +41,7 @@ pub(super) async fn run(
     settings.nodes.extend(STANDBYS.map(str::to_owned));
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let last = (processors - 1).to_string();
-    let wrapper = ["nice", "-n", "19", "taskset", "-c", &last];
+    let wrapper = ["chrt", "--idle", "0", "taskset", "-c", &last];
     let wrapper: Vec<String> = wrapper.iter().map(ToString::to_string).collect();
     settings.wrappers = STANDBYS
         .map(|name| (name.to_owned(), wrapper.clone()))
