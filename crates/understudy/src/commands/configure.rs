@@ -57,7 +57,10 @@ pub async fn edit(args: cli::EditConfig) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.asking.config).await?;
     let before = read(&registry).await?;
     let Some(edit) = wanted(&args, &before)? else {
-        println!("nothing changed");
+        match args.asking.json {
+            true => println!("{}", document(&before)),
+            false => println!("nothing changed"),
+        }
         return Ok(Code::Ok);
     };
     let by = registry.config.name.as_str();

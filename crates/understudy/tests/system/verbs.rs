@@ -1,6 +1,6 @@
 //! Day two: every verb of an operator in turn, on one cluster under load, and nothing is lost.
 
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -9,7 +9,7 @@ use understudy::demo::session::connect;
 
 use crate::operator::{json, understudy};
 use crate::rest::ask;
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{PATIENCE, Stage, program};
 
 /// `understudy` with these arguments, asked of the cluster.
 fn run(stage: &Stage, arguments: &[&str]) -> Result<Output> {
@@ -35,6 +35,19 @@ fn refused(stage: &Stage, arguments: &[&str], why: &str) -> Result<()> {
         output.status
     );
     Ok(())
+}
+
+/// What a command with this editor says.
+fn edit_with(stage: &Stage, editor: &str) -> Result<Output> {
+    let name = stage.cluster.names().next().context("no nodes")?;
+    let mut command = Command::new(program());
+    command
+        .args(["edit-config", "--json", "--config"])
+        .arg(&stage.cluster.node(name)?.config)
+        .env_remove("VISUAL")
+        .env("EDITOR", editor)
+        .stdin(Stdio::null());
+    command.output().context("understudy cannot be run")
 }
 
 /// Waits until something holds, or tells what was seen last.
@@ -94,6 +107,7 @@ async fn every_verb_of_day_two_works_under_load() -> Result<()> {
     let mut stage = Stage::set("verbs").await?;
     switchover_and_restarts(&mut stage).await?;
     configuration(&mut stage).await?;
+    in_an_editor(&mut stage).await?;
     pause_and_resume(&mut stage).await?;
     at_a_time(&mut stage).await?;
     over_http(&mut stage).await?;
@@ -215,6 +229,38 @@ async fn configuration(stage: &mut Stage) -> Result<()> {
     let beat = done(stage, &["status"])?["heartbeat"]["interval_ms"].clone();
     ensure!(beat == 1000, "the preset's interval was not taken: {beat}");
     stage.commits(20).await
+}
+
+/// The settings in an editor: one with arguments, that puts a new file in place of the old, as many do.
+async fn in_an_editor(stage: &mut Stage) -> Result<()> {
+    let (active, standby) = roles(stage).await?;
+    let before = done(stage, &["show-config"])?["version"].clone();
+    let failed = edit_with(stage, "false")?;
+    let said = String::from_utf8_lossy(&failed.stderr);
+    ensure!(
+        failed.status.code() == Some(1) && said.contains("nothing was changed"),
+        "{said}"
+    );
+    let wrong = edit_with(stage, "sed -i s/9MB/[/")?;
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    let kept = said.split("--apply ").nth(1).context("it is not kept")?;
+    let kept = kept.trim().trim_end_matches('.');
+    let text = std::fs::read_to_string(kept).with_context(|| said.to_string())?;
+    std::fs::remove_file(kept)?;
+    ensure!(text.contains('['), "what was written is lost: {text}");
+    let unchanged = json(&edit_with(stage, "true")?)?;
+    ensure!(unchanged["version"] == before, "{unchanged:#}");
+
+    let shown = json(&edit_with(stage, "sed -i s/9MB/11MB/")?)?;
+    ensure!(
+        shown["postgresql"]["parameters"]["work_mem"] == "11MB",
+        "{shown:#}"
+    );
+    for node in [&active, &standby] {
+        let look = async || setting(stage, node, "work_mem").await;
+        until("work_mem arrives", look, |value| value == "11MB").await?;
+    }
+    Ok(())
 }
 
 async fn pause_and_resume(stage: &mut Stage) -> Result<()> {
