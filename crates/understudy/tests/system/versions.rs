@@ -1,11 +1,16 @@
-//! The other versions of PostgreSQL: a kill under load and a cold start, on each.
+//! The other versions of PostgreSQL: a kill under load and a cold start, on each; and a newer minor
+//! version that comes to a cluster which serves.
 //!
 //! `UNDERSTUDY_TEST_BINS` says where their programs are, as `scripts/postgres-versions` prints it. A
 //! version that is not there fails its test: what is not tested must not look tested.
 
-use std::path::PathBuf;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use understudy::cluster::programs;
 use understudy::demo::session::connect;
 
 use crate::stage::{PATIENCE, Stage};
@@ -26,6 +31,74 @@ async fn postgresql_17_loses_nothing() -> Result<()> {
 #[ignore = "system test: make test-versions"]
 async fn postgresql_18_loses_nothing() -> Result<()> {
     loses_nothing(18).await
+}
+
+/// The programs are exchanged under running servers, as a package manager does, and the cluster is
+/// restarted node by node.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-versions"]
+async fn a_newer_minor_version_rolls_in_under_load() -> Result<()> {
+    let new = programs::find(None)?;
+    let wanted = version_of(&new)?;
+    let (major, _) = wanted.split_once('.').context("no minor version")?;
+    let old = programs_of(major.parse()?)?;
+    let had = version_of(&old)?;
+    ensure!(had != wanted, "both are {had}: nothing to upgrade");
+    let mut installed = PathBuf::new();
+    let mut stage = Stage::with_options("minor", &["north", "south"], |options| {
+        installed = options.dir.join("installed");
+        options.bin = installed.clone();
+        symlink(&old, &installed).expect("the directory is new");
+    })
+    .await?;
+    runs_everywhere(&mut stage, &had).await?;
+
+    let next = installed.with_extension("next");
+    symlink(&new, &next)?;
+    std::fs::rename(&next, &installed)?;
+    stage.commits(100).await?;
+    let began = stage.clock.now();
+    let config = stage.cluster.node("north")?.config.display().to_string();
+    let roll = ["restart", "--all", "--rolling", "--config", &config];
+    stage.cluster.run(&roll).await?;
+    let outage = stage.outage_after(began).await?;
+    println!("{had} to {wanted}: {:?} without commits", outage.length());
+    runs_everywhere(&mut stage, &wanted).await?;
+    stage.commits(200).await?;
+    stage.verify().await
+}
+
+/// Waits until `list` shows this version for both nodes, one active and one that follows.
+async fn runs_everywhere(stage: &mut Stage, version: &str) -> Result<()> {
+    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let standby = stage.cluster.names().find(|name| *name != active);
+    let standby = standby.context("two nodes")?.to_owned();
+    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    let config = stage.cluster.node(&active)?.config.display().to_string();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let list = ["list", "--json", "--config", &config];
+        let rows: serde_json::Value = serde_json::from_str(&stage.cluster.run(&list).await?)?;
+        let rows = rows.as_array().context("no rows")?;
+        if rows.len() == 2 && rows.iter().all(|row| row["Version"] == version) {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "not all run {version}: {rows:#?}"
+        );
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// As the server says it: "15.6" of "postgres (PostgreSQL) 15.6 (Debian 15.6-1)".
+fn version_of(bin: &Path) -> Result<String> {
+    let said = Command::new(bin.join("postgres"))
+        .arg("--version")
+        .output()?;
+    let said = String::from_utf8(said.stdout)?;
+    let version = said.split(' ').nth(2).context("it says no version")?;
+    Ok(version.trim().to_owned())
 }
 
 /// Kill -9 of the active under load and table changes, its return as a standby, a stop of everything
