@@ -43,7 +43,7 @@ test-unit: packages ## Tests that need no cluster.
 test-system: packages ## Whole clusters: started, loaded, killed, verified.
 	scripts/system-tests
 
-test-versions: packages ## Whole clusters with PostgreSQL 16 to 18, which are downloaded.
+test-versions: packages ## Whole clusters with PostgreSQL 16 to 18, and a minor upgrade; downloads them.
 	scripts/system-tests versions
 
 test-cassandra: packages ## Tests over real Cassandra nodes, which are downloaded.

@@ -6,8 +6,9 @@
 //!                └─▶ Refused (other volume, other version)
 //! ```
 //!
-//! Triggers are coalesced: a slow subscriber gets the latest one, never a queue of old ones.
-//! Notices are queued, few, and each is delivered in order after the triggers known before it.
+//! Triggers are coalesced: a subscriber gets the latest one, never a queue of old ones, and after one
+//! none for [`GATHER`]. Notices are queued, few, and each is delivered in order after the triggers known
+//! before it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,6 +31,10 @@ use super::{ChannelError, Party, Result};
 pub(super) const PING_EVERY: Duration = Duration::from_secs(1);
 /// A peer that says nothing for this long is gone.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
+
+/// A subscriber hears of the log at most so often. A busy active makes log durable more often than that,
+/// and each time that a standby looks costs it, and a zone, the whole of the log's last block.
+const GATHER: Duration = Duration::from_millis(4);
 
 /// Refused connections are told to an operator at most so often.
 const REFUSALS_TOLD_EVERY: Duration = Duration::from_secs(60);
@@ -234,6 +239,7 @@ async fn feed(
     triggers.mark_changed();
     let mut ping = tokio::time::interval(PING_EVERY);
     let mut heard = tokio::time::Instant::now();
+    let mut next_trigger = heard;
     loop {
         tokio::select! {
             biased;
@@ -247,15 +253,18 @@ async fn feed(
                 Some(_) => return Err(unexpected("a subscriber speaks out of turn")),
             },
             notice = notices.recv() => match notice {
-                Ok(notice) => send(writer, &Message::Notice(notice)).await?,
+                Ok(notice) => {
+                    if triggers.has_changed().is_ok_and(|changed| changed) {
+                        send_latest(&mut triggers, writer).await?;
+                    }
+                    send(writer, &Message::Notice(notice)).await?;
+                }
                 // Too slow for a handful of notices: let it connect again and look at the registry.
                 Err(_) => return Err(unexpected("the subscriber is too slow")),
             },
-            Ok(()) = triggers.changed() => {
-                let latest = *triggers.borrow_and_update();
-                if let Some(trigger) = latest {
-                    send(writer, &Message::Trigger(trigger)).await?;
-                }
+            Ok(()) = changed_after(next_trigger, &mut triggers) => {
+                send_latest(&mut triggers, writer).await?;
+                next_trigger = tokio::time::Instant::now() + GATHER;
             },
             _ = ping.tick() => {
                 if heard.elapsed() > SILENCE {
@@ -264,6 +273,26 @@ async fn feed(
                 send(writer, &Message::Ping).await?;
             }
         }
+    }
+}
+
+/// Waits for a trigger that was not sent, and for that moment.
+async fn changed_after(
+    moment: tokio::time::Instant,
+    triggers: &mut watch::Receiver<Option<Trigger>>,
+) -> Result<(), watch::error::RecvError> {
+    tokio::time::sleep_until(moment).await;
+    triggers.changed().await
+}
+
+async fn send_latest(
+    triggers: &mut watch::Receiver<Option<Trigger>>,
+    writer: &mut Writer,
+) -> io::Result<()> {
+    let latest = *triggers.borrow_and_update();
+    match latest {
+        Some(trigger) => send(writer, &Message::Trigger(trigger)).await,
+        None => Ok(()),
     }
 }
 

@@ -1,6 +1,5 @@
 //! Tables of several segments: PostgreSQL keeps a relation in files of 1 GiB. The first is made long
 //! without being written: pages that a server never wrote after it made room for them look the same.
-//! Nothing here reads them all, which takes minutes; so no vacuum cuts the table.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,35 +21,7 @@ const QUESTION: &str = "SELECT count(*) || ' ' || sum(n) || ' ' || md5(string_ag
 #[ignore = "system test: make test-system"]
 async fn a_table_of_two_segments_goes_through_takeovers() -> Result<()> {
     let scratch = Scratch::new("segments")?;
-    let bin = programs::find(None)?;
-    let mut options = Options::new(scratch.path(), &bin, program());
-    options.heartbeat = "wide".into();
-    let parameters = [("autovacuum", "off"), ("shared_buffers", "16MB")];
-    let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    options.parameters.extend(parameters);
-    let mut cluster = Cluster::create(options)?;
-    cluster.start().await?;
-    ensure!(cluster.wait_active(PATIENCE).await? == "north");
-    let make = [
-        "CREATE TABLE wide (n int PRIMARY KEY, word text)",
-        "INSERT INTO wide SELECT g, repeat('a', 1000) FROM generate_series(1, 100) g",
-        "CHECKPOINT",
-    ];
-    execute(&cluster, "north", &make).await?;
-
-    // Nobody replays while the room is made, which no log tells of.
-    cluster.kill_node("south").context("it runs")?;
-    let first = file(&cluster, "north").await?;
-    let end = SEGMENT_BYTES - 4 * PAGE_BYTES;
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(&first)?
-        .set_len(end)?;
-    execute(&cluster, "north", &[&more(101, 200), "CHECKPOINT"]).await?;
-    ensure!(first.metadata()?.len() == SEGMENT_BYTES);
-    ensure!(second(&first).metadata()?.len() > PAGE_BYTES);
-    cluster.start_node("south")?;
-    cluster.wait_follows("south", PATIENCE).await?;
+    let mut cluster = two_segments(&scratch).await?;
 
     // The second segment grows and changes while the base moves.
     let moves = moves_of(&cluster, "south").await?;
@@ -82,7 +53,71 @@ async fn a_table_of_two_segments_goes_through_takeovers() -> Result<()> {
     ensure!(!second(&old).try_exists()?, "the second segment is back");
     cluster.start_node("south")?;
     same(&mut cluster, "north", "south").await?;
-    let check = verify::amcheck(&bin, &cluster.server("north")?).await?;
+    sound(cluster, "north", scratch).await
+}
+
+/// The cut goes over the end of a file, and the last seal before the takeover has all of both.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_vacuum_cuts_a_table_over_the_end_of_its_first_segment() -> Result<()> {
+    let scratch = Scratch::new("cut")?;
+    let mut cluster = two_segments(&scratch).await?;
+    let first = file(&cluster, "north").await?;
+    let cut = ["DELETE FROM wide WHERE n > 100", "VACUUM wide"];
+    execute(&cluster, "north", &cut).await?;
+    let (left, right) = (first.metadata()?.len(), second(&first).metadata()?.len());
+    ensure!(
+        left < SEGMENT_BYTES / 2 && right == 0,
+        "nothing was cut: {left} and {right} bytes"
+    );
+    same(&mut cluster, "north", "south").await?;
+    execute(&cluster, "north", &[&more(1001, 1040)]).await?;
+    same(&mut cluster, "north", "south").await?;
+    let said = take_over(&mut cluster, "north", "south").await?;
+    ensure!(said == ask(&cluster, "south").await?, "lost: {said}");
+    execute(&cluster, "south", &[&more(1101, 1140), "CHECKPOINT"]).await?;
+    cluster.start_node("north")?;
+    same(&mut cluster, "south", "north").await?;
+    sound(cluster, "south", scratch).await
+}
+
+/// Two nodes that follow each other, north is the active; the table `wide` reaches into a second segment.
+async fn two_segments(scratch: &Scratch) -> Result<Cluster> {
+    let bin = programs::find(None)?;
+    let mut options = Options::new(scratch.path(), &bin, program());
+    options.heartbeat = "wide".into();
+    let parameters = [("autovacuum", "off"), ("shared_buffers", "16MB")];
+    let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    options.parameters.extend(parameters);
+    let mut cluster = Cluster::create(options)?;
+    cluster.start().await?;
+    ensure!(cluster.wait_active(PATIENCE).await? == "north");
+    let make = [
+        "CREATE TABLE wide (n int PRIMARY KEY, word text)",
+        "INSERT INTO wide SELECT g, repeat('a', 1000) FROM generate_series(1, 100) g",
+        "CHECKPOINT",
+    ];
+    execute(&cluster, "north", &make).await?;
+
+    // Nobody replays while the room is made, which no log tells of.
+    cluster.kill_node("south").context("it runs")?;
+    let first = file(&cluster, "north").await?;
+    let end = SEGMENT_BYTES - 4 * PAGE_BYTES;
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&first)?
+        .set_len(end)?;
+    execute(&cluster, "north", &[&more(101, 200), "CHECKPOINT"]).await?;
+    ensure!(first.metadata()?.len() == SEGMENT_BYTES);
+    ensure!(second(&first).metadata()?.len() > PAGE_BYTES);
+    cluster.start_node("south")?;
+    cluster.wait_follows("south", PATIENCE).await?;
+    Ok(cluster)
+}
+
+/// Stops; nothing is broken, and nobody complained.
+async fn sound(mut cluster: Cluster, active: &str, scratch: Scratch) -> Result<()> {
+    let check = verify::amcheck(&cluster.options().bin, &cluster.server(active)?).await?;
     ensure!(check.passed, "{check:?}");
     let found = cluster.unexpected_log_lines(|_, _| false);
     ensure!(found.is_empty(), "{}", found.join("\n"));
