@@ -23,7 +23,7 @@ use crate::error::OpenError;
 use crate::keys::VolumeId;
 
 /// The format that this code writes.
-const FORMAT: &[u8] = b"understudy-zone 1";
+const FORMAT: &[u8] = b"understudy-zone 2";
 const FORMAT_KEY: &[u8] = b"format";
 
 /// A volume as it is kept.

@@ -26,6 +26,7 @@ use crate::storage::{
     Space, Storage, StorageCounters, SyncScope, Usage, VolumeSettings,
 };
 use crate::tls::Tls;
+use crate::writer::packing::{pack, unpack};
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
 use greeting::Introduction;
@@ -136,6 +137,19 @@ impl Client {
         }))
     }
 
+    fn block_bytes(&self) -> usize {
+        self.driver.settings().block_size_bytes as usize
+    }
+
+    /// A block as it was written.
+    fn unpacked(&self, found: Option<Block>) -> Result<Option<Block>> {
+        let Some(mut block) = found else {
+            return Ok(None);
+        };
+        block.data = unpack(block.data, self.block_bytes())?;
+        Ok(Some(block))
+    }
+
     async fn call<T>(&self, call: Call, take: impl FnOnce(Output) -> Option<T>) -> Result<T> {
         let mismatch = || Error::new(ErrorKind::Protocol, "an operation gave another's result");
         take(self.driver.call(call).await?).ok_or_else(mismatch)
@@ -209,7 +223,11 @@ impl Storage for Client {
     }
 
     fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
-        self.driver.write(key, generation, data)
+        if data.len() != self.block_bytes() {
+            let text = format!("a write of {} bytes is not one block", data.len());
+            return Err(Error::new(ErrorKind::Invalid, text));
+        }
+        self.driver.write(key, generation, pack(data))
     }
 
     async fn write_room(&self, bytes: usize) -> Result<()> {
@@ -225,9 +243,10 @@ impl Storage for Client {
 
     async fn read(&self, key: BlockKey, up_to: Generation) -> Result<Option<Block>> {
         if let Some(answer) = self.driver.read_at_once(key, up_to) {
-            return Ok(answer);
+            return self.unpacked(answer);
         }
-        self.call(Call::Read { key, up_to }, block).await
+        let found = self.call(Call::Read { key, up_to }, block).await?;
+        self.unpacked(found)
     }
 
     async fn read_expected(
@@ -241,11 +260,13 @@ impl Storage for Client {
             up_to,
             version,
         };
-        self.call(call, block).await
+        let found = self.call(call, block).await?;
+        self.unpacked(found)
     }
 
     async fn read_promote(&self, key: BlockKey) -> Result<Option<Block>> {
-        self.call(Call::Promote(key), block).await
+        let found = self.call(Call::Promote(key), block).await?;
+        self.unpacked(found)
     }
 
     async fn put_record(&self, name: &str, value: Bytes, authority: Authority) -> Result<()> {

@@ -55,11 +55,7 @@ async fn transmit_gathered(
 }
 
 /// Waits for more while there is nothing but writes, and few of them.
-async fn gather(
-    outbox: &mut UnboundedReceiver<Queued>,
-    queued: &mut Vec<Queued>,
-    wait: Duration,
-) {
+async fn gather(outbox: &mut UnboundedReceiver<Queued>, queued: &mut Vec<Queued>, wait: Duration) {
     let deadline = Instant::now() + wait;
     while queued.len() < BATCH && queued.iter().all(|queued| queued.may_wait) {
         let bytes: usize = queued.iter().map(|queued| queued.frame.wire_bytes()).sum();

@@ -18,6 +18,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use dax::ids::{BlockKey, Generation, Version};
 use parking_lot::RwLock;
 use quick_cache::sync::Cache;
@@ -266,6 +267,25 @@ impl Known {
         });
     }
 
+    /// Keeps what the overlay had of a block that the base has as well: from this base on as good as the
+    /// base's own bytes.
+    pub fn carry(&self, base: &Base, key: BlockKey, data: Bytes) {
+        let stretch = self.stretch.read();
+        if stretch.as_of != base.seal.generation || stretch.moving {
+            return;
+        }
+        let expected = self.versions.peek(&key).filter(|known| !known.is_absent());
+        if let Some(Expected { version, .. }) = expected {
+            let block = Cached {
+                version,
+                // An older base does not have what redo did since.
+                generation: base.seal.generation,
+                data,
+            };
+            self.cache.write(key, stretch.from, block);
+        }
+    }
+
     /// See [`ReadStats`].
     pub fn stats(&self) -> ReadStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -387,6 +407,37 @@ mod tests {
         let after = known.ticket(&base(4), key(1)).unwrap();
         known.learn(after, key(1), Some(&block(4, 44)));
         assert_eq!(known.cached(&base(4), key(1)), Some(block(4, 44)));
+    }
+
+    #[test]
+    fn what_the_overlay_had_is_kept_for_the_base_that_has_it_and_later_ones() {
+        let known = known();
+        let ours = Bytes::from(vec![7; 4096]);
+        known.follow(
+            g(4),
+            &lists(true, &[(4, &[(5, 40)])]),
+            vec![(key(6), Expected::found(None))],
+        );
+        for k in [1, 5, 6, 7] {
+            known.carry(&base(3), key(k), ours.clone());
+        }
+        assert_eq!(known.cached(&base(4), key(5)), None, "that is not the base");
+        for k in [1, 5, 6, 7] {
+            known.carry(&base(4), key(k), ours.clone());
+        }
+        let kept = |number, k| {
+            known
+                .cached(&base(number), key(k))
+                .map(|b| (b.version.seq, b.data))
+        };
+        assert_eq!(kept(4, 1), Some((20, ours.clone())));
+        assert_eq!(kept(4, 5), Some((40, ours.clone())));
+        assert_eq!(kept(4, 6), None, "the base has no such block");
+        assert_eq!(kept(4, 7), None, "whether it has is not known");
+        assert_eq!(kept(3, 1), None, "an older base has other bytes");
+        known.follow(g(5), &lists(true, &[(5, &[(5, 50)])]), Vec::new());
+        assert_eq!(kept(5, 1), Some((20, ours)));
+        assert_eq!(kept(5, 5), None, "the next base has another version");
     }
 
     #[test]

@@ -6,6 +6,11 @@
 //! redo changes from then on has a stamp above the new redo pointer and stays anyway, so a plan covers
 //! all that a move can drop, however late that comes; of a block that it does not know, the overlay's
 //! version stays, which is always right.
+//!
+//! What a move drops it keeps in the cache, as long as there is room, in place of the base's own bytes. The
+//! two differ at most in what no log tells of (hint bits, free space): redo has applied the log beyond
+//! all that the base reflects, and had a block been changed after its stamp, it would have a newer one.
+//! So a standby far from the storage does not read its working set again after every move.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,6 +20,7 @@ use tokio::task::JoinSet;
 
 use super::gate::Entry;
 use super::known::Expected;
+use super::overlay::Content;
 use super::rebase::Move;
 use super::state::State;
 use super::view::StandbyView;
@@ -69,6 +75,7 @@ impl StandbyView {
         };
         let (seal, after) = (&base.seal, self.fetcher.known.as_of());
         let lists = Lists::load(self.storage(), &seal.lists, seal.generation, after).await?;
+        let keys: Vec<BlockKey> = keys.into_iter().map(|(key, _)| key).collect();
         let covered = keys.len();
         let mut plan = MovePlan {
             base,
@@ -143,6 +150,14 @@ impl StandbyView {
         // Reads of the new base that come first know less, which is right.
         let generation = base.seal.generation;
         self.fetcher.known.follow(generation, &lists, found);
+        for (key, content) in old.blocks_covered_by(&base) {
+            if present.contains(&key)
+                && let Content::Stored(block) = content
+                && let Some(data) = block.in_memory()
+            {
+                self.fetcher.known.carry(&base, key, data);
+            }
+        }
         // What it held is freed when nobody waits for the state.
         drop(old);
         tracing::debug!(

@@ -27,7 +27,7 @@ use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
 use super::listing::hidden_names;
-use super::overlay::{InodeItem, NameItem, is_created};
+use super::overlay::{Content, InodeItem, NameItem, is_created};
 #[cfg(test)]
 use super::simulation::flaw::Flaw;
 use super::state::{Found, State};
@@ -50,15 +50,15 @@ pub(crate) struct Move<'a> {
 }
 
 impl State {
-    /// The blocks whose versions in `base` a move to it will ask for.
-    pub fn blocks_covered_by(&self, base: &Base) -> Vec<BlockKey> {
-        let mut keys = Vec::new();
+    /// The blocks whose versions in `base` a move to it will ask for, and what the overlay has of them.
+    pub fn blocks_covered_by(&self, base: &Base) -> Vec<(BlockKey, Content)> {
+        let mut covered = Vec::new();
         for (ino, item) in &self.overlay.inodes {
             let old = item
                 .blocks
                 .iter()
                 .filter(|(_, b)| b.stamp <= base.seal.redo);
-            let mut old = old.map(|(block, _)| *block).peekable();
+            let mut old = old.peekable();
             if old.peek().is_none() {
                 continue;
             }
@@ -70,10 +70,12 @@ impl State {
                 false => self.shared_file(*ino),
             };
             if let Some(id) = id {
-                keys.extend(old.map(|block| BlockKey::new(id, block)));
+                let contents = old.map(|(block, item)| (*block, item.content.clone()));
+                covered
+                    .extend(contents.map(|(block, content)| (BlockKey::new(id, block), content)));
             }
         }
-        keys
+        covered
     }
 
     /// Moves to a newer base.

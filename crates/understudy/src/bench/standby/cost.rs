@@ -8,6 +8,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
 use serde::Serialize;
 
 use super::Options;
@@ -39,7 +40,7 @@ pub(super) async fn run(
     let mut settings = cluster::Options::new(dir, &options.bin, &options.understudy);
     settings.nodes.truncate(1);
     settings.nodes.extend(STANDBYS.map(str::to_owned));
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let processors = processors_online()?;
     let last = (processors - 1).to_string();
     let wrapper = ["chrt", "--idle", "0", "taskset", "-c", &last];
     let wrapper: Vec<String> = wrapper.iter().map(ToString::to_string).collect();
@@ -75,6 +76,18 @@ pub(super) async fn run(
         tps,
     });
     Ok(costs.collect())
+}
+
+/// All of this machine's, not only those that `taskset` left to us.
+fn processors_online() -> anyhow::Result<usize> {
+    let file = "/sys/devices/system/cpu/online";
+    let ranges = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
+    // "0-3", or "0,2-3"; the last is the highest.
+    let last = ranges.trim().rsplit([',', '-']).next().unwrap_or_default();
+    let last: usize = last
+        .parse()
+        .with_context(|| format!("{file} says {ranges}"))?;
+    Ok(last + 1)
 }
 
 /// Stops and starts standbys until there are so many, and they follow.

@@ -336,6 +336,7 @@ impl Standby {
         let mut plan = self.view.plan_move(next).await?;
         if self.flaw == Some(Flaw::DroppedWithoutVersion) {
             let covered = self.view.state().blocks_covered_by(&plan.base);
+            let covered = covered.into_iter().map(|(key, _)| key);
             plan.present.extend(covered);
         }
         self.plan = Some(plan);

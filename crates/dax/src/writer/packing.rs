@@ -1,0 +1,107 @@
+//! How a block's contents are kept and sent: packed with LZ4 if that makes them shorter, else as they are.
+//!
+//! Every block has the volume's block size, so the length alone tells: what is shorter is packed.
+//! Checksums, replicas and zones see the packed form only, and never look into it.
+//!
+//! What PostgreSQL writes packs well: the end of the log is a page that is mostly zeros still, and it is
+//! written again with every flush; data pages have a hole in the middle. Packing once at the writer is less
+//! work than sending, checking and storing the rest at every replica.
+
+use bytes::Bytes;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Packed contents must be shorter than this share of the block, in 1/16: a little less is not worth the
+/// work of unpacking.
+const WORTH_IT_16THS: usize = 14;
+
+/// The contents as they are kept: shorter than `data`, or the same.
+pub fn pack(data: Bytes) -> Bytes {
+    let mut packed = vec![0; lz4_flex::block::get_maximum_output_size(data.len())];
+    let length = lz4_flex::block::compress_into(&data, &mut packed);
+    match length {
+        Ok(length) if length < data.len() * WORTH_IT_16THS / 16 => {
+            // Kept until every replica has it: not with room for the longest.
+            Bytes::copy_from_slice(&packed[..length])
+        }
+        _ => data,
+    }
+}
+
+/// The contents of a block of `block_bytes` bytes that was kept as `packed`.
+///
+/// # Errors
+/// `Corrupt` if it was not made by [`pack`] of so many bytes; its checksum was right, so who wrote it
+/// was another program.
+pub fn unpack(packed: Bytes, block_bytes: usize) -> Result<Bytes> {
+    if packed.len() == block_bytes {
+        return Ok(packed);
+    }
+    let mut data = vec![0; block_bytes];
+    match lz4_flex::block::decompress_into(&packed, &mut data) {
+        Ok(length) if length == block_bytes => Ok(data.into()),
+        Ok(length) => {
+            let text = format!("{length} bytes were packed in a block of {block_bytes}");
+            Err(Error::new(ErrorKind::Corrupt, text))
+        }
+        Err(error) => {
+            let text = "a block that was not packed by this program";
+            Err(Error::with_source(ErrorKind::Corrupt, text, error))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_page_of_the_log_that_is_half_empty_is_kept_in_less_than_half() {
+        let mut page = vec![0; 8192];
+        for (at, byte) in page[..4096].iter_mut().enumerate() {
+            *byte = (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3];
+        }
+        let kept = pack(page.clone().into());
+        assert!(kept.len() < 4096 + 100, "{}", kept.len());
+        assert_eq!(unpack(kept, 8192).unwrap(), page);
+    }
+
+    #[test]
+    fn noise_is_kept_as_it_is_without_a_copy() {
+        let mut state = 1u64;
+        let noise = std::iter::repeat_with(|| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 56) as u8
+        });
+        let page: Bytes = noise.take(8192).collect();
+        let kept = pack(page.clone());
+        assert_eq!(kept.as_ptr(), page.as_ptr());
+        assert_eq!(unpack(kept, 8192).unwrap().as_ptr(), page.as_ptr());
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_packed_is_unpacked(
+            parts in prop::collection::vec((any::<u8>(), 0usize..300), 0..60),
+            noise in prop::collection::vec(any::<u8>(), 0..600),
+        ) {
+            let mut page: Vec<u8> = parts.iter().flat_map(|(byte, n)| vec![*byte; *n]).collect();
+            page.extend(noise);
+            page.resize(8192, 0);
+            let kept = pack(page.clone().into());
+            prop_assert!(kept.len() <= page.len());
+            prop_assert_eq!(unpack(kept, 8192).unwrap(), page);
+        }
+
+        #[test]
+        fn nonsense_is_an_error_and_never_a_panic(kept in prop::collection::vec(any::<u8>(), 0..8192)) {
+            if let Ok(data) = unpack(kept.into(), 8192) {
+                prop_assert_eq!(data.len(), 8192);
+            }
+        }
+    }
+}
