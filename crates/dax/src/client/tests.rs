@@ -16,6 +16,7 @@ use super::*;
 use crate::credentials::{Greeting, Nonce, Proof, Secret, Side};
 use crate::storage::VolumeSettings;
 use crate::wire::{FrameReader, MAX_FRAME_BYTES, PROTOCOL, Request, Response};
+use crate::writer::packing::unpack;
 
 /// One replica: everything is durable at once.
 #[derive(Default)]
@@ -277,7 +278,8 @@ async fn a_replica_may_leave_and_come_back() {
         replicas.listen(replica);
         let missed = || {
             let peer = &replicas.replicas[replica].lock().peer;
-            peer.newest(KEY, Generation::MAX).map(|b| b.data[0])
+            let kept = peer.newest(KEY, Generation::MAX)?;
+            Some(unpack(kept.data.clone(), 8192).unwrap()[0])
         };
         while missed() != Some(byte) {
             tokio::time::sleep(Duration::from_millis(10)).await;
