@@ -6,7 +6,9 @@
 //! in the paper: time in which the standby itself learnt nothing (it was paused, or its own store
 //! operations were slow or unanswered) proves nothing about the active and does not count. A read
 //! that takes longer than a share of Tmax makes the detector *blind*: the active's beats probably
-//! suffer from the same, so the count begins anew when the store is back.
+//! suffer from the same, so the count begins anew when the store is back. Reads may be quick where
+//! writes are not (a disk that does not sync): once the silence is [in doubt](Detector::is_in_doubt), each
+//! read comes after a write of the standby's own, and takes as long.
 //!
 //! **Hints** come over the direct channel and shorten the wait (the paper has none). The active's
 //! own agent may say that its PostgreSQL died or stopped: suspect at once. A broken connection
@@ -158,6 +160,11 @@ impl Detector {
     /// An own store operation that takes longer than this makes the detector blind.
     pub fn slow(&self) -> Duration {
         self.timing.timeout / 3
+    }
+
+    /// Whether the next read must show that writes are answered, too.
+    pub fn is_in_doubt(&self) -> bool {
+        self.silent >= self.slow()
     }
 
     /// How long to wait between two reads.

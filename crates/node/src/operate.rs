@@ -19,7 +19,7 @@ use crate::channel::{self, ChannelError, Party, Request};
 use crate::handover::{self, HandoverError, How};
 use crate::records::{
     Control, EditError, Member, MemberState, Paused, Record, RecordError, Role,
-    ScheduledSwitchover, ServerStart, edit_control,
+    ScheduledSwitchover, ServerStart, edit_control, remove_probe,
 };
 
 /// How long other editors of the control record may keep one waiting.
@@ -317,6 +317,7 @@ impl Operator {
         self.storage
             .remove_record(&member.name(), Member::AUTHORITY)
             .await?;
+        remove_probe(self.storage.as_ref(), node).await?;
         Ok(())
     }
 

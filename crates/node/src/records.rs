@@ -1,7 +1,7 @@
 //! The registry records that nodes share, and how they are read and written.
 //!
 //! Owns the JSON forms of `cluster`, `heartbeat`, `node/<name>`, `history/<n>` and `control` (`volume`
-//! and `seals` belong to the volume, `claim/<name>` to the standby view). Each record has one writer:
+//! and `seals` belong to the volume, `claim/<name>` to the standby view; `probe/<name>` says nothing). Each record has one writer:
 //! the epoch's owner, or the node that it is about; [`control`] says how operators share theirs. Fields that a reader does not know are
 //! ignored and those that are missing take a default, so that nodes of two versions can work
 //! together.
@@ -11,6 +11,7 @@ mod control;
 mod heartbeat;
 mod history;
 mod member;
+mod probe;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -27,6 +28,8 @@ pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{
     Cause, Decider, HistoryEntry, Lsns, OldActive, PhaseTiming, append_history, read_history,
 };
+pub(crate) use probe::{probe_writes, remove_probe};
+
 pub use member::{Incarnation, Member, MemberState, Role, ServerFacts, ServerStart};
 
 #[cfg(test)]

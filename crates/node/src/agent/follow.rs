@@ -39,7 +39,7 @@ use crate::address::Address;
 use crate::channel::{self, ClientEvent, Notice, Progress, Subscription};
 use crate::detector::{Beat, Detector, Hint};
 use crate::machine::Event;
-use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive, Record};
+use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive, Record, probe_writes};
 
 /// How often PostgreSQL is asked how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
@@ -58,7 +58,12 @@ struct Polled {
     claimed: bool,
 }
 
-async fn poll_registry(storage: Arc<dyn Storage>, me: NodeName) -> Result<Polled> {
+/// Looks; a standby in doubt first has a write answered, because reads may be quick where writes, and so
+/// the active's beats, are not.
+async fn poll_registry(storage: Arc<dyn Storage>, me: NodeName, in_doubt: bool) -> Result<Polled> {
+    if in_doubt {
+        probe_writes(storage.as_ref(), &me).await?;
+    }
     Ok(Polled {
         heartbeat: Heartbeat::load(storage.as_ref()).await?,
         claimed: Claim::stands(&storage, &me).await?,
@@ -243,7 +248,8 @@ impl<'a> Follower<'a> {
                     self.detector.asked(self.context.now());
                     let storage = self.standby.storage.clone();
                     let me = self.context.me.node.clone();
-                    poll = Some(tokio::spawn(poll_registry(storage, me)));
+                    let in_doubt = self.detector.is_in_doubt();
+                    poll = Some(tokio::spawn(poll_registry(storage, me, in_doubt)));
                 }
                 _ = report.tick() => {
                     self.report(&subscription);

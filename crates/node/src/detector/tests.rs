@@ -134,6 +134,38 @@ fn slow_answers_blind_although_they_come() {
     }
 }
 
+/// A disk of all zones did not sync for seconds: reads were quick, no beat came through, and a standby
+/// took over from an active that lived.
+#[test]
+fn where_only_writes_are_slow_nobody_is_suspected() {
+    let mut s = Standby::new();
+    s.poll(500 * MS, true);
+    let stalls_until = s.now + Duration::from_secs(20);
+    while s.now < stalls_until {
+        s.now += s.detector.poll();
+        let takes = match s.detector.is_in_doubt() {
+            true => stalls_until.saturating_sub(s.now),
+            false => MS,
+        };
+        s.detector.asked(s.now);
+        let answered = s.now + takes;
+        while s.now < answered {
+            s.now += (10 * MS).min(answered - s.now);
+            let verdict = s.detector.verdict(s.now);
+            assert!(!matches!(verdict, Verdict::Suspect { .. }), "{verdict:?}");
+        }
+        s.detector.answered(s.beat, s.now);
+        assert!(!matches!(
+            s.detector.verdict(s.now),
+            Verdict::Suspect { .. }
+        ));
+    }
+    // Writes are answered again, and there is still no beat: then it is gone.
+    s.poll(s.detector.timing.timeout + 2 * s.detector.poll(), false);
+    let verdict = s.detector.verdict(s.now);
+    assert!(matches!(verdict, Verdict::Suspect { .. }), "{verdict:?}");
+}
+
 #[test]
 fn failed_reads_blind_until_one_is_answered() {
     let mut standby = Standby::new();
