@@ -10,11 +10,12 @@ use nix::unistd::{Pid, getppid, setgid, setgroups, setsid, setuid};
 
 use super::RunAs;
 
-/// A command without the caller's `PG*` variables, which would change what the program does.
+/// A command without the caller's `PG*` variables, which would change what the program does, and without the
+/// service manager's socket: that a server is ready, or stops, is not for it to say (Debian's is built to).
 pub(super) fn command(program: &std::path::Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("PG") {
+        if name.to_string_lossy().starts_with("PG") || name == "NOTIFY_SOCKET" {
             command.env_remove(name);
         }
     }
