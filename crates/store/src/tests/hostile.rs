@@ -81,12 +81,12 @@ fn damaged_or_odd_blocks_are_refused_one_by_one() {
     let sound = write(key(1, 0), Generation::SINGLE, v(1, 1));
     let mut damaged = sound.clone();
     damaged.checksum ^= 1;
-    let mut short = sound.clone();
-    short.data = short.data.slice(1..);
+    let mut long = sound.clone();
+    long.data = [&long.data[..], &[0]].concat().into();
     let mut misnamed = sound.clone();
     misnamed.key = key(1, 1);
     c.write(damaged);
-    c.write(short);
+    c.write(long);
     c.write(misnamed);
     c.write(sound);
     c.flush();
