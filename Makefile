@@ -9,7 +9,7 @@ PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
 .PHONY: help packages build deb demo bench bench-peers check sim sim-cassandra sim-standby sim-node test test-unit test-system \
-	test-versions test-cassandra clean
+	test-versions test-package test-cassandra clean
 
 help: ## Show what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -45,6 +45,9 @@ test-system: packages ## Whole clusters: started, loaded, killed, verified.
 
 test-versions: packages ## Whole clusters with PostgreSQL 16 to 18, and a minor upgrade; downloads them.
 	scripts/system-tests versions
+
+test-package: deb ## The Debian package, installed and run by a systemd of its own; needs root.
+	scripts/package-test
 
 test-cassandra: packages ## Tests over real Cassandra nodes, which are downloaded.
 	scripts/cassandra-tests
