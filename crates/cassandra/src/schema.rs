@@ -83,6 +83,14 @@ impl std::fmt::Display for Keyspace {
 pub struct Replication(pub BTreeMap<String, u8>);
 
 impl Replication {
+    /// The data centres and their copies: first those that are named, as they are, then the others.
+    pub fn in_order<'a>(&'a self, names: &[String]) -> Vec<(&'a str, u8)> {
+        let named = names.iter().filter_map(|name| self.0.get_key_value(name));
+        let others = self.0.iter().filter(|(name, _)| !names.contains(name));
+        let all = named.chain(others);
+        all.map(|(name, copies)| (name.as_str(), *copies)).collect()
+    }
+
     /// The same number in each.
     pub fn even(data_centres: impl IntoIterator<Item = String>, copies: u8) -> Replication {
         Replication(data_centres.into_iter().map(|dc| (dc, copies)).collect())
@@ -323,6 +331,14 @@ mod tests {
             compression: [("class".to_owned(), "LZ4Compressor".to_owned())].into(),
             crc_check_chance: 1.0,
         }
+    }
+
+    #[test]
+    fn data_centres_are_counted_as_they_were_named() {
+        let replication = Replication::even(["a", "b", "c"].map(String::from), 1);
+        let names = ["c", "x", "a"].map(String::from);
+        let order = replication.in_order(&names);
+        assert_eq!(order, [("c", 1), ("a", 1), ("b", 1)]);
     }
 
     fn all() -> Vec<TableFacts> {

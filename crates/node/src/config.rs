@@ -3,6 +3,7 @@
 //! Invariant: a [`Config`] that exists is usable as far as can be told without touching the world;
 //! every refusal names the key and says what to change. The file holds no secrets.
 
+mod cassandra;
 mod keys;
 mod paths;
 mod rest;
@@ -24,6 +25,7 @@ use serde::Deserialize;
 
 use crate::address::{Address, UNIX_PATH_MAX};
 
+pub use cassandra::{CassandraConfig, FencingChoice, Place};
 pub use paths::{AgentLock, Paths};
 pub use rest::RestConfig;
 pub use size::ByteSize;
@@ -82,8 +84,12 @@ pub struct Config {
     pub name: NodeName,
     /// The volume that holds the database.
     pub volume: VolumeName,
-    /// The zones of the storage tier, in the order that every node uses.
+    /// The zones of the storage tier, in the order that every node uses; none on Cassandra.
     pub zones: Vec<Zone>,
+    /// Where Cassandra is, if that is the storage tier.
+    pub store: Option<Place>,
+    /// What is to be known of Cassandra.
+    pub cassandra: CassandraConfig,
     /// The file with the volume's key, if the zones have a secret.
     pub key: Option<PathBuf>,
     /// The node's local directory.
@@ -297,7 +303,11 @@ pub enum FailoverZone {
 struct Raw {
     name: NodeName,
     volume: VolumeName,
+    #[serde(default)]
     zones: Vec<Zone>,
+    store: Option<String>,
+    #[serde(default)]
+    cassandra: CassandraConfig,
     key: Option<PathBuf>,
     data: PathBuf,
     postgres: PostgresConfig,
@@ -375,11 +385,19 @@ impl Config {
     /// # Errors
     /// [`ConfigError`]; each says what to change.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        Config::load_on(path, None)
+    }
+
+    /// The same, on this storage tier instead of the file's, if one is given.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_on(path: &Path, store: Option<&str>) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
             source,
         })?;
-        Config::parse(&text)
+        Config::parse_on(&text, store)
     }
 
     /// Reads and checks the text of a configuration.
@@ -387,15 +405,32 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse_on(text, None)
+    }
+
+    fn parse_on(text: &str, store: Option<&str>) -> Result<Config, ConfigError> {
         let table = toml::de::DeTable::parse(text)?;
         keys::check(text, table.get_ref())?;
-        let raw: Raw = toml::from_str(text)?;
+        let mut raw: Raw = toml::from_str(text)?;
+        if let Some(store) = store {
+            raw.zones.clear();
+            raw.key = None;
+            raw.store = Some(store.to_owned());
+        }
         raw.check()?;
+        let heartbeat = raw.heartbeat.resolve()?;
+        let store = raw.store.as_deref().map(Place::parse).transpose()?;
+        if let Some(place) = &store {
+            raw.cassandra.check_way(place)?;
+            raw.cassandra.check_lease(&heartbeat)?;
+        }
         Ok(Config {
-            heartbeat: raw.heartbeat.resolve()?,
+            heartbeat,
             name: raw.name,
             volume: raw.volume,
             zones: raw.zones,
+            store,
+            cassandra: raw.cassandra,
             key: raw.key,
             paths: Paths::new(raw.data),
             postgres: raw.postgres,
@@ -452,8 +487,26 @@ impl Config {
         Ok(client)
     }
 
+    /// The same for Cassandra; none if zones are the storage tier.
+    ///
+    /// # Errors
+    /// As [`CassandraConfig::client`].
+    pub fn cassandra_client(&self) -> dax::Result<Option<::cassandra::Config>> {
+        let Some(place) = &self.store else {
+            return Ok(None);
+        };
+        let (volume, zone) = (self.volume.clone(), self.tags.zone);
+        let client = self
+            .cassandra
+            .client(place, volume, zone, self.memory.pending)?;
+        Ok(Some(client))
+    }
+
     /// How a volume is spread over these zones.
     pub fn volume_settings(&self) -> VolumeSettings {
+        if self.store.is_some() {
+            return self.cassandra.volume_settings();
+        }
         let per_zone = self.zones.first().map_or(0, |zone| zone.servers().len());
         // The check bounds both numbers.
         VolumeSettings::spread(self.zones.len() as u8, per_zone as u8)
@@ -502,10 +555,22 @@ impl Raw {
     }
 
     fn check_zones(&self) -> Result<(), ConfigError> {
+        if self.store.is_some() {
+            if !self.zones.is_empty() {
+                let why = "give either zones or an address of Cassandra";
+                return Err(ConfigError::invalid("store", why));
+            }
+            if self.key.is_some() {
+                let why =
+                    "is of zones, and there are none: a user of Cassandra is in cassandra.user";
+                return Err(ConfigError::invalid("key", why));
+            }
+            return self.cassandra.check(self.tags.zone);
+        }
         if self.zones.is_empty() {
             return Err(ConfigError::invalid(
                 "zones",
-                "name at least one zone server",
+                "name at least one zone server, or set store = \"cassandra://host,host/keyspace\"",
             ));
         }
         let invalid = |why: String| Err(ConfigError::invalid("zones", why));

@@ -10,7 +10,6 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dax::client::create_volume;
 use dax::storage::{Storage, VolumeSettings};
 use pgdata::control::{CONTROL_FILE_BYTES, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
@@ -34,6 +33,7 @@ use crate::postgres::InitdbOptions;
 use crate::records::{
     ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Lsns, Record, append_history,
 };
+use crate::store::create_volume;
 
 /// `initdb`'s option for the size of a log segment, in MiB.
 const SEGMENT_OPTION: &str = "--wal-segsize";
@@ -72,7 +72,7 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
         import::check(from, &host)?;
     }
     let _only = prepare(config, &host)?;
-    create_volume(&config.client("init")?, &options.settings).await?;
+    create_volume(config, &options.settings).await?;
     let storage = connect(config).await?;
     if Cluster::load(storage.as_ref()).await?.is_some() {
         return Err(AgentError::Initialised(config.volume.clone()));
@@ -304,7 +304,9 @@ async fn finish(
         superuser: config.postgres.superuser.clone(),
         created_unix_ms: unix_ms(),
     };
-    Ok(cluster.store(storage.as_ref()).await?)
+    cluster.store(storage.as_ref()).await?;
+    // The first node need not wait for anything.
+    Ok(storage.release().await?)
 }
 
 #[cfg(test)]

@@ -20,4 +20,5 @@ pub mod postgres;
 pub mod records;
 pub(crate) mod rest;
 pub mod service;
+pub mod store;
 pub(crate) mod takeover;

@@ -5,6 +5,7 @@
 
 mod epochs;
 mod gate;
+mod nodes;
 mod reads;
 mod reclaim;
 mod records;
@@ -40,6 +41,7 @@ use crate::setup;
 use crate::statements::Statements;
 use crate::writer::{Limits, Writer};
 use gate::Gate;
+use nodes::RoundTrips;
 
 /// The first wait before a failed request is made again, and the longest.
 const RETRY_MIN: Duration = Duration::from_millis(5);
@@ -49,7 +51,10 @@ const RETRY_MAX: Duration = Duration::from_millis(500);
 /// not survive.
 pub struct Client {
     inner: Arc<Inner>,
+    /// What is done for the epoch that is owned.
     tasks: Mutex<JoinSet<()>>,
+    /// What measures the nodes' distance; ends when this is dropped.
+    _measuring: JoinSet<()>,
 }
 
 impl std::fmt::Debug for Client {
@@ -78,6 +83,7 @@ struct Inner {
     fenced: watch::Sender<bool>,
     closed: watch::Sender<bool>,
     trouble: Mutex<Option<String>>,
+    round_trips: RoundTrips,
     retention: Mutex<Option<Retention>>,
     reclaim: Notify,
 }
@@ -143,11 +149,15 @@ impl Client {
             fenced: watch::Sender::new(false),
             closed: watch::Sender::new(false),
             trouble: Mutex::new(None),
+            round_trips: RoundTrips::default(),
             retention: Mutex::new(None),
             reclaim: Notify::new(),
             config,
         });
+        let mut measuring = JoinSet::new();
+        measuring.spawn(Arc::clone(&inner).keep_measuring());
         Ok(Arc::new(Client {
+            _measuring: measuring,
             inner,
             tasks: Mutex::new(JoinSet::new()),
         }))
@@ -177,16 +187,16 @@ impl Inner {
         self.state.lock().writer.next_version()
     }
 
-    /// A higher epoch exists. Whoever waits is told.
+    /// This handle stops for good. Whoever waits is told.
     fn fence(&self, why: String) {
         let mut state = self.state.lock();
-        if !state.writer.fence(why) {
+        if !state.writer.fence(why.clone()) {
             return;
         }
         state.syncs.clear();
         state.rooms.clear();
         drop(state);
-        tracing::warn!("a higher epoch exists: this writer has stopped");
+        tracing::warn!(why, "this writer has stopped for good");
         self.fenced.send_replace(true);
     }
 

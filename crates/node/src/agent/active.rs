@@ -440,10 +440,19 @@ impl Active {
         let exit = self.postgres.exit();
         let detail = exit.map_or(String::new(), |report| report.to_string());
         let epoch = self.epoch;
-        context
-            .server
-            .announce(Notice::PostgresDead { epoch, detail });
-        self.vacate(state, ActiveState::PostgresDead, beats).await;
+        let tell = || {
+            context
+                .server
+                .announce(Notice::PostgresDead { epoch, detail })
+        };
+        if self.storage.is_leased() {
+            // Whoever follows sooner waits for what is released here.
+            self.vacate(state, ActiveState::PostgresDead, beats).await;
+            tell();
+        } else {
+            tell();
+            self.vacate(state, ActiveState::PostgresDead, beats).await;
+        }
         Ok(())
     }
 
@@ -461,6 +470,11 @@ impl Active {
             .is_err()
         {
             tracing::info!("the last heartbeat could not be written in time");
+        }
+        match tokio::time::timeout(Duration::from_secs(2), self.storage.release()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::info!(%error, "the epoch is not released"),
+            Err(_) => tracing::info!("the epoch could not be released in time"),
         }
     }
 

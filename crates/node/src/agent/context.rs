@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dax::client::Client;
 use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
 use parking_lot::Mutex;
@@ -26,6 +25,7 @@ use crate::channel::{Identity, Party, Server};
 use crate::config::{Config, Heartbeat};
 use crate::postgres::{Installation, RunAs, StartOptions};
 use crate::records::{Cluster, Control, Member, MemberState, Record, Role, ServerFacts};
+use crate::store;
 
 /// See the module.
 pub(crate) struct Context {
@@ -218,8 +218,7 @@ impl Host {
 }
 
 pub(crate) async fn connect(config: &Config) -> Result<Arc<dyn Storage>> {
-    let client = config.client(config.name.as_str())?;
-    Ok(Client::connect(client).await?)
+    Ok(store::connect(config, config.name.as_str()).await?)
 }
 
 pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {

@@ -64,10 +64,24 @@ async fn poll_registry(storage: Arc<dyn Storage>, me: NodeName, in_doubt: bool) 
     if in_doubt {
         probe_writes(storage.as_ref(), &me).await?;
     }
+    let records = read_records(&storage, &me);
+    let (polled, ()) = tokio::try_join!(records, watch_lease(&*storage))?;
+    Ok(polled)
+}
+
+async fn read_records(storage: &Arc<dyn Storage>, me: &NodeName) -> Result<Polled> {
     Ok(Polled {
         heartbeat: Heartbeat::load(storage.as_ref()).await?,
-        claimed: Claim::stands(&storage, &me).await?,
+        claimed: Claim::stands(storage, me).await?,
     })
+}
+
+/// Who has seen the active's last renewal knows when its lease ends, and waits no longer.
+async fn watch_lease(storage: &dyn Storage) -> Result<()> {
+    if storage.is_leased() {
+        storage.accepted_epoch().await?;
+    }
+    Ok(())
 }
 
 /// Follows one active.

@@ -14,6 +14,8 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "name",
             "volume",
             "zones",
+            "store",
+            "cassandra",
             "key",
             "data",
             "postgres",
@@ -46,6 +48,20 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
         &["preset", "interval", "timeout", "poll", "grace"],
     ),
     ("channel", &["listen", "advertise"]),
+    (
+        "cassandra",
+        &[
+            "data_centres",
+            "copies",
+            "fencing",
+            "lease",
+            "user",
+            "ca",
+            "certificate",
+            "key",
+            "plaintext",
+        ],
+    ),
     (
         "rest",
         &[

@@ -27,13 +27,22 @@ fn defaults_are_what_the_example_says() {
     let uncommented: String = Config::example()
         .lines()
         .filter(|l| {
-            let own = ["advertise", "zone = ", "key = ", "certificate = ", "ca = "];
+            let own = [
+                "advertise",
+                "zone = ",
+                "key = ",
+                "certificate = ",
+                "ca = ",
+                "store = ",
+                "user = \"/etc",
+            ];
             !l.starts_with("# A node") && !own.iter().any(|word| l.contains(word))
         })
         .map(|l| format!("{}\n", l.strip_prefix("# ").unwrap_or(l)))
         .collect();
     let spelled = Config::parse(&uncommented).unwrap();
     assert_eq!(spelled.heartbeat, defaults.heartbeat);
+    assert_eq!(spelled.cassandra, defaults.cassandra);
     assert_eq!(spelled.channel, defaults.channel);
     assert_eq!(spelled.memory, defaults.memory);
     assert_eq!(spelled.standby, defaults.standby);
@@ -240,4 +249,24 @@ fn a_zone_may_have_several_servers() {
             .to_string()
             .contains("listed twice")
     );
+}
+
+#[test]
+fn cassandra_takes_the_place_of_zones() {
+    let store = "store = \"cassandra://localhost,127.0.0.2/main\"";
+    let replaced = |line: &str| match line.starts_with("zones = ") {
+        true => store.to_owned(),
+        false => line.to_owned(),
+    };
+    let text: Vec<String> = MINIMAL.lines().map(replaced).collect();
+    let text = text.join("\n");
+    let config = Config::parse(&text).unwrap();
+    let client = config.cassandra_client().unwrap().unwrap();
+    assert_eq!(client.contact_points, ["localhost", "127.0.0.2"]);
+    assert_eq!(config.volume_settings().replicas, 3);
+    let both = format!("zones = [\"127.0.0.1:7101\"]\n{text}");
+    let error = Config::parse(&both).unwrap_err().to_string();
+    assert!(error.contains("either zones or"), "{error}");
+    let other = Config::parse_on(MINIMAL, Some("cassandra://127.0.0.3/x")).unwrap();
+    assert!(other.zones.is_empty() && other.store.is_some());
 }

@@ -4,6 +4,7 @@
 //! own begin with `understudy_`. A value that a node does not know is left out, not zero.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -181,18 +182,20 @@ impl Page {
         let _ = writeln!(self.text, "{name}{{{labels}{more}}} {value}");
     }
 
-    /// Whether each replica of the volume answers this node.
+    /// Whether each replica of the volume answers this node, and how fast.
     fn replicas(&mut self, status: &Value) {
         let replicas = status["replicas"].as_array().into_iter().flatten();
-        let up: Vec<_> = replicas
+        let seen: Vec<_> = replicas
             .filter_map(|replica| {
                 let address = replica["address"].as_str()?;
                 let zone = replica["zone"].to_string();
                 let labels = format!(",zone=\"{}\",address=\"{address}\"", zone.trim_matches('"'));
-                Some((labels, replica["up"].as_bool()?))
+                let away: Option<Duration> =
+                    serde_json::from_value(replica["round_trip"].clone()).unwrap_or_default();
+                Some((labels, replica["up"].as_bool()?, away))
             })
             .collect();
-        if up.is_empty() {
+        if seen.is_empty() {
             return;
         }
         self.head(
@@ -200,8 +203,19 @@ impl Page {
             "understudy_replica_up",
             "1 if the zone's server answers this node",
         );
-        for (labels, up) in up {
-            self.sample("understudy_replica_up", &labels, f64::from(u8::from(up)));
+        for (labels, up, _) in &seen {
+            self.sample("understudy_replica_up", labels, f64::from(u8::from(*up)));
+        }
+        let away = seen
+            .iter()
+            .filter_map(|(labels, _, away)| Some((labels, (*away)?)));
+        let away: Vec<_> = away.collect();
+        if !away.is_empty() {
+            let name = "understudy_replica_round_trip_seconds";
+            self.head("gauge", name, "The last round trip to the zone's server");
+            for (labels, time) in away {
+                self.sample(name, labels, time.as_secs_f64());
+            }
         }
     }
 
@@ -241,7 +255,8 @@ mod tests {
             "received": 0x1_0000_0010_u64, "applied": 0x1_0000_0000_u64,
             "overlay": { "memory_bytes": 8192, "spill_bytes": 0 },
             "base": { "moves": 5 }, "warmth": { "percent": 98.5 },
-            "replicas": [{ "address": "127.0.0.1:7101", "zone": 0, "up": true }],
+            "replicas": [{ "address": "127.0.0.1:7101", "zone": 0, "up": true,
+                "round_trip": Duration::from_millis(2) }],
             "storage": { "stale_reads": 3 },
             "server": { "server_version": "15.19 (Debian)", "pending_restart": ["shared_buffers"] },
             "control": { "paused": { "by": "a" } },
@@ -256,6 +271,7 @@ mod tests {
             "patroni_postgres_server_version{scope=\"main\",name=\"north\"} 150019",
             "understudy_warm_ratio{scope=\"main\",name=\"north\"} 0.985",
             "understudy_replica_up{scope=\"main\",name=\"north\",zone=\"0\",address=\"127.0.0.1:7101\"} 1",
+            "understudy_replica_round_trip_seconds{scope=\"main\",name=\"north\",zone=\"0\",address=\"127.0.0.1:7101\"} 0.002",
             "understudy_storage_stale_reads_total{scope=\"main\",name=\"north\"} 3",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");

@@ -103,11 +103,16 @@ pub struct Key {
 Examples:
   understudy init --config /etc/understudy/north.toml
   understudy init --config north.toml -- --locale=C.UTF-8 --data-checksums
-  understudy init --config north.toml --import /var/lib/postgresql/15/main")]
+  understudy init --config north.toml --import /var/lib/postgresql/15/main
+  understudy init --config north.toml --store cassandra://10.0.0.1,10.0.0.2/understudy")]
 pub struct Init {
     /// The node's configuration file.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// The storage tier, in place of the configuration's: nodes of Apache Cassandra and a keyspace, which
+    /// is made if it is missing. Every node's configuration must then say the same.
+    #[arg(long, value_name = "cassandra://HOST,HOST/KEYSPACE")]
+    pub store: Option<String>,
     /// Copy this data directory of a cleanly stopped PostgreSQL in place of running initdb.
     #[arg(long, value_name = "DIR")]
     pub import: Option<PathBuf>,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::duration;
+use crate::demo::Store;
 
 /// Show a failover: start a cluster on this machine, load it, kill the active, verify.
 ///
@@ -19,8 +20,13 @@ Examples:
   understudy demo
   understudy demo --duration 60s --clients 16 --ddl
   understudy demo --seed 42 --json >result.json
+  understudy demo --store cassandra
   understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
 pub struct Demo {
+    /// What keeps the blocks: zone servers, or Apache Cassandra in three data centres, which is fetched
+    /// with Maven.
+    #[arg(long, value_enum, default_value_t)]
+    pub store: Store,
     /// How long the clients run.
     #[arg(long, default_value = "30s", value_parser = duration, value_name = "TIME")]
     pub duration: Duration,

@@ -24,6 +24,8 @@ pub struct Options {
     pub understudy: PathBuf,
     /// How many zones.
     pub zones: usize,
+    /// An address of Cassandra, which is the storage tier then; `zones` is 0.
+    pub store: Option<String>,
     /// Zone servers, and copies of every block, in each zone.
     pub servers_per_zone: usize,
     /// Further arguments of `understudy init`.
@@ -69,6 +71,7 @@ impl Options {
             bin: bin.to_owned(),
             understudy: understudy.to_owned(),
             zones: 3,
+            store: None,
             servers_per_zone: 1,
             init_arguments: Vec::new(),
             memory: Vec::new(),
@@ -118,6 +121,10 @@ impl Options {
     /// The zone that a node is in, if that matters.
     fn zone_of(&self, node: &str) -> Option<usize> {
         let at = self.nodes.iter().position(|name| name == node)?;
+        if self.store.is_some() {
+            // As many data centres as a development cluster of Cassandra has.
+            return Some(at % 3);
+        }
         let sites = self.sites.as_ref();
         let apart = self.network.is_some()
             || sites.is_some_and(|sites| sites.address(&zone_name(0)).is_some());
@@ -185,12 +192,19 @@ fn text(
     let servers: Vec<String> = zone_ports.iter().enumerate().map(server).collect();
     let zones = servers.chunks(options.servers_per_zone.max(1));
     let zones: Vec<String> = zones.map(|zone| format!("[{}]", zone.join(", "))).collect();
+    let storage = match &options.store {
+        Some(store) => format!("store = \"{store}\""),
+        None => format!(
+            "zones = [{}]\nkey = \"{}\"",
+            zones.join(", "),
+            credentials.key.display()
+        ),
+    };
     let address = node.address;
     let mut text = format!(
         "name = \"{}\"\n\
          volume = \"{VOLUME}\"\n\
-         zones = [{}]\n\
-         key = \"{}\"\n\
+         {storage}\n\
          data = \"{}\"\n\
          \n\
          [postgres]\n\
@@ -208,8 +222,6 @@ fn text(
          listen = \"{address}:{}\"\n\
          token = \"{}\"\n",
         node.name,
-        zones.join(", "),
-        credentials.key.display(),
         node.data.display(),
         options.bin.display(),
         node.port,

@@ -13,6 +13,7 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         .unwrap_or_else(|| rand::random_range(1..1_000_000));
     let picture = args.picture.unwrap_or_else(|| default_picture(seed));
     let options = Options {
+        store: args.store,
         duration: args.duration,
         clients: args.clients,
         scale: args.scale,

@@ -11,7 +11,7 @@ use crate::exit::Code;
 
 /// Creates the cluster and says what was made.
 pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
-    let config = Config::load(&args.config)?;
+    let config = Config::load_on(&args.config, args.store.as_deref())?;
     make_identity(&config)?;
     let spread = config.volume_settings();
     let options = InitOptions {

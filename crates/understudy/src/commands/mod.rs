@@ -1,6 +1,7 @@
 //! One module for each command; each returns what the process ends with.
 
 mod bench;
+mod cassandra;
 mod configure;
 mod demo;
 mod dev;
@@ -59,7 +60,8 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
 /// Logs to standard error: by `--log`, else RUST_LOG, else what suits the command.
 fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> {
     let default = match command {
-        Command::Store(_) | Command::Node(_) => "info",
+        // Cassandra's driver tells of every connection, and of every one that it makes anew.
+        Command::Store(_) | Command::Node(_) => "info,scylla=error",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) | Command::Dev(_) => "error",
         _ => "warn",

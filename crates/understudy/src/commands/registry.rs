@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dax::client::Client;
 use dax::storage::Storage;
 use node::channel::Party;
 use node::config::Config;
@@ -24,11 +23,15 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// Connects to the zones of the configuration file.
+    /// Connects to the storage tier of the configuration file.
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
         let config = Config::load(file)?;
-        let client = Client::connect(config.client("command")?);
-        let storage = in_time(async { Ok(client.await? as Arc<dyn Storage>) }).await?;
+        let client = node::store::connect(&config, "command");
+        let storage = match (tokio::time::timeout(PATIENCE, client).await, &config.store) {
+            (Ok(storage), _) => storage?,
+            (Err(_), None) => return Err(no_zones().into()),
+            (Err(_), Some(_)) => return Err(no_cassandra().into()),
+        };
         Ok(Registry { config, storage })
     }
 
@@ -47,15 +50,30 @@ pub(super) async fn in_time<T>(
 ) -> anyhow::Result<T> {
     match tokio::time::timeout(PATIENCE, asking).await {
         Ok(answer) => answer,
-        Err(_) => Err(Failure::new(
-            Code::Unavailable,
-            format!("too few zones answered within {PATIENCE:?}"),
-        )
-        .advise(
-            "Start the zones (understudy store), and compare their addresses with \"zones\" in the \
-             configuration. If they run, their logs say whether they refuse what they are sent: with \
-             certificates on one side only neither understands the other ([tls], store --identity).",
-        )
-        .into()),
+        Err(_) => Err(no_zones().into()),
     }
+}
+
+fn no_zones() -> Failure {
+    Failure::new(
+        Code::Unavailable,
+        format!("too few zones answered within {PATIENCE:?}"),
+    )
+    .advise(
+        "Start the zones (understudy store), and compare their addresses with \"zones\" in the \
+         configuration. If they run, their logs say whether they refuse what they are sent: with \
+         certificates on one side only neither understands the other ([tls], store --identity).",
+    )
+}
+
+fn no_cassandra() -> Failure {
+    Failure::new(
+        Code::Unavailable,
+        format!("too few nodes of Cassandra answered within {PATIENCE:?}"),
+    )
+    .advise(
+        "Compare their addresses with \"store\" in the configuration; nodetool status says which of them \
+         are up. Nodes that want protected connections need the authority of their certificates here \
+         (cassandra.ca).",
+    )
 }

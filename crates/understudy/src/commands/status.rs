@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 use volume::standby::{OverlayStats, ReadStats};
 
+use super::cassandra::CassandraView;
 use super::list::{notes, version_number};
 use super::registry::{Registry, in_time};
 use super::watch::{self, Picture};
@@ -38,6 +39,9 @@ pub(super) struct Status {
     pub control: Control,
     pub nodes: Vec<Node>,
     pub replicas: Vec<Replica>,
+    /// If Apache Cassandra keeps the blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cassandra: Option<CassandraView>,
     scrub: Option<Value>,
     /// What is kept beyond the present, and for whom, as the active says.
     retained: Option<Value>,
@@ -122,7 +126,9 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     nodes.sort_by(|a, b| a.member.name.cmp(&b.member.name));
     let protection = active(&nodes).map(|node| &node.answer["protection"]);
     let protection_since_unix_ms = protection.and_then(|p| p["since_unix_ms"].as_u64());
+    let replicas = replicas(&nodes, registry);
     Ok(Status {
+        cassandra: CassandraView::new(&registry.config, &replicas),
         protection_since_unix_ms,
         protection: protection.cloned(),
         volume: registry.config.volume.to_string(),
@@ -134,7 +140,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
         cluster,
         heartbeat,
         control,
-        replicas: replicas(&nodes, registry)
+        replicas: replicas
             .into_iter()
             .map(|status| Replica::new(status, &usage))
             .collect(),
@@ -240,6 +246,9 @@ fn table(status: &Status) -> String {
     if !bases.is_empty() {
         out.push_str(&bases);
         out.push('\n');
+    }
+    if let Some(cassandra) = &status.cassandra {
+        out.push_str(&cassandra.line());
     }
     for replica in &status.replicas {
         out.push_str(&replica_line(replica));
@@ -474,6 +483,7 @@ impl Status {
             control: Control::default(),
             nodes,
             replicas: Vec::new(),
+            cassandra: None,
             scrub: None,
             retained: None,
         }

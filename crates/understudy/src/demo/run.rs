@@ -24,9 +24,21 @@ use super::workspace::Workspace;
 use crate::cluster::process::Kill;
 use crate::cluster::{Cluster, programs};
 
+/// What keeps the blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Store {
+    /// Zone servers of ours.
+    #[default]
+    Zones,
+    /// Apache Cassandra: a node in each of three data centres.
+    Cassandra,
+}
+
 /// What the user chose.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// What keeps the blocks.
+    pub store: Store,
     /// Length of the load.
     pub duration: Duration,
     /// Concurrent clients.
@@ -73,12 +85,36 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
 
 async fn on_stage(options: &Options, bin: &Path, workspace: &Workspace) -> anyhow::Result<Report> {
     let mut progress = Progress::new();
-    let mut cluster = set_stage(options, bin, workspace.path(), &progress).await?;
+    let cassandra = start_store(options.store, workspace.path(), &progress).await?;
+    let mut cluster = set_stage(
+        options,
+        bin,
+        workspace.path(),
+        cassandra.as_ref(),
+        &progress,
+    )
+    .await?;
     let run = play(options, &mut cluster, &mut progress).await?;
     progress.say("verifying");
     let report = judge(options, bin, &cluster, &run).await?;
     cluster.shutdown();
+    tokio::task::block_in_place(|| drop(cassandra));
     Ok(report)
+}
+
+/// Starts what keeps the blocks, if that is no part of the cluster.
+async fn start_store(
+    store: Store,
+    dir: &Path,
+    progress: &Progress,
+) -> anyhow::Result<Option<cassandra::server::Cluster>> {
+    if store == Store::Zones {
+        return Ok(None);
+    }
+    progress.say("starting Apache Cassandra: three data centres");
+    let options = cassandra::server::Options::new(dir.join("cassandra"));
+    let started = tokio::task::spawn_blocking(|| cassandra::server::Cluster::start(options));
+    Ok(Some(started.await.context("the start was given up")??))
 }
 
 /// Starts the cluster and fills the tables.
@@ -86,13 +122,23 @@ async fn set_stage(
     options: &Options,
     bin: &Path,
     dir: &Path,
+    cassandra: Option<&cassandra::server::Cluster>,
     progress: &Progress,
 ) -> anyhow::Result<Cluster> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
-    let settings = crate::cluster::Options::new(dir, bin, &program);
+    let mut settings = crate::cluster::Options::new(dir, bin, &program);
+    if let Some(cassandra) = cassandra {
+        let points = cassandra.contact_points().into_iter();
+        let points: Vec<String> = points.map(|point| point.to_string()).collect();
+        settings.store = Some(format!("cassandra://{}/understudy", points.join(",")));
+        settings.zones = 0;
+    }
+    let zones = match cassandra {
+        Some(_) => String::new(),
+        None => format!("{} zones and ", settings.zones),
+    };
     progress.say(&format!(
-        "starting {} zones and {} nodes with {} in {}",
-        settings.zones,
+        "starting {zones}{} nodes with {} in {}",
         settings.nodes.len(),
         bin.display(),
         dir.display()
@@ -338,6 +384,7 @@ mod tests {
     #[test]
     fn the_seed_decides_the_moment_of_the_kill() {
         let with = |seed| Options {
+            store: Store::Zones,
             duration: Duration::from_secs(100),
             clients: 1,
             scale: 1,
