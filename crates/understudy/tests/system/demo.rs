@@ -14,7 +14,12 @@ use crate::stage::{PATIENCE, Scratch, program};
 #[test]
 #[ignore = "system test: make test-system"]
 fn the_demo_loses_nothing_and_says_so() -> Result<()> {
-    let scratch = Scratch::new("demo")?;
+    watch("demo", &[], 500.0)
+}
+
+/// Runs the demo with these further arguments and checks what it reports: more than so many commits.
+pub fn watch(test: &str, more: &[&str], commits: f64) -> Result<()> {
+    let scratch = Scratch::new(test)?;
     let picture = scratch.path().join("demo.svg");
     let output = Command::new(program())
         .args([
@@ -32,6 +37,7 @@ fn the_demo_loses_nothing_and_says_so() -> Result<()> {
         .arg(scratch.path().join("work"))
         .arg("--picture")
         .arg(&picture)
+        .args(more)
         .stdin(Stdio::null())
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -40,7 +46,7 @@ fn the_demo_loses_nothing_and_says_so() -> Result<()> {
     println!("{report:#}");
     ensure!(report["lost"] == 0);
     let number = |name: &str| report[name].as_f64().with_context(|| format!("no {name}"));
-    ensure!(number("acknowledged")? > 500.0);
+    ensure!(number("acknowledged")? > commits);
     ensure!(number("present")? >= number("acknowledged")?);
     ensure!(number("downtime_ms")? > 0.0);
     for name in ["tps_before", "tps_after"] {
@@ -61,7 +67,7 @@ fn the_demo_loses_nothing_and_says_so() -> Result<()> {
         !scratch.path().join("work").exists(),
         "the demo's data is still there"
     );
-    Ok(())
+    scratch.succeed()
 }
 
 #[test]

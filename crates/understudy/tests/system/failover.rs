@@ -63,7 +63,7 @@ async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
 }
 
 /// Sessions in the middle of transactions that have written.
-async fn open_transactions(server: &Server) -> Result<Vec<Client>> {
+pub async fn open_transactions(server: &Server) -> Result<Vec<Client>> {
     let mut sessions = Vec::new();
     for n in 1..=5 {
         let client = connect(&server.config()).await?;

@@ -1,9 +1,11 @@
-//! Whole clusters: started, loaded, broken, verified. Run with `make test-system`.
+//! Whole clusters: started, loaded, broken, verified. Run with `make test-system`; those on Apache
+//! Cassandra (`cassandra`) with `make test-cassandra`.
 //!
 //! Each test works in a directory of its own below `UNDERSTUDY_TEST_DIR` (or the temporary
 //! directory) and leaves it there only when it fails.
 
 mod bases;
+mod cassandra;
 mod demo;
 mod failover;
 mod operator;

@@ -233,6 +233,7 @@ fn is_of_the_fence(line: &str) -> bool {
     let said = [
         "Read-only file system",
         "Input/output error",
+        "wrote only ",
         "AbortTransaction while in ABORT state",
         "crash of another server process",
     ];

@@ -1,0 +1,215 @@
+//! Clusters on real Apache Cassandra: three data centres with one node each. Run with
+//! `make test-cassandra`.
+
+use std::time::Duration;
+
+use ::cassandra::server;
+use anyhow::{Context, Result, ensure};
+use rand::random_range;
+use tokio::task::{JoinSet, block_in_place};
+use tokio_postgres::Client;
+use understudy::demo::history::Outcome;
+
+use crate::failover::open_transactions;
+use crate::stage::{PATIENCE, Scratch, Stage};
+
+/// How often an active is frozen in each of the tests of that, if the environment does not say.
+const ZOMBIES: usize = 2;
+/// A machine that is busy with three Java processes takes its time.
+const LONG_PATIENCE: Duration = Duration::from_secs(120);
+
+/// A loaded cluster, and what it stands on. Fields are dropped in this order.
+struct Theatre {
+    stage: Stage,
+    cassandra: server::Cluster,
+    scratch: Scratch,
+}
+
+impl Theatre {
+    /// `north` is in the first data centre, `south` in the second; `north` is active.
+    async fn open(test: &str, hints: bool, heartbeat: &str) -> Result<Theatre> {
+        let scratch = Scratch::new(&format!("{test}-nodes"))?;
+        let mut options = server::Options::new(scratch.path());
+        if !hints {
+            options = options.without_hints();
+        }
+        let cassandra = block_in_place(|| server::Cluster::start(options))?;
+        let points = cassandra.contact_points().into_iter();
+        let points: Vec<String> = points.map(|point| point.to_string()).collect();
+        let stage = Stage::with_options(test, &["north", "south"], |options| {
+            options.zones = 0;
+            options.store = Some(format!("cassandra://{}/understudy", points.join(",")));
+            options.heartbeat = heartbeat.to_owned();
+        });
+        Ok(Theatre {
+            stage: Box::pin(stage).await?,
+            cassandra,
+            scratch,
+        })
+    }
+
+    /// As [`Stage::verify`], and ends Cassandra.
+    async fn verify(self) -> Result<()> {
+        Box::pin(self.stage.verify()).await?;
+        block_in_place(|| drop(self.cassandra));
+        self.scratch.succeed()
+    }
+
+    fn start_nodes(&mut self, nodes: &[usize]) -> Result<()> {
+        Ok(block_in_place(|| self.cassandra.start_nodes(nodes))?)
+    }
+
+    fn kill(&mut self, node: usize) -> Result<()> {
+        Ok(block_in_place(|| self.cassandra.kill(node))?)
+    }
+}
+
+#[test]
+#[ignore = "on Cassandra: make test-cassandra"]
+fn the_demo_loses_nothing() -> Result<()> {
+    crate::demo::watch("demo-cassandra", &["--store", "cassandra"], 100.0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "on Cassandra: make test-cassandra"]
+async fn zombies_commit_nothing_with_hints() -> Result<()> {
+    Box::pin(zombies("zombies-hints", true)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "on Cassandra: make test-cassandra"]
+async fn zombies_commit_nothing_without_hints() -> Result<()> {
+    Box::pin(zombies("zombies-no-hints", false)).await
+}
+
+/// Freezes the active in the middle of commits, lets the other one take over, and thaws it; again and again.
+async fn zombies(test: &str, hints: bool) -> Result<()> {
+    let mut theatre = Theatre::open(test, hints, "normal").await?;
+    let rounds = std::env::var("ZOMBIES").ok();
+    let rounds = rounds.map_or(Ok(ZOMBIES), |rounds| rounds.parse())?;
+    for round in 1..=rounds {
+        let old = Box::pin(one_zombie(&mut theatre, round)).await?;
+        println!("{round} of {rounds}: {old} was frozen, its successor serves, it follows");
+    }
+    theatre.verify().await
+}
+
+/// One round; returns who was frozen.
+async fn one_zombie(theatre: &mut Theatre, round: usize) -> Result<String> {
+    let Theatre {
+        stage, cassandra, ..
+    } = theatre;
+    let old = stage.cluster.wait_active(PATIENCE).await?;
+    let other = stage.cluster.names().find(|name| *name != old);
+    let other = other.context("two nodes")?.to_owned();
+    stage.expect_fenced(&old);
+    let zombies = open_transactions(&stage.cluster.server(&old)?).await?;
+    // In every third round a copy hangs, too: what it misses comes late, as hints if there are any.
+    let hangs = round.is_multiple_of(3);
+    if hangs {
+        cassandra.pause(2)?;
+    }
+    tokio::time::sleep(Duration::from_millis(random_range(0..500))).await;
+    let frozen = stage.clock.now();
+    stage.cluster.node_process(&old).context("it runs")?.pause();
+    let deadline = tokio::time::Instant::now() + LONG_PATIENCE;
+    while stage.cluster.active().await.as_deref() != Some(&other) {
+        ensure!(
+            tokio::time::Instant::now() < deadline,
+            "{other} does not take over"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // These wait in its sockets when it thaws.
+    let mut answers = JoinSet::new();
+    for zombie in zombies {
+        answers.spawn(commits(zombie));
+    }
+    tokio::time::sleep(Duration::from_millis(random_range(0..500))).await;
+    stage
+        .cluster
+        .node_process(&old)
+        .context("it runs")?
+        .resume();
+    let acknowledged = answers.join_all().await;
+    let acknowledged = acknowledged.into_iter().filter(|yes| *yes).count();
+    ensure!(
+        acknowledged == 0,
+        "{acknowledged} commits were acknowledged"
+    );
+    if hangs {
+        cassandra.resume(2)?;
+    }
+    stage.outage_after(frozen).await?;
+    stage.cluster.wait_follows(&old, LONG_PATIENCE).await?;
+    stage.commits(20).await?;
+    Ok(old)
+}
+
+async fn commits(session: Client) -> bool {
+    session.batch_execute("COMMIT").await.is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "on Cassandra: make test-cassandra"]
+async fn one_node_killed_is_noticed_by_no_client() -> Result<()> {
+    let mut theatre = Box::pin(Theatre::open("nodes", true, "wide")).await?;
+    // The active's own copy, which coordinates for it; the standby's; the third one.
+    for node in 0..3 {
+        theatre.kill(node)?;
+        theatre.stage.commits(200).await?;
+        theatre.start_nodes(&[node])?;
+        theatre.stage.commits(50).await?;
+    }
+    let history = theatre.stage.load.as_ref().context("load")?.history();
+    let attempts = history.attempts().iter();
+    let failed: Vec<_> = attempts
+        .filter(|attempt| attempt.outcome != Outcome::Acknowledged)
+        .collect();
+    ensure!(failed.is_empty(), "{failed:?}");
+    theatre
+        .stage
+        .cluster
+        .wait_follows("south", LONG_PATIENCE)
+        .await?;
+    theatre.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "on Cassandra: make test-cassandra"]
+async fn a_data_centre_lost_with_the_active_loses_nothing() -> Result<()> {
+    let mut theatre = Box::pin(Theatre::open("data-centre", true, "wide")).await?;
+    theatre.kill(0)?;
+    let (dead, killed) = theatre.stage.kill_active().await?;
+    ensure!(dead == "north", "{dead} was active");
+    let outage = theatre.stage.outage_after(killed).await?;
+    println!("{:?} without commits", outage.length());
+    theatre.stage.commits(200).await?;
+    theatre.start_nodes(&[0])?;
+    theatre.stage.cluster.start_node(&dead)?;
+    theatre
+        .stage
+        .cluster
+        .wait_follows(&dead, LONG_PATIENCE)
+        .await?;
+    theatre.stage.commits(50).await?;
+    theatre.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "on Cassandra: make test-cassandra"]
+async fn two_data_centres_lost_cost_only_time() -> Result<()> {
+    let mut theatre = Box::pin(Theatre::open("two-data-centres", true, "wide")).await?;
+    theatre.kill(1)?;
+    theatre.kill(2)?;
+    // What was on its way may still be answered; then nothing can be.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let count = |theatre: &Theatre| theatre.stage.load.as_ref().map(|load| load.acknowledged());
+    let before = count(&theatre);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let after = count(&theatre);
+    ensure!(before == after, "{before:?}, then {after:?} commits");
+    theatre.start_nodes(&[1, 2])?;
+    theatre.stage.commits(200).await?;
+    theatre.verify().await
+}
