@@ -1,5 +1,6 @@
 //! Measurements that a user can repeat with one command.
 
+pub mod cassandra;
 pub mod dax;
 pub mod failover;
 pub(crate) mod lag;

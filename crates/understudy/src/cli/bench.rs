@@ -14,6 +14,8 @@ pub enum Bench {
     Pgbench(BenchPgbench),
     /// Compare the variants of the block protocol at emulated distances, and lose servers under load.
     Dax(BenchDax),
+    /// Compare the block path over Apache Cassandra with its driver alone.
+    Cassandra(BenchCassandra),
     /// Run everything at once for a long time, kill the active, and verify.
     Soak(BenchSoak),
     /// Measure how standbys keep up, what they cost the active, and how soon a new one is there.
@@ -178,6 +180,37 @@ pub struct BenchDax {
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
     /// Print one JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `bench cassandra`.
+///
+/// Starts three data centres of one node each, which are fetched with Maven. Clients write and read blocks
+/// of 8 KiB through our client, and through the driver alone, in turns.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench cassandra --quick
+  understudy bench cassandra --clients 1,64 --rounds 5 --json")]
+pub struct BenchCassandra {
+    /// Runs of 3 s, 2 of each side.
+    #[arg(long)]
+    pub quick: bool,
+    /// Clients at a time.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64],
+          value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub clients: Vec<u16>,
+    /// Length of one run in seconds; 10 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: Option<u32>,
+    /// Runs of each side, after one that does not count; 5 if not given.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
+    /// Empty directory to work in; one below the temporary directory if not given.
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Print one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
 }

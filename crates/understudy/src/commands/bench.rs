@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::ValueEnum;
 
-use crate::bench::{dax, failover, peers, pgbench, soak, standby};
+use crate::bench::{cassandra, dax, failover, peers, pgbench, soak, standby};
 use crate::cli;
 use crate::cluster::programs;
 use crate::demo::workspace::Workspace;
@@ -17,6 +17,7 @@ pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
     match command {
         cli::Bench::Pgbench(args) => run_pgbench(args).await,
         cli::Bench::Dax(args) => run_dax(args).await,
+        cli::Bench::Cassandra(args) => run_cassandra(args).await,
         cli::Bench::Soak(args) => run_soak(args).await,
         cli::Bench::Standby(args) => run_standby(args).await,
         cli::Bench::Failover(args) => run_failover(args).await,
@@ -87,6 +88,27 @@ async fn run_dax(args: cli::BenchDax) -> anyhow::Result<Code> {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         print!("{}", dax::table(&report));
+    }
+    Ok(Code::Ok)
+}
+
+async fn run_cassandra(args: cli::BenchCassandra) -> anyhow::Result<Code> {
+    let workspace = Workspace::create(args.data.as_deref(), false)?;
+    let (seconds, rounds) = if args.quick { (3, 2) } else { (10, 5) };
+    let options = cassandra::Options {
+        dir: workspace.path().to_owned(),
+        clients: args.clients,
+        seconds: args.seconds.unwrap_or(seconds),
+        rounds: args.rounds.unwrap_or(rounds),
+    };
+    let report = tokio::select! {
+        report = Box::pin(cassandra::run(&options, say)) => report?,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", cassandra::table(&report));
     }
     Ok(Code::Ok)
 }
