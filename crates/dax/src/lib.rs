@@ -13,8 +13,8 @@ pub mod error;
 pub mod ids;
 pub mod memory;
 pub mod replica;
-#[cfg(test)]
-mod simulation;
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
 pub mod storage;
 pub mod tls;
 pub mod wire;

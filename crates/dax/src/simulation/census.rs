@@ -5,7 +5,7 @@ use std::fmt;
 
 /// Counts by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Census(BTreeMap<&'static str, u64>);
+pub struct Census(BTreeMap<&'static str, u64>);
 
 impl Census {
     /// It happened once more.

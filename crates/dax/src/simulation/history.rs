@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 use crate::ids::{BlockKey, Epoch, FileId, Generation};
 
 /// A client's number. A client lives once: a node that starts again is another one.
-pub(crate) type ClientId = usize;
+pub type ClientId = usize;
 
 /// An operation's number in its history.
-pub(crate) type OpNumber = u64;
+pub type OpNumber = u64;
 
 /// What a block or record holds, by the order of all writes; 0 is "nothing".
-pub(crate) type Content = u64;
+pub type Content = u64;
 
 /// Nothing was ever written.
-pub(crate) const NOTHING: Content = 0;
+pub const NOTHING: Content = 0;
 
 /// A copy that fails its checksum.
-pub(crate) const DAMAGED: Content = Content::MAX;
+pub const DAMAGED: Content = Content::MAX;
 
 /// A record of the registry, by number.
-pub(crate) type RecordId = u8;
+pub type RecordId = u8;
 
 /// What a client asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     Own,
     /// Everything that the client has written so far.
     Sync,
@@ -56,7 +56,7 @@ pub(crate) enum Action {
 
 /// What an operation gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     Owned(Epoch),
     Done,
     Block(Generation, Content),
@@ -66,11 +66,11 @@ pub(crate) enum Outcome {
 }
 
 /// Durable contents of a replica's blocks.
-pub(crate) type Shelf = BTreeMap<(BlockKey, Generation), Content>;
+pub type Shelf = BTreeMap<(BlockKey, Generation), Content>;
 
 /// One thing that happened.
 #[derive(Debug, Clone)]
-pub(crate) enum Event {
+pub enum Event {
     Wrote {
         client: ClientId,
         epoch: Epoch,
@@ -110,7 +110,7 @@ pub(crate) enum Event {
 
 /// A write, as far as it is known to everybody.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Write {
+pub struct Write {
     pub content: Content,
     pub client: ClientId,
     pub epoch: Epoch,
@@ -120,7 +120,7 @@ pub(crate) struct Write {
 
 /// An operation that has started.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Started {
+pub struct Started {
     pub client: ClientId,
     pub epoch: Option<Epoch>,
     pub action: Action,
@@ -130,7 +130,7 @@ pub(crate) struct Started {
 
 /// Everything that has happened, for checkers to look things up.
 #[derive(Debug, Default)]
-pub(crate) struct History {
+pub struct History {
     writes: BTreeMap<Content, Write>,
     records: BTreeMap<Content, (RecordId, Option<Epoch>)>,
     ops: BTreeMap<OpNumber, Started>,

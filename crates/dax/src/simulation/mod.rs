@@ -9,16 +9,32 @@
 //!
 //! `make sim` runs many seeds, `make sim SEED=7` one of them again; docs/PROTOCOL.md says what is
 //! simulated and what is checked. A seed gives the same trace every time. Built for tests only.
+//!
+//! The history, its checkers, the census and the trace are open to simulations of other backends (the
+//! feature `simulation`): they know nothing of clients, messages or replicas.
 
-mod census;
-mod checkers;
+pub mod census;
+pub mod checkers;
+#[allow(
+    missing_docs,
+    reason = "the fields of an event are what they are called"
+)]
+pub mod history;
+pub mod trace;
+
+#[cfg(test)]
 mod faults;
+#[cfg(test)]
 pub(crate) mod flaw;
-mod history;
+#[cfg(test)]
 mod replica;
+#[cfg(test)]
 mod runner;
+#[cfg(test)]
 mod schedule;
+#[cfg(test)]
 mod tests;
-mod trace;
+#[cfg(test)]
 mod workload;
+#[cfg(test)]
 mod world;

@@ -6,13 +6,14 @@ use std::hash::{DefaultHasher, Hasher};
 use crate::client::core::Time;
 
 /// The trace of one schedule.
-pub(crate) struct Trace {
+pub struct Trace {
     hash: DefaultHasher,
     print: bool,
     steps: u64,
 }
 
 impl Trace {
+    /// An empty trace; with `print`, steps are printed as they come.
     pub fn new(print: bool) -> Trace {
         Trace {
             hash: DefaultHasher::new(),

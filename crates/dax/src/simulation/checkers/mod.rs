@@ -3,6 +3,7 @@
 //! A checker sees the [`History`] and each event once, and says what is wrong with it. It knows
 //! nothing of clients, messages or versions; each has unit tests with histories that it rejects.
 
+mod absence;
 mod durability;
 mod fence;
 mod floors;
@@ -15,7 +16,7 @@ mod strong;
 use super::history::{Event, History};
 
 /// A promise.
-pub(crate) trait Checker {
+pub trait Checker {
     /// Its name in reports.
     fn name(&self) -> &'static str;
 
@@ -28,7 +29,7 @@ pub(crate) trait Checker {
 
 /// A promise that was broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Violation {
+pub struct Violation {
     /// Which checker says so.
     pub checker: &'static str,
     /// What is wrong.
@@ -36,7 +37,7 @@ pub(crate) struct Violation {
 }
 
 /// All checkers, over one history.
-pub(crate) struct Checkers {
+pub struct Checkers {
     history: History,
     checkers: Vec<Box<dyn Checker>>,
 }
@@ -53,6 +54,13 @@ impl Checkers {
             Box::new(seals::Seals::default()),
             Box::new(records::Records::default()),
         ])
+    }
+
+    /// The same where a promotion that finds nothing keeps it so, as the backend promises more than DAX.
+    #[must_use]
+    pub fn with_absence(mut self) -> Checkers {
+        self.checkers.push(Box::new(absence::Absence::default()));
+        self
     }
 
     fn of(checkers: Vec<Box<dyn Checker>>) -> Checkers {

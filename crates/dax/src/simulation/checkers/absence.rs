@@ -1,0 +1,122 @@
+//! No resurrection: where an owner's promotion found nothing, no write of an older epoch appears any more.
+//!
+//! More than the protocol promises on zones. A deposed owner that does not know it may still see what it
+//! wrote.
+
+use std::collections::BTreeMap;
+
+use super::super::history::{Action, Event, History, NOTHING, OpNumber, Outcome};
+use super::Checker;
+use crate::ids::{BlockKey, Epoch};
+
+#[derive(Debug, Default)]
+pub(super) struct Absence {
+    newest_owned: Epoch,
+    /// The newest epoch whose owner was told that the block is not there.
+    absent: BTreeMap<BlockKey, Epoch>,
+    /// The same when each read that is under way began.
+    began: BTreeMap<OpNumber, Epoch>,
+}
+
+impl Checker for Absence {
+    fn name(&self) -> &'static str {
+        "no resurrection"
+    }
+
+    fn check(&mut self, history: &History, event: &Event) -> Result<(), String> {
+        match *event {
+            Event::Started {
+                op,
+                action: Action::Promote(key) | Action::Read { key, .. },
+                ..
+            } => {
+                let absent = self.absent.get(&key).copied().unwrap_or_default();
+                self.began.insert(op, absent);
+                Ok(())
+            }
+            Event::Ended {
+                outcome: Outcome::Owned(epoch),
+                ..
+            } => {
+                self.newest_owned = self.newest_owned.max(epoch);
+                Ok(())
+            }
+            Event::Ended {
+                op,
+                outcome: Outcome::Block(_, found),
+            } => self.ended(history, op, found),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Absence {
+    fn ended(&mut self, history: &History, op: OpNumber, found: u64) -> Result<(), String> {
+        let (Some(started), Some(absent)) = (history.op(op), self.began.remove(&op)) else {
+            return Ok(());
+        };
+        let epoch = started.epoch.unwrap_or(Epoch::MAX);
+        if found == NOTHING {
+            if let Action::Promote(key) = started.action
+                && epoch >= self.newest_owned
+            {
+                self.absent.insert(key, epoch);
+            }
+            return Ok(());
+        }
+        let written = history.write(found).map_or(Epoch::NONE, |w| w.epoch);
+        if written < absent && epoch >= absent {
+            return Err(format!(
+                "client {} found {found}, written in {written}, where the owner of {absent} had found nothing",
+                started.client
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scripts::Script;
+    use super::*;
+
+    fn absent_in_two() -> Script {
+        let mut s = Script::new(Absence::default());
+        s.own(1);
+        s.write(1, 1);
+        s.own(2);
+        s.promote(2, NOTHING);
+        s
+    }
+
+    #[test]
+    fn what_was_absent_does_not_appear() {
+        for reader in [0, 2, 3] {
+            let mut s = absent_in_two();
+            s.read(reader, 1);
+            s.breaks("had found nothing");
+        }
+    }
+
+    #[test]
+    fn new_writes_do_and_the_deposed_owner_may_see_its_own() {
+        let mut s = absent_in_two();
+        s.read(1, 1);
+        s.write(2, 2);
+        s.read(0, 2);
+        s.promote(3, 2);
+        s.holds();
+    }
+
+    #[test]
+    fn a_deposed_owner_decides_nothing() {
+        let mut s = Script::new(Absence::default());
+        s.own(1);
+        s.write(1, 1);
+        s.own(2);
+        s.own(3);
+        s.promote(2, NOTHING);
+        s.read(0, 1);
+        s.holds();
+    }
+}
