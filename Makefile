@@ -56,6 +56,10 @@ sim: ## Simulate the block protocol: SEEDS=100000 schedules, or SEED=7 [TRACE=1]
 	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p dax --lib \
 		simulation::tests::many -- --ignored --exact --nocapture
 
+sim-cassandra: ## Simulate fencing on Cassandra: SEEDS=20000 schedules, or SEED=7 [TRACE=1] [FLAW=NoGate] for one.
+	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p cassandra --lib \
+		simulation::tests::many -- --ignored --exact --nocapture
+
 sim-standby: ## Simulate standbys behind a model of PostgreSQL: SEEDS=12000 histories, or SEED=7 [TRACE=1] [FLAW=NamesTaken] for one.
 	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p volume --lib \
 		standby::simulation::tests::many -- --ignored --exact --nocapture

@@ -13,6 +13,8 @@ pub mod row;
 pub mod schema;
 pub mod server;
 mod setup;
+#[cfg(test)]
+mod simulation;
 mod statements;
 pub mod writer;
 

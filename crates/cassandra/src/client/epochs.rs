@@ -1,4 +1,4 @@
-//! Owning an epoch, keeping it and giving it up: the only lightweight transactions (C3, L1 to L5).
+//! Owning an epoch, keeping it and giving it up: the only lightweight transactions (C3, L1 to L5, L7).
 //!
 //! [`crate::lease`] decides; this sends its changes and tells it the answers and the time.
 
@@ -140,7 +140,7 @@ impl Inner {
         let first = self.look_settled().await?;
         let mut seen = first.clone();
         let lease = loop {
-            if epoch_of(&seen) > epoch_of(&first) {
+            if is_lost(&first, &seen) {
                 return Err(lost_to(&seen));
             }
             match self.claim(owner, &seen).await? {
@@ -289,6 +289,13 @@ async fn sleep_until(until: Time) {
 
 fn epoch_of(seen: &Sighting) -> Epoch {
     seen.row().map_or(Epoch::NONE, |row| row.epoch)
+}
+
+/// Whether somebody else was faster: owns a higher epoch than the one that was seen first, or has completed
+/// the claim that was under way then.
+fn is_lost(first: &Sighting, seen: &Sighting) -> bool {
+    let claim = first.row().filter(|row| row.is_claim());
+    epoch_of(seen) > epoch_of(first) || claim.is_some() && claim != seen.row()
 }
 
 fn lost_to(seen: &Sighting) -> Error {

@@ -210,10 +210,12 @@ impl Inner {
         if let Some(block) = &found {
             self.wait_synced(Some(key.file), block.version.seq).await?;
         }
+        self.pass_gate().await?;
         Ok(found.and_then(row::present))
     }
 
     /// Chooses what survives: what a quorum has, written again in this epoch; also that there is nothing.
+    /// Behind the gate, or a deposed owner would tell what its successor did not choose.
     async fn promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
         let quorum = &self.statements.read_quorum;
         let single = Generation::SINGLE;
@@ -238,6 +240,7 @@ impl Inner {
             return self.read_settled(key).await;
         };
         self.wait_synced(Some(key.file), version.seq).await?;
+        self.pass_gate().await?;
         Ok(found.map(|block| Block { version, ..block }))
     }
 }

@@ -1,4 +1,4 @@
-//! Owning a new epoch: look, change, wait, renew.
+//! Owning a new epoch: look, leave who is about to own it alone, change, wait, renew.
 
 use std::time::Duration;
 
@@ -59,9 +59,15 @@ pub enum Next {
 
 #[derive(Debug, Clone)]
 enum State {
+    /// Somebody else's claim is under way (L7).
+    Yielding {
+        until: Time,
+    },
     Changing,
     Looking,
-    Waiting { until: Time },
+    Waiting {
+        until: Time,
+    },
     Renewing,
     Owned,
     Lost(Option<Row>),
@@ -89,6 +95,8 @@ impl Claim {
         if epoch > Epoch::MAX {
             return None;
         }
+        let claim = before.filter(|row| row.is_claim());
+        let left_alone = claim.map(|row| sighting.first + Terms::courtesy(row.lease));
         let running = before.filter(|row| !row.released).map(|row| row.lease);
         let new = Row {
             epoch,
@@ -105,7 +113,7 @@ impl Claim {
             },
             renewed_before: sighting.first,
             patience: running.map_or(Duration::ZERO, Terms::patience),
-            state: State::Changing,
+            state: left_alone.map_or(State::Changing, |until| State::Yielding { until }),
             renewal: None,
         })
     }
@@ -113,6 +121,12 @@ impl Claim {
     /// What to do next.
     pub fn next(&mut self, now: Time) -> Next {
         match &self.state {
+            State::Yielding { until } if now < *until => Next::Wait(*until),
+            State::Yielding { .. } => {
+                // Refused if the other claimant has got on.
+                self.state = State::Changing;
+                Next::Change(self.change.clone())
+            }
             State::Changing => Next::Change(self.change.clone()),
             State::Looking => Next::Look,
             State::Waiting { until } if now < *until => Next::Wait(*until),

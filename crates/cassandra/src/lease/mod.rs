@@ -1,4 +1,4 @@
-//! Who owns a volume, and until when: the lease rules L1 to L6 of docs/PROTOCOL.md, *On Cassandra*.
+//! Who owns a volume, and until when: the lease rules L1 to L7 of docs/PROTOCOL.md, *On Cassandra*.
 //!
 //! Pure. The epoch row is changed by lightweight transactions; whoever drives this sends the
 //! [`Change`]s, tells the [`Answer`]s, and names the time. Time is measured since an arbitrary moment by
@@ -37,6 +37,13 @@ pub struct Row {
     pub renewals: u64,
     /// The owner has stopped acknowledging for good: there is nothing to wait for (L4).
     pub released: bool,
+}
+
+impl Row {
+    /// Whether its owner still waits for its predecessor's lease to end: it has not renewed once.
+    pub fn is_claim(&self) -> bool {
+        self.renewals == 0 && !self.released
+    }
 }
 
 /// A compare-and-set on the epoch row: applied only if epoch, owner and renewals are as expected. For a
@@ -88,6 +95,12 @@ impl Terms {
     /// fast, and for reading them.
     pub fn patience(lease: Duration) -> Duration {
         lease + lease / 50 + Duration::from_millis(50)
+    }
+
+    /// How long a claimant is left alone, from when its row was first seen: it waits `lease` out and shows
+    /// no life until then, and its first renewal takes a moment (L7).
+    pub fn courtesy(lease: Duration) -> Duration {
+        Terms::patience(lease) + Duration::from_millis(500)
     }
 
     /// How long after a renewal the next one is due.

@@ -167,3 +167,46 @@ fn a_release_shuts_the_gate_before_anybody_hears_of_it() {
     assert!(change.new.released);
     assert_eq!(lease.gate(ms(1)), Gate::Fenced);
 }
+
+#[test]
+fn a_claim_that_is_under_way_is_left_alone() {
+    let other = row(2, "c", 0);
+    let sighting = Sighting::new(Some(other.clone()), ms(0));
+    let mut claim = Claim::new(TERMS, &sighting, "b".into(), ms(100)).unwrap();
+    let until = ms(2000 + 40 + 50 + 500);
+    assert_eq!(claim.next(ms(100)), Next::Wait(until));
+    let Next::Change(change) = claim.next(until) else {
+        panic!("a change");
+    };
+    // It has renewed meanwhile: it owns the epoch, and is not deposed.
+    let owner = row(2, "c", 1);
+    assert!(!change.applies_to(Some(&owner)));
+    let mut lost = claim.clone();
+    lost.changed(Answer::Refused(Some(owner.clone())));
+    assert_eq!(lost.next(until), Next::Lost(Some(owner)));
+    // It has not: it is dead, and its lease and its predecessor's have been waited out already.
+    assert!(change.applies_to(Some(&other)));
+    claim.changed(Answer::Applied);
+    assert!(matches!(claim.next(until), Next::Renew(_)));
+}
+
+#[test]
+fn two_claimants_do_not_depose_each_other_for_ever() {
+    // Each claims as soon as it has seen the other's claim; neither is told of anything but the row.
+    let mut there = row(1, "a", 7);
+    let mut seen = Sighting::new(Some(there.clone()), ms(0));
+    let mut first = Claim::new(TERMS, &seen, "b".into(), ms(0)).unwrap();
+    let Next::Change(change) = first.next(ms(0)) else {
+        panic!("a change");
+    };
+    there = change.new;
+    first.changed(Answer::Applied);
+    seen = seen.again(Some(there.clone()), ms(10));
+    let mut second = Claim::new(TERMS, &seen, "c".into(), ms(10)).unwrap();
+    let (Next::Wait(of_first), Next::Wait(of_second)) = (first.next(ms(20)), second.next(ms(20)))
+    else {
+        panic!("two waits");
+    };
+    assert!(of_first < of_second);
+    assert!(matches!(first.next(of_first), Next::Renew(_)));
+}

@@ -1,7 +1,7 @@
 //! No resurrection: where an owner's promotion found nothing, no write of an older epoch appears any more.
 //!
-//! More than the protocol promises on zones. A deposed owner that does not know it may still see what it
-//! wrote.
+//! More than the protocol promises on zones. It holds for what an owner is told after it was deposed, too: it
+//! is told only what its successor found. A deposed owner that does not know it may still see what it wrote.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,10 @@ use crate::ids::{BlockKey, Epoch};
 
 #[derive(Debug, Default)]
 pub(super) struct Absence {
-    newest_owned: Epoch,
     /// The newest epoch whose owner was told that the block is not there.
     absent: BTreeMap<BlockKey, Epoch>,
+    /// What owners were told that is there: the owner's epoch, and that of the write.
+    present: BTreeMap<BlockKey, Vec<(Epoch, Epoch)>>,
     /// The same when each read that is under way began.
     began: BTreeMap<OpNumber, Epoch>,
 }
@@ -35,13 +36,6 @@ impl Checker for Absence {
                 Ok(())
             }
             Event::Ended {
-                outcome: Outcome::Owned(epoch),
-                ..
-            } => {
-                self.newest_owned = self.newest_owned.max(epoch);
-                Ok(())
-            }
-            Event::Ended {
                 op,
                 outcome: Outcome::Block(_, found),
             } => self.ended(history, op, found),
@@ -57,14 +51,15 @@ impl Absence {
         };
         let epoch = started.epoch.unwrap_or(Epoch::MAX);
         if found == NOTHING {
-            if let Action::Promote(key) = started.action
-                && epoch >= self.newest_owned
-            {
-                self.absent.insert(key, epoch);
-            }
-            return Ok(());
+            return match started.action {
+                Action::Promote(key) => self.found_nothing(key, epoch),
+                _ => Ok(()),
+            };
         }
         let written = history.write(found).map_or(Epoch::NONE, |w| w.epoch);
+        if let Action::Promote(key) = started.action {
+            self.present.entry(key).or_default().push((epoch, written));
+        }
         if written < absent && epoch >= absent {
             return Err(format!(
                 "client {} found {found}, written in {written}, where the owner of {absent} had found nothing",
@@ -72,6 +67,22 @@ impl Absence {
             ));
         }
         Ok(())
+    }
+}
+
+impl Absence {
+    /// An owner is told so, perhaps late: then no later owner can have found an older write.
+    fn found_nothing(&mut self, key: BlockKey, epoch: Epoch) -> Result<(), String> {
+        let absent = self.absent.entry(key).or_default();
+        *absent = epoch.max(*absent);
+        let present = self.present.get(&key).map_or(&[][..], Vec::as_slice);
+        let older = |(owner, written): &&(Epoch, Epoch)| *owner > epoch && *written < epoch;
+        match present.iter().find(older) {
+            None => Ok(()),
+            Some((owner, written)) => Err(format!(
+                "the owner of {epoch} found nothing in {key}, where that of {owner} had found a write of {written}"
+            )),
+        }
     }
 }
 
@@ -109,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn a_deposed_owner_decides_nothing() {
+    fn what_a_deposed_owner_is_told_counts() {
         let mut s = Script::new(Absence::default());
         s.own(1);
         s.write(1, 1);
         s.own(2);
         s.own(3);
+        s.promote(3, 1);
         s.promote(2, NOTHING);
-        s.read(0, 1);
-        s.holds();
+        s.breaks("had found a write of");
     }
 }

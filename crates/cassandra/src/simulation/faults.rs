@@ -1,0 +1,131 @@
+//! What goes wrong while a schedule storms.
+
+use std::time::Duration;
+
+use rand::Rng;
+
+use super::node::Node;
+use super::world::World;
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// What one schedule has most of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weather {
+    /// A bit of everything.
+    Mixed,
+    /// Owners that are frozen in the middle of commits, until after a takeover.
+    Zombies,
+    /// And their successors in the middle of the takeover.
+    Relays,
+    /// Hints that come much later, if at all before the storm is over; deletes that are forgotten early.
+    Forgetful,
+}
+
+impl Weather {
+    pub fn any(world: &mut World) -> Weather {
+        match world.rng.random_range(0..4) {
+            0 => Weather::Mixed,
+            1 => Weather::Zombies,
+            2 => Weather::Relays,
+            _ => Weather::Forgetful,
+        }
+    }
+
+    /// How likely an owner that is just heard is frozen in the middle of something.
+    fn freezes(self, attached: bool) -> f64 {
+        match (self, attached) {
+            (Weather::Zombies | Weather::Relays, true) => 0.25,
+            (Weather::Relays, false) => 0.05,
+            _ => 0.0,
+        }
+    }
+}
+
+/// One fault, or the end of one.
+pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
+    let count = world.cluster.setup().nodes;
+    let server = world.rng.random_range(0..count);
+    let victim = world.rng.random_range(0..nodes.len());
+    let spared = weather.freezes(true) > 0.0 && world.rng.random_bool(0.8);
+    let pause = ms(world.rng.random_range(100..6_000));
+    match world.rng.random_range(0..100) {
+        0..12 => crash(world, server),
+        12..40 => revive(world, server),
+        40..70 if weather == Weather::Forgetful => world.purge_all(),
+        40..70 => world.send_hint(server),
+        70..76 => {
+            world.census.one("coordinators paused");
+            world.pause_node(server, pause);
+        }
+        76..82 => {
+            world.cluster.purge(server);
+            world.census.one("replicas that forgot tombstones");
+        }
+        82..92 if spared => {}
+        82..90 => {
+            world.census.one("clients paused");
+            let client = nodes[victim].client;
+            world.pause_client(client, pause);
+        }
+        90..92 => replace(world, nodes, victim),
+        _ => world.cluster.sync_log(server),
+    }
+    bury(world, nodes);
+}
+
+/// An owner that was just heard stops in the middle of commits, or of its takeover, for longer than its lease.
+/// Some of what it has sent leaves its machine only when it goes on.
+pub(super) fn freeze(world: &mut World, node: &mut Node, weather: Weather) {
+    let Some(attached) = node.reign().filter(|r| r.is_busy()).map(|r| r.attached) else {
+        return;
+    };
+    if node.is_frozen() || !world.rng.random_bool(weather.freezes(attached)) {
+        return;
+    }
+    world.census.one(match attached {
+        true => "owners frozen in the middle of commits",
+        false => "owners frozen in the middle of a takeover",
+    });
+    let length = ms(world.rng.random_range(3_500..9_000));
+    world.pause_client(node.client, length);
+    world.stall(2 * length);
+    node.freeze();
+}
+
+fn crash(world: &mut World, server: usize) {
+    let count = world.cluster.setup().nodes;
+    let down = (0..count).filter(|n| !world.cluster.is_up(*n)).count();
+    // Rarely a majority at once.
+    if world.cluster.is_up(server) && (down == 0 || world.rng.random_bool(0.1)) {
+        world.census.one("servers crashed");
+        world.cluster.crash(server);
+    }
+}
+
+pub(super) fn revive(world: &mut World, server: usize) {
+    if !world.cluster.is_up(server) {
+        world.census.one("servers restarted");
+        world.cluster.restart(server);
+    }
+}
+
+/// A node is killed, and starts again as another client.
+fn replace(world: &mut World, nodes: &mut [Node], victim: usize) {
+    if nodes[victim].reign().is_some() {
+        world.census.one("owners killed");
+    }
+    let home = nodes[victim].home();
+    world.kill_client(nodes[victim].client);
+    nodes[victim] = Node::new(world, home);
+}
+
+/// Who is over starts again as another client. What it sent is still on its way.
+pub(super) fn bury(world: &mut World, nodes: &mut [Node]) {
+    for node in nodes.iter_mut().filter(|n| n.is_over()) {
+        world.kill_client(node.client);
+        *node = Node::new(world, node.home());
+    }
+}

@@ -1,0 +1,71 @@
+//! Deliberate breakage: what the checkers must catch.
+
+/// One rule left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// A new owner begins at once (L2).
+    NoLeaseWait,
+    /// A new owner waits half of the lease (L2).
+    HalfLeaseWait,
+    /// A lease is counted from the answer to its renewal (L1).
+    LeaseFromAnswer,
+    /// A renewal that timed out counts (L1).
+    UnknownRenewalCounts,
+    /// A claim counts from the last renewal it saw, without making sure that there was no other (L5).
+    RenewalsNotCompared,
+    /// The gate is passed before the writes are acknowledged.
+    GateBeforeWrites,
+    /// There is no gate.
+    NoGate,
+    /// ReadPromote does not pass the gate.
+    PromotionWithoutGate,
+    /// Tables with `read_repair = 'NONE'`.
+    NoReadRepair,
+    /// `commitlog_sync: periodic` with direct access.
+    PeriodicCommitLog,
+    /// A write counts at one replica.
+    WrittenAtOne,
+    /// An answer of one replica is believed, whatever its version.
+    UncheckedReads,
+    /// ReadPromote writes nothing.
+    PromotionWithoutRewrite,
+    /// ReadPromote writes nothing where it finds nothing (C2).
+    AbsenceNotPromoted,
+    /// ReadPromote writes a tombstone where it finds nothing (C2).
+    AbsenceAsTombstone,
+    /// A block that is written again while its write is pending keeps the timestamp (C1).
+    SameTimestampTwice,
+    /// Timestamps without an epoch: a clock's microseconds, as Cassandra's own clients make them.
+    ClockTimestamps,
+    /// An owner reclaims although it cannot put its seal (the gate).
+    ReclaimWithoutGate,
+    /// A seal is put before what it covers is synced.
+    SealBeforeSync,
+}
+
+impl Flaw {
+    /// Those that the schedules of the tests must catch.
+    pub const CAUGHT: [Flaw; 18] = [
+        Flaw::NoLeaseWait,
+        Flaw::HalfLeaseWait,
+        Flaw::LeaseFromAnswer,
+        Flaw::UnknownRenewalCounts,
+        Flaw::RenewalsNotCompared,
+        Flaw::NoGate,
+        Flaw::GateBeforeWrites,
+        Flaw::ReclaimWithoutGate,
+        Flaw::NoReadRepair,
+        Flaw::PeriodicCommitLog,
+        Flaw::WrittenAtOne,
+        Flaw::UncheckedReads,
+        Flaw::PromotionWithoutRewrite,
+        Flaw::AbsenceNotPromoted,
+        Flaw::AbsenceAsTombstone,
+        Flaw::SameTimestampTwice,
+        Flaw::ClockTimestamps,
+        Flaw::SealBeforeSync,
+    ];
+
+    /// Those that they are not known to catch.
+    pub const OPEN: [Flaw; 1] = [Flaw::PromotionWithoutGate];
+}

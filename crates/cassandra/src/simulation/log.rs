@@ -1,0 +1,68 @@
+//! The log of commits: how an owner writes it, and how the next one finds its end.
+
+use dax::ids::{BlockKey, Generation};
+use dax::simulation::history::{Action, Content, NOTHING, Outcome};
+
+use super::client::{LOG, place_of};
+use super::recorder::Recorder;
+use super::reign::{After, Reign};
+use super::world::World;
+
+/// What an owner knows of the log.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    /// All commits in order, also those that are not acknowledged yet.
+    pub commits: Vec<Content>,
+    /// Its end is still looked for.
+    pub recovering: bool,
+    unacknowledged: usize,
+}
+
+impl Reign {
+    /// The block behind the log's end as far as it is known.
+    pub fn log_end(&self) -> BlockKey {
+        BlockKey::new(LOG, self.log.commits.len() as u64)
+    }
+
+    /// Begins where the seal that it attaches at has the log's end.
+    pub fn begin_recovery(&mut self, recorder: &Recorder) {
+        let seal = recorder.seals.get(&self.base);
+        self.log.commits = seal.map(|s| s.log.clone()).unwrap_or_default();
+        self.log.recovering = true;
+    }
+
+    /// A promotion at the end has found this.
+    pub fn recovered(&mut self, recorder: &mut Recorder, found: Content) {
+        if found != NOTHING && recorder.commits.fits(found, &self.log.commits) {
+            self.log.commits.push(found);
+            return;
+        }
+        self.log.recovering = false;
+        self.attached = true;
+        recorder.began(self.epoch, self.log.commits.clone());
+    }
+
+    /// Appends a commit, which is acknowledged once it is synced.
+    pub fn commit(&mut self, world: &mut World, recorder: &mut Recorder) {
+        let (key, position) = (self.log_end(), self.log.commits.len());
+        let single = Generation::SINGLE;
+        let content = recorder.wrote(self.client, self.epoch, key, single);
+        recorder.commits.made(content, &self.log.commits);
+        self.log.commits.push(content);
+        self.log.unacknowledged += 1;
+        self.write(world, place_of(key, single), content, false);
+        let op = recorder.start(self.client, Some(self.epoch), Action::Sync);
+        let after = After::Committed { position, content };
+        self.wait(world, op, Outcome::Done, Some(after));
+    }
+
+    pub fn committed(&mut self, recorder: &mut Recorder, position: usize, content: Content) {
+        self.log.unacknowledged -= 1;
+        recorder.committed(self.epoch, position, content);
+    }
+
+    /// Whether somebody waits for a commit, or for the takeover.
+    pub fn is_busy(&self) -> bool {
+        self.log.unacknowledged > 0 || !self.attached
+    }
+}

@@ -1,0 +1,160 @@
+//! One schedule: a stretch with faults, then one without, in which everything that waits must end.
+
+use std::time::Duration;
+
+use dax::simulation::census::Census;
+use dax::simulation::checkers::Violation;
+use dax::simulation::history::{Event, Shelf};
+use rand::Rng;
+
+use super::client::{block_of, content};
+use super::faults::{self, Weather};
+use super::flaw::Flaw;
+use super::node::Node;
+use super::recorder::Recorder;
+use super::world::{Turn, World};
+
+const STORM: Duration = Duration::from_secs(14);
+/// Longer than the latest message (15 s), a takeover and a give-up one after the other.
+const CALM: Duration = Duration::from_secs(24);
+/// Between two looks at what replicas have.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// How a schedule ended.
+#[derive(Debug, Clone)]
+pub struct Report {
+    pub census: Census,
+    /// Equal for two runs of a seed.
+    pub trace_hash: u64,
+    pub violation: Option<Violation>,
+}
+
+/// Runs a seed, with something broken if that is wanted.
+pub fn run(seed: u64, flaw: Option<Flaw>, print: bool) -> Report {
+    let mut schedule = Schedule::new(seed, flaw, print);
+    schedule.storm();
+    schedule.calm();
+    let Schedule {
+        mut world,
+        recorder,
+        ..
+    } = schedule;
+    world.census.one("schedules");
+    world
+        .census
+        .some("commits acknowledged", recorder.commits.count());
+    Report {
+        census: world.census,
+        trace_hash: world.trace.hash(),
+        violation: recorder.violation,
+    }
+}
+
+struct Schedule {
+    world: World,
+    recorder: Recorder,
+    nodes: Vec<Node>,
+    weather: Weather,
+}
+
+impl Schedule {
+    fn new(seed: u64, flaw: Option<Flaw>, print: bool) -> Schedule {
+        let mut world = World::new(seed, flaw, print);
+        let setup = *world.cluster.setup();
+        let nodes = (0..setup.nodes).map(|home| Node::new(&mut world, home));
+        Schedule {
+            nodes: nodes.collect(),
+            recorder: Recorder::new(setup.quorum()),
+            weather: Weather::any(&mut world),
+            world,
+        }
+    }
+
+    fn storm(&mut self) {
+        self.world.next_fault(Duration::from_millis(200));
+        self.go_on(STORM);
+    }
+
+    fn go_on(&mut self, end: Duration) {
+        let mut look = self.world.now + LOOK_EVERY;
+        while let Some(turn) = self.world.turn(end) {
+            match turn {
+                Turn::Fault => self.fault(),
+                Turn::Client(client, told) => {
+                    let node = self.nodes.iter_mut().find(|n| n.client == client);
+                    if let Some(node) = node {
+                        node.hear(&mut self.world, &mut self.recorder, told);
+                        if !self.world.calm {
+                            faults::freeze(&mut self.world, node, self.weather);
+                        }
+                    }
+                    faults::bury(&mut self.world, &mut self.nodes);
+                }
+            }
+            if self.world.now > look {
+                look = self.world.now + LOOK_EVERY;
+                self.look_at_replicas();
+            }
+            if self.recorder.violation.is_some() {
+                return;
+            }
+        }
+    }
+
+    fn fault(&mut self) {
+        if self.world.calm {
+            for server in 0..self.world.cluster.setup().nodes {
+                self.world.send_hint(server);
+            }
+            if self.world.rng.random_bool(0.05) {
+                self.world.purge_all();
+            }
+        } else {
+            faults::strike(&mut self.world, &mut self.nodes, self.weather);
+        }
+        self.world.next_fault(Duration::from_millis(80));
+    }
+
+    /// Everything is mended: what is on its way still arrives, late as it may be.
+    fn calm(&mut self) {
+        if self.recorder.violation.is_some() {
+            return;
+        }
+        self.world.calm = true;
+        self.world.resume_all();
+        for server in 0..self.world.cluster.setup().nodes {
+            faults::revive(&mut self.world, server);
+        }
+        self.go_on(STORM + CALM / 2);
+        let begun = self.recorder.next_op();
+        self.go_on(STORM + CALM);
+        self.look_at_replicas();
+        let owner = self.nodes.iter().find(|node| node.epoch().is_some());
+        if self.recorder.violation.is_none() && owner.is_none() {
+            self.recorder.violation = Some(Violation {
+                checker: "liveness",
+                what: "nobody owns the volume at the end".to_owned(),
+            });
+        }
+        let alive: Vec<_> = self.nodes.iter().map(|node| node.client).collect();
+        let open = self.recorder.open_since(begun, &alive);
+        if let (None, Some(what)) = (&self.recorder.violation, open) {
+            self.recorder.violation = Some(Violation {
+                checker: "liveness",
+                what,
+            });
+        }
+    }
+
+    fn look_at_replicas(&mut self) {
+        let nodes = 0..self.world.cluster.setup().nodes;
+        let shelves = nodes.map(|n| Some(shelf(self.world.cluster.replica(n).live())));
+        let event = Event::Stored(shelves.collect());
+        self.recorder.event(&event);
+    }
+}
+
+fn shelf<'a>(live: impl Iterator<Item = (super::model::Place, &'a super::model::Cell)>) -> Shelf {
+    live.filter_map(|(place, cell)| Some((block_of(place)?, content(Some(cell)))))
+        .collect()
+}
