@@ -241,7 +241,7 @@ async fn in_an_editor(stage: &mut Stage) -> Result<()> {
         failed.status.code() == Some(1) && said.contains("nothing was changed"),
         "{said}"
     );
-    let wrong = edit_with(stage, "sed -i s/9MB/[/")?;
+    let wrong = edit_with(stage, "sed -i s/=/[/")?;
     let said = String::from_utf8_lossy(&wrong.stderr);
     let kept = said.split("--apply ").nth(1).context("it is not kept")?;
     let kept = kept.trim().trim_end_matches('.');
