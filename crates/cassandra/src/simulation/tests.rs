@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use dax::simulation::census::Census;
+use dax::simulation::settings::{flaw, number};
 
 use super::flaw::Flaw;
 use super::schedule::{Report, run};
@@ -12,21 +13,9 @@ const SCHEDULES: u64 = 1000;
 /// Within which every flaw must be caught.
 const FLAW_SCHEDULES: u64 = 3000;
 
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|text| !text.is_empty())
-}
-
-fn number(name: &str) -> Option<u64> {
-    let text = setting(name)?;
-    let number = text.parse();
-    Some(number.unwrap_or_else(|_| panic!("{name}={text}: use a number")))
-}
-
-fn flaw() -> Option<Flaw> {
-    let name = setting("FLAW")?;
+fn asked_flaw() -> Option<Flaw> {
     let all: Vec<Flaw> = Flaw::CAUGHT.into_iter().chain(Flaw::OPEN).collect();
-    let known = all.iter().find(|f| format!("{f:?}") == name);
-    Some(*known.unwrap_or_else(|| panic!("FLAW={name}: use one of {all:?}")))
+    flaw(&all)
 }
 
 /// Seeds from 0 on, on all processors; panics with the lowest that fails.
@@ -120,7 +109,7 @@ fn broken_promise(seed: u64, flaw: Flaw) -> Option<dax::simulation::checkers::Vi
 }
 
 fn flaws() -> Vec<Flaw> {
-    match flaw() {
+    match asked_flaw() {
         Some(flaw) => vec![flaw],
         None => Flaw::CAUGHT.to_vec(),
     }
@@ -157,7 +146,7 @@ fn every_flaw_is_caught() {
 fn many() {
     let started = Instant::now();
     if let Some(seed) = number("SEED") {
-        let report = run(seed, flaw(), number("TRACE") == Some(1));
+        let report = run(seed, asked_flaw(), number("TRACE") == Some(1));
         println!(
             "{}seed {seed}: trace {:016x}",
             report.census, report.trace_hash

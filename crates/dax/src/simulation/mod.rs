@@ -20,6 +20,7 @@ pub mod checkers;
     reason = "the fields of an event are what they are called"
 )]
 pub mod history;
+pub mod settings;
 pub mod trace;
 
 #[cfg(test)]

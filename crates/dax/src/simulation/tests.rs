@@ -5,26 +5,10 @@ use std::time::Instant;
 use super::census::Census;
 use super::flaw::Flaw;
 use super::runner::{first_to_catch, run_many, run_one};
+use super::settings::{flaw, number};
 
 /// Schedules that every run of the tests does, and within which every flaw must be caught.
 const SCHEDULES: u64 = 2000;
-
-/// A setting from the environment; none if it is unset or empty.
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|text| !text.is_empty())
-}
-
-fn number(name: &str) -> Option<u64> {
-    let text = setting(name)?;
-    let number = text.parse();
-    Some(number.unwrap_or_else(|_| panic!("{name}={text}: use a number")))
-}
-
-fn flaw() -> Option<Flaw> {
-    let name = setting("FLAW")?;
-    let known = Flaw::ALL.into_iter().find(|f| format!("{f:?}") == name);
-    Some(known.unwrap_or_else(|| panic!("FLAW={name}: use one of {:?}", Flaw::ALL)))
-}
 
 /// What must have happened in a hundred schedules, at least: about half of what was counted when this
 /// was written.
@@ -106,7 +90,7 @@ fn every_flaw_is_caught() {
 fn many() {
     let started = Instant::now();
     if let Some(seed) = number("SEED") {
-        let report = run_one(seed, flaw(), number("TRACE") == Some(1));
+        let report = run_one(seed, flaw(&Flaw::ALL), number("TRACE") == Some(1));
         println!(
             "{}seed {seed}: trace {:016x}",
             report.census, report.trace_hash
