@@ -203,7 +203,13 @@ impl Active {
         announcing.abort();
         scrubber.abort();
         claims.abort();
+        let beating = beats.abort_handle();
+        let away = beaten.borrow().elapsed() > context.heartbeat().timeout;
         let ended = match context.pilot.state() {
+            State::HandingOver | State::Stopping if away => {
+                tracing::warn!("the zones do not answer: PostgreSQL is killed, the next start replays");
+                Ok(())
+            }
             State::HandingOver => {
                 let to = context.pilot.look(|machine| machine.successor().cloned());
                 self.release(context, &state, to, beats).await
@@ -216,6 +222,8 @@ impl Active {
             }
             _ => self.leave(context, &state, beats).await,
         };
+        // Whatever failed: nobody may take this node for one that serves.
+        beating.abort();
         context.server.retract();
         self.end().await?;
         ended
@@ -488,9 +496,11 @@ impl Active {
     ) -> Result<()> {
         let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
         if report.is_clean() {
-            let control = read_control(&self.view).await?;
-            self.sealer.seal_shutdown(&self.view, &control).await?;
-            self.view.sync_all().await?;
+            let sealed = tokio::time::timeout(STOP_WITHIN, self.seal_last()).await;
+            match sealed {
+                Ok(sealed) => sealed?,
+                Err(_) => tracing::warn!("the zones do not answer; the next start replays"),
+            }
         } else {
             tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays");
         }
@@ -503,6 +513,13 @@ impl Active {
             to,
         });
         Ok(())
+    }
+
+    /// Seals what PostgreSQL wrote until it stopped.
+    async fn seal_last(&self) -> Result<()> {
+        let control = read_control(&self.view).await?;
+        self.sealer.seal_shutdown(&self.view, &control).await?;
+        Ok(self.view.sync_all().await?)
     }
 
     /// Stops what still runs. Whoever waits in the mount gets an error, so that it can die.

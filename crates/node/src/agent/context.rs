@@ -19,10 +19,12 @@ use super::error::{AgentError, Result};
 use super::membership::Reached;
 use super::pilot::Pilot;
 use super::slow::Skips;
+use super::start::SAY_WITHIN;
 use super::status::StatusBoard;
 use crate::address::Address;
 use crate::channel::{Identity, Party, Server};
 use crate::config::{Config, Heartbeat};
+use crate::machine::State;
 use crate::postgres::{Installation, RunAs, StartOptions};
 use crate::records::{Cluster, Control, Member, MemberState, Record, Role, ServerFacts};
 use crate::store;
@@ -108,6 +110,12 @@ impl Context {
     /// Time since the agent started, on its monotonic clock.
     pub(crate) fn now(&self) -> Duration {
         self.pilot.now()
+    }
+
+    /// Ends some time after the agent was told to stop: whoever still waits for zones then waits in vain.
+    pub(crate) async fn out_of_time(&self) {
+        self.pilot.until(|state| *state == State::Stopping).await;
+        tokio::time::sleep(SAY_WITHIN).await;
     }
 
     /// What operators want of the cluster, for the status.

@@ -177,11 +177,21 @@ impl<'a> Follower<'a> {
             told: Arc::clone(&self.warmth),
         };
         let warmer = tokio::spawn(warmer.run());
-        let ended = self.follow(orders).await;
+        let context = self.context;
+        let ended = tokio::select! {
+            ended = self.follow(orders) => ended,
+            // It may be in the middle of a read that no zone answers.
+            () = context.out_of_time() => Ok(()),
+        };
         let sight = self.sight();
         // The view becomes another one: nobody may read it then.
         warmer.abort();
-        self.mover.stop().await;
+        tokio::select! {
+            () = self.mover.stop() => {}
+            () = context.out_of_time() => {
+                tracing::info!("a change of this node's claim is left under way: the zones do not answer");
+            }
+        }
         (sight, ended)
     }
 

@@ -12,12 +12,11 @@ use volume::lsn::Lsn;
 use super::context::Context;
 use super::error::Result;
 use super::pilot::Pilot;
+use super::start::SAY_WITHIN;
 use crate::records::{Control, Member, Record, Role, ServerFacts};
 
 /// How often it is written; at once when the state changes.
 const EVERY: Duration = Duration::from_millis(500);
-/// How long that may take when the agent ends.
-const SAY_WITHIN: Duration = Duration::from_secs(2);
 
 /// How far a standby is, for its record.
 #[derive(Debug, Default)]

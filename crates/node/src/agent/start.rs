@@ -31,6 +31,8 @@ use crate::takeover::{self, Announced, Phases, Pulse};
 const START_WITHIN: Duration = Duration::from_secs(60);
 /// How long a standby's server may take to stop before it is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// How long the end of an agent waits for the zones to hear of it.
+pub(super) const SAY_WITHIN: Duration = Duration::from_secs(2);
 
 /// Attaches to the active that beats.
 pub(crate) async fn join(
@@ -332,11 +334,19 @@ async fn record(
     Ok(())
 }
 
-/// Stops a standby whose agent ends: its claim is given up.
+/// Stops a standby whose agent ends: its claim is given up. Without a majority of zones it stays, and the
+/// active gives it back when this node has said nothing for long enough.
 pub(crate) async fn leave(context: &Context, standby: Standby) -> Result<()> {
     let storage = standby.storage.clone();
     drop_standby(standby).await?;
-    Ok(Claim::release(&storage, &context.me.node).await?)
+    let released = Claim::release(&storage, &context.me.node);
+    match tokio::time::timeout(SAY_WITHIN, released).await {
+        Ok(released) => Ok(released?),
+        Err(_) => {
+            tracing::info!("the claim of this node stays, although it ends: the zones do not answer");
+            Ok(())
+        }
+    }
 }
 
 /// Stops a standby; everything private of it is disposable.

@@ -8,6 +8,7 @@ use anyhow::Context;
 use node::configure::{self, Edit, Settings};
 use node::records::{Control, EditError};
 use serde_json::{Value, json};
+use tempfile::NamedTempFile;
 
 use super::operate::explain_edit;
 use super::registry::{Registry, in_time};
@@ -56,7 +57,7 @@ fn document(control: &Control) -> Value {
 pub async fn edit(args: cli::EditConfig) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.asking.config).await?;
     let before = read(&registry).await?;
-    let Some(edit) = wanted(&args, &before)? else {
+    let Some((edit, draft)) = wanted(&args, &before)? else {
         match args.asking.json {
             true => println!("{}", document(&before)),
             false => println!("nothing changed"),
@@ -66,7 +67,7 @@ pub async fn edit(args: cli::EditConfig) -> anyhow::Result<Code> {
     let by = registry.config.name.as_str();
     let bin = &registry.config.postgres.bin;
     let edited = configure::edit(&*registry.storage, by, &edit, bin).await;
-    let control = edited.map_err(explain_edit)?;
+    let control = edited.map_err(|error| refused(error, draft))?;
     match args.asking.json {
         true => println!("{}", document(&control)),
         false => println!(
@@ -77,12 +78,18 @@ pub async fn edit(args: cli::EditConfig) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
+/// What was written in an editor; gone when it is dropped.
+type Draft = NamedTempFile;
+
 /// The edit that the options ask for, or that is made in an editor; none if that changed nothing.
-fn wanted(args: &cli::EditConfig, before: &Control) -> anyhow::Result<Option<Edit>> {
+fn wanted(
+    args: &cli::EditConfig,
+    before: &Control,
+) -> anyhow::Result<Option<(Edit, Option<Draft>)>> {
     if let Some(file) = &args.apply {
         let settings = Settings::from_toml(&text_of(file)?).map_err(explain_edit)?;
         let version = before.version;
-        return Ok(Some(Edit::Replace { version, settings }));
+        return Ok(Some((Edit::Replace { version, settings }, None)));
     }
     let set = args.set.iter().map(|text| configure::setting(text));
     let parameters = args.parameter.iter().map(|text| configure::parameter(text));
@@ -91,11 +98,28 @@ fn wanted(args: &cli::EditConfig, before: &Control) -> anyhow::Result<Option<Edi
         .collect::<Result<Vec<Value>, EditError>>();
     let patches = patches.map_err(|e| Failure::new(Code::Usage, e.to_string()))?;
     if !patches.is_empty() {
-        return Ok(Some(Edit::Patch(patches)));
+        return Ok(Some((Edit::Patch(patches), None)));
     }
-    let settings = in_editor(&Settings::of(before))?;
+    let edited = in_editor(&Settings::of(before))?;
     let version = before.version;
-    Ok(settings.map(|settings| Edit::Replace { version, settings }))
+    Ok(edited.map(|(settings, draft)| (Edit::Replace { version, settings }, Some(draft))))
+}
+
+/// Explains why an edit was not made. What was written is worth more than a message: it is kept.
+fn refused(error: EditError, draft: Option<Draft>) -> anyhow::Error {
+    let error = explain_edit(error);
+    match draft.map(Draft::keep) {
+        None => error,
+        Some(Ok((_, kept))) => {
+            let advice = format!(
+                "What you wrote is kept: mend it, and edit-config --apply {}",
+                kept.display()
+            );
+            let why = "the configuration stays as it was";
+            error.context(Failure::new(Code::Refused, why).advise(advice))
+        }
+        Some(Err(lost)) => error.context(format!("what you wrote could not be kept ({lost})")),
+    }
 }
 
 fn text_of(file: &Path) -> anyhow::Result<String> {
@@ -108,7 +132,7 @@ fn text_of(file: &Path) -> anyhow::Result<String> {
 }
 
 /// Has the user edit the settings; none if they stay what they are.
-fn in_editor(before: &Settings) -> anyhow::Result<Option<Settings>> {
+fn in_editor(before: &Settings) -> anyhow::Result<Option<(Settings, Draft)>> {
     let editor = std::env::var("VISUAL").or_else(|_| std::env::var("EDITOR"));
     let editor = editor
         .ok()
@@ -134,16 +158,7 @@ fn in_editor(before: &Settings) -> anyhow::Result<Option<Settings>> {
     }
     let text = std::fs::read_to_string(file.path())?;
     match Settings::from_toml(&text) {
-        Ok(settings) => Ok((settings != *before).then_some(settings)),
-        Err(error) => {
-            // What was written is worth more than a message.
-            let (_, kept) = file.keep()?;
-            let advice = format!(
-                "It is kept: mend it, and edit-config --apply {}",
-                kept.display()
-            );
-            let failure = Failure::new(Code::Usage, error.to_string());
-            Err(failure.advise(advice).into())
-        }
+        Ok(settings) => Ok((settings != *before).then_some((settings, file))),
+        Err(error) => Err(refused(error, Some(file))),
     }
 }

@@ -241,13 +241,15 @@ async fn in_an_editor(stage: &mut Stage) -> Result<()> {
         failed.status.code() == Some(1) && said.contains("nothing was changed"),
         "{said}"
     );
-    let wrong = edit_with(stage, "sed -i s/=/[/")?;
-    let said = String::from_utf8_lossy(&wrong.stderr);
-    let kept = said.split("--apply ").nth(1).context("it is not kept")?;
-    let kept = kept.trim().trim_end_matches('.');
-    let text = std::fs::read_to_string(kept).with_context(|| said.to_string())?;
-    std::fs::remove_file(kept)?;
-    ensure!(text.contains('['), "what was written is lost: {text}");
+    // No TOML, and what PostgreSQL does not take.
+    for (editor, written) in [("sed -i s/=/[/", "["), ("sed -i s/9MB/9XB/", "9XB")] {
+        let wrong = edit_with(stage, editor)?;
+        let said = String::from_utf8_lossy(&wrong.stderr);
+        let kept = said.split("--apply ").nth(1).context("it is not kept")?;
+        let text = std::fs::read_to_string(kept.trim()).with_context(|| said.to_string())?;
+        std::fs::remove_file(kept.trim())?;
+        ensure!(text.contains(written), "what was written is lost: {text}");
+    }
     let unchanged = json(&edit_with(stage, "true")?)?;
     ensure!(unchanged["version"] == before, "{unchanged:#}");
 

@@ -66,6 +66,33 @@ async fn all_zones_killed_and_started_again() -> Result<()> {
     stage.verify().await
 }
 
+/// A standby once waited for ever for zones that were gone, to take its claim back.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn nodes_end_when_told_to_although_all_zones_are_gone() -> Result<()> {
+    let mut stage = Stage::set("end-without-zones").await?;
+    let active = stage.cluster.wait_active(PATIENCE).await?;
+    for zone in 1..=3 {
+        stage.cluster.kill_zone(zone).context("it runs")?;
+    }
+    let nodes = ["south", "north"];
+    // Until the active sees that no heartbeat can be written.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    for node in nodes {
+        stage.cluster.stop_node(node, Duration::from_secs(30))?;
+    }
+    // What PostgreSQL still wanted to write then failed, and so did its shutdown.
+    stage.expect_fenced(&active);
+    for zone in 1..=3 {
+        stage.cluster.start_zone(zone)?;
+    }
+    for node in nodes {
+        stage.cluster.start_node(node)?;
+    }
+    stage.commits(100).await?;
+    stage.verify().await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn a_zone_that_lost_its_disk_is_rebuilt_under_load() -> Result<()> {

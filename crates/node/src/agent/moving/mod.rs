@@ -369,7 +369,8 @@ impl BaseMover {
         })
     }
 
-    /// Ends whatever is under way. When this returns nothing of it changes the claim any more.
+    /// Ends whatever is under way. When this returns nothing of it changes the claim any more. Only an agent
+    /// that ends may leave it before: a claim that lands later is given back, as any that nobody uses.
     pub(super) async fn stop(mut self) {
         match self.work.take() {
             Some(mut work @ (Work::Claim(_) | Work::Narrow(_))) => drop(work.done().await),
