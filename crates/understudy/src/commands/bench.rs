@@ -168,7 +168,7 @@ async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
         transactions: either(None, 300, 3000),
         seconds: (before, before / 2),
         size_mib: either(args.size, 300, 4096),
-        cost: (either(None, 5, 30), either(args.rounds, 2, 5)),
+        cost: (either(None, 5, 10), either(args.rounds, 3, 20)),
         clients: args.clients,
     };
     let report = tokio::select! {

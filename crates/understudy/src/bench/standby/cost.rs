@@ -4,6 +4,10 @@
 //! node has the first processor for itself, if what is not a node is started with `taskset` on the others, and
 //! standbys run on the last processor when it would be idle otherwise (`SCHED_IDLE`: with a mere `nice` zones
 //! would wait for the end of a standby's slice when a message arrives).
+//!
+//! Machines drift by more than a standby can cost. So runs are short and many, those that are compared follow
+//! each other at once, and what counts is the median of their ratios: standbys that shall not be there are
+//! stopped (`SIGSTOP`), and ask for nothing then; those that go on first replay what they missed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,6 +23,8 @@ use crate::cluster::{self, Cluster};
 
 const STANDBYS: [&str; 3] = ["south", "east", "west"];
 const COUNTS: [usize; 3] = [0, 1, 3];
+/// Runs before those that count: standbys that have just attached read what they have in memory later.
+const WARM_UPS: usize = 3;
 
 /// The load with so many standbys.
 #[derive(Debug, Clone, Serialize)]
@@ -27,8 +33,8 @@ pub struct Cost {
     pub standbys: usize,
     /// Transactions a second.
     pub tps: Sample,
-    /// By those without standbys.
-    pub ratio: f64,
+    /// By those without standbys in the same round.
+    pub ratio: Sample,
 }
 
 /// Measures; `say` hears what is going on.
@@ -53,27 +59,39 @@ pub(super) async fn run(
     }
     say("cost: starting and filling a cluster");
     let mut cluster = site::start(options, settings, options.scale).await?;
+    for name in STANDBYS {
+        cluster.start_node(name)?;
+    }
+    with_standbys(&mut cluster, STANDBYS.len()).await?;
+    for _ in 0..WARM_UPS {
+        load(options, &cluster).await?;
+    }
     let mut runs = COUNTS.map(|_| Vec::new());
-    for round in 0..=options.cost.1 {
-        for (count, runs) in COUNTS.iter().zip(&mut runs) {
-            with_standbys(&mut cluster, *count).await?;
-            let tps = load(options, &cluster).await?;
-            // The first round warms up.
-            if round > 0 {
-                runs.push(tps);
-                say(&format!(
-                    "cost: round {round}, {count} standbys: {tps:.0} tps"
-                ));
-            }
+    for round in 1..=options.cost.1 {
+        // There and back, so that none always comes first.
+        let mut order: Vec<usize> = (0..COUNTS.len()).collect();
+        if round % 2 == 0 {
+            order.reverse();
         }
+        for at in order {
+            with_standbys(&mut cluster, COUNTS[at]).await?;
+            runs[at].push(load(options, &cluster).await?);
+        }
+        let last = runs
+            .iter()
+            .map(|runs| format!("{:.0}", runs[runs.len() - 1]));
+        let last = last.collect::<Vec<_>>().join(", ");
+        say(&format!("cost: round {round}: {last} tps"));
     }
     cluster.shutdown();
-    let samples = runs.map(Sample::of);
-    let alone = samples[0].median.max(f64::MIN_POSITIVE);
-    let costs = COUNTS.iter().zip(samples).map(|(standbys, tps)| Cost {
-        standbys: *standbys,
-        ratio: tps.median / alone,
-        tps,
+    let alone = runs[0].clone();
+    let costs = COUNTS.iter().zip(runs).map(|(standbys, tps)| {
+        let ratios = tps.iter().zip(&alone).map(|(tps, alone)| tps / alone);
+        Cost {
+            standbys: *standbys,
+            ratio: Sample::of(ratios.collect()),
+            tps: Sample::of(tps),
+        }
     });
     Ok(costs.collect())
 }
@@ -90,15 +108,16 @@ fn processors_online() -> anyhow::Result<usize> {
     Ok(last + 1)
 }
 
-/// Stops and starts standbys until there are so many, and they follow.
+/// Stops and lets go on until there are so many, and they follow.
 async fn with_standbys(cluster: &mut Cluster, count: usize) -> anyhow::Result<()> {
-    for name in &STANDBYS[count..] {
-        cluster.stop_node(name, Duration::from_secs(30))?;
+    for (at, name) in STANDBYS.iter().enumerate() {
+        let process = cluster.node_process(name).context("it was started")?;
+        match at < count {
+            true => process.resume(),
+            false => drop(process.pause()),
+        }
     }
     for name in &STANDBYS[..count] {
-        if cluster.node_process(name).is_none() {
-            cluster.start_node(name)?;
-        }
         cluster.wait_follows(name, Duration::from_secs(120)).await?;
     }
     Ok(())

@@ -66,7 +66,7 @@ pub struct Options {
     pub seconds: (u64, u64),
     /// Size of the database that a new standby joins, in MiB.
     pub size_mib: u32,
-    /// Length of a run, and runs for each number of standbys.
+    /// Length of a run, and runs with each number of standbys.
     pub cost: (u32, u32),
     /// Clients.
     pub clients: u16,
@@ -192,7 +192,7 @@ pub fn table(report: &Report) -> String {
     for row in &report.cost {
         out.push_str(&format!(
             "\n  {} standbys: {:.0} tps (ratio {:.3}, spread {:.3})",
-            row.standbys, row.tps.median, row.ratio, row.tps.spread
+            row.standbys, row.tps.median, row.ratio.median, row.ratio.spread
         ));
     }
     for row in &report.lag {
