@@ -87,6 +87,8 @@ pub struct Lookahead {
     /// Where redo reads the log.
     redo: Lsn,
     waiting: VecDeque<Wanted>,
+    /// What was popped and redo has not come to.
+    taken: VecDeque<Wanted>,
     recent: Recent,
     decoded: Decoded,
 }
@@ -104,6 +106,7 @@ impl Lookahead {
             beyond: None,
             redo: page_of(start),
             waiting: VecDeque::new(),
+            taken: VecDeque::new(),
             recent: Recent::new(limits.recent_blocks),
             decoded: Decoded::default(),
         }
@@ -117,6 +120,9 @@ impl Lookahead {
         {
             self.waiting.pop_front();
             self.decoded.late += 1;
+        }
+        while self.taken.front().is_some_and(|first| first.before <= at) {
+            self.taken.pop_front();
         }
         if at.0 + BACK_BYTES < self.origin.0 {
             // It began earlier than it first seemed to: nothing of that was read.
@@ -184,7 +190,15 @@ impl Lookahead {
 
     /// The next block to fetch.
     pub fn pop(&mut self) -> Option<Wanted> {
-        self.waiting.pop_front()
+        let wanted = self.waiting.pop_front()?;
+        self.taken.push_back(wanted);
+        Some(wanted)
+    }
+
+    /// Returns everything again that redo has still to come to: what was at hand may not be so any more.
+    pub fn look_again(&mut self) {
+        self.taken.append(&mut self.waiting);
+        std::mem::swap(&mut self.taken, &mut self.waiting);
     }
 
     /// How far the log is decoded.
@@ -211,6 +225,7 @@ impl Lookahead {
         self.follower = follower(self.size, Start::Page(at), self.limits);
         (self.origin, self.given, self.beyond) = (at, at, None);
         self.waiting.clear();
+        self.taken.clear();
     }
 }
 

@@ -84,6 +84,16 @@ async fn watch_lease(storage: &dyn Storage) -> Result<()> {
     Ok(())
 }
 
+/// What following one active led to.
+pub(crate) struct Ended {
+    /// What was known of the active, for a takeover's record.
+    pub sight: Sight,
+    /// How far the shared log is known to go.
+    pub known: Known,
+    /// Why it failed, if it did.
+    pub ended: Result<()>,
+}
+
 /// Follows one active.
 pub(crate) struct Follower<'a> {
     context: &'a Context,
@@ -100,6 +110,8 @@ pub(crate) struct Follower<'a> {
     looking: Option<tokio::task::JoinHandle<volume::error::Result<Vec<Seal>>>>,
     /// More log is known than is shown, because it was held.
     behind: bool,
+    /// The active has been seen to serve.
+    serves: bool,
     /// Whether the active was serving when its PostgreSQL's capacity was looked at last: it does not
     /// change any more then, before another start.
     capacity_known: bool,
@@ -113,6 +125,8 @@ pub(crate) struct Follower<'a> {
     timings: crate::config::Heartbeat,
     /// An operator wants it to begin anew, without what it has in memory.
     forgets: bool,
+    /// Somebody owns a higher epoch: this one is over.
+    is_over: bool,
     _inquiry: Inquiry,
     /// When the active last showed a sign of life, for the takeover's record.
     seen_at: Duration,
@@ -145,12 +159,14 @@ impl<'a> Follower<'a> {
             lag: Lag::new(context.config.standby, now),
             looking: None,
             behind: false,
-            capacity_known: heartbeat.state == ActiveState::Serving,
+            serves: heartbeat.state == ActiveState::Serving,
+            capacity_known: false,
             starts: heartbeat.starts,
             configured: heartbeat.configured,
             reload_at: None,
             timings,
             forgets: false,
+            is_over: false,
             _inquiry: Inquiry::start(context, &standby.postgres),
             detector: Detector::new(timings, now),
             candidates: Candidates::new(context.me.node.clone(), heartbeat.node.clone()),
@@ -167,9 +183,9 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Follows until the machine wants something else. A move of the base that is under way has ended as
-    /// well. Returns what was known then.
-    pub(crate) async fn live(mut self, orders: &mut mpsc::Receiver<Order>) -> (Sight, Result<()>) {
+    /// Follows until the machine wants something else, or the epoch is over. A move of the base that is
+    /// under way has ended as well. Returns what was known then.
+    pub(crate) async fn live(mut self, orders: &mut mpsc::Receiver<Order>) -> Ended {
         let warmer = Warmer {
             view: Arc::clone(&self.standby.view),
             blocks_per_segment: self.standby.control.blocks_per_segment,
@@ -192,7 +208,11 @@ impl<'a> Follower<'a> {
                 tracing::info!("a change of this node's claim is left under way: the zones do not answer");
             }
         }
-        (sight, ended)
+        Ended {
+            sight,
+            known: self.known,
+            ended,
+        }
     }
 
     fn sight(&self) -> Sight {
@@ -227,7 +247,7 @@ impl<'a> Follower<'a> {
         report.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.judge();
-            if !self.follows() {
+            if self.is_over || !self.follows() {
                 return Ok(());
             }
             let wake = self.wake();
@@ -245,9 +265,10 @@ impl<'a> Follower<'a> {
                     let trigger = *triggers.borrow_and_update();
                     let Some(trigger) = trigger else { continue };
                     if trigger.epoch > self.epoch {
-                        self.tell(Event::Superseded);
+                        self.superseded();
                     }
                     if trigger.epoch == self.epoch {
+                        self.serves = true;
                         self.started_again(trigger.starts);
                         let to = Known {
                             journal: JournalPos(trigger.journal_synced),
@@ -299,6 +320,12 @@ impl<'a> Follower<'a> {
         let why = why.into();
         tracing::info!(why, "attaching afresh");
         self.tell(Event::MustReattach(why));
+    }
+
+    /// Somebody else owns the volume: this node goes on as that one's standby.
+    fn superseded(&mut self) {
+        self.is_over = true;
+        self.tell(Event::Superseded);
     }
 
     /// Whether it is still this node's part to follow.
@@ -362,7 +389,7 @@ impl<'a> Follower<'a> {
         if self.capacity_known {
             return Ok(false);
         }
-        self.capacity_known = true;
+        self.capacity_known = self.serves;
         let needed = standby::active_capacity(&self.standby.storage, live).await?;
         let own = self.standby.capacity;
         if own.covers(needed) {
@@ -409,6 +436,11 @@ impl<'a> Follower<'a> {
         for ask in asks {
             match ask {
                 Ask::Progress => self.standby.feed.request_reply(),
+                Ask::ReadAhead => {
+                    if let Some(prefetcher) = &self.standby.prefetcher {
+                        prefetcher.look_again();
+                    }
+                }
                 Ask::Release if self.behind => self.advance(self.known).await?,
                 Ask::Release => {}
                 Ask::AttachAfresh => self.must_reattach("its base cannot move any further"),
@@ -473,9 +505,10 @@ impl<'a> Follower<'a> {
             return Ok(());
         };
         if beat.epoch > self.epoch {
-            self.tell(Event::Superseded);
+            self.superseded();
             return Ok(());
         }
+        self.serves |= beat.state == ActiveState::Serving;
         let counted = Beat {
             epoch: beat.epoch,
             counter: beat.counter,

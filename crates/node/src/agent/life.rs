@@ -8,19 +8,20 @@ use std::time::Duration;
 
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
+use futures_util::FutureExt;
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::active::Active;
 use super::context::Context;
 use super::error::{AgentError, Result};
-use super::follow::Follower;
+use super::follow::{Ended, Follower};
 use super::standby::{Known, Standby};
 use super::status::Order;
 use super::{look, start};
 use crate::machine::{Event, State};
 use crate::postgres::leftovers;
-use crate::records::{Heartbeat, Lsns, OldActive};
+use crate::records::{Heartbeat, Lsns, OldActive, Record};
 
 /// The wait after something could not be cleared away.
 const CLEAR_AGAIN: Duration = Duration::from_millis(500);
@@ -82,6 +83,38 @@ pub(super) async fn attend<T>(
             Some(order) = orders.recv() => context.pilot.order(order),
         }
     }
+}
+
+/// Waits for a beat of whoever owns the highest epoch, if `beat` is an older one: what the standby holds is
+/// part of the next active's history as well, so it goes on with that one. Says why if that cannot be: then
+/// only a look at everything tells who is to be followed.
+async fn await_owner(
+    context: &Context,
+    storage: &Arc<dyn Storage>,
+    beat: &mut Heartbeat,
+) -> Result<std::result::Result<(), String>> {
+    if storage.fenced().now_or_never().is_some() {
+        return Ok(Err("this handle to the volume owned an epoch and lost it".to_owned()));
+    }
+    let owner = storage.accepted_epoch().await?.epoch;
+    let deadline = context.now() + context.heartbeat().timeout;
+    let before = beat.epoch;
+    while beat.epoch < owner {
+        if context.now() > deadline {
+            return Ok(Err(format!("whoever owns epoch {owner} does not beat")));
+        }
+        if let Some(newer) = Heartbeat::load(storage.as_ref()).await?
+            && newer.epoch > beat.epoch
+        {
+            *beat = newer;
+            continue;
+        }
+        tokio::time::sleep(context.heartbeat().poll).await;
+    }
+    if beat.epoch > before {
+        tracing::info!(active = %beat.node, epoch = %beat.epoch, "going on with the next active");
+    }
+    Ok(Ok(()))
 }
 
 impl Life {
@@ -163,12 +196,27 @@ impl Life {
         context: &Context,
         orders: &mut mpsc::Receiver<Order>,
     ) -> Result<()> {
-        let (Body::Standby(standby, known), Some(beat)) = (&mut self.body, &self.beat) else {
+        let (Body::Standby(standby, known), Some(beat)) = (&mut self.body, &mut self.beat) else {
             return Err(AgentError::Refused("no standby runs".to_owned()));
         };
+        let owner = await_owner(context, &standby.storage, beat);
+        match attend(context, orders, |s| s.is_candidate(), owner).await {
+            None => return Ok(()),
+            Some(beats) => {
+                if let Err(why) = beats? {
+                    context.pilot.tell(Event::MustReattach(why));
+                    return Ok(());
+                }
+            }
+        }
         self.seen = self.seen.max(beat.epoch);
         let follower = Follower::new(context, standby, beat, *known);
-        let (sight, ended) = follower.live(orders).await;
+        let Ended {
+            sight,
+            known: reached,
+            ended,
+        } = follower.live(orders).await;
+        *known = reached;
         self.forgets = sight.forgets || standby.postgres.exit().is_some();
         self.sight = sight;
         ended

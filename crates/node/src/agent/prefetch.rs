@@ -16,7 +16,7 @@ use pgdata::feed::SourceError;
 use pgdata::lookahead::{Decoded, Limits, Lookahead};
 use pgdata::segment::SegmentSize;
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 use volume::lsn::Lsn;
 use volume::standby::{PrefetchStats, StandbyView};
@@ -77,6 +77,7 @@ pub(crate) struct Told {
 /// A running prefetcher; dropped, it stops.
 pub(crate) struct Prefetcher {
     view: Arc<StandbyView>,
+    again: Arc<Notify>,
     told: Arc<Mutex<Told>>,
     task: JoinHandle<()>,
 }
@@ -89,12 +90,20 @@ impl Prefetcher {
             degree: setup.degree,
             ..Told::default()
         }));
-        let worker = Worker::new(setup, Arc::clone(&told));
+        let again = Arc::new(Notify::new());
+        let worker = Worker::new(setup, Arc::clone(&told), Arc::clone(&again));
         Prefetcher {
             view,
+            again,
             told,
             task: tokio::spawn(worker.run()),
         }
+    }
+
+    /// The base moved: blocks that the overlay held a moment ago, and that redo is about to read, may be in
+    /// the zones only.
+    pub(crate) fn look_again(&self) {
+        self.again.notify_one();
     }
 
     /// For the node's status.
@@ -119,13 +128,14 @@ struct Worker {
     /// Ends of the records whose blocks were fetched, as far as redo has not passed them.
     unused: VecDeque<Lsn>,
     told: Arc<Mutex<Told>>,
+    again: Arc<Notify>,
     failed: u64,
 }
 
 type Reading = JoinHandle<(Lsn, Result<Bytes, SourceError>)>;
 
 impl Worker {
-    fn new(setup: Setup, told: Arc<Mutex<Told>>) -> Worker {
+    fn new(setup: Setup, told: Arc<Mutex<Told>>, again: Arc<Notify>) -> Worker {
         let cache_bytes = setup.cache_blocks as u64 * setup.block_bytes;
         let limits = Limits {
             // The log goes through the cache as well.
@@ -141,6 +151,7 @@ impl Worker {
             fetches: JoinSet::new(),
             unused: VecDeque::new(),
             told,
+            again,
             failed: 0,
         }
     }
@@ -149,6 +160,7 @@ impl Worker {
         let mut redo = self.setup.view.watch_redo();
         let mut horizon = self.setup.log.watch_horizon();
         let mut reading: Option<Reading> = None;
+        let again = Arc::clone(&self.again);
         loop {
             let (redo_at, _) = *redo.borrow_and_update();
             if redo_at > Lsn::ZERO {
@@ -168,6 +180,7 @@ impl Worker {
                 changed = horizon.changed() => if changed.is_err() { return },
                 Some((at, log)) = self.passing.recv() => self.ahead.pass(at, &log),
                 Some(done) = self.fetches.join_next() => self.fetched(done),
+                () = again.notified() => self.ahead.look_again(),
                 (at, log) = read(&mut reading) => match log {
                     Ok(log) if !log.is_empty() => self.ahead.give(at, &log),
                     failed => {

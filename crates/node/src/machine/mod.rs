@@ -297,6 +297,8 @@ pub struct Machine {
     look: Option<Look>,
     /// It was asked to be a standby although it is a spare; for as long as the agent runs.
     enlisted: bool,
+    /// A standby runs, also while it takes over.
+    stands: bool,
     /// Of a standby: what is thought of its active.
     suspicion: Option<Suspicion>,
     better: u8,
@@ -327,6 +329,7 @@ impl Machine {
             epoch: None,
             look: None,
             enlisted: false,
+            stands: false,
             suspicion: None,
             better: 0,
             decision: None,

@@ -83,7 +83,7 @@ impl Machine {
 
     fn attached(&mut self) {
         if self.state == State::Attaching {
-            self.lived = true;
+            (self.lived, self.stands) = (true, true);
             self.better = 0;
             self.go(State::CatchingUp);
         }
@@ -174,8 +174,11 @@ impl Machine {
     /// Somebody owns a higher epoch.
     fn superseded(&mut self) {
         match self.state {
-            State::CatchingUp | State::Warm => self.go(State::Discarding),
-            State::TakingOver(_) => self.lost(),
+            // What it holds is part of the next active's history as well: it goes on with that one.
+            State::CatchingUp | State::Warm => self.go(State::CatchingUp),
+            // Nothing was changed yet.
+            State::TakingOver(Phase::Fence) if self.stands => self.lost(State::CatchingUp),
+            State::TakingOver(_) => self.lost(State::Discarding),
             State::Serving | State::Stalled | State::Restarting | State::HandingOver => {
                 self.epoch = None;
                 self.go(State::Fenced);
@@ -185,10 +188,11 @@ impl Machine {
     }
 
     /// A takeover is over because somebody else was first.
-    fn lost(&mut self) {
+    fn lost(&mut self, next: State) {
         self.epoch = None;
         self.decision = None;
-        self.go(State::Discarding);
+        self.suspicion = None;
+        self.go(next);
     }
 
     fn failed(&mut self, failure: &Failure, now: Duration) -> Effects {
@@ -207,7 +211,7 @@ impl Machine {
         if failure.superseded {
             match self.state {
                 State::Looking | State::Spare => {}
-                State::Attaching => self.go(State::Discarding),
+                State::Attaching | State::CatchingUp | State::Warm => self.go(State::Discarding),
                 _ => self.superseded(),
             }
             return Vec::new();
@@ -262,7 +266,7 @@ impl Machine {
             State::Stopping => State::Stopped,
             _ => return,
         };
-        self.epoch = None;
+        (self.epoch, self.stands) = (None, false);
         self.go(next);
     }
 

@@ -293,10 +293,22 @@ pub const TRANSITIONS: &[Transition] = &[
         "somebody else was first",
     ),
     row(
-        &[CatchingUp, Warm],
+        &[FENCE],
         EventKind::Superseded,
-        &[Discarding],
-        "what it holds belongs to the past: attaches afresh",
+        &[CatchingUp],
+        "somebody else was first, and nothing was changed yet: the standby follows that one",
+    ),
+    row(
+        &[FENCE],
+        EventKind::Failed,
+        &[CatchingUp],
+        "the same",
+    ),
+    row(
+        &[Warm],
+        EventKind::Superseded,
+        &[CatchingUp],
+        "it follows the next active: all that it has replayed is part of that one's history",
     ),
     row(
         &[

@@ -227,6 +227,31 @@ fn a_block_that_redo_read_lately_is_not_wanted_again() {
 }
 
 /// Reads as wanted, with redo following in steps of a page.
+/// After a move of the base redo once waited for every block that had been in the overlay when its
+/// reference was looked at, one after the other.
+#[test]
+fn what_redo_has_still_to_come_to_is_returned_again_after_a_move() {
+    let mut log = empty_log();
+    for block in 1..=4 {
+        log.append_record(HEAP, 0, &plain(100, block), b"x");
+    }
+    let limits = Limits {
+        recent_blocks: 10,
+        ..ALL
+    };
+    let mut ahead = Lookahead::new(size(), Lsn(log.start().0 + 40), limits);
+    ahead.give(log.start(), log.bytes());
+    let first = ahead.pop().unwrap();
+    let second = ahead.pop().unwrap();
+    ahead.redo_at(first.before);
+    ahead.look_again();
+    let block = |block| named(100, Fork::Main, block);
+    assert_eq!(drain(&mut ahead), [2, 3, 4].map(block));
+    ahead.redo_at(second.before);
+    ahead.look_again();
+    assert_eq!(drain(&mut ahead), [3, 4].map(block));
+}
+
 #[test]
 fn it_stays_within_its_window_and_comes_to_the_end() {
     let mut log = empty_log();

@@ -9,6 +9,7 @@ use dax::storage::Storage;
 use node::config::Config;
 use store::Network;
 use tokio::time::Instant;
+use understudy::demo::session::connect;
 use volume::claim::Claim;
 
 use crate::bases::{Repeated, checkpoint};
@@ -47,8 +48,12 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
         stage.cluster.wait_follows(name, PATIENCE).await?;
     }
 
-    // The active dies: one of them takes over, the others follow it.
+    // The active dies: one of them takes over, the others follow it, without a new start.
     checkpoints.abort();
+    let mut started = Vec::new();
+    for name in [a, b, c] {
+        started.push((name, server_start(&stage, name).await?));
+    }
     let (dead, killed) = stage.kill_active().await?;
     ensure!(dead == first, "{dead} was active, not {first}");
     let outage = stage.outage_after(killed).await?;
@@ -65,6 +70,11 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
         .collect();
     for name in &rest {
         stage.cluster.wait_follows(name, PATIENCE).await?;
+        let now = server_start(&stage, name).await?;
+        ensure!(
+            started.contains(&(name, now)),
+            "{name} attached afresh, although it could go on: {started:?}"
+        );
     }
     // Who serves, or served, claims nothing.
     expect_claims(&storage, &rest).await?;
@@ -93,6 +103,13 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
     expect_claims(&storage, &others(&third)).await?;
     stage.commits(100).await?;
     stage.verify().await
+}
+
+/// When a node's PostgreSQL started.
+async fn server_start(stage: &Stage, node: &str) -> Result<String> {
+    let client = connect(&stage.cluster.server(node)?.config()).await?;
+    let row = client.query_one("SELECT pg_postmaster_start_time()::text", &[]).await?;
+    Ok(row.get(0))
 }
 
 /// The nodes besides this one.

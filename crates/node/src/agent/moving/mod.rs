@@ -40,6 +40,8 @@ const BASES_MAX: usize = 16;
 pub(super) enum Ask {
     /// Ask PostgreSQL how far redo is.
     Progress,
+    /// The base moved: what redo comes to next may have to be read ahead once more.
+    ReadAhead,
     /// Show the log that came while it was held.
     Release,
     /// Drop this standby and attach again.
@@ -254,7 +256,10 @@ impl BaseMover {
         while let Some(input) = inputs.pop() {
             for effect in self.steps.on(input, now) {
                 match effect {
-                    Effect::Move => inputs.push(self.move_now()),
+                    Effect::Move => {
+                        inputs.push(self.move_now());
+                        asks.push(Ask::ReadAhead);
+                    }
                     Effect::Ask => asks.push(Ask::Progress),
                     Effect::Release => asks.push(self.release()),
                     Effect::AttachAfresh => asks.push(Ask::AttachAfresh),

@@ -130,24 +130,41 @@ impl World {
                 };
                 self.tell(at, Event::Seen(registry))
             }
-            State::CatchingUp | State::Warm => self.followed(at, beat),
+            State::CatchingUp | State::Warm => self.followed(at, accepted, beat),
             _ => Ok(()),
         }
     }
 
-    fn followed(&mut self, at: usize, beat: Option<LastBeat>) -> Held<()> {
+    fn followed(&mut self, at: usize, accepted: Epoch, beat: Option<LastBeat>) -> Held<()> {
         let now = ms(self.now);
+        let attached_to = self.nodes[at].attached_to;
+        if let Some(newer) = beat.clone().filter(|b| Some(b.beat.epoch) > attached_to) {
+            self.tell(at, Event::Superseded)?;
+            if self.nodes[at].state == State::CatchingUp {
+                self.rebind(at, newer);
+            }
+            return Ok(());
+        }
+        if let Some(until) = self.nodes[at].awaits_until {
+            if let Some(same) = beat.clone().filter(|b| b.beat.epoch == accepted) {
+                // Nobody took over: it did not because of a pause.
+                self.rebind(at, same);
+                return Ok(());
+            }
+            if self.now < until {
+                return Ok(());
+            }
+            let why = "whoever took over does not beat".to_owned();
+            return self.tell(at, Event::MustReattach(why));
+        }
         let node = &mut self.nodes[at];
-        let (Some(epoch), Some(detector)) = (node.attached_to, node.detector.as_mut()) else {
+        let (Some(epoch), Some(detector)) = (attached_to, node.detector.as_mut()) else {
             return Ok(());
         };
         let Some(beat) = beat else {
             detector.answered(None, now);
             return self.judge(at);
         };
-        if beat.beat.epoch > epoch {
-            return self.tell(at, Event::Superseded);
-        }
         detector.answered(Some(beat.beat), now);
         let to = match &beat.state {
             ActiveState::Released { to } => to.clone(),

@@ -7,7 +7,7 @@ use dax::ids::Epoch;
 use super::checks::Held;
 use super::faults::Fault;
 use super::flaw::Flaw;
-use super::node::{Purpose, ms};
+use super::node::{Purpose, ms, ms_of};
 use super::zones::Request;
 use super::{Happening, Word, World};
 use crate::config::Preset;
@@ -69,6 +69,7 @@ impl World {
         self.nodes[at].busy_until = now + work;
         match after {
             State::CatchingUp if before == State::Attaching => self.attached(at),
+            State::CatchingUp if matches!(before, State::TakingOver(_)) => self.await_successor(at),
             State::Serving if before == State::TakingOver(Phase::Promote) => {
                 self.tally.count("takeovers");
                 self.nodes[at].next_commit = now;
@@ -111,6 +112,22 @@ impl World {
             let hint = Hint::Connected;
             self.say(at, 5, Word::Hint { of, hint });
         }
+    }
+
+    /// A standby was not the first: whoever was beats soon, or is dead as well.
+    fn await_successor(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        node.detector = None;
+        node.awaits_until = Some(self.now + ms_of(Preset::Fast.timings().timeout));
+        node.next_poll = 0;
+    }
+
+    /// A standby goes on with the next active.
+    pub(super) fn rebind(&mut self, at: usize, beat: LastBeat) {
+        self.tally.count("followed the next");
+        let node = &mut self.nodes[at];
+        (node.beat, node.awaits_until) = (Some(beat), None);
+        self.attached(at);
     }
 
     /// The node looks after itself.

@@ -60,6 +60,8 @@ pub(super) struct Node {
     pub liveness: Liveness,
     /// Of a standby: the epoch it was attached under.
     pub attached_to: Option<Epoch>,
+    /// Until when it waits for the beat of whoever took over in its place.
+    pub awaits_until: Option<u64>,
     pub detector: Option<Detector>,
     pub ranking: Option<Ranking>,
     /// Of an owner of an epoch.
@@ -95,6 +97,7 @@ impl Node {
             standby_alive: false,
             liveness: Liveness::default(),
             attached_to: None,
+            awaits_until: None,
             detector: None,
             ranking: None,
             owned: None,
@@ -131,6 +134,7 @@ impl Node {
         self.standby_alive = false;
         self.liveness = Liveness::default();
         self.attached_to = None;
+        self.awaits_until = None;
         self.detector = None;
         self.ranking = None;
         self.owned = None;
@@ -154,6 +158,10 @@ impl Node {
         member.updated = self.updated;
         member
     }
+}
+
+pub(super) fn ms_of(time: Duration) -> u64 {
+    time.as_millis() as u64
 }
 
 pub(super) fn ms(time: u64) -> Duration {

@@ -223,9 +223,30 @@ fn a_lost_race_leads_to_the_winner() {
         superseded: true,
         ..Failure::default()
     };
-    assert_eq!(node.effects(Event::Failed(lost)), [], "nothing is wrong");
-    assert_eq!(node.machine.state(), State::Discarding);
-    assert_eq!(node.on(Event::Cleared), State::Looking);
+    let lost = Event::Failed(lost);
+    assert_eq!(node.effects(lost.clone()), [], "nothing is wrong");
+    assert_eq!(node.machine.state(), State::CatchingUp, "it goes on");
+    assert_eq!(node.machine.decision(), None);
+
+    let mut too_late = Node::standby(Tags::default());
+    too_late.on(Event::Judged(suspect(too_late.now)));
+    too_late.on(Event::EpochOwned(Epoch(4)));
+    assert_eq!(too_late.on(lost.clone()), State::Discarding);
+    assert_eq!(too_late.on(Event::Cleared), State::Looking);
+
+    let mut nothing_runs = Node::new(Tags::default());
+    nothing_runs.look(1, ActiveState::PostgresDead);
+    nothing_runs.now += 10 * SECOND;
+    nothing_runs.look(1, ActiveState::PostgresDead);
+    assert_eq!(nothing_runs.machine.state(), State::TakingOver(Phase::Fence));
+    assert_eq!(nothing_runs.on(lost), State::Discarding);
+}
+
+#[test]
+fn a_standby_goes_on_with_the_next_active() {
+    let mut node = Node::standby(Tags::default());
+    assert_eq!(node.on(Event::Superseded), State::CatchingUp);
+    assert_eq!(node.on(Event::Level(true)), State::Warm);
 }
 
 #[test]

@@ -102,6 +102,7 @@ fn machine(state: State, bits: u32) -> Machine {
     machine.enlisted = on(4);
     machine.lived = on(5);
     machine.better = u8::from(on(6));
+    machine.stands = state.is_candidate() || on(6);
     if on(7) {
         machine.state = State::Looking;
         machine.on(
