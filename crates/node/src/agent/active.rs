@@ -207,7 +207,9 @@ impl Active {
         let away = beaten.borrow().elapsed() > context.heartbeat().timeout;
         let ended = match context.pilot.state() {
             State::HandingOver | State::Stopping if away => {
-                tracing::warn!("the zones do not answer: PostgreSQL is killed, the next start replays");
+                tracing::warn!(
+                    "the zones do not answer: PostgreSQL is killed, the next start replays"
+                );
                 Ok(())
             }
             State::HandingOver => {

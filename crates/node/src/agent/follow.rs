@@ -6,84 +6,43 @@
 //! seal ([`super::moving`]), for which the log is held for moments. Nothing it does is shared, except
 //! its claim and its node record.
 
+mod polling;
+mod progress;
 mod verdict;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use dax::ids::{Epoch, Generation, NodeName};
-use dax::storage::Storage;
-use pgdata::feed::Feedback;
 use pgdata::timeline::TimelineId;
-use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
-use volume::claim::Claim;
 use volume::journal::JournalPos;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
-use volume::seal::{self, Seal};
+use volume::seal::Seal;
 
+use self::polling::{Poll, Polled, answered, poll_registry};
 use super::candidates::Candidates;
 use super::context::Context;
 use super::error::Result;
 use super::inquiry::Inquiry;
 use super::life::Sight;
 use super::moving::{Ask, BaseMover};
-use super::prefetch::Prefetcher;
 use super::slow::Lag;
 use super::standby::{self, Known, Standby};
 use super::status::Order;
 use super::warmth::{self, Warmer};
 use crate::address::Address;
-use crate::channel::{self, ClientEvent, Notice, Progress, Subscription};
+use crate::channel::{self, ClientEvent, Notice, Subscription};
 use crate::detector::{Beat, Detector, Hint};
 use crate::machine::Event;
-use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive, Record, probe_writes};
+use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive, Record};
 
 /// How often PostgreSQL is asked how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 /// How often the registry is looked at while a better standby should be taking over.
 const POLL_WAITING: Duration = Duration::from_millis(100);
-/// A standby this close to the horizon is warm.
-const WARM_LAG_BYTES: u64 = 16 << 20;
-
-/// A look into the registry, started at some time.
-type Poll = tokio::task::JoinHandle<Result<Polled>>;
-
-/// What a standby looks for in the registry.
-struct Polled {
-    heartbeat: Option<Heartbeat>,
-    /// Whether this standby's claim stands.
-    claimed: bool,
-}
-
-/// Looks; a standby in doubt first has a write answered, because reads may be quick where writes, and so
-/// the active's beats, are not.
-async fn poll_registry(storage: Arc<dyn Storage>, me: NodeName, in_doubt: bool) -> Result<Polled> {
-    if in_doubt {
-        probe_writes(storage.as_ref(), &me).await?;
-    }
-    let records = read_records(&storage, &me);
-    let (polled, ()) = tokio::try_join!(records, watch_lease(&*storage))?;
-    Ok(polled)
-}
-
-async fn read_records(storage: &Arc<dyn Storage>, me: &NodeName) -> Result<Polled> {
-    Ok(Polled {
-        heartbeat: Heartbeat::load(storage.as_ref()).await?,
-        claimed: Claim::stands(storage, me).await?,
-    })
-}
-
-/// Who has seen the active's last renewal knows when its lease ends, and waits no longer.
-async fn watch_lease(storage: &dyn Storage) -> Result<()> {
-    if storage.is_leased() {
-        storage.accepted_epoch().await?;
-    }
-    Ok(())
-}
-
 /// What following one active led to.
 pub(crate) struct Ended {
     /// What was known of the active, for a takeover's record.
@@ -154,6 +113,9 @@ impl<'a> Follower<'a> {
             standby.capacity,
             now,
         );
+        // A server that goes on from the last active has replayed something already.
+        let reported = *standby.feed.feedback().borrow();
+        let applied = reported.map_or(Lsn::ZERO, |feedback| feedback.apply);
         Follower {
             mover,
             lag: Lag::new(context.config.standby, now),
@@ -176,7 +138,7 @@ impl<'a> Follower<'a> {
             epoch: heartbeat.epoch,
             active: heartbeat.node.clone(),
             known,
-            applied: Lsn::ZERO,
+            applied,
             seen_at: now,
             beat: heartbeat.clone(),
             warmth: warmth::Told::default(),
@@ -543,110 +505,4 @@ impl<'a> Follower<'a> {
         }
         Ok(())
     }
-
-    /// Begins anew if this standby is so far behind that this is better.
-    async fn judge_lag(&mut self) {
-        if let Some(why) = self.why_skip().await {
-            tracing::warn!(why, "too far behind: beginning anew at the newest seal");
-            self.context.skips.skipped(&why);
-            self.tell(Event::MustReattach(why));
-        }
-    }
-
-    async fn why_skip(&mut self) -> Option<String> {
-        let now = self.context.now();
-        // Before PostgreSQL reports any progress, what it reads tells.
-        let (redo, _) = *self.standby.view.watch_redo().borrow();
-        self.lag
-            .progressed(self.applied.max(redo), self.known.end, now);
-        if self.looking.is_none() && self.lag.wants_look(now) {
-            let storage = Arc::clone(&self.standby.storage);
-            let look = async move { seal::load_seals(&storage).await };
-            self.looking = Some(tokio::spawn(look));
-        }
-        let looked = self.looking.take_if(|looking| looking.is_finished())?;
-        let seals = looked.await.ok()?.ok()?;
-        let ours = seals.iter().rev();
-        let newest = ours
-            .into_iter()
-            .find(|s| s.generation.epoch == self.epoch)?;
-        self.lag.why_skip(newest.redo)
-    }
-
-    async fn progressed(
-        &mut self,
-        feedback: Option<Feedback>,
-        subscription: &Subscription,
-    ) -> Result<()> {
-        if let Some(feedback) = feedback {
-            self.applied = self.applied.max(feedback.apply);
-        }
-        let progress = self.progress();
-        subscription.progress(progress);
-        let (applied, horizon) = (progress.applied, progress.horizon);
-        let asks = self.mover.progressed(applied, horizon, self.context.now());
-        self.heed(asks).await
-    }
-
-    fn progress(&self) -> Progress {
-        let horizon = self.standby.log.horizon().end;
-        Progress {
-            received: self.standby.feed.sent(),
-            applied: self.applied,
-            horizon,
-            warm: self.is_warm(),
-            needed: self.standby.feed.needed(),
-        }
-    }
-
-    fn is_warm(&self) -> bool {
-        let horizon = self.standby.log.horizon().end;
-        self.applied > Lsn::ZERO && horizon.bytes_since(self.applied) <= WARM_LAG_BYTES
-    }
-
-    fn report(&mut self, subscription: &Subscription) {
-        self.standby.feed.request_reply();
-        let progress = self.progress();
-        subscription.progress(progress);
-        self.tell(Event::Level(progress.warm));
-        if self.standby.view.base_seal().generation > self.attached_at {
-            self.tell(Event::RedoWorked);
-        }
-        let reached = &self.context.reached;
-        reached.set(progress.received, progress.applied);
-        self.context.board.report(json!({
-            "node": self.context.me.node,
-            "epoch": self.epoch,
-            "active": self.active,
-            "timeline": self.known.timeline.0,
-            "received": progress.received,
-            "applied": progress.applied,
-            "horizon": progress.horizon,
-            // PostgreSQL reports no progress before it has connected to the feed.
-            "redo": self.standby.view.watch_redo().borrow().0,
-            "held_blocks": self.standby.view.held_blocks(),
-            "lag_bytes": progress.horizon.bytes_since(progress.applied),
-            "overlay": self.standby.view.stats(),
-            "reads": self.standby.view.reads(),
-            "base": self.mover.report(),
-            "warmth": *self.warmth.lock(),
-            "skips": self.context.skips.report(),
-            "prefetch": self.standby.prefetcher.as_ref().map(Prefetcher::report),
-            "server": *self.context.facts.lock(),
-            "control": self.context.control_report(),
-            "configured": self.configured,
-        }));
-    }
-}
-
-/// Waits for the poll under way; for ever if there is none.
-async fn answered(poll: &mut Option<Poll>) -> Result<Polled> {
-    let Some(reading) = poll else {
-        return std::future::pending().await;
-    };
-    let read = reading
-        .await
-        .expect("reading a record neither panics nor is cancelled");
-    *poll = None;
-    read
 }

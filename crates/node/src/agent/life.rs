@@ -94,7 +94,9 @@ async fn await_owner(
     beat: &mut Heartbeat,
 ) -> Result<std::result::Result<(), String>> {
     if storage.fenced().now_or_never().is_some() {
-        return Ok(Err("this handle to the volume owned an epoch and lost it".to_owned()));
+        return Ok(Err(
+            "this handle to the volume owned an epoch and lost it".to_owned()
+        ));
     }
     let owner = storage.accepted_epoch().await?.epoch;
     let deadline = context.now() + context.heartbeat().timeout;

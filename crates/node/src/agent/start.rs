@@ -343,7 +343,9 @@ pub(crate) async fn leave(context: &Context, standby: Standby) -> Result<()> {
     match tokio::time::timeout(SAY_WITHIN, released).await {
         Ok(released) => Ok(released?),
         Err(_) => {
-            tracing::info!("the claim of this node stays, although it ends: the zones do not answer");
+            tracing::info!(
+                "the claim of this node stays, although it ends: the zones do not answer"
+            );
             Ok(())
         }
     }

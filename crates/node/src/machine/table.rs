@@ -298,12 +298,7 @@ pub const TRANSITIONS: &[Transition] = &[
         &[CatchingUp],
         "somebody else was first, and nothing was changed yet: the standby follows that one",
     ),
-    row(
-        &[FENCE],
-        EventKind::Failed,
-        &[CatchingUp],
-        "the same",
-    ),
+    row(&[FENCE], EventKind::Failed, &[CatchingUp], "the same"),
     row(
         &[Warm],
         EventKind::Superseded,

@@ -94,16 +94,32 @@ impl Cluster {
     /// # Errors
     /// Something does not come up; the message holds the end of its log.
     pub async fn start(&mut self) -> anyhow::Result<()> {
+        self.start_first().await?;
+        self.start_others().await
+    }
+
+    /// Starts every zone, creates the volume, starts the first node and waits until it accepts writes.
+    ///
+    /// # Errors
+    /// As of [`start`](Self::start).
+    pub async fn start_first(&mut self) -> anyhow::Result<()> {
         for zone in 1..=self.zones.len() {
             self.start_zone(zone)?;
         }
         self.init().await?;
+        let first = self.nodes.first().map(|node| node.name.clone());
+        self.start_node(&first.context("a cluster has nodes")?)?;
+        self.wait_active(Duration::from_secs(60)).await.map(drop)
+    }
+
+    /// Starts the nodes behind the first and waits until each follows that is no spare.
+    ///
+    /// # Errors
+    /// As of [`start`](Self::start).
+    pub async fn start_others(&mut self) -> anyhow::Result<()> {
         let names: Vec<String> = self.nodes.iter().map(|node| node.name.clone()).collect();
-        for (at, name) in names.iter().enumerate() {
+        for name in names.iter().skip(1) {
             self.start_node(name)?;
-            if at == 0 {
-                self.wait_active(Duration::from_secs(60)).await?;
-            }
         }
         let spare = |name: &&String| self.options.spares.contains(name);
         let standbys: Vec<&String> = names.iter().skip(1).filter(|n| !spare(n)).collect();

@@ -108,7 +108,9 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
 /// When a node's PostgreSQL started.
 async fn server_start(stage: &Stage, node: &str) -> Result<String> {
     let client = connect(&stage.cluster.server(node)?.config()).await?;
-    let row = client.query_one("SELECT pg_postmaster_start_time()::text", &[]).await?;
+    let row = client
+        .query_one("SELECT pg_postmaster_start_time()::text", &[])
+        .await?;
     Ok(row.get(0))
 }
 

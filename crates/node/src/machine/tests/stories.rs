@@ -238,7 +238,10 @@ fn a_lost_race_leads_to_the_winner() {
     nothing_runs.look(1, ActiveState::PostgresDead);
     nothing_runs.now += 10 * SECOND;
     nothing_runs.look(1, ActiveState::PostgresDead);
-    assert_eq!(nothing_runs.machine.state(), State::TakingOver(Phase::Fence));
+    assert_eq!(
+        nothing_runs.machine.state(),
+        State::TakingOver(Phase::Fence)
+    );
     assert_eq!(nothing_runs.on(lost), State::Discarding);
 }
 

@@ -13,6 +13,7 @@ use crate::cluster::{self, Cluster};
 use crate::demo::clock::{Clock, Offset};
 use crate::demo::history::{History, Outage};
 use crate::demo::load::{self, Load};
+use crate::demo::session::connect;
 use crate::demo::takeover::Takeover;
 use crate::demo::verify::Check;
 use crate::demo::{schema, verify};
@@ -63,9 +64,16 @@ impl Stage {
         };
         change(&mut settings, &mut load);
         let mut cluster = Cluster::create(settings)?;
-        cluster.start().await?;
+        cluster.start_first().await?;
         let active = cluster.wait_active(PATIENCE).await?;
-        schema::create(&options.bin, &cluster.server(&active)?, options.scale).await?;
+        let server = cluster.server(&active)?;
+        schema::create(&options.bin, &server, options.scale).await?;
+        // Standbys attach behind all of it, however large it is.
+        connect(&server.config())
+            .await?
+            .batch_execute("CHECKPOINT")
+            .await?;
+        cluster.start_others().await?;
         let clock = Clock::start();
         let mut stage = Stage {
             load: Load::start(cluster.any_writable(), load, clock),

@@ -46,14 +46,8 @@ pub(super) async fn start(
 ) -> anyhow::Result<Cluster> {
     std::fs::create_dir_all(&settings.dir)
         .with_context(|| format!("cannot create {}", settings.dir.display()))?;
-    let zones = settings.zones * settings.servers_per_zone;
     let mut cluster = Cluster::create(settings)?;
-    for zone in 1..=zones {
-        cluster.start_zone(zone)?;
-    }
-    cluster.init().await?;
-    cluster.start_node(ACTIVE)?;
-    cluster.wait_active(Duration::from_secs(60)).await?;
+    cluster.start_first().await?;
     schema::create(&options.bin, &cluster.server(ACTIVE)?, scale).await?;
     Ok(cluster)
 }
