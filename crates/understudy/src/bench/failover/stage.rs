@@ -20,6 +20,8 @@ use crate::demo::{schema, verify};
 
 /// How long anything may take before that counts as a failure.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a node has to follow before it is looked again whom it should follow.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// A client that waits so long for an answer connects again.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 /// A client that waits so long for a server tries the next one.
@@ -93,10 +95,9 @@ impl Stage {
 
     /// Waits until every node but the active follows and the active calls that protected.
     pub(super) async fn wait_protected(&mut self) -> anyhow::Result<()> {
-        let active = self.cluster.wait_active(PATIENCE).await?;
-        let names: Vec<String> = self.cluster.names().map(str::to_owned).collect();
-        for name in names.iter().filter(|name| **name != active) {
-            self.cluster.wait_follows(name, PATIENCE).await?;
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = self.all_follow().await {
+            ensure!(Instant::now() < deadline, "{error:#}");
         }
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -106,6 +107,17 @@ impl Stage {
             ensure!(Instant::now() < deadline, "no standby becomes warm");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Whoever seems to serve may be an active of the past that has not noticed yet: then the one that does serve
+    /// never follows it.
+    async fn all_follow(&mut self) -> anyhow::Result<()> {
+        let active = self.cluster.wait_active(PATIENCE).await?;
+        let names: Vec<String> = self.cluster.names().map(str::to_owned).collect();
+        for name in names.iter().filter(|name| **name != active) {
+            self.cluster.wait_follows(name, LOOK_AGAIN).await?;
+        }
+        Ok(())
     }
 
     /// Waits for a commit after `done` and returns the longest silence since `struck`. The first commit
