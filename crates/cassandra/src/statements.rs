@@ -28,8 +28,8 @@ pub struct Statements {
     pub list_chunks: PreparedStatement,
     /// Gives `volume, file, chunk`, of everything.
     pub scan_chunks: PreparedStatement,
-    /// `timestamp, volume, file, chunk, block, generation`
-    pub delete_row: PreparedStatement,
+    /// `timestamp, volume, file, chunk, block, generation, generation`: from the first to the second.
+    pub delete_generations: PreparedStatement,
     /// `timestamp, volume, file, chunk, block`: the blocks before this one.
     pub delete_before: PreparedStatement,
     /// `timestamp, volume, file, chunk`: the blocks of a chunk.
@@ -130,9 +130,10 @@ impl Statements {
                 scan.set_page_size(5000);
                 scan
             },
-            delete_row: prepare(
+            delete_generations: prepare(
                 format!(
-                    "DELETE FROM {ks}.blocks USING TIMESTAMP ? {block} AND block = ? AND generation = ?"
+                    "DELETE FROM {ks}.blocks USING TIMESTAMP ? {block} AND block = ? \
+                     AND generation >= ? AND generation <= ?"
                 ),
                 Quorum)
             .await?,

@@ -1,8 +1,9 @@
 //! Giving space back, in ways that suit a log-structured store: whole partitions where a file goes, and
 //! superseded generations lazily, a partition at a time, in one batch of deletes.
 //!
-//! Invariant: what is deleted was decided behind the gate ("Deletes" in docs/PROTOCOL.md). Row tombstones
-//! lie behind the row that is read (newest generation first), so reads do not wade through them.
+//! Invariant: what is deleted was decided behind the gate ("Deletes" in docs/PROTOCOL.md). Tombstones
+//! lie behind the row that is read (newest generation first), so reads do not wade through them; and there is
+//! one of a block, not one of each generation, so whoever reads a whole partition does not either.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use scylla::statement::batch::{Batch as CqlBatch, BatchType};
 use super::Inner;
 use super::records::of_next_row;
 use crate::connect::{describe, of_page, of_request, unexpected};
-use crate::row::{self, file_column, generation, generation_column, timestamp};
+use crate::row::{self, file_column, generation, timestamp};
 use crate::writer::Chunk;
 
 /// Partitions that are deleted at a time.
@@ -76,15 +77,18 @@ impl Inner {
                 .or_default()
                 .push(generation(column));
         }
+        let images = retention.images.iter().map(|image| image.end());
+        let sealed = images.min().unwrap_or_default();
         let mut deletes = Vec::new();
         let mut clean = true;
         for (block, stored) in generations {
             let dropped = replica::prune(&stored, retention);
             clean &= stored.len() - dropped.len() <= 1;
-            deletes.extend(dropped.into_iter().map(|generation| (block, generation)));
+            let ranges = row::ranges_to_delete(&stored, &dropped, sealed);
+            deletes.extend(ranges.into_iter().map(|range| (block, range)));
         }
         for some in deletes.chunks(DELETES_MAX) {
-            self.delete_rows(chunk, some).await?;
+            self.delete_generations(chunk, some).await?;
         }
         Ok(clean)
     }
@@ -104,22 +108,25 @@ impl Inner {
         .await
     }
 
-    async fn delete_rows(&self, (file, chunk): Chunk, rows: &[(i64, Generation)]) -> Result<()> {
+    async fn delete_generations(
+        &self,
+        (file, chunk): Chunk,
+        ranges: &[(i64, (i64, i64))],
+    ) -> Result<()> {
         let at = timestamp(self.next_version()?);
-        let statement = &self.statements.delete_row;
+        let statement = &self.statements.delete_generations;
         let mut request = CqlBatch::new(BatchType::Unlogged);
         if let Some(consistency) = statement.get_consistency() {
             request.set_consistency(consistency);
         }
         request.set_is_idempotent(true);
-        for _ in rows {
+        for _ in ranges {
             request.append_statement(statement.clone());
         }
         let (volume, file, chunk) = (self.volume(), file_column(file), chunk as i64);
-        let values = rows.iter().map(|(block, generation)| {
-            let generation = generation_column(*generation);
-            (at, volume, file, chunk, *block, generation)
-        });
+        let values = ranges
+            .iter()
+            .map(|(block, (from, to))| (at, volume, file, chunk, *block, *from, *to));
         let values: Vec<_> = values.collect();
         let (request, values) = (&request, &values);
         self.persist(|| async move {

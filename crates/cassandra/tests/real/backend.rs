@@ -18,25 +18,29 @@ use scylla::client::session_builder::SessionBuilder;
 use tempfile::TempDir;
 
 /// One cluster for all tests of this process; it ends with it.
-fn contact_points() -> Vec<String> {
+pub fn cluster() -> &'static Cluster {
     static CLUSTER: OnceLock<(Cluster, TempDir)> = OnceLock::new();
     let (cluster, _) = CLUSTER.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
         (Cluster::start(Options::new(dir.path())).unwrap(), dir)
     });
-    let points = cluster.contact_points().into_iter();
+    cluster
+}
+
+fn contact_points() -> Vec<String> {
+    let points = cluster().contact_points().into_iter();
     points.map(|address| address.to_string()).collect()
 }
 
-fn name(name: &str) -> NodeName {
+pub fn name(name: &str) -> NodeName {
     NodeName::new(name).unwrap()
 }
 
 /// A fresh volume.
-struct Fresh(Config);
+pub struct Fresh(pub Config);
 
 impl Fresh {
-    async fn volume(fencing: Fencing) -> Fresh {
+    pub async fn volume(fencing: Fencing) -> Fresh {
         Fresh::in_keyspace("understudy", fencing).await
     }
 
@@ -54,11 +58,11 @@ impl Fresh {
         Fresh(config)
     }
 
-    async fn client(&self) -> Arc<Client> {
+    pub async fn client(&self) -> Arc<Client> {
         Client::connect(self.0.clone()).await.unwrap()
     }
 
-    async fn cql(&self) -> Session {
+    pub async fn cql(&self) -> Session {
         let builder = SessionBuilder::new().known_nodes(&self.0.contact_points);
         builder.build().await.unwrap()
     }
@@ -71,7 +75,7 @@ impl Volume for Fresh {
     }
 }
 
-const SHORT: Fencing = Fencing::Lease(Duration::from_millis(500));
+pub const SHORT: Fencing = Fencing::Lease(Duration::from_millis(500));
 
 mod with_leases {
     use super::*;
@@ -89,7 +93,7 @@ mod verifying {
     );
 }
 
-fn block(byte: u8) -> Bytes {
+pub fn block(byte: u8) -> Bytes {
     Bytes::from(vec![byte; 8192])
 }
 

@@ -4,4 +4,5 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod backend;
+mod reclaim;
 mod server;
