@@ -2,12 +2,13 @@
 //!
 //! `docs/PROTOCOL.md` ("On Cassandra") has the rows, the gate and why nothing is lost; its rules (C1, L1,
 //! ...) are named in the code that keeps them. [`Client`] is a [`dax::storage::Storage`]. What decides
-//! is pure: `writer` (pending writes and what reads must return), `lease`, `row`, `schema`.
+//! is pure: `writer` (pending writes and what reads must return), `lane`, `lease`, `row`, `schema`.
 //! [`server`] runs a cluster of it on this machine, for trying out and for tests.
 
 pub mod client;
 pub mod config;
 mod connect;
+mod lane;
 pub mod lease;
 pub mod row;
 pub mod schema;

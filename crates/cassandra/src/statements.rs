@@ -20,6 +20,9 @@ pub struct Statements {
     pub read_one: PreparedStatement,
     /// The same at a quorum.
     pub read_quorum: PreparedStatement,
+    /// `volume, file, chunk, blocks` at a quorum, of blocks that keep one version; gives `block, writetime,
+    /// data`.
+    pub read_singles: PreparedStatement,
     /// The same at all replicas.
     pub read_all: PreparedStatement,
     /// `volume, file, chunk`; gives `block, generation`.
@@ -108,6 +111,13 @@ impl Statements {
             read_one: prepare(read_block.clone(), LocalOne)
             .await?,
             read_quorum: prepare(read_block.clone(), read)
+            .await?,
+            read_singles: prepare(
+                format!(
+                    "SELECT block, writetime(data), data FROM {ks}.blocks {block} AND block IN ? \
+                     AND generation = 0"
+                ),
+                read)
             .await?,
             read_all: prepare(read_block, All)
             .await?,

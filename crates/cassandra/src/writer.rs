@@ -5,7 +5,7 @@
 //! those of [`dax::writer`]; a write leaves `sync_pending` only when it, or a later one of the same
 //! row, was acknowledged, or its file is gone; once fenced, always fenced.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
@@ -16,10 +16,9 @@ use dax::writer::pending::{Pending, Seq};
 use dax::writer::versions::{Known, VersionList};
 use dax::writer::{IdMap, NodeVersions, ReplicaSet};
 
+use crate::lane::Lane;
 use crate::row::{self, SEQ_END, Stored};
 
-/// The most rows of one partition that go out in one request.
-const BATCH_ROWS_MAX: usize = 16;
 /// The one place that writes go to.
 const THERE: ReplicaId = ReplicaId(0);
 
@@ -75,14 +74,6 @@ pub enum Plan {
     Quorum,
 }
 
-/// Writes waiting to be sent. Log, journal and configuration have a lane of their own: a commit does not
-/// wait behind what a checkpoint writes.
-#[derive(Debug, Default)]
-struct Lane {
-    queue: VecDeque<Seq>,
-    requests: usize,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Writer {
@@ -96,6 +87,8 @@ pub struct Writer {
     versions: VersionList,
     reading: IdMap<BlockKey, u32>,
     removed_before: IdMap<FileId, BlockIndex>,
+    /// Log, journal and configuration have a lane of their own: a commit does not wait behind what a
+    /// checkpoint writes.
     lanes: [Lane; 2],
     indexed: HashSet<Chunk>,
     dirty: HashMap<Chunk, Generation>,
@@ -166,7 +159,7 @@ impl Writer {
         }
         self.fenced = Some(why);
         self.pending.clear();
-        self.lanes.iter_mut().for_each(|lane| lane.queue.clear());
+        self.lanes.iter_mut().for_each(Lane::clear);
         true
     }
 
@@ -206,18 +199,12 @@ impl Writer {
         }
     }
 
-    /// See [`dax::storage::Storage::write`].
+    /// See [`dax::storage::Storage::write`]; `data` is packed ([`dax::writer::packing`]).
     ///
     /// # Errors
-    /// As [`next_version`](Self::next_version); `Invalid` if it is not one whole block.
+    /// As [`next_version`](Self::next_version).
     pub fn write(&mut self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
         self.check_writer()?;
-        if data.len() != self.settings.block_size_bytes as usize {
-            return Err(Error::new(
-                ErrorKind::Invalid,
-                format!("a write of {} bytes is not one block", data.len()),
-            ));
-        }
         self.counters.writes += 1;
         self.store(key, generation, data)
     }
@@ -249,7 +236,8 @@ impl Writer {
             let dirty = self.dirty.entry(self.chunk_of(key)).or_default();
             *dirty = generation.max(*dirty);
         }
-        self.lanes[lane_of(generation)].queue.push_back(version.seq);
+        let chunk = self.chunk_of(key);
+        self.lanes[lane_of(generation)].push(chunk, version.seq);
         Ok(version)
     }
 
@@ -258,54 +246,23 @@ impl Writer {
         (key.file, chunk)
     }
 
-    /// What to send next; none while enough is on its way.
-    pub fn next_batch(&mut self) -> Option<Batch> {
-        (0..self.lanes.len()).find_map(|lane| self.next_of(lane))
+    /// Whether [`next_batch`](Self::next_batch) may have something.
+    pub fn may_send(&self) -> bool {
+        let max = self.limits.requests_max;
+        self.lanes.iter().any(|lane| lane.may_send(max))
     }
 
-    fn next_of(&mut self, lane: usize) -> Option<Batch> {
-        if self.lanes[lane].requests >= self.limits.requests_max {
-            return None;
-        }
-        let first = loop {
-            let seq = self.lanes[lane].queue.pop_front()?;
-            if let Some(row) = self.wanted(seq) {
-                break row;
-            }
-        };
-        let chunk = self.chunk_of(first.key);
-        let mut rows = vec![first];
-        while rows.len() < BATCH_ROWS_MAX
-            && let Some(seq) = self.lanes[lane].queue.front().copied()
-        {
-            match self.wanted(seq) {
-                Some(row) if self.chunk_of(row.key) == chunk => rows.push(row),
-                Some(_) => break,
-                None => {}
-            }
-            self.lanes[lane].queue.pop_front();
-        }
-        self.lanes[lane].requests += 1;
+    /// What to send next; none while enough is on its way.
+    pub fn next_batch(&mut self) -> Option<Batch> {
+        let (pending, max) = (&self.pending, self.limits.requests_max);
+        let lanes = self.lanes.iter_mut().enumerate();
+        let next = lanes.map(|(n, lane)| Some((n, lane.next(max, |seq| wanted(pending, seq))?)));
+        let (lane, (chunk, rows)) = next.flatten().next()?;
         Some(Batch {
             lane,
             chunk,
             rows,
             index: !self.indexed.contains(&chunk),
-        })
-    }
-
-    /// A pending write as a row, unless a later one of the same row goes out anyway.
-    fn wanted(&self, seq: Seq) -> Option<Row> {
-        if self.pending.is_superseded(seq) {
-            return None;
-        }
-        let entry = self.pending.get(seq)?;
-        Some(Row {
-            key: entry.key,
-            generation: entry.generation,
-            version: entry.version,
-            checksum: entry.checksum,
-            data: entry.data.clone(),
         })
     }
 
@@ -318,7 +275,7 @@ impl Writer {
 
     /// Enough replicas have a batch, or nobody wants it any more.
     pub fn sent(&mut self, batch: &Batch, acknowledged: bool) {
-        self.lanes[batch.lane].requests -= 1;
+        self.lanes[batch.lane].done(batch.chunk);
         if !acknowledged {
             return;
         }
@@ -501,6 +458,21 @@ impl Writer {
     }
 }
 
+/// A pending write as a row, unless a later one of the same row goes out anyway.
+fn wanted(pending: &Pending, seq: Seq) -> Option<Row> {
+    if pending.is_superseded(seq) {
+        return None;
+    }
+    let entry = pending.get(seq)?;
+    Some(Row {
+        key: entry.key,
+        generation: entry.generation,
+        version: entry.version,
+        checksum: entry.checksum,
+        data: entry.data.clone(),
+    })
+}
+
 fn lane_of(generation: Generation) -> usize {
     usize::from(generation > Generation::SINGLE)
 }
@@ -554,11 +526,11 @@ mod tests {
         }
         assert!(w.next_batch().is_none(), "two are on their way");
         w.sent(&first, true);
-        assert_eq!(blocks(&w.next_batch().unwrap()), [2, 3, 4]);
-        w.sent(&second, true);
         let other = w.next_batch().unwrap();
         assert_eq!((other.chunk.1, blocks(&other)), (3, vec![500]));
-        assert!(other.index && !second.rows.is_empty());
+        assert!(other.index);
+        w.sent(&second, true);
+        assert_eq!(blocks(&w.next_batch().unwrap()), [2, 3, 4, 5]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use scylla::statement::prepared::PreparedStatement;
 
 use super::Inner;
 use super::gate::boot_time;
+use super::trace::traced;
 use crate::config::Fencing;
 use crate::connect::{describe, of_request, unexpected};
 use crate::lease::{Answer, Change, Claim, Lease, Next, Row, Sighting, Terms, Time};
@@ -26,10 +27,8 @@ type Columns = (i32, String, i64, i64, bool);
 impl Inner {
     /// What the row says, by this statement. Remembered with the time (L5).
     async fn look(&self, statement: &PreparedStatement) -> Result<Sighting> {
-        let result = self
-            .session
-            .execute_unpaged(statement, (self.volume(),))
-            .await;
+        let asked = self.session.execute_unpaged(statement, (self.volume(),));
+        let result = traced("look", asked).await;
         let rows = result.map_err(of_request)?.into_rows_result();
         let rows = rows.map_err(unexpected)?;
         let found = rows.maybe_first_row::<Columns>().map_err(unexpected)?;
@@ -66,7 +65,7 @@ impl Inner {
             None => {
                 let values = (volume, epoch, owner, lease_ms, renewals, released);
                 let statement = &self.statements.first_claim;
-                self.session.execute_unpaged(statement, values).await
+                traced("claim", self.session.execute_unpaged(statement, values)).await
             }
             Some(row) => {
                 let (before, count) = (row.epoch.0 as i32, row.renewals as i64);
@@ -76,7 +75,7 @@ impl Inner {
                     expected.2,
                 );
                 let statement = &self.statements.change_epoch;
-                self.session.execute_unpaged(statement, values).await
+                traced("change", self.session.execute_unpaged(statement, values)).await
             }
         };
         match sent.map_err(of_request).and_then(is_applied) {

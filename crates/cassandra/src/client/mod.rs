@@ -5,11 +5,13 @@
 
 mod epochs;
 mod gate;
+mod gather;
 mod nodes;
 mod reads;
 mod reclaim;
 mod records;
 mod status;
+mod trace;
 mod writes;
 
 use std::collections::VecDeque;
@@ -26,6 +28,7 @@ use dax::storage::{
     Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
     Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
+use dax::writer::packing::unpack;
 use dax::writer::pending::Seq;
 use parking_lot::Mutex;
 use scylla::client::session::Session;
@@ -41,6 +44,7 @@ use crate::setup;
 use crate::statements::Statements;
 use crate::writer::{Limits, Writer};
 use gate::Gate;
+use gather::Gathering;
 use nodes::RoundTrips;
 
 /// The first wait before a failed request is made again, and the longest.
@@ -86,6 +90,7 @@ struct Inner {
     round_trips: RoundTrips,
     retention: Mutex<Option<Retention>>,
     reclaim: Notify,
+    gathering: Gathering,
 }
 
 /// What the lock protects.
@@ -95,6 +100,8 @@ struct State {
     me: String,
     syncs: Vec<SyncWait>,
     rooms: VecDeque<(usize, oneshot::Sender<()>)>,
+    /// What may be sent will be, in a moment.
+    pumping: bool,
 }
 
 struct SyncWait {
@@ -144,6 +151,7 @@ impl Client {
                 me: String::new(),
                 syncs: Vec::new(),
                 rooms: VecDeque::new(),
+                pumping: false,
             }),
             sighting: Mutex::new(None),
             fenced: watch::Sender::new(false),
@@ -152,6 +160,7 @@ impl Client {
             round_trips: RoundTrips::default(),
             retention: Mutex::new(None),
             reclaim: Notify::new(),
+            gathering: Gathering::default(),
             config,
         });
         let mut measuring = JoinSet::new();
@@ -173,6 +182,15 @@ impl Drop for Client {
 impl Inner {
     fn volume(&self) -> &str {
         self.config.volume.as_str()
+    }
+
+    /// A block as it was written.
+    fn unpacked(&self, found: Option<Block>) -> Result<Option<Block>> {
+        let Some(mut block) = found else {
+            return Ok(None);
+        };
+        block.data = unpack(block.data, self.settings.block_size_bytes as usize)?;
+        Ok(Some(block))
     }
 
     fn check_fence(&self) -> Result<()> {
@@ -325,7 +343,8 @@ impl Storage for Client {
     }
 
     async fn read(&self, key: BlockKey, up_to: Generation) -> Result<Option<Block>> {
-        self.inner.read(key, up_to).await
+        let found = self.inner.read(key, up_to).await?;
+        self.inner.unpacked(found)
     }
 
     async fn read_expected(
@@ -334,11 +353,13 @@ impl Storage for Client {
         up_to: Generation,
         version: Version,
     ) -> Result<Option<Block>> {
-        self.inner.read_expected(key, up_to, version).await
+        let found = self.inner.read_expected(key, up_to, version).await?;
+        self.inner.unpacked(found)
     }
 
     async fn read_promote(&self, key: BlockKey) -> Result<Option<Block>> {
-        self.inner.read_promote(key).await
+        let found = self.inner.read_promote(key).await?;
+        self.inner.unpacked(found)
     }
 
     async fn put_record(&self, name: &str, value: Bytes, authority: Authority) -> Result<()> {

@@ -10,9 +10,13 @@ use dax::writer::versions::Known;
 use scylla::statement::prepared::PreparedStatement;
 
 use super::Inner;
+use super::trace::traced;
 use crate::connect::{of_request, unexpected};
 use crate::row::{self, Stored, file_column, generation, generation_column, version};
 use crate::writer::Plan;
+
+/// A row of a block: its generation, its timestamp, the cell's bytes.
+pub(super) type Cell = (Generation, i64, Bytes);
 
 /// Ends a read, also one whose caller went away.
 struct Reading<'a> {
@@ -55,7 +59,11 @@ impl Inner {
     }
 
     /// The newest version up to a generation. Nothing if none was ever written, or that is known.
-    async fn read_stored(&self, key: BlockKey, up_to: Generation) -> Result<Option<Stored>> {
+    async fn read_stored(
+        self: &Arc<Self>,
+        key: BlockKey,
+        up_to: Generation,
+    ) -> Result<Option<Stored>> {
         let (_reading, plan) = self.begin_read(key, up_to)?;
         let known = match plan {
             Plan::AtOnce(block) => {
@@ -77,7 +85,7 @@ impl Inner {
     }
 
     pub(super) async fn read_expected(
-        &self,
+        self: &Arc<Self>,
         key: BlockKey,
         up_to: Generation,
         version: Version,
@@ -133,13 +141,12 @@ impl Inner {
 
     /// A quorum's answer, which is on a quorum when it is here.
     async fn read_quorum(
-        &self,
+        self: &Arc<Self>,
         key: BlockKey,
         up_to: Generation,
         known: Option<Known>,
     ) -> Result<Option<Stored>> {
-        let quorum = &self.statements.read_quorum;
-        let mut found = self.persist(|| self.select(quorum, key, up_to)).await?;
+        let mut found = self.ask_quorum(key, up_to).await?;
         let of = |found: &Option<Stored>| found.as_ref().map_or(Version::ZERO, |s| s.version);
         if let Some(known) = known.filter(|known| known.settled && of(&found) < known.version) {
             // Never go back behind what a quorum holds.
@@ -171,18 +178,27 @@ impl Inner {
             key.block.0 as i64,
             generation_column(up_to),
         );
-        let result = self.session.execute_unpaged(statement, values);
-        let rows = result.await.map_err(of_request)?;
+        let asked = self.session.execute_unpaged(statement, values);
+        let rows = traced("read block", asked).await.map_err(of_request)?;
         let rows = rows.into_rows_result().map_err(unexpected)?;
         let row = rows.maybe_first_row::<(i64, Option<i64>, Option<Bytes>)>();
         let Some((column, Some(written), Some(cell))) = row.map_err(unexpected)? else {
             return Ok(None);
         };
-        let stored = Stored::decode(key, generation(column), version(written), cell);
-        stored.map(Some).ok_or_else(|| {
-            let what = format!("block {key} fails its checksum");
-            Error::new(ErrorKind::Corrupt, what)
-        })
+        decode(key, Some((generation(column), written, cell)))
+    }
+
+    /// What a quorum has of a block up to a generation.
+    async fn ask_quorum(
+        self: &Arc<Self>,
+        key: BlockKey,
+        up_to: Generation,
+    ) -> Result<Option<Stored>> {
+        let quorum = &self.statements.read_quorum;
+        match up_to == Generation::SINGLE {
+            true => self.persist(|| self.select_single(key)).await,
+            false => self.persist(|| self.select(quorum, key, up_to)).await,
+        }
     }
 
     pub(super) async fn read_promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
@@ -195,7 +211,7 @@ impl Inner {
     }
 
     /// What this handle wrote, or chose in another promotion: but not before a quorum holds it.
-    async fn read_settled(&self, key: BlockKey) -> Result<Option<Block>> {
+    async fn read_settled(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
         let pending = self.state.lock().writer.pending_single(key);
         let found = match pending {
             Some(block) => {
@@ -217,9 +233,7 @@ impl Inner {
     /// Chooses what survives: what a quorum has, written again in this epoch; also that there is nothing.
     /// Behind the gate, or a deposed owner would tell what its successor did not choose.
     async fn promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
-        let quorum = &self.statements.read_quorum;
-        let single = Generation::SINGLE;
-        let found = self.persist(|| self.select(quorum, key, single)).await?;
+        let found = self.ask_quorum(key, Generation::SINGLE).await?;
         if let Some(stored) = &found {
             self.observe(stored.version)?;
         }
@@ -243,6 +257,18 @@ impl Inner {
         self.pass_gate().await?;
         Ok(found.map(|block| Block { version, ..block }))
     }
+}
+
+/// What a row has of a block, if there is a row.
+pub(super) fn decode(key: BlockKey, cell: Option<Cell>) -> Result<Option<Stored>> {
+    let Some((generation, written, cell)) = cell else {
+        return Ok(None);
+    };
+    let stored = Stored::decode(key, generation, version(written), cell);
+    stored.map(Some).ok_or_else(|| {
+        let what = format!("block {key} fails its checksum");
+        Error::new(ErrorKind::Corrupt, what)
+    })
 }
 
 fn lost(key: BlockKey, version: Version) -> Error {

@@ -17,6 +17,7 @@ use scylla::statement::batch::{Batch as CqlBatch, BatchType};
 
 use super::Inner;
 use super::records::of_next_row;
+use super::trace::traced;
 use crate::connect::{describe, of_page, of_request, unexpected};
 use crate::row::{self, file_column, generation, timestamp};
 use crate::writer::Chunk;
@@ -99,7 +100,7 @@ impl Inner {
             let result = self
                 .session
                 .execute_unpaged(&self.statements.list_rows, values);
-            let rows = result.await.map_err(of_request)?;
+            let rows = traced("list rows", result).await.map_err(of_request)?;
             let rows = rows.into_rows_result().map_err(unexpected)?;
             let rows = rows.rows::<(i64, i64)>().map_err(unexpected)?;
             rows.collect::<std::result::Result<_, _>>()
@@ -130,7 +131,7 @@ impl Inner {
         let values: Vec<_> = values.collect();
         let (request, values) = (&request, &values);
         self.persist(|| async move {
-            let deleted = self.session.batch(request, values).await;
+            let deleted = traced("delete", self.session.batch(request, values)).await;
             deleted.map(drop).map_err(of_request)
         })
         .await
@@ -150,7 +151,7 @@ impl Inner {
             let values = (at, self.volume(), file_column(*file));
             self.persist(|| async {
                 let forget = &self.statements.forget_file;
-                let deleted = self.session.execute_unpaged(forget, values).await;
+                let deleted = traced("delete", self.session.execute_unpaged(forget, values)).await;
                 deleted.map(drop).map_err(of_request)
             })
             .await?;
@@ -172,7 +173,7 @@ impl Inner {
         let before = (at, volume, file, chunk, block.0 as i64);
         self.persist(|| async {
             let delete = &self.statements.delete_before;
-            let deleted = self.session.execute_unpaged(delete, before).await;
+            let deleted = traced("delete", self.session.execute_unpaged(delete, before)).await;
             deleted.map(drop).map_err(of_request)
         })
         .await?;
@@ -182,7 +183,7 @@ impl Inner {
         let before = (at, volume, file, chunk);
         self.persist(|| async {
             let forget = &self.statements.forget_chunks;
-            let deleted = self.session.execute_unpaged(forget, before).await;
+            let deleted = traced("delete", self.session.execute_unpaged(forget, before)).await;
             deleted.map(drop).map_err(of_request)
         })
         .await
@@ -208,7 +209,7 @@ impl Inner {
             let values = (at, self.volume(), file_column(file), chunk);
             self.persist(move || async move {
                 let delete = &self.statements.delete_chunk;
-                let deleted = self.session.execute_unpaged(delete, values).await;
+                let deleted = traced("delete", self.session.execute_unpaged(delete, values)).await;
                 deleted.map(drop).map_err(of_request)
             })
         });

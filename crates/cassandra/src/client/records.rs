@@ -1,6 +1,7 @@
 //! Records: one row each, read and written by quorum.
 //!
-//! Nobody tells a writer that a newer version is there, so it looks first and writes above what it finds.
+//! Nobody tells a writer that a newer version is there, so it looks, and writes above what it finds. An owner's
+//! version is above those of older epochs anyway: it looks while it writes.
 
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
@@ -8,8 +9,10 @@ use dax::ids::Version;
 use dax::storage::Authority;
 use dax::wire::MAX_RECORD_BYTES;
 use futures_util::TryStreamExt;
+use futures_util::future::try_join;
 
 use super::Inner;
+use super::trace::traced;
 use crate::connect::{of_page, of_request, unexpected};
 use crate::row::{record_cell, record_value, timestamp, version};
 
@@ -28,11 +31,7 @@ impl Inner {
             ));
         }
         match authority {
-            Authority::Owner => {
-                self.check_writer()?;
-                let (found, _) = self.find_record(name).await?;
-                self.write_owned(name, found, value.as_ref()).await
-            }
+            Authority::Owner => self.put_owned(name, value.as_ref()).await,
             Authority::Node => {
                 let (found, _) = self.find_record(name).await?;
                 let next = {
@@ -42,6 +41,19 @@ impl Inner {
                 let next = next.expect("what was found is known");
                 self.write_record(name, next, value.as_ref()).await
             }
+        }
+    }
+
+    /// Any version of the epoch is above what owners of older ones wrote. Only a node may have gone higher, which
+    /// a look at the same time tells.
+    async fn put_owned(&self, name: &str, value: Option<&Bytes>) -> Result<()> {
+        let version = self.next_version()?;
+        let writing = Box::pin(self.write_record(name, version, value));
+        let looking = Box::pin(self.find_record(name));
+        let ((found, _), ()) = try_join(looking, writing).await?;
+        match found > version {
+            true => self.write_owned(name, found, value).await,
+            false => self.pass_gate().await,
         }
     }
 
@@ -66,7 +78,8 @@ impl Inner {
         let values = (self.volume(), name, record_cell(value), timestamp(version));
         let (statement, values) = (&self.statements.write_record, &values);
         self.persist(|| async move {
-            let written = self.session.execute_unpaged(statement, values).await;
+            let written = self.session.execute_unpaged(statement, values);
+            let written = traced("write record", written).await;
             written.map(drop).map_err(of_request)
         })
         .await
@@ -79,7 +92,7 @@ impl Inner {
             let result = self
                 .session
                 .execute_unpaged(&self.statements.read_record, values);
-            let rows = result.await.map_err(of_request)?;
+            let rows = traced("read record", result).await.map_err(of_request)?;
             let rows = rows.into_rows_result().map_err(unexpected)?;
             let row = rows.maybe_first_row::<(Option<Bytes>, Option<i64>)>();
             Ok(match row.map_err(unexpected)? {

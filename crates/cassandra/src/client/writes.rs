@@ -6,6 +6,7 @@ use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::{BlockKey, FileId, Generation, Version};
 use dax::storage::SyncScope;
+use dax::writer::packing::pack;
 use dax::writer::pending::Seq;
 use futures_util::future::try_join;
 use scylla::cluster::metadata::ColumnType;
@@ -15,6 +16,7 @@ use scylla::serialize::writers::{CellWriter, WrittenCellProof};
 use scylla::statement::batch::{Batch as CqlBatch, BatchType};
 use tokio::sync::oneshot;
 
+use super::trace::traced;
 use super::{Inner, State, SyncWait};
 use crate::connect::of_request;
 use crate::row::{cell_parts, file_column, generation_column, timestamp};
@@ -47,14 +49,31 @@ impl Inner {
         generation: Generation,
         data: Bytes,
     ) -> Result<Version> {
+        let block_bytes = self.settings.block_size_bytes as usize;
+        if data.len() != block_bytes {
+            let what = format!("a write of {} bytes is not one block", data.len());
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        let packed = pack(data);
         let mut state = self.state.lock();
-        let version = state.writer.write(key, generation, data)?;
+        let version = state.writer.write(key, generation, packed)?;
         self.pump(&mut state);
         Ok(version)
     }
 
-    /// Sends what may be sent.
+    /// Sends what may be sent, a moment later: who writes many blocks writes them one after the other, and they
+    /// go out together.
     pub(super) fn pump(self: &Arc<Self>, state: &mut State) {
+        if !state.pumping && state.writer.may_send() {
+            state.pumping = true;
+            let inner = Arc::clone(self);
+            self.runtime.spawn(async move { inner.send_waiting() });
+        }
+    }
+
+    fn send_waiting(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        state.pumping = false;
         while let Some(batch) = state.writer.next_batch() {
             self.runtime.spawn(Arc::clone(self).send(batch));
         }
@@ -103,10 +122,12 @@ impl Inner {
     async fn send_rows(&self, batch: &Batch) -> Result<()> {
         let statement = &self.statements.write_block;
         if let [row] = &batch.rows[..] {
-            let sent = self
-                .session
-                .execute_unpaged(statement, self.values(batch.chunk, row))
-                .await;
+            let values = self.values(batch.chunk, row);
+            let sent = traced(
+                "write block",
+                self.session.execute_unpaged(statement, values),
+            )
+            .await;
             return sent.map(drop).map_err(of_request);
         }
         let mut request = CqlBatch::new(BatchType::Unlogged);
@@ -122,7 +143,7 @@ impl Inner {
             .iter()
             .map(|row| self.values(batch.chunk, row))
             .collect();
-        let sent = self.session.batch(&request, rows).await;
+        let sent = traced("write blocks", self.session.batch(&request, rows)).await;
         sent.map(drop).map_err(of_request)
     }
 
@@ -153,7 +174,10 @@ impl Inner {
         let sent = self
             .session
             .execute_unpaged(&self.statements.write_chunk, values);
-        sent.await.map(drop).map_err(of_request)
+        traced("write chunk", sent)
+            .await
+            .map(drop)
+            .map_err(of_request)
     }
 
     pub(super) async fn write_room(&self, bytes: usize) -> Result<()> {
