@@ -100,8 +100,9 @@ impl Claim {
     /// Whether `node` still has a claim. Without one nothing it reads can be relied on: it must
     /// attach afresh, and must not take over.
     pub async fn stands(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<bool> {
-        let claim = storage.get_record(&Claim::record_name(node)).await?;
-        let revoked = storage.get_record(&Claim::revocation(node)).await?;
+        let (claim, revocation) = (Claim::record_name(node), Claim::revocation(node));
+        let (claim, revoked) =
+            tokio::try_join!(storage.get_record(&claim), storage.get_record(&revocation))?;
         Ok(claim.is_some() && revoked.is_none())
     }
 

@@ -66,6 +66,7 @@ pub struct Latest {
     /// Data blocks written in this epoch so far; `None` if others may have been.
     pub(crate) written: Option<Vec<(BlockKey, Version)>>,
     changed_since_seal: bool,
+    pub(crate) log_fixed: bool,
 }
 
 impl Latest {
@@ -122,6 +123,7 @@ impl Latest {
             buried,
             written: (!opened_before).then(Vec::new),
             changed_since_seal: changed || from > sealed,
+            log_fixed: false,
         })
     }
 
@@ -189,6 +191,13 @@ impl Latest {
             cut,
             at: now,
         }])
+    }
+
+    /// The end of the log is known, and [cut](Self::cut_log) off behind: every block of a segment that no mark
+    /// of this epoch covers was durable before, or was [read](Self::read_log_block) here. Such blocks need no
+    /// ReadPromote.
+    pub fn log_is_fixed(&mut self) {
+        self.log_fixed = true;
     }
 
     /// A block of a log or live file, fixed under this epoch (ReadPromote, DAX 5). `None`: zeros.

@@ -194,6 +194,7 @@ pub(crate) async fn fix_log(
     let history = log_tail::newest_history(latest, timeline).await?;
     let tail = log_tail::find_end(latest, &history, from, size).await?;
     log_tail::cut_behind(latest, tail.end, size, wall_clock())?;
+    latest.log_is_fixed();
     latest.commit().await?;
     Ok(tail)
 }

@@ -18,6 +18,9 @@ use crate::error::{Error, Result};
 const STEP_BLOCKS: usize = 32;
 /// How long the database's promotion has the storage for itself, if nobody says that it is done.
 const HEAD_START: Duration = Duration::from_secs(10);
+/// Blocks that may wait for the storage before a step, while nobody waits for the end: what the database
+/// writes itself must not wait behind what is carried over.
+const BACKLOG_BLOCKS: u64 = 32;
 /// Between two steps, while nobody waits for the end.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -88,6 +91,11 @@ pub(super) async fn carry_over(view: Weak<Inner>) {
         let Some(carry) = &inner.carry else {
             return;
         };
+        if *pace.borrow() < Pace::Urgent && inner.is_behind() {
+            drop(inner);
+            let _ = tokio::time::timeout(PAUSE, pace.wait_for(|p| *p == Pace::Urgent)).await;
+            continue;
+        }
         match inner.carry_step(carry).await {
             Ok(true) => {
                 carry.progress.send_replace(Progress::Done);
@@ -127,6 +135,17 @@ impl Inner {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether the storage has not yet taken what it was given: not all of it on as many replicas as a sync
+    /// needs.
+    fn is_behind(&self) -> bool {
+        let replicas = self.storage.replicas().into_iter();
+        let mut pending: Vec<u64> = replicas.map(|replica| replica.pending_bytes).collect();
+        pending.sort_unstable();
+        let needed = usize::from(self.storage.settings().sync_replicas);
+        let behind = pending.get(needed.saturating_sub(1));
+        behind.is_some_and(|bytes| *bytes > BACKLOG_BLOCKS * self.block_size)
     }
 
     /// Carries some blocks over; true when none was left.

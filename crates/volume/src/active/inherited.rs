@@ -8,6 +8,7 @@ use bytes::Bytes;
 use dax::ids::{BlockIndex, BlockKey, FileId};
 use dax::storage::Lineage;
 
+use crate::cache::Cached;
 use crate::error::Result;
 use crate::view::Ino;
 
@@ -36,6 +37,9 @@ pub struct Inherited {
     pub blocks: Arc<dyn InheritedBlocks>,
     /// Inode numbers that stood for files made by redo, and the files they are now.
     pub aliases: HashMap<Ino, FileId>,
+    /// Blocks of the log's last segment that were read before, wholly below what was announced as durable. The
+    /// database copies that segment when it is promoted.
+    pub log: Vec<(BlockKey, Cached)>,
     /// Open handles of shared files.
     pub open_counts: HashMap<FileId, u64>,
     /// The image that the view showed, up to its base; the new epoch's generations follow it.

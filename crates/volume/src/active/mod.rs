@@ -102,6 +102,8 @@ pub(super) struct Inner {
     controlling: tokio::sync::Mutex<()>,
     sealing: tokio::sync::Mutex<()>,
     reclaiming: tokio::sync::Mutex<()>,
+    /// See [`Latest::log_is_fixed`].
+    log_fixed: bool,
     /// The old log that was read ahead last.
     log_ahead: tokio::sync::Mutex<(FileId, Range<u64>)>,
     /// The generation of the last seal.
@@ -138,11 +140,13 @@ impl ActiveView {
         let mut opens = HashMap::new();
         let mut files_of_aliases = HashMap::new();
         let mut carry = None;
+        let mut log = Vec::new();
         if let Some(inherited) = inherited {
             lineage = inherited.lineage;
             opens = inherited.open_counts;
             files_of_aliases = inherited.aliases;
             carry = Some(Carry::new(inherited.blocks));
+            log = inherited.log;
         }
         let after = lineage.end();
         let settings = latest.storage.settings();
@@ -177,12 +181,14 @@ impl ActiveView {
             controlling: tokio::sync::Mutex::new(()),
             sealing: tokio::sync::Mutex::new(()),
             reclaiming: tokio::sync::Mutex::new(()),
+            log_fixed: latest.log_fixed,
             log_ahead: tokio::sync::Mutex::new((FileId(0), 0..0)),
             sealed: watch::Sender::new(last_sealed),
             flushing: AtomicBool::new(false),
             runtime: Handle::current(),
         };
         inner.forget_orphans()?;
+        inner.remember_log(log);
         let view = ActiveView {
             inner: Arc::new(inner),
         };

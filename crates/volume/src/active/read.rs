@@ -141,6 +141,19 @@ impl Inner {
         Ok((!inode.is_cut(key.block, block.version)).then_some(block.data))
     }
 
+    fn is_segment(&self, file: FileId) -> bool {
+        let path = self.core.lock().namespace.path_of(file);
+        path.is_some_and(|path| self.layout.log_range(&path).is_some())
+    }
+
+    /// Keeps blocks of old log that a standby has read.
+    pub(super) fn remember_log(&self, blocks: Vec<(BlockKey, Cached)>) {
+        for (key, block) in blocks {
+            let ticket = self.cache.ticket(key);
+            self.cache.fill(key, LATEST, ticket, block);
+        }
+    }
+
     /// Reads a log block of an older epoch, and those behind it into the cache: whoever reads old
     /// log reads it in order (a promotion copies the segment that it ends in). One at a time: the
     /// kernel reads ahead as well, and asks for many blocks at once that one such read brings.
@@ -159,10 +172,15 @@ impl Inner {
             .min(end)
             .max(key.block.0 + 1);
         let blocks = (key.block.0..last).filter(|b| !inode.has_cut_over(BlockIndex(*b)));
+        let fixed = self.log_fixed && self.is_segment(key.file);
         let reads = blocks.map(|block| async move {
             let key = BlockKey::new(key.file, block);
             let ticket = self.cache.ticket(key);
-            let found = self.storage.read_promote(key).await?.map(Cached::from);
+            let found = match fixed {
+                true => self.storage.read(key, Generation::SINGLE).await?,
+                false => self.storage.read_promote(key).await?,
+            };
+            let found = found.map(Cached::from);
             if let Some(found) = &found {
                 self.cache.fill(key, LATEST, ticket, found.clone());
             }

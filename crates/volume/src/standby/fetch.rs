@@ -202,6 +202,13 @@ impl Fetcher {
             .map(|(key, _)| key)
     }
 
+    /// Blocks of files of one version that are at hand: of the log, wholly below what was shown.
+    pub(super) fn cached_log(&self) -> impl Iterator<Item = (BlockKey, Cached)> + '_ {
+        let keys = self.cache.keys();
+        keys.filter(|(_, image)| *image == Generation::SINGLE)
+            .filter_map(|(key, image)| Some((key, self.cache.get(key, image)?)))
+    }
+
     /// How many blocks are at hand.
     pub(super) fn cached_count(&self) -> u64 {
         self.cache.count()

@@ -22,9 +22,11 @@ use super::switch_plan::{Switch, SwitchPlan, plan};
 use super::switch_publish::{Published, Publisher};
 use super::view::StandbyView;
 use crate::active::{ActiveView, Inherited, Options, WriteObserver};
+use crate::cache::Cached;
 use crate::error::{Error, Result};
 use crate::latest::Latest;
 use crate::layout::FileClass;
+use crate::lsn::Lsn;
 use crate::namespace::Namespace;
 use crate::view::{Ino, Timestamp, View};
 
@@ -114,6 +116,22 @@ impl StandbyView {
         Ok((files, contents))
     }
 
+    /// What is at hand of the last segment of the log of which anything is.
+    fn last_segment(&self, namespace: &Namespace) -> Vec<(BlockKey, Cached)> {
+        let mut starts: HashMap<FileId, Option<Lsn>> = HashMap::new();
+        let mut start_of = |file: FileId| {
+            let path = || namespace.path_of(file);
+            let start = || Some(self.layout.log_range(&path()?)?.start);
+            *starts.entry(file).or_insert_with(start)
+        };
+        let log = self.fetcher.cached_log();
+        let log = log.filter_map(|(key, block)| Some((start_of(key.file)?, key, block)));
+        let log: Vec<(Lsn, BlockKey, Cached)> = log.collect();
+        let last = log.iter().map(|(start, ..)| *start).max();
+        let of_last = log.into_iter().filter(|(start, ..)| Some(*start) == last);
+        of_last.map(|(_, key, block)| (key, block)).collect()
+    }
+
     fn inherited(
         &self,
         state: &State,
@@ -152,6 +170,7 @@ impl StandbyView {
             blocks: Arc::new(blocks),
             open_counts: open_counts.collect(),
             lineage: seal.lineage.truncated(seal.generation),
+            log: self.last_segment(namespace),
             aliases,
         }
     }

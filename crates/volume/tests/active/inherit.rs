@@ -70,6 +70,7 @@ async fn the_overlay_is_readable_throughout_and_part_of_the_first_seal() {
         aliases: HashMap::from([(alias, file)]),
         open_counts: HashMap::from([(file, 1)]),
         lineage: base.lineage.clone(),
+        log: Vec::new(),
     };
     let next = volume
         .open_with(Arc::new(volume::active::NoObserver), Some(inherited))
