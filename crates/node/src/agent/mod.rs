@@ -34,6 +34,7 @@ mod warmth;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dax::storage::Storage;
 use tokio::sync::mpsc;
@@ -54,6 +55,9 @@ use crate::postgres::{check_port, leftovers};
 use crate::records::Cluster;
 use crate::rest::{Facts, Rest};
 
+/// How often standbys hear of the log where a look at it asks a quorum of Cassandra's nodes.
+const QUORUM_GATHER: Duration = Duration::from_millis(20);
+
 /// Runs a node until `shutdown` resolves or it cannot start at all.
 ///
 /// # Errors
@@ -72,6 +76,9 @@ pub async fn run(
     let (board, mut orders) = StatusBoard::new(Arc::clone(&pilot));
     let party = Party::new(&config)?;
     let server = Server::bind(&config.channel.listen, party.clone(), board.clone()).await?;
+    if config.store.is_some() {
+        server.gather(QUORUM_GATHER);
+    }
     let facts = Facts {
         scope: config.volume.to_string(),
         node: config.name.to_string(),

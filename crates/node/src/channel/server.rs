@@ -65,6 +65,7 @@ struct Shared {
     notices: broadcast::Sender<Notice>,
     subscribers: Mutex<BTreeMap<u64, Subscriber>>,
     changed: watch::Sender<u64>,
+    gather: Mutex<Duration>,
 }
 
 /// The listening side of the direct channel. Dropping it closes every connection.
@@ -95,6 +96,7 @@ impl Server {
             notices: broadcast::channel(64).0,
             subscribers: Mutex::default(),
             changed: watch::channel(0).0,
+            gather: Mutex::new(GATHER),
         });
         Ok(Server {
             accepting: tokio::spawn(accept(listener, Arc::clone(&shared))),
@@ -111,6 +113,11 @@ impl Server {
     /// Announces how far this active is. Never waits; replaces what was not sent yet.
     pub fn publish(&self, trigger: Trigger) {
         self.shared.trigger.send_replace(Some(trigger));
+    }
+
+    /// Lets subscribers hear of the log at most so often, where a look at it costs more than usual.
+    pub fn gather(&self, every: Duration) {
+        *self.shared.gather.lock() = every;
     }
 
     /// Takes the last trigger back: this agent is not the active (any more).
@@ -264,7 +271,7 @@ async fn feed(
             },
             Ok(()) = changed_after(next_trigger, &mut triggers) => {
                 send_latest(&mut triggers, writer).await?;
-                next_trigger = tokio::time::Instant::now() + GATHER;
+                next_trigger = tokio::time::Instant::now() + *shared.gather.lock();
             },
             _ = ping.tick() => {
                 if heard.elapsed() > SILENCE {
