@@ -50,6 +50,9 @@ pub struct Options {
     pub nodes: u8,
     /// Java's heap of each node.
     pub heap_mib: u32,
+    /// Whether Java compiles lightly and only once what runs often. A node is quick soon after its start then, but
+    /// not as quick as it would be after minutes of load.
+    pub warms_soon: bool,
     /// Settings of `cassandra.yaml` that replace ours, in all nodes.
     pub settings: BTreeMap<String, String>,
     /// Where the nodes are, if not on loopback addresses; as many as nodes.
@@ -63,6 +66,7 @@ impl Options {
             directory: directory.into(),
             nodes: 3,
             heap_mib: 384,
+            warms_soon: true,
             settings: BTreeMap::new(),
             sites: Vec::new(),
         }
@@ -305,6 +309,15 @@ fn reserve(directory: &Path) -> Result<Block> {
     Ok(block)
 }
 
+/// What nodes want of Java besides what all have.
+fn java(options: &Options) -> Vec<String> {
+    let heap = format!("-Xmx{}m", options.heap_mib);
+    let light = options
+        .warms_soon
+        .then(|| "-XX:TieredStopAtLevel=1".to_owned());
+    std::iter::once(heap).chain(light).collect()
+}
+
 fn describe(options: &Options, directory: &Path, block: &Block, number: u8) -> Node {
     let site = options.sites.get(usize::from(number));
     let place = Place {
@@ -315,5 +328,5 @@ fn describe(options: &Options, directory: &Path, block: &Block, number: u8) -> N
     };
     let home = Home(directory.join(&place.data_centre));
     let inside = site.map_or_else(Vec::new, |site| site.inside.clone());
-    Node::new(place, home, inside, options.heap_mib)
+    Node::new(place, home, inside, java(options))
 }

@@ -81,19 +81,20 @@ pub(super) struct Node {
     pub home: Home,
     /// Commands in front of `java`, to start it somewhere else (`ip netns exec ...`).
     pub inside: Vec<String>,
-    pub heap_mib: u32,
+    /// Further options of Java.
+    java: Vec<String>,
     child: Option<Child>,
     /// Where the log of the present life begins.
     log_start: u64,
 }
 
 impl Node {
-    pub fn new(place: Place, home: Home, inside: Vec<String>, heap_mib: u32) -> Node {
+    pub fn new(place: Place, home: Home, inside: Vec<String>, java: Vec<String>) -> Node {
         Node {
             place,
             home,
             inside,
-            heap_mib,
+            java,
             child: None,
             log_start: 0,
         }
@@ -130,7 +131,8 @@ impl Node {
         command
             .args(&words[1..])
             .arg(&artifacts.java)
-            .args(["-Xms64m".to_owned(), format!("-Xmx{}m", self.heap_mib)])
+            .arg("-Xms64m")
+            .args(&self.java)
             .arg(format!("@{}", self.home.conf("jvm.options").display()))
             .arg(format!("-javaagent:{}", artifacts.agent.display()))
             .arg(format!("-Dcassandra.config={}", file("cassandra.yaml")))
