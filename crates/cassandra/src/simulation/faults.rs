@@ -5,6 +5,7 @@ use std::time::Duration;
 use rand::Rng;
 
 use super::node::Node;
+use super::reign::{Doing, Reign};
 use super::world::World;
 
 const fn ms(n: u64) -> Duration {
@@ -35,10 +36,11 @@ impl Weather {
     }
 
     /// How likely an owner that is just heard is frozen in the middle of something.
-    fn freezes(self, attached: bool) -> f64 {
-        match (self, attached) {
-            (Weather::Zombies | Weather::Relays, true) => 0.25,
-            (Weather::Relays, false) => 0.05,
+    fn freezes(self, doing: Doing) -> f64 {
+        match (self, doing) {
+            (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.25,
+            (Weather::Relays, Doing::Promotion) => 0.5,
+            (Weather::Relays, Doing::Takeover) => 0.05,
             _ => 0.0,
         }
     }
@@ -49,7 +51,7 @@ pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
     let count = world.cluster.setup().nodes;
     let server = world.rng.random_range(0..count);
     let victim = world.rng.random_range(0..nodes.len());
-    let spared = weather.freezes(true) > 0.0 && world.rng.random_bool(0.8);
+    let spared = weather.freezes(Doing::Commits) > 0.0 && world.rng.random_bool(0.8);
     let pause = ms(world.rng.random_range(100..6_000));
     match world.rng.random_range(0..100) {
         0..12 => crash(world, server),
@@ -79,19 +81,22 @@ pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
 /// An owner that was just heard stops in the middle of commits, or of its takeover, for longer than its lease.
 /// Some of what it has sent leaves its machine only when it goes on.
 pub(super) fn freeze(world: &mut World, node: &mut Node, weather: Weather) {
-    let Some(attached) = node.reign().filter(|r| r.is_busy()).map(|r| r.attached) else {
+    let Some(doing) = node.reign().and_then(Reign::doing) else {
         return;
     };
-    if node.is_frozen() || !world.rng.random_bool(weather.freezes(attached)) {
+    if node.is_frozen() || !world.rng.random_bool(weather.freezes(doing)) {
         return;
     }
-    world.census.one(match attached {
-        true => "owners frozen in the middle of commits",
-        false => "owners frozen in the middle of a takeover",
+    world.census.one(match doing {
+        Doing::Commits => "owners frozen in the middle of commits",
+        Doing::Takeover => "owners frozen in the middle of a takeover",
+        Doing::Promotion => "owners frozen in the middle of a promotion",
     });
     let length = ms(world.rng.random_range(3_500..9_000));
     world.pause_client(node.client, length);
-    world.stall(2 * length);
+    // What a successor chooses meanwhile, it chooses without what this one has found.
+    let late = if doing == Doing::Promotion { 0.9 } else { 0.5 };
+    world.stall(2 * length, late);
     node.freeze();
 }
 

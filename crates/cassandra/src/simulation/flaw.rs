@@ -44,8 +44,8 @@ pub enum Flaw {
 }
 
 impl Flaw {
-    /// Those that the schedules of the tests must catch.
-    pub const CAUGHT: [Flaw; 18] = [
+    /// The schedules of the tests must catch each.
+    pub const ALL: [Flaw; 19] = [
         Flaw::NoLeaseWait,
         Flaw::HalfLeaseWait,
         Flaw::LeaseFromAnswer,
@@ -53,6 +53,7 @@ impl Flaw {
         Flaw::RenewalsNotCompared,
         Flaw::NoGate,
         Flaw::GateBeforeWrites,
+        Flaw::PromotionWithoutGate,
         Flaw::ReclaimWithoutGate,
         Flaw::NoReadRepair,
         Flaw::PeriodicCommitLog,
@@ -65,7 +66,4 @@ impl Flaw {
         Flaw::ClockTimestamps,
         Flaw::SealBeforeSync,
     ];
-
-    /// Those that they are not known to catch.
-    pub const OPEN: [Flaw; 1] = [Flaw::PromotionWithoutGate];
 }

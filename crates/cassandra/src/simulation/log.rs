@@ -5,7 +5,7 @@ use dax::simulation::history::{Action, Content, NOTHING, Outcome};
 
 use super::client::{LOG, place_of};
 use super::recorder::Recorder;
-use super::reign::{After, Reign};
+use super::reign::{After, Doing, Reign};
 use super::world::World;
 
 /// What an owner knows of the log.
@@ -61,8 +61,12 @@ impl Reign {
         recorder.committed(self.epoch, position, content);
     }
 
-    /// Whether somebody waits for a commit, or for the takeover.
-    pub fn is_busy(&self) -> bool {
-        self.log.unacknowledged > 0 || !self.attached
+    /// What somebody waits for.
+    pub fn doing(&self) -> Option<Doing> {
+        match self.attached {
+            true => (self.log.unacknowledged > 0).then_some(Doing::Commits),
+            false if self.is_writing() => Some(Doing::Promotion),
+            false => Some(Doing::Takeover),
+        }
     }
 }

@@ -16,6 +16,15 @@ use super::recorder::{Recorder, Seal};
 use super::world::{Wake, World};
 use crate::lease::{Gate, Lease, Renewal};
 
+/// What an owner is in the middle of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doing {
+    Commits,
+    Takeover,
+    /// Of the takeover: what it has found is being written again.
+    Promotion,
+}
+
 /// What an operation waits for.
 #[derive(Debug)]
 struct Waiting {
@@ -163,6 +172,10 @@ impl Reign {
         if !newer.into_iter().any(|(_, (at, ..))| same_row(at)) {
             self.send(world, timestamp);
         }
+    }
+
+    pub fn is_writing(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// What is pending in a row.

@@ -14,8 +14,7 @@ const SCHEDULES: u64 = 1000;
 const FLAW_SCHEDULES: u64 = 3000;
 
 fn asked_flaw() -> Option<Flaw> {
-    let all: Vec<Flaw> = Flaw::CAUGHT.into_iter().chain(Flaw::OPEN).collect();
-    flaw(&all)
+    flaw(&Flaw::ALL)
 }
 
 /// Seeds from 0 on, on all processors; panics with the lowest that fails.
@@ -111,7 +110,7 @@ fn broken_promise(seed: u64, flaw: Flaw) -> Option<dax::simulation::checkers::Vi
 fn flaws() -> Vec<Flaw> {
     match asked_flaw() {
         Some(flaw) => vec![flaw],
-        None => Flaw::CAUGHT.to_vec(),
+        None => Flaw::ALL.to_vec(),
     }
 }
 

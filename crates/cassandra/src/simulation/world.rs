@@ -253,14 +253,14 @@ impl World {
         self.at(self.now + after, Event::Fault);
     }
 
-    /// The network stalls: half of what is on its way to nodes arrives up to so much later.
-    pub fn stall(&mut self, most: Duration) {
+    /// The network stalls: this share of what is on its way to nodes arrives up to so much later.
+    pub fn stall(&mut self, most: Duration, share: f64) {
         let late = self.queue.iter().filter_map(|(at, event)| {
             matches!(event, Event::Arrive(Receiver::Node(_), _)).then_some(*at)
         });
         let late: Vec<_> = late.collect();
         for at in late {
-            if self.rng.random_bool(0.5)
+            if self.rng.random_bool(share)
                 && let Some(event) = self.queue.remove(&at)
             {
                 let later = most.mul_f64(self.rng.random_range(0.0..1.0));
