@@ -32,8 +32,10 @@ pub(super) trait Stage {
     fn read_quorum(&mut self, via: usize, table: Table, place: Place) -> Option<Cell>;
     /// What a node itself has, at LOCAL_ONE.
     fn read_local(&mut self, node: usize, table: Table, place: Place) -> Option<Cell>;
-    /// These nodes hear nothing from now on; what is sent to them is too old when they are back.
+    /// These nodes hear nothing from now on, and what is sent to them they never hear.
     fn cut_off(&mut self, nodes: &[usize]);
+    /// These nodes answer nothing from now on, but others take them for being there.
+    fn hang(&mut self, nodes: &[usize]);
     /// They are back.
     fn reconnect(&mut self);
     /// Hinted handoff.
@@ -174,7 +176,7 @@ fn promotion_hides(stage: &mut impl Stage, shown: &mut Shown) {
 /// Recipe (d), (e): a write that failed, and one that its client gave up, arrive all the same.
 fn late(stage: &mut impl Stage, shown: &mut Shown) {
     let all_have = |row: u64| move |stage: &mut _| holders(stage, Table::Sound, place(row)) == 3;
-    stage.cut_off(&[1, 2]);
+    stage.hang(&[1, 2]);
     let acknowledged = stage.write_quorum(Table::Sound, place(41), live(1, "failed"));
     stage.reconnect();
     shown.push(("acknowledged by one of three", acknowledged.to_string()));

@@ -124,6 +124,10 @@ impl Stage for Modelled {
         self.cut_off = nodes.to_vec();
     }
 
+    fn hang(&mut self, nodes: &[usize]) {
+        self.cut_off(nodes);
+    }
+
     fn reconnect(&mut self) {
         self.cut_off.clear();
     }

@@ -36,6 +36,8 @@ pub struct Real {
     cluster: Cluster,
     statements: BTreeMap<(Kind, bool), PreparedStatement>,
     cut_off: Vec<usize>,
+    hanging: Vec<usize>,
+    hints: bool,
     _directory: tempfile::TempDir,
 }
 
@@ -114,6 +116,8 @@ impl Real {
             cluster,
             statements,
             cut_off: Vec::new(),
+            hanging: Vec::new(),
+            hints: true,
             _directory: directory,
         }
     }
@@ -227,22 +231,38 @@ impl Stage for Real {
         self.read(node, table, place, Consistency::LocalOne)
     }
 
+    /// They are killed: one that was only stopped judges the age of what waits for it by a clock that stood still,
+    /// too, and takes some of it.
     fn cut_off(&mut self, nodes: &[usize]) {
+        for node in nodes {
+            self.cluster.kill(*node).unwrap();
+        }
+        self.cut_off = nodes.to_vec();
+    }
+
+    fn hang(&mut self, nodes: &[usize]) {
         for node in nodes {
             self.cluster.pause(*node).unwrap();
         }
-        self.cut_off = nodes.to_vec();
+        self.hanging = nodes.to_vec();
     }
 
     fn reconnect(&mut self) {
         // From the last write on, which may have been just now.
         std::thread::sleep(TOO_OLD);
-        for node in std::mem::take(&mut self.cut_off) {
+        for node in std::mem::take(&mut self.hanging) {
             self.cluster.resume(node).unwrap();
+        }
+        let killed = std::mem::take(&mut self.cut_off);
+        if !killed.is_empty() {
+            self.cluster.start_nodes(&killed).unwrap();
+            // A node that starts has forgotten this.
+            self.hints(self.hints);
         }
     }
 
     fn hints(&mut self, on: bool) {
+        self.hints = on;
         let command = if on {
             "enablehandoff"
         } else {
