@@ -115,8 +115,9 @@ fn refused(error: EditError, draft: Option<Draft>) -> anyhow::Error {
                 "What you wrote is kept: mend it, and edit-config --apply {}",
                 kept.display()
             );
-            let why = "the configuration stays as it was";
-            error.context(Failure::new(Code::Refused, why).advise(advice))
+            Failure::new(Code::Refused, format!("{error:#}"))
+                .advise(advice)
+                .into()
         }
         Some(Err(lost)) => error.context(format!("what you wrote could not be kept ({lost})")),
     }
