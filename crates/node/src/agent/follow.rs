@@ -43,6 +43,7 @@ use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive, Record};
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 /// How often the registry is looked at while a better standby should be taking over.
 const POLL_WAITING: Duration = Duration::from_millis(100);
+
 /// What following one active led to.
 pub(crate) struct Ended {
     /// What was known of the active, for a takeover's record.

@@ -191,7 +191,6 @@ impl Machine {
     fn lost(&mut self, next: State) {
         self.epoch = None;
         self.decision = None;
-        self.suspicion = None;
         self.go(next);
     }
 

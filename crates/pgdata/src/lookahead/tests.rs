@@ -226,7 +226,6 @@ fn a_block_that_redo_read_lately_is_not_wanted_again() {
     assert_eq!(found, [1, 2, 3]);
 }
 
-/// Reads as wanted, with redo following in steps of a page.
 /// After a move of the base redo once waited for every block that had been in the overlay when its
 /// reference was looked at, one after the other.
 #[test]
@@ -252,6 +251,7 @@ fn what_redo_has_still_to_come_to_is_returned_again_after_a_move() {
     assert_eq!(drain(&mut ahead), [3, 4].map(block));
 }
 
+/// Reads as wanted, with redo following in steps of a page.
 #[test]
 fn it_stays_within_its_window_and_comes_to_the_end() {
     let mut log = empty_log();
