@@ -8,6 +8,8 @@
 
 mod polling;
 mod progress;
+mod reading;
+mod showing;
 mod verdict;
 
 use std::sync::Arc;
@@ -19,10 +21,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use volume::journal::JournalPos;
 use volume::lsn::Lsn;
-use volume::namespace::Namespace;
 use volume::seal::Seal;
 
 use self::polling::{Poll, Polled, answered, poll_registry};
+use self::reading::Reading;
 use super::candidates::Candidates;
 use super::context::Context;
 use super::error::Result;
@@ -30,7 +32,7 @@ use super::inquiry::Inquiry;
 use super::life::Sight;
 use super::moving::{Ask, BaseMover};
 use super::slow::Lag;
-use super::standby::{self, Known, Standby};
+use super::standby::{Known, Standby};
 use super::status::Order;
 use super::warmth::{self, Warmer};
 use crate::address::Address;
@@ -62,7 +64,11 @@ pub(crate) struct Follower<'a> {
     active: NodeName,
     detector: Detector,
     candidates: Candidates,
+    /// What the active announced.
     known: Known,
+    reading: Reading,
+    /// What of that is at hand, with the names it needs.
+    at_hand: Known,
     applied: Lsn,
     mover: BaseMover,
     lag: Lag,
@@ -75,6 +81,8 @@ pub(crate) struct Follower<'a> {
     /// Whether the active was serving when its PostgreSQL's capacity was looked at last: it does not
     /// change any more then, before another start.
     capacity_known: bool,
+    /// Names older than this tell nothing of the server that serves now.
+    capacity_from: JournalPos,
     /// How often the active's PostgreSQL was started again in this epoch.
     starts: u32,
     /// The version of the control record whose parameters this server has read.
@@ -118,12 +126,15 @@ impl<'a> Follower<'a> {
         let reported = *standby.feed.feedback().borrow();
         let applied = reported.map_or(Lsn::ZERO, |feedback| feedback.apply);
         Follower {
+            reading: Reading::new(standby),
+            at_hand: reading::shown(standby),
             mover,
             lag: Lag::new(context.config.standby, now),
             looking: None,
             behind: false,
             serves: heartbeat.state == ActiveState::Serving,
             capacity_known: false,
+            capacity_from: JournalPos(heartbeat.journal_synced),
             starts: heartbeat.starts,
             configured: heartbeat.configured,
             reload_at: None,
@@ -231,16 +242,17 @@ impl<'a> Follower<'a> {
                         self.superseded();
                     }
                     if trigger.epoch == self.epoch {
-                        self.serves = true;
-                        self.started_again(trigger.starts);
+                        let journal = JournalPos(trigger.journal_synced);
+                        self.heard_of_server(true, trigger.starts, journal);
                         let to = Known {
-                            journal: JournalPos(trigger.journal_synced),
+                            journal,
                             end: trigger.synced_lsn,
                             timeline: TimelineId(trigger.timeline),
                         };
-                        self.advance(to).await?;
+                        self.advance(to);
                     }
                 }
+                arrived = self.reading.next() => self.arrived(arrived).await?,
                 Ok(()) = feedback.changed() => {
                     let seen = *feedback.borrow_and_update();
                     self.progressed(seen, &subscription).await?;
@@ -312,78 +324,6 @@ impl<'a> Follower<'a> {
         Address::Unix(self.context.config.paths.run().join("no-such-agent"))
     }
 
-    /// Shows more of the log, unless it is held: the journal first, then the horizon.
-    async fn advance(&mut self, to: Known) -> Result<()> {
-        // A heartbeat may be older than what was announced and is not shown yet.
-        let to = Known {
-            journal: to.journal.max(self.known.journal),
-            end: to.end.max(self.known.end),
-            timeline: to.timeline.max(self.known.timeline),
-        };
-        self.known = to;
-        // Also while nothing is shown: then nothing need be read first when the log is let go.
-        let waits = to.journal > self.standby.tail.position();
-        if waits || self.mover.is_holding() {
-            self.standby.log.read_ahead(to.end);
-        }
-        if waits {
-            self.standby.tail.advance(to.journal).await?;
-        }
-        self.behind = self.mover.is_holding();
-        if self.behind {
-            return Ok(());
-        }
-        self.reload_if_there();
-        let names = self.standby.tail.namespace().clone();
-        if to.end > self.standby.log.horizon().end && self.is_outgrown(&names).await? {
-            self.must_reattach("the active's PostgreSQL was started with larger settings");
-            return Ok(());
-        }
-        self.standby.log.show(names, to.end, to.timeline);
-        Ok(())
-    }
-
-    /// Whether the active's PostgreSQL has more connections, locks and so on than this one: redo would
-    /// stand still, and a promotion be refused (N12 i).
-    ///
-    /// They change when the active's server starts, at the beginning of an epoch or again, and no log
-    /// of it is announced before it serves: so one look before the first of that is shown is enough.
-    async fn is_outgrown(&mut self, live: &Namespace) -> Result<bool> {
-        if self.capacity_known {
-            return Ok(false);
-        }
-        self.capacity_known = self.serves;
-        let needed = standby::active_capacity(&self.standby.storage, live).await?;
-        let own = self.standby.capacity;
-        if own.covers(needed) {
-            return Ok(false);
-        }
-        tracing::info!(?needed, ?own, "the active's PostgreSQL has larger settings");
-        Ok(true)
-    }
-
-    /// The active's PostgreSQL was started so often: its capacity must be looked at again.
-    fn started_again(&mut self, starts: u32) {
-        if starts > self.starts {
-            self.starts = starts;
-            self.capacity_known = false;
-        }
-    }
-
-    /// Has PostgreSQL read its files again, if that is wanted and they can be seen.
-    fn reload_if_there(&mut self) {
-        let there = |at: &mut JournalPos| *at <= self.standby.tail.position();
-        if self.reload_at.take_if(there).is_some() {
-            self.standby.postgres.reload();
-        }
-    }
-
-    /// PostgreSQL shall read its files again, as they are at this place of the journal.
-    fn reload_at(&mut self, journal: JournalPos) {
-        self.reload_at = self.reload_at.max(Some(journal));
-        self.reload_if_there();
-    }
-
     /// Goes by the cluster's timings, and by what the active says of its own.
     fn retime(&mut self, beat: &Heartbeat) {
         let timings = beat.patience(self.context.heartbeat());
@@ -404,7 +344,7 @@ impl<'a> Follower<'a> {
                         prefetcher.look_again();
                     }
                 }
-                Ask::Release if self.behind => self.advance(self.known).await?,
+                Ask::Release if self.behind => self.show().await?,
                 Ask::Release => {}
                 Ask::AttachAfresh => self.must_reattach("its base cannot move any further"),
             }
@@ -471,7 +411,8 @@ impl<'a> Follower<'a> {
             self.superseded();
             return Ok(());
         }
-        self.serves |= beat.state == ActiveState::Serving;
+        let serves = beat.state == ActiveState::Serving;
+        self.heard_of_server(serves, beat.starts, JournalPos(beat.journal_synced));
         let counted = Beat {
             epoch: beat.epoch,
             counter: beat.counter,
@@ -482,7 +423,6 @@ impl<'a> Follower<'a> {
         }
         self.detector.answered(Some(counted), now);
         self.retime(&beat);
-        self.started_again(beat.starts);
         if beat.configured > self.configured {
             self.configured = beat.configured;
             self.reload_at(JournalPos(beat.journal_synced));
@@ -501,9 +441,7 @@ impl<'a> Follower<'a> {
             end: beat.synced_lsn,
             timeline: TimelineId(beat.timeline),
         };
-        if to.end > self.known.end || to.journal > self.standby.tail.position() {
-            self.advance(to).await?;
-        }
+        self.advance(to);
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 //! Invariant: the view shows the names and bytes before the feed is told of them, so PostgreSQL
 //! never asks for a file that it cannot see.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -21,9 +22,6 @@ use volume::standby::StandbyView;
 /// Log files are read whole when they are histories; none is longer than this.
 const HISTORY_BYTES_MAX: u32 = 1 << 20;
 
-/// Log that is read before it is shown, at most.
-const AHEAD_BYTES_MAX: u64 = 4 << 20;
-
 /// Pieces of log that may wait to be looked at as they pass by.
 const PASSING_MAX: usize = 32;
 
@@ -41,17 +39,6 @@ pub(crate) struct SharedLog {
     names: Mutex<(Directory, TimelineId)>,
     /// Who looks at what is handed over.
     passing: Mutex<Option<mpsc::Sender<Passing>>>,
-    ahead: Mutex<Ahead>,
-}
-
-/// Reading of log that is announced and not shown yet.
-#[derive(Default)]
-struct Ahead {
-    /// Read to here.
-    end: Lsn,
-    /// The log is durable to here.
-    durable: Lsn,
-    is_reading: bool,
 }
 
 impl SharedLog {
@@ -70,7 +57,6 @@ impl SharedLog {
             history: Mutex::new(None),
             names: Mutex::new((Directory::new(), TimelineId(0))),
             passing: Mutex::new(None),
-            ahead: Mutex::default(),
         })
     }
 
@@ -144,42 +130,22 @@ impl SharedLog {
         Ok(history)
     }
 
-    /// Reads the log up to `durable` before it is shown, while the journal is read that must be shown
-    /// first: when it is shown it is at hand, and so are the blocks that it names.
-    pub(crate) fn read_ahead(self: &Arc<Self>, durable: Lsn) {
-        let mut ahead = self.ahead.lock();
-        ahead.durable = ahead.durable.max(durable);
-        if !std::mem::replace(&mut ahead.is_reading, true) {
-            let log = Arc::clone(self);
-            tokio::spawn(async move { while log.read_next_ahead().await {} });
-        }
-    }
-
-    /// Whether there is more.
-    async fn read_next_ahead(&self) -> bool {
-        let horizon = self.horizon();
-        let (from, durable) = {
-            let mut ahead = self.ahead.lock();
-            let from = ahead.end.max(horizon.end);
-            let most = Lsn(horizon.end.0 + AHEAD_BYTES_MAX);
-            let durable = ahead.durable.min(most);
-            ahead.is_reading = from < durable;
-            if !ahead.is_reading {
-                return false;
+    /// Reads log that is durable and not shown yet: when it is shown it is at hand, and the blocks that it names
+    /// are on their way. What cannot be read now is read when it is shown.
+    pub(crate) async fn read_ahead(&self, range: Range<Lsn>) {
+        let Range { mut start, end } = range;
+        let timeline = self.horizon().timeline;
+        while start < end {
+            let len = end.bytes_since(start) as usize;
+            let read = self.read_to(timeline, start, len, Some(end)).await;
+            let log = read.unwrap_or_default();
+            if log.is_empty() {
+                return;
             }
-            (from, durable)
-        };
-        let len = durable.bytes_since(from) as usize;
-        let read = self.read_to(horizon.timeline, from, len, Some(durable));
-        let log = read.await.unwrap_or_default();
-        let mut ahead = self.ahead.lock();
-        // What cannot be read ahead is read when it is shown.
-        ahead.is_reading = !log.is_empty();
-        ahead.end = Lsn(from.0 + log.len() as u64);
-        drop(ahead);
-        let more = !log.is_empty();
-        self.pass(from, log);
-        more
+            let from = start;
+            start.0 += log.len() as u64;
+            self.pass(from, log);
+        }
     }
 
     /// Who looks at passing log gets it, if there is room: nobody waits for that.

@@ -40,11 +40,22 @@ use crate::postgres::Postgres;
 const READS_AT_ONCE: usize = 32;
 
 /// How far the shared log is known to go when a standby attaches.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known {
     pub journal: JournalPos,
     pub end: Lsn,
     pub timeline: TimelineId,
+}
+
+impl Known {
+    /// The most of both: what is known does not become less.
+    pub(crate) fn max(self, other: Known) -> Known {
+        Known {
+            journal: self.journal.max(other.journal),
+            end: self.end.max(other.end),
+            timeline: self.timeline.max(other.timeline),
+        }
+    }
 }
 
 /// A running standby. Dropping it stops its PostgreSQL and unmounts.

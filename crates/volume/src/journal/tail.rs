@@ -64,24 +64,57 @@ impl JournalTail {
         if to <= self.place.at {
             return Ok(());
         }
-        let block_size = u64::from(self.storage.settings().block_size_bytes);
-        let blocks = self.place.at.0 / block_size..to.0.div_ceil(block_size);
-        let first_byte = blocks.start * block_size;
-        let mut bytes = Vec::new();
-        for block in read_blocks(&self.storage, JOURNAL, blocks, false).await? {
-            let block = block.ok_or_else(|| short(self.place.at, to))?;
-            bytes.extend_from_slice(&block.data);
+        let read = Stretch::read(Arc::clone(&self.storage), self.place.at..to);
+        self.apply(&read.await?)
+    }
+
+    /// Applies what was read from where this tail is.
+    ///
+    /// # Errors
+    /// As [`advance`](Self::advance).
+    pub fn apply(&mut self, read: &Stretch) -> Result<()> {
+        let Range { start, end: to } = read.range;
+        if start != self.place.at {
+            return Err(short(self.place.at, to));
         }
-        let bytes = &bytes[(self.place.at.0 - first_byte) as usize..(to.0 - first_byte) as usize];
         let mut namespace = self.namespace.clone();
         let mut place = self.place;
-        let used = apply_records(bytes, &mut place, |_, op| namespace.apply(op).map(drop))?;
-        if used != bytes.len() {
+        let used = apply_records(&read.bytes, &mut place, |_, op| {
+            namespace.apply(op).map(drop)
+        })?;
+        if used != read.bytes.len() {
             return Err(short(place.at, to));
         }
         self.namespace = namespace;
         self.place = place;
         Ok(())
+    }
+}
+
+/// A part of the journal that was read and is not applied: the next one may be read meanwhile.
+pub struct Stretch {
+    range: Range<JournalPos>,
+    bytes: Vec<u8>,
+}
+
+impl Stretch {
+    /// Reads `range`, which is not empty and of which all is durable.
+    ///
+    /// # Errors
+    /// `Damaged` if a part of it is not there.
+    pub async fn read(storage: Arc<dyn Storage>, range: Range<JournalPos>) -> Result<Stretch> {
+        let Range { start, end } = range;
+        let block_size = u64::from(storage.settings().block_size_bytes);
+        let blocks = start.0 / block_size..end.0.div_ceil(block_size);
+        let first_byte = blocks.start * block_size;
+        let mut bytes = Vec::new();
+        for block in read_blocks(&storage, JOURNAL, blocks, false).await? {
+            let block = block.ok_or_else(|| short(start, end))?;
+            bytes.extend_from_slice(&block.data);
+        }
+        bytes.truncate((end.0 - first_byte) as usize);
+        bytes.drain(..(start.0 - first_byte) as usize);
+        Ok(Stretch { range, bytes })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::agent::prefetch::Prefetcher;
 use crate::channel::{Progress, Subscription};
 use crate::machine::Event;
 
-/// A standby this close to the horizon is warm.
+/// A standby this close to the end of the log is warm.
 const WARM_LAG_BYTES: u64 = 16 << 20;
 
 impl Follower<'_> {
@@ -73,8 +73,7 @@ impl Follower<'_> {
     }
 
     fn is_warm(&self) -> bool {
-        let horizon = self.standby.log.horizon().end;
-        self.applied > Lsn::ZERO && horizon.bytes_since(self.applied) <= WARM_LAG_BYTES
+        self.applied > Lsn::ZERO && self.known.end.bytes_since(self.applied) <= WARM_LAG_BYTES
     }
 
     pub(super) fn report(&mut self, subscription: &Subscription) {
@@ -98,7 +97,7 @@ impl Follower<'_> {
             // PostgreSQL reports no progress before it has connected to the feed.
             "redo": self.standby.view.watch_redo().borrow().0,
             "held_blocks": self.standby.view.held_blocks(),
-            "lag_bytes": progress.horizon.bytes_since(progress.applied),
+            "lag_bytes": self.known.end.bytes_since(progress.applied),
             "overlay": self.standby.view.stats(),
             "reads": self.standby.view.reads(),
             "base": self.mover.report(),
