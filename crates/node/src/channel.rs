@@ -5,7 +5,7 @@
 //! says is also in the heartbeat record, and its silence is only a hint (a broken connection is
 //! noticed in milliseconds, a missing heartbeat after Tmax). Fencing makes acting on a hint safe.
 //!
-//! Frames are a 4-byte little-endian length and a JSON message. Over TCP they travel inside of TLS, and
+//! Frames are a 4-byte little-endian length and a JSON message, which log may follow as it is. Over TCP they travel inside of TLS, and
 //! both sides show that they belong to the cluster, if the configuration says how; it must as soon as
 //! other machines can connect. A Unix socket is for its owner only.
 

@@ -215,6 +215,7 @@ async fn seal(view: &ActiveView) -> Result<ControlFile> {
         control.timeline,
         None,
         control.blocks_per_segment,
+        view.epoch(),
     );
     sealer.seal_shutdown(view, &bytes).await?;
     Ok(control)

@@ -17,6 +17,7 @@ use node::records::Incarnation;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use volume::lsn::Lsn;
+use volume::recent_log::RecentLog;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -64,7 +65,7 @@ async fn server_at(address: &Address) -> Server {
 fn standby(server: &Server) -> (Subscription, UnboundedReceiver<ClientEvent>) {
     let (events, received) = mpsc::unbounded_channel();
     (
-        subscribe(server.address().clone(), party("b", "main"), events),
+        subscribe(server.address().clone(), party("b", "main"), events, None),
         received,
     )
 }
@@ -131,6 +132,50 @@ async fn triggers_arrive_and_the_latest_wins() {
         .unwrap()
         .unwrap();
     assert_eq!(*triggers.borrow(), Some(trigger(1000)));
+}
+
+#[tokio::test]
+async fn the_log_goes_with_the_triggers_of_its_epoch() {
+    let server = server_at(&any_port()).await;
+    let written = Arc::new(RecentLog::new(Epoch(1)));
+    server.send_along(Arc::clone(&written));
+    let wanted = Arc::new(RecentLog::new(Epoch(1)));
+    let of_another_epoch = Arc::new(RecentLog::new(Epoch(2)));
+    let follow = |log: &Arc<RecentLog>| {
+        let (events, received) = mpsc::unbounded_channel();
+        let (to, log) = (server.address().clone(), Some(Arc::clone(log)));
+        let subscription = subscribe(to, party("b", "main"), events, log);
+        (subscription, received)
+    };
+    let (first, mut events) = follow(&wanted);
+    connected(&mut events).await;
+    let (second, mut events) = follow(&of_another_epoch);
+    connected(&mut events).await;
+    let mut seen = [first.triggers(), second.triggers()];
+    let mut publish = async |lsn: u64| {
+        server.publish(trigger(lsn));
+        for triggers in &mut seen {
+            let there = |t: &Option<Trigger>| t.is_some_and(|t| t.synced_lsn == Lsn(lsn));
+            let arrived = triggers.wait_for(there);
+            tokio::time::timeout(LIMIT, arrived).await.unwrap().unwrap();
+        }
+    };
+    written.put(Lsn(8192), &[7; 8192]);
+    publish(8192).await;
+    publish(8192 + 100).await;
+    // No more than is durable, however much was written.
+    assert_eq!(wanted.read(Lsn(8192)..Lsn(8293)), None);
+    publish(8192 + 5000).await;
+    let sent = wanted.read(Lsn(8192)..Lsn(8192 + 5000));
+    assert_eq!(sent, Some(vec![7; 5000].into()));
+    assert_eq!(of_another_epoch.read(Lsn(8192)..Lsn(8193)), None);
+    // What is not at hand any more has to be read.
+    written.put(Lsn(100_000), &[8; 10]);
+    publish(100_005).await;
+    assert_eq!(wanted.read(Lsn(100_000)..Lsn(100_001)), None);
+    publish(100_010).await;
+    let sent = wanted.read(Lsn(100_005)..Lsn(100_010));
+    assert_eq!(sent, Some(vec![8; 5].into()));
 }
 
 #[tokio::test]
@@ -262,7 +307,7 @@ async fn an_agent_of_another_volume_is_refused() {
         "{error}"
     );
     let (events, mut received) = mpsc::unbounded_channel();
-    let _subscription = subscribe(server.address().clone(), stranger, events);
+    let _subscription = subscribe(server.address().clone(), stranger, events, None);
     next(&mut received, |e| matches!(e, ClientEvent::Rejected(_))).await;
     assert!(server.subscribers().is_empty());
 }
@@ -305,7 +350,7 @@ async fn agents_of_one_cluster_talk_over_tls_and_a_dead_one_is_a_reset() {
     server.publish(trigger(1));
     let (events, mut received) = mpsc::unbounded_channel();
     let address = server.address().clone();
-    let subscription = subscribe(address.clone(), protected("b", &ours), events);
+    let subscription = subscribe(address.clone(), protected("b", &ours), events, None);
     connected(&mut received).await;
     for lsn in 2..=100 {
         server.publish(trigger(lsn));
@@ -344,7 +389,7 @@ async fn who_is_not_of_the_cluster_is_refused_and_told_why() {
         };
         assert!(text.contains(says), "{text}");
         let (events, mut received) = mpsc::unbounded_channel();
-        let _subscription = subscribe(at.address().clone(), who, events);
+        let _subscription = subscribe(at.address().clone(), who, events, None);
         // Evidence that the agent is dead it is not.
         let event = next(&mut received, |_| true).await;
         let refused = matches!(

@@ -17,6 +17,7 @@ pub mod lists;
 pub mod lsn;
 pub mod namespace;
 pub mod private;
+pub mod recent_log;
 pub mod seal;
 pub mod snapshot;
 pub mod standby;

@@ -409,6 +409,7 @@ impl Active {
         let mut journal = self.view.watch_journal_synced();
         let mut sealed = self.view.watch_sealed();
         let epoch = self.epoch;
+        server.send_along(Arc::clone(self.sealer.recent_log()));
         tokio::spawn(async move {
             loop {
                 synced.mark_unchanged();

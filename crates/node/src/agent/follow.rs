@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use volume::journal::JournalPos;
 use volume::lsn::Lsn;
+use volume::recent_log::RecentLog;
 use volume::seal::Seal;
 
 use self::polling::{Poll, Polled, answered, poll_registry};
@@ -173,6 +174,8 @@ impl<'a> Follower<'a> {
             // It may be in the middle of a read that no zone answers.
             () = context.out_of_time() => Ok(()),
         };
+        // What a dead epoch sent last may be cut off.
+        self.standby.view.read_recent_log(None);
         let sight = self.sight();
         // The view becomes another one: nobody may read it then.
         warmer.abort();
@@ -311,11 +314,14 @@ impl<'a> Follower<'a> {
     async fn subscribe(&self, events: mpsc::UnboundedSender<ClientEvent>) -> Result<Subscription> {
         let name = format!("{}{}", Member::PREFIX, self.active);
         let member = Member::load_named(self.standby.storage.as_ref(), &name).await?;
+        let log = Arc::new(RecentLog::new(self.epoch));
+        self.standby.view.read_recent_log(Some(Arc::clone(&log)));
         let address = member.map_or_else(|| self.unknown_address(), |m| m.channel);
         Ok(channel::subscribe(
             address,
             self.context.party.clone(),
             events,
+            Some(log),
         ))
     }
 

@@ -11,10 +11,14 @@
 //! silence) is none, because a cut between two agents looks the same.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use dax::ids::Epoch;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use volume::lsn::Lsn;
+use volume::recent_log::RecentLog;
 
 use crate::address::Address;
 use dax::tls::Distrust;
@@ -26,6 +30,7 @@ use super::{ChannelError, Party, Result};
 
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+const SILENT: &str = "the agent is silent";
 
 /// What a subscription tells its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,12 +84,14 @@ impl Drop for Subscription {
     }
 }
 
-/// Subscribes to the agent at `address`, for good: connects again whenever the connection breaks.
+/// Subscribes to the agent at `address`, for good: connects again whenever the connection breaks. What it sends of
+/// its log in the epoch of `log` is put there before the trigger that tells of it.
 /// Must be called inside a tokio runtime.
 pub fn subscribe(
     address: Address,
     me: Party,
     events: mpsc::UnboundedSender<ClientEvent>,
+    log: Option<Arc<RecentLog>>,
 ) -> Subscription {
     let (trigger_to, triggers) = watch::channel(None);
     let (progress, progress_from) = watch::channel(None);
@@ -92,6 +99,7 @@ pub fn subscribe(
         address: address.clone(),
         me,
         events,
+        log,
         triggers: trigger_to,
         progress: progress_from,
     };
@@ -107,6 +115,7 @@ struct Link {
     address: Address,
     me: Party,
     events: mpsc::UnboundedSender<ClientEvent>,
+    log: Option<Arc<RecentLog>>,
     triggers: watch::Sender<Option<Trigger>>,
     progress: watch::Receiver<Option<Progress>>,
 }
@@ -115,7 +124,8 @@ impl Link {
     async fn run(mut self) {
         let mut last = None;
         while !self.events.is_closed() {
-            let (event, lived) = match open(&self.address, &self.me, Wants::Triggers).await {
+            let wants = (Wants::Triggers, self.log.is_some());
+            let (event, lived) = match open(&self.address, &self.me, wants).await {
                 Ok((frames, writer, peer)) => {
                     self.tell(ClientEvent::Connected(peer));
                     (self.follow(frames, writer).await, true)
@@ -152,6 +162,14 @@ impl Link {
                         Ok(Some(Message::Trigger(trigger))) => {
                             self.triggers.send_replace(Some(trigger));
                         }
+                        Ok(Some(Message::Log { epoch, at, bytes })) => {
+                            let taken = self.take_log(&mut frames, epoch, at, bytes);
+                            match tokio::time::timeout(SILENCE, taken).await {
+                                Ok(Ok(())) => {}
+                                Ok(Err(error)) => return broken(&error),
+                                Err(_) => return ClientEvent::Unreachable(SILENT.into()),
+                            }
+                        }
                         Ok(Some(Message::Notice(notice))) => self.tell(ClientEvent::Notice(notice)),
                         Ok(Some(Message::Ping)) => {}
                         Ok(Some(_)) => return ClientEvent::Rejected("it speaks out of turn".into()),
@@ -169,7 +187,7 @@ impl Link {
                 }
                 _ = ping.tick() => {
                     if heard.elapsed() > SILENCE {
-                        return ClientEvent::Unreachable("the agent is silent".into());
+                        return ClientEvent::Unreachable(SILENT.into());
                     }
                     send(&mut writer, &Message::Ping).await
                 }
@@ -178,6 +196,23 @@ impl Link {
                 return broken(&error);
             }
         }
+    }
+}
+
+impl Link {
+    /// Takes what follows the announcement of a part of the log.
+    async fn take_log(
+        &self,
+        frames: &mut Frames,
+        epoch: Epoch,
+        at: Lsn,
+        bytes: u32,
+    ) -> io::Result<()> {
+        let part = frames.bytes(bytes as usize).await?;
+        if let Some(log) = self.log.as_ref().filter(|log| log.epoch() == epoch) {
+            log.put(at, &part);
+        }
+        Ok(())
     }
 }
 
@@ -201,8 +236,12 @@ fn failed(error: &ChannelError) -> ClientEvent {
     }
 }
 
-/// Connects and greets.
-async fn open(address: &Address, me: &Party, wants: Wants) -> Result<(Frames, Writer, Peer)> {
+/// Connects and greets, and says what it wants: whether the log besides.
+async fn open(
+    address: &Address,
+    me: &Party,
+    wants: (Wants, bool),
+) -> Result<(Frames, Writer, Peer)> {
     match tokio::time::timeout(CONNECT_WITHIN, greet(address, me, wants)).await {
         Ok(result) => result,
         Err(_) => Err(ChannelError::Timeout {
@@ -212,7 +251,11 @@ async fn open(address: &Address, me: &Party, wants: Wants) -> Result<(Frames, Wr
     }
 }
 
-async fn greet(address: &Address, me: &Party, wants: Wants) -> Result<(Frames, Writer, Peer)> {
+async fn greet(
+    address: &Address,
+    me: &Party,
+    (wants, log): (Wants, bool),
+) -> Result<(Frames, Writer, Peer)> {
     let at = || address.clone();
     let connected = Socket::connect(address).await;
     let socket = connected.map_err(|source| match source.kind() {
@@ -239,6 +282,7 @@ async fn greet(address: &Address, me: &Party, wants: Wants) -> Result<(Frames, W
         version: VERSION,
         me: me.me.clone(),
         wants,
+        log,
     };
     send(&mut writer, &hello).await.map_err(io)?;
     let mut frames = Frames::new(reader);
@@ -263,7 +307,7 @@ pub async fn request(
     within: Duration,
 ) -> Result<serde_json::Value> {
     let ask = async {
-        let (mut frames, mut writer, _) = open(address, me, Wants::Answer).await?;
+        let (mut frames, mut writer, _) = open(address, me, (Wants::Answer, false)).await?;
         let io = |source| ChannelError::Io {
             address: address.clone(),
             source,

@@ -12,6 +12,8 @@ use super::message::Message;
 
 /// A longer frame closes the connection: no peer of ours sends one.
 pub const MAX_FRAME_BYTES: usize = 4 << 20;
+/// Read at once, at least.
+const READ_BYTES: usize = 4096;
 
 pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
@@ -126,14 +128,24 @@ impl Listener {
 
 /// Sends one message.
 pub(super) async fn send(writer: &mut Writer, message: &Message) -> io::Result<()> {
+    send_with(writer, message, &[]).await
+}
+
+/// Sends one message with what follows it.
+pub(super) async fn send_with(
+    writer: &mut Writer,
+    message: &Message,
+    followed_by: &[u8],
+) -> io::Result<()> {
     let body = serde_json::to_vec(message).map_err(io::Error::other)?;
     if body.len() > MAX_FRAME_BYTES {
         return Err(io::Error::other("a message longer than a frame may be"));
     }
     let length = u32::try_from(body.len()).map_err(io::Error::other)?;
-    let mut frame = Vec::with_capacity(4 + body.len());
+    let mut frame = Vec::with_capacity(4 + body.len() + followed_by.len());
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(&body);
+    frame.extend_from_slice(followed_by);
     writer.write_all(&frame).await?;
     writer.flush().await
 }
@@ -158,10 +170,8 @@ impl Frames {
             if let Some(message) = self.take()? {
                 return Ok(Some(message));
             }
-            let mut chunk = [0; 4096];
-            let read = self.reader.read(&mut chunk).await?;
-            if read > 0 {
-                self.buffer.extend_from_slice(&chunk[..read]);
+            self.buffer.reserve(READ_BYTES);
+            if self.reader.read_buf(&mut self.buffer).await? > 0 {
                 continue;
             }
             return match self.buffer.is_empty() {
@@ -169,6 +179,21 @@ impl Frames {
                 false => Err(io::ErrorKind::UnexpectedEof.into()),
             };
         }
+    }
+
+    /// The bytes that follow a message.
+    pub(super) async fn bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        if count > MAX_FRAME_BYTES {
+            let what = format!("{count} bytes behind a message");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        while self.buffer.len() < count {
+            if self.reader.read_buf(&mut self.buffer).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        let rest = self.buffer.split_off(count);
+        Ok(std::mem::replace(&mut self.buffer, rest))
     }
 
     /// A message that is complete in the buffer.
@@ -218,6 +243,21 @@ mod tests {
         assert_eq!(frames.next().await.unwrap(), Some(refused));
         assert_eq!(frames.next().await.unwrap(), Some(Message::Ping));
         assert_eq!(frames.next().await.unwrap(), None);
+        task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn bytes_follow_a_message() {
+        let (mut writer, mut frames) = pipe();
+        let task = tokio::spawn(async move {
+            let log = vec![b'{'; 300];
+            send_with(&mut writer, &Message::Ping, &log).await.unwrap();
+            send(&mut writer, &Message::Ping).await.unwrap();
+        });
+        assert_eq!(frames.next().await.unwrap(), Some(Message::Ping));
+        assert_eq!(frames.bytes(300).await.unwrap(), [b'{'; 300]);
+        assert_eq!(frames.next().await.unwrap(), Some(Message::Ping));
+        assert!(frames.bytes(1).await.is_err());
         task.await.unwrap();
     }
 

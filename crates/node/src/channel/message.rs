@@ -126,12 +126,21 @@ pub(super) enum Message {
         version: u16,
         me: Identity,
         wants: Wants,
+        /// Whether a subscriber takes the log along with the triggers.
+        #[serde(default)]
+        log: bool,
     },
     Welcome {
         me: Identity,
     },
     Refused {
         why: String,
+    },
+    /// A part of the log follows, not in JSON: all of it is durable, and the next trigger says so.
+    Log {
+        epoch: Epoch,
+        at: Lsn,
+        bytes: u32,
     },
     Trigger(Trigger),
     Notice(Notice),

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Triggers are coalesced: a subscriber gets the latest one, never a queue of old ones, and after one
-//! none for [`GATHER`]. Notices are queued, few, and each is delivered in order after the triggers known
+//! none for [`GATHER`]. The log that has become durable since the last one goes with each, so that nobody has to
+//! read it from the zones (CAC-DB 4.1 sends positions only); who does not get it, reads. Notices are queued, few, and each is delivered in order after the triggers known
 //! before it.
 
 use std::collections::BTreeMap;
@@ -16,14 +17,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use dax::tls::Tls;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
+use volume::lsn::Lsn;
+use volume::recent_log::RecentLog;
 
 use crate::address::Address;
 
-use super::frame::{Frames, Listener, Socket, Writer, send};
+use super::frame::{Frames, Listener, Socket, Writer, send, send_with};
 use super::message::{Identity, Message, Notice, Progress, Request, Trigger, VERSION, Wants};
 use super::{ChannelError, Party, Result};
 
@@ -32,9 +36,12 @@ pub(super) const PING_EVERY: Duration = Duration::from_secs(1);
 /// A peer that says nothing for this long is gone.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
-/// A subscriber hears of the log at most so often. A busy active makes log durable more often than that,
-/// and each time that a standby looks costs it, and a zone, the whole of the log's last block.
+/// A subscriber hears of the log at most so often. A busy active makes log durable more often than that, and
+/// each time costs both sides a message, and whoever reads the log from a zone the whole of its last block.
 const GATHER: Duration = Duration::from_millis(4);
+
+/// Log that is sent with one trigger, at most.
+const LOG_BYTES_MAX: u64 = 1 << 20;
 
 /// Refused connections are told to an operator at most so often.
 const REFUSALS_TOLD_EVERY: Duration = Duration::from_secs(60);
@@ -62,6 +69,8 @@ struct Shared {
     refused: Mutex<Option<tokio::time::Instant>>,
     handler: Arc<dyn Handler>,
     trigger: watch::Sender<Option<Trigger>>,
+    /// What is sent along with triggers.
+    log: Mutex<Option<Arc<RecentLog>>>,
     notices: broadcast::Sender<Notice>,
     subscribers: Mutex<BTreeMap<u64, Subscriber>>,
     changed: watch::Sender<u64>,
@@ -93,6 +102,7 @@ impl Server {
             refused: Mutex::default(),
             handler,
             trigger: watch::channel(None).0,
+            log: Mutex::default(),
             notices: broadcast::channel(64).0,
             subscribers: Mutex::default(),
             changed: watch::channel(0).0,
@@ -120,8 +130,14 @@ impl Server {
         *self.shared.gather.lock() = every;
     }
 
+    /// From now on what triggers tell of is sent along with them, as far as it is in `log`.
+    pub fn send_along(&self, log: Arc<RecentLog>) {
+        *self.shared.log.lock() = Some(log);
+    }
+
     /// Takes the last trigger back: this agent is not the active (any more).
     pub fn retract(&self) {
+        *self.shared.log.lock() = None;
         self.shared.trigger.send_replace(None);
     }
 
@@ -186,6 +202,7 @@ async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<
         version,
         me: who,
         wants,
+        log,
     }) = hello
     else {
         return Err(unexpected("no greeting"));
@@ -204,7 +221,7 @@ async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<
             let notices = shared.notices.subscribe();
             let _listed = Listed::new(shared, number, who);
             send(&mut writer, &Message::Welcome { me }).await?;
-            feed(shared, number, notices, &mut frames, &mut writer).await
+            feed(shared, (number, log), notices, &mut frames, &mut writer).await
         }
     }
 }
@@ -237,13 +254,17 @@ async fn answer(shared: &Shared, frames: &mut Frames, writer: &mut Writer) -> io
 
 async fn feed(
     shared: &Shared,
-    number: u64,
+    (number, log): (u64, bool),
     mut notices: broadcast::Receiver<Notice>,
     frames: &mut Frames,
     writer: &mut Writer,
 ) -> io::Result<()> {
-    let mut triggers = shared.trigger.subscribe();
-    triggers.mark_changed();
+    let mut latest = Latest {
+        shared,
+        triggers: shared.trigger.subscribe(),
+        sent: log.then_some(Lsn::ZERO),
+    };
+    latest.triggers.mark_changed();
     let mut ping = tokio::time::interval(PING_EVERY);
     let mut heard = tokio::time::Instant::now();
     let mut next_trigger = heard;
@@ -261,16 +282,16 @@ async fn feed(
             },
             notice = notices.recv() => match notice {
                 Ok(notice) => {
-                    if triggers.has_changed().is_ok_and(|changed| changed) {
-                        send_latest(&mut triggers, writer).await?;
+                    if latest.triggers.has_changed().is_ok_and(|changed| changed) {
+                        latest.send(writer).await?;
                     }
                     send(writer, &Message::Notice(notice)).await?;
                 }
                 // Too slow for a handful of notices: let it connect again and look at the registry.
                 Err(_) => return Err(unexpected("the subscriber is too slow")),
             },
-            Ok(()) = changed_after(next_trigger, &mut triggers) => {
-                send_latest(&mut triggers, writer).await?;
+            Ok(()) = changed_after(next_trigger, &mut latest.triggers) => {
+                latest.send(writer).await?;
                 next_trigger = tokio::time::Instant::now() + *shared.gather.lock();
             },
             _ = ping.tick() => {
@@ -292,14 +313,39 @@ async fn changed_after(
     triggers.changed().await
 }
 
-async fn send_latest(
-    triggers: &mut watch::Receiver<Option<Trigger>>,
-    writer: &mut Writer,
-) -> io::Result<()> {
-    let latest = *triggers.borrow_and_update();
-    match latest {
-        Some(trigger) => send(writer, &Message::Trigger(trigger)).await,
-        None => Ok(()),
+/// What a subscriber was sent last, and what it will be sent next.
+struct Latest<'a> {
+    shared: &'a Shared,
+    triggers: watch::Receiver<Option<Trigger>>,
+    /// The end of the log that it has, or can read; `None` if it does not take log.
+    sent: Option<Lsn>,
+}
+
+impl Latest<'_> {
+    async fn send(&mut self, writer: &mut Writer) -> io::Result<()> {
+        let Some(trigger) = *self.triggers.borrow_and_update() else {
+            return Ok(());
+        };
+        if let Some((at, log)) = self.log_for(&trigger) {
+            let head = Message::Log {
+                epoch: trigger.epoch,
+                at,
+                bytes: log.len() as u32,
+            };
+            send_with(writer, &head, &log).await?;
+        }
+        send(writer, &Message::Trigger(trigger)).await
+    }
+
+    /// The log since the last trigger, if it is at hand. Who is far behind reads it from the zones.
+    fn log_for(&mut self, trigger: &Trigger) -> Option<(Lsn, Bytes)> {
+        let at = std::mem::replace(self.sent.as_mut()?, trigger.synced_lsn);
+        if at == Lsn::ZERO || trigger.synced_lsn.bytes_since(at) > LOG_BYTES_MAX {
+            return None;
+        }
+        let log = self.shared.log.lock().clone();
+        let log = log.filter(|log| log.epoch() == trigger.epoch)?;
+        Some((at, log.read(at..trigger.synced_lsn)?))
     }
 }
 

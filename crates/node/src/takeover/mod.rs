@@ -292,6 +292,7 @@ pub(crate) fn sealer_behind(
         tail.timeline,
         sealed.map(|c| c.checkpoint),
         control.blocks_per_segment,
+        latest.epoch(),
     ))
 }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dax::ids::Generation;
+use dax::ids::{Epoch, Generation};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use volume::active::{ActiveView, WriteObserver};
@@ -33,6 +33,7 @@ use volume::error::{Error, Result};
 use volume::layout::Layout;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
+use volume::recent_log::RecentLog;
 use volume::view::Timestamp;
 
 use self::bulk::BulkPages;
@@ -61,6 +62,7 @@ pub struct SyncedLog {
 pub struct Sealer {
     layout: Arc<PostgresLayout>,
     log: Mutex<Log>,
+    recent: Arc<RecentLog>,
     synced: watch::Sender<SyncedLog>,
     /// Whether commits wait, although they are durable.
     held: watch::Sender<bool>,
@@ -84,6 +86,7 @@ impl Sealer {
         timeline: TimelineId,
         sealed_checkpoint: Option<Lsn>,
         blocks_per_segment: u32,
+        epoch: Epoch,
     ) -> Arc<Sealer> {
         let follower = Follower::new(layout.segment_size(), Start::Record(end));
         Arc::new(Sealer {
@@ -92,6 +95,7 @@ impl Sealer {
                 follower,
                 pages: BulkPages::default(),
             }),
+            recent: Arc::new(RecentLog::new(epoch)),
             synced: watch::Sender::new(SyncedLog { end, timeline }),
             held: watch::Sender::new(false),
             sealed_checkpoint: Mutex::new(sealed_checkpoint),
@@ -103,6 +107,11 @@ impl Sealer {
     /// Follows how far the log is durable; what standbys may see.
     pub fn synced(&self) -> watch::Receiver<SyncedLog> {
         self.synced.subscribe()
+    }
+
+    /// What was written of the log last, synced or not.
+    pub fn recent_log(&self) -> &Arc<RecentLog> {
+        &self.recent
     }
 
     /// Holds commits that are durable, so that slow standbys come nearer (CAC-DB 4.4.2), or lets them go.
@@ -226,6 +235,7 @@ impl WriteObserver for Sealer {
         let mut log = self.log.lock();
         let Log { follower, pages } = &mut *log;
         let at = Lsn(range.start.0 + offset);
+        self.recent.put(at, data);
         let now = self.started.elapsed();
         follower.feed(at, data, &mut |record| Sealer::note(pages, record, now));
     }

@@ -4,14 +4,14 @@
 //! [`Known`] says that no later base has another version; blocks of the log only when all of them is
 //! below the horizon, because the active still appends to the last one (rule 5); of that one, what was
 //! below the horizon when it was read last is kept, because the feed and redo ask for the same bytes one
-//! after the other. Configuration is not cached: it is small, and its writer may change it in place. A block of an image whose version is known
+//! after the other. What the active sent of its log ([`RecentLog`]) is not read at all. Configuration is not cached: it is small, and its writer may change it in place. A block of an image whose version is known
 //! is read from one replica, which must have exactly that version (CAC-DB 4.5.2); all else by quorum.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use dax::ids::{BlockKey, Generation};
+use dax::ids::{BlockKey, Generation, Version};
 use dax::storage::{Block, Storage};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -23,7 +23,9 @@ use crate::cache::{BlockCache, Cached};
 use crate::error::{Error, Result};
 use crate::image;
 use crate::layout::FileClass;
+use crate::lsn::Lsn;
 use crate::namespace::Namespace;
+use crate::recent_log::RecentLog;
 use crate::seal::Base;
 use crate::view::Ino;
 
@@ -51,6 +53,8 @@ pub(crate) struct Fetcher {
     pub known: Arc<Known>,
     pub(super) ahead: Arc<Ahead>,
     tail: Arc<Mutex<Option<Tail>>>,
+    /// What the present active sends of its log.
+    recent: Arc<Mutex<Option<Arc<RecentLog>>>>,
 }
 
 /// A block that the horizon is in, as it was read last.
@@ -81,7 +85,13 @@ impl Fetcher {
             known: Arc::new(known),
             ahead: Arc::new(Ahead::new()),
             tail: Arc::default(),
+            recent: Arc::default(),
         }
+    }
+
+    /// Reads the log from `recent` from now on, as far as it is there.
+    pub fn read_recent(&self, recent: Option<Arc<RecentLog>>) {
+        *self.recent.lock() = recent;
     }
 
     /// A whole block of a file.
@@ -90,10 +100,13 @@ impl Fetcher {
             BlockSource::Zeros => Ok(zeros(state.block_bytes)),
             BlockSource::Overlay(content) => Ok(content.read().await?),
             BlockSource::Base { key, base } => self.of_image(&base, key, state.block_bytes).await,
-            BlockSource::Single { key, shown } => {
-                self.single(&state.live, key, shown, state.block_bytes)
-                    .await
-            }
+            BlockSource::Single { key, shown, at } => match self.sent(state, key, shown, at) {
+                Some(data) => Ok(data),
+                None => {
+                    let single = self.single(&state.live, key, shown, state.block_bytes);
+                    single.await
+                }
+            },
         }
     }
 
@@ -154,11 +167,13 @@ impl Fetcher {
                 self.ahead.read(key);
                 Some(visible(&base.namespace, key, cached, state.block_bytes))
             }
-            BlockSource::Single { key, shown } if shown == state.block_bytes => {
-                let cached = self.cache.get(key, Generation::SINGLE)?;
-                Some(visible(&state.live, key, cached, state.block_bytes))
+            BlockSource::Single { key, shown, at } => {
+                let cached = (shown == state.block_bytes)
+                    .then(|| self.cache.get(key, Generation::SINGLE))
+                    .flatten()
+                    .map(|cached| visible(&state.live, key, cached, state.block_bytes));
+                cached.or_else(|| self.sent(state, key, shown, at))
             }
-            BlockSource::Single { .. } => None,
         }
     }
 
@@ -234,6 +249,35 @@ impl Fetcher {
         let Expected { since, version } = expected;
         let found = self.storage.read_expected(key, since, version).await?;
         found.ok_or_else(|| Error::Damaged(format!("{key} has lost its version {version}")))
+    }
+
+    /// A block of the log that the active sent, up to what is shown of it. One that a mark covers is read, because
+    /// marks go by the versions of what is stored.
+    fn sent(&self, state: &State, key: BlockKey, shown: u32, at: Option<Lsn>) -> Option<Bytes> {
+        let at = at?;
+        let recent = self.recent.lock().clone()?;
+        let inode = state.live.get(key.file)?;
+        if inode.has_cut_over(key.block) {
+            return None;
+        }
+        let data = recent.read(at..Lsn(at.0 + u64::from(shown)))?;
+        if shown < state.block_bytes {
+            let mut block = BytesMut::zeroed(state.block_bytes as usize);
+            block[..data.len()].copy_from_slice(&data);
+            return Some(block.freeze());
+        }
+        let sent = Cached {
+            // No mark covers it yet, so every mark that will is newer.
+            version: Version {
+                epoch: recent.epoch(),
+                seq: 0,
+            },
+            generation: Generation::SINGLE,
+            data: data.clone(),
+        };
+        let ticket = self.cache.ticket(key);
+        self.cache.fill(key, Generation::SINGLE, ticket, sent);
+        Some(data)
     }
 
     /// A block that has one version; bytes from `shown` on read as zeros.

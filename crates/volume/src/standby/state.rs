@@ -65,6 +65,8 @@ pub(crate) enum BlockSource {
         key: BlockKey,
         /// Bytes of the block below the horizon; the rest reads as zeros.
         shown: u32,
+        /// Where in the log it begins, if it is of a segment.
+        at: Option<Lsn>,
     },
 }
 
@@ -436,24 +438,24 @@ impl State {
             None => BlockSource::Single {
                 key,
                 shown: self.block_bytes,
+                at: None,
             },
         }
     }
 
     /// Rule 5: the log is shown up to the horizon.
     fn log_block(&self, shared: &Shared<'_>, block: u64) -> BlockSource {
-        let at = block * u64::from(self.block_bytes);
-        let shown = match self.log_range(shared) {
-            Some(range) => self.horizon.bytes_since(Lsn(range.start.0 + at)),
-            None => u64::from(self.block_bytes),
-        };
+        let offset = block * u64::from(self.block_bytes);
+        let at = (self.log_range(shared)).map(|range| Lsn(range.start.0 + offset));
+        let shown = at.map_or(u64::MAX, |at| self.horizon.bytes_since(at));
         let shown = shown.min(u64::from(self.block_bytes)) as u32;
-        if shown == 0 || at >= shared.inode.size {
+        if shown == 0 || offset >= shared.inode.size {
             return BlockSource::Zeros;
         }
         BlockSource::Single {
             key: BlockKey::new(shared.id, block),
             shown,
+            at,
         }
     }
 }

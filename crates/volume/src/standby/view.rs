@@ -27,6 +27,7 @@ use crate::lists::Lists;
 use crate::lsn::Lsn;
 use crate::namespace::Namespace;
 use crate::private::PrivateDir;
+use crate::recent_log::RecentLog;
 use crate::seal::{Base, Seal};
 use crate::view::{Ino, View};
 
@@ -112,6 +113,12 @@ impl StandbyView {
     /// must be durable, and `live` read no later than `horizon`.
     pub fn show_log(&self, live: Namespace, horizon: Lsn) {
         self.change_in_place(|state| state.show_log(live, horizon));
+    }
+
+    /// Takes the log from what the present active sends of it, as far as that is there; from the zones only, if
+    /// `None`. To be taken back before the epoch is over: what a dead epoch sent last may be cut off.
+    pub fn read_recent_log(&self, recent: Option<Arc<RecentLog>>) {
+        self.fetcher.read_recent(recent);
     }
 
     /// The end of the log that is shown.

@@ -1,9 +1,11 @@
 //! What a standby shows and does not show (design section 4).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use volume::error::Error;
 use volume::lsn::Lsn;
+use volume::recent_log::RecentLog;
 use volume::view::{Fallocate, View};
 
 use super::reads::move_to;
@@ -247,6 +249,48 @@ async fn the_last_block_of_the_log_is_read_once_for_each_move_of_the_horizon() {
         let asked = view.storage().counters().reads_quorum - before;
         assert_eq!(asked, 1, "at step {step}");
     }
+}
+
+/// What a standby was sent it does not read; what it was not sent, or what was cut off since, it does.
+#[tokio::test]
+async fn log_that_was_sent_is_not_read_unless_its_file_was_cut() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.create("pg_wal/1").unwrap();
+    active.truncate("pg_wal/1", SEGMENT).await.unwrap();
+    active.seal(SEGMENT).await;
+    let (view, standby) = volume.attach().await;
+    let namespace = || active.active.as_ref().unwrap().namespace();
+    let reads = || view.storage().counters().reads_quorum;
+    let sent = Arc::new(RecentLog::new(active.active.as_ref().unwrap().epoch()));
+    view.read_recent_log(Some(Arc::clone(&sent)));
+    let log = [[7; BLOCK].as_slice(), &[8; 100]].concat();
+    active.write("pg_wal/1", 0, &log).await.unwrap();
+    active.view.sync_all().await.unwrap();
+    sent.put(Lsn(SEGMENT), &log);
+    let before = reads();
+    view.show_log(namespace(), Lsn(SEGMENT + log.len() as u64));
+    let fed = view.read_log_file("pg_wal/1", 0, 1 << 20).await.unwrap();
+    assert_eq!(fed, log);
+    let mut expected = [log.clone(), vec![0; SEGMENT as usize - log.len()]].concat();
+    assert_eq!(standby.read("pg_wal/1").await.unwrap(), expected);
+    assert_eq!(reads(), before);
+    // More that did not come.
+    active
+        .write("pg_wal/1", log.len() as u64, &[9; 100])
+        .await
+        .unwrap();
+    active.view.sync_all().await.unwrap();
+    view.show_log(namespace(), Lsn(SEGMENT + log.len() as u64 + 100));
+    expected[log.len()..log.len() + 100].fill(9);
+    assert_eq!(standby.read("pg_wal/1").await.unwrap(), expected);
+    assert_eq!(reads(), before + 1, "the block that did not come whole");
+    active.truncate("pg_wal/1", 0).await.unwrap();
+    active.truncate("pg_wal/1", SEGMENT).await.unwrap();
+    active.view.sync_all().await.unwrap();
+    view.show_log(namespace(), Lsn(2 * SEGMENT));
+    let read = standby.read("pg_wal/1").await.unwrap();
+    assert!(read.iter().all(|byte| *byte == 0), "a mark hides all of it");
 }
 
 #[tokio::test]
