@@ -350,6 +350,14 @@ impl State {
         log.then(|| self.log_range(&shared)).flatten()
     }
 
+    /// Whether an inode is a shared file that its writer may change in place, outside of images and log.
+    pub fn is_configuration(&self, ino: Ino) -> bool {
+        let shared = self.shared(ino);
+        shared.is_some_and(|shared| {
+            shared.inode.class == FileClass::Live && shared.inode.kind == FileKind::File
+        })
+    }
+
     /// The log positions of a log segment.
     fn log_range(&self, shared: &Shared<'_>) -> Option<Range<Lsn>> {
         if shared.inode.kind != FileKind::File {

@@ -65,6 +65,8 @@ pub struct StandbyView {
     pub(super) gate: Gate<dyn View>,
     state: RwLock<Arc<State>>,
     pub(super) opens: Mutex<HashMap<Ino, u64>>,
+    /// Configuration that is open, as it was when it was read first.
+    pub(super) copies: Mutex<HashMap<Ino, Bytes>>,
     pub(super) bases: Mutex<Vec<Weak<Base>>>,
     /// One move at a time, with all that follows from it.
     pub(super) moving: Mutex<()>,
@@ -101,6 +103,7 @@ impl StandbyView {
             store: Arc::new(store),
             gate: Gate::new(),
             opens: Mutex::default(),
+            copies: Mutex::default(),
             bases: Mutex::new(vec![Arc::downgrade(&state.base)]),
             state: RwLock::new(Arc::new(state)),
             moving: Mutex::default(),

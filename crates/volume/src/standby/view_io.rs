@@ -14,11 +14,28 @@ use crate::lsn::Lsn;
 use crate::namespace::plan::MAX_SIZE_BYTES;
 use crate::view::{Fallocate, Ino, Timestamp};
 
+/// Larger files are not taken for configuration.
+const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
+
+/// At most `len` bytes of a file from `offset` on.
+fn part(file: &Bytes, offset: u64, len: u32) -> Bytes {
+    let start = file.len().min(offset as usize);
+    let end = file.len().min(start + len as usize);
+    file.slice(start..end)
+}
+
 impl StandbyView {
     pub(super) async fn read_shared(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        if let Some(copy) = self.copies.lock().get(&ino) {
+            return Ok(part(copy, offset, len));
+        }
         let state = self.state();
         state.expect_file(ino)?;
-        let end = state.size(ino)?.min(offset.saturating_add(u64::from(len)));
+        let size = state.size(ino)?;
+        if size <= CONFIGURATION_BYTES_MAX && state.is_configuration(ino) {
+            return self.read_configuration(&state, ino, offset, len).await;
+        }
+        let end = size.min(offset.saturating_add(u64::from(len)));
         if offset >= end {
             return Ok(Bytes::new());
         }
@@ -27,6 +44,25 @@ impl StandbyView {
             self.fetcher.ahead.log_read(at, segment.start, end - offset);
         }
         self.fetcher.range(&state, ino, offset..end).await
+    }
+
+    /// Reads a file of configuration whole, and keeps that as long as it is open: the active may put another one
+    /// in its place, or rewrite it, between two reads of one who reads it from end to end.
+    async fn read_configuration(
+        &self,
+        state: &Arc<State>,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    ) -> Result<Bytes> {
+        let whole = match state.size(ino)? {
+            0 => Bytes::new(),
+            size => self.fetcher.range(state, ino, 0..size).await?,
+        };
+        if self.opens.lock().contains_key(&ino) {
+            self.copies.lock().insert(ino, whole.clone());
+        }
+        Ok(part(&whole, offset, len))
     }
 
     pub(super) async fn write_shared(
@@ -41,6 +77,7 @@ impl StandbyView {
             return Err(Error::TooLarge);
         }
         let _turn = self.turn(ino).await;
+        self.copies.lock().remove(&ino);
         loop {
             let state = self.state();
             state.expect_file(ino)?;
@@ -129,6 +166,7 @@ impl StandbyView {
             return Err(Error::TooLarge);
         }
         let _turn = self.turn(ino).await;
+        self.copies.lock().remove(&ino);
         loop {
             let state = self.state();
             state.expect_file(ino)?;

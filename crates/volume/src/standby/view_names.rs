@@ -227,6 +227,7 @@ impl View for StandbyView {
             }
             opens.remove(&ino);
         }
+        self.copies.lock().remove(&ino);
         drop(opens);
         self.reap(Some(ino));
     }

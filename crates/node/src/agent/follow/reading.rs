@@ -23,8 +23,10 @@ use crate::agent::standby::{Known, Standby};
 
 /// Stretches that may be under way.
 const AT_ONCE: usize = 16;
-/// Log that is read before it is shown, at most: a standby that is far behind reads as redo goes on.
+/// Log that is read before it is shown, in all: a standby that is far behind reads as redo goes on.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
+/// The same of one stretch: names do not wait for more.
+const STRETCH_BYTES_MAX: u64 = 256 << 10;
 
 /// What was announced, and what of the journal has to be applied before it may be shown.
 pub(super) type Arrived = (Known, Result<Option<Stretch>>);
@@ -56,8 +58,10 @@ impl Reading {
             return;
         }
         let horizon = self.log.horizon().end;
-        let is_near = to.end.bytes_since(horizon) <= AHEAD_BYTES_MAX;
-        let log = is_near.then_some(self.asked.end.max(horizon)..to.end);
+        let from = self.asked.end.max(horizon);
+        let is_near = to.end.bytes_since(horizon) <= AHEAD_BYTES_MAX
+            && to.end.bytes_since(from) <= STRETCH_BYTES_MAX;
+        let log = is_near.then_some(from..to.end);
         let journal = self.asked.journal..to.journal;
         let (storage, source) = (Arc::clone(&self.storage), Arc::clone(&self.log));
         let read = tokio::spawn(async move {
