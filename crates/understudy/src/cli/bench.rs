@@ -187,18 +187,26 @@ pub struct BenchDax {
 /// Options of `bench cassandra`.
 ///
 /// Starts three data centres of one node each, which are fetched with Maven. Clients write and read blocks
-/// of 8 KiB through our client, and through the driver alone, in turns.
+/// of 8 KiB through our client, and through the driver alone, in turns. Transactions are compared with the
+/// paper's two baselines: writes to all copies, or writes and reads of a quorum.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   understudy bench cassandra --quick
-  understudy bench cassandra --clients 1,64 --rounds 5 --json")]
+  understudy bench cassandra --load commit,read --clients 1,64 --rounds 5 --json
+  understudy bench cassandra --load transaction --distance wan   # needs root, for network namespaces")]
 pub struct BenchCassandra {
     /// Runs of 3 s, 2 of each side.
     #[arg(long)]
     pub quick: bool,
+    /// What clients do.
+    #[arg(long, value_delimiter = ',', value_enum, default_values = ["commit", "read", "transaction"])]
+    pub load: Vec<crate::bench::cassandra::Load>,
+    /// How far the data centres are apart. Clients are next to the first.
+    #[arg(long, value_enum, default_value = "one-machine")]
+    pub distance: crate::bench::cassandra::Distance,
     /// Clients at a time.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64],
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub clients: Vec<u16>,
     /// Length of one run in seconds; 10 if not given.

@@ -97,6 +97,8 @@ async fn run_cassandra(args: cli::BenchCassandra) -> anyhow::Result<Code> {
     let (seconds, rounds) = if args.quick { (3, 2) } else { (10, 5) };
     let options = cassandra::Options {
         dir: workspace.path().to_owned(),
+        distance: args.distance,
+        loads: args.load,
         clients: args.clients,
         seconds: args.seconds.unwrap_or(seconds),
         rounds: args.rounds.unwrap_or(rounds),

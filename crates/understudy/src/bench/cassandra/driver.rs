@@ -1,4 +1,5 @@
-//! The driver alone, with statements as the block path's.
+//! The driver alone, with statements as the block path's: with the block path's consistency, or as the
+//! baselines of DAX 7.1.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -15,13 +16,61 @@ use scylla::statement::prepared::PreparedStatement;
 
 use super::side::{HERE, KEYSPACE};
 
-/// Its rows are of a volume of its own, which nobody else looks at.
-const VOLUME: &str = "driver";
 /// Blocks in a partition, as the block path has them.
 const CHUNK_BLOCKS: i64 = 128;
 /// Connections to each node, as the block path has them.
 const CONNECTIONS: std::num::NonZeroUsize =
     std::num::NonZeroUsize::new(2).expect("two is not zero");
+
+/// How many copies a request waits for. Every write waits when it is made.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rules {
+    /// As the report calls it.
+    pub name: &'static str,
+    /// Its rows are of a volume of its own, which nobody else looks at.
+    volume: &'static str,
+    write: Consistency,
+    read: Consistency,
+}
+
+/// What the block path waits for: a read that the block path's versions would have to vouch for.
+pub(super) const SAME: Rules = Rules {
+    name: "driver",
+    volume: "driver",
+    write: Consistency::Quorum,
+    read: Consistency::LocalOne,
+};
+
+/// DAX 7.1: Write(ALL) and Read(1). No copy may be down.
+pub(super) const BASELINE_1: Rules = Rules {
+    name: "baseline_1",
+    volume: "baseline_1",
+    write: Consistency::All,
+    read: Consistency::LocalOne,
+};
+
+/// DAX 7.1: Write(QUORUM) and Read(QUORUM).
+pub(super) const BASELINE_2: Rules = Rules {
+    name: "baseline_2",
+    volume: "baseline_2",
+    write: Consistency::Quorum,
+    read: Consistency::Quorum,
+};
+
+/// Connects to the cluster; the nearest data centre coordinates.
+pub(super) async fn connect(contact_points: Vec<String>) -> anyhow::Result<Arc<Session>> {
+    let near = DefaultPolicy::builder()
+        .token_aware(true)
+        .permit_dc_failover(true)
+        .prefer_datacenter(HERE.to_owned())
+        .build();
+    let profile = ExecutionProfile::builder().load_balancing_policy(near);
+    let builder = SessionBuilder::new()
+        .known_nodes(&contact_points)
+        .default_execution_profile_handle(profile.build().into_handle())
+        .pool_size(PoolSize::PerHost(CONNECTIONS));
+    Ok(Arc::new(builder.build().await?))
+}
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -29,26 +78,16 @@ pub(super) struct Driver(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    session: Session,
+    session: Arc<Session>,
+    rules: Rules,
     write: PreparedStatement,
     read: PreparedStatement,
     timestamp: AtomicI64,
 }
 
 impl Driver {
-    /// Connects; the tables are there.
-    pub(super) async fn open(contact_points: Vec<String>) -> anyhow::Result<Driver> {
-        let near = DefaultPolicy::builder()
-            .token_aware(true)
-            .permit_dc_failover(true)
-            .prefer_datacenter(HERE.to_owned())
-            .build();
-        let profile = ExecutionProfile::builder().load_balancing_policy(near);
-        let builder = SessionBuilder::new()
-            .known_nodes(&contact_points)
-            .default_execution_profile_handle(profile.build().into_handle())
-            .pool_size(PoolSize::PerHost(CONNECTIONS));
-        let session = builder.build().await?;
+    /// Prepares what it needs; the tables are there.
+    pub(super) async fn open(session: &Arc<Session>, rules: Rules) -> anyhow::Result<Driver> {
         let prepare = async |text: String, consistency| {
             let mut statement = session.prepare(text).await?;
             statement.set_consistency(consistency);
@@ -60,39 +99,45 @@ impl Driver {
                 "INSERT INTO {KEYSPACE}.blocks (volume, file, chunk, block, generation, data) \
                  VALUES (?, ?, ?, ?, 0, ?) USING TIMESTAMP ?"
             ),
-            Consistency::Quorum,
+            rules.write,
         );
         let read = prepare(
             format!(
                 "SELECT generation, writetime(data), data FROM {KEYSPACE}.blocks WHERE volume = ? \
                  AND file = ? AND chunk = ? AND block = ? AND generation <= 0 LIMIT 1"
             ),
-            Consistency::LocalOne,
+            rules.read,
         );
-        let (write, read) = (write.await?, read.await?);
         Ok(Driver(Arc::new(Inner {
-            write,
-            read,
-            session,
+            session: Arc::clone(session),
+            rules,
+            write: write.await?,
+            read: read.await?,
             timestamp: AtomicI64::new(1),
         })))
     }
 
-    /// Writes a row.
-    pub(super) async fn commit(&self, client: u16, block: u64, data: Bytes) -> anyhow::Result<()> {
+    /// As the report calls it.
+    pub(super) fn name(&self) -> &'static str {
+        self.0.rules.name
+    }
+
+    /// Writes a row, and waits for as many copies as the rules say.
+    pub(super) async fn write(&self, client: u16, block: u64, data: Bytes) -> anyhow::Result<()> {
         let inner = &self.0;
         let (file, block) = (i64::from(client), block as i64);
         let timestamp = inner.timestamp.fetch_add(1, Ordering::Relaxed);
-        let values = (VOLUME, file, block / CHUNK_BLOCKS, block, data, timestamp);
+        let volume = inner.rules.volume;
+        let values = (volume, file, block / CHUNK_BLOCKS, block, data, timestamp);
         inner.session.execute_unpaged(&inner.write, values).await?;
         Ok(())
     }
 
-    /// Reads a row.
+    /// Reads a row, of as many copies as the rules say.
     pub(super) async fn read(&self, client: u16, block: u64) -> anyhow::Result<()> {
         let inner = &self.0;
         let (file, block) = (i64::from(client), block as i64);
-        let values = (VOLUME, file, block / CHUNK_BLOCKS, block);
+        let values = (inner.rules.volume, file, block / CHUNK_BLOCKS, block);
         let found = inner.session.execute_unpaged(&inner.read, values).await?;
         let rows = found.into_rows_result()?;
         let row = rows.maybe_first_row::<(i64, i64, Bytes)>()?;

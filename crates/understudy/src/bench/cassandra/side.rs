@@ -1,24 +1,30 @@
-//! The two sides, and how they are timed.
+//! Who is compared, and what each does for a load.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use bytes::Bytes;
 use cassandra::{Client, Config, create_volume};
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, VolumeName};
 use dax::storage::{Storage, SyncScope, VolumeSettings};
-use tokio::task::JoinSet;
+use rand::Rng;
+use rand::rngs::SmallRng;
 
 use super::Load;
 use super::driver::Driver;
 
-/// Both sides' keyspace.
+/// All sides' keyspace.
 pub(super) const KEYSPACE: &str = "understudy";
 /// The data centre that clients are in.
 pub(super) const HERE: &str = "dc1";
 /// Blocks of each client: eight partitions.
-const BLOCKS: u64 = 1024;
+pub(super) const BLOCKS: u64 = 1024;
+/// Blocks of each client's log, which follow those: written one after the other, and again from the first on.
+const LOG_BLOCKS: u64 = 1024;
+/// Blocks that a transaction reads,
+const READS: usize = 8;
+/// and how many of them it changes.
+const CHANGES: usize = 3;
 
 /// Who does the work.
 #[derive(Debug, Clone)]
@@ -27,7 +33,7 @@ pub(super) enum Side {
     Driver(Driver),
 }
 
-/// The block path.
+/// The block path: strong optimistic I/O (DAX 5).
 #[derive(Debug, Clone)]
 pub(super) struct Ours {
     client: Arc<Client>,
@@ -46,17 +52,15 @@ impl Ours {
         Ok(Ours { client, epoch })
     }
 
-    fn key(&self, client: u16, block: u64) -> BlockKey {
-        BlockKey {
-            file: FileId::new(self.epoch, u64::from(client) + 1),
-            block: BlockIndex(block),
-        }
+    fn file(&self, client: u16) -> FileId {
+        FileId::new(self.epoch, u64::from(client) + 1)
     }
 
-    async fn commit(&self, client: u16, block: u64, data: Bytes) -> anyhow::Result<()> {
-        let key = self.key(client, block);
-        self.client.write(key, Generation::SINGLE, data)?;
-        Ok(self.client.csync(SyncScope::File(key.file)).await?)
+    fn key(&self, client: u16, block: u64) -> BlockKey {
+        BlockKey {
+            file: self.file(client),
+            block: BlockIndex(block),
+        }
     }
 
     async fn read(&self, client: u16, block: u64) -> anyhow::Result<()> {
@@ -67,13 +71,98 @@ impl Ours {
     }
 }
 
+/// What a transaction touches.
+#[derive(Debug, PartialEq)]
+struct Transaction {
+    /// All different; the first [`CHANGES`] of them are changed.
+    reads: Vec<u64>,
+    log: u64,
+}
+
+impl Transaction {
+    /// The `number`th of a client, from 0 on.
+    fn choose(number: u64, chance: &mut SmallRng) -> Transaction {
+        let reads = rand::seq::index::sample(chance, BLOCKS as usize, READS);
+        Transaction {
+            reads: reads.iter().map(|block| block as u64).collect(),
+            log: BLOCKS + number % LOG_BLOCKS,
+        }
+    }
+}
+
 impl Side {
-    async fn act(&self, load: Load, client: u16, block: u64) -> anyhow::Result<()> {
-        match (self, load) {
-            (Side::Ours(side), Load::Commit) => side.commit(client, block, contents()).await,
-            (Side::Ours(side), Load::Read) => side.read(client, block).await,
-            (Side::Driver(side), Load::Commit) => side.commit(client, block, contents()).await,
-            (Side::Driver(side), Load::Read) => side.read(client, block).await,
+    /// As the report calls it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Side::Ours(_) => "block_path",
+            Side::Driver(side) => side.name(),
+        }
+    }
+
+    /// Does the `number`th operation of a client, from 0 on. `chance` decides which blocks it is about, equally
+    /// on every side.
+    pub async fn act(
+        &self,
+        load: Load,
+        client: u16,
+        number: u64,
+        chance: &mut SmallRng,
+    ) -> anyhow::Result<()> {
+        match load {
+            Load::Commit => self.commit(client, number % BLOCKS).await,
+            Load::Read => self.read(client, chance.random_range(0..BLOCKS)).await,
+            Load::Transaction => {
+                let transaction = Transaction::choose(number, chance);
+                self.transact(client, &transaction).await
+            }
+        }
+    }
+
+    /// A block written and durable.
+    pub async fn commit(&self, client: u16, block: u64) -> anyhow::Result<()> {
+        self.write(client, block).await?;
+        self.sync(client).await
+    }
+
+    /// Reads wait for each other, as those of an index and its table do; writes wait for what the side's rules say.
+    async fn transact(&self, client: u16, transaction: &Transaction) -> anyhow::Result<()> {
+        for &block in &transaction.reads {
+            self.read(client, block).await?;
+        }
+        for &block in transaction.reads.iter().take(CHANGES) {
+            self.write(client, block).await?;
+        }
+        self.write(client, transaction.log).await?;
+        self.sync(client).await
+    }
+
+    async fn read(&self, client: u16, block: u64) -> anyhow::Result<()> {
+        match self {
+            Side::Ours(side) => side.read(client, block).await,
+            Side::Driver(side) => side.read(client, block).await,
+        }
+    }
+
+    /// Through the block path nothing is waited for here.
+    async fn write(&self, client: u16, block: u64) -> anyhow::Result<()> {
+        match self {
+            Side::Ours(side) => {
+                let key = side.key(client, block);
+                side.client.write(key, Generation::SINGLE, contents())?;
+                Ok(())
+            }
+            Side::Driver(side) => side.write(client, block, contents()).await,
+        }
+    }
+
+    /// Waits for everything that the client wrote. The driver alone has waited for every write already.
+    async fn sync(&self, client: u16) -> anyhow::Result<()> {
+        match self {
+            Side::Ours(side) => {
+                let scope = SyncScope::File(side.file(client));
+                Ok(side.client.csync(scope).await?)
+            }
+            Side::Driver(_) => Ok(()),
         }
     }
 }
@@ -85,82 +174,32 @@ fn contents() -> Bytes {
     block.into()
 }
 
-/// One run of one side.
-#[derive(Debug, Clone)]
-pub(super) struct Run {
-    pub per_second: f64,
-    /// In order.
-    pub latencies_us: Vec<u32>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::SeedableRng;
 
-impl Run {
-    /// The latency that this share of the operations had at most.
-    pub fn quantile_ms(&self, share: f64) -> f64 {
-        let last = self.latencies_us.len().saturating_sub(1);
-        let at = (last as f64 * share).round() as usize;
-        let found = self.latencies_us.get(at).copied();
-        f64::from(found.unwrap_or_default()) / 1000.0
-    }
-}
-
-/// Lets clients work for so long.
-pub(super) async fn run(
-    side: &Side,
-    load: Load,
-    clients: u16,
-    length: Duration,
-) -> anyhow::Result<Run> {
-    if load == Load::Read {
-        fill(side, clients).await?;
-    }
-    let began = Instant::now();
-    let mut working = JoinSet::new();
-    for client in 0..clients {
-        working.spawn(work(side.clone(), load, client, began + length));
-    }
-    let mut latencies_us = Vec::new();
-    while let Some(worked) = working.join_next().await {
-        latencies_us.extend(worked.context("a client is gone")??);
-    }
-    let per_second = latencies_us.len() as f64 / began.elapsed().as_secs_f64();
-    latencies_us.sort_unstable();
-    Ok(Run {
-        per_second,
-        latencies_us,
-    })
-}
-
-async fn work(side: Side, load: Load, client: u16, until: Instant) -> anyhow::Result<Vec<u32>> {
-    let mut latencies_us = Vec::new();
-    for number in 0u64.. {
-        let began = Instant::now();
-        if began >= until {
-            break;
-        }
-        let block = match load {
-            Load::Commit => number % BLOCKS,
-            Load::Read => rand::random_range(0..BLOCKS),
+    #[test]
+    fn the_same_seed_gives_the_same_transactions() {
+        let some = |seed| {
+            let mut chance = SmallRng::seed_from_u64(seed);
+            let choose = |number| Transaction::choose(number, &mut chance);
+            (0..3).map(choose).collect::<Vec<_>>()
         };
-        side.act(load, client, block).await?;
-        latencies_us.push(began.elapsed().as_micros() as u32);
+        assert_eq!(some(1), some(1));
+        assert_ne!(some(1), some(2));
     }
-    Ok(latencies_us)
-}
 
-/// Every client's blocks are there.
-async fn fill(side: &Side, clients: u16) -> anyhow::Result<()> {
-    let mut filling = JoinSet::new();
-    for client in 0..clients {
-        let side = side.clone();
-        filling.spawn(async move {
-            for block in 0..BLOCKS {
-                side.act(Load::Commit, client, block).await?;
-            }
-            anyhow::Ok(())
-        });
+    #[test]
+    fn a_transaction_reads_different_blocks_and_none_of_the_log() {
+        let mut chance = SmallRng::seed_from_u64(1);
+        for number in 0..2 * LOG_BLOCKS {
+            let mut transaction = Transaction::choose(number, &mut chance);
+            transaction.reads.sort_unstable();
+            transaction.reads.dedup();
+            assert_eq!(transaction.reads.len(), READS);
+            assert!(transaction.reads.iter().all(|block| *block < BLOCKS));
+            assert!((BLOCKS..BLOCKS + LOG_BLOCKS).contains(&transaction.log));
+        }
     }
-    while let Some(filled) = filling.join_next().await {
-        filled.context("a client is gone")??;
-    }
-    Ok(())
 }
