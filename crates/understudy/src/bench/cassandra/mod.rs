@@ -58,45 +58,58 @@ pub enum Load {
     Transaction,
 }
 
-/// Everybody who is measured, on a cluster that runs.
-#[derive(Debug)]
-struct Sides {
-    ours: Side,
-    same: Side,
-    baselines: [Side; 2],
-    /// Clients whose blocks are there, in every side.
-    filled: u16,
+impl Load {
+    /// Whom it compares, as places in [`Sides`]; the block path is the first.
+    fn sides(self) -> &'static [usize] {
+        match self {
+            Load::Commit | Load::Read => &[0, 1],
+            Load::Transaction => &[0, 2, 3],
+        }
+    }
 }
+
+/// Everybody who is measured, on a cluster that runs: the block path, the driver with the same consistency, the
+/// two baselines; each with the number of clients whose blocks are there.
+#[derive(Debug)]
+struct Sides([(Side, u16); 4]);
 
 impl Sides {
     async fn open(points: Vec<String>) -> anyhow::Result<Sides> {
         let ours = Box::pin(Ours::open(points.clone())).await?;
         let session = Box::pin(driver::connect(points)).await?;
-        let open = async |rules| Driver::open(&session, rules).await.map(Side::Driver);
-        Ok(Sides {
-            ours: Side::Ours(ours),
-            same: open(SAME).await?,
-            baselines: [open(BASELINE_1).await?, open(BASELINE_2).await?],
-            filled: 0,
-        })
-    }
-
-    /// Those that a load compares, the block path first.
-    fn of(&self, load: Load) -> Vec<&Side> {
-        let others = match load {
-            Load::Commit | Load::Read => std::slice::from_ref(&self.same),
-            Load::Transaction => &self.baselines,
+        let open = async |rules| {
+            let driver = Driver::open(&session, rules).await?;
+            anyhow::Ok((Side::Driver(driver), 0))
         };
-        std::iter::once(&self.ours).chain(others).collect()
+        Ok(Sides([
+            (Side::Ours(ours), 0),
+            open(SAME).await?,
+            open(BASELINE_1).await?,
+            open(BASELINE_2).await?,
+        ]))
     }
 
-    /// Sees to it that the blocks of so many clients are there.
-    async fn fill(&mut self, clients: u16) -> anyhow::Result<()> {
-        let all = [&self.ours, &self.same].into_iter();
-        for side in all.chain(&self.baselines) {
-            timed::fill(side, self.filled..clients).await?;
+    fn of(&self, load: Load) -> Vec<&Side> {
+        let sides = load.sides().iter();
+        sides.map(|at| &self.0[*at].0).collect()
+    }
+
+    /// Sees to it that what so many clients read is there.
+    async fn fill(&mut self, load: Load, clients: u16, say: &impl Fn(&str)) -> anyhow::Result<()> {
+        if load == Load::Commit {
+            return Ok(());
         }
-        self.filled = self.filled.max(clients);
+        for &at in load.sides() {
+            let (side, filled) = &mut self.0[at];
+            if *filled < clients {
+                say(&format!(
+                    "writing blocks of {clients} clients, {}",
+                    side.name()
+                ));
+                timed::fill(side, *filled..clients).await?;
+                *filled = clients;
+            }
+        }
         Ok(())
     }
 }
@@ -110,8 +123,13 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     let places = Places::create(options.distance)?;
     say("starting Apache Cassandra: three data centres");
     let mut nodes = server::Options::new(options.dir.join("cassandra"));
-    // All sides are measured on servers that are warm.
-    nodes.warms_soon = false;
+    // All sides are measured on servers that are warm. Over long lines too little is done in a run for Java to
+    // compile all of it in its usual way.
+    nodes.warms_soon = options.distance == Distance::Wan;
+    if options.distance == Distance::Wan {
+        // Cassandra's own default: a quorum is read from the nearer one of two distant data centres.
+        nodes = nodes.with("dynamic_snitch", "true");
+    }
     nodes.sites = places.sites()?;
     let cluster = tokio::task::spawn_blocking(|| server::Cluster::start(nodes));
     let cluster = cluster.await.context("the start was given up")??;
@@ -120,10 +138,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     let mut rows = Vec::new();
     for &load in &options.loads {
         for &clients in &options.clients {
-            if load != Load::Commit && clients > sides.filled {
-                say(&format!("writing the blocks of {clients} clients"));
-                sides.fill(clients).await?;
-            }
+            sides.fill(load, clients, &say).await?;
             rows.push(compare(options, &sides.of(load), load, clients, &say).await?);
         }
     }
