@@ -124,8 +124,8 @@ impl Link {
     async fn run(mut self) {
         let mut last = None;
         while !self.events.is_closed() {
-            let wants = (Wants::Triggers, self.log.is_some());
-            let (event, lived) = match open(&self.address, &self.me, wants).await {
+            let log = self.log.is_some();
+            let (event, lived) = match open(&self.address, &self.me, Wants::Triggers, log).await {
                 Ok((frames, writer, peer)) => {
                     self.tell(ClientEvent::Connected(peer));
                     (self.follow(frames, writer).await, true)
@@ -197,9 +197,7 @@ impl Link {
             }
         }
     }
-}
 
-impl Link {
     /// Takes what follows the announcement of a part of the log.
     async fn take_log(
         &self,
@@ -236,13 +234,14 @@ fn failed(error: &ChannelError) -> ClientEvent {
     }
 }
 
-/// Connects and greets, and says what it wants: whether the log besides.
+/// Connects and greets, and says what it wants, and whether the log besides.
 async fn open(
     address: &Address,
     me: &Party,
-    wants: (Wants, bool),
+    wants: Wants,
+    log: bool,
 ) -> Result<(Frames, Writer, Peer)> {
-    match tokio::time::timeout(CONNECT_WITHIN, greet(address, me, wants)).await {
+    match tokio::time::timeout(CONNECT_WITHIN, greet(address, me, wants, log)).await {
         Ok(result) => result,
         Err(_) => Err(ChannelError::Timeout {
             address: address.clone(),
@@ -254,7 +253,8 @@ async fn open(
 async fn greet(
     address: &Address,
     me: &Party,
-    (wants, log): (Wants, bool),
+    wants: Wants,
+    log: bool,
 ) -> Result<(Frames, Writer, Peer)> {
     let at = || address.clone();
     let connected = Socket::connect(address).await;
@@ -307,7 +307,7 @@ pub async fn request(
     within: Duration,
 ) -> Result<serde_json::Value> {
     let ask = async {
-        let (mut frames, mut writer, _) = open(address, me, (Wants::Answer, false)).await?;
+        let (mut frames, mut writer, _) = open(address, me, Wants::Answer, false).await?;
         let io = |source| ChannelError::Io {
             address: address.clone(),
             source,

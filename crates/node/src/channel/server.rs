@@ -8,8 +8,8 @@
 //!
 //! Triggers are coalesced: a subscriber gets the latest one, never a queue of old ones, and after one
 //! none for [`GATHER`]. The log that has become durable since the last one goes with each, so that nobody has to
-//! read it from the zones (CAC-DB 4.1 sends positions only); who does not get it, reads. Notices are queued, few, and each is delivered in order after the triggers known
-//! before it.
+//! read it from the zones (CAC-DB 4.1 sends positions only); who does not get it, reads. Notices are queued, few,
+//! and each is delivered in order after the triggers known before it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -221,7 +221,7 @@ async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<
             let notices = shared.notices.subscribe();
             let _listed = Listed::new(shared, number, who);
             send(&mut writer, &Message::Welcome { me }).await?;
-            feed(shared, (number, log), notices, &mut frames, &mut writer).await
+            feed(shared, number, log, notices, &mut frames, &mut writer).await
         }
     }
 }
@@ -254,7 +254,8 @@ async fn answer(shared: &Shared, frames: &mut Frames, writer: &mut Writer) -> io
 
 async fn feed(
     shared: &Shared,
-    (number, log): (u64, bool),
+    number: u64,
+    log: bool,
     mut notices: broadcast::Receiver<Notice>,
     frames: &mut Frames,
     writer: &mut Writer,

@@ -241,6 +241,19 @@ impl Drop for Sites {
     }
 }
 
+/// Half the round trip between two of three regions. `round_trips_ms` are between the first and the second,
+/// the first and the third, the second and the third; within a region there is none.
+pub fn one_way(round_trips_ms: [f64; 3], from: usize, to: usize) -> Duration {
+    let [near, far, between] = round_trips_ms;
+    let round_trip_ms = match (from.min(to), from.max(to)) {
+        (0, 1) => near,
+        (0, 2) => far,
+        (1, 2) => between,
+        _ => 0.0,
+    };
+    Duration::from_secs_f64(round_trip_ms / 2000.0)
+}
+
 /// Writes a `pg_hba.conf` that lets in whoever reaches the bridge (initdb's own trusts the loopback only);
 /// the value of PostgreSQL's parameter `hba_file`.
 ///

@@ -100,13 +100,15 @@ impl Fetcher {
             BlockSource::Zeros => Ok(zeros(state.block_bytes)),
             BlockSource::Overlay(content) => Ok(content.read().await?),
             BlockSource::Base { key, base } => self.of_image(&base, key, state.block_bytes).await,
-            BlockSource::Single { key, shown, at } => match self.sent(state, key, shown, at) {
-                Some(data) => Ok(data),
-                None => {
-                    let single = self.single(&state.live, key, shown, state.block_bytes);
-                    single.await
+            BlockSource::Single { key, shown, at } => {
+                match self.single_at_hand(state, key, shown, at) {
+                    Some(data) => Ok(data),
+                    None => {
+                        let single = self.single(&state.live, key, shown, state.block_bytes);
+                        single.await
+                    }
                 }
-            },
+            }
         }
     }
 
@@ -167,13 +169,7 @@ impl Fetcher {
                 self.ahead.read(key);
                 Some(visible(&base.namespace, key, cached, state.block_bytes))
             }
-            BlockSource::Single { key, shown, at } => {
-                let cached = (shown == state.block_bytes)
-                    .then(|| self.cache.get(key, Generation::SINGLE))
-                    .flatten()
-                    .map(|cached| visible(&state.live, key, cached, state.block_bytes));
-                cached.or_else(|| self.sent(state, key, shown, at))
-            }
+            BlockSource::Single { key, shown, at } => self.single_at_hand(state, key, shown, at),
         }
     }
 
@@ -251,6 +247,21 @@ impl Fetcher {
         found.ok_or_else(|| Error::Damaged(format!("{key} has lost its version {version}")))
     }
 
+    /// A block that has one version, if all of it was read before, or if it was sent.
+    fn single_at_hand(
+        &self,
+        state: &State,
+        key: BlockKey,
+        shown: u32,
+        at: Option<Lsn>,
+    ) -> Option<Bytes> {
+        let cached = (shown == state.block_bytes).then(|| self.cache.get(key, Generation::SINGLE));
+        match cached.flatten() {
+            Some(cached) => Some(visible(&state.live, key, cached, state.block_bytes)),
+            None => self.sent(state, key, shown, at),
+        }
+    }
+
     /// A block of the log that the active sent, up to what is shown of it. One that a mark covers is read, because
     /// marks go by the versions of what is stored.
     fn sent(&self, state: &State, key: BlockKey, shown: u32, at: Option<Lsn>) -> Option<Bytes> {
@@ -280,7 +291,7 @@ impl Fetcher {
         Some(data)
     }
 
-    /// A block that has one version; bytes from `shown` on read as zeros.
+    /// A block that has one version and is not at hand as it is wanted; bytes from `shown` on read as zeros.
     async fn single(
         &self,
         live: &Namespace,
@@ -290,13 +301,10 @@ impl Fetcher {
     ) -> Result<Bytes> {
         let inode = live.get(key.file);
         let is_log = inode.is_some_and(|inode| inode.class == FileClass::Log);
-        let cached = match is_log {
-            true if shown == block_bytes => self.cache.get(key, Generation::SINGLE),
-            // Whole, if it was read ahead.
-            true => (self.tail(key, shown)).or_else(|| self.cache.get(key, Generation::SINGLE)),
-            false => None,
-        };
-        if let Some(cached) = cached {
+        // Of a part the whole may be there, if it was read ahead.
+        let known = (is_log && shown < block_bytes)
+            .then(|| (self.tail(key, shown)).or_else(|| self.cache.get(key, Generation::SINGLE)));
+        if let Some(cached) = known.flatten() {
             let data = visible(live, key, cached, block_bytes);
             return Ok(clipped(data, shown as usize));
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use volume::error::Error;
 use volume::lsn::Lsn;
 use volume::recent_log::RecentLog;
+use volume::standby::StandbyView;
 use volume::view::{Fallocate, View};
 
 use super::reads::move_to;
@@ -145,12 +146,8 @@ async fn nothing_that_a_standby_writes_reaches_the_storage() {
 #[tokio::test]
 async fn log_is_read_up_to_the_horizon_and_again_when_there_is_more() {
     let volume = Volume::new();
-    let (_, active) = volume.init().await;
+    let (active, view, standby) = follow_segment(&volume).await;
     let mut log = vec![0u8; SEGMENT as usize];
-    active.create("pg_wal/1").unwrap();
-    active.truncate("pg_wal/1", SEGMENT).await.unwrap();
-    active.seal(SEGMENT).await;
-    let (view, standby) = volume.attach().await;
     let segment = standby.ino("pg_wal/1").unwrap();
     let mut written = 0;
     for (step, chunk) in [(1u8, 3000), (2, 3000), (3, 5000), (4, 1000)] {
@@ -221,15 +218,21 @@ async fn the_kernel_may_keep_directories_of_the_image_and_nothing_else() {
     assert_eq!(next.read("base/5/1000").await.unwrap(), blocks(&[1]));
 }
 
-/// The feed and redo want the same end of the log, one after the other.
-#[tokio::test]
-async fn the_last_block_of_the_log_is_read_once_for_each_move_of_the_horizon() {
-    let volume = Volume::new();
+/// A segment of the log that nothing is in yet, and a standby that is there.
+async fn follow_segment(volume: &Volume) -> (Database, Arc<StandbyView>, Database) {
     let (_, active) = volume.init().await;
     active.create("pg_wal/1").unwrap();
     active.truncate("pg_wal/1", SEGMENT).await.unwrap();
     active.seal(SEGMENT).await;
     let (view, standby) = volume.attach().await;
+    (active, view, standby)
+}
+
+/// The feed and redo want the same end of the log, one after the other.
+#[tokio::test]
+async fn the_last_block_of_the_log_is_read_once_for_each_move_of_the_horizon() {
+    let volume = Volume::new();
+    let (active, view, standby) = follow_segment(&volume).await;
     let segment = standby.ino("pg_wal/1").unwrap();
     let mut names = None;
     for step in 1..=3u8 {
@@ -255,11 +258,7 @@ async fn the_last_block_of_the_log_is_read_once_for_each_move_of_the_horizon() {
 #[tokio::test]
 async fn log_that_was_sent_is_not_read_unless_its_file_was_cut() {
     let volume = Volume::new();
-    let (_, active) = volume.init().await;
-    active.create("pg_wal/1").unwrap();
-    active.truncate("pg_wal/1", SEGMENT).await.unwrap();
-    active.seal(SEGMENT).await;
-    let (view, standby) = volume.attach().await;
+    let (active, view, standby) = follow_segment(&volume).await;
     let namespace = || active.active.as_ref().unwrap().namespace();
     let reads = || view.storage().counters().reads_quorum;
     let sent = Arc::new(RecentLog::new(active.active.as_ref().unwrap().epoch()));

@@ -9,7 +9,7 @@ use cassandra::server::Site;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::cluster::sites::Sites;
+use crate::cluster::sites::{self, Sites};
 
 /// How far the data centres are apart. Clients are next to the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
@@ -70,14 +70,7 @@ const DATA_CENTRES: [usize; 4] = [0, 1, 2, 0];
 
 /// Half the round trip between two places. `trips` as [`Distance::round_trips_ms`] gives them.
 fn one_way(trips: [f64; 3], from: usize, to: usize) -> Duration {
-    let ends = [DATA_CENTRES[from], DATA_CENTRES[to]];
-    let round_trip_ms = match (ends[0].min(ends[1]), ends[0].max(ends[1])) {
-        (0, 1) => trips[0],
-        (0, 2) => trips[1],
-        (1, 2) => trips[2],
-        _ => 0.0,
-    };
-    Duration::from_secs_f64(round_trip_ms / 2000.0)
+    sites::one_way(trips, DATA_CENTRES[from], DATA_CENTRES[to])
 }
 
 #[cfg(test)]

@@ -174,16 +174,7 @@ const REGIONS: [usize; 6] = [0, 1, 0, 1, 2, 0];
 
 /// Half the round trip between two machines. `trips` are between regions 0 and 1, 0 and 2, 1 and 2.
 fn one_way(trips: [f64; 3], from: usize, to: usize) -> Duration {
-    let round_trip_ms = match (
-        REGIONS[from].min(REGIONS[to]),
-        REGIONS[from].max(REGIONS[to]),
-    ) {
-        (0, 1) => trips[0],
-        (0, 2) => trips[1],
-        (1, 2) => trips[2],
-        _ => 0.0,
-    };
-    Duration::from_secs_f64(round_trip_ms / 2000.0)
+    sites::one_way(trips, REGIONS[from], REGIONS[to])
 }
 
 /// Starts a system with an empty database.
