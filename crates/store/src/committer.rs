@@ -215,6 +215,7 @@ impl Committer {
             let mut batch = shared.engine.batch();
             round.fill(&mut batch);
             batch.commit()?;
+            shared.checkpoints.consider(&shared);
         }
         for touched in round.touched.into_values() {
             touched.volume.publish_slots(touched.slots_after());

@@ -3,6 +3,17 @@
 //! Owns the files under a zone's directory. Invariant: a batch whose [`Batch::commit`] returned is
 //! there after any crash; another is there whole or not at all.
 //!
+//! A commit is durable by the [commit log](crate::log) and then handed to the engine, which makes it
+//! durable in its own time: a *checkpoint* does so for everything, and lets the log be written over. With
+//! each commit the engine keeps its number, so an open knows which records it still has to take.
+//!
+//! ```text
+//! commit ─▶ log, synced ─▶ engine's memory and journal, not synced ─▶ visible
+//!                                        │ checkpoint: journal synced, log released
+//! large commit ─────────────▶ engine's journal, synced: a checkpoint as well
+//! open:   engine's files ─▶ the log's records behind them ─▶ checkpoint
+//! ```
+//!
 //! Two keyspaces: `blocks` (slot to version, checksum and data; data kept apart from keys, so that
 //! scans over keys are cheap and compaction does not rewrite data) and `meta` (volumes, epochs,
 //! records).
@@ -10,6 +21,7 @@
 use std::fs::File;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use dax::ids::{BlockKey, Generation};
@@ -19,15 +31,31 @@ use fjall::{
 };
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
 
 use crate::error::OpenError;
 use crate::journal;
 use crate::keys::{SLOT_BYTES, Slot, VolumeId, decode_block};
+use crate::log::{Change, CommitLog, Draft, Kind, LogError, Position, Record, Sequence};
+
+/// What the commit log holds before it is written over.
+const LOG_BYTES: u64 = 32 << 20;
+/// A commit of more bytes, as when much is written without a sync, goes into the engine's journal at once:
+/// written twice it would take longer, and syncing what grows costs it little.
+const RECORD_BYTES_MAX: u64 = 512 << 10;
+/// The key under which the engine keeps the number of the last commit that it has.
+const APPLIED_KEY: &[u8] = b"log";
 
 /// The engine failed; nothing more can be written until the process starts anew.
 #[derive(Debug, thiserror::Error)]
-#[error("the storage engine failed")]
-pub(crate) struct EngineError(#[from] fjall::Error);
+pub(crate) enum EngineError {
+    /// The key-value store.
+    #[error("the storage engine failed")]
+    Store(#[from] fjall::Error),
+    /// The commit log, or the store's journal when it was synced.
+    #[error("the zone's commit log failed")]
+    Log(#[from] std::io::Error),
+}
 
 /// What a read found.
 #[derive(Debug)]
@@ -44,6 +72,16 @@ pub(crate) struct Engine {
     blocks: Keyspace,
     meta: Keyspace,
     dir: PathBuf,
+    /// Locked while a commit is made.
+    log: Mutex<CommitLog>,
+    /// A [`Position`]: the engine has everything before it.
+    applied: AtomicU64,
+    /// A [`Position`]: the engine has it durably.
+    released: AtomicU64,
+    /// A record of more bytes is not logged.
+    record_bytes_max: usize,
+    /// So many bytes that are not released are worth a checkpoint.
+    checkpoint_bytes: u64,
     /// Held as long as the store is open.
     _lock: Flock<File>,
 }
@@ -51,12 +89,18 @@ pub(crate) struct Engine {
 /// Changes that become visible and durable together.
 pub(crate) struct Batch<'e> {
     inner: fjall::OwnedWriteBatch,
+    draft: Draft,
     engine: &'e Engine,
 }
 
 impl Engine {
     /// Opens or creates the store in `dir`, caching at most `cache_bytes` of it.
     pub fn open(dir: &Path, cache_bytes: u64) -> Result<Engine, OpenError> {
+        Engine::open_with(dir, cache_bytes, LOG_BYTES)
+    }
+
+    /// The same; a log that is made has room for `log_bytes`.
+    pub fn open_with(dir: &Path, cache_bytes: u64, log_bytes: u64) -> Result<Engine, OpenError> {
         let broken = |source: fjall::Error| match source {
             fjall::Error::Locked => OpenError::Locked { dir: dir.into() },
             fjall::Error::Io(source) if !is_corruption(&source) => OpenError::Directory {
@@ -69,11 +113,8 @@ impl Engine {
             },
         };
         let lock = lock(dir)?;
-        journal::check(dir).map_err(|source| match source.kind() {
-            std::io::ErrorKind::InvalidData => OpenError::Damaged {
-                dir: dir.into(),
-                source: Box::new(source),
-            },
+        let cut = journal::check(dir).map_err(|source| match source.kind() {
+            std::io::ErrorKind::InvalidData => damaged(dir, source),
             _ => OpenError::Directory {
                 dir: dir.into(),
                 source,
@@ -83,6 +124,7 @@ impl Engine {
             .cache_size(cache_bytes)
             .worker_threads(2)
             .journal_compression(CompressionType::None)
+            .manual_journal_persist(true)
             .open()
             .map_err(broken)?;
         // Blocks come packed: to pack them again takes time and gains nothing.
@@ -96,21 +138,92 @@ impl Engine {
         let meta = db
             .keyspace("meta", KeyspaceCreateOptions::default)
             .map_err(broken)?;
-        Ok(Engine {
+        let applied = meta.get(APPLIED_KEY).map_err(broken)?;
+        let applied = applied.map_or(Ok(Sequence::default()), |value| {
+            let number = value.as_ref().try_into().map(u64::from_be_bytes);
+            number.map(Sequence).map_err(|error| damaged(dir, error))
+        })?;
+        let opened = CommitLog::open(dir, log_bytes, applied);
+        let (log, records) = opened.map_err(|error| match error {
+            LogError::Io(source) => OpenError::Directory {
+                dir: dir.into(),
+                source,
+            },
+            error => {
+                cut.keep();
+                damaged(dir, error)
+            }
+        })?;
+        let log_bytes = log.capacity();
+        let engine = Engine {
             db,
             blocks,
             meta,
             dir: dir.into(),
+            applied: AtomicU64::new(log.head().0),
+            released: AtomicU64::new(log.head().0),
+            record_bytes_max: (log_bytes / 4).min(RECORD_BYTES_MAX) as usize,
+            checkpoint_bytes: log_bytes / 4,
+            log: Mutex::new(log),
             _lock: lock,
-        })
+        };
+        engine.replay(&records)?;
+        Ok(engine)
+    }
+
+    /// Takes what only the log has.
+    fn replay(&self, records: &[Record]) -> Result<(), OpenError> {
+        for record in records {
+            let Sequence(number) = record.sequence;
+            let mut batch = self.db.batch();
+            for change in record.changes() {
+                let nonsense = || damaged(&self.dir, LogError::Nonsense(number));
+                let Change { kind, key, value } = change.ok_or_else(nonsense)?;
+                match kind {
+                    Kind::PutBlock => batch.insert(&self.blocks, key, value),
+                    Kind::RemoveBlock => batch.remove(&self.blocks, key),
+                    Kind::PutMeta => batch.insert(&self.meta, key, value),
+                    Kind::RemoveMeta => batch.remove(&self.meta, key),
+                }
+            }
+            batch.insert(&self.meta, APPLIED_KEY, number.to_be_bytes());
+            batch.commit().map_err(|error| damaged(&self.dir, error))?;
+        }
+        if !records.is_empty() {
+            tracing::info!(dir = %self.dir.display(), commits = records.len(), "took up the commit log");
+        }
+        self.checkpoint().map_err(|error| damaged(&self.dir, error))
     }
 
     /// An empty batch.
     pub fn batch(&self) -> Batch<'_> {
         Batch {
             inner: self.db.batch(),
+            draft: Draft::new(),
             engine: self,
         }
+    }
+
+    /// Makes durable in the engine's own files what has been committed so far, and lets the log be written
+    /// over. May run beside commits.
+    pub fn checkpoint(&self) -> Result<(), EngineError> {
+        let applied = self.applied.load(Ordering::Acquire);
+        // First without the engine's lock, which commits need: then there is little left to sync.
+        journal::sync_newest(&self.dir)?;
+        self.db.persist(PersistMode::SyncData)?;
+        self.released.fetch_max(applied, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Whether enough has been committed since the last checkpoint.
+    pub fn wants_checkpoint(&self) -> bool {
+        let applied = self.applied.load(Ordering::Acquire);
+        applied.saturating_sub(self.released().0) >= self.checkpoint_bytes
+    }
+
+    /// The log may be written over before here.
+    pub fn released(&self) -> Position {
+        Position(self.released.load(Ordering::Acquire))
     }
 
     /// The value of exactly this slot.
@@ -190,32 +303,72 @@ impl Engine {
 impl Batch<'_> {
     /// Sets a slot; `value` is made by [`encode_block`](crate::keys::encode_block).
     pub fn put(&mut self, slot: &Slot, value: Bytes) {
+        let key = slot.encode();
+        self.log(Kind::PutBlock, &key, &value);
         self.inner
-            .insert(&self.engine.blocks, slot.encode().as_slice(), value);
+            .insert(&self.engine.blocks, key.as_slice(), value);
     }
 
     /// Removes a slot.
     pub fn remove(&mut self, slot: &Slot) {
-        self.inner
-            .remove(&self.engine.blocks, slot.encode().as_slice());
+        let key = slot.encode();
+        self.log(Kind::RemoveBlock, &key, &[]);
+        self.inner.remove(&self.engine.blocks, key.as_slice());
     }
 
     /// Sets a `meta` key.
     pub fn put_meta(&mut self, key: &[u8], value: Bytes) {
+        self.log(Kind::PutMeta, key, &value);
         self.inner.insert(&self.engine.meta, key, value);
     }
 
     /// Removes a `meta` key.
     pub fn remove_meta(&mut self, key: &[u8]) {
+        self.log(Kind::RemoveMeta, key, &[]);
         self.inner.remove(&self.engine.meta, key);
+    }
+
+    fn log(&mut self, kind: Kind, key: &[u8], value: &[u8]) {
+        // What is too large already is not logged.
+        if self.draft.bytes() <= self.engine.record_bytes_max {
+            self.draft.push(kind, key, value);
+        }
     }
 
     /// Makes the changes durable, and only then visible.
     pub fn commit(self) -> Result<(), EngineError> {
-        Ok(self
-            .inner
-            .durability(Some(PersistMode::SyncData))
-            .commit()?)
+        let Batch {
+            mut inner,
+            draft,
+            engine,
+        } = self;
+        if draft.is_empty() {
+            return Ok(());
+        }
+        let mut log = engine.log.lock();
+        let Sequence(number) = log.next();
+        inner.insert(&engine.meta, APPLIED_KEY, number.to_be_bytes());
+        if draft.bytes() > engine.record_bytes_max {
+            inner.durability(Some(PersistMode::SyncData)).commit()?;
+            engine.released.store(log.head().0, Ordering::Release);
+            log.append(Draft::new(), engine.released())?;
+            engine.applied.store(log.head().0, Ordering::Release);
+            return Ok(());
+        }
+        if !log.has_room(draft.bytes(), engine.released()) {
+            engine.checkpoint()?;
+        }
+        log.append(draft, engine.released())?;
+        inner.commit()?;
+        engine.applied.store(log.head().0, Ordering::Release);
+        Ok(())
+    }
+}
+
+fn damaged(dir: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> OpenError {
+    OpenError::Damaged {
+        dir: dir.into(),
+        source: source.into(),
     }
 }
 

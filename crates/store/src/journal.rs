@@ -1,10 +1,11 @@
 //! Checks the engine's journals before the engine reads them, because it takes the first batch it
-//! cannot read for the end, silently, or refuses to open at all: both wrong for one of two cases.
+//! cannot read for the end, silently, or refuses to open at all.
 //!
-//! The committer makes each batch durable before it writes the next. So a crash can tear the last
-//! batch only, which nobody was told about: it is cut off here. Anything unreadable with a sound batch
-//! behind it was acknowledged and is damage: the zone must not serve, or it would have forgotten what
-//! it acknowledged.
+//! The newest journal is synced at checkpoints only: a crash can leave anything behind the last one, so it
+//! is cut off where it becomes unreadable. Whether something was lost by that, the numbers of the
+//! commits tell, which the [commit log](crate::log) continues. An older journal was synced whole
+//! before the next was begun: what is unreadable in it was acknowledged and is damage; the zone must not
+//! serve, or it would have forgotten what it acknowledged.
 //!
 //! ```text
 //! batch   1 | u32 items | u64 seqno        items        3 | u64 xxh3 of the items | "FJL" 3
@@ -32,41 +33,72 @@ const CLEAR_BYTES: usize = 9;
 
 /// Acknowledged data in a journal is damaged.
 #[derive(Debug, thiserror::Error)]
-#[error("{} is unreadable at byte {at}, and sound data follows", path.display())]
+#[error("{} is unreadable at byte {at}, and a newer journal follows", path.display())]
 pub(crate) struct Damage {
     path: PathBuf,
     at: usize,
 }
 
-/// Checks all journals in `dir` and cuts a torn batch off the end of the newest.
+/// What was cut off the newest journal.
+#[derive(Debug)]
+pub(crate) struct Cut(Option<(PathBuf, Vec<u8>)>);
+
+impl Cut {
+    /// Leaves what was cut off beside its journal, for whoever looks into it: it was needed.
+    pub fn keep(&self) {
+        let Some((journal, bytes)) = &self.0 else {
+            return;
+        };
+        let path = journal.with_extension("cut");
+        match std::fs::write(&path, bytes) {
+            Ok(()) => {
+                tracing::warn!(path = %path.display(), "kept the unreadable end of a journal")
+            }
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot keep the end of a journal");
+            }
+        }
+    }
+}
+
+/// Checks all journals in `dir` and cuts off what is unreadable at the end of the newest.
 ///
 /// # Errors
 /// I/O errors; `InvalidData` with a [`Damage`] inside.
-pub(crate) fn check(dir: &Path) -> io::Result<()> {
+pub(crate) fn check(dir: &Path) -> io::Result<Cut> {
     let journals = journals(dir)?;
     for (i, path) in journals.iter().enumerate() {
         let bytes = std::fs::read(path)?;
         let at = sound_bytes(&bytes);
-        let newest = i + 1 == journals.len();
         if is_end(&bytes[at..]) {
             continue;
         }
-        if !newest || has_sound_batch(&bytes[at..]) {
+        if i + 1 < journals.len() {
             let damage = Damage {
                 path: path.clone(),
                 at,
             };
             return Err(io::Error::new(io::ErrorKind::InvalidData, damage));
         }
-        tracing::warn!(
-            journal = %path.display(), at,
-            "cut off a write that a crash tore; it had not been acknowledged"
-        );
+        tracing::debug!(journal = %path.display(), at, "cut off what is unreadable");
         let file = OpenOptions::new().write(true).open(path)?;
         file.set_len(at as u64)?;
         file.sync_all()?;
+        return Ok(Cut(Some((path.clone(), bytes[at..].to_vec()))));
     }
-    Ok(())
+    Ok(Cut(None))
+}
+
+/// Makes durable what the engine has handed to the system of its newest journal.
+pub(crate) fn sync_newest(dir: &Path) -> io::Result<()> {
+    match journals(dir)?.last() {
+        Some(path) => match OpenOptions::new().write(true).open(path) {
+            // The engine is done with it already.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other?.sync_data(),
+        },
+        None => Ok(()),
+    }
 }
 
 /// The journals, oldest first.
@@ -90,20 +122,12 @@ fn is_end(rest: &[u8]) -> bool {
 }
 
 /// How many bytes at the front are whole, sound batches.
-fn sound_bytes(bytes: &[u8]) -> usize {
+pub(crate) fn sound_bytes(bytes: &[u8]) -> usize {
     let mut at = 0;
     while let Some(len) = sound_batch(&bytes[at..]) {
         at += len;
     }
     at
-}
-
-/// Whether a sound batch starts anywhere in `bytes` but at their front. A batch follows the trailer
-/// of the one before.
-fn has_sound_batch(bytes: &[u8]) -> bool {
-    let trailers = bytes.windows(TRAILER.len()).enumerate();
-    let mut starts = trailers.filter(|(_, w)| *w == TRAILER);
-    starts.any(|(at, _)| sound_batch(&bytes[at + TRAILER.len()..]).is_some())
 }
 
 /// The length of the batch at the front, if it is whole and sound.
@@ -142,7 +166,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Engine, Found};
+    use crate::engine::Engine;
     use crate::error::OpenError;
     use crate::keys::{Slot, VolumeId, encode_block};
     use crate::tests::client::{data, key, v};
@@ -190,50 +214,52 @@ mod tests {
         ends
     }
 
-    /// The blocks that are there after an open.
-    fn blocks(dir: &TempDir) -> Vec<u64> {
-        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
-        let there =
-            |block: &u64| matches!(engine.get(&slot(*block)).unwrap(), Some(Found::Block(_)));
-        (0..12).filter(there).collect()
-    }
-
     #[test]
     fn journals_of_the_engine_are_understood() {
         let (dir, path, bytes) = store();
         let ends = ends(&bytes);
+        // Its format's, the three batches and, as an engine closes, nothing.
         assert_eq!(ends.len(), 4, "three batches: {ends:?}");
         assert!(is_end(&bytes[ends[3]..]));
         let before = std::fs::read(&path).unwrap();
-        check(dir.path()).unwrap();
+        let cut = check(dir.path()).unwrap();
+        assert!(cut.0.is_none());
         assert_eq!(std::fs::read(&path).unwrap(), before);
-        assert_eq!(blocks(&dir), (0..12).collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_torn_last_batch_is_cut_off_wherever_it_is_torn() {
+    fn what_is_unreadable_is_cut_off_the_newest() {
         let (dir, path, bytes) = store();
         let ends = ends(&bytes);
-        let (start, end) = (ends[2], ends[3]);
-        for at in (start..end).step_by(4003).chain([start + 1, end - 1]) {
+        for at in (ends[1]..ends[3]).step_by(4003).chain([ends[3] - 1]) {
             // Cut short, never reached the disk from here on, or only this place did not.
             let mut zeros = bytes.clone();
             zeros[at..].fill(0);
             let mut hole = bytes.clone();
-            hole[at..(at + 512).min(end)].fill(0);
+            hole[at..(at + 512).min(ends[3])].fill(0);
             for torn in [bytes[..at].to_vec(), zeros, hole] {
+                let sound = sound_bytes(&torn);
                 std::fs::write(&path, &torn).unwrap();
-                let expected = if torn == bytes { 0..12 } else { 0..8 };
-                assert_eq!(blocks(&dir), expected.collect::<Vec<_>>(), "at {at}");
+                let cut = check(dir.path()).unwrap();
+                let left = std::fs::read(&path).unwrap();
+                assert!(is_end(&left[sound..]), "at {at}");
+                if let Some((_, cut)) = &cut.0 {
+                    assert_eq!([left, cut.clone()].concat(), torn);
+                }
+                cut.keep();
+                let kept = std::fs::read(path.with_extension("cut")).ok();
+                assert_eq!(kept, cut.0.map(|(_, bytes)| bytes));
+                let _ = std::fs::remove_file(path.with_extension("cut"));
             }
         }
     }
 
     #[test]
-    fn damage_before_sound_data_is_refused() {
+    fn damage_in_an_older_journal_is_refused() {
         let (dir, path, bytes) = store();
         let ends = ends(&bytes);
-        for at in (0..ends[2]).step_by(2003) {
+        std::fs::write(dir.path().join("999.jnl"), &bytes).unwrap();
+        for at in (0..ends[3]).step_by(2003) {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x40;
             if sound_bytes(&damaged) == ends[3] {

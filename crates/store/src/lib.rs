@@ -11,6 +11,7 @@
 //!               engine                        socket ◀─ sender (one per connection) ◀─ acks, replies
 //! ```
 
+mod checkpoints;
 mod committer;
 mod config;
 mod connection;
@@ -23,6 +24,7 @@ mod janitor;
 mod journal;
 mod keys;
 mod lanes;
+mod log;
 mod meta;
 mod meter;
 mod network;

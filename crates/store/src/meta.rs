@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! format                  the format of the whole directory
+//! log                     the number of the last commit that the engine has (crate::engine)
 //! v <name>                volume: id, settings, whether it is rebuilding     JSON
 //! e <id>                  accepted epoch and owner                           JSON
 //! k <id>                  retention                                          JSON
@@ -23,7 +24,9 @@ use crate::error::OpenError;
 use crate::keys::VolumeId;
 
 /// The format that this code writes.
-const FORMAT: &[u8] = b"understudy-zone 2";
+const FORMAT: &[u8] = b"understudy-zone 3";
+/// The one before it, which had no commit log: this code goes on with it.
+const FORMAT_BEFORE: &[u8] = b"understudy-zone 2";
 const FORMAT_KEY: &[u8] = b"format";
 
 /// A volume as it is kept.
@@ -99,7 +102,7 @@ pub(crate) fn from_json<T: DeserializeOwned>(dir: &Path, json: &[u8]) -> Result<
     })
 }
 
-/// Checks the directory's format, writing it if the directory is new.
+/// Checks the directory's format, writing it if the directory is new or of the format before.
 pub(crate) fn check_format(engine: &Engine, dir: &Path) -> Result<(), OpenError> {
     let broken = |source: EngineError| OpenError::Damaged {
         dir: dir.into(),
@@ -107,12 +110,12 @@ pub(crate) fn check_format(engine: &Engine, dir: &Path) -> Result<(), OpenError>
     };
     match engine.meta(FORMAT_KEY).map_err(broken)? {
         Some(found) if found == FORMAT => Ok(()),
-        Some(found) => Err(OpenError::Format {
+        Some(found) if found != FORMAT_BEFORE => Err(OpenError::Format {
             dir: dir.into(),
             found: String::from_utf8_lossy(&found).into_owned(),
             expected: String::from_utf8_lossy(FORMAT).into_owned(),
         }),
-        None => {
+        _ => {
             let mut batch = engine.batch();
             batch.put_meta(FORMAT_KEY, Bytes::from_static(FORMAT));
             batch.commit().map_err(broken)

@@ -9,6 +9,7 @@ use dax::ids::{BlockKey, FileId, Generation};
 use dax::wire::{BlockWrite, Request};
 use parking_lot::{Condvar, Mutex};
 
+use crate::checkpoints::Checkpoints;
 use crate::config::StoreConfig;
 use crate::connection::Conn;
 use crate::engine::{Engine, EngineError};
@@ -50,6 +51,7 @@ pub(crate) struct Shared {
     pub reads: ReadPool,
     pub network: Option<Arc<Emulation>>,
     pub chores: Chores,
+    pub checkpoints: Checkpoints,
     pub reserve_bytes: AtomicU64,
     pub conns: Mutex<HashMap<u64, Arc<Conn>>>,
     /// How many of them are not admitted yet.
@@ -72,6 +74,7 @@ impl Shared {
             queue: Queue::new(config.queue_bytes, config.commit_bytes),
             reads: ReadPool::new(config.read_threads),
             chores: Chores::default(),
+            checkpoints: Checkpoints::default(),
             reserve_bytes: AtomicU64::new(config.reserve_bytes),
             conns: Mutex::default(),
             strangers: AtomicUsize::new(0),
@@ -117,6 +120,7 @@ impl Shared {
         self.queue.close();
         self.reads.close();
         self.chores.close();
+        self.checkpoints.close();
         let conns: Vec<_> = self.conns.lock().values().cloned().collect();
         conns.iter().for_each(|conn| conn.close());
     }

@@ -93,6 +93,10 @@ impl Zone {
         zone.start("committer", move || committer.run())?;
         let janitor = Janitor::new(shared.clone());
         zone.start("janitor", move || janitor.run())?;
+        let checkpoints = shared.clone();
+        zone.start("checkpoints", move || {
+            checkpoints.checkpoints.run(&checkpoints);
+        })?;
         for _ in 0..shared.config.read_threads {
             let shared = shared.clone();
             zone.start("reads", move || shared.reads.run(&shared))?;
@@ -197,6 +201,7 @@ impl Zone {
         drain(&self.clients.receivers);
         self.shared.reads.close();
         self.shared.chores.close();
+        self.shared.checkpoints.close();
         self.shared.queue.close();
         drain(&self.workers);
         conns.iter().for_each(|conn| conn.finish());

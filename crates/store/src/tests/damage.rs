@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use dax::error::ErrorKind;
 use dax::ids::Generation;
+use tempfile::TempDir;
 
 use super::client::{Client, g, key, kind, v, write};
 use super::{TestZone, config, open};
@@ -69,33 +70,73 @@ fn a_value_cut_short_is_damage() {
     assert!(decode_block(Generation::SINGLE, Bytes::from_static(b"x")).is_none());
 }
 
-#[test]
-fn a_damaged_store_is_refused_with_what_to_do() {
+/// A zone's directory in whose journal one of nine acknowledged blocks is damaged.
+fn damaged_journal() -> TempDir {
     let t = TestZone::new();
     let mut c = Client::owner(&t.address, "v", 1);
-    for seq in 1..=64 {
+    for seq in 1..=8 {
         c.write(write(key(1, seq), Generation::SINGLE, v(1, seq)));
     }
     c.flush();
-    c.write(write(key(1, 0), Generation::SINGLE, v(1, 65)));
-    c.flush(); // so that the damage is not at the end, where a crash might have done it
+    c.write(write(key(1, 0), Generation::SINGLE, v(1, 9)));
+    c.flush();
     let TestZone { zone, dir, .. } = t;
     zone.stop().unwrap();
     drop(zone);
-    let zone = dir.path().join("zone");
-    let journal = std::fs::read_dir(&zone)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .find(|p| p.extension().is_some_and(|e| e == "jnl"))
-        .expect("the engine has a journal");
-    let mut bytes = std::fs::read(&journal).unwrap();
+    damage(&dir, "jnl");
+    dir
+}
+
+/// Flips a byte of a block in the zone's file with that extension.
+fn damage(dir: &TempDir, extension: &str) {
+    let files = std::fs::read_dir(dir.path().join("zone")).unwrap();
+    let mut files = files.map(|entry| entry.unwrap().path());
+    let path = files.find(|p| p.extension().is_some_and(|e| e == extension));
+    let path = path.expect("there is one");
+    let mut bytes = std::fs::read(&path).unwrap();
     let pattern = super::client::data(v(1, 5));
     let at = bytes.windows(256).position(|w| w == &pattern[1024..1280]);
-    bytes[at.expect("the block is in the journal") + 7] ^= 1;
-    std::fs::write(&journal, bytes).unwrap();
+    bytes[at.expect("the block is in it") + 7] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_journal_is_made_good_from_the_log() {
+    let dir = damaged_journal();
+    let (_zone, address) = open(&dir, config());
+    let mut c = Client::volume(&address, "v");
+    for seq in 1..=8 {
+        let version = c.version(key(1, seq), Generation::SINGLE);
+        assert_eq!(version, Some(v(1, seq)));
+    }
+}
+
+#[test]
+fn a_damaged_store_is_refused_with_what_to_do() {
+    let dir = damaged_journal();
+    damage(&dir, "log");
+    let zone = dir.path().join("zone");
     let error = Zone::open(&zone, config()).err().unwrap();
     assert!(matches!(error, OpenError::Damaged { .. }), "{error:?}");
     assert!(error.to_string().contains("move the directory away"));
+    let mut files = std::fs::read_dir(&zone).unwrap().map(|e| e.unwrap().path());
+    let kept = files.any(|path| path.extension().is_some_and(|e| e == "cut"));
+    assert!(kept, "what was cut off is left for whoever looks into it");
+}
+
+#[test]
+fn a_directory_of_the_format_before_is_taken_up() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
+        let mut batch = engine.batch();
+        batch.put_meta(b"format", Bytes::from_static(b"understudy-zone 2"));
+        batch.commit().unwrap();
+    }
+    drop(Zone::open(dir.path(), config()).unwrap());
+    let engine = Engine::open(dir.path(), 1 << 20).unwrap();
+    let format = engine.meta(b"format").unwrap();
+    assert_eq!(format.as_deref(), Some(&b"understudy-zone 3"[..]));
 }
 
 #[test]

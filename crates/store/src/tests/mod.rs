@@ -7,6 +7,7 @@ mod damage;
 mod fairness;
 mod hostile;
 mod isolation;
+mod power;
 mod rebuild;
 mod reclaim;
 mod records;
