@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use dax::ids::{BlockKey, Epoch};
 use dax::replica::Fence;
 use dax::storage::{EpochGrant, Retention, Traffic};
@@ -50,6 +50,8 @@ pub(crate) struct Committer {
     pub(crate) next_volume: u32,
     pub(crate) next_removal: u64,
     round: Round,
+    /// Memory that frames are cut from.
+    scratch: BytesMut,
 }
 
 /// What was decided and is not committed yet.
@@ -155,6 +157,7 @@ impl Committer {
             versions: Versions::new(REMEMBERED_SLOTS),
             room: Room::new(),
             round: Round::default(),
+            scratch: BytesMut::new(),
             shared,
         }
     }
@@ -224,7 +227,7 @@ impl Committer {
         }
         for (conn, upto) in round.writes.into_values() {
             conn.applied(upto);
-            conn.acknowledge(upto);
+            conn.acknowledge(upto, &mut self.scratch);
         }
         for volume in round.rebuilt {
             tracing::info!(volume = %volume.name, "rebuilt");

@@ -1,7 +1,7 @@
 //! One client's connection: what its threads and the committer share about it, and its way out.
 //!
 //! Invariant: a frame goes out whole; a refusal goes out before the acknowledgement that covers its
-//! number; the committer never waits for a client.
+//! number: whoever sends what was waiting is the only one who does; the committer never waits for a client.
 
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
@@ -43,7 +43,15 @@ pub(crate) struct Conn {
 struct Waiting {
     messages: Vec<(u64, Response)>,
     ack: Option<u64>,
+    /// Somebody sends what was waiting.
+    sending: bool,
     closed: bool,
+}
+
+impl Waiting {
+    fn is_idle(&self) -> bool {
+        !self.sending && self.messages.is_empty() && self.ack.is_none()
+    }
 }
 
 impl Conn {
@@ -134,10 +142,30 @@ impl Conn {
         self.wake.notify_one();
     }
 
-    /// Acknowledges every write up to this number soon; never waits.
-    pub fn acknowledge(&self, upto: u64) {
-        self.waiting.lock().ack = Some(upto);
-        self.wake.notify_one();
+    /// Acknowledges every write up to this number; never waits. At once if nothing else is on its way
+    /// and the client takes it: to wake the sender for it would take longer than to send it.
+    pub fn acknowledge(&self, upto: u64, scratch: &mut BytesMut) {
+        let mut waiting = self.waiting.lock();
+        let idle = waiting.is_idle() && !waiting.closed;
+        let writer = idle.then(|| self.writer.try_lock()).flatten();
+        let Some(mut writer) = writer.filter(|writer| writer.takes_a_little()) else {
+            waiting.ack = Some(upto);
+            self.wake.notify_one();
+            return;
+        };
+        waiting.sending = true;
+        drop(waiting);
+        let frame = Response::Ack { upto }.encode(0, scratch);
+        let sent = write_frame(&mut *writer, &frame);
+        drop(writer);
+        let mut waiting = self.waiting.lock();
+        waiting.sending = false;
+        if sent.is_err() {
+            drop(waiting);
+            self.close();
+        } else if !waiting.is_idle() || waiting.closed {
+            self.wake.notify_one();
+        }
     }
 
     /// Answers at once, on the caller's thread.
@@ -156,9 +184,11 @@ impl Conn {
         loop {
             let (ack, closed) = {
                 let mut waiting = self.waiting.lock();
-                while waiting.messages.is_empty() && waiting.ack.is_none() && !waiting.closed {
+                waiting.sending = false;
+                while waiting.is_idle() && !waiting.closed || waiting.sending {
                     self.wake.wait(&mut waiting);
                 }
+                waiting.sending = true;
                 std::mem::swap(&mut messages, &mut waiting.messages);
                 (waiting.ack.take(), waiting.closed)
             };

@@ -58,6 +58,12 @@ impl<T> Queue<T> {
 
     /// Puts an item of a volume in, waiting for room; false if the queue is closed.
     pub fn put(&self, volume: VolumeId, item: T, bytes: usize) -> bool {
+        self.put_all(volume, std::iter::once((item, bytes)))
+    }
+
+    /// Puts items of a volume in at once, each with its weight, waiting for room for the first; false if the
+    /// queue is closed.
+    pub fn put_all(&self, volume: VolumeId, items: impl Iterator<Item = (T, usize)>) -> bool {
         let mut state = self.state.lock();
         while self.is_full(&state.lanes, volume) && !state.closed {
             self.emptied.wait(&mut state);
@@ -65,10 +71,14 @@ impl<T> Queue<T> {
         if state.closed {
             return false;
         }
-        if state.lanes.is_empty() {
+        let was_empty = state.lanes.is_empty();
+        for (item, bytes) in items {
+            state.lanes.push(volume, item, bytes);
+        }
+        drop(state);
+        if was_empty {
             self.filled.notify_one();
         }
-        state.lanes.push(volume, item, bytes);
         true
     }
 

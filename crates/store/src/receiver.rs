@@ -25,6 +25,8 @@ use crate::volume::Volume;
 const WORK_WEIGHT: usize = 256;
 /// Bytes read from the socket at once.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Work that is handed over at once, at most: more would make the queue's bound a loose one.
+const TOGETHER_BYTES: usize = 256 << 10;
 /// Remembers which blocks were written lately, by hash.
 const RECENT: usize = 1024;
 
@@ -57,6 +59,10 @@ pub(crate) struct Receiver {
     door: Door,
     input: BufReader<Stream>,
     scratch: BytesMut,
+    /// Work that was not handed over yet, each with its weight: so that the committer is not woken for a
+    /// write when the flush behind it is here already.
+    together: Vec<(Work, usize)>,
+    together_bytes: usize,
     /// The number of the last write.
     written: u64,
     /// The number of the last write of a block with that hash: a read of it waits for that write.
@@ -71,6 +77,8 @@ impl Receiver {
             door: Door::new(place),
             input: BufReader::with_capacity(BUFFER_BYTES, stream),
             scratch: BytesMut::new(),
+            together: Vec::new(),
+            together_bytes: 0,
             written: 0,
             recent: vec![0; RECENT],
         }
@@ -108,7 +116,11 @@ impl Receiver {
 
     /// Handles one request; false at the end of the stream.
     fn step(&mut self) -> Result<bool, End> {
+        if self.input.buffer().is_empty() {
+            self.hand_over()?;
+        }
         let Some(frame) = self.door.next_frame(&mut self.input)? else {
+            self.hand_over()?;
             return Ok(false);
         };
         let (id, request) = match Request::decode(frame) {
@@ -136,13 +148,28 @@ impl Receiver {
         Ok(self.conn.answer(id, answer, &mut self.scratch)?)
     }
 
-    fn enqueue(&self, id: u64, request: Request) -> Result<(), End> {
+    fn enqueue(&mut self, id: u64, request: Request) -> Result<(), End> {
         self.put(Work::Request(self.conn.clone(), id, request), WORK_WEIGHT)
     }
 
-    fn put(&self, work: Work, weight: usize) -> Result<(), End> {
+    /// Puts work behind what is to be handed over.
+    fn put(&mut self, work: Work, weight: usize) -> Result<(), End> {
+        self.together.push((work, weight));
+        self.together_bytes += weight;
+        match self.together_bytes >= TOGETHER_BYTES {
+            true => self.hand_over(),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives the committer what has come.
+    fn hand_over(&mut self) -> Result<(), End> {
+        if self.together.is_empty() {
+            return Ok(());
+        }
         let volume = self.conn.volume().map_or(VolumeId::NONE, |v| v.id);
-        match self.shared.queue.put(volume, work, weight) {
+        self.together_bytes = 0;
+        match self.shared.queue.put_all(volume, self.together.drain(..)) {
             true => Ok(()),
             false => Err(End::Stopping),
         }
@@ -177,6 +204,10 @@ impl Receiver {
     }
 
     fn handle(&mut self, id: u64, request: Request, volume: Arc<Volume>) -> Result<(), End> {
+        if !matches!(request, Request::Write(_) | Request::Flush) {
+            // It may have to wait for what the committer does with the writes before it.
+            self.hand_over()?;
+        }
         let counts = matches!(
             request,
             Request::Read { .. }
@@ -194,7 +225,8 @@ impl Receiver {
                     syncs: 1,
                     ..Traffic::default()
                 });
-                self.put(Work::Flush, WORK_WEIGHT)
+                self.put(Work::Flush, WORK_WEIGHT)?;
+                self.hand_over()
             }
             Request::Usage => self.answer(id, &Response::Usage(volume.usage())),
             Request::Read { key, up_to } => {

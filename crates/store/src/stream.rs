@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dax::tls::Tls;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::error::OpenError;
@@ -75,6 +77,19 @@ impl Stream {
             Stream::Tls(s) => s.socket.set_read_timeout(timeout),
             Stream::Unix(s) => s.set_read_timeout(timeout),
         }
+    }
+
+    /// Whether a short write would not wait for the peer.
+    pub fn takes_a_little(&self) -> bool {
+        let socket = match self {
+            Stream::Tcp(s) => s.as_fd(),
+            Stream::Tls(s) => s.socket.as_fd(),
+            Stream::Unix(s) => s.as_fd(),
+        };
+        // The system says so only when a good part of the socket's buffer is free.
+        let mut writable = [PollFd::new(socket, PollFlags::POLLOUT)];
+        poll(&mut writable, PollTimeout::ZERO).is_ok_and(|ready| ready == 1)
+            && writable[0].revents() == Some(PollFlags::POLLOUT)
     }
 
     /// Ends reads, writes or both, of all clones.
