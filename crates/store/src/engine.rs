@@ -101,54 +101,20 @@ impl Engine {
 
     /// The same; a log that is made has room for `log_bytes`.
     pub fn open_with(dir: &Path, cache_bytes: u64, log_bytes: u64) -> Result<Engine, OpenError> {
-        let broken = |source: fjall::Error| match source {
-            fjall::Error::Locked => OpenError::Locked { dir: dir.into() },
-            fjall::Error::Io(source) if !is_corruption(&source) => OpenError::Directory {
-                dir: dir.into(),
-                source,
-            },
-            source => OpenError::Damaged {
-                dir: dir.into(),
-                source: Box::new(source),
-            },
-        };
         let lock = lock(dir)?;
         let cut = journal::check(dir).map_err(|source| match source.kind() {
             std::io::ErrorKind::InvalidData => damaged(dir, source),
-            _ => OpenError::Directory {
-                dir: dir.into(),
-                source,
-            },
+            _ => unusable(dir, source),
         })?;
-        let db = Database::builder(dir)
-            .cache_size(cache_bytes)
-            .worker_threads(2)
-            .journal_compression(CompressionType::None)
-            .manual_journal_persist(true)
-            .open()
-            .map_err(broken)?;
-        // Blocks come packed: to pack them again takes time and gains nothing.
-        let apart_from_keys = KvSeparationOptions::default().compression(CompressionType::None);
-        let apart = || {
-            KeyspaceCreateOptions::default()
-                .max_memtable_size(32 << 20)
-                .with_kv_separation(Some(apart_from_keys))
-        };
-        let blocks = db.keyspace("blocks", apart).map_err(broken)?;
-        let meta = db
-            .keyspace("meta", KeyspaceCreateOptions::default)
-            .map_err(broken)?;
-        let applied = meta.get(APPLIED_KEY).map_err(broken)?;
-        let applied = applied.map_or(Ok(Sequence::default()), |value| {
-            let number = value.as_ref().try_into().map(u64::from_be_bytes);
-            number.map(Sequence).map_err(|error| damaged(dir, error))
+        let (db, blocks, meta) = open_store(dir, cache_bytes).map_err(|source| match source {
+            fjall::Error::Locked => OpenError::Locked { dir: dir.into() },
+            fjall::Error::Io(source) if !is_corruption(&source) => unusable(dir, source),
+            source => damaged(dir, source),
         })?;
+        let applied = last_applied(&meta).map_err(|source| damaged(dir, source))?;
         let opened = CommitLog::open(dir, log_bytes, applied);
         let (log, records) = opened.map_err(|error| match error {
-            LogError::Io(source) => OpenError::Directory {
-                dir: dir.into(),
-                source,
-            },
+            LogError::Io(source) => unusable(dir, source),
             error => {
                 cut.keep();
                 damaged(dir, error)
@@ -365,6 +331,41 @@ impl Batch<'_> {
     }
 }
 
+/// The key-value store in `dir`, with its keyspaces for blocks and for everything else.
+fn open_store(dir: &Path, cache_bytes: u64) -> fjall::Result<(Database, Keyspace, Keyspace)> {
+    let db = Database::builder(dir)
+        .cache_size(cache_bytes)
+        .worker_threads(2)
+        .journal_compression(CompressionType::None)
+        .manual_journal_persist(true)
+        .open()?;
+    // Blocks come packed: to pack them again takes time and gains nothing.
+    let apart_from_keys = KvSeparationOptions::default().compression(CompressionType::None);
+    let apart = || {
+        KeyspaceCreateOptions::default()
+            .max_memtable_size(32 << 20)
+            .with_kv_separation(Some(apart_from_keys))
+    };
+    let blocks = db.keyspace("blocks", apart)?;
+    let meta = db.keyspace("meta", KeyspaceCreateOptions::default)?;
+    Ok((db, blocks, meta))
+}
+
+/// The last commit that the store has.
+fn last_applied(meta: &Keyspace) -> Result<Sequence, Box<dyn std::error::Error + Send + Sync>> {
+    match meta.get(APPLIED_KEY)? {
+        Some(value) => Ok(Sequence(u64::from_be_bytes(value.as_ref().try_into()?))),
+        None => Ok(Sequence::default()),
+    }
+}
+
+fn unusable(dir: &Path, source: std::io::Error) -> OpenError {
+    OpenError::Directory {
+        dir: dir.into(),
+        source,
+    }
+}
+
 fn damaged(dir: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> OpenError {
     OpenError::Damaged {
         dir: dir.into(),
@@ -374,16 +375,13 @@ fn damaged(dir: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync
 
 /// Locks the directory against other processes, before any of its files is touched.
 fn lock(dir: &Path) -> Result<Flock<File>, OpenError> {
-    let unusable = |source| OpenError::Directory {
-        dir: dir.into(),
-        source,
-    };
     let mut options = File::options();
     let file = options.create(true).write(true).truncate(false);
-    let file = file.open(dir.join("zone.lock")).map_err(unusable)?;
+    let file = file.open(dir.join("zone.lock"));
+    let file = file.map_err(|source| unusable(dir, source))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         Errno::EWOULDBLOCK => OpenError::Locked { dir: dir.into() },
-        other => unusable(other.into()),
+        other => unusable(dir, other.into()),
     })
 }
 

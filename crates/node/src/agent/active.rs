@@ -8,6 +8,7 @@
 //! goes on if its epoch still stands (design section 5).
 
 mod configuring;
+mod first_checkpoint;
 mod preparing;
 mod restart;
 mod scheduled;
@@ -162,6 +163,7 @@ impl Active {
             Arc::clone(&self.sealer),
             Arc::clone(&told.throughput),
         ));
+        let first = tokio::spawn(first_checkpoint::run(self.postgres.options().clone()));
         let (scheduled, mut schedules) = mpsc::channel(1);
         let scheduled = tokio::spawn(scheduled::run(
             context.control.clone(),
@@ -198,6 +200,7 @@ impl Active {
         if let Some(patience) = patience {
             patience.abort();
         }
+        first.abort();
         measuring.abort();
         scheduled.abort();
         announcing.abort();

@@ -148,6 +148,17 @@ impl Session {
         answer.map(number).transpose()
     }
 
+    /// How much log redo would have to read if the server died now.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn log_since_checkpoint_bytes(&self) -> Result<u64> {
+        let sql =
+            "SELECT (pg_current_wal_insert_lsn() - redo_lsn)::bigint FROM pg_control_checkpoint()";
+        let answer = self.value(sql).await?.unwrap_or_default();
+        answer.parse().map_err(|_| PostgresError::Answer(answer))
+    }
+
     /// Makes the server write a checkpoint now.
     ///
     /// # Errors

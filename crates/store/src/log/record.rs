@@ -20,6 +20,9 @@ const LENGTH_AT: usize = 20;
 const HEAD_BYTES: usize = 24;
 const CHANGE_HEAD_BYTES: usize = 7;
 
+/// Few commits are larger, on a volume whose blocks are packed.
+const USUAL_BYTES: usize = 16 << 10;
+
 /// The number of a commit: one more than the one before it. 0 is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(crate) struct Sequence(pub u64);
@@ -66,9 +69,9 @@ pub(crate) struct Draft {
 impl Draft {
     /// No changes yet.
     pub fn new() -> Draft {
-        Draft {
-            bytes: vec![0; HEAD_BYTES],
-        }
+        let mut bytes = Vec::with_capacity(USUAL_BYTES);
+        bytes.resize(HEAD_BYTES, 0);
+        Draft { bytes }
     }
 
     /// Whether there are no changes.

@@ -27,6 +27,41 @@ async fn two_kills_in_a_row_lose_nothing_and_the_dead_come_back() -> Result<()> 
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
+async fn who_comes_back_redoes_no_log_of_takeovers_before() -> Result<()> {
+    // PostgreSQL by itself would complete no checkpoint in this test.
+    let mut stage = Stage::with_options("hurried", &["north", "south"], |options| {
+        let never = ("checkpoint_timeout".to_owned(), "1h".to_owned());
+        options.parameters.push(never);
+    })
+    .await?;
+    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let session = connect(&stage.cluster.server(&active)?.config()).await?;
+    let much = "SELECT pg_logical_emit_message(false, 'test', repeat('x', 1 << 20)) \
+                FROM generate_series(1, 32)";
+    session.batch_execute(much).await?;
+    let end = session.query_one("SELECT pg_current_wal_lsn()::text", &[]);
+    let end: String = end.await?.get(0);
+
+    let (dead, killed) = stage.kill_active().await?;
+    stage.outage_after(killed).await?;
+    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let session = connect(&stage.cluster.server(&active)?.config()).await?;
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let sql = format!("SELECT redo_lsn >= '{end}'::pg_lsn FROM pg_control_checkpoint()");
+    while !session.query_one(&sql, &[]).await?.get::<_, bool>(0) {
+        ensure!(
+            tokio::time::Instant::now() < deadline,
+            "redo would still begin before the takeover"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    stage.cluster.start_node(&dead)?;
+    stage.cluster.wait_follows(&dead, PATIENCE).await?;
+    stage.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
 async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
     let mut stage = Stage::set("paused").await?;
     let old = stage.cluster.wait_active(PATIENCE).await?;
