@@ -18,7 +18,7 @@ mod managed;
 mod version;
 
 pub use configuration::{Configuration, Refusal, check};
-pub use managed::{is_parameter_name, quoted, why_controlled, with_parameters};
+pub use managed::{is_parameter_name, quoted, why_controlled, with_parameters, with_suitable};
 pub use version::{MajorVersion, VersionError};
 
 /// A setting pinned on the command line, to be passed as `-c name=value`.

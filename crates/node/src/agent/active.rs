@@ -9,6 +9,7 @@
 
 mod configuring;
 mod first_checkpoint;
+mod group_commit;
 mod preparing;
 mod restart;
 mod scheduled;
@@ -89,12 +90,19 @@ struct Companions {
 }
 
 impl Companions {
-    fn start(context: &Context, postgres: &Postgres, told: &configuring::Told) -> Companions {
+    fn start(
+        context: &Context,
+        postgres: &Postgres,
+        told: &configuring::Told,
+        storage: &dyn Storage,
+    ) -> Companions {
+        let sync_replicas = storage.settings().sync_replicas;
         let configuring = configuring::run(
             context.control.clone(),
             context.config.paths.mount(),
             postgres.reloader(),
             told.clone(),
+            group_commit::suitable(&storage.replicas(), sync_replicas),
         );
         Companions {
             stand_ins: StandIns::start(Arc::clone(&context.server), postgres.options()),
@@ -185,7 +193,8 @@ impl Active {
             ))
         });
         loop {
-            let companions = Companions::start(context, &self.postgres, &told.configuring);
+            let (told_of, storage) = (&told.configuring, self.storage.as_ref());
+            let companions = Companions::start(context, &self.postgres, told_of, storage);
             let asked = Asked {
                 orders: &mut *orders,
                 through: &through,

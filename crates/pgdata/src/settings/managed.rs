@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 const BEGIN: &str =
     "# UNDERSTUDY: parameters of the cluster; change them with understudy edit-config";
 const END: &str = "# UNDERSTUDY: end of the cluster's parameters";
+const SUITABLE: &str =
+    "# UNDERSTUDY: suitable where the active is; any other line, or edit-config, overrides these";
+const SUITABLE_END: &str = "# UNDERSTUDY: end of what is suitable";
 
 /// What the nodes control themselves, and why, or what to use instead.
 const CONTROLLED: &[(&str, &str)] = &[
@@ -99,30 +102,48 @@ pub fn why_controlled(name: &str) -> Option<&'static str> {
 
 /// `text` of a `postgresql.conf` with these parameters as its managed part; without one if there are none.
 pub fn with_parameters(text: &str, parameters: &BTreeMap<String, String>) -> String {
-    let mut out = String::new();
-    let mut inside = false;
-    for line in text.split_inclusive('\n') {
-        match line.trim_end() {
-            BEGIN => inside = true,
-            END if inside => inside = false,
-            _ if !inside => out.push_str(line),
-            _ => {}
-        }
-    }
+    let mut out = without(text, BEGIN, END);
     if parameters.is_empty() {
         return out;
     }
     if !out.is_empty() && !out.ends_with('\n') {
         out.push('\n');
     }
-    out.push_str(BEGIN);
-    out.push('\n');
-    for (name, value) in parameters {
-        out.push_str(&format!("{name} = {}\n", quoted(value)));
-    }
-    out.push_str(END);
-    out.push('\n');
+    out.push_str(&part(BEGIN, parameters, END));
     out
+}
+
+/// The same for what the active finds suitable where it runs: in front of everything, so that whatever
+/// an operator says of these parameters counts.
+pub fn with_suitable(text: &str, parameters: &BTreeMap<String, String>) -> String {
+    let rest = without(text, SUITABLE, SUITABLE_END);
+    match parameters.is_empty() {
+        true => rest,
+        false => part(SUITABLE, parameters, SUITABLE_END) + &rest,
+    }
+}
+
+fn part(begin: &str, parameters: &BTreeMap<String, String>, end: &str) -> String {
+    let lines = parameters
+        .iter()
+        .map(|(name, value)| format!("{name} = {}\n", quoted(value)));
+    format!("{begin}\n{}{end}\n", lines.collect::<String>())
+}
+
+/// `text` without what is between two lines.
+fn without(text: &str, begin: &str, end: &str) -> String {
+    let mut inside = false;
+    let outside = text.split_inclusive('\n').filter(|line| {
+        let line = line.trim_end();
+        let was_inside = inside;
+        inside = match line {
+            line if line == begin => true,
+            line if line == end => false,
+            _ => inside,
+        };
+        !(inside || was_inside)
+    });
+    outside.collect()
 }
 
 /// A value as configuration files have it.
@@ -167,6 +188,22 @@ mod tests {
             "work_mem = 4MB\n# mine\n"
         );
         assert_eq!(with_parameters(own, &parameters(&[])), own);
+    }
+
+    #[test]
+    fn what_is_suitable_comes_first_and_what_operators_say_counts() {
+        let own = "# mine\ncommit_delay = 7\n";
+        let suitable = parameters(&[("commit_delay", "4000"), ("commit_siblings", "3")]);
+        let with = with_suitable(own, &suitable);
+        let read = Configuration::parse([with.as_str()]);
+        assert_eq!(read.get("commit_delay"), Some("7"));
+        assert_eq!(read.get("commit_siblings"), Some("3"));
+        assert_eq!(with_suitable(&with, &suitable), with);
+        let both = with_parameters(&with, &parameters(&[("commit_siblings", "9")]));
+        let read = Configuration::parse([both.as_str()]);
+        assert_eq!(read.get("commit_siblings"), Some("9"));
+        let none = parameters(&[]);
+        assert_eq!(with_suitable(&with_parameters(&both, &none), &none), own);
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! The active writes what the control record says of PostgreSQL's parameters where every node sees it:
 //! into the managed part of the shared `postgresql.conf`.
 //!
+//! Before that it writes in front what suits this node's distance from the zones
+//! ([`group_commit`](super::group_commit)).
+//!
 //! The heartbeat repeats which version is written, once it is durable, so standbys reload when they
 //! have followed the journal to it. A version that cannot be written is tried again, and the status
 //! says so.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -13,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pgdata::settings::with_parameters;
+use pgdata::settings::{with_parameters, with_suitable};
 use tokio::sync::watch;
 
 use crate::postgres::Reloader;
@@ -34,23 +38,29 @@ pub(super) struct Told {
     pub(super) trouble: Arc<Mutex<Option<String>>>,
 }
 
-/// Writes each new version until it is dropped.
+/// Writes what is suitable, then each new version until it is dropped.
 pub(super) async fn run(
     mut control: watch::Receiver<Control>,
     mount: PathBuf,
     reloader: Reloader,
     told: Told,
+    suitable: BTreeMap<String, String>,
 ) {
     // A standby that was promoted may not have read the last change.
     let mut unread = true;
+    match edit(&mount, move |text| with_suitable(text, &suitable)).await {
+        Ok(true) => reloader.reload(),
+        Ok(false) => {}
+        Err(error) => {
+            tracing::info!(%error, "commit_delay was not fitted to the distance of the zones");
+        }
+    }
     loop {
         let wanted = control.borrow_and_update().clone();
         // Nothing was ever edited, or nothing is known yet.
         if wanted.version > told.version.load(Ordering::Acquire) {
-            let (place, parameters) = (mount.clone(), wanted.parameters.clone());
-            let written = tokio::task::spawn_blocking(move || write(&place, &parameters)).await;
-            let written = written.unwrap_or_else(|gone| Err(io::Error::other(gone)));
-            match written {
+            let parameters = wanted.parameters.clone();
+            match edit(&mount, move |text| with_parameters(text, &parameters)).await {
                 Ok(changed) => {
                     if changed {
                         tracing::info!(version = wanted.version, "PostgreSQL's parameters changed");
@@ -76,14 +86,20 @@ pub(super) async fn run(
     }
 }
 
-/// Makes the file in `directory` say these parameters, durably. Whether it changed.
-fn write(
+async fn edit(
     directory: &Path,
-    parameters: &std::collections::BTreeMap<String, String>,
+    change: impl FnOnce(&str) -> String + Send + 'static,
 ) -> io::Result<bool> {
+    let directory = directory.to_owned();
+    let written = tokio::task::spawn_blocking(move || write(&directory, change)).await;
+    written.unwrap_or_else(|gone| Err(io::Error::other(gone)))
+}
+
+/// Changes the file in `directory`, durably. Whether it did.
+fn write(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Result<bool> {
     let place = directory.join(FILE);
     let before = std::fs::read_to_string(&place)?;
-    let text = with_parameters(&before, parameters);
+    let text = change(&before);
     if text == before {
         return Ok(false);
     }
@@ -101,8 +117,6 @@ fn write(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     #[test]
@@ -112,12 +126,14 @@ mod tests {
         std::fs::write(&place, "port = 1\n").unwrap();
         std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o600)).unwrap();
         let wanted = BTreeMap::from([("work_mem".to_owned(), "8MB".to_owned())]);
-        assert!(write(directory.path(), &wanted).unwrap());
-        assert!(!write(directory.path(), &wanted).unwrap());
+        let set = |text: &str| with_parameters(text, &wanted);
+        assert!(write(directory.path(), set).unwrap());
+        assert!(!write(directory.path(), set).unwrap());
         let text = std::fs::read_to_string(&place).unwrap();
         assert!(text.starts_with("port = 1\n") && text.contains("work_mem = '8MB'"));
         assert_eq!(std::fs::metadata(&place).unwrap().mode() & 0o777, 0o600);
-        assert!(write(directory.path(), &BTreeMap::new()).unwrap());
+        let none = BTreeMap::new();
+        assert!(write(directory.path(), |text| with_parameters(text, &none)).unwrap());
         assert_eq!(std::fs::read_to_string(&place).unwrap(), "port = 1\n");
         assert!(!directory.path().join(PARTIAL).exists());
     }
