@@ -227,13 +227,16 @@ impl Stage {
     }
 }
 
-/// Whether a line is about what the mount of a fenced node answers: every access fails, so does the
-/// abort of the transaction that met it, and the whole server after that.
+/// Whether a line is about what the mount of a fenced node answers: every access fails, in the middle of a
+/// block if the kernel had half of it, so does the rest of the transaction that met it and its abort, and
+/// the whole server after that.
 fn is_of_the_fence(line: &str) -> bool {
     let said = [
         "Read-only file system",
         "Input/output error",
         "wrote only ",
+        "read only ",
+        "current transaction is aborted",
         "AbortTransaction while in ABORT state",
         "crash of another server process",
     ];
