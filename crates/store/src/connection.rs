@@ -1,7 +1,7 @@
 //! One client's connection: what its threads and the committer share about it, and its way out.
 //!
 //! Invariant: a frame goes out whole; a refusal goes out before the acknowledgement that covers its
-//! number: whoever sends what was waiting is the only one who does; the committer never waits for a client.
+//! number, because one at a time sends what is waiting; the committer never waits for a client.
 
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
@@ -184,8 +184,7 @@ impl Conn {
         loop {
             let (ack, closed) = {
                 let mut waiting = self.waiting.lock();
-                waiting.sending = false;
-                while waiting.is_idle() && !waiting.closed || waiting.sending {
+                while waiting.sending || waiting.is_idle() && !waiting.closed {
                     self.wake.wait(&mut waiting);
                 }
                 waiting.sending = true;
@@ -201,6 +200,7 @@ impl Conn {
             if closed {
                 return self.stream.shutdown(Shutdown::Both);
             }
+            self.waiting.lock().sending = false;
         }
     }
 

@@ -93,9 +93,9 @@ impl Zone {
         zone.start("committer", move || committer.run())?;
         let janitor = Janitor::new(shared.clone());
         zone.start("janitor", move || janitor.run())?;
-        let checkpoints = shared.clone();
+        let for_checkpoints = shared.clone();
         zone.start("checkpoints", move || {
-            checkpoints.checkpoints.run(&checkpoints);
+            for_checkpoints.checkpoints.run(&for_checkpoints);
         })?;
         for _ in 0..shared.config.read_threads {
             let shared = shared.clone();
