@@ -102,7 +102,7 @@ pub(crate) fn sync_newest(dir: &Path) -> io::Result<()> {
 }
 
 /// The journals, oldest first.
-fn journals(dir: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn journals(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found: Vec<(u64, PathBuf)> = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
@@ -159,8 +159,9 @@ fn item_bytes(item: &[u8]) -> Option<usize> {
     }
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at + N)?.try_into().ok()
+/// The `N` bytes at `at`, if there are so many.
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
 }
 
 #[cfg(test)]
@@ -218,7 +219,6 @@ mod tests {
     fn journals_of_the_engine_are_understood() {
         let (dir, path, bytes) = store();
         let ends = ends(&bytes);
-        // Its format's, the three batches and, as an engine closes, nothing.
         assert_eq!(ends.len(), 4, "three batches: {ends:?}");
         assert!(is_end(&bytes[ends[3]..]));
         let before = std::fs::read(&path).unwrap();

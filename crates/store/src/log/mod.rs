@@ -32,6 +32,8 @@ pub(crate) use record::{Change, Draft, Kind, Record, Sequence};
 pub(crate) use ring::Position;
 use ring::{ALIGN, Ring};
 
+use crate::journal::array;
+
 const FILE: &str = "commits.log";
 /// What a crash leaves of a log that was being made.
 const NEW_FILE: &str = "commits.log.new";
@@ -117,7 +119,8 @@ impl CommitLog {
         self.ring.has_room(aligned(bytes), released)
     }
 
-    /// Makes a commit durable, or, with an empty draft, notes one that the engine has made durable. `released`: what may be written over; see [`has_room`](Self::has_room).
+    /// Makes a commit durable, or, with an empty draft, notes one that the engine has made durable.
+    /// `released`: what may be written over; see [`has_room`](Self::has_room).
     ///
     /// # Errors
     /// Whatever the file says: nothing more may be appended then. `StorageFull` if there is no room.
@@ -168,7 +171,7 @@ fn encode_head(capacity: u64, secret: u64) -> [u8; HEAD_BYTES] {
 
 /// The capacity and the secret of a whole log.
 fn head(bytes: &[u8]) -> Option<(u64, u64)> {
-    let number = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+    let number = |at: usize| array(bytes, at).map(u64::from_le_bytes);
     let (capacity, secret) = (number(16)?, number(24)?);
     let sound = bytes.get(..HEAD_BYTES)? == encode_head(capacity, secret);
     let whole = capacity.checked_add(ALIGN)? == bytes.len() as u64;

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::ring::ALIGN;
+use crate::journal::array;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"UNDL");
 const CHECKSUM_AT: usize = 4;
@@ -167,10 +168,6 @@ fn take_change(rest: &mut Bytes) -> Option<Change> {
         key: change.split_to(key),
         value: change,
     })
-}
-
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
 #[cfg(test)]

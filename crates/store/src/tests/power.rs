@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::client::{key, v};
 use crate::OpenError;
 use crate::engine::{Engine, Found};
-use crate::journal::sound_bytes;
+use crate::journal::{journals, sound_bytes};
 use crate::keys::{Slot, VolumeId, encode_block};
 
 /// Small: it goes round often.
@@ -108,11 +108,9 @@ impl Store {
     }
 
     fn journal(&self) -> PathBuf {
-        let files = std::fs::read_dir(self.dir.path()).unwrap();
-        let files = files.map(|entry| entry.unwrap().path());
-        let mut journals = files.filter(|p| p.extension().is_some_and(|e| e == "jnl"));
-        let journal = journals.next().expect("a journal");
-        assert!(journals.next().is_none(), "too little for a second one");
+        let mut journals = journals(self.dir.path()).unwrap();
+        let journal = journals.pop().expect("a journal");
+        assert!(journals.is_empty(), "too little for a second one");
         journal
     }
 
