@@ -304,6 +304,10 @@ pub struct BenchSoak {
     /// pgbench's scale, and as many warehouses.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub scale: Option<u32>,
+    /// What keeps the blocks: zone servers, or Apache Cassandra in three data centres; what it says of its tables
+    /// under the load is in the report then. It takes fewer transactions a second: choose a --rate.
+    #[arg(long, value_enum, default_value_t)]
+    pub store: crate::cluster::tier::Store,
     /// Directory of PostgreSQL's programs; Debian's newest if not given.
     #[arg(long, value_name = "DIR")]
     pub bin: Option<PathBuf>,

@@ -13,6 +13,7 @@ pub mod remnants;
 mod settings;
 pub mod sites;
 pub mod stock;
+pub mod tier;
 pub mod wait;
 pub mod wan;
 

@@ -130,6 +130,7 @@ async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
         rate: (rate > 0).then_some(f64::from(rate)),
         clients: args.clients,
         scale: args.scale.unwrap_or(if args.quick { 2 } else { 4 }),
+        store: args.store,
         checkpoints: quick(5, 30),
         every: quick(1, 2),
     };

@@ -17,4 +17,4 @@ pub mod timeline;
 pub mod verify;
 pub mod workspace;
 
-pub use run::{Options, Store, run};
+pub use run::{Options, run};

@@ -22,17 +22,8 @@ use super::timeline::{duration, thousands};
 use super::verify;
 use super::workspace::Workspace;
 use crate::cluster::process::Kill;
+use crate::cluster::tier::{Store, Tier};
 use crate::cluster::{Cluster, programs};
-
-/// What keeps the blocks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Store {
-    /// Zone servers of ours.
-    #[default]
-    Zones,
-    /// Apache Cassandra: a node in each of three data centres.
-    Cassandra,
-}
 
 /// What the user chose.
 #[derive(Debug, Clone)]
@@ -85,36 +76,15 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
 
 async fn on_stage(options: &Options, bin: &Path, workspace: &Workspace) -> anyhow::Result<Report> {
     let mut progress = Progress::new();
-    let cassandra = start_store(options.store, workspace.path(), &progress).await?;
-    let mut cluster = set_stage(
-        options,
-        bin,
-        workspace.path(),
-        cassandra.as_ref(),
-        &progress,
-    )
-    .await?;
+    let dir = workspace.path();
+    let tier = Tier::start(options.store, dir, |what| progress.say(what)).await?;
+    let mut cluster = set_stage(options, bin, dir, &tier, &progress).await?;
     let run = play(options, &mut cluster, &mut progress).await?;
     progress.say("verifying");
     let report = judge(options, bin, &cluster, &run).await?;
     cluster.shutdown();
-    tokio::task::block_in_place(|| drop(cassandra));
+    tokio::task::block_in_place(|| drop(tier));
     Ok(report)
-}
-
-/// Starts what keeps the blocks, if that is no part of the cluster.
-async fn start_store(
-    store: Store,
-    dir: &Path,
-    progress: &Progress,
-) -> anyhow::Result<Option<cassandra::server::Cluster>> {
-    if store == Store::Zones {
-        return Ok(None);
-    }
-    progress.say("starting Apache Cassandra: three data centres");
-    let options = cassandra::server::Options::new(dir.join("cassandra"));
-    let started = tokio::task::spawn_blocking(|| cassandra::server::Cluster::start(options));
-    Ok(Some(started.await.context("the start was given up")??))
 }
 
 /// Starts the cluster and fills the tables.
@@ -122,20 +92,15 @@ async fn set_stage(
     options: &Options,
     bin: &Path,
     dir: &Path,
-    cassandra: Option<&cassandra::server::Cluster>,
+    tier: &Tier,
     progress: &Progress,
 ) -> anyhow::Result<Cluster> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
     let mut settings = crate::cluster::Options::new(dir, bin, &program);
-    if let Some(cassandra) = cassandra {
-        let points = cassandra.contact_points().into_iter();
-        let points: Vec<String> = points.map(|point| point.to_string()).collect();
-        settings.store = Some(format!("cassandra://{}/understudy", points.join(",")));
-        settings.zones = 0;
-    }
-    let zones = match cassandra {
-        Some(_) => String::new(),
-        None => format!("{} zones and ", settings.zones),
+    tier.serve(&mut settings);
+    let zones = match settings.zones {
+        0 => String::new(),
+        zones => format!("{zones} zones and "),
     };
     progress.say(&format!(
         "starting {zones}{} nodes with {} in {}",

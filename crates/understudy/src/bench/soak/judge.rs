@@ -70,6 +70,7 @@ pub(super) async fn report(
         answers: run.answers.into_iter().collect(),
         unexpected_log_lines: lines,
         series: run.series,
+        tables: run.tables,
         picture: None,
         data: None,
     })

@@ -5,7 +5,7 @@
 //! time for what must be true in every snapshot. Then the active is killed, the standby takes over,
 //! the dead node comes back as a standby, and everything is verified.
 //!
-//! Invariant: the run is bounded: the load has a rate, and what the zones take on disk a limit at
+//! Invariant: the run is bounded: the load has a rate, and what the blocks take on disk a limit at
 //! which the run ends with an error.
 
 mod chart;
@@ -14,6 +14,7 @@ mod orders;
 mod readers;
 mod report;
 mod sample;
+mod tables;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use anyhow::{Context, ensure};
 use tokio::task::JoinSet;
 
 use crate::bench::lag::{self, Watch};
+use crate::cluster::tier::{Store, Tier};
 use crate::cluster::{self, Cluster};
 use crate::demo::churn::Churn;
 use crate::demo::clock::{Clock, Offset};
@@ -32,6 +34,7 @@ use crate::demo::session::connect;
 use orders::Orders;
 use readers::Readers;
 use sample::Sample;
+use tables::Table;
 
 pub use chart::draw;
 pub use report::{Report, table};
@@ -56,6 +59,8 @@ pub struct Options {
     pub clients: u16,
     /// pgbench's scale, and the order entry's warehouses.
     pub scale: u32,
+    /// What keeps the blocks.
+    pub store: Store,
     /// Time between checkpoints.
     pub checkpoints: Duration,
     /// Time between samples.
@@ -66,7 +71,7 @@ pub struct Options {
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long anything that must happen may take: longer than a lag that a slow machine builds up.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// What the zones may take on disk together.
+/// What zones or Cassandra may take on disk together.
 const DISK_BYTES_MAX: u64 = 20 << 30;
 /// Less than the data, so that pages leave all the time.
 const BUFFERS: &str = "16MB";
@@ -85,17 +90,20 @@ const BETWEEN_QUESTIONS: Duration = Duration::from_millis(100);
 /// Something cannot be started or does not answer, or the disk limit is reached. What is found
 /// wrong is no error but a report.
 pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report> {
-    say("starting 3 zones and 2 nodes, filling the tables");
-    let mut cluster = set_stage(options).await?;
-    let run = Box::pin(play(options, &mut cluster, &say)).await?;
+    let tier = Tier::start(options.store, &options.dir, &say).await?;
+    say("starting the cluster, filling the tables");
+    let mut cluster = set_stage(options, &tier).await?;
+    let run = Box::pin(play(options, &mut cluster, &tier, &say)).await?;
     say("verifying");
     let report = judge::report(options, &cluster, run).await?;
     cluster.shutdown();
+    tokio::task::block_in_place(|| drop(tier));
     Ok(report)
 }
 
-async fn set_stage(options: &Options) -> anyhow::Result<Cluster> {
+async fn set_stage(options: &Options, tier: &Tier) -> anyhow::Result<Cluster> {
     let mut settings = cluster::Options::new(&options.dir, &options.bin, &options.understudy);
+    tier.serve(&mut settings);
     // A busy machine's heartbeat can be late; the kill is noticed by other signs.
     settings.heartbeat = "wide".into();
     let interval = options.checkpoints.max(TIMED_CHECKPOINTS).as_secs();
@@ -132,6 +140,7 @@ struct Run {
     lag: (lag::Spread, lag::Spread),
     answers: Vec<(String, readers::Tally)>,
     series: Vec<Sample>,
+    tables: Vec<Table>,
 }
 
 /// Everybody who writes.
@@ -188,6 +197,7 @@ async fn checkpoint(application: tokio_postgres::Config, every: Duration) {
 async fn play(
     options: &Options,
     cluster: &mut Cluster,
+    tier: &Tier,
     say: &impl Fn(&str),
 ) -> anyhow::Result<Run> {
     let active = cluster.wait_active(PATIENCE).await?;
@@ -229,6 +239,11 @@ async fn play(
     }
     let lag = watch.spread();
     drop(watch);
+    let tables = tokio::task::block_in_place(|| {
+        let cassandra = tier.cassandra();
+        cassandra.map(|cassandra| tables::look(cassandra, "understudy"))
+    });
+    let tables = tables.transpose()?.unwrap_or_default();
 
     let kill = tokio::task::block_in_place(|| cluster.kill_node(&active))
         .with_context(|| format!("{active} was not running"))?;
@@ -272,6 +287,7 @@ async fn play(
         lag,
         answers,
         series,
+        tables,
     })
 }
 
@@ -295,7 +311,7 @@ async fn follow(
         sample.commits = writers.commits();
         ensure!(
             sample.disk_bytes < DISK_BYTES_MAX,
-            "the zones take {} bytes on disk",
+            "the storage tier takes {} bytes on disk",
             sample.disk_bytes
         );
         series.push(sample);

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::readers::Tally;
 use super::sample::Sample;
+use super::tables::{self, Table};
 use crate::bench::lag::Spread;
 use crate::demo::takeover::Takeover;
 use crate::demo::timeline::thousands;
@@ -47,6 +48,8 @@ pub struct Report {
     pub unexpected_log_lines: Vec<String>,
     /// The cluster every few seconds.
     pub series: Vec<Sample>,
+    /// What Cassandra says of its tables under the load, before the kill; empty with zones.
+    pub tables: Vec<Table>,
     /// Where the picture is.
     pub picture: Option<PathBuf>,
     /// Where logs and data are, if kept.
@@ -109,7 +112,7 @@ pub fn table(report: &Report) -> String {
             format!("at most {}", mib(report.highest(|s| s.log_bytes))),
         ),
         (
-            "zones' disks",
+            "blocks' disks",
             format!("at most {}", mib(report.highest(|s| Some(s.disk_bytes)))),
         ),
         (
@@ -128,6 +131,9 @@ pub fn table(report: &Report) -> String {
     let mut out = String::from("\n");
     for (name, said) in lines {
         out.push_str(&format!("  {name:<16}{said}\n"));
+    }
+    for line in tables::lines(&report.tables) {
+        out.push_str(&format!("  {:<16}{line}\n", "table"));
     }
     out.push('\n');
     for check in &report.checks {

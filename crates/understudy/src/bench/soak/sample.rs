@@ -26,7 +26,7 @@ pub struct Sample {
     pub log_bytes: Option<u64>,
     /// What the zones use for the volume, all copies.
     pub used_bytes: Option<u64>,
-    /// The zones' directories.
+    /// The directories of the zones, or of Cassandra's nodes.
     pub disk_bytes: u64,
     /// Resident memory of each agent, without its PostgreSQL, and of each zone.
     pub resident_bytes: BTreeMap<String, u64>,
@@ -90,12 +90,14 @@ async fn status(cluster: &Cluster) -> Option<Value> {
     serde_json::from_str(&said.ok()?).ok()
 }
 
-/// What the zones below a cluster's directory take on disk.
+/// What the zones below a cluster's directory, or Cassandra's nodes, take on disk.
 pub fn zones_bytes(dir: &Path) -> anyhow::Result<u64> {
     let entries = std::fs::read_dir(dir).context("cannot look at the zones")?;
-    let zones = entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("zone-"));
+    let zones = entries.flatten().filter(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with("zone-") || name == "cassandra"
+    });
     Ok(zones.map(|zone| tree_bytes(&zone.path())).sum())
 }
 
