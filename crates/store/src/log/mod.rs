@@ -17,17 +17,18 @@
 //!               the ring: records, each at a multiple of 4 KiB
 //! ```
 
+mod file;
 mod record;
 mod ring;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
+use file::SyncedFile;
 pub(crate) use record::{Change, Draft, Kind, Record, Sequence};
 pub(crate) use ring::Position;
 use ring::{ALIGN, Ring};
@@ -66,7 +67,7 @@ pub(crate) enum LogError {
 /// The log of one zone.
 #[derive(Debug)]
 pub(crate) struct CommitLog {
-    file: File,
+    file: SyncedFile,
     ring: Ring,
     secret: u64,
     last: Sequence,
@@ -91,7 +92,7 @@ impl CommitLog {
         let (capacity, secret) = head(&bytes).ok_or(LogError::Head)?;
         let records = missing(find_all(secret, &bytes, capacity), applied)?;
         let log = CommitLog {
-            file: OpenOptions::new().write(true).open(&path)?,
+            file: SyncedFile::open(&path)?,
             ring: Ring::new(capacity),
             secret,
             last: records.last().map_or(applied, |record| record.sequence),
@@ -128,8 +129,7 @@ impl CommitLog {
         let place = self.ring.place(aligned(draft.bytes()), released);
         let offset = place.ok_or(io::ErrorKind::StorageFull)?;
         let record = draft.seal(self.secret, self.next());
-        self.file.write_all_at(&record, ALIGN + offset)?;
-        self.file.sync_data()?;
+        self.file.write(&record, ALIGN + offset)?;
         self.last = self.next();
         Ok(())
     }
