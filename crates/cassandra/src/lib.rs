@@ -21,4 +21,5 @@ pub mod writer;
 
 pub use client::Client;
 pub use config::{Config, Credentials, Fencing, TlsFiles};
+pub use connect::connect;
 pub use setup::create_volume;

@@ -6,21 +6,14 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use anyhow::Context;
 use bytes::Bytes;
-use scylla::client::PoolSize;
-use scylla::client::execution_profile::ExecutionProfile;
 use scylla::client::session::Session;
-use scylla::client::session_builder::SessionBuilder;
-use scylla::policies::load_balancing::DefaultPolicy;
 use scylla::statement::Consistency;
 use scylla::statement::prepared::PreparedStatement;
 
-use super::side::{HERE, KEYSPACE};
+use super::side::KEYSPACE;
 
 /// Blocks in a partition, as the block path has them.
 const CHUNK_BLOCKS: i64 = 128;
-/// Connections to each node, as the block path has them.
-const CONNECTIONS: std::num::NonZeroUsize =
-    std::num::NonZeroUsize::new(2).expect("two is not zero");
 
 /// How many copies a request waits for. Every write waits when it is made.
 #[derive(Debug, Clone, Copy)]
@@ -56,21 +49,6 @@ pub(super) const BASELINE_2: Rules = Rules {
     write: Consistency::Quorum,
     read: Consistency::Quorum,
 };
-
-/// Connects to the cluster; the nearest data centre coordinates.
-pub(super) async fn connect(contact_points: Vec<String>) -> anyhow::Result<Arc<Session>> {
-    let near = DefaultPolicy::builder()
-        .token_aware(true)
-        .permit_dc_failover(true)
-        .prefer_datacenter(HERE.to_owned())
-        .build();
-    let profile = ExecutionProfile::builder().load_balancing_policy(near);
-    let builder = SessionBuilder::new()
-        .known_nodes(&contact_points)
-        .default_execution_profile_handle(profile.build().into_handle())
-        .pool_size(PoolSize::PerHost(CONNECTIONS));
-    Ok(Arc::new(builder.build().await?))
-}
 
 /// See the module.
 #[derive(Debug, Clone)]

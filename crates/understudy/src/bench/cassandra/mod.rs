@@ -14,6 +14,7 @@ mod side;
 mod timed;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -75,8 +76,10 @@ struct Sides([(Side, u16); 4]);
 
 impl Sides {
     async fn open(points: Vec<String>) -> anyhow::Result<Sides> {
-        let ours = Box::pin(Ours::open(points.clone())).await?;
-        let session = Box::pin(driver::connect(points)).await?;
+        let config = side::config(points)?;
+        let ours = Box::pin(Ours::open(&config)).await?;
+        // The same connections, deadlines and second attempts as the block path's: what it adds is compared.
+        let session = Arc::new(Box::pin(::cassandra::connect(&config)).await?);
         let open = async |rules| {
             let driver = Driver::open(&session, rules).await?;
             anyhow::Ok((Side::Driver(driver), 0))
@@ -94,11 +97,17 @@ impl Sides {
         sides.map(|at| &self.0[*at].0).collect()
     }
 
-    /// Sees to it that what so many clients read is there.
-    async fn fill(&mut self, load: Load, clients: u16, say: &impl Fn(&str)) -> anyhow::Result<()> {
+    /// Sees to it that what so many clients read is there. Says whether something was written.
+    async fn fill(
+        &mut self,
+        load: Load,
+        clients: u16,
+        say: &impl Fn(&str),
+    ) -> anyhow::Result<bool> {
         if load == Load::Commit {
-            return Ok(());
+            return Ok(false);
         }
+        let mut written = false;
         for &at in load.sides() {
             let (side, filled) = &mut self.0[at];
             if *filled < clients {
@@ -108,9 +117,10 @@ impl Sides {
                 ));
                 timed::fill(side, *filled..clients).await?;
                 *filled = clients;
+                written = true;
             }
         }
-        Ok(())
+        Ok(written)
     }
 }
 
@@ -138,7 +148,9 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     let mut rows = Vec::new();
     for &load in &options.loads {
         for &clients in &options.clients {
-            sides.fill(load, clients, &say).await?;
+            if sides.fill(load, clients, &say).await? {
+                tokio::task::block_in_place(|| settle(&cluster))?;
+            }
             rows.push(compare(options, &sides.of(load), load, clients, &say).await?);
         }
     }
@@ -152,6 +164,15 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
         seconds: options.seconds,
         processors: std::thread::available_parallelism().map_or(0, Into::into),
     })
+}
+
+/// Every side's rows lie in files of the same kind then: who wrote last has no more of them in memory.
+fn settle(cluster: &server::Cluster) -> anyhow::Result<()> {
+    for node in 0..cluster.contact_points().len() {
+        cluster.tool(node, &["flush", side::KEYSPACE])?;
+        cluster.tool(node, &["compact", side::KEYSPACE])?;
+    }
+    Ok(())
 }
 
 async fn compare(

@@ -62,6 +62,8 @@ pub struct Measured {
     pub p99_ms: f64,
     /// The longest latency of all runs.
     pub max_ms: f64,
+    /// Processor time of the clients' process for one operation, the middle one of the runs.
+    pub client_us: f64,
 }
 
 impl Row {
@@ -100,7 +102,7 @@ impl Row {
             // Writing to a string does not fail.
             let _ = writeln!(
                 out,
-                "  {load:<12}{:>8}  {:<12}{:>10.1}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{ratio:>18}",
+                "  {load:<12}{:>8}  {:<12}{:>10.1}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>10.0}{ratio:>18}",
                 self.clients,
                 side.replace('_', " "),
                 measured.per_second.median,
@@ -108,6 +110,7 @@ impl Row {
                 measured.p90_ms,
                 measured.p99_ms,
                 measured.max_ms,
+                measured.client_us,
             );
         }
     }
@@ -124,6 +127,7 @@ impl Measured {
             p90_ms: quantile(0.9),
             p99_ms: quantile(0.99),
             max_ms: longest.fold(0.0, f64::max),
+            client_us: sample(&|run| run.client_us).median,
         }
     }
 }
@@ -136,7 +140,7 @@ pub fn table(report: &Report) -> String {
     );
     let mut out = format!(
         "\n  {distance}; {} s a run, {} processors for Cassandra and its clients; medians\n\n  \
-         {:<12}{:>8}  {:<12}{:>10}{:>10}{:>10}{:>10}{:>10}{:>18}\n",
+         {:<12}{:>8}  {:<12}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>18}\n",
         report.seconds,
         report.processors,
         "",
@@ -147,6 +151,7 @@ pub fn table(report: &Report) -> String {
         "p90 ms",
         "p99 ms",
         "max ms",
+        "client us",
         "block path by it"
     );
     for row in &report.rows {
@@ -164,6 +169,7 @@ mod tests {
         Run {
             per_second,
             latencies_us: latencies_us.to_vec(),
+            client_us: 0.0,
         }
     }
 

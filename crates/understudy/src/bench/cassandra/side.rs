@@ -16,7 +16,7 @@ use super::driver::Driver;
 /// All sides' keyspace.
 pub(super) const KEYSPACE: &str = "understudy";
 /// The data centre that clients are in.
-pub(super) const HERE: &str = "dc1";
+const HERE: &str = "dc1";
 /// Blocks of each client: eight partitions.
 pub(super) const BLOCKS: u64 = 1024;
 /// Blocks of each client's log, which follow those: written one after the other, and again from the first on.
@@ -25,6 +25,14 @@ const LOG_BLOCKS: u64 = 1024;
 const READS: usize = 8;
 /// and how many of them it changes.
 const CHANGES: usize = 3;
+
+/// How every side reaches the cluster: the nearest data centre coordinates.
+pub(super) fn config(contact_points: Vec<String>) -> anyhow::Result<Config> {
+    let volume = VolumeName::new("bench")?;
+    let mut config = Config::new(contact_points, KEYSPACE, volume)?;
+    config.data_centre = Some(HERE.to_owned());
+    Ok(config)
+}
 
 /// Who does the work.
 #[derive(Debug, Clone)]
@@ -42,12 +50,9 @@ pub(super) struct Ours {
 
 impl Ours {
     /// Makes the keyspace and a volume, and owns it.
-    pub(super) async fn open(contact_points: Vec<String>) -> anyhow::Result<Ours> {
-        let volume = VolumeName::new("bench")?;
-        let mut config = Config::new(contact_points, KEYSPACE, volume)?;
-        config.data_centre = Some(HERE.to_owned());
-        create_volume(&config, &VolumeSettings::default()).await?;
-        let client = Client::connect(config).await?;
+    pub(super) async fn open(config: &Config) -> anyhow::Result<Ours> {
+        create_volume(config, &VolumeSettings::default()).await?;
+        let client = Client::connect(config.clone()).await?;
         let epoch = client.own_epoch(&NodeName::new("bench")?).await?;
         Ok(Ours { client, epoch })
     }

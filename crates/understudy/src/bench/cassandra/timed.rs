@@ -4,6 +4,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use tokio::task::JoinSet;
@@ -30,6 +32,8 @@ pub(super) struct Run {
     pub per_second: f64,
     /// In order.
     pub latencies_us: Vec<u32>,
+    /// Processor time of this process for one operation. Over long lines the threads that carry packets are in it.
+    pub client_us: f64,
 }
 
 impl Run {
@@ -45,6 +49,7 @@ impl Run {
 /// Lets clients work for so long.
 pub(super) async fn run(side: &Side, work: Work) -> anyhow::Result<Run> {
     let began = Instant::now();
+    let used = processor_time()?;
     let mut working = JoinSet::new();
     for client in 0..work.clients {
         working.spawn(serve(side.clone(), work, client, began + work.length));
@@ -53,12 +58,23 @@ pub(super) async fn run(side: &Side, work: Work) -> anyhow::Result<Run> {
     while let Some(worked) = working.join_next().await {
         latencies_us.extend(worked.context("a client is gone")??);
     }
+    let used = processor_time()?.saturating_sub(used);
     let per_second = latencies_us.len() as f64 / began.elapsed().as_secs_f64();
+    let client_us = used.as_secs_f64() * 1e6 / (latencies_us.len().max(1) as f64);
     latencies_us.sort_unstable();
     Ok(Run {
         per_second,
         latencies_us,
+        client_us,
     })
+}
+
+/// What this process has used so far.
+fn processor_time() -> anyhow::Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let seconds = [usage.user_time(), usage.system_time()]
+        .map(|time| Duration::from_micros(time.num_microseconds().unsigned_abs()));
+    Ok(seconds.iter().sum())
 }
 
 async fn serve(side: Side, work: Work, client: u16, until: Instant) -> anyhow::Result<Vec<u32>> {
@@ -104,6 +120,7 @@ mod tests {
         let run = Run {
             per_second: 1.0,
             latencies_us: (1..=101).map(|n| n * 1000).collect(),
+            client_us: 0.0,
         };
         assert_eq!(run.quantile_ms(0.5), 51.0);
         assert_eq!(run.quantile_ms(0.9), 91.0);
@@ -111,6 +128,7 @@ mod tests {
         let idle = Run {
             per_second: 0.0,
             latencies_us: Vec::new(),
+            client_us: 0.0,
         };
         assert_eq!(idle.quantile_ms(0.5), 0.0);
     }
