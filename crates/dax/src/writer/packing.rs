@@ -1,30 +1,47 @@
-//! How a block's contents are kept and sent: packed with LZ4 if that makes them shorter, else as they are.
+//! How a block's contents are kept and sent: packed with zstd if that makes them shorter, else as they are.
 //!
 //! Every block has the volume's block size, so the length alone tells: what is shorter is packed.
 //! Checksums, replicas and zones see the packed form only, and never look into it.
 //!
 //! What PostgreSQL writes packs well: the end of the log is a page that is mostly zeros still, and it is
 //! written again with every flush; data pages have a hole in the middle. Packing once at the writer is less
-//! work than sending, checking and storing the rest at every replica.
+//! work than sending, checking and storing the rest at every replica. zstd at its first level makes half of what
+//! LZ4 does of pages and takes two to three times as long for it, 10 to 30 us more for a page (docs/BENCHMARKS.md).
+//!
+//! Earlier versions packed with LZ4, which is still read. Nothing can be both: after the four bytes that zstd
+//! begins with, an LZ4 block would have to repeat what came 253 bytes or more before its third byte.
+
+use std::cell::RefCell;
 
 use bytes::Bytes;
+use zstd::zstd_safe::{CCtx, DCtx};
 
 use crate::error::{Error, ErrorKind, Result};
 
 /// Packed contents must be shorter than this share of the block, in 1/16: a little less is not worth the
 /// work of unpacking.
 const WORTH_IT_16THS: usize = 14;
+/// The least work; higher levels take far longer for little.
+const LEVEL: i32 = 1;
+/// What zstd begins with.
+const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
+
+thread_local! {
+    /// Memory that zstd works in; to make it takes longer than to pack a block.
+    static PACKING: RefCell<CCtx<'static>> = RefCell::new(CCtx::create());
+    static UNPACKING: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+}
 
 /// The contents as they are kept: shorter than `data`, or the same.
 pub fn pack(data: Bytes) -> Bytes {
-    let mut packed = vec![0; lz4_flex::block::get_maximum_output_size(data.len())];
-    let length = lz4_flex::block::compress_into(&data, &mut packed);
+    // What is as long as this is not worth it.
+    let mut packed = vec![0; data.len() * WORTH_IT_16THS / 16];
+    let length = PACKING.with_borrow_mut(|work| work.compress(&mut packed[..], &data, LEVEL));
     match length {
-        Ok(length) if length < data.len() * WORTH_IT_16THS / 16 => {
-            // Kept until every replica has it: not with room for the longest.
-            Bytes::copy_from_slice(&packed[..length])
-        }
-        _ => data,
+        // Kept until every replica has it: not with room for the longest.
+        Ok(length) => Bytes::copy_from_slice(&packed[..length]),
+        // It does not fit.
+        Err(_) => data,
     }
 }
 
@@ -38,17 +55,26 @@ pub fn unpack(packed: Bytes, block_bytes: usize) -> Result<Bytes> {
         return Ok(packed);
     }
     let mut data = vec![0; block_bytes];
-    match lz4_flex::block::decompress_into(&packed, &mut data) {
+    let unpacked = match packed.starts_with(&ZSTD) {
+        true => unpack_zstd(&packed, &mut data),
+        false => lz4_flex::block::decompress_into(&packed, &mut data).map_err(|e| e.to_string()),
+    };
+    match unpacked {
         Ok(length) if length == block_bytes => Ok(data.into()),
         Ok(length) => {
             let text = format!("{length} bytes were packed in a block of {block_bytes}");
             Err(Error::new(ErrorKind::Corrupt, text))
         }
-        Err(error) => {
-            let text = "a block that was not packed by this program";
-            Err(Error::with_source(ErrorKind::Corrupt, text, error))
+        Err(why) => {
+            let text = format!("a block that was not packed by this program: {why}");
+            Err(Error::new(ErrorKind::Corrupt, text))
         }
     }
+}
+
+fn unpack_zstd(packed: &[u8], data: &mut [u8]) -> std::result::Result<usize, String> {
+    let length = UNPACKING.with_borrow_mut(|work| work.decompress(data, packed));
+    length.map_err(|code| zstd::zstd_safe::get_error_name(code).to_owned())
 }
 
 #[cfg(test)]
@@ -83,6 +109,21 @@ mod tests {
         assert_eq!(unpack(kept, 8192).unwrap().as_ptr(), page.as_ptr());
     }
 
+    #[test]
+    fn what_an_earlier_version_packed_is_unpacked() {
+        let mut page = vec![0; 8192];
+        page[..3000].copy_from_slice(&b"abc".repeat(1000));
+        let kept = lz4_flex::block::compress(&page);
+        assert_eq!(unpack(kept.into(), 8192).unwrap(), page);
+        // What zstd begins with is no beginning of an LZ4 block.
+        for last in 0..=255 {
+            let mut kept = ZSTD.to_vec();
+            kept.extend([last; 20]);
+            let mut data = vec![0; 8192];
+            assert!(lz4_flex::block::decompress_into(&kept, &mut data).is_err());
+        }
+    }
+
     proptest! {
         #[test]
         fn what_was_packed_is_unpacked(
@@ -98,7 +139,13 @@ mod tests {
         }
 
         #[test]
-        fn nonsense_is_an_error_and_never_a_panic(kept in prop::collection::vec(any::<u8>(), 0..8192)) {
+        fn nonsense_is_an_error_and_never_a_panic(
+            as_zstd in any::<bool>(),
+            mut kept in prop::collection::vec(any::<u8>(), 4..8192),
+        ) {
+            if as_zstd {
+                kept[..4].copy_from_slice(&ZSTD);
+            }
             if let Ok(data) = unpack(kept.into(), 8192) {
                 prop_assert_eq!(data.len(), 8192);
             }
