@@ -4,13 +4,12 @@
 //! Invariants: requests of one connection take effect in their order; fence and put rule are decided
 //! in the same step as the write; nothing becomes visible to reads, is acknowledged or answered before
 //! the fsync that covers it. So at most one batch is ever written and not yet durable, and a crash can
-//! tear the last one only. Writes are acknowledged before the engine has them: reads that come then wait
-//! for that ([`crate::engine`]).
+//! tear the last one only.
 //!
 //! ```text
 //!   queue ─ a share ──▶ decide each ─▶ round ─ somebody waits, 4 MiB or 20 ms ─▶ one batch, one fsync
 //!     ▲  of each volume                                                            │
-//!     │ what arrives meanwhile makes the next round               acks, visible, replies
+//!     │ what arrives meanwhile makes the next round               visible, acks, replies
 //! ```
 //!
 //! A round takes a bounded share of each volume that has work waiting ([`crate::lanes`]): what a
@@ -98,6 +97,11 @@ impl Touched {
 }
 
 impl Round {
+    /// Whether it changes nothing that is stored.
+    fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.metas.is_empty()
+    }
+
     /// Puts the changes into a batch of the engine.
     fn fill(&mut self, batch: &mut Batch<'_>) {
         for touched in self.touched.values().filter(|t| t.slots != 0) {
@@ -206,27 +210,24 @@ impl Committer {
         }
     }
 
-    /// Makes the round durable, acknowledges its writes, makes it visible, and then known.
+    /// Makes the round durable, then visible, then known.
     fn commit(&mut self) -> Result<(), EngineError> {
         let mut round = std::mem::take(&mut self.round);
         let shared = self.shared.clone();
-        let mut batch = shared.engine.batch();
-        round.fill(&mut batch);
-        let logged = batch.log()?;
+        if !round.is_empty() {
+            let mut batch = shared.engine.batch();
+            round.fill(&mut batch);
+            batch.commit()?;
+            shared.checkpoints.consider(&shared);
+        }
         for touched in round.touched.into_values() {
             touched.volume.publish_slots(touched.slots_after());
             touched.volume.count(&touched.written);
             touched.volume.add_candidates(touched.candidates);
         }
-        for (conn, upto) in round.writes.values() {
-            conn.acknowledge(*upto, &mut self.scratch);
-        }
-        if let Some(logged) = logged {
-            logged.show()?;
-            shared.checkpoints.consider(&shared);
-        }
         for (conn, upto) in round.writes.into_values() {
             conn.applied(upto);
+            conn.acknowledge(upto, &mut self.scratch);
         }
         for volume in round.rebuilt {
             tracing::info!(volume = %volume.name, "rebuilt");

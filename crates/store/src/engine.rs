@@ -1,7 +1,7 @@
 //! The one file that knows the embedded key-value engine (fjall; docs/kv-choice.md says why).
 //!
-//! Owns the files under a zone's directory. Invariants: a batch whose [`Batch::log`] returned is there
-//! after any crash, another whole or not at all; a read that begins after that sees it.
+//! Owns the files under a zone's directory. Invariant: a batch whose [`Batch::commit`] returned is
+//! there after any crash; another is there whole or not at all.
 //!
 //! A commit is durable by the [commit log](crate::log) and then handed to the engine, which makes it
 //! durable in its own time: a *checkpoint* does so for everything, and lets the log be written over. With
@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! commit ─▶ log, synced ─▶ engine's memory and journal, not synced ─▶ visible
-//!                      │ reads wait │             │ checkpoint: journal synced, log released
+//!                                        │ checkpoint: journal synced, log released
 //! large commit ─────────────▶ engine's journal, synced: a checkpoint as well
 //! open:   engine's files ─▶ the log's records behind them ─▶ checkpoint
 //! ```
@@ -31,7 +31,7 @@ use fjall::{
 };
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
+use parking_lot::Mutex;
 
 use crate::error::OpenError;
 use crate::journal;
@@ -74,8 +74,6 @@ pub(crate) struct Engine {
     dir: PathBuf,
     /// Locked while a commit is made.
     log: Mutex<CommitLog>,
-    /// Locked for writing while a commit is durable and not visible yet.
-    appearing: RwLock<()>,
     /// A [`Position`]: the engine has everything before it.
     applied: AtomicU64,
     /// A [`Position`]: the engine has it durably.
@@ -93,16 +91,6 @@ pub(crate) struct Batch<'e> {
     inner: fjall::OwnedWriteBatch,
     draft: Draft,
     engine: &'e Engine,
-}
-
-/// A batch that is durable. Reads wait until it is [shown](Logged::show).
-#[must_use = "reads wait for it"]
-pub(crate) struct Logged<'e> {
-    /// What the engine does not have yet.
-    inner: Option<fjall::OwnedWriteBatch>,
-    engine: &'e Engine,
-    log: MutexGuard<'e, CommitLog>,
-    _appearing: RwLockWriteGuard<'e, ()>,
 }
 
 impl Engine {
@@ -143,7 +131,6 @@ impl Engine {
             record_bytes_max: (log_bytes / 4).min(RECORD_BYTES_MAX) as usize,
             checkpoint_bytes: log_bytes / 4,
             log: Mutex::new(log),
-            appearing: RwLock::new(()),
             _lock: lock,
         };
         engine.replay(&records)?;
@@ -205,15 +192,8 @@ impl Engine {
         Position(self.released.load(Ordering::Acquire))
     }
 
-    /// Waits until what is durable is visible: who wrote it may have been told already. A moment at most, and
-    /// no read holds a commit up.
-    fn settle(&self) {
-        drop(self.appearing.read());
-    }
-
     /// The value of exactly this slot.
     pub fn get(&self, slot: &Slot) -> Result<Option<Found>, EngineError> {
-        self.settle();
         let value = match self.blocks.get(slot.encode()) {
             Err(e) if is_damage(&e) => return Ok(Some(Found::Corrupt(slot.generation))),
             other => other?,
@@ -234,7 +214,6 @@ impl Engine {
             generation,
         };
         let range = at(Generation::SINGLE).encode()..=at(up_to).encode();
-        self.settle();
         let Some(guard) = self.blocks.range(range).next_back() else {
             return Ok(None);
         };
@@ -253,7 +232,6 @@ impl Engine {
         &self,
         range: (Bound<[u8; SLOT_BYTES]>, Bound<[u8; SLOT_BYTES]>),
     ) -> impl Iterator<Item = Result<Slot, EngineError>> + Send + use<> {
-        self.settle();
         self.blocks
             .range(range)
             .filter_map(|guard| match guard.key() {
@@ -264,19 +242,16 @@ impl Engine {
 
     /// Whether the slot holds anything.
     pub fn contains(&self, slot: &Slot) -> Result<bool, EngineError> {
-        self.settle();
         Ok(self.blocks.contains_key(slot.encode())?)
     }
 
     /// The value of a `meta` key.
     pub fn meta(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
-        self.settle();
         Ok(self.meta.get(key)?.map(Bytes::from))
     }
 
     /// All `meta` entries whose key starts with `prefix`, in order.
     pub fn meta_prefix(&self, prefix: &[u8]) -> Result<Vec<(Bytes, Bytes)>, EngineError> {
-        self.settle();
         let entries = self.meta.prefix(prefix).map(|guard| {
             let (key, value) = guard.into_inner()?;
             Ok((Bytes::from(key), Bytes::from(value)))
@@ -295,7 +270,7 @@ impl Batch<'_> {
     /// Sets a slot; `value` is made by [`encode_block`](crate::keys::encode_block).
     pub fn put(&mut self, slot: &Slot, value: Bytes) {
         let key = slot.encode();
-        self.note(Kind::PutBlock, &key, &value);
+        self.log(Kind::PutBlock, &key, &value);
         self.inner
             .insert(&self.engine.blocks, key.as_slice(), value);
     }
@@ -303,45 +278,38 @@ impl Batch<'_> {
     /// Removes a slot.
     pub fn remove(&mut self, slot: &Slot) {
         let key = slot.encode();
-        self.note(Kind::RemoveBlock, &key, &[]);
+        self.log(Kind::RemoveBlock, &key, &[]);
         self.inner.remove(&self.engine.blocks, key.as_slice());
     }
 
     /// Sets a `meta` key.
     pub fn put_meta(&mut self, key: &[u8], value: Bytes) {
-        self.note(Kind::PutMeta, key, &value);
+        self.log(Kind::PutMeta, key, &value);
         self.inner.insert(&self.engine.meta, key, value);
     }
 
     /// Removes a `meta` key.
     pub fn remove_meta(&mut self, key: &[u8]) {
-        self.note(Kind::RemoveMeta, key, &[]);
+        self.log(Kind::RemoveMeta, key, &[]);
         self.inner.remove(&self.engine.meta, key);
     }
 
-    fn note(&mut self, kind: Kind, key: &[u8], value: &[u8]) {
+    fn log(&mut self, kind: Kind, key: &[u8], value: &[u8]) {
         // What is too large already is not logged.
         if self.draft.bytes() <= self.engine.record_bytes_max {
             self.draft.push(kind, key, value);
         }
     }
 
-    /// Makes the changes durable, and then visible.
+    /// Makes the changes durable, and only then visible.
     pub fn commit(self) -> Result<(), EngineError> {
-        self.log()?.map_or(Ok(()), Logged::show)
-    }
-}
-
-impl<'e> Batch<'e> {
-    /// Makes the changes durable. None if there are none.
-    pub fn log(self) -> Result<Option<Logged<'e>>, EngineError> {
         let Batch {
             mut inner,
             draft,
             engine,
         } = self;
         if draft.is_empty() {
-            return Ok(None);
+            return Ok(());
         }
         let mut log = engine.log.lock();
         let Sequence(number) = log.next();
@@ -350,37 +318,15 @@ impl<'e> Batch<'e> {
             inner.durability(Some(PersistMode::SyncData)).commit()?;
             engine.released.store(log.head().0, Ordering::Release);
             log.append(Draft::new(), engine.released())?;
-            return Ok(Some(Logged::of(engine, log, None)));
+            engine.applied.store(log.head().0, Ordering::Release);
+            return Ok(());
         }
         if !log.has_room(draft.bytes(), engine.released()) {
             engine.checkpoint()?;
         }
         log.append(draft, engine.released())?;
-        Ok(Some(Logged::of(engine, log, Some(inner))))
-    }
-}
-
-impl<'e> Logged<'e> {
-    fn of(
-        engine: &'e Engine,
-        log: MutexGuard<'e, CommitLog>,
-        inner: Option<fjall::OwnedWriteBatch>,
-    ) -> Logged<'e> {
-        Logged {
-            inner,
-            engine,
-            log,
-            _appearing: engine.appearing.write(),
-        }
-    }
-
-    /// Makes the changes visible.
-    pub fn show(self) -> Result<(), EngineError> {
-        if let Some(inner) = self.inner {
-            inner.commit()?;
-        }
-        let head = self.log.head().0;
-        self.engine.applied.store(head, Ordering::Release);
+        inner.commit()?;
+        engine.applied.store(log.head().0, Ordering::Release);
         Ok(())
     }
 }
@@ -462,37 +408,4 @@ fn is_corruption(error: &std::io::Error) -> bool {
         error.kind(),
         ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::InvalidInput
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use dax::ids::{FileId, Version};
-
-    use super::*;
-    use crate::keys::encode_block;
-
-    #[test]
-    fn a_read_finds_what_was_durable_when_it_began() {
-        let dir = tempfile::tempdir().unwrap();
-        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
-        let slot = Slot {
-            volume: VolumeId(1),
-            key: BlockKey::new(FileId(9), 3),
-            generation: Generation::SINGLE,
-        };
-        let mut batch = engine.batch();
-        batch.put(
-            &slot,
-            encode_block(Version::ZERO, 0, &Bytes::from_static(b"x")),
-        );
-        let logged = batch.log().unwrap().unwrap();
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| engine.contains(&slot).unwrap());
-            // Whoever did not wait would have found nothing by then.
-            std::thread::sleep(std::time::Duration::from_millis(50));
-            logged.show().unwrap();
-            assert!(reader.join().unwrap());
-        });
-        assert!(engine.batch().log().unwrap().is_none(), "nothing to log");
-    }
 }

@@ -95,6 +95,8 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     let mut cluster = set_stage(options, &tier).await?;
     let run = Box::pin(play(options, &mut cluster, &tier, &say)).await?;
     say("verifying");
+    // On a starved machine it may have changed once more.
+    cluster.wait_active(PATIENCE).await?;
     let report = judge::report(options, &cluster, run).await?;
     cluster.shutdown();
     tokio::task::block_in_place(|| drop(tier));
