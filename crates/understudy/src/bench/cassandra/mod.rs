@@ -170,7 +170,6 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
 fn settle(cluster: &server::Cluster) -> anyhow::Result<()> {
     for node in 0..cluster.contact_points().len() {
         cluster.tool(node, &["flush", side::KEYSPACE])?;
-        cluster.tool(node, &["compact", side::KEYSPACE])?;
     }
     Ok(())
 }
