@@ -16,6 +16,16 @@ pub enum Store {
     Cassandra,
 }
 
+impl Options {
+    /// Makes Cassandra the storage tier.
+    pub fn put_on(&mut self, cassandra: &cassandra::server::Cluster) {
+        let points = cassandra.contact_points().into_iter();
+        let points: Vec<String> = points.map(|point| point.to_string()).collect();
+        self.store = Some(format!("cassandra://{}/understudy", points.join(",")));
+        self.zones = 0;
+    }
+}
+
 /// A cluster of Cassandra, if that is the storage tier. Blocks for a moment when it is dropped.
 #[derive(Debug)]
 pub struct Tier(Option<cassandra::server::Cluster>);
@@ -39,11 +49,9 @@ impl Tier {
 
     /// Puts a cluster that is to be made on this tier.
     pub fn serve(&self, settings: &mut Options) {
-        let Some(cassandra) = &self.0 else { return };
-        let points = cassandra.contact_points().into_iter();
-        let points: Vec<String> = points.map(|point| point.to_string()).collect();
-        settings.store = Some(format!("cassandra://{}/understudy", points.join(",")));
-        settings.zones = 0;
+        if let Some(cassandra) = &self.0 {
+            settings.put_on(cassandra);
+        }
     }
 
     /// The cluster of Cassandra.

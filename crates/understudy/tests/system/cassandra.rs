@@ -34,11 +34,8 @@ impl Theatre {
             options = options.without_hints();
         }
         let cassandra = block_in_place(|| server::Cluster::start(options))?;
-        let points = cassandra.contact_points().into_iter();
-        let points: Vec<String> = points.map(|point| point.to_string()).collect();
         let stage = Stage::with_options(test, &["north", "south"], |options| {
-            options.zones = 0;
-            options.store = Some(format!("cassandra://{}/understudy", points.join(",")));
+            options.put_on(&cassandra);
             options.heartbeat = heartbeat.to_owned();
         });
         Ok(Theatre {

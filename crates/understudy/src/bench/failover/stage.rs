@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 
 use super::Options;
-use crate::bench::soak::zones_bytes;
+use crate::bench::soak::blocks_bytes;
 use crate::cluster::process::Process;
 use crate::cluster::sites::{self, Sites};
 use crate::cluster::{self, Cluster};
@@ -145,7 +145,7 @@ impl Stage {
 
     /// What the zones take on disk.
     pub(super) fn disk_bytes(&self) -> anyhow::Result<u64> {
-        zones_bytes(&self.cluster.options().dir)
+        blocks_bytes(&self.cluster.options().dir)
     }
 
     /// Stops the load and compares.

@@ -44,7 +44,7 @@ impl Sample {
             Some(status) => Sample::of(&status),
             None => Sample::default(),
         };
-        sample.disk_bytes = zones_bytes(&cluster.options().dir)?;
+        sample.disk_bytes = blocks_bytes(&cluster.options().dir)?;
         let resident = cluster.processes().filter_map(|(name, pid)| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
             Some((name.to_owned(), resident(&status.ok()?)?))
@@ -91,14 +91,14 @@ async fn status(cluster: &Cluster) -> Option<Value> {
 }
 
 /// What the zones below a cluster's directory, or Cassandra's nodes, take on disk.
-pub fn zones_bytes(dir: &Path) -> anyhow::Result<u64> {
-    let entries = std::fs::read_dir(dir).context("cannot look at the zones")?;
-    let zones = entries.flatten().filter(|entry| {
+pub fn blocks_bytes(dir: &Path) -> anyhow::Result<u64> {
+    let entries = std::fs::read_dir(dir).context("cannot look at what keeps the blocks")?;
+    let keepers = entries.flatten().filter(|entry| {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         name.starts_with("zone-") || name == "cassandra"
     });
-    Ok(zones.map(|zone| tree_bytes(&zone.path())).sum())
+    Ok(keepers.map(|keeper| tree_bytes(&keeper.path())).sum())
 }
 
 /// What a directory takes on disk; files that vanish meanwhile count nothing.
