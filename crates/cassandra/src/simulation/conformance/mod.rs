@@ -144,12 +144,10 @@ fn repairs(stage: &mut impl Stage, shown: &mut Shown) {
         shown.push((what, value(stale.as_ref())));
         let found = stage.read_quorum(0, table, place(22));
         shown.push((what, value(found.as_ref())));
-        // A real server that is slow to answer has its part done by the third as well.
-        let after = match holders(stage, table, place(22)) {
-            2.. => "a quorum has it after".to_owned(),
-            fewer => format!("{fewer} have it after"),
-        };
-        shown.push((what, after));
+        shown.push((
+            what,
+            format!("{} have it after", holders(stage, table, place(22))),
+        ));
         // A quorum without the node that has it alone.
         stage.cut_off(&[0]);
         let old = stage.read_local(1, table, place(21));
@@ -222,12 +220,7 @@ fn the_model_shows_what_the_argument_rests_on() {
     assert_eq!(of("older after newer"), ["new at 5"]);
     assert_eq!(of("three at once"), ["z at 7"]);
     assert_eq!(of("written at the time of a delete"), ["nothing"]);
-    let repaired = [
-        "1 have it before",
-        "nothing",
-        "new at 2",
-        "a quorum has it after",
-    ];
+    let repaired = ["1 have it before", "nothing", "new at 2", "2 have it after"];
     assert_eq!(of("blocking")[..4], repaired);
     assert_eq!(of("none")[3], "1 have it after");
     assert_eq!(of("after the promotion"), [" at 2199023255553"; 3]);
@@ -241,9 +234,15 @@ fn the_model_shows_what_the_argument_rests_on() {
 #[ignore = "starts real Cassandra nodes; run by make test-cassandra"]
 fn the_real_server_shows_the_same_as_the_model() {
     let modelled = play(&mut modelled::Modelled::new());
-    let real = play(&mut real::Real::start());
+    let mut real = play(&mut real::Real::start());
     for (scene, text) in &real {
         println!("{scene}: {text}");
+    }
+    // Who is slow to answer has its part of a repair done by the third as well; the model never has that help.
+    for (_, text) in real.iter_mut().filter(|(scene, _)| *scene == "blocking") {
+        if text == "3 have it after" {
+            *text = "2 have it after".to_owned();
+        }
     }
     assert_eq!(real, modelled);
 }
