@@ -317,6 +317,9 @@ impl World {
             return self.plan(paused_until, Happening::Tick(client));
         }
         self.with(client, |core, now| core.tick(now));
+        if self.clients[client].core.has_spares() {
+            self.census.one("ticks that left a spare trailing");
+        }
         self.plan(self.now + TICK, Happening::Tick(client));
     }
 

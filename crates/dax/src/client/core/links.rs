@@ -10,6 +10,8 @@
 //! Invariants: a replica gets the writes of one connection in the order they were made; what was in
 //! flight when a connection broke is sent again first.
 
+mod spares;
+
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, ZoneId};
@@ -79,6 +81,10 @@ pub(crate) struct Link {
     rest_until: Time,
     flush_wanted: Seq,
     flushed: Seq,
+    /// The number of the first write that the last tick found flushed, and not acknowledged.
+    unanswered: Option<u64>,
+    /// It was late, and nobody counts on it until then.
+    late_until: Time,
     last_sent: Seq,
     asked: HashMap<u64, Asked>,
     pending_bytes: u64,
@@ -98,6 +104,8 @@ pub(crate) struct Links {
     /// This handle owns an epoch.
     owned: bool,
     window_bytes: usize,
+    /// Who is sent its writes with the next tick.
+    spares: ReplicaSet,
 }
 
 impl Links {
@@ -112,6 +120,7 @@ impl Links {
             next_id: 1,
             owned: false,
             window_bytes: WINDOW_BYTES,
+            spares: ReplicaSet::default(),
         }
     }
 
@@ -285,6 +294,7 @@ impl Links {
         link.next_number = 1;
         link.flushed = 0;
         link.last_sent = 0;
+        link.unanswered = None;
         link.rest_until = Time::ZERO;
         link.trouble = None;
         link.wake_refused(now);

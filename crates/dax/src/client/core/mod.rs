@@ -124,6 +124,12 @@ impl Core {
         self.shared.links.set_window(window_bytes);
     }
 
+    /// Whether some replica's writes wait for a tick.
+    #[cfg(test)]
+    pub fn has_spares(&self) -> bool {
+        self.shared.links.has_spares()
+    }
+
     #[cfg(test)]
     pub fn is_idle(&self) -> bool {
         self.ops.is_empty()
@@ -273,7 +279,7 @@ impl Core {
     /// A connection is gone.
     pub fn replica_down(&mut self, now: Time, replica: ReplicaId, why: String) {
         self.shared.now = now;
-        self.shared.links.disconnected(replica, why);
+        self.shared.replica_down(replica, why);
         self.shared.scrub_lost(replica);
         self.shared.chores.lost(replica);
         for op in self.op_ids() {
@@ -299,6 +305,7 @@ impl Core {
             self.replica_down(now, replica, why);
         }
         self.shared.wake_refused();
+        self.shared.send_to_spares();
         self.wake_all();
         self.repair();
     }

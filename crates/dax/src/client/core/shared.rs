@@ -223,6 +223,19 @@ impl Shared {
         self.ping(replica);
     }
 
+    /// Whoever trailed is needed at once.
+    pub fn replica_down(&mut self, replica: ReplicaId, why: String) {
+        self.links.disconnected(replica, why);
+        let trailed = self.links.dismiss_spares();
+        trailed.iter().for_each(|spare| self.send_queued(spare));
+    }
+
+    /// A tick: spares are sent what has waited for it.
+    pub fn send_to_spares(&mut self) {
+        let trailed = self.links.choose_spares(self.quorums.sync, self.now);
+        trailed.iter().for_each(|spare| self.send_queued(spare));
+    }
+
     fn ping(&mut self, replica: ReplicaId) {
         self.links
             .ask(replica, Asker::Ping, Request::Ping, self.now, &mut self.out);
@@ -312,7 +325,14 @@ impl Shared {
         }
     }
 
+    /// Sends what fits, unless it waits for a tick.
     fn pump(&mut self, replica: ReplicaId) {
+        if !self.links.trails(replica) {
+            self.send_queued(replica);
+        }
+    }
+
+    fn send_queued(&mut self, replica: ReplicaId) {
         let Some(epoch) = self.own.filter(|_| self.fenced.is_none()) else {
             return;
         };

@@ -6,4 +6,5 @@ mod epochs;
 mod others;
 pub(crate) mod peer;
 mod scrub;
+mod spares;
 mod variants;

@@ -1,0 +1,102 @@
+//! Who is sent its writes a tick later, and who never waits.
+
+use super::super::*;
+use super::desk::*;
+use crate::storage::SyncScope;
+
+const TICK: Time = Time::from_millis(20);
+
+/// Three replicas, two of which make a write durable; the third trails.
+fn trailing() -> Desk {
+    let mut d = Desk::owner();
+    d.pass(TICK);
+    d.run();
+    d
+}
+
+/// Writes that wait for delivery to a replica.
+fn sent(d: &Desk, replica: usize) -> usize {
+    let writes = d.outbox[replica].iter();
+    writes
+        .filter(|(_, request)| matches!(request, Request::Write(_)))
+        .count()
+}
+
+#[test]
+fn two_of_three_make_it_durable_and_the_spare_gets_the_last_of_it_with_the_tick() {
+    let mut d = trailing();
+    for byte in 1..=5 {
+        d.write(0, SINGLE, byte);
+        let op = d.start(Call::Sync(SyncScope::Volume));
+        assert_eq!([0, 1, 2].map(|z| sent(&d, z)), [1, 1, 0]);
+        d.deliver(0);
+        d.deliver(1);
+        assert!(d.result(op).is_some(), "two are enough");
+    }
+    assert_eq!(d.read(0, Generation::MAX), Some(5));
+    d.pass(TICK);
+    assert_eq!(sent(&d, 2), 1, "what was written over never leaves");
+    d.run();
+    let newest = d.peers[2].newest(key(0), SINGLE);
+    assert_eq!(newest.unwrap().data[0], 5);
+    assert_eq!(d.core.replicas()[2].pending_bytes, 0);
+}
+
+#[test]
+fn the_spare_is_needed_at_once_when_another_goes_down() {
+    let mut d = trailing();
+    d.write(0, SINGLE, 1);
+    let op = d.start(Call::Sync(SyncScope::Volume));
+    d.deliver(0);
+    d.disconnect(1);
+    assert_eq!(sent(&d, 2), 1);
+    d.deliver(2);
+    assert!(d.result(op).is_some());
+    d.pass(TICK);
+    d.write(0, SINGLE, 2);
+    assert_eq!(sent(&d, 2), 1, "nobody trails while one is away");
+}
+
+#[test]
+fn whoever_leaves_a_flush_unanswered_trails_instead() {
+    let mut d = trailing();
+    d.write(0, SINGLE, 1);
+    let op = d.start(Call::Sync(SyncScope::Volume));
+    d.deliver(0);
+    d.pass(TICK);
+    // The tick sends it to the spare, long before anybody takes replica 1 for late.
+    d.deliver(2);
+    assert!(d.result(op).is_some());
+    d.pass(TICK);
+    assert_eq!(sent(&d, 1), 1);
+    d.write(0, SINGLE, 2);
+    let op = d.start(Call::Sync(SyncScope::Volume));
+    assert_eq!(sent(&d, 1), 1, "it is not sent the second one yet");
+    d.deliver(0);
+    d.deliver(2);
+    assert!(d.result(op).is_some());
+}
+
+#[test]
+fn much_does_not_wait() {
+    let mut d = trailing();
+    let blocks = (256 << 10) / u64::from(BLOCK);
+    (1..blocks).for_each(|block| {
+        d.write(block, SINGLE, 1);
+    });
+    assert_eq!(sent(&d, 2), 0);
+    d.write(blocks, SINGLE, 1);
+    assert_eq!(sent(&d, 2), blocks as usize);
+}
+
+#[test]
+fn nobody_trails_where_every_replica_counts() {
+    let mut d = Desk::owner_with(VolumeSettings {
+        sync_replicas: 3,
+        ..VolumeSettings::default()
+    });
+    d.pass(TICK);
+    d.run();
+    d.write(0, SINGLE, 1);
+    assert_eq!([0, 1, 2].map(|z| sent(&d, z)), [1, 1, 1]);
+}
