@@ -1,5 +1,5 @@
-//! The one thread that changes a zone: takes what all connections sent, decides, and commits it as
-//! one batch.
+//! What changes a zone, used by one thread at a time ([`crate::commits`]): takes what all connections sent,
+//! decides, and commits it as one batch.
 //!
 //! Invariants: requests of one connection take effect in their order; fence and put rule are decided
 //! in the same step as the write; nothing becomes visible to reads, is acknowledged or answered before
@@ -50,6 +50,10 @@ pub(crate) struct Committer {
     pub(crate) next_volume: u32,
     pub(crate) next_removal: u64,
     round: Round,
+    /// The work of a step; empty between steps, kept for its memory.
+    work: Vec<Work>,
+    /// The engine failed: nothing is decided any more.
+    failed: bool,
     /// Memory that frames are cut from.
     scratch: BytesMut,
 }
@@ -157,36 +161,49 @@ impl Committer {
             versions: Versions::new(REMEMBERED_SLOTS),
             room: Room::new(),
             round: Round::default(),
+            work: Vec::new(),
+            failed: false,
             scratch: BytesMut::new(),
             shared,
         }
     }
 
-    /// Works until the queue is closed and empty, and all of it is durable.
-    pub fn run(mut self) {
-        let mut work = Vec::new();
-        loop {
-            match self.step(&mut work) {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(e) => return self.shared.fail(&e),
-            }
-        }
+    /// When what was decided has to be committed.
+    pub fn deadline(&self) -> Option<Instant> {
+        let delay = self.shared.config.commit_delay;
+        self.round.since.map(|at| at + delay)
     }
 
-    /// Takes a share of the work and does it; false if there will be no more. `work` is empty before
-    /// and after.
-    pub(crate) fn step(&mut self, work: &mut Vec<Work>) -> Result<bool, EngineError> {
-        let delay = self.shared.config.commit_delay;
-        let deadline = self.round.since.map(|at| at + delay);
-        let taken = self.shared.queue.take(work, deadline);
-        match taken {
-            Taken::Some { more } => self.decide_all(work, more)?,
-            Taken::TimedOut => self.commit()?,
-            Taken::Closed if self.shared.failure().is_none() => self.commit()?,
-            Taken::Closed => {}
+    /// Takes a share of the work and does it, and commits what is due.
+    pub fn step(&mut self) -> Result<Taken, EngineError> {
+        if self.failed {
+            return Ok(Taken::Closed);
         }
-        Ok(taken != Taken::Closed)
+        let mut work = std::mem::take(&mut self.work);
+        let taken = self.shared.queue.take(&mut work);
+        let done = match taken {
+            Taken::Some { more } => self.decide_all(&mut work, more),
+            Taken::Nothing if self.deadline().is_some_and(|at| at <= Instant::now()) => {
+                self.commit()
+            }
+            Taken::Nothing => Ok(()),
+            Taken::Closed if self.shared.failure().is_none() => self.commit(),
+            Taken::Closed => Ok(()),
+        };
+        self.work = work;
+        self.failed = done.is_err();
+        done.map(|()| taken)
+    }
+
+    /// A step that leaves nothing uncommitted.
+    pub fn round(&mut self) -> Result<(), EngineError> {
+        self.step()?;
+        if self.failed || self.round.since.is_none() {
+            return Ok(());
+        }
+        let done = self.commit();
+        self.failed = done.is_err();
+        done
     }
 
     /// Decides what was taken, and commits if somebody waits or enough has come; `more` than could

@@ -12,6 +12,7 @@
 //! ```
 
 mod checkpoints;
+mod commits;
 mod committer;
 mod config;
 mod connection;

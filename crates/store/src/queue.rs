@@ -34,10 +34,17 @@ pub(crate) enum Taken {
         /// There is more than fits a round.
         more: bool,
     },
-    /// Nothing until the deadline.
-    TimedOut,
+    /// Nothing at present.
+    Nothing,
     /// Nothing any more.
     Closed,
+}
+
+/// What a [`Queue::put_quietly`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    Empty,
+    Filled,
 }
 
 impl<T> Queue<T> {
@@ -64,22 +71,34 @@ impl<T> Queue<T> {
     /// Puts items of a volume in at once, each with its weight, waiting for room for the first; false if the
     /// queue is closed.
     pub fn put_all(&self, volume: VolumeId, items: impl Iterator<Item = (T, usize)>) -> bool {
+        let put = self.put_quietly(volume, items);
+        if put == Some(Before::Empty) {
+            self.filled.notify_one();
+        }
+        put.is_some()
+    }
+
+    /// The same for who sees to it himself that it is taken; `None` if the queue is closed.
+    pub fn put_quietly(
+        &self,
+        volume: VolumeId,
+        items: impl Iterator<Item = (T, usize)>,
+    ) -> Option<Before> {
         let mut state = self.state.lock();
         while self.is_full(&state.lanes, volume) && !state.closed {
             self.emptied.wait(&mut state);
         }
         if state.closed {
-            return false;
+            return None;
         }
-        let was_empty = state.lanes.is_empty();
+        let before = match state.lanes.is_empty() {
+            true => Before::Empty,
+            false => Before::Filled,
+        };
         for (item, bytes) in items {
             state.lanes.push(volume, item, bytes);
         }
-        drop(state);
-        if was_empty {
-            self.filled.notify_one();
-        }
-        true
+        Some(before)
     }
 
     fn is_full(&self, lanes: &Lanes<T>, volume: VolumeId) -> bool {
@@ -87,24 +106,37 @@ impl<T> Queue<T> {
         lanes.weight() >= self.max_bytes && lanes.weight_of(volume) >= reserved
     }
 
-    /// Moves a round into `into` (which must be empty), waiting until there is something or
-    /// `deadline` has passed. After a close, what is left is still handed out.
-    pub fn take(&self, into: &mut Vec<T>, deadline: Option<Instant>) -> Taken {
-        debug_assert!(into.is_empty(), "the last batch was worked off");
+    /// Waits until there is something, or the queue is closed, or `deadline` has passed.
+    pub fn wait(&self, deadline: Option<Instant>) {
         let mut state = self.state.lock();
-        while state.lanes.is_empty() {
-            if state.closed {
-                return Taken::Closed;
-            }
+        while state.lanes.is_empty() && !state.closed {
             match deadline {
                 None => self.filled.wait(&mut state),
                 Some(at) => {
-                    if self.filled.wait_until(&mut state, at).timed_out() && state.lanes.is_empty()
-                    {
-                        return Taken::TimedOut;
+                    if self.filled.wait_until(&mut state, at).timed_out() {
+                        return;
                     }
                 }
             }
+        }
+    }
+
+    /// Lets whoever waits look, if there is something.
+    pub fn wake_for_more(&self) {
+        if !self.state.lock().lanes.is_empty() {
+            self.filled.notify_one();
+        }
+    }
+
+    /// Moves a round into `into` (which must be empty). After a close, what is left is still handed out.
+    pub fn take(&self, into: &mut Vec<T>) -> Taken {
+        debug_assert!(into.is_empty(), "the last batch was worked off");
+        let mut state = self.state.lock();
+        if state.lanes.is_empty() {
+            return match state.closed {
+                true => Taken::Closed,
+                false => Taken::Nothing,
+            };
         }
         state.lanes.take_round(self.round_bytes, into);
         self.emptied.notify_all();
@@ -139,7 +171,8 @@ mod tests {
         });
         let (mut all, mut some) = (Vec::new(), Vec::new());
         while all.len() < 1000 {
-            assert_eq!(queue.take(&mut some, None), Taken::Some { more: false });
+            queue.wait(None);
+            assert_eq!(queue.take(&mut some), Taken::Some { more: false });
             assert!(some.len() <= 4, "at most one item beyond the bound");
             all.append(&mut some);
         }
@@ -151,15 +184,40 @@ mod tests {
     fn a_closed_queue_hands_out_the_rest() {
         let queue = Queue::new(10, 1 << 20);
         let mut some = Vec::new();
-        let soon = Instant::now() + Duration::from_millis(1);
-        assert_eq!(queue.take(&mut some, Some(soon)), Taken::TimedOut);
+        queue.wait(Some(Instant::now() + Duration::from_millis(1)));
+        assert_eq!(queue.take(&mut some), Taken::Nothing);
         assert!(queue.put(A, 1, 1));
         queue.close();
         assert!(!queue.put(A, 2, 1));
-        assert_eq!(queue.take(&mut some, None), Taken::Some { more: false });
+        assert_eq!(queue.take(&mut some), Taken::Some { more: false });
         assert_eq!(some, [1]);
         some.clear();
-        assert_eq!(queue.take(&mut some, None), Taken::Closed);
+        assert_eq!(queue.take(&mut some), Taken::Closed);
+    }
+
+    #[test]
+    fn who_puts_quietly_wakes_nobody_and_who_leaves_more_wakes_the_waiting() {
+        let queue = Arc::new(Queue::new(10, 1 << 20));
+        assert_eq!(
+            queue.put_quietly(A, [(1, 1)].into_iter()),
+            Some(Before::Empty)
+        );
+        assert_eq!(
+            queue.put_quietly(A, [(2, 1)].into_iter()),
+            Some(Before::Filled)
+        );
+        let mut some = Vec::new();
+        queue.take(&mut some);
+        let waiting = std::thread::spawn({
+            let queue = queue.clone();
+            move || queue.wait(None)
+        });
+        queue.wake_for_more();
+        assert!(!waiting.is_finished(), "there is nothing more");
+        queue.put_quietly(A, [(3, 1)].into_iter());
+        // It may not wait yet when it is woken; then it sees the item itself.
+        queue.wake_for_more();
+        waiting.join().unwrap();
     }
 
     #[test]
@@ -171,7 +229,7 @@ mod tests {
         // It would wait here if A's work left no room.
         assert!(queue.put(B, B, 8 << 10));
         let mut round = Vec::new();
-        assert_eq!(queue.take(&mut round, None), Taken::Some { more: true });
+        assert_eq!(queue.take(&mut round), Taken::Some { more: true });
         assert!(round.contains(&B), "B does not wait for A's backlog");
         assert!(round.len() < 12, "a round is bounded: {}", round.len());
     }

@@ -10,6 +10,7 @@ use dax::ids::{BlockKey, VolumeName};
 use dax::storage::{Space, Traffic};
 use dax::wire::{BlockWrite, PROTOCOL, Request, Response};
 
+use crate::commits::Commits;
 use crate::connection::Conn;
 use crate::decide;
 use crate::engine::EngineError;
@@ -55,6 +56,7 @@ impl From<EngineError> for End {
 /// Reads requests until the connection ends.
 pub(crate) struct Receiver {
     shared: Arc<Shared>,
+    commits: Arc<Commits>,
     conn: Arc<Conn>,
     door: Door,
     input: BufReader<Stream>,
@@ -63,6 +65,8 @@ pub(crate) struct Receiver {
     /// write when the flush behind it is here already.
     together: Vec<(Work, usize)>,
     together_bytes: usize,
+    /// Somebody waits for it.
+    urgent: bool,
     /// The number of the last write.
     written: u64,
     /// The number of the last write of a block with that hash: a read of it waits for that write.
@@ -70,15 +74,23 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    pub fn new(shared: Arc<Shared>, conn: Arc<Conn>, stream: Stream, place: Place) -> Receiver {
+    pub fn new(
+        shared: Arc<Shared>,
+        commits: Arc<Commits>,
+        conn: Arc<Conn>,
+        stream: Stream,
+        place: Place,
+    ) -> Receiver {
         Receiver {
             shared,
+            commits,
             conn,
             door: Door::new(place),
             input: BufReader::with_capacity(BUFFER_BYTES, stream),
             scratch: BytesMut::new(),
             together: Vec::new(),
             together_bytes: 0,
+            urgent: false,
             written: 0,
             recent: vec![0; RECENT],
         }
@@ -154,6 +166,7 @@ impl Receiver {
 
     /// Puts work behind what is to be handed over.
     fn put(&mut self, work: Work, weight: usize) -> Result<(), End> {
+        self.urgent |= matches!(work, Work::Flush | Work::Request(..));
         self.together.push((work, weight));
         self.together_bytes += weight;
         match self.together_bytes >= TOGETHER_BYTES {
@@ -162,14 +175,21 @@ impl Receiver {
         }
     }
 
-    /// Gives the committer what has come.
+    /// Gives the committer what has come; commits it here if somebody waits and nobody else commits.
     fn hand_over(&mut self) -> Result<(), End> {
         if self.together.is_empty() {
             return Ok(());
         }
         let volume = self.conn.volume().map_or(VolumeId::NONE, |v| v.id);
         self.together_bytes = 0;
-        match self.shared.queue.put_all(volume, self.together.drain(..)) {
+        let queue = &self.shared.queue;
+        if std::mem::take(&mut self.urgent) {
+            let put = queue.put_quietly(volume, self.together.drain(..));
+            put.ok_or(End::Stopping)?;
+            self.commits.help();
+            return Ok(());
+        }
+        match queue.put_all(volume, self.together.drain(..)) {
             true => Ok(()),
             false => Err(End::Stopping),
         }

@@ -13,6 +13,7 @@ use crate::checkpoints::Checkpoints;
 use crate::config::StoreConfig;
 use crate::connection::Conn;
 use crate::engine::{Engine, EngineError};
+use crate::error::ZoneFailed;
 use crate::janitor::Chores;
 use crate::keys::{Slot, VolumeId};
 use crate::network::Emulation;
@@ -169,5 +170,16 @@ impl Shared {
     ) -> impl Iterator<Item = Result<Slot, EngineError>> + use<> {
         let range = (BlockKey::new(file, from), BlockKey::new(file, to));
         self.engine.slots(Slot::range(volume, range))
+    }
+}
+
+/// Of a thread without which a zone only looks alive: if it dies, the zone fails.
+pub(crate) struct FailOnPanic<'a>(pub &'a Shared);
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(&ZoneFailed("a worker thread panicked".into()));
+        }
     }
 }

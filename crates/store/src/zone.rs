@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::committer::Committer;
+use crate::commits::Commits;
 use crate::config::StoreConfig;
 use crate::connection::Conn;
 use crate::engine::{Engine, EngineError};
@@ -25,7 +25,7 @@ use crate::janitor::Janitor;
 use crate::meta;
 use crate::network::Emulation;
 use crate::receiver::Receiver;
-use crate::shared::Shared;
+use crate::shared::{FailOnPanic, Shared};
 use crate::stream::{Listener, Stream};
 use crate::volume::Volumes;
 
@@ -44,14 +44,24 @@ pub struct Zone {
 }
 
 /// The threads of connections.
-#[derive(Default)]
 struct Clients {
     last_id: AtomicU64,
+    /// What receivers help with.
+    commits: Arc<Commits>,
     receivers: Mutex<Vec<JoinHandle<()>>>,
     senders: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Clients {
+    fn new(commits: Arc<Commits>) -> Clients {
+        Clients {
+            last_id: AtomicU64::default(),
+            commits,
+            receivers: Mutex::default(),
+            senders: Mutex::default(),
+        }
+    }
+
     /// Gives the receivers a moment to take in what has arrived.
     fn wait_received(&self) {
         let until = Instant::now() + STOP_PATIENCE;
@@ -80,17 +90,17 @@ impl Zone {
         let volumes = Volumes::load(&engine, dir)?;
         let shared = Arc::new(Shared::new(config, network, dir.into(), engine, volumes));
         let next_removal = resume_chores(&shared)?;
+        let commits = Arc::new(Commits::new(shared.clone(), next_removal));
         let zone = Zone {
             workers: Mutex::default(),
             listeners: Mutex::default(),
-            clients: Arc::default(),
+            clients: Arc::new(Clients::new(commits.clone())),
             shared: shared.clone(),
         };
         if let Some(network) = &shared.network {
             network.start().map_err(OpenError::Thread)?;
         }
-        let committer = Committer::new(shared.clone(), next_removal);
-        zone.start("committer", move || committer.run())?;
+        zone.start("committer", move || commits.run())?;
         let janitor = Janitor::new(shared.clone());
         zone.start("janitor", move || janitor.run())?;
         let for_checkpoints = shared.clone();
@@ -279,7 +289,9 @@ fn start_client(
     };
     let id = clients.last_id.fetch_add(1, Ordering::Relaxed) + 1;
     let conn = Arc::new(Conn::new(id, peer, stream)?);
-    let receiver = Receiver::new(shared.clone(), conn.clone(), stream.try_clone()?, place);
+    let commits = clients.commits.clone();
+    let input = stream.try_clone()?;
+    let receiver = Receiver::new(shared.clone(), commits, conn.clone(), input, place);
     let sender = conn.clone();
     let sender = spawn("sender", move || sender.run_sender())?;
     clients.senders.lock().push(sender);
@@ -311,16 +323,5 @@ fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != std::thread::current().id() {
         // A panic was logged, and has failed the zone where that matters.
         let _ = thread.join();
-    }
-}
-
-/// A worker that dies must not leave a zone that looks alive.
-struct FailOnPanic<'a>(&'a Shared);
-
-impl Drop for FailOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.fail(&ZoneFailed("a worker thread panicked".into()));
-        }
     }
 }

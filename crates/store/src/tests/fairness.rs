@@ -13,6 +13,7 @@ use crate::connection::Conn;
 use crate::engine::Engine;
 use crate::keys::VolumeId;
 use crate::meta;
+use crate::queue::Taken;
 use crate::shared::{Shared, Work};
 use crate::stream::Stream;
 use crate::volume::Volumes;
@@ -25,7 +26,6 @@ const WEIGHT: usize = 4096 + 256;
 struct Bench {
     shared: Arc<Shared>,
     committer: Committer,
-    work: Vec<Work>,
     _dir: tempfile::TempDir,
     _peers: Vec<UnixStream>,
 }
@@ -41,14 +41,13 @@ impl Bench {
         Bench {
             committer: Committer::new(shared.clone(), 1),
             shared,
-            work: Vec::new(),
             _dir: dir,
             _peers: Vec::new(),
         }
     }
 
     fn step(&mut self) {
-        assert!(self.committer.step(&mut self.work).unwrap());
+        assert_ne!(self.committer.step().unwrap(), Taken::Closed);
     }
 
     /// A connection that owns the first epoch of a volume of its own.

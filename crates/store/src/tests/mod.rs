@@ -1,6 +1,7 @@
 //! A whole zone, spoken to over its socket.
 
 pub(crate) mod client;
+mod commits;
 mod crash;
 mod credentials;
 mod damage;

@@ -25,7 +25,7 @@ use crate::ids::ReplicaId;
 const TRAIL_BYTES: u64 = 256 << 10;
 
 /// How long a replica that was late is not counted on.
-const LATE_REST: Time = Time::from_secs(10);
+const LATE_REST: Time = Time::from_secs(1);
 
 impl Links {
     /// Whether the replica's writes wait for the next tick.
