@@ -225,10 +225,7 @@ impl Links {
 
     /// The replica of `among` with the shortest measured round trip; the first of the unmeasured.
     pub fn nearest(&self, among: ReplicaSet) -> Option<ReplicaId> {
-        let distance = |replica: &ReplicaId| {
-            let link = &self.links[usize::from(replica.0)];
-            link.round_trip.unwrap_or(Time::MAX)
-        };
+        let distance = |replica: &ReplicaId| self.links[usize::from(replica.0)].distance();
         among.iter().min_by_key(distance)
     }
 
@@ -559,6 +556,11 @@ impl Links {
 }
 
 impl Link {
+    /// The measured round trip; farthest if there is none yet.
+    fn distance(&self) -> Time {
+        self.round_trip.unwrap_or(Time::MAX)
+    }
+
     fn flush(&mut self, replica: ReplicaId, out: &mut Effects) {
         let mut writes = self.in_flight.iter();
         let first = writes.find_map(|f| match f.what {

@@ -44,9 +44,10 @@ impl Links {
         if !self.owned || !self.links.iter().all(Link::is_whole) {
             return trailed;
         }
+        // Differences below a millisecond are no distance.
         let mut nearest: Vec<(bool, u128, ReplicaId)> = self
             .each()
-            .map(|(replica, link)| (now < link.late_until, link.distance_ms(), replica))
+            .map(|(replica, link)| (now < link.late_until, link.distance().as_millis(), replica))
             .collect();
         nearest.sort_unstable();
         let (needed, spare) = nearest.split_at(sync.min(nearest.len()));
@@ -79,11 +80,6 @@ impl Link {
     fn is_whole(&self) -> bool {
         let misses = !self.missed.is_empty() || self.missed_unknown > 0;
         self.up && self.admitted && !self.rebuilding && !misses && self.resting.is_empty()
-    }
-
-    /// Differences below a millisecond are no distance.
-    fn distance_ms(&self) -> u128 {
-        self.round_trip.unwrap_or_default().as_millis()
     }
 
     /// Late is who has not answered a flush that the last tick saw already.
