@@ -174,6 +174,10 @@ impl Committer {
         self.round.since.map(|at| at + delay)
     }
 
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.deadline().is_some_and(|at| at <= now)
+    }
+
     /// Takes a share of the work and does it, and commits what is due.
     pub fn step(&mut self) -> Result<Taken, EngineError> {
         if self.failed {
@@ -183,9 +187,7 @@ impl Committer {
         let taken = self.shared.queue.take(&mut work);
         let done = match taken {
             Taken::Some { more } => self.decide_all(&mut work, more),
-            Taken::Nothing if self.deadline().is_some_and(|at| at <= Instant::now()) => {
-                self.commit()
-            }
+            Taken::Nothing if self.is_overdue(Instant::now()) => self.commit(),
             Taken::Nothing => Ok(()),
             Taken::Closed if self.shared.failure().is_none() => self.commit(),
             Taken::Closed => Ok(()),
@@ -214,14 +216,11 @@ impl Committer {
         for item in work.drain(..) {
             self.decide(item, &mut round)?;
         }
-        let since = *round.since.get_or_insert(now);
-        let config = &self.shared.config;
-        let due = round.urgent
-            || more
-            || round.bytes >= config.commit_bytes
-            || now.duration_since(since) >= config.commit_delay;
+        round.since.get_or_insert(now);
+        let enough = more || round.bytes >= self.shared.config.commit_bytes;
+        let urgent = round.urgent;
         self.round = round;
-        match due {
+        match urgent || enough || self.is_overdue(now) {
             true => self.commit(),
             false => Ok(()),
         }

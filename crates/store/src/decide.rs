@@ -25,6 +25,7 @@ const MAX_NAME_BYTES: usize = 1024;
 impl Committer {
     /// Decides one piece of work and puts its effects into the round.
     pub(crate) fn decide(&mut self, work: Work, round: &mut Round) -> Result<(), EngineError> {
+        round.urgent |= work.is_urgent();
         match work {
             Work::Write(conn, number, write) => {
                 round.received(&conn, number);
@@ -37,9 +38,8 @@ impl Committer {
                 round.received(&conn, number);
                 refuse(&conn, number, &error);
             }
-            Work::Flush => round.urgent = true,
+            Work::Flush => {}
             Work::Request(conn, id, request) => {
-                round.urgent = true;
                 let reply = self.request(&conn, id, request, round)?;
                 round.replies.extend(reply.map(|reply| (conn, id, reply)));
             }

@@ -166,7 +166,7 @@ impl Receiver {
 
     /// Puts work behind what is to be handed over.
     fn put(&mut self, work: Work, weight: usize) -> Result<(), End> {
-        self.urgent |= matches!(work, Work::Flush | Work::Request(..));
+        self.urgent |= work.is_urgent();
         self.together.push((work, weight));
         self.together_bytes += weight;
         match self.together_bytes >= TOGETHER_BYTES {

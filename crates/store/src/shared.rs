@@ -42,6 +42,13 @@ pub(crate) enum Work {
     Removed(VolumeId, u64),
 }
 
+impl Work {
+    /// Somebody waits for its commit.
+    pub fn is_urgent(&self) -> bool {
+        matches!(self, Work::Flush | Work::Request(..))
+    }
+}
+
 /// A zone, as its threads see it.
 pub(crate) struct Shared {
     pub config: StoreConfig,
