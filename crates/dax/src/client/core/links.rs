@@ -85,6 +85,8 @@ pub(crate) struct Link {
     unanswered: Option<u64>,
     /// It was late, and nobody counts on it until then.
     late_until: Time,
+    /// How long it was not counted on the last time.
+    late_rest: Time,
     last_sent: Seq,
     asked: HashMap<u64, Asked>,
     pending_bytes: u64,

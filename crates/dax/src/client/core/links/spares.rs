@@ -24,8 +24,10 @@ use crate::ids::ReplicaId;
 /// So many bytes do not wait for a tick.
 const TRAIL_BYTES: u64 = 256 << 10;
 
-/// How long a replica that was late is not counted on.
-const LATE_REST: Time = Time::from_secs(1);
+/// How long a replica that was late is not counted on: at first, and twice as long each time that it is
+/// late again within the longest rest. One slow flush is soon forgotten, a slow replica is not.
+const LATE_REST_MIN: Time = Time::from_millis(100);
+const LATE_REST_MAX: Time = Time::from_secs(1);
 
 impl Links {
     /// Whether the replica's writes wait for the next tick.
@@ -88,8 +90,17 @@ impl Link {
         let first = self.in_flight.front().filter(|f| flushed(&f.what));
         let first = first.map(|f| f.number);
         if first.is_some() && first == self.unanswered {
-            self.late_until = now + LATE_REST;
+            self.rest_from_lateness(now);
         }
         self.unanswered = first;
+    }
+
+    fn rest_from_lateness(&mut self, now: Time) {
+        let again = now < self.late_until + LATE_REST_MAX;
+        self.late_rest = match again {
+            true => (self.late_rest * 2).clamp(LATE_REST_MIN, LATE_REST_MAX),
+            false => LATE_REST_MIN,
+        };
+        self.late_until = now + self.late_rest;
     }
 }

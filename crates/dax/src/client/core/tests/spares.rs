@@ -77,6 +77,63 @@ fn whoever_leaves_a_flush_unanswered_trails_instead() {
     assert!(d.result(op).is_some());
 }
 
+/// Replica 1 leaves a flush unanswered for two ticks; then everything is delivered.
+fn be_late(d: &mut Desk) {
+    d.write(0, SINGLE, 1);
+    d.start(Call::Sync(SyncScope::Volume));
+    d.deliver(0);
+    d.pass(TICK);
+    d.deliver(2);
+    d.pass(TICK);
+    d.run();
+}
+
+/// Whether replica 1 is one of those that everything waits for.
+fn is_counted_on(d: &mut Desk) -> bool {
+    d.write(0, SINGLE, 2);
+    d.start(Call::Sync(SyncScope::Volume));
+    let counted_on = sent(d, 1) == 1;
+    d.run();
+    counted_on
+}
+
+/// Ticks until replica 1 is counted on again.
+fn rest_ticks(d: &mut Desk) -> usize {
+    (0..100)
+        .find(|_| {
+            d.pass(TICK);
+            d.run();
+            is_counted_on(d)
+        })
+        .expect("no rest is that long")
+}
+
+#[test]
+fn a_slow_flush_is_soon_forgotten_and_a_slow_replica_is_not() {
+    let mut d = trailing();
+    be_late(&mut d);
+    let first = rest_ticks(&mut d);
+    assert!(first <= 5, "{first}");
+    let again: Vec<usize> = (0..4)
+        .map(|_| {
+            be_late(&mut d);
+            rest_ticks(&mut d)
+        })
+        .collect();
+    assert!(again.is_sorted() && again[0] > first, "{again:?}");
+    assert!((40..=50).contains(&again[3]), "a second at most: {again:?}");
+    (0..100).for_each(|_| {
+        d.pass(TICK);
+        d.run();
+    });
+    be_late(&mut d);
+    assert_eq!(
+        rest_ticks(&mut d),
+        first,
+        "after a good second it is the first again"
+    );
+}
+
 #[test]
 fn much_does_not_wait() {
     let mut d = trailing();
