@@ -280,13 +280,12 @@ impl Active {
     ) -> Option<Asker> {
         let mut report = tokio::time::interval(REPORT_EVERY);
         report.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut states = context.pilot.states();
         let census = census::watch(context);
         tokio::pin!(census);
         loop {
             let event = tokio::select! {
                 biased;
-                _ = states.wait_for(|state| !state.is_active()) => return None,
+                () = context.pilot.until(|state| !state.is_active()) => return None,
                 () = self.storage.fenced() => Event::Superseded,
                 report = self.postgres.exited() => Event::PostgresExited {
                     redo_failed: report.redo_failed(),

@@ -217,7 +217,6 @@ impl<'a> Follower<'a> {
         let subscription = self.subscribe(events_to).await?;
         let mut triggers = subscription.triggers();
         let mut feedback = self.standby.feed.feedback();
-        let mut states = self.context.pilot.states();
         let mut poll: Option<Poll> = None;
         let mut polled_at: Option<Instant> = None;
         let mut report = tokio::time::interval(REPORT_EVERY);
@@ -231,7 +230,7 @@ impl<'a> Follower<'a> {
             let next_poll = polled_at.map_or_else(Instant::now, |at| at + self.poll_every());
             tokio::select! {
                 biased;
-                _ = states.wait_for(|state| !state.is_candidate()) => return Ok(()),
+                () = self.context.pilot.until(|state| !state.is_candidate()) => return Ok(()),
                 report = self.standby.postgres.exited() => self.tell(Event::PostgresExited {
                     redo_failed: report.redo_failed(),
                     report: report.to_string(),

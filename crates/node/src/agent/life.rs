@@ -74,11 +74,10 @@ pub(super) async fn attend<T>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     tokio::pin!(work);
-    let mut states = context.pilot.states();
     loop {
         tokio::select! {
             biased;
-            _ = states.wait_for(|state| !stays(state)) => return None,
+            () = context.pilot.until(|state| !stays(state)) => return None,
             done = &mut work => return Some(done),
             Some(order) = orders.recv() => context.pilot.order(order),
         }

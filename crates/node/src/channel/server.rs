@@ -38,7 +38,7 @@ pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
 /// A subscriber hears of the log at most so often. A busy active makes log durable more often than that, and
 /// each time costs both sides a message, and whoever reads the log from a zone the whole of its last block.
-const GATHER: Duration = Duration::from_millis(8);
+const GATHER: Duration = Duration::from_millis(16);
 
 /// Log that is sent with one trigger, at most.
 const LOG_BYTES_MAX: u64 = 1 << 20;
