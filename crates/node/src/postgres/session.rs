@@ -98,16 +98,6 @@ impl Session {
         self.lsn("SELECT pg_current_wal_flush_lsn()").await
     }
 
-    /// The timeline of the last checkpoint.
-    ///
-    /// # Errors
-    /// [`PostgresError::Sql`]
-    pub async fn timeline(&self) -> Result<u32> {
-        let sql = "SELECT timeline_id FROM pg_control_checkpoint()";
-        let answer = self.value(sql).await?.unwrap_or_default();
-        answer.parse().map_err(|_| PostgresError::Answer(answer))
-    }
-
     /// The cluster's system identifier.
     ///
     /// # Errors
@@ -155,6 +145,18 @@ impl Session {
     pub async fn log_since_checkpoint_bytes(&self) -> Result<u64> {
         let sql =
             "SELECT (pg_current_wal_insert_lsn() - redo_lsn)::bigint FROM pg_control_checkpoint()";
+        let answer = self.value(sql).await?.unwrap_or_default();
+        answer.parse().map_err(|_| PostgresError::Answer(answer))
+    }
+
+    /// How often a standby was promoted since the last checkpoint: each time the log got a new timeline.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`], in recovery too.
+    pub async fn promotions_since_checkpoint(&self) -> Result<u32> {
+        // A log file's name begins with its timeline, in hexadecimal.
+        let sql = "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int - timeline_id \
+                   FROM pg_control_checkpoint()";
         let answer = self.value(sql).await?.unwrap_or_default();
         answer.parse().map_err(|_| PostgresError::Answer(answer))
     }

@@ -14,7 +14,7 @@ async fn starts_serves_and_stops_cleanly() {
     let (postgres, session) = cluster.ready().await;
     assert!(!session.is_in_recovery().await.unwrap());
     assert!(session.flushed().await.unwrap().is_some());
-    assert_eq!(session.timeline().await.unwrap(), 1);
+    assert_eq!(session.promotions_since_checkpoint().await.unwrap(), 0);
     assert!(session.system_identifier().await.unwrap() > 0);
     assert_eq!(postgres.exit(), None);
     let report = postgres.stop(StopMode::Fast, READY).await.unwrap();
@@ -60,6 +60,9 @@ async fn a_standby_answers_queries_and_is_promoted() {
     postgres.promote().await.unwrap();
     session.wait_promoted(READY).await.unwrap();
     session.value("CREATE TABLE t()").await.unwrap();
+    assert!(session.promotions_since_checkpoint().await.unwrap() <= 1);
+    session.checkpoint().await.unwrap();
+    assert_eq!(session.promotions_since_checkpoint().await.unwrap(), 0);
     let report = postgres.stop(StopMode::Fast, READY).await.unwrap();
     assert!(report.is_clean());
 }

@@ -1,10 +1,10 @@
 //! The first checkpoint of an active that took over.
 //!
-//! Who attaches begins at the newest seal, the last completed checkpoint; until this active has completed one,
-//! that is its predecessor's. PostgreSQL spreads the checkpoint after a promotion over most of
-//! `checkpoint_timeout`: a node that comes back meanwhile has all log since then to redo, and with takeovers
-//! that follow one another sooner the log since the newest seal would grow without bound. So where there is
-//! much, the checkpoint is hurried, once.
+//! PostgreSQL spreads the checkpoint after a promotion over most of `checkpoint_timeout`. Who attaches
+//! meanwhile begins at the predecessor's last one, and has the log since then to redo: as much as after any
+//! crash. Writing everything that is dirty at once instead would cost clients most of their throughput just
+//! when they come back. But where takeovers follow one another faster than checkpoints, the log since
+//! the newest one would grow without bound: then the checkpoint is hurried, once.
 
 use crate::postgres::{Result, Session, StartOptions};
 
@@ -21,9 +21,32 @@ pub(super) async fn run(postgres: StartOptions) {
 async fn hurry(postgres: &StartOptions) -> Result<()> {
     let session = Session::open(&postgres.run, postgres.port, &postgres.superuser).await?;
     let log_bytes = session.log_since_checkpoint_bytes().await?;
-    if log_bytes >= MUCH_BYTES {
+    let promotions = session.promotions_since_checkpoint().await?;
+    if is_worth_it(promotions, log_bytes) {
         session.checkpoint().await?;
-        tracing::debug!(log_bytes, "hurried the first checkpoint");
+        tracing::debug!(log_bytes, promotions, "hurried the first checkpoint");
     }
     Ok(())
+}
+
+/// `promotions` counts this active's own.
+fn is_worth_it(promotions: u32, log_bytes: u64) -> bool {
+    promotions > 1 && log_bytes >= MUCH_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_takeover_leaves_the_checkpoint_to_postgresql_and_the_next_one_does_not() {
+        let a_minute_of_log = 10 * MUCH_BYTES;
+        assert!(!is_worth_it(1, a_minute_of_log));
+        assert!(is_worth_it(2, a_minute_of_log));
+        assert!(
+            !is_worth_it(2, MUCH_BYTES - 1),
+            "that is redone in a second"
+        );
+        assert!(!is_worth_it(0, a_minute_of_log), "a start is no takeover");
+    }
 }
