@@ -171,7 +171,10 @@ impl Active {
             Arc::clone(&self.sealer),
             Arc::clone(&told.throughput),
         ));
-        let first = tokio::spawn(first_checkpoint::run(self.postgres.options().clone()));
+        let first = tokio::spawn(first_checkpoint::run(
+            self.postgres.options().clone(),
+            Arc::clone(&self.view),
+        ));
         let (scheduled, mut schedules) = mpsc::channel(1);
         let scheduled = tokio::spawn(scheduled::run(
             context.control.clone(),

@@ -149,6 +149,20 @@ impl Session {
         answer.parse().map_err(|_| PostgresError::Answer(answer))
     }
 
+    /// How long PostgreSQL takes for a checkpoint that nobody hurries.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn checkpoint_spread(&self) -> Result<Duration> {
+        let sql = "SELECT (setting::float8 * 1000 * current_setting('checkpoint_completion_target')::float8)::bigint \
+                   FROM pg_settings WHERE name = 'checkpoint_timeout'";
+        let answer = self.value(sql).await?.unwrap_or_default();
+        let milliseconds = answer.parse();
+        milliseconds
+            .map(Duration::from_millis)
+            .map_err(|_| PostgresError::Answer(answer))
+    }
+
     /// How often a standby was promoted since the last checkpoint: each time the log got a new timeline.
     ///
     /// # Errors

@@ -263,7 +263,6 @@ pub(crate) async fn promote(
     standby.postgres.promote().await?;
     let session = standby.postgres.wait_ready(PROMOTE_WITHIN).await?;
     session.wait_promoted(PROMOTE_WITHIN).await?;
-    view.carry_inherited();
     Ok(Switched {
         epoch,
         view,

@@ -15,6 +15,8 @@ async fn starts_serves_and_stops_cleanly() {
     assert!(!session.is_in_recovery().await.unwrap());
     assert!(session.flushed().await.unwrap().is_some());
     assert_eq!(session.promotions_since_checkpoint().await.unwrap(), 0);
+    let spread = session.checkpoint_spread().await.unwrap();
+    assert_eq!(spread, Duration::from_secs(270), "0.9 of five minutes");
     assert!(session.system_identifier().await.unwrap() > 0);
     assert_eq!(postgres.exit(), None);
     let report = postgres.stop(StopMode::Fast, READY).await.unwrap();

@@ -1,5 +1,6 @@
 //! Carrying the standby's overlay over: its blocks become writes of the new epoch, a few at a
-//! time, behind the database's own.
+//! time, behind the database's own. Nothing needs them in the storage before the first seal, and whatever
+//! the database writes anew meanwhile is not carried at all: so it is spread over the time until then.
 //!
 //! A block is readable all the while: readers look into the overlay under the gate, which is
 //! closed while blocks are between the overlay and the storage.
@@ -10,19 +11,23 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::{InheritedBlocks, Inner};
 use crate::error::{Error, Result};
 
-/// Blocks carried over in one step.
-const STEP_BLOCKS: usize = 32;
+/// Blocks carried over in one step: readers wait for a step.
+const STEP_BLOCKS: usize = 8;
 /// How long the database's promotion has the storage for itself, if nobody says that it is done.
 const HEAD_START: Duration = Duration::from_secs(10);
+/// How long it takes then.
+const UNTOLD: Duration = Duration::from_secs(10);
 /// Blocks that may wait for the storage before a step, while nobody waits for the end: what the database
 /// writes itself must not wait behind what is carried over.
 const BACKLOG_BLOCKS: u64 = 32;
-/// Between two steps, while nobody waits for the end.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Between two steps, while nobody waits for the end, at least and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 pub(super) struct Carry {
     pub blocks: Arc<dyn InheritedBlocks>,
@@ -33,14 +38,29 @@ pub(super) struct Carry {
 }
 
 /// How urgent it is; only goes up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pace {
     /// The database is being promoted.
     Waiting,
-    /// Behind the database's own writes.
-    Background,
+    /// Behind the database's own writes, done at about that time.
+    Until(Instant),
     /// A seal waits for the end.
     Urgent,
+}
+
+impl Pace {
+    /// How long to wait before the next step, if so many blocks are left.
+    fn pause(self, now: Instant, left: usize) -> Duration {
+        match self {
+            Pace::Until(end) => {
+                let steps = left.div_ceil(STEP_BLOCKS).max(1);
+                let even =
+                    end.saturating_duration_since(now) / u32::try_from(steps).unwrap_or(u32::MAX);
+                even.clamp(PAUSE_MIN, PAUSE_MAX)
+            }
+            Pace::Waiting | Pace::Urgent => Duration::ZERO,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,15 +81,21 @@ impl Carry {
     }
 
     /// Begins, if it has not begun.
-    pub fn begin(&self) {
-        self.quicken(Pace::Background);
+    pub fn begin(&self, within: Duration) {
+        self.quicken(Pace::Until(Instant::now() + within));
+    }
+
+    fn hurry(&self) {
+        self.quicken(Pace::Urgent);
     }
 
     fn quicken(&self, pace: Pace) {
         self.pace.send_if_modified(|now| {
-            let slower = *now < pace;
-            *now = pace.max(*now);
-            slower
+            let begins = *now == Pace::Waiting || pace == Pace::Urgent;
+            if begins {
+                *now = pace;
+            }
+            begins
         });
     }
 }
@@ -83,7 +109,16 @@ pub(super) async fn carry_over(view: Weak<Inner>) {
         return;
     };
     // A timeout, and a view that is gone, end the wait as well.
-    let _ = tokio::time::timeout(HEAD_START, pace.wait_for(|p| *p > Pace::Waiting)).await;
+    let waiting = pace.wait_for(|p| *p != Pace::Waiting);
+    let is_told = tokio::time::timeout(HEAD_START, waiting).await.is_ok();
+    if !is_told
+        && let Some(inner) = view.upgrade()
+        && let Some(carry) = &inner.carry
+    {
+        carry.begin(UNTOLD);
+    }
+    let began = Instant::now();
+    let mut carried = 0;
     loop {
         let Some(inner) = view.upgrade() else {
             return;
@@ -91,28 +126,30 @@ pub(super) async fn carry_over(view: Weak<Inner>) {
         let Some(carry) = &inner.carry else {
             return;
         };
-        if *pace.borrow() < Pace::Urgent && inner.is_behind() {
-            drop(inner);
-            let _ = tokio::time::timeout(PAUSE, pace.wait_for(|p| *p == Pace::Urgent)).await;
-            continue;
-        }
-        match inner.carry_step(carry).await {
-            Ok(true) => {
-                carry.progress.send_replace(Progress::Done);
-                return;
-            }
-            Ok(false) if *pace.borrow() == Pace::Urgent => tokio::task::yield_now().await,
-            Ok(false) => {
-                drop(inner);
-                let _ = tokio::time::timeout(PAUSE, pace.wait_for(|p| *p == Pace::Urgent)).await;
-            }
-            Err(e) => {
-                if !e.is_fenced() {
-                    tracing::error!(error = %e, "carrying the overlay over stopped; no checkpoint can be sealed");
+        let now = *pace.borrow();
+        if now == Pace::Urgent || !inner.is_behind() {
+            match inner.carry_step(carry).await {
+                Ok(0) => {
+                    tracing::info!(carried, elapsed = ?began.elapsed(), "the overlay is carried over");
+                    carry.progress.send_replace(Progress::Done);
+                    return;
                 }
-                carry.progress.send_replace(Progress::Failed(e.to_string()));
-                return;
+                Ok(blocks) => carried += blocks,
+                Err(e) => {
+                    if !e.is_fenced() {
+                        tracing::error!(error = %e, "carrying the overlay over stopped; no checkpoint can be sealed");
+                    }
+                    carry.progress.send_replace(Progress::Failed(e.to_string()));
+                    return;
+                }
             }
+        }
+        let pause = now.pause(Instant::now(), carry.blocks.len());
+        drop(inner);
+        if pause.is_zero() {
+            tokio::task::yield_now().await;
+        } else {
+            let _ = tokio::time::timeout(pause, pace.wait_for(|p| *p == Pace::Urgent)).await;
         }
     }
 }
@@ -123,7 +160,7 @@ impl Inner {
         let Some(carry) = &self.carry else {
             return Ok(());
         };
-        carry.quicken(Pace::Urgent);
+        carry.hurry();
         let mut progress = carry.progress.subscribe();
         let end = progress.wait_for(|p| *p != Progress::Running).await;
         match end.as_deref() {
@@ -148,8 +185,8 @@ impl Inner {
         behind.is_some_and(|bytes| *bytes > BACKLOG_BLOCKS * self.block_size)
     }
 
-    /// Carries some blocks over; true when none was left.
-    async fn carry_step(&self, carry: &Carry) -> Result<bool> {
+    /// Carries some blocks over, and says how many; none when none was left.
+    async fn carry_step(&self, carry: &Carry) -> Result<usize> {
         let bytes = STEP_BLOCKS * self.block_size as usize;
         self.storage.write_room(bytes).await?;
         let _closed = carry.gate.write();
@@ -158,7 +195,7 @@ impl Inner {
         let mut core = self.core.lock();
         let written = core.written_meanwhile.take().unwrap_or_default();
         let taken = taken?;
-        let last = taken.is_empty();
+        let blocks = taken.len();
         for (key, data) in taken {
             let Some(inode) = core.namespace.get(key.file) else {
                 continue;
@@ -170,6 +207,24 @@ impl Inner {
             let generation = core.generation(class);
             self.put_block(&mut core, key, generation, class, data)?;
         }
-        Ok(last)
+        Ok(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_spread_evenly_and_hurried_when_it_is_late_or_waited_for() {
+        let now = Instant::now();
+        let in_ten = Pace::Until(now + Duration::from_secs(10));
+        let later = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(in_ten.pause(now, 8_000), Duration::from_millis(10));
+        // What the database wrote anew meanwhile is time won.
+        assert_eq!(in_ten.pause(later(5), 1_000), Duration::from_millis(40));
+        assert_eq!(in_ten.pause(later(5), 1), PAUSE_MAX);
+        assert_eq!(in_ten.pause(later(11), 8_000), PAUSE_MIN);
+        assert_eq!(Pace::Urgent.pause(now, 8_000), Duration::ZERO);
     }
 }

@@ -1,14 +1,15 @@
 //! What a promoted standby brings along: its overlay's blocks, carried over in the background as
-//! writes of the new epoch, and the inode numbers that its kernel already knows.
+//! writes of the new epoch, what it knew and cached of its base, and the inode numbers that its kernel
+//! already knows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dax::ids::{BlockIndex, BlockKey, FileId};
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation, Version};
 use dax::storage::Lineage;
 
-use crate::cache::Cached;
+use crate::cache::{BlockCache, Cached};
 use crate::error::Result;
 use crate::view::Ino;
 
@@ -31,10 +32,26 @@ pub trait InheritedBlocks: Send + Sync + 'static {
     }
 }
 
+/// What the standby knew of its base. The new epoch's image goes on from the base and from nothing that
+/// the dead epoch wrote after it, so this holds for every block that the new epoch did not write.
+pub trait InheritedBase: Send + Sync + 'static {
+    /// The block, if it is in the cache.
+    fn cached(&self, key: BlockKey) -> Option<Cached>;
+    /// The first generation for which the block's version is known, and the version; that is
+    /// [`Version::ZERO`] if there is no such block.
+    fn expected(&self, key: BlockKey) -> Option<(Generation, Version)>;
+    /// Forgets a block that is written.
+    fn forget(&self, key: BlockKey);
+}
+
 /// See the module.
 pub struct Inherited {
     /// Blocks to carry over.
     pub blocks: Arc<dyn InheritedBlocks>,
+    /// What is known of the other blocks, if anything.
+    pub base: Option<Arc<dyn InheritedBase>>,
+    /// The cache that the active goes on with.
+    pub cache: Option<Arc<BlockCache>>,
     /// Inode numbers that stood for files made by redo, and the files they are now.
     pub aliases: HashMap<Ino, FileId>,
     /// Blocks of the log's last segment that were read before, wholly below what was announced as durable. The

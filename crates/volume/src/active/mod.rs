@@ -37,7 +37,7 @@ use tokio::sync::watch;
 
 use self::carry::Carry;
 use self::core::Core;
-pub use self::inherited::{Inherited, InheritedBlocks};
+pub use self::inherited::{Inherited, InheritedBase, InheritedBlocks};
 use self::locks::{FileLocks, Tickets};
 pub use self::observer::{NoObserver, WriteObserver};
 pub use self::scrub::{Scrub, ScrubStep};
@@ -95,8 +95,9 @@ pub(super) struct Inner {
     core: Mutex<Core>,
     locks: FileLocks,
     tickets: Tickets,
-    cache: BlockCache,
+    cache: Arc<BlockCache>,
     carry: Option<Carry>,
+    inherited_base: Option<Arc<dyn InheritedBase>>,
     files_of_aliases: HashMap<Ino, FileId>,
     aliases_of_files: HashMap<FileId, Ino>,
     controlling: tokio::sync::Mutex<()>,
@@ -141,18 +142,25 @@ impl ActiveView {
         let mut files_of_aliases = HashMap::new();
         let mut carry = None;
         let mut log = Vec::new();
+        let mut inherited_base = None;
+        let mut cache = None;
         if let Some(inherited) = inherited {
             lineage = inherited.lineage;
             opens = inherited.open_counts;
             files_of_aliases = inherited.aliases;
             carry = Some(Carry::new(inherited.blocks));
             log = inherited.log;
+            inherited_base = inherited.base;
+            cache = inherited.cache;
         }
         let after = lineage.end();
         let settings = latest.storage.settings();
         let inner = Inner {
             block_size: u64::from(settings.block_size_bytes),
-            cache: BlockCache::new(options.cache_bytes, settings.block_size_bytes),
+            cache: cache.unwrap_or_else(|| {
+                let block_bytes = settings.block_size_bytes;
+                Arc::new(BlockCache::new(options.cache_bytes, block_bytes))
+            }),
             layout,
             private,
             observer,
@@ -173,6 +181,7 @@ impl ActiveView {
             locks: FileLocks::new(),
             tickets: Tickets::default(),
             carry,
+            inherited_base,
             aliases_of_files: files_of_aliases
                 .iter()
                 .map(|(ino, file)| (*file, *ino))
@@ -241,11 +250,12 @@ impl ActiveView {
             .map_or(0, |carry| carry.blocks.len())
     }
 
-    /// Begins to carry over what was inherited, behind the database's own writes. Left to the caller
-    /// so that a promotion has the storage for itself; a seal, or some seconds, begin it as well.
-    pub fn carry_inherited(&self) {
+    /// Begins to carry over what was inherited, behind the database's own writes and evenly, so that it is
+    /// done after about `within`. Left to the caller so that a promotion has the storage for itself; some
+    /// seconds begin it as well, and a seal waits for the end and hurries it.
+    pub fn carry_inherited(&self, within: Duration) {
         if let Some(carry) = &self.inner.carry {
-            carry.begin();
+            carry.begin(within);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation};
+use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version};
 use dax::storage::SyncScope;
 use futures_util::future::try_join_all;
 use tokio::task::JoinSet;
@@ -113,9 +113,7 @@ impl Inner {
         }
         let ticket = self.cache.ticket(key);
         let block = match inode.class {
-            FileClass::Data => read_version(&self.storage, &self.lineage, key)
-                .await?
-                .map(Cached::from),
+            FileClass::Data => self.read_data(key).await?,
             // A dead epoch may have left versions of which no quorum holds one: choose (DAX 5).
             _ if epoch_of(key.file) < self.epoch => {
                 if inode.has_cut_over(key.block) {
@@ -139,6 +137,28 @@ impl Inner {
             self.cache.fill(key, LATEST, ticket, block.clone());
         }
         Ok((!inode.is_cut(key.block, block.version)).then_some(block.data))
+    }
+
+    /// A block of the latest image. What a standby knew of it before it was promoted spares a quorum, and the
+    /// second round for what the dead epoch wrote after the image's base.
+    async fn read_data(&self, key: BlockKey) -> Result<Option<Cached>> {
+        if let Some(base) = &self.inherited_base {
+            if let Some(cached) = base.cached(key) {
+                return Ok(Some(cached));
+            }
+            match base.expected(key) {
+                Some((_, Version::ZERO)) => return Ok(None),
+                Some((since, version)) => {
+                    let found = self.storage.read_expected(key, since, version).await?;
+                    if let Some(found) = found {
+                        return Ok(Some(Cached::from(found)));
+                    }
+                }
+                None => {}
+            }
+        }
+        let found = read_version(&self.storage, &self.lineage, key).await?;
+        Ok(found.map(Cached::from))
     }
 
     fn is_segment(&self, file: FileId) -> bool {

@@ -298,6 +298,9 @@ impl Inner {
         if let Some(carry) = &self.carry {
             carry.blocks.discard(key);
         }
+        if let Some(base) = &self.inherited_base {
+            base.forget(key);
+        }
         if let Some(written) = &mut core.written_meanwhile {
             written.insert(key);
         }

@@ -48,7 +48,7 @@ pub enum Residence {
 #[derive(Clone)]
 pub(crate) struct Fetcher {
     pub storage: Arc<dyn Storage>,
-    cache: Arc<BlockCache>,
+    pub(super) cache: Arc<BlockCache>,
     /// What is known of the current base.
     pub known: Arc<Known>,
     pub(super) ahead: Arc<Ahead>,

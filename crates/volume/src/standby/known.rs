@@ -100,7 +100,8 @@ struct Stretch {
     from: Generation,
     /// Counts the moves.
     moves: u64,
-    moving: bool,
+    /// Nothing can be learned: the base moves, or the view was switched.
+    still: bool,
 }
 
 /// See the module.
@@ -125,7 +126,7 @@ impl Known {
             as_of: base,
             from: base,
             moves: 0,
-            moving: false,
+            still: false,
         };
         Known {
             stretch: RwLock::new(stretch),
@@ -184,7 +185,7 @@ impl Known {
     /// can be learned from it.
     pub fn ticket(&self, base: &Base, key: BlockKey) -> Option<Ticket> {
         let stretch = self.stretch.read();
-        let current = stretch.as_of == base.seal.generation && !stretch.moving;
+        let current = stretch.as_of == base.seal.generation && !stretch.still;
         current.then(|| Ticket {
             moves: stretch.moves,
             block: self.cache.ticket(key),
@@ -212,7 +213,7 @@ impl Known {
         let mut all = all.peekable();
         while all.peek().is_some() {
             let stretch = self.stretch.read();
-            if stretch.as_of != base.seal.generation || stretch.moving {
+            if stretch.as_of != base.seal.generation || stretch.still {
                 break;
             }
             for (since, key, version) in all.by_ref().take(SEED_BLOCKS) {
@@ -244,7 +245,7 @@ impl Known {
     /// Nothing is learned from now on. Returns under what blocks are cached.
     fn begin_move(&self, complete: bool) -> Generation {
         let mut stretch = self.stretch.write();
-        stretch.moving = true;
+        stretch.still = true;
         stretch.moves += 1;
         if !complete {
             // It holds for older bases still, which is not worth the memory.
@@ -257,7 +258,7 @@ impl Known {
     fn end_move(&self, to: Generation, complete: bool) {
         let mut stretch = self.stretch.write();
         stretch.as_of = to;
-        stretch.moving = false;
+        stretch.still = false;
         if !complete {
             stretch.from = to;
         }
@@ -271,7 +272,7 @@ impl Known {
     /// base's own bytes.
     pub fn carry(&self, base: &Base, key: BlockKey, data: Bytes) {
         let stretch = self.stretch.read();
-        if stretch.as_of != base.seal.generation || stretch.moving {
+        if stretch.as_of != base.seal.generation || stretch.still {
             return;
         }
         let expected = self.versions.peek(&key).filter(|known| !known.is_absent());
@@ -284,6 +285,21 @@ impl Known {
             };
             self.cache.write(key, stretch.from, block);
         }
+    }
+
+    /// Nothing is learned any more, not by reads that began before either: somebody else writes from now on,
+    /// and [forgets](Self::forget) what is written.
+    pub fn close(&self) {
+        let mut stretch = self.stretch.write();
+        stretch.still = true;
+        stretch.moves += 1;
+    }
+
+    /// Forgets a block.
+    pub fn forget(&self, key: BlockKey) {
+        let from = self.stretch.read().from;
+        self.versions.remove(&key);
+        self.cache.remove(key, from);
     }
 
     /// See [`ReadStats`].
@@ -407,6 +423,21 @@ mod tests {
         let after = known.ticket(&base(4), key(1)).unwrap();
         known.learn(after, key(1), Some(&block(4, 44)));
         assert_eq!(known.cached(&base(4), key(1)), Some(block(4, 44)));
+    }
+
+    #[test]
+    fn after_the_switch_nothing_is_learned_and_what_is_written_is_forgotten() {
+        let known = known();
+        let before = known.ticket(&base(3), key(1)).unwrap();
+        known.close();
+        known.forget(key(1));
+        assert!(known.ticket(&base(3), key(1)).is_none());
+        // A read ahead that ends only now has what was there before the write.
+        known.learn(before, key(1), Some(&block(3, 20)));
+        known.seed(&base(3), &lists(true, &[(3, &[(1, 20)])]));
+        known.carry(&base(3), key(1), Bytes::from(vec![7; 4096]));
+        assert_eq!(seq(&known, 3, 1), None);
+        assert_eq!(known.find(&base(3), key(1)), None);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use dax::ids::{BlockKey, FileId, Generation};
 
 use super::overlay::Overlay;
 use super::state::State;
-use super::switch_blocks::OverlayBlocks;
+use super::switch_blocks::{BaseBlocks, OverlayBlocks};
 use super::switch_plan::{Switch, SwitchPlan, plan};
 use super::switch_publish::{Published, Publisher};
 use super::view::StandbyView;
@@ -50,6 +50,9 @@ impl StandbyView {
         let state = self.state();
         let (files, contents) = self.change_names(&state, &mut latest, now)?;
         publish(&mut latest, &contents, state.block_bytes).await?;
+        // After an error this view learns again at its next move.
+        self.fetcher.known.close();
+        self.forget_published(&contents, state.block_bytes);
         let namespace = latest.namespace().clone();
         let inherited = self.inherited(&state, &namespace, files);
         let active = ActiveView::open(
@@ -116,6 +119,16 @@ impl StandbyView {
         Ok((files, contents))
     }
 
+    /// The base's version is not the one any more.
+    fn forget_published(&self, contents: &[Published], block_bytes: u32) {
+        for published in contents.iter().filter(|p| p.class == FileClass::Data) {
+            for block in 0..published.data.len().div_ceil(block_bytes as usize) {
+                let key = BlockKey::new(published.file, block as u64);
+                self.fetcher.known.forget(key);
+            }
+        }
+    }
+
     /// What is at hand of the last segment of the log of which anything is.
     fn last_segment(&self, namespace: &Namespace) -> Vec<(BlockKey, Cached)> {
         let mut starts: HashMap<FileId, Option<Lsn>> = HashMap::new();
@@ -168,6 +181,11 @@ impl StandbyView {
         let seal = &state.base.seal;
         Inherited {
             blocks: Arc::new(blocks),
+            base: Some(Arc::new(BaseBlocks {
+                base: Arc::clone(&state.base),
+                known: Arc::clone(&self.fetcher.known),
+            })),
+            cache: Some(Arc::clone(&self.fetcher.cache)),
             open_counts: open_counts.collect(),
             lineage: seal.lineage.truncated(seal.generation),
             log: self.last_segment(namespace),

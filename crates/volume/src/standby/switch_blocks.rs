@@ -1,20 +1,45 @@
-//! The overlay's blocks after the switch, under their files' shared ids, until they are carried
-//! over.
+//! What the new active gets of the standby's blocks: the overlay's, under their files' shared ids, until
+//! they are carried over, and what was known of the base.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use dax::ids::{BlockIndex, BlockKey, FileId};
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation, Version};
 use imbl::OrdMap;
 use parking_lot::Mutex;
 
 use super::fetch::zeros;
+use super::known::Known;
 use super::overlay::{BlockItem, Content};
-use crate::active::InheritedBlocks;
+use crate::active::{InheritedBase, InheritedBlocks};
+use crate::cache::Cached;
 use crate::error::Result;
+use crate::seal::Base;
 
-/// See the module.
+/// What was known of the base when the view was switched.
+pub(crate) struct BaseBlocks {
+    pub base: Arc<Base>,
+    pub known: Arc<Known>,
+}
+
+impl InheritedBase for BaseBlocks {
+    fn cached(&self, key: BlockKey) -> Option<Cached> {
+        self.known.find(&self.base, key)
+    }
+
+    fn expected(&self, key: BlockKey) -> Option<(Generation, Version)> {
+        let known = self.known.expect(&self.base, key)?;
+        Some((known.since, known.version))
+    }
+
+    fn forget(&self, key: BlockKey) {
+        self.known.forget(key);
+    }
+}
+
+/// The overlay's blocks.
 pub(crate) struct OverlayBlocks {
     block_bytes: u32,
     files: Mutex<BTreeMap<FileId, OrdMap<u64, BlockItem>>>,

@@ -69,6 +69,8 @@ async fn the_overlay_is_readable_throughout_and_part_of_the_first_seal() {
         blocks: overlay.clone(),
         aliases: HashMap::from([(alias, file)]),
         open_counts: HashMap::from([(file, 1)]),
+        base: None,
+        cache: None,
         lineage: base.lineage.clone(),
         log: Vec::new(),
     };

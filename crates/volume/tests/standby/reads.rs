@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dax::memory::MemoryStorage;
+use dax::storage::Storage;
 use volume::claim::Claim;
 use volume::lists::KEPT_LISTS;
 use volume::lsn::Lsn;
@@ -43,6 +45,12 @@ pub(crate) async fn move_to(view: &Arc<StandbyView>, seal: &Seal) {
 /// The first byte of each block, which is all that these tests write.
 fn firsts(file: Vec<u8>) -> Vec<u8> {
     file.chunks(BLOCK).map(|block| block[0]).collect()
+}
+
+/// How many reads one replica answered, and how many a quorum.
+fn asked(storage: &MemoryStorage) -> (u64, u64) {
+    let counters = storage.counters();
+    (counters.reads_one, counters.reads_quorum)
 }
 
 /// What reading the file did, and what each of its blocks holds.
@@ -236,6 +244,59 @@ async fn a_takeover_is_listed() {
 }
 
 /// A list that a crash leaves without its seal is garbage, and no list of the next epoch builds on it.
+// The nearest zone has what the dead active wrote after the seal, and must not be believed.
+#[tokio::test]
+async fn who_takes_over_reads_on_with_what_it_cached_of_its_base() {
+    let (volume, active) = sealed(&[1, 2, 3, 4]).await;
+    let (view, standby) = volume.attach().await;
+    standby.read("base/5/1000").await.unwrap();
+    overwrite(&active, 0, &[9, 9, 9, 9]).await;
+    let (storage, next) = volume.take_over(&view).await;
+    let before = asked(&storage);
+    assert_eq!(
+        firsts(next.read("base/5/1000").await.unwrap()),
+        [1, 2, 3, 4]
+    );
+    assert_eq!(asked(&storage), before, "nobody is asked");
+    overwrite(&next, 1, &[6]).await;
+    assert_eq!(
+        firsts(next.read("base/5/1000").await.unwrap()),
+        [1, 6, 3, 4]
+    );
+}
+
+#[tokio::test]
+async fn who_takes_over_asks_one_zone_for_what_its_base_is_known_to_have_and_believes_its_writes_more()
+ {
+    // More than the cache holds.
+    const BLOCKS: usize = 600;
+    let (volume, active) = sealed(&[1; BLOCKS]).await;
+    let (view, _standby) = volume.attach().await;
+    view.learn_versions().await.unwrap();
+    overwrite(&active, 0, &[9; BLOCKS]).await;
+    let (storage, next) = volume.take_over(&view).await;
+    let before = asked(&storage);
+    let mut expected = vec![1; BLOCKS];
+    assert_eq!(firsts(next.read("base/5/1000").await.unwrap()), expected);
+    let after = (before.0 + BLOCKS as u64, before.1);
+    assert_eq!(asked(&storage), after, "one zone, and no quorum");
+    for at in (1..BLOCKS).step_by(2) {
+        let offset = (at * BLOCK) as u64;
+        let written = next.write("base/5/1000", offset, &blocks(&[6])).await;
+        written.unwrap();
+        expected[at] = 6;
+    }
+    // Cut off, and grown again over it.
+    let size = |blocks: usize| (blocks * BLOCK) as u64;
+    next.truncate("base/5/1000", size(500)).await.unwrap();
+    next.truncate("base/5/1000", size(BLOCKS)).await.unwrap();
+    expected[500..].fill(0);
+    next.view.sync_all().await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(firsts(next.read("base/5/1000").await.unwrap()), expected);
+    }
+}
+
 #[tokio::test]
 async fn a_crash_between_list_and_seal_leaves_garbage_only() {
     let volume = Volume::new();

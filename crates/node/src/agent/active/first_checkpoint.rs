@@ -5,21 +5,33 @@
 //! crash. Writing everything that is dirty at once instead would cost clients most of their throughput just
 //! when they come back. But where takeovers follow one another faster than checkpoints, the log since
 //! the newest one would grow without bound: then the checkpoint is hurried, once.
+//!
+//! What the active inherited as a standby must be carried over before the seal that follows the checkpoint, and
+//! is spread over the same time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use volume::active::ActiveView;
 
 use crate::postgres::{Result, Session, StartOptions};
 
 /// So much log is redone in about a second.
 const MUCH_BYTES: u64 = 16 << 20;
 
-/// Hurries it if that is worth it.
-pub(super) async fn run(postgres: StartOptions) {
-    if let Err(error) = hurry(&postgres).await {
+/// Spreading it further makes no difference to clients.
+const CARRY_WITHIN_MAX: Duration = Duration::from_secs(60);
+
+/// Has what was inherited carried over meanwhile, and hurries it if that is worth it.
+pub(super) async fn run(postgres: StartOptions, view: Arc<ActiveView>) {
+    if let Err(error) = attend(&postgres, &view).await {
         tracing::info!(%error, "the first checkpoint is not hurried: who attaches now has more to redo");
     }
 }
 
-async fn hurry(postgres: &StartOptions) -> Result<()> {
+async fn attend(postgres: &StartOptions, view: &ActiveView) -> Result<()> {
     let session = Session::open(&postgres.run, postgres.port, &postgres.superuser).await?;
+    view.carry_inherited(carry_within(session.checkpoint_spread().await?));
     let log_bytes = session.log_since_checkpoint_bytes().await?;
     let promotions = session.promotions_since_checkpoint().await?;
     if is_worth_it(promotions, log_bytes) {
@@ -27,6 +39,11 @@ async fn hurry(postgres: &StartOptions) -> Result<()> {
         tracing::debug!(log_bytes, promotions, "hurried the first checkpoint");
     }
     Ok(())
+}
+
+/// Done before a checkpoint that is spread like that.
+fn carry_within(checkpoint_spread: Duration) -> Duration {
+    (checkpoint_spread * 4 / 5).min(CARRY_WITHIN_MAX)
 }
 
 /// `promotions` counts this active's own.
