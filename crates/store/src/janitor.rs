@@ -1,11 +1,15 @@
 //! Gives space back in the background: versions that no image shows, removed files, the past of the
 //! log; and takes inventory for scrubs. It only finds; the committer drops, so that dropping never races with writing.
 //!
+//! Nobody waits for it, and commits need the processor: it rests most of the time. A seal makes every block that
+//! was written since the seal before a candidate at once.
+//!
 //! Invariant: a removal stays on disk until every block it names is gone, and a retention stays on
 //! disk for good, so that a restart finds again what is left to do.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use dax::ids::{BlockIndex, BlockKey, FileId, Generation};
 use dax::replica;
@@ -23,6 +27,19 @@ use crate::volume::Volume;
 const SLOTS_PER_DROP: usize = 256;
 /// What a slot on its way to be dropped weighs in the committer's queue.
 const SLOT_WEIGHT: usize = 1024;
+
+/// Candidates with fewer blocks between them are looked at in one go: to step over some is cheaper than to look a
+/// block up.
+const GAP_BLOCKS: u64 = 16;
+/// Blocks of a go, at most: as long as it takes the engine keeps what the go began with.
+const GO_BLOCKS: u64 = 4096;
+/// It looks for rest after so many slots.
+const SLOTS_BEFORE_REST: u32 = 64;
+/// It rests so many times as long as it worked.
+const REST: u32 = 4;
+/// Without a rest, and at one rest, at most.
+const WORK_MIN: Duration = Duration::from_millis(1);
+const REST_MAX: Duration = Duration::from_millis(50);
 
 /// Something to do in the background.
 enum Chore {
@@ -123,13 +140,25 @@ impl Janitor {
     /// Looks at every block of a volume.
     fn scan(&self, volume: &Arc<Volume>) -> Result<(), EngineError> {
         let last = BlockKey::new(FileId(u64::MAX), u64::MAX);
-        let all = Slot::range(volume.id, (BlockKey::new(FileId(0), 0), last));
         let mut drops = Drops::new(&self.shared, volume);
+        if self.go_through((BlockKey::new(FileId(0), 0), last), &mut drops)? {
+            drops.finish();
+        }
+        Ok(())
+    }
+
+    /// Looks at the blocks from one to another; false if the zone stops in the middle of it.
+    fn go_through(
+        &self,
+        (first, last): (BlockKey, BlockKey),
+        drops: &mut Drops<'_>,
+    ) -> Result<bool, EngineError> {
+        let range = Slot::range(drops.volume.id, (first, last));
         let mut block: Vec<Slot> = Vec::new();
-        for slot in self.shared.engine.slots(all) {
+        for slot in self.shared.engine.slots(range) {
             let slot = slot?;
             if self.shared.is_stopping() {
-                return Ok(());
+                return Ok(false);
             }
             if block.first().is_some_and(|first| first.key != slot.key) {
                 drops.look(&block);
@@ -138,8 +167,7 @@ impl Janitor {
             block.push(slot);
         }
         drops.look(&block);
-        drops.finish();
-        Ok(())
+        Ok(true)
     }
 
     /// Looks at the blocks written since the last time.
@@ -149,13 +177,10 @@ impl Janitor {
             return self.scan(volume);
         }
         let mut drops = Drops::new(&self.shared, volume);
-        for key in candidates.blocks {
-            if self.shared.is_stopping() {
+        for go in goes(candidates.blocks) {
+            if !self.go_through(go, &mut drops)? {
                 return Ok(());
             }
-            let slots = self.shared.engine.slots(Slot::range(volume.id, (key, key)));
-            let slots: Vec<Slot> = slots.collect::<Result<_, _>>()?;
-            drops.look(&slots);
         }
         drops.finish();
         Ok(())
@@ -206,9 +231,57 @@ impl Janitor {
             if self.shared.is_stopping() {
                 return Ok(false);
             }
+            drops.pace.worked(1);
             drops.drop_slot(slot?);
         }
         Ok(true)
+    }
+}
+
+/// Puts blocks that are near each other together: the first and the last of each go.
+fn goes(sorted: impl IntoIterator<Item = BlockKey>) -> Vec<(BlockKey, BlockKey)> {
+    let mut goes: Vec<(BlockKey, BlockKey)> = Vec::new();
+    for key in sorted {
+        match goes.last_mut() {
+            Some((first, last))
+                if first.file == key.file
+                    && key.block.0 - last.block.0 <= GAP_BLOCKS
+                    && key.block.0 - first.block.0 < GO_BLOCKS =>
+            {
+                *last = key;
+            }
+            _ => goes.push((key, key)),
+        }
+    }
+    goes
+}
+
+/// Sees that work is followed by rest.
+struct Pace {
+    slots: u32,
+    working_since: Instant,
+}
+
+impl Pace {
+    fn new() -> Pace {
+        Pace {
+            slots: 0,
+            working_since: Instant::now(),
+        }
+    }
+
+    /// So many slots were looked at.
+    fn worked(&mut self, slots: usize) {
+        self.slots += slots as u32;
+        if self.slots < SLOTS_BEFORE_REST {
+            return;
+        }
+        self.slots = 0;
+        let worked = self.working_since.elapsed();
+        if worked >= WORK_MIN {
+            std::thread::sleep((worked * REST).min(REST_MAX));
+            self.working_since = Instant::now();
+        }
     }
 }
 
@@ -219,6 +292,7 @@ struct Drops<'a> {
     retention: Option<Retention>,
     slots: Vec<Slot>,
     candidates: Vec<BlockKey>,
+    pace: Pace,
 }
 
 impl<'a> Drops<'a> {
@@ -229,12 +303,14 @@ impl<'a> Drops<'a> {
             retention: volume.retention(),
             slots: Vec::new(),
             candidates: Vec::new(),
+            pace: Pace::new(),
         }
     }
 
     /// Decides about one block, given all its slots.
     fn look(&mut self, block: &[Slot]) {
         let Some(first) = block.first() else { return };
+        self.pace.worked(block.len());
         let stored: Vec<Generation> = block.iter().map(|slot| slot.generation).collect();
         let dropped = match &self.retention {
             Some(retention) => replica::prune(&stored, retention),
@@ -291,6 +367,22 @@ mod tests {
     use super::*;
     use dax::ids::Epoch;
     use dax::storage::Lineage;
+
+    #[test]
+    fn blocks_that_are_near_each_other_are_looked_at_in_one_go() {
+        let key = |file, block| BlockKey::new(FileId(file), block);
+        let near = [key(1, 0), key(1, 1), key(1, 17), key(1, 34), key(2, 34)];
+        let expected = [
+            (key(1, 0), key(1, 17)),
+            (key(1, 34), key(1, 34)),
+            (key(2, 34), key(2, 34)),
+        ];
+        assert_eq!(goes(near), expected);
+        let long = goes((0..GO_BLOCKS + 1).map(|block| key(1, block)));
+        let rest = (key(1, GO_BLOCKS), key(1, GO_BLOCKS));
+        assert_eq!(long, [(key(1, 0), key(1, GO_BLOCKS - 1)), rest]);
+        assert_eq!(goes([]), []);
+    }
 
     #[test]
     fn a_block_is_settled_when_every_image_shows_its_one_version() {
