@@ -62,11 +62,21 @@ pub(super) fn draw(section: &Section) -> String {
 fn row(svg: &mut Svg, (x, y): (&Scale, &Scale), kind: Kind, loss: &Loss) {
     let (bottom, top) = y.range;
     svg.text(LEFT, top - 8.0, "heading", "start", kind.name());
-    let said = format!(
+    let mut said = format!(
         "no commits for {:.2} s, {} lost",
         loss.downtime_ms / 1000.0,
         loss.lost
     );
+    if let (Some(given_back_s), Some(protected_ms)) = (loss.given_back_at_s, loss.protected_ms) {
+        said += &format!(
+            "; given back, protected {:.1} s later",
+            protected_ms / 1000.0
+        );
+        let from = x.at(given_back_s - loss.killed_at_s);
+        let to = x.at(given_back_s - loss.killed_at_s + protected_ms / 1000.0);
+        let size = (to - from, bottom - top);
+        svg.rect((from, top), size, "fill=\"#16a34a\" fill-opacity=\".25\"");
+    }
     svg.text(RIGHT, top - 8.0, "muted", "end", &said);
     svg.levels(y, (LEFT, RIGHT), 2.0, |value| format!("{value:.0}"));
     for value in x.ticks(10.0) {

@@ -6,10 +6,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::probe::{self, Probe};
-use super::system::{DATABASE_CORE, System};
+use super::system::{DATABASE_CORE, OTHER_CORE, System};
 use super::{Options, PATIENCE};
 use crate::cluster::process::pin;
 use crate::demo::clock::{Clock, Offset};
@@ -49,6 +50,12 @@ pub struct Loss {
     pub timeline: Vec<u32>,
     /// When the kill was, in seconds of the timeline.
     pub killed_at_s: f64,
+    /// When the lost machine was given back, in seconds of the timeline, if the system has a standby.
+    #[serde(default)]
+    pub given_back_at_s: Option<f64>,
+    /// From then on until the active could be lost again, if that came in time.
+    #[serde(default)]
+    pub protected_ms: Option<f64>,
 }
 
 /// Loses it.
@@ -79,12 +86,41 @@ pub(super) async fn play(system: &mut dyn System, options: &Options) -> anyhow::
     let (struck, dead) = (clock.at(death.begin), clock.at(death.end));
     wait_commit(&load, dead).await?;
     wait_commit(&prober, dead).await?;
-    tokio::time::sleep(options.after).await;
+    tokio::time::sleep(options.after / 2).await;
+    let given_back = system.give_back().await?.map(|pid| (pid, clock.now()));
+    let protected = match given_back {
+        Some((returned, _)) => protect_again(system, returned, options).await?,
+        None => None,
+    };
+    tokio::time::sleep(options.after / 2).await;
     let end = clock.now();
     let (load, prober) = (load.stop().await, prober.stop().await);
     let mut loss = seen(&load, &prober, (struck, dead), end)?;
+    loss.given_back_at_s = given_back.map(|(_, at)| at.seconds());
+    loss.protected_ms = protected.map(|time| (time.as_secs_f64() * 1000.0).round());
     count_losses(system, &load, &prober, &mut loss).await?;
     Ok(loss)
+}
+
+/// Waits until the active could be lost again, now that the lost machine is back. Returns how long it took, or
+/// nothing if it took too long.
+async fn protect_again(
+    system: &mut dyn System,
+    returned: Pid,
+    options: &Options,
+) -> anyhow::Result<Option<Duration>> {
+    let begin = Instant::now();
+    if options.pinned {
+        // Now this one is elsewhere.
+        pin(returned, OTHER_CORE)?;
+    }
+    match system.wait_protected().await {
+        Ok(()) => Ok(Some(begin.elapsed())),
+        Err(error) => {
+            tracing::warn!(%error, "the lost machine came back, and the system is not protected again");
+            Ok(None)
+        }
+    }
 }
 
 /// Waits until somebody else than the dead has acknowledged a commit.
@@ -135,6 +171,8 @@ fn seen(
         unknown: 0,
         timeline: load.buckets(SLICE, end),
         killed_at_s: struck.seconds(),
+        given_back_at_s: None,
+        protected_ms: None,
     })
 }
 

@@ -87,7 +87,7 @@ pub struct Options {
     pub loss_clients: u16,
     /// Load before that.
     pub before: Duration,
-    /// Load after the first commit of the new active.
+    /// Load after the first commit of the new active; the lost machine is given back in its middle.
     pub after: Duration,
     /// pgbench's scale.
     pub scale: u32,
@@ -248,8 +248,9 @@ fn describe(record: &Record) -> String {
             )
         }
         Finding::Loss { loss, .. } => format!(
-            "  active lost: down for {} ms, back after {:?} ms, {} of {} acknowledged commits lost",
-            loss.downtime_ms, loss.back_ms, loss.lost, loss.acknowledged
+            "  active lost: down for {} ms, back after {:?} ms, {} of {} acknowledged commits lost, \
+             protected again {:?} ms after it came back",
+            loss.downtime_ms, loss.back_ms, loss.lost, loss.acknowledged, loss.protected_ms
         ),
     }
 }

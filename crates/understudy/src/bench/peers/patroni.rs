@@ -5,7 +5,7 @@
 //! PostgreSQL would otherwise leave its family, and survive the kill of its machine.
 
 use std::os::unix::fs::chown;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,10 @@ pub(super) struct Patroni {
     nodes: Vec<(&'static str, Option<Process>)>,
     etcd: Vec<Process>,
     machines: Machines,
+    dir: PathBuf,
     synchronous: bool,
+    /// Who is, or will be, the primary.
+    leader: &'static str,
 }
 
 impl Patroni {
@@ -47,7 +50,9 @@ impl Patroni {
             nodes: Vec::new(),
             etcd: Vec::new(),
             machines: machines.clone(),
+            dir: dir.to_owned(),
             synchronous,
+            leader: NORTH,
         };
         for machine in WITNESSES {
             system.start_etcd(options.distance, dir, machine)?;
@@ -183,7 +188,7 @@ impl System for Patroni {
                      AND pg_wal_lsn_diff(pg_current_wal_flush_lsn(), replay_lsn) < 1048576";
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let client = connect(&self.server(NORTH).config()).await?;
+            let client = connect(&self.server(self.leader).config()).await?;
             let row = client.query_one(query, &[&wanted]).await?;
             if row.get::<_, i64>(0) == 1 {
                 return Ok(());
@@ -197,6 +202,7 @@ impl System for Patroni {
     async fn lose_active(&mut self) -> anyhow::Result<Death> {
         let north = self.nodes.iter_mut().find(|(name, _)| *name == NORTH);
         let process = north.and_then(|(_, process)| process.take());
+        self.leader = SOUTH;
         Death::by(|| process.map(|mut process| process.kill_all()))
     }
 
@@ -205,6 +211,15 @@ impl System for Patroni {
         south
             .filter_map(|(_, process)| Some(process.as_ref()?.pid()))
             .collect()
+    }
+
+    async fn give_back(&mut self) -> anyhow::Result<Option<Pid>> {
+        self.nodes.retain(|(name, _)| *name != NORTH);
+        let dir = self.dir.clone();
+        let config = dir.join(format!("{NORTH}.yml"));
+        self.start_node(&dir, NORTH, &config)?;
+        let node = self.nodes.last();
+        Ok(node.and_then(|(_, process)| Some(process.as_ref()?.pid())))
     }
 }
 
@@ -258,6 +273,8 @@ fn configuration(
             "connect_address": format!("{address}:{POSTGRES_PORT}"),
             "data_dir": own.join("data"),
             "bin_dir": options.bin,
+            // So that an old primary can follow the new one.
+            "use_pg_rewind": true,
             "pgpass": own.join("pgpass"),
             "authentication": {
                 "superuser": { "username": "postgres" },

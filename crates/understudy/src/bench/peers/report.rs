@@ -258,8 +258,8 @@ impl Section {
         }
         out.push_str(
             "\nThe active's machine is killed (SIGKILL of PostgreSQL and its agent) under load:\n\n\
-             | system | times | no commits, s | worst, s | 90 % of throughput, s | before, 1/s | after, 1/s | acknowledged | lost |\n\
-             |---|---|---|---|---|---|---|---|---|\n",
+             | system | times | no commits, s | worst, s | 90 % of throughput, s | protected again, s | before, 1/s | after, 1/s | acknowledged | lost |\n\
+             |---|---|---|---|---|---|---|---|---|---|\n",
         );
         for (kind, losses) in &self.losses {
             let downtime = of(losses, |loss| loss.downtime_ms / 1000.0);
@@ -268,9 +268,14 @@ impl Section {
                 true => format!("{:.1}", Sample::of(back).median / 1000.0),
                 false => format!("not in {} of {}", losses.len() - back.len(), losses.len()),
             };
+            let protected: Vec<f64> = losses.iter().filter_map(|loss| loss.protected_ms).collect();
+            let protected = match protected.is_empty() {
+                true => "-".to_owned(),
+                false => format!("{:.1}", Sample::of(protected).median / 1000.0),
+            };
             let _ = writeln!(
                 out,
-                "| {} | {} | {} | {:.1} | {back} | {:.0} | {:.0} | {} | {} |",
+                "| {} | {} | {} | {:.1} | {back} | {protected} | {:.0} | {:.0} | {} | {} |",
                 kind.name(),
                 losses.len(),
                 seconds_with_spread(&downtime),

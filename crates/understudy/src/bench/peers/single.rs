@@ -59,4 +59,8 @@ impl System for Single {
     fn successor(&self) -> Vec<Pid> {
         Vec::new()
     }
+
+    async fn give_back(&mut self) -> anyhow::Result<Option<Pid>> {
+        Ok(None)
+    }
 }

@@ -103,7 +103,7 @@ pub(super) trait System: Send {
     /// The top processes and what each belongs to.
     fn processes(&self) -> Vec<(String, Pid)>;
 
-    /// Waits until the active could be lost, if the system has anything that would take over.
+    /// Waits until the active could be lost (again), if the system has anything that would take over.
     async fn wait_protected(&mut self) -> anyhow::Result<()>;
 
     /// Kills everything on the active's machine. Begins whatever brings the database back, if no part of
@@ -112,6 +112,10 @@ pub(super) trait System: Send {
 
     /// The top processes of the machine that will be the database's own after that.
     fn successor(&self) -> Vec<Pid>;
+
+    /// Starts what was lost again, to be the standby from now on. Returns its top process, or nothing if the
+    /// system has no standby.
+    async fn give_back(&mut self) -> anyhow::Result<Option<Pid>>;
 }
 
 /// The machines.

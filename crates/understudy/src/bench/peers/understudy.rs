@@ -19,6 +19,8 @@ use crate::demo::schema::Server;
 pub(super) struct Understudy {
     cluster: Cluster,
     standby: bool,
+    /// The node that follows, or would.
+    follower: &'static str,
 }
 
 impl Understudy {
@@ -58,7 +60,11 @@ impl Understudy {
             cluster.start_node(NORTH)?;
             cluster.wait_active(PATIENCE).await?;
         }
-        Ok(Understudy { cluster, standby })
+        Ok(Understudy {
+            cluster,
+            standby,
+            follower: SOUTH,
+        })
     }
 
     fn pid(&self, wanted: &str) -> Option<Pid> {
@@ -92,7 +98,7 @@ impl System for Understudy {
         if !self.standby {
             return Ok(());
         }
-        self.cluster.wait_follows(SOUTH, PATIENCE).await?;
+        self.cluster.wait_follows(self.follower, PATIENCE).await?;
         let deadline = Instant::now() + PATIENCE;
         while self.cluster.protected_since(0).await?.is_none() {
             ensure!(Instant::now() < deadline, "no standby becomes warm");
@@ -111,5 +117,14 @@ impl System for Understudy {
 
     fn successor(&self) -> Vec<Pid> {
         self.pid(SOUTH).into_iter().collect()
+    }
+
+    async fn give_back(&mut self) -> anyhow::Result<Option<Pid>> {
+        if !self.standby {
+            return Ok(None);
+        }
+        self.cluster.start_node(NORTH)?;
+        self.follower = NORTH;
+        Ok(self.pid(NORTH))
     }
 }
