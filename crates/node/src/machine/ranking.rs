@@ -2,7 +2,9 @@
 //!
 //! All notice within moments of each other, and any of them may take over: the first to own the epoch
 //! wins. So the better ones, as the records of all tell, are given a head start. Every node comes to
-//! the same order from the same records. Invariant: nobody waits for a node whose record does not move.
+//! the same order from the same records, although none reads them at the moment another does: a
+//! difference that a moment makes does not count. Invariant: nobody waits for a node whose record does
+//! not move.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -11,6 +13,9 @@ use dax::ids::NodeName;
 
 use crate::config::FailoverZone;
 use crate::records::{Member, MemberState, Role};
+
+/// Log that a record's age explains; two standbys that differ by less may each see the other ahead.
+const ALIKE_BYTES: u64 = 16 << 20;
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -35,6 +40,9 @@ impl Ranking {
     pub fn look(&mut self, members: Vec<Member>) -> u8 {
         let active = members.iter().find(|m| m.name == self.active);
         let zone = active.and_then(|active| active.tags.zone);
+        // The own record as well, for others compare with that one, be it old: who cannot write its
+        // record just now does not go first for that.
+        let me = members.iter().find(|m| m.name == self.me).cloned();
         let alive: Vec<Member> = members
             .into_iter()
             .filter(|member| {
@@ -43,9 +51,7 @@ impl Ranking {
                 before.is_some_and(|before| before != says)
             })
             .collect();
-        // The own record as well: others compare with that one.
-        let me = alive.iter().find(|member| member.name == self.me);
-        me.map_or(0, |me| better_candidates(me, zone, &alive))
+        me.map_or(0, |me| better_candidates(&me, zone, &alive))
     }
 }
 
@@ -66,13 +72,13 @@ pub fn may_take_over(member: &Member) -> bool {
 }
 
 /// Sorts candidates, best first: warm ones, then by priority, then those that like to follow an active
-/// in that zone, then how far they are, then by name.
+/// in that zone, then how far they are ([`ALIKE_BYTES`]), then by name.
 pub(super) fn rank(member: &Member, zone: Option<u8>) -> impl Ord + '_ {
     (
         Reverse(member.state == MemberState::Warm),
         Reverse(member.tags.priority),
         Reverse(likes(member, zone)),
-        Reverse(member.applied),
+        Reverse(member.applied.0 / ALIKE_BYTES),
         &member.name,
     )
 }
@@ -114,7 +120,7 @@ mod tests {
 
     fn at(name: &str, applied: u64, updated: u64) -> Member {
         let mut member = standby(name);
-        (member.applied, member.updated) = (Lsn(applied), updated);
+        (member.applied, member.updated) = (Lsn(applied * ALIKE_BYTES), updated);
         member
     }
 
@@ -122,7 +128,7 @@ mod tests {
     fn every_node_agrees_on_who_goes_first() {
         let mut all = vec![standby("a"), standby("b"), standby("c"), standby("d")];
         all[1].tags.priority = 5;
-        all[2].applied = Lsn(20);
+        all[2].applied = Lsn(2 * ALIKE_BYTES);
         all[3].tags.nofailover = true;
         let order: Vec<u8> = all
             .iter()
@@ -147,7 +153,7 @@ mod tests {
         for (zone, member) in (0..).zip(&mut all) {
             member.tags.zone = Some(zone);
         }
-        all[0].applied = Lsn(20);
+        all[0].applied = Lsn(2 * ALIKE_BYTES);
         all[1].tags.failover_zone = Some(FailoverZone::Other);
         all[2].tags.failover_zone = Some(FailoverZone::Same);
         let order = |zone| -> Vec<u8> {
@@ -167,13 +173,30 @@ mod tests {
     fn only_the_living_are_waited_for() {
         let name = |name| NodeName::new(name).unwrap();
         let mut ranking = Ranking::new(name("b"), name("old"));
-        let mut look = |[a, b, c]: [u64; 3]| {
-            ranking.look(vec![at("a", 20, a), at("b", 10, b), at("c", 30, c)])
-        };
+        let mut look =
+            |[a, b, c]: [u64; 3]| ranking.look(vec![at("a", 2, a), at("b", 1, b), at("c", 3, c)]);
         assert_eq!(look([1, 1, 1]), 0, "nobody moved yet");
         assert_eq!(look([2, 2, 2]), 2);
         assert_eq!(look([2, 3, 3]), 1, "a died");
         assert_eq!(look([2, 4, 3]), 0, "c died, too");
+        assert_eq!(
+            look([3, 4, 3]),
+            1,
+            "a is back; that the own record rests is no reason to go first"
+        );
+    }
+
+    /// Two standbys, each of which saw the other's record when that was newer than its own, both went
+    /// first, and the one that lost the race had to attach afresh.
+    #[test]
+    fn a_record_s_age_puts_nobody_ahead() {
+        let mut all = vec![standby("a"), standby("b")];
+        all[0].applied = Lsn(5 * ALIKE_BYTES + 7);
+        for newer in [Lsn(5 * ALIKE_BYTES), Lsn(5 * ALIKE_BYTES + 1_000_000)] {
+            all[1].applied = newer;
+            assert_eq!(better_candidates(&all[0], None, &all), 0);
+            assert_eq!(better_candidates(&all[1], None, &all), 1);
+        }
     }
 
     #[test]
