@@ -33,6 +33,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 
+use crate::background;
 use crate::error::OpenError;
 use crate::journal;
 use crate::keys::{SLOT_BYTES, Slot, VolumeId, decode_block};
@@ -333,12 +334,13 @@ impl Batch<'_> {
 
 /// The key-value store in `dir`, with its keyspaces for blocks and for everything else.
 fn open_store(dir: &Path, cache_bytes: u64) -> fjall::Result<(Database, Keyspace, Keyspace)> {
-    let db = Database::builder(dir)
+    let builder = Database::builder(dir)
         .cache_size(cache_bytes)
         .worker_threads(2)
         .journal_compression(CompressionType::None)
-        .manual_journal_persist(true)
-        .open()?;
+        .manual_journal_persist(true);
+    // Its workers compact, seconds at a time.
+    let db = background::started_by(|| builder.open())?;
     // Blocks come packed: to pack them again takes time and gains nothing.
     let apart_from_keys = KvSeparationOptions::default().compression(CompressionType::None);
     let apart = || {

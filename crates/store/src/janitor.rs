@@ -36,10 +36,10 @@ const GO_BLOCKS: u64 = 4096;
 /// It looks for rest after so many slots.
 const SLOTS_BEFORE_REST: u32 = 64;
 /// It rests so many times as long as it worked.
-const REST: u32 = 4;
+const REST: u32 = 16;
 /// Without a rest, and at one rest, at most.
 const WORK_MIN: Duration = Duration::from_millis(1);
-const REST_MAX: Duration = Duration::from_millis(50);
+const REST_MAX: Duration = Duration::from_millis(100);
 
 /// Something to do in the background.
 enum Chore {

@@ -11,6 +11,7 @@
 //!               engine                        socket ◀─ sender (one per connection) ◀─ acks, replies
 //! ```
 
+mod background;
 mod checkpoints;
 mod commits;
 mod committer;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::background;
 use crate::commits::Commits;
 use crate::config::StoreConfig;
 use crate::connection::Conn;
@@ -102,7 +103,10 @@ impl Zone {
         }
         zone.start("committer", move || commits.run())?;
         let janitor = Janitor::new(shared.clone());
-        zone.start("janitor", move || janitor.run())?;
+        zone.start("janitor", move || {
+            background::give_way();
+            janitor.run();
+        })?;
         let for_checkpoints = shared.clone();
         zone.start("checkpoints", move || {
             for_checkpoints.checkpoints.run(&for_checkpoints);
