@@ -2,7 +2,7 @@
 //! (CAC-DB 4.4.1). What is wanted is decided by [`Lookahead`], pure; this reads.
 //!
 //! Invariants: at most `degree` blocks are read at a time; what was fetched and is not used yet takes at
-//! most half of the cache; nothing waits for this task: the feed leaves a copy of what it hands over
+//! most an eighth of the cache; nothing waits for this task: the feed leaves a copy of what it hands over
 //! only if there is room for it.
 
 use std::collections::VecDeque;
@@ -27,6 +27,8 @@ use super::log::{Passing, SharedLog};
 const WINDOW_BYTES_MAX: u64 = 8 << 20;
 /// References that wait for their turn.
 const WAITING_MAX: usize = 4096;
+/// The part of the cache that blocks may take which were fetched and are not used yet: one in so many.
+const UNUSED_PART: usize = 8;
 /// References looked at without letting other tasks run.
 const AT_ONCE: usize = 64;
 /// After the log could not be read.
@@ -179,7 +181,12 @@ impl Worker {
                 changed = redo.changed() => if changed.is_err() { return },
                 changed = horizon.changed() => if changed.is_err() { return },
                 Some((at, log)) = self.passing.recv() => self.ahead.pass(at, &log),
-                Some(done) = self.fetches.join_next() => self.fetched(done),
+                Some(done) = self.fetches.join_next() => {
+                    self.fetched(done);
+                    while let Some(done) = self.fetches.try_join_next() {
+                        self.fetched(done);
+                    }
+                }
                 () = again.notified() => self.ahead.look_again(),
                 (at, log) = read(&mut reading) => match log {
                     Ok(log) if !log.is_empty() => self.ahead.give(at, &log),
@@ -212,12 +219,18 @@ impl Worker {
     }
 
     /// Begins as many fetches as there may be; whether it left off before all was looked at.
+    ///
+    /// They are begun together, half of all that may be under way at least if so many wait: requests that are
+    /// made at the same time go to the zones, and their answers come back, in one piece.
     fn fetch(&mut self) -> bool {
+        if self.fetches.len() > self.setup.degree / 2 {
+            return false;
+        }
         for _ in 0..AT_ONCE {
             if self.fetches.len() >= self.setup.degree {
                 return false;
             }
-            if self.unused.len() < self.setup.cache_blocks / 2
+            if self.unused.len() < self.unused_max()
                 && let Some(wanted) = self.ahead.pop()
             {
                 let place = wanted.block.location(self.setup.blocks_per_segment);
@@ -238,6 +251,12 @@ impl Worker {
             }
         }
         true
+    }
+
+    /// How many blocks may wait for their use. The cache gives up first what came first, which is what redo asks
+    /// for next, so there must be room for them beside all else that is read meanwhile.
+    fn unused_max(&self) -> usize {
+        (self.setup.cache_blocks / UNUSED_PART).max(self.setup.degree)
     }
 
     fn fetched(&mut self, done: Result<volume::error::Result<()>, tokio::task::JoinError>) {

@@ -166,7 +166,7 @@ impl Fetcher {
             BlockSource::Overlay(content) => content.in_memory(),
             BlockSource::Base { key, base } => {
                 let cached = self.known.cached(&base, key)?;
-                self.ahead.read(key);
+                self.was_read(key);
                 Some(visible(&base.namespace, key, cached, state.block_bytes))
             }
             BlockSource::Single { key, shown, at } => self.single_at_hand(state, key, shown, at),
@@ -176,7 +176,7 @@ impl Fetcher {
     /// A block as of a base.
     async fn of_image(&self, base: &Base, key: BlockKey, block_bytes: u32) -> Result<Bytes> {
         let block = self.stored(base, key).await?;
-        self.ahead.read(key);
+        self.was_read(key);
         Ok(block.map_or_else(
             || zeros(block_bytes),
             |block| visible(&base.namespace, key, block, block_bytes),
@@ -201,9 +201,16 @@ impl Fetcher {
         self.read_stored(base, key).await
     }
 
+    /// What redo has read it changes, so the next that is asked for is another one, PostgreSQL's or the overlay's.
+    fn was_read(&self, key: BlockKey) {
+        if self.ahead.read(key) {
+            self.known.give_up(key);
+        }
+    }
+
     /// Whether a block of a base is at hand.
     pub(super) fn is_cached(&self, base: &Base, key: BlockKey) -> bool {
-        self.known.find(base, key).is_some()
+        self.known.has(base, key)
     }
 
     /// The blocks of images that are at hand, in no order.

@@ -104,6 +104,14 @@ struct Stretch {
     still: bool,
 }
 
+impl Stretch {
+    /// Whether a base within it has the block as it was cached.
+    fn holds(self, base: &Base, cached: &Cached) -> bool {
+        let image = base.seal.generation;
+        cached.generation <= image && image <= self.as_of
+    }
+}
+
 /// See the module.
 pub(crate) struct Known {
     stretch: RwLock<Stretch>,
@@ -151,10 +159,21 @@ impl Known {
     /// A block of a base that is cached.
     pub fn find(&self, base: &Base, key: BlockKey) -> Option<Cached> {
         let stretch = *self.stretch.read();
-        let image = base.seal.generation;
         let cached = self.cache.get(key, stretch.from)?;
-        let holds = cached.generation <= image && image <= stretch.as_of;
-        holds.then_some(cached)
+        stretch.holds(base, &cached).then_some(cached)
+    }
+
+    /// Whether a block of a base is cached. To ask is not to use it.
+    pub fn has(&self, base: &Base, key: BlockKey) -> bool {
+        let stretch = *self.stretch.read();
+        let cached = self.cache.peek(key, stretch.from);
+        cached.is_some_and(|cached| stretch.holds(base, &cached))
+    }
+
+    /// Gives the place of a block up to others: nobody will read it here again.
+    pub fn give_up(&self, key: BlockKey) {
+        let from = self.stretch.read().from;
+        self.cache.give_up(key, from);
     }
 
     /// The version that a base has of a block; counted as what the read that asks for it will be.

@@ -114,11 +114,13 @@ impl Ahead {
         true
     }
 
-    /// A block was read by somebody else than a fetch ahead.
-    pub fn read(&self, key: BlockKey) {
-        if self.unread.remove(&key).is_some() {
+    /// A block was read by somebody else than a fetch ahead; whether it had been fetched for that.
+    pub fn read(&self, key: BlockKey) -> bool {
+        let fetched = self.unread.remove(&key).is_some();
+        if fetched {
             self.used.fetch_add(1, Ordering::Relaxed);
         }
+        fetched
     }
 
     /// PostgreSQL read `bytes` of the log at `at`. At the start of a segment it also looks when it goes

@@ -63,6 +63,24 @@ async fn what_is_at_hand_or_not_there_is_not_fetched() {
     assert_eq!((stats.used, stats.unread, stats.joined), (3, 0, 0));
 }
 
+/// Blocks that redo had read took the places of those that it had yet to read.
+#[tokio::test]
+async fn what_redo_has_read_makes_room() {
+    let volume = Volume::new();
+    let (_active, view, standby) = attached(&volume).await;
+    view.prefetch(TABLE, 0).unwrap().await.unwrap();
+    assert!(view.warm(TABLE, 1).await.unwrap());
+    standby.read(TABLE).await.unwrap();
+    assert!(
+        view.prefetch(TABLE, 0).is_some(),
+        "PostgreSQL has it, and changes it"
+    );
+    assert!(
+        view.prefetch(TABLE, 1).is_none(),
+        "clients may want it again"
+    );
+}
+
 #[tokio::test]
 async fn a_read_waits_for_what_is_on_its_way() {
     let volume = Volume::new();
