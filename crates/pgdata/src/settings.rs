@@ -69,6 +69,9 @@ pub struct StandbyOptions {
     /// Whether the mount reads ahead of redo. PostgreSQL's own announcements would have the kernel
     /// cache the same blocks once more, where nobody reads them (rule 8).
     pub reads_ahead: bool,
+    /// Whether the background writer keeps clean buffers ready for redo: unless the configuration says how it
+    /// is to work. Redo alone has to write a page before it reads the next, once its buffers are full.
+    pub cleans_ahead: bool,
 }
 
 /// What is pinned on the active.
@@ -132,6 +135,11 @@ pub fn standby(version: MajorVersion, options: &StandbyOptions) -> Vec<Setting> 
     }
     if version.number() >= 15 && options.reads_ahead {
         pinned.push(Setting::new("recovery_prefetch", "off"));
+    }
+    if options.cleans_ahead {
+        // Its defaults clean 500 pages a second.
+        pinned.push(Setting::new("bgwriter_delay", "20ms"));
+        pinned.push(Setting::new("bgwriter_lru_maxpages", "1000"));
     }
     if version.number() >= 17 {
         pinned.push(Setting::new("sync_replication_slots", "off"));
@@ -232,6 +240,7 @@ mod tests {
             query_delay: Duration::from_millis(1500),
             feedback: false,
             reads_ahead: true,
+            cleans_ahead: true,
         }
     }
 
@@ -308,6 +317,25 @@ mod tests {
         assert_eq!(value(&at(15), "recovery_prefetch"), Some("off"));
         assert_eq!(value(&at(17), "file_copy_method"), None);
         assert_eq!(value(&at(18), "file_copy_method"), Some("copy"));
+    }
+
+    #[test]
+    fn the_background_writer_works_as_the_configuration_says_if_it_says_so() {
+        let version = MajorVersion::new(15).unwrap();
+        let pinned = |text: &str| {
+            let configuration = Configuration::parse([text]);
+            let options = StandbyOptions {
+                cleans_ahead: !configuration.sets_any("bgwriter_"),
+                ..options(None)
+            };
+            value(&standby(version, &options), "bgwriter_lru_maxpages").map(ToOwned::to_owned)
+        };
+        assert_eq!(pinned("work_mem = 8MB").as_deref(), Some("1000"));
+        assert_eq!(pinned("bgwriter_delay = 1s"), None);
+        assert_eq!(
+            pinned("bgwriter = 1\ncheckpoint_timeout = 1h").as_deref(),
+            Some("1000")
+        );
     }
 
     #[test]

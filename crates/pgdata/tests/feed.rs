@@ -148,6 +148,7 @@ fn standby_arguments(feed: &Feed) -> Vec<String> {
         query_delay: Duration::from_secs(1),
         feedback: true,
         reads_ahead: true,
+        cleans_ahead: true,
     };
     arguments(&standby(version(), &options))
 }
@@ -296,6 +297,7 @@ fn pinned_settings_exist() {
         query_delay: Duration::from_millis(1500),
         feedback: true,
         reads_ahead: true,
+        cleans_ahead: true,
     };
     cluster.configure(pgdata::settings::DEFAULTS);
     cluster.signal("standby.signal");

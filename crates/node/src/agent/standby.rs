@@ -161,6 +161,7 @@ pub(crate) async fn attach(
         query_delay: context.config.standby.max_streaming_delay,
         feedback: context.config.standby.feedback,
         reads_ahead: prefetcher.is_some(),
+        cleans_ahead: !configuration.sets_any("bgwriter_"),
     };
     let mut pinned = settings::standby(context.version, &pinned);
     pinned.extend(context.warmth_settings(&configuration));

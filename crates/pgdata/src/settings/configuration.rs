@@ -33,6 +33,13 @@ impl Configuration {
         self.values.get(name).map(String::as_str)
     }
 
+    /// Whether a value is set whose name begins so.
+    pub fn sets_any(&self, prefix: &str) -> bool {
+        let mut from = self.values.range(prefix.to_owned()..);
+        from.next()
+            .is_some_and(|(name, _)| name.starts_with(prefix))
+    }
+
     /// What a standby must not undercut, with PostgreSQL's defaults where nothing is said.
     pub fn capacity(&self) -> Capacity {
         let number = |name, default| {
