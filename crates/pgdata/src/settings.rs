@@ -70,7 +70,8 @@ pub struct StandbyOptions {
     /// cache the same blocks once more, where nobody reads them (rule 8).
     pub reads_ahead: bool,
     /// Whether the background writer keeps clean buffers ready for redo: unless the configuration says how it
-    /// is to work. Redo alone has to write a page before it reads the next, once its buffers are full.
+    /// is to work ([`Configuration::tunes_background_writer`]). Redo alone has to write a page before it reads
+    /// the next, once its buffers are full.
     pub cleans_ahead: bool,
 }
 
@@ -325,7 +326,7 @@ mod tests {
         let pinned = |text: &str| {
             let configuration = Configuration::parse([text]);
             let options = StandbyOptions {
-                cleans_ahead: !configuration.sets_any("bgwriter_"),
+                cleans_ahead: !configuration.tunes_background_writer(),
                 ..options(None)
             };
             value(&standby(version, &options), "bgwriter_lru_maxpages").map(ToOwned::to_owned)

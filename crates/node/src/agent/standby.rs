@@ -161,7 +161,7 @@ pub(crate) async fn attach(
         query_delay: context.config.standby.max_streaming_delay,
         feedback: context.config.standby.feedback,
         reads_ahead: prefetcher.is_some(),
-        cleans_ahead: !configuration.sets_any("bgwriter_"),
+        cleans_ahead: !configuration.tunes_background_writer(),
     };
     let mut pinned = settings::standby(context.version, &pinned);
     pinned.extend(context.warmth_settings(&configuration));

@@ -33,11 +33,9 @@ impl Configuration {
         self.values.get(name).map(String::as_str)
     }
 
-    /// Whether a value is set whose name begins so.
-    pub fn sets_any(&self, prefix: &str) -> bool {
-        let mut from = self.values.range(prefix.to_owned()..);
-        from.next()
-            .is_some_and(|(name, _)| name.starts_with(prefix))
+    /// Whether it says anything of how the background writer works, which is then left to it.
+    pub fn tunes_background_writer(&self) -> bool {
+        self.values.keys().any(|name| name.starts_with("bgwriter_"))
     }
 
     /// What a standby must not undercut, with PostgreSQL's defaults where nothing is said.
