@@ -14,11 +14,10 @@ use tokio::sync::{oneshot, watch};
 
 use super::core::{Call, Core, Effect, OpId, Output, Time};
 use super::greeting::Introduction;
-use super::outbox::Queued;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::{Block, EpochGrant, VolumeSettings};
-use crate::wire::{Request, Response};
+use crate::wire::{Frame, Response};
 
 /// Memory that heads of frames are cut from.
 const SCRATCH_BYTES: usize = 16 << 10;
@@ -41,7 +40,7 @@ struct Inner {
 
 struct Outbox {
     connection: u64,
-    frames: UnboundedSender<Queued>,
+    frames: UnboundedSender<Frame>,
 }
 
 impl Driver {
@@ -121,7 +120,7 @@ impl Driver {
         replica: ReplicaId,
         grant: &EpochGrant,
         rebuilding: bool,
-    ) -> (u64, UnboundedReceiver<Queued>) {
+    ) -> (u64, UnboundedReceiver<Frame>) {
         let (frames, outbox) = unbounded_channel();
         let connection = self.change(|i, now| {
             i.connections += 1;
@@ -199,10 +198,7 @@ impl Inner {
                 } => {
                     if let Some(link) = &links[usize::from(replica.0)] {
                         // A connection that is going down loses frames; its end tells the core.
-                        let _ = link.frames.send(Queued {
-                            may_wait: matches!(request, Request::Write(_)),
-                            frame: request.encode(id, scratch),
-                        });
+                        let _ = link.frames.send(request.encode(id, scratch));
                     }
                 }
                 Effect::Disconnect { replica, why } => {

@@ -1,11 +1,15 @@
 //! One link per replica: what was sent on it, what is acknowledged, what has to be sent (again).
 //!
 //! ```text
-//!             connected                      acknowledged
+//!             a flush, a tick, enough        acknowledged
 //!   queue ───────────────▶ in flight (window) ───────────▶ done
 //!     ▲                        │      │
 //!     └──── connection lost ───┘      └─ refused: full ──▶ rests, then the queue again
 //! ```
+//!
+//! A write is durable when somebody says `Flush`, and who writes a page does not wait for it. So writes stay in
+//! the queue until a flush needs them, enough have gathered, or the next tick: sent one by one, each
+//! would cost a system call here and a wake-up in every zone.
 //!
 //! Invariants: a replica gets the writes of one connection in the order they were made; what was in
 //! flight when a connection broke is sent again first.
@@ -24,6 +28,10 @@ use crate::writer::pending::{Dropped, Pending, Seq};
 
 /// Bytes of blocks on the way to one replica; the rest waits in the queue.
 const WINDOW_BYTES: usize = 16 << 20;
+
+/// So many bytes do not wait until somebody needs them, nor do so many that a spare is owed.
+const LINGER_BYTES: u64 = 128 << 10;
+const TRAIL_BYTES: u64 = 256 << 10;
 
 /// Missed writes that are remembered for a replica (about 24 MiB).
 const MISSED_MAX: usize = 1 << 20;
@@ -319,13 +327,26 @@ impl Links {
         self.link(replica).trouble = why;
     }
 
-    /// Puts a new write at the end of each of its replicas' queues and sends what fits.
+    /// Puts a new write at the end of each of its replicas' queues.
     pub fn write(&mut self, seq: Seq, bytes: usize, replicas: ReplicaSet) {
         for replica in replicas.iter() {
             let link = self.link(replica);
             link.queue.push_back(seq);
             link.pending_bytes += bytes as u64;
         }
+    }
+
+    /// Whether nobody needs what is queued for the replica yet: it can wait for the next tick.
+    pub fn can_wait(&self, replica: ReplicaId) -> bool {
+        let link = &self.links[usize::from(replica.0)];
+        if self.spares.contains(replica) {
+            return link.queued_bytes() < TRAIL_BYTES;
+        }
+        let needed = link
+            .queue
+            .front()
+            .is_some_and(|first| *first <= link.flush_wanted);
+        !needed && link.queued_bytes() < LINGER_BYTES
     }
 
     /// Sends queued writes while the window has room, and a flush if somebody waits for one.
@@ -382,13 +403,15 @@ impl Links {
     }
 
     /// Somebody waits for everything up to `upto`.
-    pub fn want_flush(&mut self, upto: Seq, out: &mut Effects) {
-        for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
+    pub fn want_flush(&mut self, upto: Seq) {
+        for link in &mut self.links {
             link.flush_wanted = link.flush_wanted.max(upto);
-            if link.up {
-                link.flush(replica, out);
-            }
         }
+    }
+
+    /// Has what the replica was sent flushed, if somebody waits for it.
+    pub fn flush(&mut self, replica: ReplicaId, out: &mut Effects) {
+        self.link(replica).flush(replica, out);
     }
 
     /// The writes that this acknowledgement covers.
@@ -561,6 +584,12 @@ impl Link {
     /// The measured round trip; farthest if there is none yet.
     fn distance(&self) -> Time {
         self.round_trip.unwrap_or(Time::MAX)
+    }
+
+    /// Bytes of writes that were not sent yet.
+    fn queued_bytes(&self) -> u64 {
+        self.pending_bytes
+            .saturating_sub(self.in_flight_bytes as u64)
     }
 
     fn flush(&mut self, replica: ReplicaId, out: &mut Effects) {

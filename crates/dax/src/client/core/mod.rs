@@ -127,7 +127,13 @@ impl Core {
     /// Whether some replica's writes wait for a tick.
     #[cfg(test)]
     pub fn has_spares(&self) -> bool {
-        self.shared.links.has_spares()
+        !self.shared.links.spares().is_empty()
+    }
+
+    /// Sends what waits for a tick, except to spares.
+    #[cfg(test)]
+    pub fn send_lingering(&mut self) {
+        self.shared.send_lingering();
     }
 
     #[cfg(test)]
@@ -305,7 +311,7 @@ impl Core {
             self.replica_down(now, replica, why);
         }
         self.shared.wake_refused();
-        self.shared.send_to_spares();
+        self.shared.send_what_waited();
         self.wake_all();
         self.repair();
     }

@@ -226,14 +226,26 @@ impl Shared {
     /// Whoever trailed is needed at once.
     pub fn replica_down(&mut self, replica: ReplicaId, why: String) {
         self.links.disconnected(replica, why);
-        let trailed = self.links.dismiss_spares();
-        trailed.iter().for_each(|spare| self.send_queued(spare));
+        self.links.dismiss_spares();
+        self.pump_all();
     }
 
-    /// A tick: spares are sent what has waited for it.
-    pub fn send_to_spares(&mut self) {
-        let trailed = self.links.choose_spares(self.quorums.sync, self.now);
-        trailed.iter().for_each(|spare| self.send_queued(spare));
+    /// A tick: what has waited for it is sent.
+    pub fn send_what_waited(&mut self) {
+        self.links.choose_spares(self.quorums.sync, self.now);
+        let replicas = ReplicaSet::first(self.quorums.replicas);
+        replicas
+            .iter()
+            .for_each(|replica| self.send_queued(replica));
+    }
+
+    /// A tick for all but the spares, who stay what they are.
+    #[cfg(test)]
+    pub fn send_lingering(&mut self) {
+        let replicas = ReplicaSet::first(self.quorums.replicas).without(self.links.spares());
+        replicas
+            .iter()
+            .for_each(|replica| self.send_queued(replica));
     }
 
     fn ping(&mut self, replica: ReplicaId) {
@@ -300,7 +312,7 @@ impl Shared {
         self.versions.written(key, generation, version);
         self.counters.writes += 1;
         self.links.write(version.seq, bytes, replicas);
-        replicas.iter().for_each(|replica| self.pump(replica));
+        self.pump_all();
         Ok(version)
     }
 
@@ -325,10 +337,16 @@ impl Shared {
         }
     }
 
-    /// Sends what fits, unless it waits for a tick.
+    fn pump_all(&mut self) {
+        let replicas = ReplicaSet::first(self.quorums.replicas);
+        replicas.iter().for_each(|replica| self.pump(replica));
+    }
+
+    /// Sends what fits, unless it can wait.
     fn pump(&mut self, replica: ReplicaId) {
-        if !self.links.trails(replica) {
-            self.send_queued(replica);
+        match self.links.can_wait(replica) {
+            true => self.links.flush(replica, &mut self.out),
+            false => self.send_queued(replica),
         }
     }
 
@@ -480,7 +498,8 @@ impl Shared {
     /// Completes the operation with `Synced` once everything up to `upto` is on k replicas.
     pub fn wait_synced(&mut self, op: OpId, file: Option<FileId>, upto: Seq) {
         if !self.pending.is_synced(file, upto) {
-            self.links.want_flush(upto, &mut self.out);
+            self.links.want_flush(upto);
+            self.pump_all();
         }
         self.syncs.push(SyncWait { op, file, upto });
         self.progress = true;

@@ -21,30 +21,21 @@ use crate::client::core::Time;
 use crate::client::core::quorum::ReplicaSet;
 use crate::ids::ReplicaId;
 
-/// So many bytes do not wait for a tick.
-const TRAIL_BYTES: u64 = 256 << 10;
-
 /// How long a replica that was late is not counted on: at first, and twice as long each time that it is
 /// late again within the longest rest. One slow flush is soon forgotten, a slow replica is not.
 const LATE_REST_MIN: Time = Time::from_millis(100);
 const LATE_REST_MAX: Time = Time::from_secs(1);
 
 impl Links {
-    /// Whether the replica's writes wait for the next tick.
-    pub fn trails(&self, replica: ReplicaId) -> bool {
-        let link = &self.links[usize::from(replica.0)];
-        self.spares.contains(replica) && link.queued_bytes() < TRAIL_BYTES
-    }
-
-    /// A tick: chooses anew who trails, where `sync` replicas make a write durable. Whoever trailed until
-    /// now is to be sent what has waited.
-    pub fn choose_spares(&mut self, sync: usize, now: Time) -> ReplicaSet {
+    /// A tick: chooses anew who trails, where `sync` replicas make a write durable. What has waited until now
+    /// is to be sent.
+    pub fn choose_spares(&mut self, sync: usize, now: Time) {
         self.links
             .iter_mut()
             .for_each(|link| link.look_for_lateness(now));
-        let trailed = self.dismiss_spares();
+        self.dismiss_spares();
         if !self.owned || !self.links.iter().all(Link::is_whole) {
-            return trailed;
+            return;
         }
         // Differences below a millisecond are no distance.
         let mut nearest: Vec<(bool, u128, ReplicaId)> = self
@@ -57,27 +48,20 @@ impl Links {
             let spares = spare.iter().map(|(.., replica)| *replica);
             spares.for_each(|replica| self.spares.insert(replica));
         }
-        trailed
     }
 
     #[cfg(test)]
-    pub fn has_spares(&self) -> bool {
-        !self.spares.is_empty()
+    pub fn spares(&self) -> ReplicaSet {
+        self.spares
     }
 
-    /// Nobody trails any more; these did.
-    pub fn dismiss_spares(&mut self) -> ReplicaSet {
-        std::mem::take(&mut self.spares)
+    /// Nobody trails any more.
+    pub fn dismiss_spares(&mut self) {
+        self.spares = ReplicaSet::default();
     }
 }
 
 impl Link {
-    /// Bytes of writes that were not sent yet.
-    fn queued_bytes(&self) -> u64 {
-        self.pending_bytes
-            .saturating_sub(self.in_flight_bytes as u64)
-    }
-
     /// It can be one of the k that everything waits for.
     fn is_whole(&self) -> bool {
         let misses = !self.missed.is_empty() || self.missed_unknown > 0;

@@ -142,8 +142,10 @@ impl Desk {
         self.collect();
     }
 
-    /// Delivers and commits until nothing moves.
+    /// Sends what waits for a tick (except to spares), delivers and commits until nothing moves.
     pub fn run(&mut self) {
+        self.core.send_lingering();
+        self.collect();
         loop {
             let moved: usize = (0..self.peers.len() as u8).map(|z| self.deliver(z)).sum();
             (0..self.peers.len() as u8).for_each(|z| self.commit(z));
@@ -157,6 +159,14 @@ impl Desk {
         self.now += time;
         self.core.tick(self.now);
         self.collect();
+    }
+
+    /// Writes that wait for delivery to a replica.
+    pub fn sent(&self, replica: usize) -> usize {
+        let writes = self.outbox[replica].iter();
+        writes
+            .filter(|(_, request)| matches!(request, Request::Write(_)))
+            .count()
     }
 
     pub fn start(&mut self, call: Call) -> OpId {

@@ -124,6 +124,7 @@ fn after_a_crash(agree: bool) -> Desk {
     old.run();
     if !agree {
         old.write(0, SINGLE, 2);
+        old.start(Call::Sync(SyncScope::Volume));
         old.deliver(2);
         old.commit(2);
     }

@@ -3,6 +3,7 @@
 mod blocks;
 mod desk;
 mod epochs;
+mod lingering;
 mod others;
 pub(crate) mod peer;
 mod scrub;

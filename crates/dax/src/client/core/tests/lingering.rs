@@ -1,0 +1,62 @@
+//! Writes wait until somebody needs them.
+
+use super::super::*;
+use super::desk::*;
+use crate::storage::SyncScope;
+
+const TICK: Time = Time::from_millis(20);
+
+fn sent(d: &Desk) -> [usize; 3] {
+    [0, 1, 2].map(|replica| d.sent(replica))
+}
+
+#[test]
+fn a_write_goes_out_with_the_flush_that_needs_it() {
+    let mut d = Desk::owner();
+    (0..3).for_each(|block| {
+        d.write(block, SINGLE, 1);
+    });
+    assert_eq!(sent(&d), [0; 3]);
+    d.start(Call::Sync(SyncScope::Volume));
+    assert_eq!(sent(&d), [3; 3]);
+    let flushes = |(_, request): &&(u64, Request)| matches!(request, Request::Flush);
+    let flushed = |o: &Vec<(u64, Request)>| o.iter().filter(flushes).count();
+    assert_eq!(d.outbox.iter().map(flushed).sum::<usize>(), 3);
+    d.write(3, SINGLE, 1);
+    assert_eq!(sent(&d), [3; 3], "nobody needs this one");
+}
+
+#[test]
+fn a_write_that_nobody_needs_goes_out_with_the_tick() {
+    let mut d = Desk::owner();
+    d.write(0, SINGLE, 1);
+    d.pass(TICK);
+    assert_eq!(sent(&d), [1; 3]);
+}
+
+#[test]
+fn much_does_not_wait() {
+    let mut d = Desk::owner();
+    let blocks = (128 << 10) / u64::from(BLOCK);
+    (1..blocks).for_each(|block| {
+        d.write(block, SINGLE, 1);
+    });
+    assert_eq!(sent(&d), [0; 3]);
+    d.write(blocks, SINGLE, 1);
+    assert_eq!(sent(&d), [blocks as usize; 3]);
+}
+
+#[test]
+fn what_was_on_its_way_when_a_connection_broke_is_sent_again_at_once_if_somebody_waits_for_it() {
+    let mut d = Desk::owner();
+    d.write(0, SINGLE, 1);
+    let op = d.start(Call::Sync(SyncScope::Volume));
+    d.write(1, SINGLE, 1);
+    d.disconnect(0);
+    d.disconnect(1);
+    d.connect(0);
+    assert_eq!(d.sent(0), 2);
+    d.deliver(0);
+    d.deliver(2);
+    assert!(d.result(op).is_some());
+}
