@@ -6,7 +6,7 @@
 //! What PostgreSQL writes packs well: the end of the log is a page that is mostly zeros still, and it is
 //! written again with every flush; data pages have a hole in the middle. Packing once at the writer is less
 //! work than sending, checking and storing the rest at every replica. zstd at its first level makes half of what
-//! LZ4 does of pages and takes two to three times as long for it, 10 to 30 us more for a page (docs/BENCHMARKS.md).
+//! LZ4 does of pages and takes two to three times as long for it, 10 to 30 us more for a page (docs/benchmarks/peers.md).
 //!
 //! Earlier versions packed with LZ4, which is still read. Nothing can be both: after the four bytes that zstd
 //! begins with, an LZ4 block would have to repeat what came 253 bytes or more before its third byte.

@@ -7,41 +7,26 @@
 //!     └──── connection lost ───┘      └─ refused: full ──▶ rests, then the queue again
 //! ```
 //!
-//! A write is durable when somebody says `Flush`, and who writes a page does not wait for it. So writes stay in
-//! the queue until a flush needs them, enough have gathered, or the next tick: sent one by one, each
-//! would cost a system call here and a wake-up in every zone.
+//! Its parts: [`writes`], [`spares`] who are sent theirs later, and what is [`missed`].
 //!
-//! Invariants: a replica gets the writes of one connection in the order they were made; what was in
-//! flight when a connection broke is sent again first.
+//! Invariant: what was in flight when a connection broke is sent again first.
 
+mod missed;
 mod spares;
+mod writes;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, ZoneId};
+use crate::ids::{BlockKey, Generation, ReplicaId, ZoneId};
 use crate::storage::{ReplicaStatus, VolumeSettings};
-use crate::wire::{BlockWrite, Request};
+use crate::wire::Request;
 
 use super::quorum::ReplicaSet;
 use super::{Asker, Effect, Effects, OpId, Time};
-use crate::writer::pending::{Dropped, Pending, Seq};
+use crate::writer::pending::{Dropped, Seq};
 
 /// Bytes of blocks on the way to one replica; the rest waits in the queue.
 const WINDOW_BYTES: usize = 16 << 20;
-
-/// So many bytes do not wait until somebody needs them, nor do so many that a spare is owed.
-const LINGER_BYTES: u64 = 128 << 10;
-const TRAIL_BYTES: u64 = 256 << 10;
-
-/// Missed writes that are remembered for a replica (about 24 MiB).
-const MISSED_MAX: usize = 1 << 20;
-
-/// Repairs of one replica at a time, and bytes on the way to it above which none is started.
-const REPAIRS: usize = 16;
-const REPAIR_BYTES: usize = 1 << 20;
-
-/// How long a refused write rests before it is sent again.
-const REFUSED_REST: Time = Time::from_millis(500);
 
 /// Bounds of the wait before another replica is asked, too.
 const HEDGE_MIN: Time = Time::from_millis(20);
@@ -195,29 +180,6 @@ impl Links {
         self.link(replica).rebuilding = rebuilding;
     }
 
-    /// Whether nothing that the replica misses is known, or on its way to it.
-    pub fn is_mended(&self, replica: ReplicaId) -> bool {
-        let link = &self.links[usize::from(replica.0)];
-        let repair = |f: &InFlight| matches!(f.what, Sent::Repair(..));
-        link.missed.is_empty() && link.repairing == 0 && !link.in_flight.iter().any(repair)
-    }
-
-    /// A scrub found that the replica misses a block; its queue is kept as writes given up are.
-    pub fn note_missed(&mut self, replica: ReplicaId, key: BlockKey, generation: Generation) {
-        self.link(replica).missed(key, generation);
-    }
-
-    /// Everything that the replica missed is being looked for: what could not be remembered counts
-    /// no more.
-    pub fn forget_unknown(&mut self, replica: ReplicaId) {
-        self.link(replica).missed_unknown = 0;
-    }
-
-    /// Whether more was missed than could be remembered: only a scrub finds it.
-    pub fn misses_unknown(&self, replica: ReplicaId) -> bool {
-        self.links[usize::from(replica.0)].missed_unknown > 0
-    }
-
     /// This handle owns an epoch from now on.
     pub fn own(&mut self) {
         self.owned = true;
@@ -327,137 +289,6 @@ impl Links {
         self.link(replica).trouble = why;
     }
 
-    /// Puts a new write at the end of each of its replicas' queues.
-    pub fn write(&mut self, seq: Seq, bytes: usize, replicas: ReplicaSet) {
-        for replica in replicas.iter() {
-            let link = self.link(replica);
-            link.queue.push_back(seq);
-            link.pending_bytes += bytes as u64;
-        }
-    }
-
-    /// Whether nobody needs what is queued for the replica yet: it can wait for the next tick.
-    pub fn can_wait(&self, replica: ReplicaId) -> bool {
-        let link = &self.links[usize::from(replica.0)];
-        if self.spares.contains(replica) {
-            return link.queued_bytes() < TRAIL_BYTES;
-        }
-        let needed = link
-            .queue
-            .front()
-            .is_some_and(|first| *first <= link.flush_wanted);
-        !needed && link.queued_bytes() < LINGER_BYTES
-    }
-
-    /// Sends queued writes while the window has room, and a flush if somebody waits for one.
-    pub fn pump(
-        &mut self,
-        replica: ReplicaId,
-        epoch: Epoch,
-        pending: &mut Pending,
-        quorums: super::Quorums,
-        out: &mut Effects,
-    ) {
-        let (window_bytes, counting) = (self.window_bytes, self.counting());
-        let link = self.link(replica);
-        if !link.up {
-            return;
-        }
-        while link.in_flight_bytes < window_bytes
-            && let Some(seq) = link.queue.pop_front()
-        {
-            if pending.is_superfluous(seq, replica) {
-                let bytes = pending.get(seq).map_or(0, |e| e.data.len());
-                pending.ack(seq, replica, counting, quorums.sync);
-                link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
-                continue;
-            }
-            let Some(entry) = pending.get(seq).filter(|e| e.missing.contains(replica)) else {
-                continue;
-            };
-            let number = link.next_number;
-            link.next_number += 1;
-            link.last_sent = link.last_sent.max(seq);
-            let bytes = entry.data.len();
-            link.in_flight_bytes += bytes;
-            let what = Sent::Write(seq);
-            link.in_flight.push_back(InFlight {
-                number,
-                what,
-                bytes,
-            });
-            out.push(Effect::Send {
-                replica,
-                id: number,
-                request: Request::Write(BlockWrite {
-                    epoch,
-                    key: entry.key,
-                    generation: entry.generation,
-                    version: entry.version,
-                    checksum: entry.checksum,
-                    data: entry.data.clone(),
-                }),
-            });
-        }
-        link.flush(replica, out);
-    }
-
-    /// Somebody waits for everything up to `upto`.
-    pub fn want_flush(&mut self, upto: Seq) {
-        for link in &mut self.links {
-            link.flush_wanted = link.flush_wanted.max(upto);
-        }
-    }
-
-    /// Has what the replica was sent flushed, if somebody waits for it.
-    pub fn flush(&mut self, replica: ReplicaId, out: &mut Effects) {
-        self.link(replica).flush(replica, out);
-    }
-
-    /// The writes that this acknowledgement covers.
-    pub fn acked(&mut self, replica: ReplicaId, upto: u64, now: Time) -> Vec<Seq> {
-        let link = self.link(replica);
-        link.progress_at = now;
-        let mut acked = Vec::new();
-        while let Some(done) = link.in_flight.pop_front_if(|f| f.number <= upto) {
-            link.in_flight_bytes -= done.bytes;
-            link.pending_bytes = link.pending_bytes.saturating_sub(done.bytes as u64);
-            if let Sent::Write(seq) = done.what {
-                acked.push(seq);
-            }
-        }
-        acked
-    }
-
-    /// A write had no effect: it rests, then it is sent again.
-    pub fn refused(&mut self, replica: ReplicaId, number: u64, why: String, now: Time) {
-        let link = self.link(replica);
-        let Ok(index) = link.in_flight.binary_search_by_key(&number, |f| f.number) else {
-            return;
-        };
-        let Some(refused) = link.in_flight.remove(index) else {
-            return;
-        };
-        link.in_flight_bytes -= refused.bytes;
-        link.trouble = Some(why);
-        link.rest_until = now + REFUSED_REST;
-        match refused.what {
-            Sent::Write(seq) => link.resting.push(seq),
-            Sent::Repair(key, generation) => link.missed(key, generation),
-        }
-    }
-
-    /// Puts refused writes that have rested back into the queue; the replicas where that happened.
-    pub fn wake_refused(&mut self, now: Time) -> ReplicaSet {
-        let mut woken = ReplicaSet::default();
-        for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
-            if link.wake_refused(now) {
-                woken.insert(replica);
-            }
-        }
-        woken
-    }
-
     /// Replicas that are down, and replicas that have acknowledged nothing for `stuck`: there, synced
     /// writes may be given up.
     pub fn away(&self, now: Time, stuck: Time) -> ReplicaSet {
@@ -475,60 +306,6 @@ impl Links {
                 link.missed(write.key, write.generation);
             }
         }
-    }
-
-    /// Blocks were removed: nobody misses them.
-    pub fn forget_missed(&mut self, removed: impl Fn(FileId, BlockIndex) -> bool) {
-        for link in &mut self.links {
-            link.missed.retain(|(key, _)| !removed(key.file, key.block));
-        }
-    }
-
-    /// Something that a replica missed and may be sent now: it is there, and has nothing else to do.
-    pub fn next_repair(&mut self, now: Time) -> Option<(ReplicaId, BlockKey, Generation)> {
-        for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
-            let idle = link.up && link.queue.is_empty() && now >= link.rest_until;
-            if idle
-                && link.in_flight_bytes < REPAIR_BYTES
-                && link.repairing < REPAIRS
-                && let Some((key, generation)) = link.missed.pop_first()
-            {
-                link.repairing += 1;
-                return Some((replica, key, generation));
-            }
-        }
-        None
-    }
-
-    /// The repair's block was read, or could not be.
-    pub fn repair_ended(&mut self, replica: ReplicaId) {
-        let link = self.link(replica);
-        link.repairing = link.repairing.saturating_sub(1);
-    }
-
-    /// Sends a missed block.
-    pub fn repair(&mut self, replica: ReplicaId, write: BlockWrite, out: &mut Effects) {
-        let link = self.link(replica);
-        if !link.up {
-            link.missed(write.key, write.generation);
-            return;
-        }
-        let number = link.next_number;
-        link.next_number += 1;
-        let bytes = write.data.len();
-        link.in_flight_bytes += bytes;
-        link.pending_bytes += bytes as u64;
-        let what = Sent::Repair(write.key, write.generation);
-        link.in_flight.push_back(InFlight {
-            number,
-            what,
-            bytes,
-        });
-        out.push(Effect::Send {
-            replica,
-            id: number,
-            request: Request::Write(write),
-        });
     }
 
     /// Forgets all writes (the writer is fenced).
@@ -584,52 +361,5 @@ impl Link {
     /// The measured round trip; farthest if there is none yet.
     fn distance(&self) -> Time {
         self.round_trip.unwrap_or(Time::MAX)
-    }
-
-    /// Bytes of writes that were not sent yet.
-    fn queued_bytes(&self) -> u64 {
-        self.pending_bytes
-            .saturating_sub(self.in_flight_bytes as u64)
-    }
-
-    fn flush(&mut self, replica: ReplicaId, out: &mut Effects) {
-        let mut writes = self.in_flight.iter();
-        let first = writes.find_map(|f| match f.what {
-            Sent::Write(seq) => Some(seq),
-            Sent::Repair(..) => None,
-        });
-        let waited_for = first.is_some_and(|first| first <= self.flush_wanted);
-        if waited_for && self.last_sent > self.flushed && self.flush_wanted > self.flushed {
-            self.flushed = self.last_sent;
-            out.push(Effect::Send {
-                replica,
-                id: 0,
-                request: Request::Flush,
-            });
-        }
-    }
-
-    fn wake_refused(&mut self, now: Time) -> bool {
-        if self.resting.is_empty() || now < self.rest_until {
-            return false;
-        }
-        let mut rested = std::mem::take(&mut self.resting);
-        rested.sort_unstable();
-        // Sent again out of order: a flush must follow them, too.
-        self.flushed = 0;
-        self.trouble = None;
-        rested
-            .into_iter()
-            .rev()
-            .for_each(|seq| self.queue.push_front(seq));
-        true
-    }
-
-    fn missed(&mut self, key: BlockKey, generation: Generation) {
-        if self.missed.len() < MISSED_MAX {
-            self.missed.insert((key, generation));
-        } else {
-            self.missed_unknown += 1;
-        }
     }
 }

@@ -1,0 +1,104 @@
+//! What replicas miss: writes given up for one that was away, and how it gets them later.
+//!
+//! Invariant: what a replica misses is known, on its way to it, or counted as unknown, which only a scrub ends.
+
+use super::{InFlight, Link, Links, Sent};
+use crate::client::core::{Effect, Effects, Time};
+use crate::ids::{BlockIndex, BlockKey, FileId, Generation, ReplicaId};
+use crate::wire::{BlockWrite, Request};
+
+/// Missed writes that are remembered for a replica (about 24 MiB).
+const MISSED_MAX: usize = 1 << 20;
+
+/// Repairs of one replica at a time, and bytes on the way to it above which none is started.
+const REPAIRS: usize = 16;
+const REPAIR_BYTES: usize = 1 << 20;
+
+impl Links {
+    /// A scrub found that the replica misses a block; its queue is kept as writes given up are.
+    pub fn note_missed(&mut self, replica: ReplicaId, key: BlockKey, generation: Generation) {
+        self.link(replica).missed(key, generation);
+    }
+
+    /// Everything that the replica missed is being looked for: what could not be remembered counts
+    /// no more.
+    pub fn forget_unknown(&mut self, replica: ReplicaId) {
+        self.link(replica).missed_unknown = 0;
+    }
+
+    /// Whether more was missed than could be remembered: only a scrub finds it.
+    pub fn misses_unknown(&self, replica: ReplicaId) -> bool {
+        self.links[usize::from(replica.0)].missed_unknown > 0
+    }
+
+    /// Whether nothing that the replica misses is known, or on its way to it.
+    pub fn is_mended(&self, replica: ReplicaId) -> bool {
+        let link = &self.links[usize::from(replica.0)];
+        let repair = |f: &InFlight| matches!(f.what, Sent::Repair(..));
+        link.missed.is_empty() && link.repairing == 0 && !link.in_flight.iter().any(repair)
+    }
+
+    /// Blocks were removed: nobody misses them.
+    pub fn forget_missed(&mut self, removed: impl Fn(FileId, BlockIndex) -> bool) {
+        for link in &mut self.links {
+            link.missed.retain(|(key, _)| !removed(key.file, key.block));
+        }
+    }
+
+    /// Something that a replica missed and may be sent now: it is there, and has nothing else to do.
+    pub fn next_repair(&mut self, now: Time) -> Option<(ReplicaId, BlockKey, Generation)> {
+        for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
+            let idle = link.up && link.queue.is_empty() && now >= link.rest_until;
+            if idle
+                && link.in_flight_bytes < REPAIR_BYTES
+                && link.repairing < REPAIRS
+                && let Some((key, generation)) = link.missed.pop_first()
+            {
+                link.repairing += 1;
+                return Some((replica, key, generation));
+            }
+        }
+        None
+    }
+
+    /// The repair's block was read, or could not be.
+    pub fn repair_ended(&mut self, replica: ReplicaId) {
+        let link = self.link(replica);
+        link.repairing = link.repairing.saturating_sub(1);
+    }
+
+    /// Sends a missed block.
+    pub fn repair(&mut self, replica: ReplicaId, write: BlockWrite, out: &mut Effects) {
+        let link = self.link(replica);
+        if !link.up {
+            link.missed(write.key, write.generation);
+            return;
+        }
+        let number = link.next_number;
+        link.next_number += 1;
+        let bytes = write.data.len();
+        link.in_flight_bytes += bytes;
+        link.pending_bytes += bytes as u64;
+        let what = Sent::Repair(write.key, write.generation);
+        link.in_flight.push_back(InFlight {
+            number,
+            what,
+            bytes,
+        });
+        out.push(Effect::Send {
+            replica,
+            id: number,
+            request: Request::Write(write),
+        });
+    }
+}
+
+impl Link {
+    pub(super) fn missed(&mut self, key: BlockKey, generation: Generation) {
+        if self.missed.len() < MISSED_MAX {
+            self.missed.insert((key, generation));
+        } else {
+            self.missed_unknown += 1;
+        }
+    }
+}
