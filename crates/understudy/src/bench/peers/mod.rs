@@ -247,10 +247,26 @@ fn describe(record: &Record) -> String {
                 rate.p99_ms
             )
         }
-        Finding::Loss { loss, .. } => format!(
-            "  active lost: down for {} ms, back after {:?} ms, {} of {} acknowledged commits lost, \
-             protected again {:?} ms after it came back",
-            loss.downtime_ms, loss.back_ms, loss.lost, loss.acknowledged, loss.protected_ms
-        ),
+        Finding::Loss { loss, .. } => {
+            let protected = loss
+                .given_back_at_s
+                .map(|_| after(", protected again", loss.protected_ms));
+            format!(
+                "  active lost: down for {:.1} s, {}, {} of {} acknowledged commits lost{}",
+                loss.downtime_ms / 1000.0,
+                after("90 % of throughput", loss.back_ms),
+                loss.lost,
+                loss.acknowledged,
+                protected.unwrap_or_default()
+            )
+        }
+    }
+}
+
+/// How long something took, if it came in time.
+fn after(what: &str, ms: Option<f64>) -> String {
+    match ms {
+        Some(ms) => format!("{what} after {:.1} s", ms / 1000.0),
+        None => format!("{what} not in time"),
     }
 }
