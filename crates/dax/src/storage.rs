@@ -396,7 +396,7 @@ pub trait Storage: Send + Sync + 'static {
     /// `Fenced`, or `Invalid` if the handle owns no epoch.
     fn next_version(&self) -> Result<Version>;
 
-    /// *Write(CSYNC)*, DAX 4: hands the block to all replicas and returns at once. The block counts
+    /// *Write(CSYNC)*, DAX 4: takes the block for all replicas and returns at once. The block counts
     /// as durable only after a later [`csync`](Storage::csync). `data` is one whole block. A pending
     /// write of an earlier generation is never replaced by this one; both go out.
     ///

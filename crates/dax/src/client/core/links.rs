@@ -99,6 +99,8 @@ pub(crate) struct Links {
     /// This handle owns an epoch.
     owned: bool,
     window_bytes: usize,
+    linger_bytes: u64,
+    trail_bytes: u64,
     /// Who is sent its writes with the next tick.
     spares: ReplicaSet,
 }
@@ -115,13 +117,18 @@ impl Links {
             next_id: 1,
             owned: false,
             window_bytes: WINDOW_BYTES,
+            linger_bytes: writes::LINGER_BYTES,
+            trail_bytes: writes::TRAIL_BYTES,
             spares: ReplicaSet::default(),
         }
     }
 
+    /// The simulation's blocks are small, so what may wait is, too.
     #[cfg(test)]
     pub fn set_window(&mut self, window_bytes: usize) {
         self.window_bytes = window_bytes;
+        self.linger_bytes = window_bytes as u64 / 2;
+        self.trail_bytes = window_bytes as u64;
     }
 
     fn link(&mut self, replica: ReplicaId) -> &mut Link {
@@ -269,7 +276,7 @@ impl Links {
         link.wake_refused(now);
     }
 
-    /// What was in flight goes back to the front of the queue.
+    /// What was in flight goes back to the front of the queue, in the order in which it was written.
     pub fn disconnected(&mut self, replica: ReplicaId, why: String) {
         let link = self.link(replica);
         link.up = false;
@@ -278,10 +285,15 @@ impl Links {
         link.asked.clear();
         let lost = std::mem::take(&mut link.in_flight);
         link.in_flight_bytes = 0;
-        lost.into_iter().rev().for_each(|f| match f.what {
+        lost.into_iter().for_each(|f| match f.what {
             Sent::Write(seq) => link.queue.push_front(seq),
-            Sent::Repair(key, generation) => link.missed(key, generation),
+            Sent::Repair(key, generation) => {
+                link.pending_bytes = link.pending_bytes.saturating_sub(f.bytes as u64);
+                link.missed(key, generation);
+            }
         });
+        // One that had been refused may have been sent after newer ones.
+        link.queue.make_contiguous().sort_unstable();
     }
 
     /// A replica that cannot be used, and why.

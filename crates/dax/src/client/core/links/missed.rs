@@ -45,10 +45,12 @@ impl Links {
         }
     }
 
-    /// Something that a replica missed and may be sent now: it is there, and has nothing else to do.
+    /// Something that a replica missed and may be sent now: it is there, and has nothing to do that anybody waits
+    /// for.
     pub fn next_repair(&mut self, now: Time) -> Option<(ReplicaId, BlockKey, Generation)> {
         for (replica, link) in (0u8..).map(ReplicaId).zip(&mut self.links) {
-            let idle = link.up && link.queue.is_empty() && now >= link.rest_until;
+            let waits = link.queue.is_empty() || link.can_linger(self.linger_bytes);
+            let idle = link.up && waits && now >= link.rest_until;
             if idle
                 && link.in_flight_bytes < REPAIR_BYTES
                 && link.repairing < REPAIRS

@@ -15,8 +15,8 @@ use crate::wire::{BlockWrite, Request};
 use crate::writer::pending::{Pending, Seq};
 
 /// So many bytes do not wait until somebody needs them, nor do so many that a spare is owed.
-const LINGER_BYTES: u64 = 128 << 10;
-const TRAIL_BYTES: u64 = 256 << 10;
+pub(super) const LINGER_BYTES: u64 = 128 << 10;
+pub(super) const TRAIL_BYTES: u64 = 256 << 10;
 
 /// How long a refused write rests before it is sent again.
 const REFUSED_REST: Time = Time::from_millis(500);
@@ -34,14 +34,10 @@ impl Links {
     /// Whether nobody needs what is queued for the replica yet: it can wait for the next tick.
     pub fn can_wait(&self, replica: ReplicaId) -> bool {
         let link = &self.links[usize::from(replica.0)];
-        if self.spares.contains(replica) {
-            return link.queued_bytes() < TRAIL_BYTES;
+        match self.spares.contains(replica) {
+            true => link.queued_bytes() < self.trail_bytes,
+            false => link.can_linger(self.linger_bytes),
         }
-        let needed = link
-            .queue
-            .front()
-            .is_some_and(|first| *first <= link.flush_wanted);
-        !needed && link.queued_bytes() < LINGER_BYTES
     }
 
     /// Sends queued writes while the window has room, and a flush if somebody waits for one.
@@ -138,7 +134,10 @@ impl Links {
         link.rest_until = now + REFUSED_REST;
         match refused.what {
             Sent::Write(seq) => link.resting.push(seq),
-            Sent::Repair(key, generation) => link.missed(key, generation),
+            Sent::Repair(key, generation) => {
+                link.pending_bytes = link.pending_bytes.saturating_sub(refused.bytes as u64);
+                link.missed(key, generation);
+            }
         }
     }
 
@@ -159,6 +158,13 @@ impl Link {
     fn queued_bytes(&self) -> u64 {
         self.pending_bytes
             .saturating_sub(self.in_flight_bytes as u64)
+    }
+
+    /// Nobody waits for what is queued, and it is little.
+    pub(super) fn can_linger(&self, linger_bytes: u64) -> bool {
+        let first = self.queue.front();
+        let needed = first.is_some_and(|first| *first <= self.flush_wanted);
+        !needed && self.queued_bytes() < linger_bytes
     }
 
     fn flush(&mut self, replica: ReplicaId, out: &mut Effects) {
@@ -182,15 +188,11 @@ impl Link {
         if self.resting.is_empty() || now < self.rest_until {
             return false;
         }
-        let mut rested = std::mem::take(&mut self.resting);
-        rested.sort_unstable();
+        self.queue.extend(std::mem::take(&mut self.resting));
+        self.queue.make_contiguous().sort_unstable();
         // Sent again out of order: a flush must follow them, too.
         self.flushed = 0;
         self.trouble = None;
-        rested
-            .into_iter()
-            .rev()
-            .for_each(|seq| self.queue.push_front(seq));
         true
     }
 }

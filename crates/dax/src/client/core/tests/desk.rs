@@ -146,6 +146,11 @@ impl Desk {
     pub fn run(&mut self) {
         self.core.send_lingering();
         self.collect();
+        self.settle();
+    }
+
+    /// Delivers and commits until nothing moves.
+    pub fn settle(&mut self) {
         loop {
             let moved: usize = (0..self.peers.len() as u8).map(|z| self.deliver(z)).sum();
             (0..self.peers.len() as u8).for_each(|z| self.commit(z));

@@ -19,11 +19,24 @@ fn a_write_goes_out_with_the_flush_that_needs_it() {
     assert_eq!(sent(&d), [0; 3]);
     d.start(Call::Sync(SyncScope::Volume));
     assert_eq!(sent(&d), [3; 3]);
+    d.write(3, SINGLE, 1);
+    assert_eq!(sent(&d), [3; 3], "nobody needs this one");
     let flushes = |(_, request): &&(u64, Request)| matches!(request, Request::Flush);
     let flushed = |o: &Vec<(u64, Request)>| o.iter().filter(flushes).count();
     assert_eq!(d.outbox.iter().map(flushed).sum::<usize>(), 3);
-    d.write(3, SINGLE, 1);
-    assert_eq!(sent(&d), [3; 3], "nobody needs this one");
+}
+
+#[test]
+fn what_somebody_needs_goes_on_as_soon_as_the_window_has_room() {
+    let mut d = Desk::owner();
+    d.core.distort(None, 2 * BLOCK as usize);
+    (0..5).for_each(|block| {
+        d.write(block, SINGLE, 1);
+    });
+    let op = d.start(Call::Sync(SyncScope::Volume));
+    assert_eq!(sent(&d), [2; 3]);
+    d.settle();
+    assert!(d.result(op).is_some());
 }
 
 #[test]
@@ -59,4 +72,62 @@ fn what_was_on_its_way_when_a_connection_broke_is_sent_again_at_once_if_somebody
     d.deliver(0);
     d.deliver(2);
     assert!(d.result(op).is_some());
+}
+
+#[test]
+fn what_nobody_waits_for_waits_on_a_new_connection_too() {
+    let mut d = Desk::owner();
+    d.write(0, SINGLE, 1);
+    d.disconnect(0);
+    d.connect(0);
+    assert_eq!(d.sent(0), 0);
+    d.pass(TICK);
+    assert_eq!(d.sent(0), 1);
+}
+
+/// Replica 2 was away for so long that most of what it lacks was given up; now it is back.
+fn back_with_much_missing() -> Desk {
+    let mut d = Desk::owner();
+    d.disconnect(2);
+    for block in 0..100 {
+        assert!(d.finish(Call::Room(BLOCK as usize)).is_ok());
+        d.write(block, SINGLE, 1);
+        d.run();
+    }
+    d.connect(2);
+    d
+}
+
+#[test]
+fn repairs_go_on_while_writes_linger() {
+    let mut d = back_with_much_missing();
+    d.core.send_lingering();
+    d.collect();
+    let missed = d.core.replicas()[2].missed_blocks;
+    d.write(200, SINGLE, 1);
+    d.settle();
+    assert!(d.core.replicas()[2].missed_blocks < missed);
+    assert!(
+        d.peers[2].newest(key(200), SINGLE).is_none(),
+        "it still waits"
+    );
+}
+
+/// Each repair that was under way when its connection broke was once counted as pending for ever, so that in the
+/// end nothing lingered any more.
+#[test]
+fn a_repair_that_is_cut_off_is_pending_no_more() {
+    let mut d = back_with_much_missing();
+    d.pass(TICK);
+    (0..2).for_each(|replica| {
+        d.deliver(replica);
+    });
+    assert!(d.sent(2) > 0, "repairs are under way");
+    d.disconnect(2);
+    d.connect(2);
+    while d.core.replicas()[2].missed_blocks > 0 {
+        d.pass(TICK);
+        d.run();
+    }
+    assert_eq!(d.core.replicas()[2].pending_bytes, 0);
 }
