@@ -31,11 +31,6 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Bytes on the wire.
-    pub fn wire_bytes(&self) -> usize {
-        self.head.len() + self.payload.len()
-    }
-
     /// Both parts, in the order they go out.
     pub fn parts(&self) -> [&[u8]; 2] {
         [&self.head, &self.payload]

@@ -276,24 +276,22 @@ impl Links {
         link.wake_refused(now);
     }
 
-    /// What was in flight goes back to the front of the queue, in the order in which it was written.
+    /// What was in flight goes back into the queue.
     pub fn disconnected(&mut self, replica: ReplicaId, why: String) {
         let link = self.link(replica);
         link.up = false;
         link.admitted = false;
         link.trouble = Some(why);
         link.asked.clear();
-        let lost = std::mem::take(&mut link.in_flight);
         link.in_flight_bytes = 0;
-        lost.into_iter().for_each(|f| match f.what {
-            Sent::Write(seq) => link.queue.push_front(seq),
-            Sent::Repair(key, generation) => {
-                link.pending_bytes = link.pending_bytes.saturating_sub(f.bytes as u64);
-                link.missed(key, generation);
+        let mut lost = Vec::new();
+        for f in std::mem::take(&mut link.in_flight) {
+            match f.what {
+                Sent::Write(seq) => lost.push(seq),
+                Sent::Repair(key, generation) => link.repair_failed(key, generation, f.bytes),
             }
-        });
-        // One that had been refused may have been sent after newer ones.
-        link.queue.make_contiguous().sort_unstable();
+        }
+        link.queue_again(lost);
     }
 
     /// A replica that cannot be used, and why.

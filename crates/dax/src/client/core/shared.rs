@@ -233,16 +233,17 @@ impl Shared {
     /// A tick: what has waited for it is sent.
     pub fn send_what_waited(&mut self) {
         self.links.choose_spares(self.quorums.sync, self.now);
-        let replicas = ReplicaSet::first(self.quorums.replicas);
-        replicas
-            .iter()
-            .for_each(|replica| self.send_queued(replica));
+        self.send_all_queued(ReplicaSet::first(self.quorums.replicas));
     }
 
     /// A tick for all but the spares, who stay what they are.
     #[cfg(test)]
     pub fn send_lingering(&mut self) {
-        let replicas = ReplicaSet::first(self.quorums.replicas).without(self.links.spares());
+        let all = ReplicaSet::first(self.quorums.replicas);
+        self.send_all_queued(all.without(self.links.spares()));
+    }
+
+    fn send_all_queued(&mut self, replicas: ReplicaSet) {
         replicas
             .iter()
             .for_each(|replica| self.send_queued(replica));

@@ -3,9 +3,9 @@
 //! Invariant: what a replica misses is known, on its way to it, or counted as unknown, which only a scrub ends.
 
 use super::{InFlight, Link, Links, Sent};
-use crate::client::core::{Effect, Effects, Time};
+use crate::client::core::{Effects, Time};
 use crate::ids::{BlockIndex, BlockKey, FileId, Generation, ReplicaId};
-use crate::wire::{BlockWrite, Request};
+use crate::wire::BlockWrite;
 
 /// Missed writes that are remembered for a replica (about 24 MiB).
 const MISSED_MAX: usize = 1 << 20;
@@ -76,26 +76,19 @@ impl Links {
             link.missed(write.key, write.generation);
             return;
         }
-        let number = link.next_number;
-        link.next_number += 1;
-        let bytes = write.data.len();
-        link.in_flight_bytes += bytes;
-        link.pending_bytes += bytes as u64;
+        link.pending_bytes += write.data.len() as u64;
         let what = Sent::Repair(write.key, write.generation);
-        link.in_flight.push_back(InFlight {
-            number,
-            what,
-            bytes,
-        });
-        out.push(Effect::Send {
-            replica,
-            id: number,
-            request: Request::Write(write),
-        });
+        link.send(replica, what, write, out);
     }
 }
 
 impl Link {
+    /// A repair had no effect: the block is missed again, and pending no more.
+    pub(super) fn repair_failed(&mut self, key: BlockKey, generation: Generation, bytes: usize) {
+        self.pending_bytes = self.pending_bytes.saturating_sub(bytes as u64);
+        self.missed(key, generation);
+    }
+
     pub(super) fn missed(&mut self, key: BlockKey, generation: Generation) {
         if self.missed.len() < MISSED_MAX {
             self.missed.insert((key, generation));

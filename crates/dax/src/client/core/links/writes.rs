@@ -66,29 +66,16 @@ impl Links {
             let Some(entry) = pending.get(seq).filter(|e| e.missing.contains(replica)) else {
                 continue;
             };
-            let number = link.next_number;
-            link.next_number += 1;
+            let write = BlockWrite {
+                epoch,
+                key: entry.key,
+                generation: entry.generation,
+                version: entry.version,
+                checksum: entry.checksum,
+                data: entry.data.clone(),
+            };
             link.last_sent = link.last_sent.max(seq);
-            let bytes = entry.data.len();
-            link.in_flight_bytes += bytes;
-            let what = Sent::Write(seq);
-            link.in_flight.push_back(InFlight {
-                number,
-                what,
-                bytes,
-            });
-            out.push(Effect::Send {
-                replica,
-                id: number,
-                request: Request::Write(BlockWrite {
-                    epoch,
-                    key: entry.key,
-                    generation: entry.generation,
-                    version: entry.version,
-                    checksum: entry.checksum,
-                    data: entry.data.clone(),
-                }),
-            });
+            link.send(replica, Sent::Write(seq), write, out);
         }
         link.flush(replica, out);
     }
@@ -134,10 +121,7 @@ impl Links {
         link.rest_until = now + REFUSED_REST;
         match refused.what {
             Sent::Write(seq) => link.resting.push(seq),
-            Sent::Repair(key, generation) => {
-                link.pending_bytes = link.pending_bytes.saturating_sub(refused.bytes as u64);
-                link.missed(key, generation);
-            }
+            Sent::Repair(key, generation) => link.repair_failed(key, generation, refused.bytes),
         }
     }
 
@@ -167,6 +151,30 @@ impl Link {
         !needed && self.queued_bytes() < linger_bytes
     }
 
+    /// Puts a block on its way: numbered, and in flight until it is acknowledged.
+    pub(super) fn send(
+        &mut self,
+        replica: ReplicaId,
+        what: Sent,
+        write: BlockWrite,
+        out: &mut Effects,
+    ) {
+        let number = self.next_number;
+        self.next_number += 1;
+        let bytes = write.data.len();
+        self.in_flight_bytes += bytes;
+        self.in_flight.push_back(InFlight {
+            number,
+            what,
+            bytes,
+        });
+        out.push(Effect::Send {
+            replica,
+            id: number,
+            request: Request::Write(write),
+        });
+    }
+
     fn flush(&mut self, replica: ReplicaId, out: &mut Effects) {
         let mut writes = self.in_flight.iter();
         let first = writes.find_map(|f| match f.what {
@@ -188,11 +196,17 @@ impl Link {
         if self.resting.is_empty() || now < self.rest_until {
             return false;
         }
-        self.queue.extend(std::mem::take(&mut self.resting));
-        self.queue.make_contiguous().sort_unstable();
+        let rested = std::mem::take(&mut self.resting);
+        self.queue_again(rested);
         // Sent again out of order: a flush must follow them, too.
         self.flushed = 0;
         self.trouble = None;
         true
+    }
+
+    /// Queues what was sent already, where it was before: in the order in which it was written.
+    pub(super) fn queue_again(&mut self, sent: impl IntoIterator<Item = Seq>) {
+        self.queue.extend(sent);
+        self.queue.make_contiguous().sort_unstable();
     }
 }

@@ -196,6 +196,17 @@ impl Desk {
         version.unwrap()
     }
 
+    /// The replica is away for so long, while a hundred blocks are written, that most of what it lacks is given up.
+    pub fn write_without(&mut self, replica: u8) {
+        self.disconnect(replica);
+        for block in 0..100 {
+            let room = self.finish(Call::Room(BLOCK as usize));
+            assert!(room.is_ok());
+            self.write(block, SINGLE, 1);
+            self.run();
+        }
+    }
+
     pub fn read(&mut self, block: u64, up_to: Generation) -> Option<u8> {
         let read = Call::Read {
             key: key(block),
