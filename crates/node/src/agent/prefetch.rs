@@ -25,6 +25,9 @@ use super::log::{Passing, SharedLog};
 
 /// Log that is looked at ahead of redo, at most.
 const WINDOW_BYTES_MAX: u64 = 8 << 20;
+/// The part of the cache that such log may take: with the blocks ([`UNUSED_PART`]) less than the cache keeps of
+/// what nobody has used yet.
+const WINDOW_PART: u64 = 16;
 /// References that wait for their turn.
 const WAITING_MAX: usize = 4096;
 /// The part of the cache that blocks may take which were fetched and are not used yet: one in so many.
@@ -140,8 +143,8 @@ impl Worker {
     fn new(setup: Setup, told: Arc<Mutex<Told>>, again: Arc<Notify>) -> Worker {
         let cache_bytes = setup.cache_blocks as u64 * setup.block_bytes;
         let limits = Limits {
-            // The log goes through the cache as well.
-            window_bytes: WINDOW_BYTES_MAX.min(cache_bytes / 4),
+            // The log goes through the cache as well, and must be there yet when redo comes to it.
+            window_bytes: WINDOW_BYTES_MAX.min(cache_bytes / WINDOW_PART),
             waiting_max: WAITING_MAX,
             // What queries and other processes use is not redo's.
             recent_blocks: setup.buffers / 2,

@@ -4,14 +4,15 @@
 //! [`Known`] says that no later base has another version; blocks of the log only when all of them is
 //! below the horizon, because the active still appends to the last one (rule 5); of that one, what was
 //! below the horizon when it was read last is kept, because the feed and redo ask for the same bytes one
-//! after the other. What the active sent of its log ([`RecentLog`]) is not read at all. Configuration is not cached: it is small, and its writer may change it in place. A block of an image whose version is known
+//! after the other. What the active sent of its log ([`RecentLog`]) is not read at all. What redo has read of the log
+//! leaves, but for the segment that the log ends in. Configuration is not cached: it is small, and its writer may change it in place. A block of an image whose version is known
 //! is read from one replica, which must have exactly that version (CAC-DB 4.5.2); all else by quorum.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use dax::ids::{BlockKey, Generation, Version};
+use dax::ids::{BlockKey, FileId, Generation, Version};
 use dax::storage::{Block, Storage};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -53,6 +54,8 @@ pub(crate) struct Fetcher {
     pub known: Arc<Known>,
     pub(super) ahead: Arc<Ahead>,
     tail: Arc<Mutex<Option<Tail>>>,
+    /// The segment of the log that redo read last.
+    redo_in: Arc<Mutex<Option<FileId>>>,
     /// What the present active sends of its log.
     recent: Arc<Mutex<Option<Arc<RecentLog>>>>,
 }
@@ -85,6 +88,7 @@ impl Fetcher {
             known: Arc::new(known),
             ahead: Arc::new(Ahead::new()),
             tail: Arc::default(),
+            redo_in: Arc::default(),
             recent: Arc::default(),
         }
     }
@@ -205,6 +209,31 @@ impl Fetcher {
     fn was_read(&self, key: BlockKey) {
         if self.ahead.read(key) {
             self.known.give_up(key);
+        }
+    }
+
+    /// Redo has read a part of a segment of the log, which makes room for what it will read. What it keeps is the
+    /// segment that the log ends in: a promotion copies that one, and who asks for the log anew begins with its start.
+    pub fn log_was_read(&self, state: &State, ino: Ino, segment: &Range<Lsn>, bytes: Range<u64>) {
+        let Some(file) = state.shared(ino).map(|shared| shared.id) else {
+            return;
+        };
+        let give_up = |file, blocks: Range<u64>| {
+            for block in blocks {
+                self.cache
+                    .give_up(BlockKey::new(file, block), Generation::SINGLE);
+            }
+        };
+        let size = u64::from(state.block_bytes);
+        let before = self.redo_in.lock().replace(file);
+        if let Some(left) = before.filter(|before| *before != file) {
+            give_up(
+                left,
+                0..segment.end.bytes_since(segment.start).div_ceil(size),
+            );
+        }
+        if state.horizon >= segment.end {
+            give_up(file, bytes.start / size..bytes.end / size);
         }
     }
 

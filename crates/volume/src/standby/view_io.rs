@@ -39,11 +39,17 @@ impl StandbyView {
         if offset >= end {
             return Ok(Bytes::new());
         }
-        if let Some(segment) = state.log_segment(ino) {
+        let segment = state.log_segment(ino);
+        if let Some(segment) = &segment {
             let at = Lsn(segment.start.0 + offset);
             self.fetcher.ahead.log_read(at, segment.start, end - offset);
         }
-        self.fetcher.range(&state, ino, offset..end).await
+        let read = self.fetcher.range(&state, ino, offset..end).await?;
+        if let Some(segment) = segment {
+            self.fetcher
+                .log_was_read(&state, ino, &segment, offset..end);
+        }
+        Ok(read)
     }
 
     /// Reads a file of configuration whole, and keeps that as long as it is open: the active may put another one

@@ -254,6 +254,44 @@ async fn the_last_block_of_the_log_is_read_once_for_each_move_of_the_horizon() {
     }
 }
 
+/// Log that was read ahead for redo was gone before redo came to it, because what redo had read stayed.
+#[tokio::test]
+async fn log_that_redo_has_read_makes_room_unless_the_log_ends_in_its_segment() {
+    let volume = Volume::new();
+    let (active, view, standby) = follow_segment(&volume).await;
+    active.create("pg_wal/2").unwrap();
+    for segment in ["pg_wal/1", "pg_wal/2"] {
+        let log = vec![7; SEGMENT as usize];
+        active.write(segment, 0, &log).await.unwrap();
+    }
+    active.view.sync_all().await.unwrap();
+    let names = active.active.as_ref().unwrap().namespace();
+    let (view, standby) = (&view, &standby);
+    let show = |end: u64| view.show_log(names.clone(), Lsn(end));
+    // How many blocks of a segment are asked of the zones when all of it is read as the feed reads.
+    let asked = async |segment: &str| {
+        let before = view.storage().counters().reads_quorum;
+        view.read_log_file(segment, 0, 1 << 20).await.unwrap();
+        view.storage().counters().reads_quorum - before
+    };
+    let redo_reads = async |segment: &str, block: u64| {
+        let ino = standby.ino(segment).unwrap();
+        let read = standby.view.read(ino, block * BLOCK as u64, BLOCK as u32);
+        assert_eq!(read.await.unwrap()[..], [7; BLOCK]);
+    };
+
+    show(2 * SEGMENT + 3 * BLOCK as u64);
+    assert_eq!(asked("pg_wal/1").await, 4);
+    assert_eq!(asked("pg_wal/1").await, 0, "it was read ahead");
+    redo_reads("pg_wal/1", 0).await;
+    redo_reads("pg_wal/1", 1).await;
+    assert_eq!(asked("pg_wal/1").await, 2, "what redo has read has left");
+    assert_eq!(asked("pg_wal/2").await, 3);
+    redo_reads("pg_wal/2", 0).await;
+    assert_eq!(asked("pg_wal/2").await, 0, "the log ends in it");
+    assert_eq!(asked("pg_wal/1").await, 4, "redo is beyond it");
+}
+
 /// What a standby was sent it does not read; what it was not sent, or what was cut off since, it does.
 #[tokio::test]
 async fn log_that_was_sent_is_not_read_unless_its_file_was_cut() {
