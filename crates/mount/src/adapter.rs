@@ -23,6 +23,7 @@ use volume::error::Error;
 use volume::private::is_private;
 use volume::view::{AttrChange, NewInode, Ownership, View};
 
+use crate::errno::stale;
 use crate::handles::is_cached;
 use crate::joiner::{carry_out, over, settle};
 use crate::opening::{
@@ -151,7 +152,7 @@ impl Filesystem for Adapter {
             "getattr",
             reply,
             |view| {
-                let attr = view.attr(ino(number))?;
+                let attr = view.attr(ino(number)).map_err(stale)?;
                 Ok((view.keep(&attr), attr))
             },
             |reply, (ttl, attr)| reply.attr(&ttl, &file_attr(&attr)),
@@ -330,7 +331,8 @@ impl Filesystem for Adapter {
                 settle(&*view, &core.joiner, ino(number)).await?;
                 cut_to_nothing(&*view, ino(number)).await?;
             }
-            let (handle, mode) = open_counted(&*view, &core.handles, ino(number))?;
+            let opened = open_counted(&*view, &core.handles, ino(number));
+            let (handle, mode) = opened.map_err(stale)?;
             Ok((FileHandle(handle), open_flags(mode)))
         };
         let say = |reply: ReplyOpen, (handle, flags)| reply.opened(handle, flags);

@@ -34,6 +34,15 @@ pub fn errno_of(e: &Error) -> Errno {
     }
 }
 
+/// What is said of an inode that the kernel found by a name and that is gone: the name may lead elsewhere now, and
+/// `ESTALE` has the kernel look. `ENOENT` it hands on as the answer, though there was a file at every moment.
+pub(crate) fn stale(e: Error) -> Error {
+    match e {
+        Error::NotFound => Error::Local(std::io::Error::from_raw_os_error(Errno::ESTALE.code())),
+        other => other,
+    }
+}
+
 /// The errno for what the storage said.
 fn errno_of_storage(kind: ErrorKind) -> Errno {
     match kind {

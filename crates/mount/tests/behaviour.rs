@@ -17,7 +17,7 @@ use dax::error::ErrorKind as Kind;
 use mount::{Mount, MountOptions};
 use nix::errno::Errno;
 use volume::error::Error;
-use volume::view::View;
+use volume::view::{Ino, RenameMode, Timestamp, View};
 
 fn mounted(caching: Caching) -> (Arc<RamView>, Fixture) {
     let view = Arc::new(RamView::new(caching));
@@ -74,6 +74,21 @@ fn fenced_is_read_only() {
         assert_eq!(errno(directory.sync_all()), Errno::EROFS);
         assert_eq!(fs::read(fixture.at("f")).unwrap(), b"before");
     }
+}
+
+/// A server on a standby opened its configuration just when the active put another one in its place: the kernel had
+/// found the old one, which was gone when it was opened, and the server was told that there is none.
+#[test]
+fn a_file_that_was_replaced_behind_the_kernel_is_opened_as_the_new_one() {
+    let (view, fixture) = mounted(Caching::All);
+    for name in ["f", "g"] {
+        fs::write(fixture.at(name), name).unwrap();
+    }
+    assert_eq!(fs::read(fixture.at("f")).unwrap(), b"f");
+    let (from, to) = ((Ino::ROOT, &b"g"[..]), (Ino::ROOT, &b"f"[..]));
+    view.rename(from, to, RenameMode::Replace, Timestamp(0))
+        .unwrap();
+    assert_eq!(fs::read(fixture.at("f")).unwrap(), b"g");
 }
 
 #[test]

@@ -287,6 +287,14 @@ impl Known {
         });
     }
 
+    /// Takes blocks out of the cache: what is kept of them may be older than what the overlay had since.
+    pub fn uncache(&self, keys: impl Iterator<Item = BlockKey>) {
+        let from = self.stretch.read().from;
+        for key in keys {
+            self.cache.remove(key, from);
+        }
+    }
+
     /// Keeps what the overlay had of a block that the base has as well: from this base on as good as the
     /// base's own bytes.
     pub fn carry(&self, base: &Base, key: BlockKey, data: Bytes) {

@@ -9,8 +9,10 @@
 //!
 //! What a move drops it keeps in the cache, as long as there is room, in place of the base's own bytes. The
 //! two differ at most in what no log tells of (hint bits, free space): redo has applied the log beyond
-//! all that the base reflects, and had a block been changed after its stamp, it would have a newer one.
-//! So a standby far from the storage does not read its working set again after every move.
+//! all that the base reflects, and what it changed of a block after its stamp is in PostgreSQL's buffers until it
+//! is written out, with a newer one. So what is kept must be what PostgreSQL wrote last: a later move takes it away,
+//! whether or not it keeps a later copy in its place. So a standby far from the storage does not read its working
+//! set again after every move.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -130,7 +132,7 @@ impl StandbyView {
             has_version: &|key| present.contains(&key),
             is_open: &|ino| opens.contains_key(&ino),
         };
-        let (items, old) = self.change(|state| {
+        let (items, covered) = self.change(|state| {
             check(state, &base)?;
             let next = state.rebase(&to);
             for (id, kept) in &next.kept {
@@ -144,13 +146,19 @@ impl StandbyView {
                 );
             }
             let items = (state.overlay.items(), next.overlay.items());
-            Ok((items, std::mem::replace(state, next)))
+            // An earlier move may have kept what is older than the block that goes now.
+            let covered = state.blocks_covered_by(&base);
+            self.fetcher
+                .known
+                .uncache(covered.iter().map(|(key, _)| *key));
+            *state = next;
+            Ok((items, covered))
         })?;
         drop(opens);
         // Reads of the new base that come first know less, which is right.
         let generation = base.seal.generation;
         self.fetcher.known.follow(generation, &lists, found);
-        for (key, content) in old.blocks_covered_by(&base) {
+        for (key, content) in covered {
             if present.contains(&key)
                 && let Content::Stored(block) = content
                 && let Some(data) = block.in_memory()
@@ -158,8 +166,6 @@ impl StandbyView {
                 self.fetcher.known.carry(&base, key, data);
             }
         }
-        // What it held is freed when nobody waits for the state.
-        drop(old);
         tracing::debug!(
             generation = %base.seal.generation,
             redo = %base.seal.redo,

@@ -20,6 +20,7 @@ use super::gate::Gate;
 use super::known::ReadStats;
 use super::overlay::is_private;
 use super::state::{Found, State};
+use super::view_io::Configuration;
 use crate::cache::BlockCache;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -65,8 +66,7 @@ pub struct StandbyView {
     pub(super) gate: Gate<dyn View>,
     state: RwLock<Arc<State>>,
     pub(super) opens: Mutex<HashMap<Ino, u64>>,
-    /// Configuration that is open, as it was when it was read first.
-    pub(super) copies: Mutex<HashMap<Ino, Bytes>>,
+    pub(super) configuration: Mutex<HashMap<Ino, Configuration>>,
     pub(super) bases: Mutex<Vec<Weak<Base>>>,
     /// One move at a time, with all that follows from it.
     pub(super) moving: Mutex<()>,
@@ -103,7 +103,7 @@ impl StandbyView {
             store: Arc::new(store),
             gate: Gate::new(),
             opens: Mutex::default(),
-            copies: Mutex::default(),
+            configuration: Mutex::default(),
             bases: Mutex::new(vec![Arc::downgrade(&state.base)]),
             state: RwLock::new(Arc::new(state)),
             moving: Mutex::default(),

@@ -11,6 +11,7 @@ use super::state::State;
 use super::view::StandbyView;
 use crate::error::{Error, Result};
 use crate::lsn::Lsn;
+use crate::namespace::Namespace;
 use crate::namespace::plan::MAX_SIZE_BYTES;
 use crate::view::{Fallocate, Ino, Timestamp};
 
@@ -24,12 +25,37 @@ fn part(file: &Bytes, offset: u64, len: u32) -> Bytes {
     file.slice(start..end)
 }
 
+/// A file of configuration that is open: the active may put another one in its place at any time, and who has
+/// opened this one reads it as it was.
+#[derive(Clone)]
+pub(super) enum Configuration {
+    /// Nobody has read it yet; the names when it was opened.
+    Unread(Namespace),
+    /// All of it, when it was read first.
+    Read(Bytes),
+}
+
 impl StandbyView {
-    pub(super) async fn read_shared(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
-        if let Some(copy) = self.copies.lock().get(&ino) {
-            return Ok(part(copy, offset, len));
-        }
+    /// Takes note of a file that was opened, if it is one of configuration.
+    pub(super) fn configuration_opened(&self, ino: Ino) {
         let state = self.state();
+        if state.is_configuration(ino) {
+            let unread = || Configuration::Unread(state.live.clone());
+            self.configuration.lock().entry(ino).or_insert_with(unread);
+        }
+    }
+
+    pub(super) async fn read_shared(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes> {
+        let mut state = self.state();
+        match self.configuration.lock().get(&ino).cloned() {
+            Some(Configuration::Read(copy)) => return Ok(part(&copy, offset, len)),
+            Some(Configuration::Unread(live)) if state.kind(ino).is_err() => {
+                let mut then = State::clone(&state);
+                then.live = live;
+                state = Arc::new(then);
+            }
+            _ => {}
+        }
         state.expect_file(ino)?;
         let size = state.size(ino)?;
         if size <= CONFIGURATION_BYTES_MAX && state.is_configuration(ino) {
@@ -66,7 +92,8 @@ impl StandbyView {
             size => self.fetcher.range(state, ino, 0..size).await?,
         };
         if self.opens.lock().contains_key(&ino) {
-            self.copies.lock().insert(ino, whole.clone());
+            let copy = Configuration::Read(whole.clone());
+            self.configuration.lock().insert(ino, copy);
         }
         Ok(part(&whole, offset, len))
     }
@@ -83,7 +110,7 @@ impl StandbyView {
             return Err(Error::TooLarge);
         }
         let _turn = self.turn(ino).await;
-        self.copies.lock().remove(&ino);
+        self.configuration.lock().remove(&ino);
         loop {
             let state = self.state();
             state.expect_file(ino)?;
@@ -172,7 +199,7 @@ impl StandbyView {
             return Err(Error::TooLarge);
         }
         let _turn = self.turn(ino).await;
-        self.copies.lock().remove(&ino);
+        self.configuration.lock().remove(&ino);
         loop {
             let state = self.state();
             state.expect_file(ino)?;

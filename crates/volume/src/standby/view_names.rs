@@ -208,6 +208,7 @@ impl View for StandbyView {
             self.change_in_place(|state| state.take(ino));
         }
         *opens.entry(ino).or_default() += 1;
+        self.configuration_opened(ino);
         Ok(OpenMode {
             direct_io: true,
             keep_cache: false,
@@ -227,7 +228,7 @@ impl View for StandbyView {
             }
             opens.remove(&ino);
         }
-        self.copies.lock().remove(&ino);
+        self.configuration.lock().remove(&ino);
         drop(opens);
         self.reap(Some(ino));
     }

@@ -11,6 +11,7 @@ use volume::seal::{Base, Seal};
 use volume::standby::{MovePlan, StandbyView};
 
 use super::database::{Change, Files, assert_same, change, perform, prelude, removal};
+use super::reads::move_to;
 use super::support::{BLOCK, Database, Volume, blocks, node, shared};
 
 #[derive(Debug, Clone)]
@@ -376,6 +377,34 @@ async fn a_change_between_plan_and_move_stays() {
     let now = standby.read("base/5/1000").await.unwrap();
     assert_eq!(now, blocks(&[3, 2, 2, 2]));
     assert_eq!(standby.read("base/5/2000").await.unwrap(), blocks(&[4]));
+}
+
+/// Redo wrote a block out and had changed it again in its buffers when the base moved; the move kept what was
+/// written in the cache. Then redo wrote the block out once more, to a full overlay, so this copy went to the local
+/// disk and the next move did not keep it: redo read the first one again, without the change.
+#[tokio::test]
+async fn what_a_move_does_not_keep_is_read_from_the_base_and_not_as_an_earlier_move_kept_it() {
+    let volume = Volume::new();
+    let (_, active) = volume.init().await;
+    active.put("base/5/1000", &blocks(&[1; 4])).await;
+    let seal = active.seal(100).await;
+    let (view, standby) = volume.attach_at(&seal, BLOCK as u64).await;
+    let write = async |database: &Database, block: u64, byte: u8| {
+        let (at, data) = (block * BLOCK as u64, blocks(&[byte]));
+        database.write("base/5/1000", at, &data).await.unwrap();
+    };
+    write(&standby, 0, 2).await;
+    write(&active, 0, 3).await;
+    move_to(&view, &active.seal(200).await).await;
+    write(&standby, 0, 3).await;
+    for (block, byte) in [(1, 4), (2, 5)] {
+        write(&standby, block, byte).await;
+        write(&active, block, byte).await;
+    }
+    assert_eq!(view.stats().spill_bytes, 2 * BLOCK as u64);
+    move_to(&view, &active.seal(300).await).await;
+    let read = standby.read("base/5/1000").await.unwrap();
+    assert_eq!(read, blocks(&[3, 4, 5, 1]));
 }
 
 /// A standby plans a move to a seal of the active; another node takes over from an earlier one, so that

@@ -350,27 +350,36 @@ async fn configuration_is_the_latest_one() {
 }
 
 /// A server that read its configuration while the active put another one in its place got an error in the middle,
-/// and did not start.
+/// or, once it had been opened, at the beginning, and did not start.
 #[tokio::test]
 async fn configuration_that_is_open_is_read_to_its_end_as_it_was() {
     let volume = Volume::new();
     let (_, active) = volume.init().await;
     let old = [b'a'; 3 * BLOCK];
-    active.put("a.conf", &old).await;
+    let files = ["a.conf", "b.conf"];
+    for file in files {
+        active.put(file, &old).await;
+    }
     active.seal(100).await;
     let (view, standby) = volume.attach().await;
-    let ino = standby.ino("a.conf").unwrap();
-    standby.view.open(ino).unwrap();
-    let first = standby.view.read(ino, 0, BLOCK as u32).await.unwrap();
+    let inos = files.map(|file| standby.ino(file).unwrap());
+    for ino in inos {
+        standby.view.open(ino).unwrap();
+    }
+    let first = standby.view.read(inos[0], 0, BLOCK as u32).await.unwrap();
     assert_eq!(first[..], old[..BLOCK]);
-    active.put("b.conf", b"new").await;
-    active.rename("b.conf", "a.conf").unwrap();
+    for file in files {
+        active.put("new.conf", b"new").await;
+        active.rename("new.conf", file).unwrap();
+    }
     active.view.sync_all().await.unwrap();
     view.show_log(active.active.as_ref().unwrap().namespace(), Lsn(100));
-    let rest = standby.view.read(ino, BLOCK as u64, 1 << 20).await.unwrap();
-    assert_eq!(rest[..], old[BLOCK..]);
-    standby.view.release(ino);
-    assert_eq!(standby.read("a.conf").await.unwrap(), b"new");
+    for (file, ino) in files.into_iter().zip(inos) {
+        let rest = standby.view.read(ino, BLOCK as u64, 1 << 20).await.unwrap();
+        assert_eq!(rest[..], old[BLOCK..], "{file}");
+        standby.view.release(ino);
+        assert_eq!(standby.read(file).await.unwrap(), b"new");
+    }
 }
 
 // Rule 6, H7

@@ -97,9 +97,11 @@ impl Standby {
         }
         let layout = Arc::new(ModelLayout { flaw });
         let private = PrivateDir::prepare(place, &*layout, true, owner())?;
+        // Whether the overlay has room in memory for all, or goes to the disk.
+        let roomy = seal.redo.0.is_multiple_of(2);
         let options = StandbyOptions {
             spill_dir: place.to_owned(),
-            memory_bytes_max: 1 << 20,
+            memory_bytes_max: if roomy { 1 << 20 } else { 1 << 14 },
             cache_bytes: 1 << 18,
         };
         let live = base.namespace.clone();
