@@ -16,6 +16,8 @@
 //!   (the module `joiner`).
 //! * **One reply.** Every request is answered exactly once, also when the view panics (`EIO`) and
 //!   after [`Mount::abort`] (`EIO`), so that a process using the mount can always be killed.
+//! * **No visits.** The process that serves a mount never waits for it: its own work there is done by
+//!   children ([`visitor`]), or it could not be killed.
 //! * **Switching.** [`Mount::switch`] changes the view between two requests, when no change is
 //!   under way in the old one, and takes the open handles along.
 //!
@@ -34,6 +36,7 @@ mod mountpoint;
 mod opening;
 mod operation;
 mod translate;
+pub mod visitor;
 
 pub use errno::errno_of;
 pub use error::{Error, Result};

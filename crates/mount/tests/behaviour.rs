@@ -4,12 +4,12 @@
 mod common;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, BufRead, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::fixture::Fixture;
 use common::ram::{Caching, RamView};
@@ -18,6 +18,9 @@ use mount::{Mount, MountOptions};
 use nix::errno::Errno;
 use volume::error::Error;
 use volume::view::{Ino, RenameMode, Timestamp, View};
+
+/// What a process that is to be killed says when its time has come.
+const WAITS: &str = "it waits";
 
 fn mounted(caching: Caching) -> (Arc<RamView>, Fixture) {
     let view = Arc::new(RamView::new(caching));
@@ -424,6 +427,49 @@ fn a_dead_process_leaves_a_mount() {
     drop(mount);
     assert!(!is_mounted(directory.path()));
     assert!(!mount::detach_stale(directory.path()).unwrap());
+}
+
+/// An agent that was killed while its own thread waited for a file of its own mount stayed, as a zombie with the
+/// mount and all its locks: the kernel ends the connection with the last thread, and that one waited for an answer.
+#[test]
+fn who_is_killed_while_it_visits_its_own_mount_is_gone() {
+    const VARIABLE: &str = "VISIT_THE_OWN_MOUNT_AT";
+    if let Some(path) = std::env::var_os(VARIABLE) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let view = Arc::new(RamView::new(Caching::Nothing));
+        let options = MountOptions::new(&path);
+        let _mount = Mount::start(view.clone(), options, runtime.handle().clone()).unwrap();
+        let file = Path::new(&path).join("f");
+        fs::write(&file, b"text").unwrap();
+        view.hold(true);
+        let visiting = std::thread::spawn(move || mount::visitor::read(&file));
+        view.wait_for_held(1);
+        eprintln!("{WAITS}");
+        let _ = visiting.join();
+        unreachable!("nobody lets it go on");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let _guard = NothingLeft(directory.path());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture"])
+        .arg("who_is_killed_while_it_visits_its_own_mount_is_gone")
+        .env(VARIABLE, directory.path())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = io::BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line == WAITS));
+    child.kill().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            let ended = Command::new("umount").arg("-f").arg(directory.path());
+            panic!("it cannot be killed; umount -f: {:?}", { ended }.status());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(errno(fs::read_dir(directory.path())), Errno::ENOTCONN);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 
+use mount::visitor;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
@@ -169,13 +170,9 @@ fn forget_lock_files(options: &StartOptions) -> Result<()> {
         options.data.join("postmaster.pid"),
         options.run.join(socket),
     ] {
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                let what = format!("cannot remove the stale {}", path.display());
-                return Err(PostgresError::system(what, e));
-            }
-            _ => {}
-        }
+        visitor::remove(&path).map_err(|e| {
+            PostgresError::system(format!("cannot remove the stale {}", path.display()), e)
+        })?;
     }
     Ok(())
 }

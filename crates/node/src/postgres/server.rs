@@ -7,6 +7,7 @@
 //! The exit is told before the process is reaped and signals are sent under the same lock as the
 //! reaping, so no signal ever reaches a reused pid.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -176,11 +177,12 @@ impl Postgres {
     /// Asks a standby to end recovery, as `pg_ctl promote` does. Returns at once; see
     /// [`Session::wait_promoted`].
     ///
+    /// `trigger` is where the data directory's file `promote` is on a disk that this process does not serve itself.
+    ///
     /// # Errors
-    /// If the trigger file cannot be written into the data directory.
-    pub async fn promote(&self) -> Result<()> {
-        let trigger = self.options.data.join("promote");
-        tokio::fs::write(&trigger, b"")
+    /// If the trigger file cannot be written.
+    pub async fn promote(&self, trigger: &Path) -> Result<()> {
+        tokio::fs::write(trigger, b"")
             .await
             .map_err(|e| PostgresError::system(format!("cannot write {}", trigger.display()), e))?;
         self.signal(Signal::SIGUSR1);

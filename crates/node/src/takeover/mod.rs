@@ -260,7 +260,8 @@ pub(crate) async fn promote(
     let view = Arc::new(view);
     paused.install(view.clone())?;
     drop(paused);
-    standby.postgres.promote().await?;
+    let trigger = standby.view.private().place("promote")?;
+    standby.postgres.promote(&trigger).await?;
     let session = standby.postgres.wait_ready(PROMOTE_WITHIN).await?;
     session.wait_promoted(PROMOTE_WITHIN).await?;
     Ok(Switched {

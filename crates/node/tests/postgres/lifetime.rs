@@ -59,7 +59,8 @@ async fn a_standby_answers_queries_and_is_promoted() {
     let (postgres, session) = cluster.ready().await;
     assert!(session.is_in_recovery().await.unwrap());
     assert!(session.replayed().await.unwrap().is_some());
-    postgres.promote().await.unwrap();
+    let trigger = postgres.options().data.join("promote");
+    postgres.promote(&trigger).await.unwrap();
     session.wait_promoted(READY).await.unwrap();
     session.value("CREATE TABLE t()").await.unwrap();
     assert!(session.promotions_since_checkpoint().await.unwrap() <= 1);

@@ -9,13 +9,13 @@
 //! says so.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use mount::visitor;
 use parking_lot::Mutex;
 use pgdata::settings::{with_parameters, with_suitable};
 use tokio::sync::watch;
@@ -95,28 +95,22 @@ async fn edit(
     written.unwrap_or_else(|gone| Err(io::Error::other(gone)))
 }
 
-/// Changes the file in `directory`, durably. Whether it did.
+/// Changes the file in `directory`, which is this process's own mount, durably. Whether it did.
 fn write(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Result<bool> {
     let place = directory.join(FILE);
-    let before = std::fs::read_to_string(&place)?;
+    let before = String::from_utf8(visitor::read(&place)?).map_err(io::Error::other)?;
     let text = change(&before);
     if text == before {
         return Ok(false);
     }
-    let about = std::fs::metadata(&place)?;
-    let partial = directory.join(PARTIAL);
-    let mut file = std::fs::File::create(&partial)?;
-    file.write_all(text.as_bytes())?;
-    file.set_permissions(std::fs::Permissions::from_mode(about.mode() & 0o7777))?;
-    std::os::unix::fs::fchown(&file, Some(about.uid()), Some(about.gid()))?;
-    file.sync_all()?;
-    std::fs::rename(&partial, &place)?;
-    std::fs::File::open(directory)?.sync_all()?;
+    visitor::replace(&place, &directory.join(PARTIAL), text.as_bytes())?;
     Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
     use super::*;
 
     #[test]
