@@ -464,8 +464,9 @@ fn who_is_killed_while_it_visits_its_own_mount_is_gone() {
     let deadline = Instant::now() + Duration::from_secs(20);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
-            let ended = Command::new("umount").arg("-f").arg(directory.path());
-            panic!("it cannot be killed; umount -f: {:?}", { ended }.status());
+            let mut command = Command::new("umount");
+            let ended = command.arg("-f").arg(directory.path()).status();
+            panic!("it cannot be killed; umount -f: {ended:?}");
         }
         std::thread::sleep(Duration::from_millis(10));
     }
