@@ -4,29 +4,31 @@
 //! every refusal names the key and says what to change. The file holds no secrets.
 
 mod cassandra;
+mod check;
 mod keys;
 mod paths;
+mod postgres;
 mod rest;
 mod size;
 mod standby;
 mod timing;
 mod tls;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dax::client::ClientConfig;
 use dax::credentials::VolumeKey;
 use dax::ids::{NodeName, VolumeName};
-use dax::storage::{MAX_REPLICAS, VolumeSettings};
+use dax::storage::VolumeSettings;
 use dax::tls::Tls;
 use serde::Deserialize;
 
-use crate::address::{Address, UNIX_PATH_MAX};
+use crate::address::Address;
 
 pub use cassandra::{CassandraConfig, FencingChoice, Place};
 pub use paths::{AgentLock, Paths};
+pub use postgres::{Parameter, PostgresConfig};
 pub use rest::RestConfig;
 pub use size::ByteSize;
 pub use standby::{Slow, StandbyConfig};
@@ -130,59 +132,6 @@ impl Zone {
         match self {
             Zone::One(address) => std::slice::from_ref(address),
             Zone::Several(addresses) => addresses,
-        }
-    }
-}
-
-/// `[postgres]`
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PostgresConfig {
-    /// Where `postgres`, `initdb` and `pg_controldata` are.
-    pub bin: PathBuf,
-    /// The port that clients connect to.
-    #[serde(default = "default_port")]
-    pub port: u16,
-    /// The addresses that PostgreSQL listens on, as its own parameter is written.
-    #[serde(default = "default_listen")]
-    pub listen_addresses: String,
-    /// Where clients reach this server, `host:port`; by default the listen address.
-    pub advertise: Option<Address>,
-    /// The user that PostgreSQL runs as when the agent is root.
-    #[serde(default = "default_user")]
-    pub run_as: String,
-    /// The database role that the agent itself uses, over the private Unix socket.
-    #[serde(default = "default_user")]
-    pub superuser: String,
-    /// The server's log is rotated when it is as large; 0: never.
-    #[serde(default = "default_log_size")]
-    pub log_size: ByteSize,
-    /// So many rotated logs are kept.
-    #[serde(default = "default_log_kept")]
-    pub log_kept: u32,
-    /// Parameters of this node only, passed on the command line (shared ones: edit-config).
-    #[serde(default)]
-    pub parameters: BTreeMap<String, Parameter>,
-}
-
-/// A parameter's value; numbers and booleans may be written without quotes.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
-pub enum Parameter {
-    /// `on` or `off`.
-    Bool(bool),
-    /// A number without a unit.
-    Integer(i64),
-    /// Everything else.
-    Text(String),
-}
-
-impl std::fmt::Display for Parameter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Parameter::Bool(on) => f.write_str(if *on { "on" } else { "off" }),
-            Parameter::Integer(n) => write!(f, "{n}"),
-            Parameter::Text(text) => f.write_str(text),
         }
     }
 }
@@ -329,55 +278,12 @@ struct Raw {
     tls: TlsConfig,
 }
 
-fn default_port() -> u16 {
-    5432
-}
-
-fn default_listen() -> String {
-    "localhost".to_owned()
-}
-
-fn default_user() -> String {
-    "postgres".to_owned()
-}
-
-fn default_log_size() -> ByteSize {
-    ByteSize::mib(64)
-}
-
-fn default_log_kept() -> u32 {
-    4
-}
-
 fn default_channel() -> Address {
     Address::Tcp {
         host: "127.0.0.1".to_owned(),
         port: 7432,
     }
 }
-
-/// Parameters that have a key of their own, or that would undo what the node relies on.
-const RESERVED: &[(&str, &str)] = &[
-    ("port", "use postgres.port"),
-    ("listen_addresses", "use postgres.listen_addresses"),
-    ("data_directory", "the node mounts it itself; see \"data\""),
-    (
-        "unix_socket_directories",
-        "whoever reaches the agent's socket is superuser, so it stays in <data>/run",
-    ),
-    ("external_pid_file", "the agent keeps its own"),
-    ("hot_standby", "standbys always answer queries"),
-    ("hot_standby_feedback", "use standby.feedback"),
-    (
-        "max_standby_streaming_delay",
-        "use standby.max_streaming_delay",
-    ),
-    (
-        "max_standby_archive_delay",
-        "standby.max_streaming_delay is used for both",
-    ),
-    ("fsync", "without it nothing is durable"),
-];
 
 impl Config {
     /// Reads and checks a configuration file.
@@ -515,180 +421,6 @@ impl Config {
     /// A commented configuration with every key at its default.
     pub fn example() -> &'static str {
         include_str!("config/example.toml")
-    }
-}
-
-impl Raw {
-    fn check(&self) -> Result<(), ConfigError> {
-        self.check_zones()?;
-        self.check_key()?;
-        self.tls.check()?;
-        self.check_data()?;
-        self.check_postgres()?;
-        self.rest.check()?;
-        self.standby.check()?;
-        if self.channel.advertised().is_wildcard() {
-            return Err(ConfigError::invalid(
-                "channel.advertise",
-                format!(
-                    "other nodes cannot connect to {}; set it to a name or address of this machine",
-                    self.channel.advertised()
-                ),
-            ));
-        }
-        self.check_protected()?;
-        let least = ByteSize::mib(1);
-        for (key, size) in [
-            ("memory.pending", self.memory.pending),
-            ("memory.cache", self.memory.cache),
-            ("memory.overlay", self.memory.overlay),
-            ("storage.scrub_rate", self.storage.scrub_rate),
-            ("storage.claim_cap", self.storage.claim_cap),
-            ("standby.slow_after", self.standby.slow_after),
-        ] {
-            if size < least {
-                let why = format!("{size} is too little to work with; use at least {least}");
-                return Err(ConfigError::invalid(key, why));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_zones(&self) -> Result<(), ConfigError> {
-        if self.store.is_some() {
-            if !self.zones.is_empty() {
-                let why = "give either zones or an address of Cassandra";
-                return Err(ConfigError::invalid("store", why));
-            }
-            if self.key.is_some() {
-                let why =
-                    "is of zones, and there are none: a user of Cassandra is in cassandra.user";
-                return Err(ConfigError::invalid("key", why));
-            }
-            return self.cassandra.check(self.tags.zone);
-        }
-        if self.zones.is_empty() {
-            return Err(ConfigError::invalid(
-                "zones",
-                "name at least one zone server, or set store = \"cassandra://host,host/keyspace\"",
-            ));
-        }
-        let invalid = |why: String| Err(ConfigError::invalid("zones", why));
-        let per_zone = self.zones[0].servers().len();
-        if self.zones.iter().any(|z| z.servers().len() != per_zone) || per_zone == 0 {
-            return invalid("list the same number of servers in each zone".into());
-        }
-        let servers: Vec<_> = self.zones.iter().flat_map(Zone::servers).collect();
-        if servers.len() > usize::from(MAX_REPLICAS) {
-            return invalid(format!("at most {MAX_REPLICAS} servers can keep copies"));
-        }
-        for (i, server) in servers.iter().enumerate() {
-            if servers[..i].contains(server) {
-                let why =
-                    format!("{server} is listed twice: two copies on one server are one copy");
-                return invalid(why);
-            }
-        }
-        match self.tags.zone {
-            Some(zone) if usize::from(zone) >= self.zones.len() => Err(ConfigError::invalid(
-                "tags.zone",
-                format!("there are {} zones, counted from 0", self.zones.len()),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// What other machines can reach, or read on its way, is not said in plaintext.
-    fn check_protected(&self) -> Result<(), ConfigError> {
-        if self.tls.files().is_some() {
-            return Ok(());
-        }
-        let zones = self.zones.iter().flat_map(Zone::servers);
-        let zones = zones.map(|address| ("zones", address));
-        let channel = [
-            ("channel.listen", &self.channel.listen),
-            ("channel.advertise", self.channel.advertised()),
-        ];
-        match zones.chain(channel).find(|(_, at)| !at.is_local()) {
-            Some((key, address)) => Err(ConfigError::invalid(
-                key,
-                format!(
-                    "{address} is not on this machine, so what is said must be protected: set \
-                     identity = \"/etc/understudy/cluster.pem\" in [tls]; understudy init makes the file"
-                ),
-            )),
-            None => Ok(()),
-        }
-    }
-
-    fn check_key(&self) -> Result<(), ConfigError> {
-        match &self.key {
-            Some(key) if !key.is_absolute() => {
-                let why = format!("{key:?} is not absolute");
-                Err(ConfigError::invalid("key", why))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn check_data(&self) -> Result<(), ConfigError> {
-        let refuse = |why: String| Err(ConfigError::invalid("data", why));
-        let text = self.data.to_string_lossy();
-        if !self.data.is_absolute() {
-            return refuse(format!("{text:?} is not absolute"));
-        }
-        if text.contains([',', '"', '\'', '\\', '\n']) {
-            return refuse(
-                "a path with commas, quotes or backslashes cannot be handed to PostgreSQL".into(),
-            );
-        }
-        let socket = Paths::new(&self.data).socket(65535);
-        let length = socket.as_os_str().len();
-        if length > UNIX_PATH_MAX {
-            return refuse(format!(
-                "too long by {} bytes for the Unix socket {}",
-                length - UNIX_PATH_MAX,
-                socket.display()
-            ));
-        }
-        Ok(())
-    }
-
-    fn check_postgres(&self) -> Result<(), ConfigError> {
-        let postgres = &self.postgres;
-        if !postgres.bin.is_absolute() {
-            let why = format!(
-                "{:?} is not absolute; for example /usr/lib/postgresql/15/bin",
-                postgres.bin
-            );
-            return Err(ConfigError::invalid("postgres.bin", why));
-        }
-        if postgres.port == 0 {
-            return Err(ConfigError::invalid(
-                "postgres.port",
-                "choose one from 1 to 65535",
-            ));
-        }
-        for (name, value) in &postgres.parameters {
-            let key = format!("postgres.parameters.{name}");
-            if let Some((_, why)) = RESERVED.iter().find(|(r, _)| r == name) {
-                return Err(ConfigError::invalid(
-                    &key,
-                    format!("cannot be set here: {why}"),
-                ));
-            }
-            let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'.';
-            if name.is_empty() || !name.bytes().all(fits) {
-                return Err(ConfigError::invalid(
-                    &key,
-                    "no name of a PostgreSQL parameter",
-                ));
-            }
-            if value.to_string().contains('\0') {
-                return Err(ConfigError::invalid(&key, "contains a zero byte"));
-            }
-        }
-        Ok(())
     }
 }
 

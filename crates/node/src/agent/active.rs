@@ -7,9 +7,11 @@
 //! Cut off from a majority it stalls: writes and syncs wait in the storage handle, beats too. It
 //! goes on if its epoch still stands (design section 5).
 
+mod beating;
 mod configuring;
 mod first_checkpoint;
 mod group_commit;
+mod leaving;
 mod preparing;
 mod restart;
 mod scheduled;
@@ -45,10 +47,9 @@ use super::stand_ins::StandIns;
 use super::status::Order;
 use super::throughput;
 use crate::channel::{Notice, Request, Trigger};
-use crate::config::{self, Slow};
+use crate::config::Slow;
 use crate::machine::{Ask, Effect, Event, State};
-use crate::postgres::{Postgres, StopMode};
-use crate::records::{ActiveState, Control, Heartbeat, Record};
+use crate::postgres::Postgres;
 use crate::takeover::Pulse;
 
 /// How long a clean stop may take before PostgreSQL is killed.
@@ -376,44 +377,6 @@ impl Active {
         }));
     }
 
-    /// Beats every T (CAC-DB, appendix A, algorithm 3); tells when it last did.
-    fn beat(
-        &self,
-        context: &Context,
-        shown: &Shown,
-        configuring: &configuring::Told,
-    ) -> (
-        watch::Sender<ActiveState>,
-        watch::Receiver<Instant>,
-        JoinHandle<()>,
-    ) {
-        let (state, states) = watch::channel(ActiveState::Serving);
-        let (beaten, last) = watch::channel(Instant::now());
-        let beating = Beating {
-            beaten,
-            storage: self.storage.clone(),
-            view: Arc::clone(&self.view),
-            shown: shown.clone(),
-            configuring: configuring.clone(),
-            control: context.control.clone(),
-            own: context.config.heartbeat,
-            states,
-            next: Heartbeat {
-                epoch: self.epoch,
-                counter: self.pulse.as_ref().map_or(1, Pulse::last) + 1,
-                node: context.me.node.clone(),
-                synced_lsn: volume::lsn::Lsn::ZERO,
-                journal_synced: 0,
-                timeline: 0,
-                starts: 0,
-                configured: 0,
-                interval_ms: 0,
-                state: ActiveState::Serving,
-            },
-        };
-        (state, last, tokio::spawn(beating.run()))
-    }
-
     /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1), and every seal.
     fn announce(&self, context: &Context, shown: &Shown) -> JoinHandle<()> {
         let shown = shown.clone();
@@ -453,92 +416,6 @@ impl Active {
         })
     }
 
-    /// PostgreSQL died: whoever can should take over.
-    async fn leave(
-        &self,
-        context: &Context,
-        state: &watch::Sender<ActiveState>,
-        beats: JoinHandle<()>,
-    ) -> Result<()> {
-        // What it left behind ends before somebody else owns the volume.
-        self.postgres.kill().await?;
-        let exit = self.postgres.exit();
-        let detail = exit.map_or(String::new(), |report| report.to_string());
-        let epoch = self.epoch;
-        let tell = || {
-            context
-                .server
-                .announce(Notice::PostgresDead { epoch, detail })
-        };
-        if self.storage.is_leased() {
-            // Whoever follows sooner waits for what is released here.
-            self.vacate(state, ActiveState::PostgresDead, beats).await;
-            tell();
-        } else {
-            tell();
-            self.vacate(state, ActiveState::PostgresDead, beats).await;
-        }
-        Ok(())
-    }
-
-    /// Tells in the registry that nobody serves any more.
-    async fn vacate(
-        &self,
-        state: &watch::Sender<ActiveState>,
-        why: ActiveState,
-        beats: JoinHandle<()>,
-    ) {
-        state.send_replace(why);
-        // The last beat ends the task; a stalled store must not hold us up for long.
-        if tokio::time::timeout(Duration::from_secs(2), beats)
-            .await
-            .is_err()
-        {
-            tracing::info!("the last heartbeat could not be written in time");
-        }
-        match tokio::time::timeout(Duration::from_secs(2), self.storage.release()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::info!(%error, "the epoch is not released"),
-            Err(_) => tracing::info!("the epoch could not be released in time"),
-        }
-    }
-
-    /// Stops cleanly, seals what was written, and frees the epoch to be followed.
-    async fn release(
-        &self,
-        context: &Context,
-        state: &watch::Sender<ActiveState>,
-        to: Option<NodeName>,
-        beats: JoinHandle<()>,
-    ) -> Result<()> {
-        let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
-        if report.is_clean() {
-            let sealed = tokio::time::timeout(STOP_WITHIN, self.seal_last()).await;
-            match sealed {
-                Ok(sealed) => sealed?,
-                Err(_) => tracing::warn!("the zones do not answer; the next start replays"),
-            }
-        } else {
-            tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays");
-        }
-        let reason = "stopped cleanly".to_owned();
-        self.vacate(state, ActiveState::Released { to: to.clone() }, beats)
-            .await;
-        context.server.announce(Notice::Bye {
-            epoch: self.epoch,
-            reason,
-            to,
-        });
-        Ok(())
-    }
-
-    /// Seals what PostgreSQL wrote until it stopped.
-    async fn seal_last(&self) -> Result<()> {
-        let control = read_control(&self.view).await?;
-        self.sealer.seal_shutdown(&self.view, &control).await?;
-        Ok(self.view.sync_all().await?)
-    }
-
     /// Stops what still runs. Whoever waits in the mount gets an error, so that it can die.
     async fn end(self) -> Result<()> {
         if self.postgres.exit().is_none() {
@@ -566,49 +443,4 @@ pub(crate) async fn read_control(view: &ActiveView) -> Result<Vec<u8>> {
     let ino = volume::view::Ino(file.0);
     let len = pgdata::control::CONTROL_FILE_BYTES as u32;
     Ok(view.read(ino, 0, len).await?.to_vec())
-}
-
-struct Beating {
-    /// When the last beat was written.
-    beaten: watch::Sender<Instant>,
-    storage: Arc<dyn Storage>,
-    view: Arc<ActiveView>,
-    shown: Shown,
-    configuring: configuring::Told,
-    control: watch::Receiver<Control>,
-    /// What this node's own configuration says of heartbeats.
-    own: config::Heartbeat,
-    states: watch::Receiver<ActiveState>,
-    next: Heartbeat,
-}
-
-impl Beating {
-    async fn run(mut self) {
-        loop {
-            let state = self.states.borrow_and_update().clone();
-            let last = state.is_vacant();
-            let interval = self.control.borrow().heartbeat(self.own).interval;
-            let (synced, starts) = self.shown.now();
-            self.next.starts = starts;
-            self.next.interval_ms = interval.as_millis() as u64;
-            // Before the journal: what is said to be written must be below its synced end.
-            self.next.configured = self.configuring.version.load(Ordering::Acquire);
-            self.next.state = state;
-            self.next.synced_lsn = synced.end;
-            self.next.timeline = synced.timeline.0;
-            self.next.journal_synced = self.view.journal_synced().0;
-            match self.next.store(self.storage.as_ref()).await {
-                Ok(()) => drop(self.beaten.send_replace(Instant::now())),
-                Err(error) => tracing::info!(%error, "heartbeat not written"),
-            }
-            self.next.counter += 1;
-            if last {
-                return;
-            }
-            tokio::select! {
-                () = tokio::time::sleep(interval) => {}
-                changed = self.states.changed() => if changed.is_err() { return },
-            }
-        }
-    }
 }

@@ -1,0 +1,143 @@
+//! The table `[postgres]`: this node's server.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::{ByteSize, ConfigError};
+use crate::address::Address;
+
+/// Parameters that have a key of their own, or that would undo what the node relies on.
+const RESERVED: &[(&str, &str)] = &[
+    ("port", "use postgres.port"),
+    ("listen_addresses", "use postgres.listen_addresses"),
+    ("data_directory", "the node mounts it itself; see \"data\""),
+    (
+        "unix_socket_directories",
+        "whoever reaches the agent's socket is superuser, so it stays in <data>/run",
+    ),
+    ("external_pid_file", "the agent keeps its own"),
+    ("hot_standby", "standbys always answer queries"),
+    ("hot_standby_feedback", "use standby.feedback"),
+    (
+        "max_standby_streaming_delay",
+        "use standby.max_streaming_delay",
+    ),
+    (
+        "max_standby_archive_delay",
+        "standby.max_streaming_delay is used for both",
+    ),
+    ("fsync", "without it nothing is durable"),
+];
+
+/// `[postgres]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PostgresConfig {
+    /// Where `postgres`, `initdb` and `pg_controldata` are.
+    pub bin: PathBuf,
+    /// The port that clients connect to.
+    #[serde(default = "default_port")]
+    pub port: u16,
+    /// The addresses that PostgreSQL listens on, as its own parameter is written.
+    #[serde(default = "default_listen")]
+    pub listen_addresses: String,
+    /// Where clients reach this server, `host:port`; by default the listen address.
+    pub advertise: Option<Address>,
+    /// The user that PostgreSQL runs as when the agent is root.
+    #[serde(default = "default_user")]
+    pub run_as: String,
+    /// The database role that the agent itself uses, over the private Unix socket.
+    #[serde(default = "default_user")]
+    pub superuser: String,
+    /// The server's log is rotated when it is as large; 0: never.
+    #[serde(default = "default_log_size")]
+    pub log_size: ByteSize,
+    /// So many rotated logs are kept.
+    #[serde(default = "default_log_kept")]
+    pub log_kept: u32,
+    /// Parameters of this node only, passed on the command line (shared ones: edit-config).
+    #[serde(default)]
+    pub parameters: BTreeMap<String, Parameter>,
+}
+
+/// A parameter's value; numbers and booleans may be written without quotes.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Parameter {
+    /// `on` or `off`.
+    Bool(bool),
+    /// A number without a unit.
+    Integer(i64),
+    /// Everything else.
+    Text(String),
+}
+
+impl std::fmt::Display for Parameter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Parameter::Bool(on) => f.write_str(if *on { "on" } else { "off" }),
+            Parameter::Integer(n) => write!(f, "{n}"),
+            Parameter::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+fn default_port() -> u16 {
+    5432
+}
+
+fn default_listen() -> String {
+    "localhost".to_owned()
+}
+
+fn default_user() -> String {
+    "postgres".to_owned()
+}
+
+fn default_log_size() -> ByteSize {
+    ByteSize::mib(64)
+}
+
+fn default_log_kept() -> u32 {
+    4
+}
+
+impl PostgresConfig {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if !self.bin.is_absolute() {
+            let why = format!(
+                "{:?} is not absolute; for example /usr/lib/postgresql/15/bin",
+                self.bin
+            );
+            return Err(ConfigError::invalid("postgres.bin", why));
+        }
+        if self.port == 0 {
+            return Err(ConfigError::invalid(
+                "postgres.port",
+                "choose one from 1 to 65535",
+            ));
+        }
+        for (name, value) in &self.parameters {
+            let key = format!("postgres.parameters.{name}");
+            if let Some((_, why)) = RESERVED.iter().find(|(r, _)| r == name) {
+                return Err(ConfigError::invalid(
+                    &key,
+                    format!("cannot be set here: {why}"),
+                ));
+            }
+            let fits = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'.';
+            if name.is_empty() || !name.bytes().all(fits) {
+                return Err(ConfigError::invalid(
+                    &key,
+                    "no name of a PostgreSQL parameter",
+                ));
+            }
+            if value.to_string().contains('\0') {
+                return Err(ConfigError::invalid(&key, "contains a zero byte"));
+            }
+        }
+        Ok(())
+    }
+}
