@@ -130,6 +130,10 @@ pub(crate) struct Ticket {
 impl Known {
     /// Nothing is known of the first base yet.
     pub fn new(base: Generation, cache: Arc<BlockCache>) -> Known {
+        Known::of_at_most(KNOWN_BLOCKS, base, cache)
+    }
+
+    fn of_at_most(blocks: usize, base: Generation, cache: Arc<BlockCache>) -> Known {
         let stretch = Stretch {
             as_of: base,
             from: base,
@@ -138,7 +142,7 @@ impl Known {
         };
         Known {
             stretch: RwLock::new(stretch),
-            versions: Cache::new(KNOWN_BLOCKS),
+            versions: Cache::new(blocks),
             cache,
             counters: Counters::default(),
         }
@@ -225,7 +229,7 @@ impl Known {
     }
 
     /// Learns from the lists that lead to a base, unless it is not the base any more. Returns how many
-    /// blocks are known.
+    /// blocks are known. Of each block only the newest list speaks, also when what that one said had no room.
     pub fn seed(&self, base: &Base, lists: &Lists) -> usize {
         let newest_first = lists.lists.iter().rev();
         let all = newest_first.flat_map(|list| list.iter().map(|(k, v)| (list.to, k, v)));
@@ -236,7 +240,8 @@ impl Known {
                 break;
             }
             for (since, key, version) in all.by_ref().take(SEED_BLOCKS) {
-                if self.versions.peek(&key).is_none() {
+                let newest = || lists.get(key) == Some((since, version));
+                if self.versions.peek(&key).is_none() && newest() {
                     self.versions.insert(key, Expected { since, version });
                 }
             }
@@ -520,5 +525,20 @@ mod tests {
         known.follow(g(4), &lists(true, &[(4, &[(7, 40)])]), Vec::new());
         known.seed(&base(3), &past);
         assert_eq!(seq(&known, 4, 7), Some(40));
+    }
+
+    /// What the newest list said of a block had been given up for want of room when an older list was read, which
+    /// named the block as well: its older version was then taken for the base's, and read.
+    #[test]
+    fn an_older_list_says_nothing_of_a_block_that_a_newer_one_names() {
+        const BLOCKS: u64 = 2000;
+        let cache = Arc::new(BlockCache::new(1 << 20, 4096));
+        let known = Known::of_at_most(100, g(3), cache);
+        let blocks = |seq: u64| (0..BLOCKS).map(|b| (b, seq)).collect::<Vec<_>>();
+        let (older, newer) = (blocks(20), blocks(30));
+        known.seed(&base(3), &lists(true, &[(2, &older), (3, &newer)]));
+        let found = (0..BLOCKS).filter_map(|block| seq(&known, 3, block));
+        let found: Vec<u64> = found.collect();
+        assert!(!found.is_empty() && found.iter().all(|seq| *seq == 30));
     }
 }
