@@ -11,8 +11,8 @@
 //! two differ at most in what no log tells of (hint bits, free space): redo has applied the log beyond
 //! all that the base reflects, and what it changed of a block after its stamp is in PostgreSQL's buffers until it
 //! is written out, with a newer one. So what is kept must be what PostgreSQL wrote last: a later move takes it away,
-//! whether or not it keeps a later copy in its place. So a standby far from the storage does not read its working
-//! set again after every move.
+//! whether or not it keeps a later copy in its place. This spares a standby far from the storage from reading its
+//! working set again after every move.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ use super::gate::Entry;
 use super::known::Expected;
 use super::overlay::Content;
 use super::rebase::Move;
+#[cfg(test)]
+use super::simulation::flaw::Flaw;
 use super::state::State;
 use super::view::StandbyView;
 use crate::error::{Error, Result};
@@ -132,7 +134,7 @@ impl StandbyView {
             has_version: &|key| present.contains(&key),
             is_open: &|ino| opens.contains_key(&ino),
         };
-        let (items, covered) = self.change(|state| {
+        let (items, covered, old) = self.change(|state| {
             check(state, &base)?;
             let next = state.rebase(&to);
             for (id, kept) in &next.kept {
@@ -148,11 +150,11 @@ impl StandbyView {
             let items = (state.overlay.items(), next.overlay.items());
             // An earlier move may have kept what is older than the block that goes now.
             let covered = state.blocks_covered_by(&base);
-            self.fetcher
-                .known
-                .uncache(covered.iter().map(|(key, _)| *key));
-            *state = next;
-            Ok((items, covered))
+            if uncaches(state) {
+                let keys = covered.iter().map(|(key, _)| *key);
+                self.fetcher.known.uncache(keys);
+            }
+            Ok((items, covered, std::mem::replace(state, next)))
         })?;
         drop(opens);
         // Reads of the new base that come first know less, which is right.
@@ -166,6 +168,8 @@ impl StandbyView {
                 self.fetcher.known.carry(&base, key, data);
             }
         }
+        // What it held is freed when nobody waits for the state.
+        drop(old);
         tracing::debug!(
             generation = %base.seal.generation,
             redo = %base.seal.redo,
@@ -207,6 +211,14 @@ impl StandbyView {
         let alive = bases.iter().filter_map(|base| base.upgrade());
         alive.map(|base| base.seal.clone()).collect()
     }
+}
+
+/// Whether a move takes what an earlier one kept out of the cache: always, outside of tests.
+fn uncaches(_state: &State) -> bool {
+    #[cfg(test)]
+    return _state.distortion.flaw != Some(Flaw::KeptFromEarlier);
+    #[cfg(not(test))]
+    true
 }
 
 /// Whether a move from the state to the base is possible.

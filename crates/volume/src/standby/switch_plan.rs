@@ -83,16 +83,20 @@ pub(crate) fn plan(
 /// The file of the base that is what redo made, though its stamp did not allow to adopt it yet. It keeps
 /// its id, because other standbys stand on that base: what they have over that file must find it in the
 /// images to come. None of its blocks shows (see [`Planner::inode`]).
+///
+/// A directory keeps its id also if redo removed it and made it again, as it does with a copied database: it is
+/// nothing but its names, which all become the view's, and another standby may have adopted it.
 fn same_in_base(state: &State, ino: Ino) -> Option<FileId> {
     let (dir, name) = state.home(ino)?;
     let item = state.overlay.name(dir, &name)?;
     let base = &state.base.namespace;
     let id = base.resolve(&state.path(ino).ok()?).ok()?;
+    let shared = base.get(id)?;
+    let is_directory = shared.kind == FileKind::Directory;
     let is_same = item.target == Some(ino)
-        && item.hides != Some(id)
         && state.ino_of(id) == Ino(id.0)
-        && base.get(id)?.kind == state.kind(ino).ok()?
-        && (base.get(id)?.kind == FileKind::Directory || base.get(id)?.nlink == 1);
+        && shared.kind == state.kind(ino).ok()?
+        && (is_directory || (item.hides != Some(id) && shared.nlink == 1));
     is_same.then_some(id)
 }
 

@@ -182,6 +182,12 @@ impl Known {
         self.removed.insert(rel, at);
     }
 
+    /// A database is removed or made anew: what was removed before says nothing of the next one of its number, which
+    /// may be copied from one with files that were left behind.
+    pub fn forget_database(&mut self, db: u8) {
+        self.removed.retain(|rel, _| rel.db != db);
+    }
+
     fn removed_at(&self, rel: Rel) -> Option<u64> {
         self.removed.get(&rel).copied()
     }

@@ -38,13 +38,15 @@ pub(crate) enum Flaw {
     SealedBeforeSync,
     /// N10: W is read before the cut.
     EndBeforeCut,
+    /// A move leaves in the cache what an earlier one kept of a block that goes now.
+    KeptFromEarlier,
     /// H2, H3: a standby reads the latest version of a block, not the sealed one.
     LatestInsteadOfSealed,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 18] = [
+    pub const ALL: [Flaw; 19] = [
         Flaw::PastTheHorizon,
         Flaw::MovedTooEarly,
         Flaw::RestartedInPlace,
@@ -62,6 +64,7 @@ impl Flaw {
         Flaw::ControlNotPublished,
         Flaw::SealedBeforeSync,
         Flaw::EndBeforeCut,
+        Flaw::KeptFromEarlier,
         Flaw::LatestInsteadOfSealed,
     ];
 }

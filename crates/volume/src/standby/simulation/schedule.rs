@@ -37,6 +37,8 @@ pub(super) struct Schedule {
     flaw: Option<Flaw>,
     /// Backends take their time where it matters.
     hesitant: bool,
+    /// Standbys live long and stay close behind, so their bases move again and again.
+    faithful: bool,
     cluster: Arc<MemoryCluster>,
     disk: TempDir,
     nodes: u32,
@@ -104,6 +106,7 @@ impl Schedule {
         let mut rng = SmallRng::seed_from_u64(seed);
         Ok(Schedule {
             hesitant: rng.random_ratio(1, 2),
+            faithful: seed % 4 == 3,
             rng,
             flaw,
             active: Active::new(storage, cluster.clone(), view, flaw, initial.clone(), log),
@@ -121,6 +124,7 @@ impl Schedule {
         let reigns = self.rng.random_range(1..4);
         for _ in 0..reigns {
             let steps = self.rng.random_range(20..300);
+            let steps = if self.faithful { 5 * steps } else { steps };
             for _ in 0..steps {
                 self.step().await?;
             }
@@ -210,7 +214,7 @@ impl Schedule {
                     _ => self.active.flushed,
                 };
                 let more = synced.saturating_sub(standby.shown);
-                let all = rng.random_ratio(1, 2);
+                let all = self.faithful || rng.random_ratio(1, 2);
                 let some = if all {
                     more
                 } else {
@@ -219,7 +223,8 @@ impl Schedule {
                 standby.show(standby.shown + some);
             }
             7..20 => {
-                for _ in 0..rng.random_range(1..20) {
+                let most = if self.faithful { 100 } else { 20 };
+                for _ in 0..rng.random_range(1..most) {
                     standby.step(&self.active.log).await?;
                     self.census.count("records applied");
                 }
@@ -253,7 +258,8 @@ impl Schedule {
             let log = &self.active.log;
             return self.standbys[at].restart_in_place(&self.initial, log);
         }
-        if self.rng.random_ratio(1, 4) {
+        let least = if self.faithful { 40 } else { 4 };
+        if self.rng.random_ratio(1, least) {
             self.census.count("standbys crashed");
             self.standbys.remove(at);
         }

@@ -101,7 +101,7 @@ impl Standby {
         let roomy = seal.redo.0.is_multiple_of(2);
         let options = StandbyOptions {
             spill_dir: place.to_owned(),
-            memory_bytes_max: if roomy { 1 << 20 } else { 1 << 14 },
+            memory_bytes_max: if roomy { 1 << 20 } else { 1 << 10 },
             cache_bytes: 1 << 18,
         };
         let live = base.namespace.clone();
@@ -229,8 +229,10 @@ impl Standby {
     }
 
     pub fn note_removed(&mut self, record: &Record, lsn: u64) {
-        if let Record::Drop { rel } | Record::Abort { rel } = *record {
-            self.known.removed(rel, lsn);
+        match *record {
+            Record::Drop { rel } | Record::Abort { rel } => self.known.removed(rel, lsn),
+            Record::DropDb { db } | Record::CopyDb { to: db, .. } => self.known.forget_database(db),
+            _ => {}
         }
     }
 

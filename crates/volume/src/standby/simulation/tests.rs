@@ -114,6 +114,16 @@ fn histories_keep_the_promises() {
     judge(run_many(0, HISTORIES, None));
 }
 
+/// What they found is told in the module.
+#[test]
+fn histories_that_found_something_keep_the_promises_too() {
+    for seed in [5027, 12746] {
+        if let Err(broken) = run_one(seed, None).0 {
+            panic!("seed {seed} breaks {broken}");
+        }
+    }
+}
+
 #[test]
 fn a_seed_gives_the_same_history_every_time() {
     for seed in 0..12 {
