@@ -19,12 +19,14 @@ sync -- "$1"
 mv -f -- "$1" "$2"
 sync -- "$3""#;
 
-/// Removes a file; one that is not there is none.
+/// Removes files, those of them that are there.
 ///
 /// # Errors
 /// What `rm` says.
-pub fn remove(path: &Path) -> io::Result<()> {
-    run("rm", &["-f".as_ref(), "--".as_ref(), path.as_os_str()], b"")?;
+pub fn remove<const N: usize>(paths: [&Path; N]) -> io::Result<()> {
+    let options: [&OsStr; 2] = ["-f".as_ref(), "--".as_ref()];
+    let paths = paths.map(Path::as_os_str);
+    run("rm", &[&options[..], &paths[..]].concat(), b"")?;
     Ok(())
 }
 
@@ -97,8 +99,8 @@ mod tests {
         let mode = fs::metadata(&place).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
         assert!(!partial.exists());
-        remove(&place).unwrap();
-        remove(&place).unwrap();
+        remove([&place, &partial]).unwrap();
+        remove([&place]).unwrap();
         let missing = read(&place).unwrap_err().to_string();
         assert!(missing.contains("No such file"), "{missing}");
     }

@@ -165,16 +165,11 @@ fn report(ended: Option<ExitStatus>, log: &LogFile) -> ExitReport {
 /// the search for leftovers has just ruled out; but they take a zombie for a running server, and
 /// zombies stay where nobody reaps them, as in many containers.
 fn forget_lock_files(options: &StartOptions) -> Result<()> {
+    let data = options.data.join("postmaster.pid");
     let socket = format!(".s.PGSQL.{}.lock", options.port);
-    for path in [
-        options.data.join("postmaster.pid"),
-        options.run.join(socket),
-    ] {
-        visitor::remove(&path).map_err(|e| {
-            PostgresError::system(format!("cannot remove the stale {}", path.display()), e)
-        })?;
-    }
-    Ok(())
+    let socket = options.run.join(socket);
+    visitor::remove([&data, &socket])
+        .map_err(|e| PostgresError::system("cannot remove the stale lock files", e))
 }
 
 /// Tries the addresses, so that the most common mistake gets a clear message.

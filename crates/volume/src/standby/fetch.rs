@@ -5,8 +5,9 @@
 //! below the horizon, because the active still appends to the last one (rule 5); of that one, what was
 //! below the horizon when it was read last is kept, because the feed and redo ask for the same bytes one
 //! after the other. What the active sent of its log ([`RecentLog`]) is not read at all. What redo has read of the log
-//! leaves, but for the segment that the log ends in. Configuration is not cached: it is small, and its writer may change it in place. A block of an image whose version is known
-//! is read from one replica, which must have exactly that version (CAC-DB 4.5.2); all else by quorum.
+//! leaves, but for the segment that the log ends in. Configuration is not cached: it is small, and its writer may
+//! change it in place. A block of an image whose version is known is read from one replica, which must have exactly
+//! that version (CAC-DB 4.5.2); all else by quorum.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -214,10 +215,13 @@ impl Fetcher {
 
     /// Redo has read a part of a segment of the log, which makes room for what it will read. What it keeps is the
     /// segment that the log ends in: a promotion copies that one, and who asks for the log anew begins with its start.
-    pub fn log_was_read(&self, state: &State, ino: Ino, segment: &Range<Lsn>, bytes: Range<u64>) {
-        let Some(file) = state.shared(ino).map(|shared| shared.id) else {
-            return;
-        };
+    pub fn log_was_read(
+        &self,
+        state: &State,
+        file: FileId,
+        segment: &Range<Lsn>,
+        bytes: Range<u64>,
+    ) {
         let give_up = |file, blocks: Range<u64>| {
             for block in blocks {
                 self.cache

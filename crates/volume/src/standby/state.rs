@@ -343,11 +343,12 @@ impl State {
         self.log_range(shared).map(|r| r.end.bytes_since(r.start))
     }
 
-    /// The log positions of a segment of the log.
-    pub fn log_segment(&self, ino: Ino) -> Option<Range<Lsn>> {
+    /// The file and the log positions of a segment of the log.
+    pub fn log_segment(&self, ino: Ino) -> Option<(FileId, Range<Lsn>)> {
         let shared = self.shared(ino)?;
         let log = shared.inode.class == FileClass::Log;
-        log.then(|| self.log_range(&shared)).flatten()
+        let positions = log.then(|| self.log_range(&shared)).flatten()?;
+        Some((shared.id, positions))
     }
 
     /// Whether an inode is a shared file that its writer may change in place, outside of images and log.

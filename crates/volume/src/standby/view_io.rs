@@ -66,14 +66,14 @@ impl StandbyView {
             return Ok(Bytes::new());
         }
         let segment = state.log_segment(ino);
-        if let Some(segment) = &segment {
+        if let Some((_, segment)) = &segment {
             let at = Lsn(segment.start.0 + offset);
             self.fetcher.ahead.log_read(at, segment.start, end - offset);
         }
         let read = self.fetcher.range(&state, ino, offset..end).await?;
-        if let Some(segment) = segment {
+        if let Some((file, segment)) = segment {
             self.fetcher
-                .log_was_read(&state, ino, &segment, offset..end);
+                .log_was_read(&state, file, &segment, offset..end);
         }
         Ok(read)
     }
