@@ -26,11 +26,11 @@ use volume::view::View;
 
 use crate::adapter::Adapter;
 use crate::attach;
+use crate::child_io;
 use crate::error::{Error, Result};
 use crate::gate::Pause;
 use crate::mountpoint::{self, connection_number, is_busy, mounted_at};
 use crate::operation::Core;
-use crate::visitor;
 
 /// How long an ended mount may take to let its reader go.
 const LINGER: Duration = Duration::from_secs(2);
@@ -90,7 +90,7 @@ impl Mount {
         let descriptor = attach::attach(&path, options.allow_other)?;
         let started = Mount::serve(view, &path, descriptor, runtime).and_then(|mount| {
             // Until it has asked once, the kernel takes the root directory for root's.
-            visitor::look_at(&path).map_err(Error::io("look at the new mount on", &path))?;
+            child_io::look_at(&path).map_err(Error::io("look at the new mount on", &path))?;
             Ok(mount)
         });
         let mount = match started {

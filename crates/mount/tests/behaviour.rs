@@ -442,7 +442,7 @@ fn who_is_killed_while_it_visits_its_own_mount_is_gone() {
         let file = Path::new(&path).join("f");
         fs::write(&file, b"text").unwrap();
         view.hold(true);
-        let visiting = std::thread::spawn(move || mount::visitor::read(&file));
+        let visiting = std::thread::spawn(move || mount::child_io::read(&file));
         view.wait_for_held(1);
         eprintln!("{WAITS}");
         let _ = visiting.join();

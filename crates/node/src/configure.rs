@@ -20,7 +20,7 @@ use crate::postgres::Installation;
 use crate::records::{Control, EditError, edit_control};
 
 /// How long other editors may keep one waiting.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What can be edited of the control record.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -227,7 +227,7 @@ pub async fn edit(
     let judged = made(&now)?;
     judged.check()?;
     judge(bin, &judged.postgresql.parameters).await?;
-    edit_control(storage, by, expected, PATIENCE, |control| {
+    edit_control(storage, by, expected, TIMEOUT, |control| {
         let settings = made(control)?;
         if settings != judged {
             return Err(EditError::Changed {

@@ -286,11 +286,11 @@ impl Detector {
     /// When the verdict can next change by itself, apart from reads: the end of a grace period.
     pub fn wake_at(&self) -> Option<Duration> {
         let broke = self.broke_at.filter(|_| self.suspect.is_none())?;
-        Some(broke + self.patience())
+        Some(broke + self.timeout())
     }
 
     /// A healthy active whose channel broke shows a beat within this time.
-    fn patience(&self) -> Duration {
+    fn timeout(&self) -> Duration {
         self.timing
             .grace
             .max(self.timing.interval + 2 * self.timing.poll)
@@ -306,7 +306,7 @@ impl Detector {
             Evidence::Announced(reason.clone())
         } else if self.refused {
             Evidence::AgentGone
-        } else if lost_for.is_some_and(|t| t >= self.patience()) {
+        } else if lost_for.is_some_and(|t| t >= self.timeout()) {
             Evidence::ChannelLost(quiet)
         } else if self.silent >= self.timing.timeout {
             Evidence::Silent(quiet)

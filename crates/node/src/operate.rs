@@ -23,7 +23,7 @@ use crate::records::{
 };
 
 /// How long other editors of the control record may keep one waiting.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an agent may take to say how it is.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long an agent may take to restart the active's PostgreSQL, which stops with a checkpoint.
@@ -122,7 +122,7 @@ impl Operator {
             });
             Ok(())
         };
-        Ok(edit_control(self.storage.as_ref(), self.by(), None, PATIENCE, change).await?)
+        Ok(edit_control(self.storage.as_ref(), self.by(), None, TIMEOUT, change).await?)
     }
 
     /// Switches takeovers on again.
@@ -134,7 +134,7 @@ impl Operator {
             Some(_) => Ok(()),
             None => Err(EditError::Refused("it is not paused".to_owned())),
         };
-        Ok(edit_control(self.storage.as_ref(), self.by(), None, PATIENCE, change).await?)
+        Ok(edit_control(self.storage.as_ref(), self.by(), None, TIMEOUT, change).await?)
     }
 
     /// Waits until every node that answers goes by this version of the control record.
@@ -343,7 +343,7 @@ impl Operator {
             control.scheduled_switchover = Some(ScheduledSwitchover { at_unix_ms, to, by });
             Ok(())
         };
-        Ok(edit_control(self.storage.as_ref(), self.by(), None, PATIENCE, change).await?)
+        Ok(edit_control(self.storage.as_ref(), self.by(), None, TIMEOUT, change).await?)
     }
 
     /// Cancels the planned switchover.
@@ -355,7 +355,7 @@ impl Operator {
             Some(_) => Ok(()),
             None => Err(EditError::Refused("no switchover is scheduled".to_owned())),
         };
-        Ok(edit_control(self.storage.as_ref(), self.by(), None, PATIENCE, change).await?)
+        Ok(edit_control(self.storage.as_ref(), self.by(), None, TIMEOUT, change).await?)
     }
 }
 

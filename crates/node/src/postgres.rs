@@ -10,7 +10,6 @@
 //! changes, so it is set after that, just before `exec`.
 
 pub mod install;
-mod keeper;
 pub mod leftovers;
 pub mod logfile;
 mod options;
@@ -18,16 +17,17 @@ mod run_as;
 mod server;
 pub mod session;
 mod spawn;
+mod supervisor;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use install::{InitdbOptions, Installation, PgVersion};
-pub(crate) use keeper::check_port;
 pub use options::{ExitReport, StartOptions, StopMode};
 pub use run_as::RunAs;
 pub use server::{Postgres, Reloader};
 pub use session::Session;
+pub(crate) use supervisor::check_port;
 
 /// Why something about the server failed; the messages say what to change.
 #[derive(Debug, thiserror::Error)]

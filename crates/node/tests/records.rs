@@ -104,9 +104,9 @@ async fn heartbeats_of_every_state_come_back_as_written() {
 fn a_watcher_is_as_patient_as_the_beats_ask_for() {
     let own = node::config::Heartbeat::default();
     let mut beat = heartbeat(Epoch(1), 1, ActiveState::Serving);
-    assert_eq!(beat.patience(own), own);
+    assert_eq!(beat.timeout(own), own);
     beat.interval_ms = 2_000;
-    let patient = beat.patience(own);
+    let patient = beat.timeout(own);
     assert!(patient.timeout >= 2 * std::time::Duration::from_secs(2));
     assert_eq!(patient.poll, own.poll);
     patient.check().unwrap();

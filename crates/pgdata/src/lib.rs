@@ -2,21 +2,21 @@
 //! page headers, log and timelines, the blocks that redo is about to read, both sides of its streaming
 //! protocol, and the settings that a server on shared storage needs.
 //!
-//! Everything but the drivers of [`feed`] and [`stand_in`] is pure: bytes and paths in, facts out. PostgreSQL 13 to 18
+//! Everything but the drivers of [`feed`] and [`feedback`] is pure: bytes and paths in, facts out. PostgreSQL 13 to 18
 //! on little-endian 64-bit machines, with log pages of 8 KiB.
 
 mod bytes_at;
 pub mod control;
+pub mod expected_warnings;
 pub mod feed;
+pub mod feedback;
 pub mod layout;
 pub mod lookahead;
-pub mod noise;
 pub mod page;
 pub mod relation;
 pub mod sealer;
 pub mod segment;
 pub mod settings;
-pub mod stand_in;
 pub mod timeline;
 pub mod wal;
 pub mod warmth;

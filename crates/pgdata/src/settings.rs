@@ -64,7 +64,7 @@ pub struct StandbyOptions {
     /// How long redo waits for queries in its way before it cancels them (N12 ii). A takeover does not
     /// wait for them.
     pub query_delay: Duration,
-    /// Whether it reports the rows that its queries need, for [`stand_in`](crate::stand_in).
+    /// Whether it reports the rows that its queries need, for [`feedback`](crate::feedback).
     pub feedback: bool,
     /// Whether the mount reads ahead of redo. PostgreSQL's own announcements would have the kernel
     /// cache the same blocks once more, where nobody reads them (rule 8).

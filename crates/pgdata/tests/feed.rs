@@ -154,8 +154,8 @@ fn standby_arguments(feed: &Feed) -> Vec<String> {
 }
 
 async fn within<T>(what: &str, wait: impl Future<Output = T>) -> T {
-    let patience = Duration::from_secs(60);
-    tokio::time::timeout(patience, wait)
+    let timeout = Duration::from_secs(60);
+    tokio::time::timeout(timeout, wait)
         .await
         .unwrap_or_else(|_| panic!("waited for {what}"))
 }
@@ -276,7 +276,10 @@ async fn a_standby_follows_the_log_to_a_new_timeline() {
     within("replay after a restart", feed.applied(end)).await;
     assert_eq!(copy.sql(&["SELECT sum(timeline) FROM t"]), "6");
     for line in copy.log().lines() {
-        let expected = pgdata::noise::is_expected(line, pgdata::noise::Situation::Takeover);
+        let expected = pgdata::expected_warnings::is_expected(
+            line,
+            pgdata::expected_warnings::Situation::Takeover,
+        );
         assert!(expected, "unexpected in the standby's log: {line}");
     }
 }

@@ -166,8 +166,8 @@ impl Emulation {
         Ok(theirs)
     }
 
-    /// Ends the watch, and every connection after it has had `patience` to deliver what is on its way.
-    pub fn stop(&self, patience: Duration) {
+    /// Ends the watch, and every connection after it has had `timeout` to deliver what is on its way.
+    pub fn stop(&self, timeout: Duration) {
         let (relays, threads) = {
             let mut state = self.state.lock();
             state.ended = true;
@@ -177,7 +177,7 @@ impl Emulation {
                 std::mem::take(&mut state.threads),
             )
         };
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         while threads.iter().any(|t| !t.is_finished()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }

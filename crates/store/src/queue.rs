@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::fair_queue::FairQueue;
 use crate::keys::VolumeId;
-use crate::lanes::Lanes;
 
 /// What each volume may put in although others have filled the queue, in bytes.
 const RESERVED_BYTES: usize = 1 << 20;
@@ -22,7 +22,7 @@ pub(crate) struct Queue<T> {
 }
 
 struct State<T> {
-    lanes: Lanes<T>,
+    lanes: FairQueue<T>,
     closed: bool,
 }
 
@@ -53,7 +53,7 @@ impl<T> Queue<T> {
     pub fn new(max_bytes: usize, round_bytes: usize) -> Queue<T> {
         Queue {
             state: Mutex::new(State {
-                lanes: Lanes::default(),
+                lanes: FairQueue::default(),
                 closed: false,
             }),
             filled: Condvar::new(),
@@ -101,7 +101,7 @@ impl<T> Queue<T> {
         Some(before)
     }
 
-    fn is_full(&self, lanes: &Lanes<T>, volume: VolumeId) -> bool {
+    fn is_full(&self, lanes: &FairQueue<T>, volume: VolumeId) -> bool {
         let reserved = RESERVED_BYTES.min(self.max_bytes);
         lanes.weight() >= self.max_bytes && lanes.weight_of(volume) >= reserved
     }

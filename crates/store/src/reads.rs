@@ -16,8 +16,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::connection::Conn;
 use crate::engine::{EngineError, Found};
+use crate::fair_queue::FairQueue;
 use crate::keys::{Slot, VolumeId, decode_record};
-use crate::lanes::Lanes;
 use crate::meta::{RECORD_KEY_HEAD, record_key};
 use crate::shared::{Shared, Work};
 use crate::volume::Volume;
@@ -148,7 +148,7 @@ pub(crate) struct ReadPool {
 
 /// Waiting reads. Invariant: where there is more than one thread, one is left for other volumes.
 struct Jobs<T> {
-    waiting: Lanes<T>,
+    waiting: FairQueue<T>,
     /// Threads that serve each volume now.
     serving: HashMap<VolumeId, usize>,
     /// The most of them.
@@ -159,7 +159,7 @@ struct Jobs<T> {
 impl<T> Jobs<T> {
     fn new(threads: usize) -> Jobs<T> {
         Jobs {
-            waiting: Lanes::default(),
+            waiting: FairQueue::default(),
             serving: HashMap::new(),
             serving_max: threads.saturating_sub(1).max(1),
             closed: false,

@@ -110,7 +110,7 @@ impl Latest {
         }
         let opened_before = opened == Some(epoch);
         // Whatever left the namespace before our start did so no later than the start.
-        buried.splice(0..0, namespace.graves().map(|id| (id, from.max(sealed))));
+        buried.splice(0..0, namespace.removed().map(|id| (id, from.max(sealed))));
         let journal = JournalWriter::new(storage.clone(), end, tail);
         journal.append_record(vec![Op::Opened { epoch, at: now }]);
         Ok(Latest {

@@ -6,7 +6,7 @@
 //!     forgotten │████████ at most MAX_BYTES ████████│
 //! ```
 //!
-//! Invariant: what is in it is one stretch without a gap, as it was put last. Whoever reads asks only for
+//! Invariant: what is in it is one window without a gap, as it was put last. Whoever reads asks only for
 //! what is durable, and that never changes any more; so a ring that has nothing, or not all, costs a read.
 
 use std::collections::VecDeque;
@@ -25,11 +25,11 @@ const MAX_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 pub struct RecentLog {
     epoch: Epoch,
-    stretch: Mutex<Stretch>,
+    window: Mutex<Window>,
 }
 
 #[derive(Debug, Default)]
-struct Stretch {
+struct Window {
     start: Lsn,
     bytes: VecDeque<u8>,
 }
@@ -39,7 +39,7 @@ impl RecentLog {
     pub fn new(epoch: Epoch) -> RecentLog {
         RecentLog {
             epoch,
-            stretch: Mutex::default(),
+            window: Mutex::default(),
         }
     }
 
@@ -50,27 +50,27 @@ impl RecentLog {
 
     /// Takes log that begins at `at`. What does not join is all there is from now on.
     pub fn put(&self, at: Lsn, log: &[u8]) {
-        let mut stretch = self.stretch.lock();
-        if at < stretch.start || at > stretch.end() {
-            stretch.start = at;
-            stretch.bytes.clear();
+        let mut window = self.window.lock();
+        if at < window.start || at > window.end() {
+            window.start = at;
+            window.bytes.clear();
         }
-        stretch.overwrite(at, log);
-        let surplus = stretch.bytes.len().saturating_sub(MAX_BYTES);
-        stretch.bytes.drain(..surplus);
-        stretch.start.0 += surplus as u64;
+        window.overwrite(at, log);
+        let surplus = window.bytes.len().saturating_sub(MAX_BYTES);
+        window.bytes.drain(..surplus);
+        window.start.0 += surplus as u64;
     }
 
     /// A part of the log, if all of it is here.
     pub fn read(&self, range: Range<Lsn>) -> Option<Bytes> {
-        let stretch = self.stretch.lock();
-        if range.start < stretch.start || range.end > stretch.end() || range.is_empty() {
+        let window = self.window.lock();
+        if range.start < window.start || range.end > window.end() || range.is_empty() {
             return None;
         }
-        let from = range.start.bytes_since(stretch.start) as usize;
-        let to = range.end.bytes_since(stretch.start) as usize;
+        let from = range.start.bytes_since(window.start) as usize;
+        let to = range.end.bytes_since(window.start) as usize;
         let mut out = BytesMut::with_capacity(to - from);
-        let (front, back) = stretch.bytes.as_slices();
+        let (front, back) = window.bytes.as_slices();
         out.extend_from_slice(&front[from.min(front.len())..to.min(front.len())]);
         let behind = |at: usize| at.saturating_sub(front.len());
         out.extend_from_slice(&back[behind(from)..behind(to)]);
@@ -78,12 +78,12 @@ impl RecentLog {
     }
 }
 
-impl Stretch {
+impl Window {
     fn end(&self) -> Lsn {
         Lsn(self.start.0 + self.bytes.len() as u64)
     }
 
-    /// `at` is in the stretch, or at its end.
+    /// `at` is in the window, or at its end.
     fn overwrite(&mut self, at: Lsn, log: &[u8]) {
         let from = at.bytes_since(self.start) as usize;
         let (again, new) = log.split_at(log.len().min(self.bytes.len() - from));

@@ -76,7 +76,7 @@ pub fn encode(namespace: &Namespace) -> Vec<u8> {
         }));
     }
     push(Some(Op::Bury {
-        ids: namespace.graves().collect(),
+        ids: namespace.removed().collect(),
     }));
     push(None);
     out

@@ -20,7 +20,7 @@ use super::Inner;
 /// How often each node is asked.
 const EVERY: Duration = Duration::from_secs(2);
 /// A node that takes longer counts as down.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The round trip to each node that was asked, by address; none if it did not answer.
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ impl Inner {
         question.set_load_balancing_policy(Some(SingleTargetLoadBalancingPolicy::new(only, None)));
         question.set_consistency(Consistency::One);
         let asked = Instant::now();
-        let answer = tokio::time::timeout(PATIENCE, self.session.query_unpaged(question, ()));
+        let answer = tokio::time::timeout(TIMEOUT, self.session.query_unpaged(question, ()));
         answer.await.ok()?.ok()?;
         Some(asked.elapsed())
     }

@@ -80,7 +80,7 @@ pub struct Claim {
     /// When the predecessor's last renewal had been made for sure.
     renewed_before: Time,
     /// How long the predecessor's lease lasts from then on.
-    patience: Duration,
+    timeout: Duration,
     state: State,
     lease: Lease,
     renewal: Option<Renewal>,
@@ -112,7 +112,7 @@ impl Claim {
                 new,
             },
             renewed_before: sighting.first,
-            patience: running.map_or(Duration::ZERO, Terms::patience),
+            timeout: running.map_or(Duration::ZERO, Terms::timeout),
             state: left_alone.map_or(State::Changing, |until| State::Yielding { until }),
             renewal: None,
         })
@@ -180,7 +180,7 @@ impl Claim {
     /// ends no later than if it had renewed just before that was first seen (L2, L5).
     fn won(&self) -> State {
         State::Waiting {
-            until: self.renewed_before + self.patience,
+            until: self.renewed_before + self.timeout,
         }
     }
 

@@ -93,14 +93,14 @@ impl Default for Terms {
 impl Terms {
     /// How long a lease of `lease` must be waited for: with a margin for clocks that do not run equally
     /// fast, and for reading them.
-    pub fn patience(lease: Duration) -> Duration {
+    pub fn timeout(lease: Duration) -> Duration {
         lease + lease / 50 + Duration::from_millis(50)
     }
 
     /// How long a claimant is left alone, from when its row was first seen: it waits `lease` out and shows
     /// no life until then, and its first renewal takes a moment (L7).
     pub fn courtesy(lease: Duration) -> Duration {
-        Terms::patience(lease) + Duration::from_millis(500)
+        Terms::timeout(lease) + Duration::from_millis(500)
     }
 
     /// How long after a renewal the next one is due.

@@ -219,10 +219,10 @@ impl Cluster {
     /// Waits until a node has noticed that another one is gone.
     ///
     /// # Errors
-    /// It has not within `patience`.
-    pub fn wait_convicted(&mut self, by: usize, gone: usize, patience: Duration) -> Result<()> {
+    /// It has not within `timeout`.
+    pub fn wait_convicted(&mut self, by: usize, gone: usize, timeout: Duration) -> Result<()> {
         let peer = self.node(gone)?.place.address;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         self.node_mut(by)?.wait_convicts(peer, deadline)
     }
 

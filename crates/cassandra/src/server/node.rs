@@ -295,13 +295,13 @@ impl Node {
     }
 
     /// Ends it: at once with `SIGKILL`, in good order otherwise.
-    pub fn end(&mut self, signal: Signal, patience: Duration) -> Result<()> {
+    pub fn end(&mut self, signal: Signal, timeout: Duration) -> Result<()> {
         self.signal(signal)?;
         if signal != Signal::SIGKILL {
             // One that is paused would never hear of it.
             self.signal(Signal::SIGCONT)?;
         }
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while self.runs() {
             if Instant::now() > deadline {
                 let name = &self.place.data_centre;

@@ -59,16 +59,16 @@ pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
         40..70 if weather == Weather::Forgetful => world.purge_all(),
         40..70 => world.send_hint(server),
         70..76 => {
-            world.census.one("coordinators paused");
+            world.coverage.one("coordinators paused");
             world.pause_node(server, pause);
         }
         76..82 => {
             world.cluster.purge(server);
-            world.census.one("replicas that forgot tombstones");
+            world.coverage.one("replicas that forgot tombstones");
         }
         82..92 if spared => {}
         82..90 => {
-            world.census.one("clients paused");
+            world.coverage.one("clients paused");
             let client = nodes[victim].client;
             world.pause_client(client, pause);
         }
@@ -87,7 +87,7 @@ pub(super) fn freeze(world: &mut World, node: &mut Node, weather: Weather) {
     if node.is_frozen() || !world.rng.random_bool(weather.freezes(doing)) {
         return;
     }
-    world.census.one(match doing {
+    world.coverage.one(match doing {
         Doing::Commits => "owners frozen in the middle of commits",
         Doing::Takeover => "owners frozen in the middle of a takeover",
         Doing::Promotion => "owners frozen in the middle of a promotion",
@@ -105,14 +105,14 @@ fn crash(world: &mut World, server: usize) {
     let down = (0..count).filter(|n| !world.cluster.is_up(*n)).count();
     // Rarely a majority at once.
     if world.cluster.is_up(server) && (down == 0 || world.rng.random_bool(0.1)) {
-        world.census.one("servers crashed");
+        world.coverage.one("servers crashed");
         world.cluster.crash(server);
     }
 }
 
 pub(super) fn revive(world: &mut World, server: usize) {
     if !world.cluster.is_up(server) {
-        world.census.one("servers restarted");
+        world.coverage.one("servers restarted");
         world.cluster.restart(server);
     }
 }
@@ -120,7 +120,7 @@ pub(super) fn revive(world: &mut World, server: usize) {
 /// A node is killed, and starts again as another client.
 fn replace(world: &mut World, nodes: &mut [Node], victim: usize) {
     if nodes[victim].reign().is_some() {
-        world.census.one("owners killed");
+        world.coverage.one("owners killed");
     }
     let home = nodes[victim].home();
     world.kill_client(nodes[victim].client);

@@ -20,7 +20,7 @@ pub(super) const TERMS: Terms = Terms {
 };
 
 /// Before which nobody suspects the owner.
-const PATIENCE: Duration = Duration::from_millis(900);
+const TIMEOUT: Duration = Duration::from_millis(900);
 
 #[derive(Debug)]
 enum State {
@@ -77,7 +77,7 @@ impl Node {
             && self.epoch().is_some_and(|own| own < recorder.newest_owned)
         {
             let attached = self.reign().is_some_and(|reign| reign.attached);
-            world.census.one(match attached {
+            world.coverage.one(match attached {
                 true => "zombies",
                 false => "takeovers that went on after a later one",
             });
@@ -163,7 +163,7 @@ impl Node {
         let silent = world.clock(self.client).saturating_sub(self.seen_at);
         // Somebody suspects wrongly now and then.
         let rashly = !world.calm && world.rng.random_bool(0.004);
-        let suspects = silent > PATIENCE && world.rng.random_bool(0.3) || rashly;
+        let suspects = silent > TIMEOUT && world.rng.random_bool(0.3) || rashly;
         let free = self
             .sighting
             .as_ref()
@@ -222,7 +222,7 @@ impl Node {
             Next::Owned => self.owned(world, recorder, op),
             Next::Lost(row) => {
                 recorder.end(op, Outcome::Fenced);
-                world.census.one("contests lost");
+                world.coverage.one("contests lost");
                 self.state = State::Standby;
                 self.saw(world, row);
             }
@@ -237,7 +237,7 @@ impl Node {
             return;
         };
         recorder.end(op, Outcome::Owned(lease.epoch()));
-        world.census.one("takeovers");
+        world.coverage.one("takeovers");
         let reign = Reign::new(self.client, self.home, lease);
         self.reads.promote_seals(world, recorder, &reign);
         self.state = State::Owning(Box::new(reign));
@@ -296,7 +296,7 @@ impl Node {
             return;
         };
         if reign.lease.gate(now) == Gate::Fenced {
-            world.census.one("owners that learned of their fence");
+            world.coverage.one("owners that learned of their fence");
             return self.over(world, recorder);
         }
         match reign.lease.renewal_at() {
@@ -324,7 +324,7 @@ impl Node {
             && reign.renewal.is_none()
             && let Some(change) = reign.lease.release()
         {
-            world.census.one("handovers");
+            world.coverage.one("handovers");
             world.change(self.client, Token::Release, change);
             self.state = State::Over;
         }
@@ -358,7 +358,7 @@ impl Node {
             (State::Owning(reign), Token::Read(op)) => {
                 let seen = self.reads.owner_replied(world, recorder, reign, *op, reply);
                 if seen == Seen::Deposed {
-                    world.census.one("owners that read a newer epoch");
+                    world.coverage.one("owners that read a newer epoch");
                     self.over(world, recorder);
                 }
             }

@@ -199,12 +199,12 @@ impl Reads {
             let found = row.as_ref().map(|(_, cell)| cell);
             let expected = reign.known.get(&place).map(|(version, _)| *version);
             if world.has(Flaw::UncheckedReads) || found.map(|c| c.timestamp) == expected {
-                world.census.one("reads from one replica");
+                world.coverage.one("reads from one replica");
                 recorder.end(op, Outcome::Block(Generation::SINGLE, content(found)));
                 self.under_way.remove(&op);
                 return;
             }
-            world.census.one("answers that were stale");
+            world.coverage.one("answers that were stale");
         }
         self.ask_quorum(world, recorder, reign.client, op);
     }
@@ -287,7 +287,7 @@ impl Reads {
                 self.under_way.remove(&op);
                 let place = place_of(key, Generation::SINGLE);
                 let found = Self::promoted(world, reign, place, cell);
-                world.census.one("versions promoted");
+                world.coverage.one("versions promoted");
                 let outcome = Outcome::Block(Generation::SINGLE, found);
                 let after = (key.file == LOG).then_some(After::Recovered(found));
                 reign.wait(world, op, outcome, after);
@@ -319,7 +319,7 @@ impl Reads {
         let found = content(cell);
         let absent = found == NOTHING;
         if absent {
-            world.census.one("absences promoted");
+            world.coverage.one("absences promoted");
         }
         let skipped = world.has(Flaw::PromotionWithoutRewrite)
             || absent && world.has(Flaw::AbsenceNotPromoted);

@@ -215,7 +215,7 @@ impl Reign {
                 _ if waiting.passed => self.acknowledge(world, &waiting),
                 Gate::Fenced => recorder.end(waiting.op, Outcome::Fenced),
                 Gate::Shut => {
-                    world.census.one("times that the gate was shut");
+                    world.coverage.one("times that the gate was shut");
                     self.reclaim_anyway(world, waiting.op);
                     self.waiting.push(waiting);
                 }
@@ -362,7 +362,7 @@ impl Reign {
     fn reclaim(&mut self, world: &mut World, recorder: &mut Recorder, seal: Content) {
         self.sealing = false;
         self.seals = [seal, self.seals[0]];
-        world.census.one("seals completed");
+        world.coverage.one("seals completed");
         if self.lease.gate(world.clock(self.client)) != Gate::Open {
             return;
         }
@@ -386,7 +386,7 @@ impl Reign {
             gone.extend(generations.drain(..kept).map(|g| place_of(*key, g)));
         }
         for place in gone {
-            world.census.one("versions reclaimed");
+            world.coverage.one("versions reclaimed");
             let cell = Cell::tombstone(self.next_version(world));
             let node = self.coordinator(world);
             let request = Request::Write(Mutation::one(place, cell), Level::Quorum);

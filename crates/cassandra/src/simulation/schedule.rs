@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dax::simulation::census::Census;
 use dax::simulation::checkers::Violation;
+use dax::simulation::coverage::Coverage;
 use dax::simulation::history::{Event, Shelf};
 use rand::Rng;
 
@@ -23,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// How a schedule ended.
 #[derive(Debug, Clone)]
 pub struct Report {
-    pub census: Census,
+    pub coverage: Coverage,
     /// Equal for two runs of a seed.
     pub trace_hash: u64,
     pub violation: Option<Violation>,
@@ -39,12 +39,12 @@ pub fn run(seed: u64, flaw: Option<Flaw>, print: bool) -> Report {
         recorder,
         ..
     } = schedule;
-    world.census.one("schedules");
+    world.coverage.one("schedules");
     world
-        .census
+        .coverage
         .some("commits acknowledged", recorder.commits.count());
     Report {
-        census: world.census,
+        coverage: world.coverage,
         trace_hash: world.trace.hash(),
         violation: recorder.violation,
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use dax::simulation::census::Census;
+use dax::simulation::coverage::Coverage;
 use dax::simulation::settings::{flaw, number};
 
 use super::flaw::Flaw;
@@ -18,24 +18,24 @@ fn asked_flaw() -> Option<Flaw> {
 }
 
 /// Seeds from 0 on, on all processors; panics with the lowest that fails.
-fn run_many(seeds: u64) -> Census {
+fn run_many(seeds: u64) -> Coverage {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let of_thread = |thread: u64| {
-        let mut census = Census::default();
+        let mut coverage = Coverage::default();
         let mut failure = None;
         for seed in (thread..seeds).step_by(threads as usize) {
             let Report {
-                census: counted,
+                coverage: counted,
                 violation,
                 ..
             } = run(seed, None, false);
-            census.add(&counted);
+            coverage.add(&counted);
             failure = violation.map(|v| (seed, v));
             if failure.is_some() {
                 break;
             }
         }
-        (census, failure)
+        (coverage, failure)
     };
     let results: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads)
@@ -43,8 +43,8 @@ fn run_many(seeds: u64) -> Census {
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     });
-    let mut total = Census::default();
-    results.iter().for_each(|(census, _)| total.add(census));
+    let mut total = Coverage::default();
+    results.iter().for_each(|(coverage, _)| total.add(coverage));
     let failures = results.into_iter().filter_map(|(_, failure)| failure);
     if let Some((seed, violation)) = failures.min_by_key(|(seed, _)| *seed) {
         panic!(
@@ -70,10 +70,10 @@ const PER_HUNDRED: [(&str, u64); 10] = [
     ("transactions applied after they were given up", 150),
 ];
 
-fn assert_worth_something(census: &Census) {
-    let schedules = census.of("schedules");
+fn assert_worth_something(coverage: &Coverage) {
+    let schedules = coverage.of("schedules");
     for (what, least) in PER_HUNDRED {
-        let count = census.of(what);
+        let count = coverage.of(what);
         assert!(
             count * 100 >= least * schedules,
             "{count} {what} in {schedules} schedules"
@@ -83,9 +83,9 @@ fn assert_worth_something(census: &Census) {
 
 #[test]
 fn schedules_keep_the_promises() {
-    let census = run_many(SCHEDULES);
-    println!("{census}");
-    assert_worth_something(&census);
+    let coverage = run_many(SCHEDULES);
+    println!("{coverage}");
+    assert_worth_something(&coverage);
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_seed_gives_the_same_trace_every_time() {
     for seed in 0..10 {
         let (one, other) = (run(seed, None, false), run(seed, None, false));
         assert_eq!(one.trace_hash, other.trace_hash, "seed {seed}");
-        assert_eq!(one.census, other.census, "seed {seed}");
+        assert_eq!(one.coverage, other.coverage, "seed {seed}");
     }
     assert_ne!(
         run(1, None, false).trace_hash,
@@ -148,7 +148,7 @@ fn many() {
         let report = run(seed, asked_flaw(), number("TRACE") == Some(1));
         println!(
             "{}seed {seed}: trace {:016x}",
-            report.census, report.trace_hash
+            report.coverage, report.trace_hash
         );
         let violation = report.violation;
         assert_eq!(
@@ -158,10 +158,10 @@ fn many() {
         return;
     }
     let seeds = number("SEEDS").unwrap_or(20_000);
-    let census = run_many(seeds);
+    let coverage = run_many(seeds);
     println!(
-        "{census}{seeds} schedules in {:.0} s",
+        "{coverage}{seeds} schedules in {:.0} s",
         started.elapsed().as_secs_f64()
     );
-    assert_worth_something(&census);
+    assert_worth_something(&coverage);
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dax::ids::BlockKey;
-use dax::simulation::census::Census;
+use dax::simulation::coverage::Coverage;
 use dax::simulation::history::ClientId;
 use dax::simulation::trace::Trace;
 use rand::rngs::SmallRng;
@@ -84,7 +84,7 @@ pub struct World {
     pub rng: SmallRng,
     pub cluster: Cluster,
     pub register: Register,
-    pub census: Census,
+    pub coverage: Coverage,
     pub trace: Trace,
     pub flaw: Option<Flaw>,
     /// Nothing is late or lost any more.
@@ -112,7 +112,7 @@ impl World {
             nodes_paused_until: vec![Duration::ZERO; setup.nodes],
             cluster: Cluster::new(setup),
             register,
-            census: Census::default(),
+            coverage: Coverage::default(),
             trace: Trace::new(print),
             flaw,
             calm: false,
@@ -300,7 +300,7 @@ impl World {
             }
             Event::GiveUp(id) => {
                 let (client, token) = self.waiting.remove(&id)?;
-                self.census.one("requests that clients gave up");
+                self.coverage.one("requests that clients gave up");
                 let told = match token {
                     Token::Watch | Token::ClaimLook => Told::Looked(token, None),
                     Token::Renewal | Token::Claim | Token::Release => {
@@ -336,7 +336,7 @@ impl World {
     /// Sends a lightweight transaction's answer, if it is still waited for then.
     fn answer(&mut self, id: RequestId, told: impl FnOnce(Token) -> Told) {
         let Some((client, token)) = self.waiting.get(&id).cloned() else {
-            self.census
+            self.coverage
                 .one("transactions applied after they were given up");
             return;
         };
@@ -346,7 +346,7 @@ impl World {
             self.waiting.remove(&id);
             self.at(self.now + delay, Event::Tell(client, told(token)));
         } else {
-            self.census.one("transactions whose answers were lost");
+            self.coverage.one("transactions whose answers were lost");
         }
     }
 
@@ -376,7 +376,7 @@ impl World {
         });
         if let Message::Request(id, _) = &message {
             if !self.waiting.contains_key(id) {
-                self.census
+                self.coverage
                     .one("requests that arrived after they were given up");
             }
             self.at(self.now + NODE_PATIENCE, Event::Expire(*id));
@@ -400,7 +400,7 @@ impl World {
     /// A node sends the next hint that it keeps.
     pub fn send_hint(&mut self, node: NodeId) {
         if let Some(sent) = self.cluster.next_hint(node) {
-            self.census.one("hints delivered");
+            self.coverage.one("hints delivered");
             self.send(vec![sent]);
         }
     }

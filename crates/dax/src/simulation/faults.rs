@@ -103,7 +103,7 @@ impl Schedule {
                 let peer = &mut self.world.replicas[usize::from(replica)].peer;
                 peer.full = !peer.full;
                 self.world
-                    .census
+                    .coverage
                     .one("disks that filled up or were cleared");
             }
             Fault::PauseWriter => {
@@ -135,7 +135,7 @@ impl Schedule {
     }
 
     fn crash_replica(&mut self, replica: u8, torn: bool, back_us: u64) {
-        self.world.census.one(match torn {
+        self.world.coverage.one(match torn {
             true => "replicas crashed, with torn writes",
             false => "replicas crashed",
         });
@@ -143,7 +143,7 @@ impl Schedule {
     }
 
     pub fn crash_writer(&mut self, client: ClientId) {
-        self.world.census.one("writers crashed");
+        self.world.coverage.one("writers crashed");
         self.world.crash_client(client);
         self.intents.retain(|(c, _), _| *c != client);
         self.writers.retain(|w| w.client != client);
@@ -161,7 +161,7 @@ impl Schedule {
             let client = self.writers[writer].client;
             self.world.pause_client(client, 500_000);
         }
-        self.world.census.one("owners deposed, or rivals");
+        self.world.coverage.one("owners deposed, or rivals");
         self.claim();
         if self.world.chance(20) {
             self.claim();
@@ -180,7 +180,7 @@ impl Schedule {
     fn lose_disk(&mut self, replica: u8) {
         if self.may_lose(replica) {
             self.crash_replica(replica, false, 200_000);
-            self.world.census.one("disks lost");
+            self.world.coverage.one("disks lost");
             self.world.note(17, [replica.into(), 0, 0], || {
                 format!("replica {replica} has lost its disk")
             });
@@ -191,7 +191,7 @@ impl Schedule {
     fn damage(&mut self, replica: u8) {
         let which = self.world.below(100);
         if self.may_lose(replica) && self.world.replicas[usize::from(replica)].damage(which) {
-            self.world.census.one("copies damaged");
+            self.world.coverage.one("copies damaged");
             self.world.note(18, [replica.into(), which, 0], || {
                 format!("replica {replica} has a damaged copy")
             });

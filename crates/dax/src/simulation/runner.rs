@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::census::Census;
 use super::checkers::Violation;
+use super::coverage::Coverage;
 use super::flaw::Flaw;
 use super::schedule::{Report, Schedule};
 
@@ -33,7 +33,7 @@ pub(super) fn run_one(seed: u64, flaw: Option<Flaw>, print: bool) -> Report {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
         Report {
-            census: Census::default(),
+            coverage: Coverage::default(),
             trace_hash: 0,
             violation: Some(Violation {
                 checker: "no panics",
@@ -47,11 +47,11 @@ pub(super) fn run_one(seed: u64, flaw: Option<Flaw>, print: bool) -> Report {
 ///
 /// # Errors
 /// The lowest seed that failed.
-pub(super) fn run_many(seeds: u64, progress: bool) -> Result<Census, Failure> {
+pub(super) fn run_many(seeds: u64, progress: bool) -> Result<Coverage, Failure> {
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let result: Mutex<(Census, Option<Failure>)> = Mutex::default();
+    let result: Mutex<(Coverage, Option<Failure>)> = Mutex::default();
     let work = || {
-        let mut census = Census::default();
+        let mut coverage = Coverage::default();
         while !stop.load(Ordering::Relaxed) {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= seeds {
@@ -61,7 +61,7 @@ pub(super) fn run_many(seeds: u64, progress: bool) -> Result<Census, Failure> {
                 println!("{seed} of {seeds} schedules");
             }
             let report = run_one(seed, None, false);
-            census.add(&report.census);
+            coverage.add(&report.coverage);
             if let Some(violation) = report.violation {
                 stop.store(true, Ordering::Relaxed);
                 let failure = Failure { seed, violation };
@@ -71,7 +71,7 @@ pub(super) fn run_many(seeds: u64, progress: bool) -> Result<Census, Failure> {
                 }
             }
         }
-        result.lock().unwrap().0.add(&census);
+        result.lock().unwrap().0.add(&coverage);
     };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     std::thread::scope(|scope| {
@@ -79,8 +79,8 @@ pub(super) fn run_many(seeds: u64, progress: bool) -> Result<Census, Failure> {
             scope.spawn(AssertUnwindSafe(work));
         });
     });
-    let (census, failure) = result.into_inner().unwrap();
-    failure.map_or(Ok(census), Err)
+    let (coverage, failure) = result.into_inner().unwrap();
+    failure.map_or(Ok(coverage), Err)
 }
 
 /// How many schedules it takes until the checkers see a flaw, and what they see.

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::census::Census;
 use super::checkers::{Checkers, Violation};
+use super::coverage::Coverage;
 use super::faults::Faults;
 use super::flaw::Flaw;
 use super::history::{
@@ -32,7 +32,7 @@ const SCRUB_PAUSE: Time = Time::from_millis(50);
 /// How a schedule ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Report {
-    pub census: Census,
+    pub coverage: Coverage,
     /// Equal for two runs of a seed.
     pub trace_hash: u64,
     pub violation: Option<Violation>,
@@ -87,23 +87,23 @@ impl Schedule {
 
     fn report(mut self) -> Report {
         let clients = std::mem::take(&mut self.world.clients);
-        let census = &mut self.world.census;
+        let coverage = &mut self.world.coverage;
         for client in &clients {
             let counters = client.core.counters();
-            census.some("syncs, as clients count", counters.syncs);
-            census.some("blocks written", counters.writes);
-            census.some("reads from pending writes", counters.reads_pending);
-            census.some("reads from one replica", counters.reads_one);
-            census.some("answers that were stale", counters.reads_stale);
-            census.some("reads by quorum", counters.reads_quorum);
-            census.some("versions promoted", counters.reads_promoted);
-            census.some("copies mended", counters.copies_mended);
+            coverage.some("syncs, as clients count", counters.syncs);
+            coverage.some("blocks written", counters.writes);
+            coverage.some("reads from pending writes", counters.reads_pending);
+            coverage.some("reads from one replica", counters.reads_one);
+            coverage.some("answers that were stale", counters.reads_stale);
+            coverage.some("reads by quorum", counters.reads_quorum);
+            coverage.some("versions promoted", counters.reads_promoted);
+            coverage.some("copies mended", counters.copies_mended);
         }
-        census.some("events", self.world.trace.steps());
-        census.one("schedules");
+        coverage.some("events", self.world.trace.steps());
+        coverage.one("schedules");
         Report {
             trace_hash: self.world.trace.hash(),
-            census: std::mem::take(census),
+            coverage: std::mem::take(coverage),
             violation: self.violation,
         }
     }
@@ -221,7 +221,7 @@ impl Schedule {
             }
             Output::Rebuilt(replicas) => {
                 let count = replicas.len() as u64;
-                self.world.census.some("replicas rebuilt", count);
+                self.world.coverage.some("replicas rebuilt", count);
                 Outcome::Done
             }
             Output::Unit
@@ -352,7 +352,7 @@ impl Schedule {
             self.settle("a scrub ends");
             let Some(differing) = self.differing() else {
                 self.world
-                    .census
+                    .coverage
                     .one("schedules after which all replicas were equal");
                 return;
             };

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::census::Census;
+use super::coverage::Coverage;
 use super::flaw::Flaw;
 use super::runner::{first_to_catch, run_many, run_one};
 use super::settings::{flaw, number};
@@ -33,7 +33,7 @@ const PER_HUNDRED: [(&str, u64); 25] = [
     ("disks lost", 40),
     ("copies damaged", 20),
     ("copies mended", 500),
-    ("ticks that left a spare trailing", 700),
+    ("ticks that left a lazy replica trailing", 700),
     ("connections cut", 100),
     ("requests lost with their connection", 3000),
     (
@@ -43,10 +43,10 @@ const PER_HUNDRED: [(&str, u64); 25] = [
     ("schedules after which all replicas were equal", 100),
 ];
 
-fn assert_worth_something(census: &Census) {
-    let schedules = census.of("schedules");
+fn assert_worth_something(coverage: &Coverage) {
+    let schedules = coverage.of("schedules");
     for (what, least) in PER_HUNDRED {
-        let count = census.of(what);
+        let count = coverage.of(what);
         let enough = count * 100 >= least * schedules;
         assert!(enough, "{count} {what} in {schedules} schedules");
     }
@@ -54,9 +54,9 @@ fn assert_worth_something(census: &Census) {
 
 #[test]
 fn schedules_keep_the_promises() {
-    let census = run_many(SCHEDULES, false).unwrap_or_else(|f| panic!("{}", f.describe()));
-    println!("{census}");
-    assert_worth_something(&census);
+    let coverage = run_many(SCHEDULES, false).unwrap_or_else(|f| panic!("{}", f.describe()));
+    println!("{coverage}");
+    assert_worth_something(&coverage);
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_seed_gives_the_same_trace_every_time() {
     for seed in 0..40 {
         let (one, other) = (run_one(seed, None, false), run_one(seed, None, false));
         assert_eq!(one.trace_hash, other.trace_hash, "seed {seed}");
-        assert_eq!(one.census, other.census, "seed {seed}");
+        assert_eq!(one.coverage, other.coverage, "seed {seed}");
     }
     let (one, other) = (run_one(1, None, false), run_one(2, None, false));
     assert_ne!(one.trace_hash, other.trace_hash);
@@ -94,7 +94,7 @@ fn many() {
         let report = run_one(seed, flaw(&Flaw::ALL), number("TRACE") == Some(1));
         println!(
             "{}seed {seed}: trace {:016x}",
-            report.census, report.trace_hash
+            report.coverage, report.trace_hash
         );
         let violation = report.violation;
         let violation = violation.map(|v| format!("{}: {}", v.checker, v.what));
@@ -102,8 +102,8 @@ fn many() {
         return;
     }
     let seeds = number("SEEDS").unwrap_or(100_000);
-    let census = run_many(seeds, true).unwrap_or_else(|f| panic!("{}", f.describe()));
+    let coverage = run_many(seeds, true).unwrap_or_else(|f| panic!("{}", f.describe()));
     let seconds = started.elapsed().as_secs_f64();
-    println!("{census}{seeds} schedules in {seconds:.0} s");
-    assert_worth_something(&census);
+    println!("{coverage}{seeds} schedules in {seconds:.0} s");
+    assert_worth_something(&coverage);
 }

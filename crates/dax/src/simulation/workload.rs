@@ -236,7 +236,7 @@ impl Schedule {
     /// The node behind a reader starts again.
     pub fn restart_reader(&mut self, index: usize) {
         let client = self.readers[index].client;
-        self.world.census.one("readers restarted");
+        self.world.coverage.one("readers restarted");
         self.world.crash_client(client);
         self.intents.retain(|(c, _), _| *c != client);
         self.readers[index] = Reader::new(self.world.add_client());
@@ -278,7 +278,7 @@ impl Schedule {
         let unready = key.file == DATA && self.writers[writer].base.is_none();
         let room = |core: &mut Core, _| core.has_room(BLOCK_BYTES);
         if unready || !self.world.with(client, room) {
-            self.world.census.one("writes that found no room");
+            self.world.coverage.one("writes that found no room");
             return false;
         }
         let content = self.content();
@@ -402,7 +402,7 @@ impl Schedule {
             seal,
             base,
         });
-        self.world.census.one("seals cut");
+        self.world.coverage.one("seals cut");
         if self.world.flaw == Some(Flaw::SealBeforeSync) {
             return self.put_seal(client, seal);
         }
@@ -416,7 +416,7 @@ impl Schedule {
     }
 
     fn sealed(&mut self, writer: usize, seal: Content) {
-        self.world.census.one("seals completed");
+        self.world.coverage.one("seals completed");
         let w = &mut self.writers[writer];
         w.sealing = false;
         w.seals = [seal, w.seals[0]];
@@ -434,7 +434,7 @@ impl Schedule {
             .collect();
         let end = images.iter().map(Lineage::end).max().unwrap_or_default();
         self.event(&Event::Retained { epoch, seals, end });
-        self.world.census.one("retentions");
+        self.world.coverage.one("retentions");
         let call = Call::Retain(Retention { images });
         self.start(client, call, Action::Other, Intent::Plain);
     }
@@ -456,7 +456,7 @@ impl Schedule {
         if let Some((up_to, version)) = listed
             && self.world.chance(50)
         {
-            self.world.census.one("image reads with the seal's list");
+            self.world.coverage.one("image reads with the seal's list");
             let call = Call::ReadExpected {
                 key,
                 up_to,
@@ -489,17 +489,19 @@ impl Schedule {
             return;
         }
         let client = w.client;
-        self.world.census.one("scrubs");
+        self.world.coverage.one("scrubs");
         self.start(client, Call::Scrub(None), Action::Other, Intent::Scrub);
     }
 
     /// Mends what a page of a scrub found.
     pub fn scrubbed(&mut self, page: ScrubPage) {
         let found = page.differences.len() as u64;
-        self.world.census.some("differences found by scrubs", found);
+        self.world
+            .coverage
+            .some("differences found by scrubs", found);
         let unreadable = page.unreadable.len() as u64;
         let what = "blocks of which a scrub saw no intact copy";
-        self.world.census.some(what, unreadable);
+        self.world.coverage.some(what, unreadable);
         self.page = Some(page);
     }
 
@@ -521,7 +523,7 @@ impl Schedule {
         if content == NOTHING || lineage.contains(found) {
             return Some(outcome);
         }
-        self.world.census.one("image reads that left a dead line");
+        self.world.coverage.one("image reads that left a dead line");
         let Some(up_to) = Schedule::read_on(lineage, found) else {
             return Some(Outcome::Block(Generation::SINGLE, NOTHING));
         };
@@ -537,7 +539,7 @@ impl Schedule {
             (Intent::Own, _, _) => {
                 self.claimants.retain(|c| *c != client);
                 self.world.crash_client(client);
-                self.world.census.one("contests lost");
+                self.world.coverage.one("contests lost");
             }
             (Intent::Base, Outcome::Record(seal), Some(writer)) => self.based(writer, seal),
             (Intent::SyncSeal(seal), Outcome::Done, Some(_)) => self.put_seal(client, seal),
@@ -563,7 +565,7 @@ impl Schedule {
             (Intent::PutNode, _, _) => self.readers[0].putting = false,
             (Intent::Record, _, Some(writer)) => self.writers[writer].recording = false,
             (Intent::EndScrub, Outcome::Done, Some(writer)) => {
-                self.world.census.one("scrubs completed");
+                self.world.coverage.one("scrubs completed");
                 self.writers[writer].scrubbing = false;
             }
             _ => {}
@@ -572,7 +574,7 @@ impl Schedule {
 
     /// A client owns an epoch: it looks where the last one left off.
     fn owned(&mut self, client: ClientId, epoch: Epoch) {
-        self.world.census.one("takeovers");
+        self.world.coverage.one("takeovers");
         self.claimants.retain(|c| *c != client);
         self.writers.push(Writer {
             client,

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::census::Census;
+use super::coverage::Coverage;
 use super::flaw::Flaw;
 use super::history::{ClientId, Content, Event, NOTHING};
 use super::replica::Replica;
@@ -116,7 +116,7 @@ pub(crate) struct World {
     pub clients: Vec<Client>,
     pub replicas: Vec<Replica>,
     pub trace: Trace,
-    pub census: Census,
+    pub coverage: Coverage,
     connections: BTreeMap<ConnId, Connection>,
     next_conn: ConnId,
     agenda: BinaryHeap<Reverse<Planned>>,
@@ -166,7 +166,7 @@ impl World {
             clients: Vec::new(),
             replicas: (0..settings.replicas).map(|_| Replica::new(flaw)).collect(),
             trace,
-            census: Census::default(),
+            coverage: Coverage::default(),
             connections: BTreeMap::new(),
             next_conn: 1,
             agenda: BinaryHeap::new(),
@@ -302,7 +302,7 @@ impl World {
                 } => self.send(client, replica, id, request),
                 Effect::Disconnect { replica, .. } => self.give_up(client, replica.0),
                 Effect::Done { op, result } => self.endings.push((client, op, result)),
-                Effect::Fenced => self.census.one("writers that learned of their fence"),
+                Effect::Fenced => self.coverage.one("writers that learned of their fence"),
             }
         }
         result
@@ -318,7 +318,7 @@ impl World {
         }
         self.with(client, |core, now| core.tick(now));
         if self.clients[client].core.has_spares() {
-            self.census.one("ticks that left a spare trailing");
+            self.coverage.one("ticks that left a lazy replica trailing");
         }
         self.plan(self.now + TICK, Happening::Tick(client));
     }
@@ -363,7 +363,7 @@ impl World {
             {
                 let lost = c.requests.len() as u64;
                 c.requests.clear();
-                self.census
+                self.coverage
                     .some("requests lost with their connection", lost);
             }
             return;
@@ -379,7 +379,7 @@ impl World {
         };
         let (client, replica, late) = (c.client, c.replica, !c.open);
         if late {
-            self.census
+            self.coverage
                 .one("requests that arrived after their connection was given up");
         }
         self.note(1, [conn, id, replica.into()], || {
@@ -462,7 +462,7 @@ impl World {
             self.note(5, [client as u64, replica.into(), 0], || {
                 format!("client {client} tells replica {replica} to begin anew")
             });
-            self.census
+            self.coverage
                 .one("replicas that began anew with an empty disk");
             self.replicas[index].begin_anew();
         }
@@ -582,7 +582,7 @@ impl World {
     pub fn cut_any(&mut self) {
         if let Some(conn) = self.any_open() {
             self.note(10, [conn, 0, 0], || format!("connection {conn} breaks"));
-            self.census.one("connections cut");
+            self.coverage.one("connections cut");
             self.cut(conn);
         }
     }
@@ -594,7 +594,7 @@ impl World {
             return;
         };
         self.note(11, [conn, which, 0], || format!("connection {conn} stalls"));
-        self.census.one("connections stalled");
+        self.coverage.one("connections stalled");
         if let Some(c) = self.connections.get_mut(&conn) {
             for direction in DIRECTIONS {
                 if which != direction as u64 {
@@ -612,7 +612,7 @@ impl World {
         self.note(12, [clients.into(), replicas.into(), which], || {
             format!("partition {which} of clients {clients:b} and replicas {replicas:b}")
         });
-        self.census.one(match which {
+        self.coverage.one(match which {
             0 | 1 => "partitions, one way",
             _ => "partitions, both ways",
         });
@@ -649,7 +649,7 @@ impl World {
         self.note(14, [client as u64, 0, 0], || {
             format!("client {client} pauses")
         });
-        self.census.one("clients paused");
+        self.coverage.one("clients paused");
         let until = self.now + self.micros(max_us);
         self.clients[client].paused_until = until;
         // A part of what it has sent takes as long as it sleeps.

@@ -36,14 +36,14 @@ use volume::view::View;
 
 use self::restart::Restarted;
 use self::shown::Shown;
-use super::census;
+use super::backpressure::{self, Waits};
 use super::claims::{self, Keeper};
 use super::context::Context;
 use super::error::Result;
-use super::inquiry::Inquiry;
-use super::patience::{self, Waits};
+use super::feedback::FeedbackConnections;
+use super::protection;
 use super::scrub::{self, Scrubber};
-use super::stand_ins::StandIns;
+use super::server_watch::ServerWatch;
 use super::status::Order;
 use super::throughput;
 use crate::channel::{Notice, Request, Trigger};
@@ -84,19 +84,19 @@ struct Told {
 }
 
 /// What works with the running PostgreSQL, and leaves before it stops.
-struct Companions {
-    stand_ins: StandIns,
+struct ServingTasks {
+    feedback: FeedbackConnections,
     configuring: JoinHandle<()>,
-    _inquiry: Inquiry,
+    _server_watch: ServerWatch,
 }
 
-impl Companions {
+impl ServingTasks {
     fn start(
         context: &Context,
         postgres: &Postgres,
         told: &configuring::Told,
         storage: &dyn Storage,
-    ) -> Companions {
+    ) -> ServingTasks {
         let sync_replicas = storage.settings().sync_replicas;
         let configuring = configuring::run(
             context.control.clone(),
@@ -105,16 +105,16 @@ impl Companions {
             told.clone(),
             group_commit::suitable(&storage.replicas(), sync_replicas),
         );
-        Companions {
-            stand_ins: StandIns::start(Arc::clone(&context.server), postgres.options()),
+        ServingTasks {
+            feedback: FeedbackConnections::start(Arc::clone(&context.server), postgres.options()),
             configuring: tokio::spawn(configuring),
-            _inquiry: Inquiry::start(context, postgres),
+            _server_watch: ServerWatch::start(context, postgres),
         }
     }
 
     async fn end(self) {
         self.configuring.abort();
-        self.stand_ins.end().await;
+        self.feedback.end().await;
     }
 }
 
@@ -186,10 +186,10 @@ impl Active {
             scheduled,
         ));
         let (through, mut flushed) = mpsc::channel(4);
-        let patience = (context.config.standby.slow == Slow::Wait).then(|| {
+        let backpressure = (context.config.standby.slow == Slow::Wait).then(|| {
             let (server, sealer) = (Arc::clone(&context.server), Arc::clone(&self.sealer));
             let bound = context.config.standby.slow_after.0;
-            tokio::spawn(patience::run(
+            tokio::spawn(backpressure::run(
                 server,
                 sealer,
                 bound,
@@ -198,7 +198,7 @@ impl Active {
         });
         loop {
             let (told_of, storage) = (&told.configuring, self.storage.as_ref());
-            let companions = Companions::start(context, &self.postgres, told_of, storage);
+            let tasks = ServingTasks::start(context, &self.postgres, told_of, storage);
             let asked = Asked {
                 orders: &mut *orders,
                 through: &through,
@@ -206,12 +206,12 @@ impl Active {
                 schedules: &mut schedules,
             };
             let asker = self.wait(context, &told, &beaten, asked).await;
-            companions.end().await;
+            tasks.end().await;
             let Some(asker) = asker else { break };
             self.restart_for(asker, context, &shown).await;
         }
-        if let Some(patience) = patience {
-            patience.abort();
+        if let Some(backpressure) = backpressure {
+            backpressure.abort();
         }
         first.abort();
         measuring.abort();
@@ -221,7 +221,7 @@ impl Active {
         claims.abort();
         let beating = beats.abort_handle();
         let away = beaten.borrow().elapsed() > context.heartbeat().timeout;
-        let ended = match context.pilot.state() {
+        let ended = match context.driver.state() {
             State::HandingOver | State::Stopping if away => {
                 tracing::warn!(
                     "the zones do not answer: PostgreSQL is killed, the next start replays"
@@ -229,7 +229,7 @@ impl Active {
                 Ok(())
             }
             State::HandingOver => {
-                let to = context.pilot.look(|machine| machine.successor().cloned());
+                let to = context.driver.look(|machine| machine.successor().cloned());
                 self.release(context, &state, to, beats).await
             }
             State::Stopping => self.release(context, &state, None, beats).await,
@@ -269,7 +269,7 @@ impl Active {
                 (Err(why), event)
             }
         };
-        context.pilot.tell(event);
+        context.driver.tell(event);
         // Who asked may have gone.
         let _ = asker.send(answer);
     }
@@ -284,12 +284,12 @@ impl Active {
     ) -> Option<Asker> {
         let mut report = tokio::time::interval(REPORT_EVERY);
         report.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let census = census::watch(context);
-        tokio::pin!(census);
+        let watching = protection::watch(context);
+        tokio::pin!(watching);
         loop {
             let event = tokio::select! {
                 biased;
-                () = context.pilot.until(|state| !state.is_active()) => return None,
+                () = context.driver.until(|state| !state.is_active()) => return None,
                 () = self.storage.fenced() => Event::Superseded,
                 report = self.postgres.exited() => Event::PostgresExited {
                     redo_failed: report.redo_failed(),
@@ -303,7 +303,7 @@ impl Active {
                             preparing::prepare(order, postgres, server, asked.through.clone());
                         }
                         Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
-                        _ => context.pilot.order(order),
+                        _ => context.driver.order(order),
                     }
                     continue;
                 }
@@ -314,7 +314,7 @@ impl Active {
                             // Who asked may have gone.
                             Err(why) => drop(order.answer.send(Err(why))),
                         },
-                        _ => context.pilot.order(order),
+                        _ => context.driver.order(order),
                     }
                     continue;
                 }
@@ -329,9 +329,9 @@ impl Active {
                         false => Event::StoreBack,
                     }
                 }
-                never = &mut census => match never {},
+                never = &mut watching => match never {},
             };
-            for effect in context.pilot.tell(event) {
+            for effect in context.driver.tell(event) {
                 if let Effect::Reply(Err(why)) = effect {
                     tracing::warn!(why, "the scheduled switchover was not done");
                 }
@@ -429,7 +429,7 @@ impl Active {
 
 /// Whether the machine lets the active restart its PostgreSQL now.
 fn may_restart(context: &Context) -> std::result::Result<(), String> {
-    let effects = context.pilot.tell(Event::Asked(Ask::Restart));
+    let effects = context.driver.tell(Event::Asked(Ask::Restart));
     let reply = effects.into_iter().find_map(|effect| match effect {
         Effect::Reply(reply) => Some(reply),
         _ => None,

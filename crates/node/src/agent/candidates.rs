@@ -51,7 +51,7 @@ impl Candidates {
             match found.expect("a look neither panics nor is cancelled") {
                 Ok(members) => {
                     let better = self.ranking.look(members);
-                    context.pilot.tell(Event::Better(better));
+                    context.driver.tell(Event::Better(better));
                 }
                 Err(error) => tracing::debug!(%error, "the nodes' records could not be read"),
             }

@@ -30,7 +30,7 @@ use crate::config::ByteSize;
 use crate::records::{Member, Record};
 
 /// How long a silent standby keeps its claim.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a live one has to let go of what it reads.
 const GRACE: Duration = Duration::from_secs(30);
 /// How often claims are looked at.
@@ -87,7 +87,7 @@ enum Verdict {
 
 /// Decides; `needed` is the log that the claim keeps, in bytes.
 fn judge(mark: &Mark, needed: u64, cap: u64, now: Instant) -> Verdict {
-    if now.duration_since(mark.since) >= PATIENCE {
+    if now.duration_since(mark.since) >= TIMEOUT {
         return Verdict::GiveBackSilent;
     }
     match mark.revoked {
@@ -148,7 +148,7 @@ impl Keeper {
                 Claim::revoke(&self.storage, node).await?;
             }
             Verdict::GiveBackSilent => {
-                tracing::warn!(%node, "silent for {} minutes: what it needs kept is given back; it attaches afresh when it returns", PATIENCE.as_secs() / 60);
+                tracing::warn!(%node, "silent for {} minutes: what it needs kept is given back; it attaches afresh when it returns", TIMEOUT.as_secs() / 60);
                 Claim::revoke(&self.storage, node).await?;
                 Claim::release(&self.storage, node).await?;
             }

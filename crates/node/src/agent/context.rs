@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use volume::view::{Ownership, Timestamp};
 
+use super::driver::MachineDriver;
 use super::error::{AgentError, Result};
 use super::membership::Reached;
-use super::pilot::Pilot;
 use super::slow::Skips;
 use super::start::SAY_WITHIN;
 use super::status::StatusBoard;
@@ -48,7 +48,7 @@ pub(crate) struct Context {
     /// What the running PostgreSQL says of itself.
     pub facts: Arc<Mutex<ServerFacts>>,
     /// Decides what this node is.
-    pub pilot: Arc<Pilot>,
+    pub driver: Arc<MachineDriver>,
     /// A handle that never owns an epoch, for records of nodes.
     pub registry: Arc<dyn Storage>,
     /// How far this node is while it is a standby.
@@ -68,7 +68,7 @@ impl Context {
         server: Arc<Server>,
         board: Arc<StatusBoard>,
         control: watch::Receiver<Control>,
-        pilot: Arc<Pilot>,
+        driver: Arc<MachineDriver>,
         registry: Arc<dyn Storage>,
     ) -> Result<Context> {
         host.installation.require_major(cluster.postgres_major)?;
@@ -91,7 +91,7 @@ impl Context {
             skips: Skips::default(),
             control,
             facts: Arc::default(),
-            pilot,
+            driver,
             registry,
             reached: Arc::default(),
         })
@@ -109,12 +109,12 @@ impl Context {
 
     /// Time since the agent started, on its monotonic clock.
     pub(crate) fn now(&self) -> Duration {
-        self.pilot.now()
+        self.driver.now()
     }
 
     /// Ends some time after the agent was told to stop: whoever still waits for zones then waits in vain.
     pub(crate) async fn out_of_time(&self) {
-        self.pilot.until(|state| *state == State::Stopping).await;
+        self.driver.until(|state| *state == State::Stopping).await;
         tokio::time::sleep(SAY_WITHIN).await;
     }
 

@@ -21,7 +21,7 @@ impl Context {
     /// Reads it afresh and tells the machine.
     pub(super) async fn load_control(&self) -> Result<()> {
         let control = Control::read(self.registry.as_ref()).await?;
-        self.pilot.tell(event(&control));
+        self.driver.tell(event(&control));
         Ok(())
     }
 }

@@ -29,9 +29,9 @@ use self::reading::Reading;
 use super::candidates::Candidates;
 use super::context::Context;
 use super::error::Result;
-use super::inquiry::Inquiry;
 use super::life::Sight;
 use super::moving::{Ask, BaseMover};
+use super::server_watch::ServerWatch;
 use super::slow::Lag;
 use super::standby::{Known, Standby};
 use super::status::Order;
@@ -96,7 +96,7 @@ pub(crate) struct Follower<'a> {
     forgets: bool,
     /// Somebody owns a higher epoch: this one is over.
     is_over: bool,
-    _inquiry: Inquiry,
+    _server_watch: ServerWatch,
     /// When the active last showed a sign of life, for the takeover's record.
     seen_at: Duration,
     /// The last heartbeat, for the same.
@@ -114,7 +114,7 @@ impl<'a> Follower<'a> {
         known: Known,
     ) -> Follower<'a> {
         let now = context.now();
-        let timings = heartbeat.patience(context.heartbeat());
+        let timings = heartbeat.timeout(context.heartbeat());
         let mover = BaseMover::new(
             Arc::clone(&standby.view),
             Arc::clone(&standby.storage),
@@ -142,7 +142,7 @@ impl<'a> Follower<'a> {
             timings,
             forgets: false,
             is_over: false,
-            _inquiry: Inquiry::start(context, &standby.postgres),
+            _server_watch: ServerWatch::start(context, &standby.postgres),
             detector: Detector::new(timings, now),
             candidates: Candidates::new(context.me.node.clone(), heartbeat.node.clone()),
             attached_at: standby.view.base_seal().generation,
@@ -230,7 +230,7 @@ impl<'a> Follower<'a> {
             let next_poll = polled_at.map_or_else(Instant::now, |at| at + self.poll_every());
             tokio::select! {
                 biased;
-                () = self.context.pilot.until(|state| !state.is_candidate()) => return Ok(()),
+                () = self.context.driver.until(|state| !state.is_candidate()) => return Ok(()),
                 report = self.standby.postgres.exited() => self.tell(Event::PostgresExited {
                     redo_failed: report.redo_failed(),
                     report: report.to_string(),
@@ -290,7 +290,7 @@ impl<'a> Follower<'a> {
 
     fn tell(&self, event: Event) {
         // What a standby tells has no effects besides.
-        self.context.pilot.tell(event);
+        self.context.driver.tell(event);
     }
 
     fn must_reattach(&self, why: impl Into<String>) {
@@ -307,7 +307,7 @@ impl<'a> Follower<'a> {
 
     /// Whether it is still this node's part to follow.
     fn follows(&self) -> bool {
-        self.context.pilot.state().is_candidate()
+        self.context.driver.state().is_candidate()
     }
 
     async fn subscribe(&self, events: mpsc::UnboundedSender<ClientEvent>) -> Result<Subscription> {
@@ -331,7 +331,7 @@ impl<'a> Follower<'a> {
 
     /// Goes by the cluster's timings, and by what the active says of its own.
     fn retime(&mut self, beat: &Heartbeat) {
-        let timings = beat.patience(self.context.heartbeat());
+        let timings = beat.timeout(self.context.heartbeat());
         if timings != self.timings {
             tracing::info!(?timings, "the heartbeat's timings changed");
             self.timings = timings;

@@ -77,9 +77,9 @@ pub(super) async fn attend<T>(
     loop {
         tokio::select! {
             biased;
-            () = context.pilot.until(|state| !stays(state)) => return None,
+            () = context.driver.until(|state| !stays(state)) => return None,
             done = &mut work => return Some(done),
-            Some(order) = orders.recv() => context.pilot.order(order),
+            Some(order) = orders.recv() => context.driver.order(order),
         }
     }
 }
@@ -125,7 +125,7 @@ impl Life {
         context: &Context,
         orders: &mut mpsc::Receiver<Order>,
     ) -> Result<()> {
-        match context.pilot.state() {
+        match context.driver.state() {
             State::Looking | State::Spare => {
                 let watching = look::watch(context, self);
                 let watched = attend(context, orders, |s| s.is_watching(), watching).await;
@@ -138,12 +138,12 @@ impl Life {
                 self.serve(context, orders).await
             }
             State::BackingOff => {
-                let now = context.pilot.now();
-                let until = context.pilot.look(|machine| machine.wake_at());
+                let now = context.driver.now();
+                let until = context.driver.look(|machine| machine.wake_at());
                 let wait = until.unwrap_or(now).saturating_sub(now);
                 let stays = |s: &State| *s == State::BackingOff;
                 attend(context, orders, stays, tokio::time::sleep(wait)).await;
-                context.pilot.tell(Event::Tick);
+                context.driver.tell(Event::Tick);
                 Ok(())
             }
             State::HandingOver | State::Fenced | State::Discarding | State::Stopping => {
@@ -179,7 +179,7 @@ impl Life {
         })?;
         let joining = async {
             let storage = self.storage(context).await?;
-            start::join(context, storage, &beat, context.pilot.before_last()).await
+            start::join(context, storage, &beat, context.driver.before_last()).await
         };
         let stays = |s: &State| *s == State::Attaching;
         let Some(joined) = attend(context, orders, stays, joining).await else {
@@ -188,7 +188,7 @@ impl Life {
         let (standby, known) = joined?;
         tracing::info!(active = %beat.node, epoch = %beat.epoch, "following as a standby");
         self.body = Body::Standby(Box::new(standby), known);
-        context.pilot.tell(Event::Attached);
+        context.driver.tell(Event::Attached);
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl Life {
             None => return Ok(()),
             Some(beats) => {
                 if let Err(why) = beats? {
-                    context.pilot.tell(Event::MustReattach(why));
+                    context.driver.tell(Event::MustReattach(why));
                     return Ok(());
                 }
             }
@@ -231,7 +231,7 @@ impl Life {
         let stays = |s: &State| matches!(s, State::TakingOver(_));
         let taking = start::take_over(context, self);
         match attend(context, orders, stays, taking).await {
-            Some(taken) => taken.map(|phase| drop(context.pilot.tell(Event::PhaseDone(phase)))),
+            Some(taken) => taken.map(|phase| drop(context.driver.tell(Event::PhaseDone(phase)))),
             None => Ok(()),
         }
     }
@@ -248,7 +248,7 @@ impl Life {
 
     /// Ends what still runs: an active as its state says, a standby at once.
     async fn clear(&mut self, context: &Context, orders: &mut mpsc::Receiver<Order>) {
-        let stops = context.pilot.state() == State::Stopping;
+        let stops = context.driver.state() == State::Stopping;
         let cleared = match std::mem::take(&mut self.body) {
             Body::Nothing => Ok(()),
             Body::Active(active) => active.live(context, orders).await,
@@ -268,7 +268,7 @@ impl Life {
         }
         *self = Life::default();
         context.board.report(json!({ "node": context.me.node }));
-        context.pilot.tell(Event::Cleared);
+        context.driver.tell(Event::Cleared);
     }
 }
 

@@ -27,10 +27,10 @@ pub(super) async fn watch(context: &Context, life: &mut Life) -> Result<()> {
         life.beat = beat;
         context.load_control().await?;
         let own = context.heartbeat();
-        let timings = life.beat.as_ref().map_or(own, |beat| beat.patience(own));
-        context.pilot.be_patient(timings.timeout);
-        context.pilot.tell(Event::Seen(registry));
-        if !context.pilot.state().is_watching() {
+        let timings = life.beat.as_ref().map_or(own, |beat| beat.timeout(own));
+        context.driver.be_patient(timings.timeout);
+        context.driver.tell(Event::Seen(registry));
+        if !context.driver.state().is_watching() {
             return Ok(());
         }
         sleep(timings.poll).await;
@@ -52,9 +52,9 @@ impl Looked {
     ) -> Result<(Registry, Option<Heartbeat>)> {
         let beat = Heartbeat::load(storage.as_ref()).await?;
         let members = Member::list(storage.as_ref()).await?;
-        let now = context.pilot.now();
+        let now = context.driver.now();
         self.liveness.note(&members, now);
-        let patience = context.heartbeat().timeout;
+        let timeout = context.heartbeat().timeout;
         let others = || members.iter().filter(|m| m.name != context.me.node);
         // Once seen, always: one that takes over now is no standby any more.
         self.standby_alive |=
@@ -69,7 +69,7 @@ impl Looked {
         };
         let standbys = others()
             .filter(stands)
-            .filter(|m| self.liveness.is_fresh(&m.name, patience, now))
+            .filter(|m| self.liveness.is_fresh(&m.name, timeout, now))
             .count();
         let registry = Registry {
             beat: beat.as_ref().map(last),

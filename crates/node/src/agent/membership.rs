@@ -10,8 +10,8 @@ use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
 
 use super::context::Context;
+use super::driver::MachineDriver;
 use super::error::Result;
-use super::pilot::Pilot;
 use super::start::SAY_WITHIN;
 use crate::records::{Control, Member, Record, Role, ServerFacts};
 
@@ -34,7 +34,7 @@ pub(super) struct Membership(JoinHandle<()>);
 
 struct Writer {
     member: Member,
-    pilot: Arc<Pilot>,
+    driver: Arc<MachineDriver>,
     registry: Arc<dyn Storage>,
     reached: Arc<Reached>,
     control: watch::Receiver<Control>,
@@ -43,7 +43,7 @@ struct Writer {
 
 impl Writer {
     async fn run(mut self) {
-        let mut states = self.pilot.states();
+        let mut states = self.driver.states();
         loop {
             states.mark_unchanged();
             if let Err(error) = self.write().await {
@@ -61,7 +61,7 @@ impl Writer {
         member.updated += 1;
         member.control = self.control.borrow().version;
         member.server = self.facts.lock().clone();
-        (member.role, member.state) = self.pilot.member();
+        (member.role, member.state) = self.driver.member();
         (member.received, member.applied) = match member.role {
             Role::Standby => *self.reached.0.lock(),
             Role::Active | Role::Spare => (Lsn::ZERO, Lsn::ZERO),
@@ -74,7 +74,7 @@ impl Membership {
     pub(super) fn start(context: &Context) -> Membership {
         let writer = Writer {
             member: context.member(),
-            pilot: Arc::clone(&context.pilot),
+            driver: Arc::clone(&context.driver),
             registry: Arc::clone(&context.registry),
             reached: Arc::clone(&context.reached),
             control: context.control.clone(),

@@ -1,31 +1,31 @@
 //! The agent: it does what the node's state asks for, one state after the other.
 //!
 //! [`machine`](crate::machine) decides what the node is; [`life`] has the work of each state; the
-//! [`pilot`] stands between them. Whatever goes wrong is told to the machine as well, which tries again
+//! [`driver`] stands between them. Whatever goes wrong is told to the machine as well, which tries again
 //! from the beginning. What all lives share is in [`context`]; what is thought of a silent active is in
 //! [`detector`](crate::detector).
 
 pub(crate) mod active;
+mod backpressure;
 mod candidates;
-mod census;
 mod claims;
 pub(crate) mod context;
 mod control;
 mod controls;
+pub(crate) mod driver;
 pub(crate) mod error;
+mod feedback;
 mod follow;
-mod inquiry;
 mod life;
 mod log;
 mod look;
 mod membership;
 mod moving;
-mod patience;
-pub(crate) mod pilot;
 mod prefetch;
+mod protection;
 mod scrub;
+mod server_watch;
 mod slow;
-mod stand_ins;
 pub(crate) mod standby;
 mod start;
 pub(crate) mod status;
@@ -42,10 +42,10 @@ use tokio::sync::mpsc;
 pub(crate) use self::context::unix_ms;
 use self::context::{Context, Host};
 use self::controls::Controls;
+use self::driver::MachineDriver;
 pub use self::error::{AgentError, Result};
 use self::life::Life;
 use self::membership::Membership;
-use self::pilot::Pilot;
 use self::status::{Order, StatusBoard};
 use crate::channel::{Party, Server};
 use crate::config::{AgentLock, Config};
@@ -72,8 +72,8 @@ pub async fn run(
     check_port(&config.postgres.listen_addresses, config.postgres.port)?;
     let limits = Limits::new(config.heartbeat.timeout);
     let machine = Machine::new(config.name.clone(), config.tags.clone(), limits);
-    let pilot = Arc::new(Pilot::new(machine));
-    let (board, mut orders) = StatusBoard::new(Arc::clone(&pilot));
+    let driver = Arc::new(MachineDriver::new(machine));
+    let (board, mut orders) = StatusBoard::new(Arc::clone(&driver));
     let party = Party::new(&config)?;
     let server = Server::bind(&config.channel.listen, party.clone(), board.clone()).await?;
     if config.store.is_some() {
@@ -85,19 +85,19 @@ pub async fn run(
         server_version: host.installation.version().number(),
     };
     let _rest = Rest::bind(&config, facts, party.clone(), board.clone()).await?;
-    let stopping = Arc::clone(&pilot);
+    let stopping = Arc::clone(&driver);
     tokio::spawn(async move {
         shutdown.await;
         stopping.tell(Event::Stop);
     });
     let (registry, cluster) = tokio::select! {
         connected = wait_for_cluster(&config) => connected?,
-        () = pilot.until(|state| *state == State::Stopping) => return Ok(()),
+        () = driver.until(|state| *state == State::Stopping) => return Ok(()),
     };
     let (_controls, control) = Controls::start(config.clone());
     let server = Arc::new(server);
     let context = Context::new(
-        config, party, host, cluster, server, board, control, pilot, registry,
+        config, party, host, cluster, server, board, control, driver, registry,
     )?;
     let rotation = Rotation {
         bytes: context.config.postgres.log_size.bytes() as u64,
@@ -144,11 +144,11 @@ async fn live(context: &Context, orders: &mut mpsc::Receiver<Order>) -> Result<(
     let mut life = Life::default();
     let mut last = None;
     loop {
-        if context.pilot.state() == State::Stopped {
+        if context.driver.state() == State::Stopped {
             return last.map_or(Ok(()), Err);
         }
         if let Err(error) = life.step(context, orders).await {
-            let failure = pilot::failure(&error);
+            let failure = driver::failure(&error);
             if failure.superseded {
                 tracing::info!(%error, "another node owns the volume now; joining it as a standby");
             }
@@ -158,13 +158,13 @@ async fn live(context: &Context, orders: &mut mpsc::Receiver<Order>) -> Result<(
                 State::HandingOver,
                 State::Stopping,
             ];
-            if ends.contains(&context.pilot.state()) && !failure.superseded {
+            if ends.contains(&context.driver.state()) && !failure.superseded {
                 tracing::warn!(%error, "what ran did not end in order");
             }
             let fatal = failure.of_this_machine;
-            context.pilot.tell(Event::Failed(failure));
+            context.driver.tell(Event::Failed(failure));
             // The one that keeps it from running at all is what the caller hears.
-            let ends = fatal && context.pilot.state() == State::Stopping;
+            let ends = fatal && context.driver.state() == State::Stopping;
             last = last.or(ends.then_some(error));
         }
     }

@@ -60,7 +60,7 @@ pub(crate) async fn join(
 /// Phases of a takeover: from whatever the node is, to the active that `life` holds then. Returns the
 /// last phase, which is complete when this returns; the machine hears of the others at once.
 pub(super) async fn take_over(context: &Context, life: &mut Life) -> Result<Phase> {
-    let decision = context.pilot.decision();
+    let decision = context.driver.decision();
     let cause = decision.as_ref().map(|decision| &decision.cause);
     tracing::info!(?cause, "taking over");
     let mut phases = Phases::begin(life.sight.detect);
@@ -70,13 +70,13 @@ pub(super) async fn take_over(context: &Context, life: &mut Life) -> Result<Phas
     };
     // Perhaps it was paused since the last look.
     context.load_control().await?;
-    if context.pilot.state() != State::TakingOver(Phase::Fence) {
+    if context.driver.state() != State::TakingOver(Phase::Fence) {
         // Whoever waits for this goes on with what the node is now.
         return std::future::pending().await;
     }
     let (announced, pulse) = takeover::fence(context, &storage, life.seen).await?;
     phases.end("fence");
-    context.pilot.tell(Event::EpochOwned(announced.epoch));
+    context.driver.tell(Event::EpochOwned(announced.epoch));
     let tail = match &life.body {
         Body::Standby(..) => from_standby(context, life, announced, pulse, &mut phases).await?,
         _ => from_nothing(context, life, storage, announced, pulse, &mut phases).await?,
@@ -115,7 +115,7 @@ async fn from_standby(
     let timeline = horizon.timeline.max(announced.timeline);
     let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
-    context.pilot.tell(Event::PhaseDone(Phase::LogTail));
+    context.driver.tell(Event::PhaseDone(Phase::LogTail));
     become_active(context, life, latest, tail, pulse, phases).await?;
     Ok(tail)
 }
@@ -134,7 +134,7 @@ async fn become_active(
     };
     takeover::replay(standby, latest.namespace().clone(), tail).await?;
     phases.end("replay");
-    context.pilot.tell(Event::PhaseDone(Phase::Replay));
+    context.driver.tell(Event::PhaseDone(Phase::Replay));
     takeover::settle(standby, &latest, tail).await;
     let switched = takeover::promote(context, standby, latest, tail).await?;
     phases.end("promote");
@@ -161,7 +161,7 @@ async fn from_nothing(
     pulse: Pulse,
     phases: &mut Phases,
 ) -> Result<LogTail> {
-    let before_last = context.pilot.before_last();
+    let before_last = context.driver.before_last();
     life.sight.previous = life.beat.as_ref().map(|beat| beat.node.clone());
     life.sight.old_active = life.beat.as_ref().map(|beat| OldActive {
         epoch: beat.epoch,
@@ -178,7 +178,7 @@ async fn from_nothing(
     let timeline = control.timeline.max(announced.timeline);
     let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
-    context.pilot.tell(Event::PhaseDone(Phase::LogTail));
+    context.driver.tell(Event::PhaseDone(Phase::LogTail));
     let clean = control.state == ClusterState::ShutDown
         && !before_last
         && !latest.changed_since_seal()
@@ -190,7 +190,7 @@ async fn from_nothing(
     if clean
         && let Some(direct) = start_directly(&mut latest, &control, &seal.payload, tail).await?
     {
-        context.pilot.tell(Event::PhaseDone(Phase::Replay));
+        context.driver.tell(Event::PhaseDone(Phase::Replay));
         let active = direct.open(context, latest, pulse, phases).await?;
         life.body = Body::Active(Box::new(active));
         return Ok(tail);

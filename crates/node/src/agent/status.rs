@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::pilot::Pilot;
+use super::driver::MachineDriver;
 use crate::channel::{Handler, Request};
 
 /// Something that an operator, or another node, asked for; the sender answers it.
@@ -19,19 +19,19 @@ pub(crate) struct Order {
 
 /// Reports this node's status and hands orders to its current life.
 pub(crate) struct StatusBoard {
-    pilot: Arc<Pilot>,
+    driver: Arc<MachineDriver>,
     state: Mutex<Value>,
     storage: Mutex<Option<Arc<dyn Storage>>>,
     orders: mpsc::Sender<Order>,
 }
 
 impl StatusBoard {
-    pub(crate) fn new(pilot: Arc<Pilot>) -> (Arc<StatusBoard>, mpsc::Receiver<Order>) {
+    pub(crate) fn new(driver: Arc<MachineDriver>) -> (Arc<StatusBoard>, mpsc::Receiver<Order>) {
         let (orders, receiver) = mpsc::channel(4);
         let state = Mutex::new(json!({}));
         (
             Arc::new(StatusBoard {
-                pilot,
+                driver,
                 state,
                 storage: Mutex::new(None),
                 orders,
@@ -53,7 +53,7 @@ impl StatusBoard {
     /// What is reported now.
     pub(crate) fn status(&self) -> Value {
         let mut status = self.state.lock().clone();
-        self.pilot.describe(&mut status);
+        self.driver.describe(&mut status);
         if let Some(storage) = self.storage.lock().as_ref() {
             status["replicas"] = json!(storage.replicas());
             status["storage"] = json!(storage.counters());

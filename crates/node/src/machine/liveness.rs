@@ -54,9 +54,9 @@ impl Liveness {
         self.marks.get(name).is_some_and(|mark| mark.moves > 0)
     }
 
-    /// Whether the record moved, or was first seen, within the last `patience`.
-    pub fn is_fresh(&self, name: &NodeName, patience: Duration, now: Duration) -> bool {
+    /// Whether the record moved, or was first seen, within the last `timeout`.
+    pub fn is_fresh(&self, name: &NodeName, timeout: Duration, now: Duration) -> bool {
         let mark = self.marks.get(name);
-        mark.is_some_and(|mark| now.saturating_sub(mark.since) < patience)
+        mark.is_some_and(|mark| now.saturating_sub(mark.since) < timeout)
     }
 }

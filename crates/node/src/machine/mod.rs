@@ -44,7 +44,7 @@ use std::time::Duration;
 use dax::ids::{Epoch, NodeName};
 
 use self::look::Look;
-use self::protection::{Census, Protection};
+use self::protection::{NodesSeen, Protection};
 use self::turn::Suspicion;
 use crate::config::Tags;
 use crate::detector::{Beat, Evidence, Verdict};
@@ -215,7 +215,7 @@ pub enum Event {
     /// PostgreSQL and the mount of this life are gone.
     Cleared,
     /// The active looked at the other nodes.
-    Census(Census),
+    NodesSeen(NodesSeen),
     /// This node shall stop for good.
     Stop,
 }
@@ -380,7 +380,7 @@ impl Machine {
         }
     }
 
-    /// How well the active is protected, as it saw at its last census.
+    /// How well the active is protected, as it saw at its last nodes_seen.
     pub fn protection(&self) -> &Protection {
         &self.protection
     }

@@ -14,7 +14,7 @@ use crate::records::{Member, MemberState, Role};
 
 /// The other nodes, as the active sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct NodesSeen {
     /// Every node with a record, and whether it is alive: subscribed, or its record moves.
     pub nodes: Vec<(Member, bool)>,
     /// The zone that the active is in.
@@ -37,7 +37,7 @@ pub enum Level {
 /// What the active knows of its protection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Protection {
-    census: Census,
+    nodes_seen: NodesSeen,
     /// How many standbys there should be.
     pub wanted: usize,
     /// How many nodes are standbys, or will be by themselves.
@@ -46,7 +46,7 @@ pub struct Protection {
     pub warm: usize,
     /// What that comes to.
     pub level: Level,
-    /// Since when it does; none before the first census.
+    /// Since when it does; none before the first nodes_seen.
     pub since: Option<Duration>,
     /// How long the last loss of protection took to be made good.
     pub restored_after: Option<Duration>,
@@ -56,16 +56,16 @@ pub struct Protection {
 }
 
 impl Protection {
-    /// Takes a census in; the spare to enlist, if one should be.
+    /// Takes a nodes_seen in; the spare to enlist, if one should be.
     pub(super) fn count(
         &mut self,
         me: &NodeName,
-        census: Census,
+        nodes_seen: NodesSeen,
         wanted: Option<usize>,
         within: Duration,
         now: Duration,
     ) -> Option<NodeName> {
-        let others = || census.nodes.iter().filter(|(m, _)| m.name != *me);
+        let others = || nodes_seen.nodes.iter().filter(|(m, _)| m.name != *me);
         let alive = || others().filter(|(_, alive)| *alive).map(|(m, _)| m);
         // Whoever is alive and no spare is a standby, or on its way to be one.
         let stays = |m: &&Member| m.role != Role::Spare && m.state != MemberState::Stopped;
@@ -83,10 +83,10 @@ impl Protection {
         });
         drop(pending);
         let spare = match self.enlisted {
-            None if self.standbys < self.wanted => choose_spare(census.zone, alive()).cloned(),
+            None if self.standbys < self.wanted => choose_spare(nodes_seen.zone, alive()).cloned(),
             _ => None,
         };
-        self.census = census;
+        self.nodes_seen = nodes_seen;
         self.enlisted = spare
             .clone()
             .map(|name| (name, now))
@@ -110,17 +110,17 @@ impl Protection {
         }
     }
 
-    /// Whether that node was a living standby at the last census, or on its way to be one.
+    /// Whether that node was a living standby at the last nodes_seen, or on its way to be one.
     pub(super) fn is_standby(&self, name: &NodeName) -> bool {
         let named = |(member, alive): &(Member, bool)| {
             *alive && member.role == Role::Standby && member.name == *name
         };
-        self.census.nodes.iter().any(named)
+        self.nodes_seen.nodes.iter().any(named)
     }
 
     /// The standby to hand over to.
     pub(super) fn best_standby(&self) -> Option<NodeName> {
-        let zone = self.census.zone;
+        let zone = self.nodes_seen.zone;
         self.standbys_alive()
             .filter(|member| may_take_over(member))
             .min_by(|a, b| rank(a, zone).cmp(&rank(b, zone)))
@@ -129,7 +129,7 @@ impl Protection {
 
     fn standbys_alive(&self) -> impl Iterator<Item = &Member> {
         let ready = [MemberState::Warm, MemberState::CatchingUp];
-        self.census
+        self.nodes_seen
             .nodes
             .iter()
             .filter(move |(m, alive)| *alive && m.role == Role::Standby && ready.contains(&m.state))
@@ -168,11 +168,11 @@ mod tests {
         wanted: Option<usize>,
         now: u64,
     ) -> Option<String> {
-        let census = Census {
+        let nodes_seen = NodesSeen {
             nodes: nodes.to_vec(),
             zone: Some(0),
         };
-        let enlisted = protection.count(&name("a"), census, wanted, WITHIN, at(now));
+        let enlisted = protection.count(&name("a"), nodes_seen, wanted, WITHIN, at(now));
         enlisted.map(|name| name.to_string())
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dax::ids::Epoch;
 
-use super::protection::{Census, Protection};
+use super::protection::{NodesSeen, Protection};
 use super::{Effect, Event, Failure, Machine, Phase, State};
 
 type Effects = Vec<Effect>;
@@ -37,7 +37,7 @@ impl Machine {
             } => return self.postgres_exited(redo_failed, &report, now),
             Event::Asked(ask) => return self.asked(ask),
             Event::Cleared => self.cleared(now),
-            Event::Census(census) => return self.census(census, now),
+            Event::NodesSeen(nodes_seen) => return self.nodes_seen(nodes_seen, now),
             Event::Stop => self.stop(),
         }
         Vec::new()
@@ -158,14 +158,14 @@ impl Machine {
         }
     }
 
-    fn census(&mut self, census: Census, now: Duration) -> Effects {
+    fn nodes_seen(&mut self, nodes_seen: NodesSeen, now: Duration) -> Effects {
         if !self.state.is_active() {
             return Vec::new();
         }
         let within = self.limits.enlisted_within;
         let spare = self
             .protection
-            .count(&self.me, census, self.wanted, within, now);
+            .count(&self.me, nodes_seen, self.wanted, within, now);
         spare.map(Effect::Enlist).into_iter().collect()
     }
 

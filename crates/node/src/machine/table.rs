@@ -36,7 +36,7 @@ pub enum EventKind {
     EnlistAsked,
     RestartAsked,
     Cleared,
-    Census,
+    NodesSeen,
     Stop,
 }
 
@@ -65,7 +65,7 @@ impl From<&Event> for EventKind {
             Event::Asked(Ask::Restart) => EventKind::RestartAsked,
             Event::Restarted => EventKind::Restarted,
             Event::Cleared => EventKind::Cleared,
-            Event::Census(_) => EventKind::Census,
+            Event::NodesSeen(_) => EventKind::NodesSeen,
             Event::Stop => EventKind::Stop,
         }
     }
@@ -97,7 +97,7 @@ impl EventKind {
             EventKind::RestartAsked => "an operator wants PostgreSQL restarted",
             EventKind::Restarted => "PostgreSQL serves again",
             EventKind::Cleared => "PostgreSQL and mount are gone",
-            EventKind::Census => "the other nodes are counted",
+            EventKind::NodesSeen => "the other nodes are counted",
             EventKind::Stop => "the agent is to stop",
         }
     }

@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use super::keeper::{Keeper, Status};
 use super::logfile::LogFile;
+use super::supervisor::{Status, Supervisor};
 use super::{ExitReport, Installation, PostgresError, Result, Session, StartOptions, StopMode};
 
 /// A server that was started. Dropping it asks for an immediate shutdown and does not wait.
@@ -59,13 +59,13 @@ impl Postgres {
         }
         let program = installation.bin().join("postgres");
         let (started, starting) = oneshot::channel();
-        let keeper = Keeper {
+        let supervisor = Supervisor {
             program,
             options: options.clone(),
         };
         std::thread::Builder::new()
             .name("postmaster".to_owned())
-            .spawn(move || keeper.run(started))
+            .spawn(move || supervisor.run(started))
             .map_err(|e| PostgresError::system("cannot start a thread", e))?;
         let gone = |_| PostgresError::Answer("the postmaster's thread ended".to_owned());
         let running = starting.await.map_err(gone)??;
@@ -234,7 +234,7 @@ impl Postgres {
     /// # Errors
     /// [`PostgresError::Timeout`] only if a process hangs in the kernel.
     pub async fn kill(&self) -> Result<ExitReport> {
-        // The postmaster first, under the lock; its children are the keeper's business.
+        // The postmaster first, under the lock; its children are the supervisor's business.
         self.signal(Signal::SIGKILL);
         self.cleaned().await
     }
@@ -264,7 +264,7 @@ impl Postgres {
 fn signal(pid: Pid, ours: &Mutex<bool>, signal: Signal) {
     let ours = ours.lock();
     if *ours {
-        // The pid is running or a zombie that only the keeper can reap, under this lock.
+        // The pid is running or a zombie that only the supervisor can reap, under this lock.
         let _ = kill(pid, signal);
     }
 }

@@ -181,7 +181,7 @@ impl Record for Intent {
 ///
 /// `change` gets the record as it is. With `expected` the edit is refused if that is not its version;
 /// without, `change` must be right whatever is there (a pause is). It waits for another editor for
-/// `patience` at most.
+/// `timeout` at most.
 ///
 /// # Errors
 /// [`EditError`]; also what `change` says. Nothing has changed then, except after `TooSlow`, or if the
@@ -190,10 +190,10 @@ pub async fn edit_control(
     storage: &dyn Storage,
     by: &str,
     expected: Option<u64>,
-    patience: Duration,
+    timeout: Duration,
     change: impl FnOnce(&mut Control) -> Result<(), EditError>,
 ) -> Result<Control, EditError> {
-    edit_within(LIMITS, storage, by, expected, patience, change).await
+    edit_within(LIMITS, storage, by, expected, timeout, change).await
 }
 
 async fn edit_within(
@@ -201,7 +201,7 @@ async fn edit_within(
     storage: &dyn Storage,
     by: &str,
     expected: Option<u64>,
-    patience: Duration,
+    timeout: Duration,
     change: impl FnOnce(&mut Control) -> Result<(), EditError>,
 ) -> Result<Control, EditError> {
     let token = Incarnation::random().map_err(|e| EditError::Refused(e.to_string()))?;
@@ -209,7 +209,7 @@ async fn edit_within(
         token,
         by: by.to_owned(),
     };
-    let begun = enter(limits, storage, &intent, patience).await?;
+    let begun = enter(limits, storage, &intent, timeout).await?;
     let done = change_alone(limits, storage, &intent, begun, expected, change).await;
     // One that stays is removed by the next editor, only later.
     let left = storage
@@ -226,9 +226,9 @@ async fn enter(
     limits: Limits,
     storage: &dyn Storage,
     intent: &Intent,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Instant, EditError> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     // Since when each other intent has been seen.
     let mut seen: BTreeMap<String, Instant> = BTreeMap::new();
     loop {

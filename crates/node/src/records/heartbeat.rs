@@ -72,9 +72,9 @@ impl ActiveState {
 }
 
 impl Heartbeat {
-    /// These timings with at least the patience that the beats ask for: operators may have changed how
+    /// These timings with at least the timeout that the beats ask for: operators may have changed how
     /// often the active beats before a node that watches it has heard of that.
-    pub fn patience(&self, timings: Timings) -> Timings {
+    pub fn timeout(&self, timings: Timings) -> Timings {
         let two_beats = 2 * Duration::from_millis(self.interval_ms) + 2 * timings.poll;
         Timings {
             timeout: timings.timeout.max(two_beats),

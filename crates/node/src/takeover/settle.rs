@@ -4,7 +4,7 @@
 //! Going on from there would leave what was sealed since on a branch that nobody continues: the old
 //! active, which joins again at its own last seal, and every other standby whose base is newer, would
 //! have to attach afresh as soon as the new active seals. With redo at rest at the end of the log a
-//! move is as good as any other ([`volume::standby`]), and leaves less to carry over.
+//! move is as good as any other ([`volume::standby`]), and leaves less to write back.
 //!
 //! Invariant: nothing depends on it. What cannot be done at once is left, and the base stays.
 //! No claim is needed: only the owner of the epoch reclaims, and that is this node.

@@ -19,7 +19,7 @@ use crate::timeline::{History, HistoryError, TimelineId};
 
 /// Bytes of log in one message, as a primary sends them.
 const CHUNK_BYTES: u64 = 128 << 10;
-/// How often an idle standby hears from us (its patience is 60 s by default).
+/// How often an idle standby hears from us (its timeout is 60 s by default).
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@
 //! replays it. Owns: which pages were logged whole since the last seal, and the LSNs of the pages
 //! written since then. Invariant: [`BulkPages::missing`] is empty only if every page logged whole
 //! at or below the redo point is in the image at that LSN or later, or its file or tail is gone, or
-//! it was logged more than [`PATIENCE`] ago.
+//! it was logged more than [`TIMEOUT`] ago.
 //!
 //! Two kinds of pages never show their record's LSN: those of init forks, which are written before
 //! they are logged (nothing to wait for), and empty pages that were copied, which cannot carry one.
@@ -21,7 +21,7 @@ use crate::relation::{Fork, RelationBlock};
 
 /// How long a page logged whole is waited for. Without an end, one page that never shows its LSN
 /// would keep the database from ever being sealed again.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pages remembered at most; past that nobody can tell until a seal starts the bookkeeping anew.
 const PAGES_MAX: usize = 4 << 20;
@@ -74,7 +74,7 @@ impl BulkPages {
         let due = self
             .logged
             .iter()
-            .filter(|(_, logged)| logged.end <= redo && now.saturating_sub(logged.at) < PATIENCE);
+            .filter(|(_, logged)| logged.end <= redo && now.saturating_sub(logged.at) < TIMEOUT);
         let unwritten = due.filter(|(page, logged)| {
             self.written
                 .get(*page)
@@ -204,7 +204,7 @@ mod tests {
         let mut pages = BulkPages::default();
         pages.logged(page(1), Lsn(10), NOW);
         let found = |now| pages.missing(Lsn(15), now, |_| true).unwrap().len();
-        assert_eq!(found(NOW + PATIENCE - Duration::from_millis(1)), 1);
-        assert_eq!(found(NOW + PATIENCE), 0);
+        assert_eq!(found(NOW + TIMEOUT - Duration::from_millis(1)), 1);
+        assert_eq!(found(NOW + TIMEOUT), 0);
     }
 }

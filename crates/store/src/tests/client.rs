@@ -193,8 +193,8 @@ impl Client {
     }
 
     /// Waits for answers no longer than this.
-    pub fn give_up_after(&self, patience: Duration) {
-        self.output.set_read_timeout(Some(patience)).unwrap();
+    pub fn give_up_after(&self, timeout: Duration) {
+        self.output.set_read_timeout(Some(timeout)).unwrap();
     }
 
     /// The next message, if one begins to come in time.

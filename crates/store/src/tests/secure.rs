@@ -136,8 +136,8 @@ async fn noise_before_and_inside_of_a_handshake_ends_a_connection_and_nothing_el
     let mut rng = SmallRng::seed_from_u64(7);
     for round in 0..100 {
         let mut socket = TcpStream::connect(&address).unwrap();
-        let patience = Some(Duration::from_secs(20));
-        socket.set_read_timeout(patience).unwrap();
+        let timeout = Some(Duration::from_secs(20));
+        socket.set_read_timeout(timeout).unwrap();
         let mut noise = vec![0; rng.random_range(16..3000)];
         rng.fill_bytes(&mut noise);
         if round % 2 == 0 {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use pgdata::noise::{Situation, is_expected};
+use pgdata::expected_warnings::{Situation, is_expected};
 
 use super::Cluster;
 

@@ -262,15 +262,15 @@ impl Cluster {
     /// Asks a node to end and waits for it.
     ///
     /// # Errors
-    /// It does not within `patience`; it is killed then.
-    pub fn stop_node(&mut self, name: &str, patience: Duration) -> anyhow::Result<()> {
+    /// It does not within `timeout`; it is killed then.
+    pub fn stop_node(&mut self, name: &str, timeout: Duration) -> anyhow::Result<()> {
         let node = self.nodes.iter_mut().find(|node| node.name == name);
         let Some(mut process) = node.and_then(|node| node.process.take()) else {
             return Ok(());
         };
         anyhow::ensure!(
-            process.terminate(patience),
-            "{name} did not stop within {patience:?}"
+            process.terminate(timeout),
+            "{name} did not stop within {timeout:?}"
         );
         Ok(())
     }
@@ -339,7 +339,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Without patience: this is also the way out of a panic or an interrupt.
+        // Without a timeout: this is also the way out of a panic or an interrupt.
         for member in self.nodes.iter_mut().chain(&mut self.zones) {
             member.process.take();
         }

@@ -128,12 +128,12 @@ impl Process {
     }
 
     /// Asks it to end (SIGTERM) and waits. Returns whether it did; if not, it still runs.
-    pub fn terminate(&mut self, patience: Duration) -> bool {
+    pub fn terminate(&mut self, timeout: Duration) -> bool {
         if self.ended().is_some() {
             return true;
         }
         send(self.pid(), Signal::SIGTERM);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while self.ended().is_none() {
             if Instant::now() > deadline {
                 return false;
@@ -257,8 +257,8 @@ fn parent_and_state(pid: i32) -> Option<(Pid, char)> {
 }
 
 /// Waits until the processes are gone (a zombie counts as gone).
-fn wait_gone(pids: &[Pid], patience: Duration) {
-    let deadline = Instant::now() + patience;
+fn wait_gone(pids: &[Pid], timeout: Duration) {
+    let deadline = Instant::now() + timeout;
     let alive = |pid: &&Pid| !matches!(parent_and_state(pid.as_raw()), None | Some((_, 'Z' | 'X')));
     while let Some(pid) = pids.iter().find(alive) {
         if Instant::now() > deadline {

@@ -347,8 +347,8 @@ mod tests {
         let to = (sites.address("a").unwrap(), 9);
         let connect = || {
             let began = std::time::Instant::now();
-            let patience = Duration::from_millis(500);
-            let error = std::net::TcpStream::connect_timeout(&to.into(), patience).unwrap_err();
+            let timeout = Duration::from_millis(500);
+            let error = std::net::TcpStream::connect_timeout(&to.into(), timeout).unwrap_err();
             (error.kind(), began.elapsed())
         };
         // Nobody listens there, which is an answer.

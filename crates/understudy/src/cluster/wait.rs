@@ -17,8 +17,8 @@ impl Cluster {
     ///
     /// # Errors
     /// None does in time, or a process has ended.
-    pub async fn wait_active(&mut self, patience: Duration) -> anyhow::Result<String> {
-        let deadline = Instant::now() + patience;
+    pub async fn wait_active(&mut self, timeout: Duration) -> anyhow::Result<String> {
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(name) = self.active().await {
                 return Ok(name);
@@ -26,7 +26,7 @@ impl Cluster {
             self.check_running()?;
             anyhow::ensure!(
                 Instant::now() < deadline,
-                "no node accepts writes after {patience:?}; the logs are in {}",
+                "no node accepts writes after {timeout:?}; the logs are in {}",
                 self.logs().display()
             );
             tokio::time::sleep(POLL).await;
@@ -64,10 +64,10 @@ impl Cluster {
     ///
     /// # Errors
     /// It has not in time, or a process has ended.
-    pub async fn wait_follows(&mut self, name: &str, patience: Duration) -> anyhow::Result<()> {
-        let deadline = Instant::now() + patience;
+    pub async fn wait_follows(&mut self, name: &str, timeout: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + timeout;
         let standby = self.server(name)?;
-        let active = self.wait_active(patience).await?;
+        let active = self.wait_active(timeout).await?;
         let goal = log_end(&self.server(&active)?)
             .await
             .context("the active does not answer")?;
@@ -78,7 +78,7 @@ impl Cluster {
             self.check_running()?;
             anyhow::ensure!(
                 Instant::now() < deadline,
-                "{name} does not follow after {patience:?}; the logs are in {}",
+                "{name} does not follow after {timeout:?}; the logs are in {}",
                 self.logs().display()
             );
             tokio::time::sleep(POLL).await;

@@ -12,7 +12,7 @@ use node::operate::Operator;
 use crate::exit::{Code, Failure};
 
 /// Zones that answer do so much sooner.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A cluster as a node's configuration file shows the way to it.
 pub(super) struct Registry {
@@ -27,7 +27,7 @@ impl Registry {
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
         let config = Config::load(file)?;
         let client = node::store::connect(&config, "command");
-        let storage = match (tokio::time::timeout(PATIENCE, client).await, &config.store) {
+        let storage = match (tokio::time::timeout(TIMEOUT, client).await, &config.store) {
             (Ok(storage), _) => storage?,
             (Err(_), None) => return Err(no_zones().into()),
             (Err(_), Some(_)) => return Err(no_cassandra().into()),
@@ -48,7 +48,7 @@ impl Registry {
 pub(super) async fn in_time<T>(
     asking: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    match tokio::time::timeout(PATIENCE, asking).await {
+    match tokio::time::timeout(TIMEOUT, asking).await {
         Ok(answer) => answer,
         Err(_) => Err(no_zones().into()),
     }
@@ -57,7 +57,7 @@ pub(super) async fn in_time<T>(
 fn no_zones() -> Failure {
     Failure::new(
         Code::Unavailable,
-        format!("too few zones answered within {PATIENCE:?}"),
+        format!("too few zones answered within {TIMEOUT:?}"),
     )
     .advise(
         "Start the zones (understudy store), and compare their addresses with \"zones\" in the \
@@ -69,7 +69,7 @@ fn no_zones() -> Failure {
 fn no_cassandra() -> Failure {
     Failure::new(
         Code::Unavailable,
-        format!("too few nodes of Cassandra answered within {PATIENCE:?}"),
+        format!("too few nodes of Cassandra answered within {TIMEOUT:?}"),
     )
     .advise(
         "Compare their addresses with \"store\" in the configuration; nodetool status says which of them \

@@ -55,7 +55,7 @@ pub struct Options {
     /// Pause before another try to connect.
     pub retry: Duration,
     /// A client gives up on an answer after this and connects again.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// A client tries the next server after this (libpq's `connect_timeout`).
     pub connect_within: Duration,
     /// Transactions a second of all clients together, if limited.
@@ -72,7 +72,7 @@ impl Default for Options {
             scale: 10,
             seed: 1,
             retry: Duration::from_millis(25),
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
             connect_within: Duration::from_secs(3),
             rate: None,
             numbered_after: 0,
@@ -264,14 +264,14 @@ async fn attempt<W: Work>(
     shared: &Shared,
     random: &mut SmallRng,
 ) -> Outcome {
-    let patience = shared.options.patience;
+    let limit = shared.options.timeout;
     let scale = shared.options.scale;
-    let done = timeout(patience, session.prepare_commit(client, n, scale, random)).await;
+    let done = timeout(limit, session.prepare_commit(client, n, scale, random)).await;
     if let Err(why) = failure_of(done) {
         *shared.trouble.lock() = Some(why);
         return Outcome::Refused;
     }
-    match failure_of(timeout(patience, session.commit()).await) {
+    match failure_of(timeout(limit, session.commit()).await) {
         Ok(()) => Outcome::Acknowledged,
         Err(why) => {
             *shared.trouble.lock() = Some(why);

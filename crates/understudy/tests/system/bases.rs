@@ -16,7 +16,7 @@ use understudy::demo::session::connect;
 use volume::claim::Claim;
 use volume::standby::ReadStats;
 
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 /// Moves that the first standby must make, and the time that it follows at least.
 const MOVES: u64 = 8;
@@ -48,7 +48,7 @@ async fn the_base_follows_and_readers_see_nothing_of_it() -> Result<()> {
     ensure!(counted, "the standby attached afresh: {samples:#?}");
 
     stage.cluster.start_node(&dead)?;
-    stage.cluster.wait_follows(&dead, PATIENCE).await?;
+    stage.cluster.wait_follows(&dead, TIMEOUT).await?;
     follow_for_a_while(&mut stage, &storage, MOVES_AFTER, Duration::ZERO).await?;
     stage.verify().await
 }
@@ -61,7 +61,7 @@ async fn follow_for_a_while(
     moves: u64,
     at_least: Duration,
 ) -> Result<(String, Vec<Sample>)> {
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| **name != active);
     let standby = standby.context("two nodes")?.to_owned();
     let checkpoints = Repeated::start(stage.cluster.server(&active)?, checkpoint);
@@ -124,7 +124,7 @@ async fn watch_moves(
     at_least: Duration,
 ) -> Result<Vec<Sample>> {
     let began = Instant::now();
-    let deadline = began + at_least + 3 * PATIENCE;
+    let deadline = began + at_least + 3 * TIMEOUT;
     let mut samples: Vec<Sample> = Vec::new();
     loop {
         samples.extend(Sample::take(stage, standby).await?);
@@ -186,7 +186,7 @@ fn check_overlay(samples: &[Sample]) -> Result<()> {
 /// The claim follows: it does not name a base for every move. A few may stay for files that redo
 /// leaves alone; how many is bounded, by attaching afresh.
 async fn check_claim(storage: &Arc<dyn Storage>, standby: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let claims = Claim::all(storage).await?;
         let claim = claims.iter().find(|c| c.node.as_str() == standby);
@@ -255,7 +255,7 @@ impl Repeated {
 
     /// Waits for so many rounds and lets the one at hand finish; how many there were.
     pub async fn stop(self, at_least: u64) -> Result<u64> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.rounds.load(Ordering::Relaxed) < at_least && !self.task.is_finished() {
             ensure!(Instant::now() < deadline, "hardly any round");
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 use understudy::demo::history::Outcome;
 
 use crate::failover::open_transactions;
-use crate::stage::{PATIENCE, Scratch, Stage};
+use crate::stage::{Scratch, Stage, TIMEOUT};
 
 /// How often an active is frozen in each of the tests of that, if the environment does not say.
 const ZOMBIES: usize = 2;
@@ -96,7 +96,7 @@ async fn one_zombie(theatre: &mut Theatre, round: usize) -> Result<String> {
     let Theatre {
         stage, cassandra, ..
     } = theatre;
-    let old = stage.cluster.wait_active(PATIENCE).await?;
+    let old = stage.cluster.wait_active(TIMEOUT).await?;
     let other = stage.cluster.names().find(|name| *name != old);
     let other = other.context("two nodes")?.to_owned();
     stage.expect_fenced(&old);

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use understudy::cluster::process::family;
 use understudy::cluster::remnants::fuse_mounts_below;
 
-use crate::stage::{PATIENCE, Scratch, program};
+use crate::stage::{Scratch, TIMEOUT, program};
 
 #[test]
 #[ignore = "system test: make test-system"]
@@ -83,7 +83,7 @@ fn an_interrupted_demo_leaves_nothing() -> Result<()> {
         .stderr(Stdio::null())
         .spawn()?;
     let pid = Pid::from_raw(i32::try_from(demo.id())?);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     // Two mounts: both nodes are up.
     while fuse_mounts_below(&work).len() < 2 {
         ensure!(demo.try_wait()?.is_none(), "the demo ended early");

@@ -7,7 +7,7 @@ use tokio_postgres::Client;
 use understudy::demo::schema::Server;
 use understudy::demo::session::connect;
 
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
@@ -19,7 +19,7 @@ async fn two_kills_in_a_row_lose_nothing_and_the_dead_come_back() -> Result<()> 
         println!("{dead} killed: {:?} without commits", outage.length());
         stage.commits(200).await?;
         stage.cluster.start_node(&dead)?;
-        stage.cluster.wait_follows(&dead, PATIENCE).await?;
+        stage.cluster.wait_follows(&dead, TIMEOUT).await?;
         stage.commits(200).await?;
     }
     stage.verify().await
@@ -34,7 +34,7 @@ async fn who_comes_back_redoes_no_log_of_takeovers_before() -> Result<()> {
         options.parameters.push(never);
     })
     .await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let session = connect(&stage.cluster.server(&active)?.config()).await?;
     let much = "SELECT pg_logical_emit_message(false, 'test', repeat('x', 1 << 20)) \
                 FROM generate_series(1, 32)";
@@ -46,12 +46,12 @@ async fn who_comes_back_redoes_no_log_of_takeovers_before() -> Result<()> {
     let (dead, killed) = stage.kill_active().await?;
     stage.outage_after(killed).await?;
     stage.cluster.start_node(&dead)?;
-    stage.cluster.wait_follows(&dead, PATIENCE).await?;
+    stage.cluster.wait_follows(&dead, TIMEOUT).await?;
     let (dead, killed) = stage.kill_active().await?;
     stage.outage_after(killed).await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let session = connect(&stage.cluster.server(&active)?.config()).await?;
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     let sql = format!("SELECT redo_lsn >= '{end}'::pg_lsn FROM pg_control_checkpoint()");
     while !session.query_one(&sql, &[]).await?.get::<_, bool>(0) {
         ensure!(
@@ -61,7 +61,7 @@ async fn who_comes_back_redoes_no_log_of_takeovers_before() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     stage.cluster.start_node(&dead)?;
-    stage.cluster.wait_follows(&dead, PATIENCE).await?;
+    stage.cluster.wait_follows(&dead, TIMEOUT).await?;
     stage.verify().await
 }
 
@@ -69,14 +69,14 @@ async fn who_comes_back_redoes_no_log_of_takeovers_before() -> Result<()> {
 #[ignore = "system test: make test-system"]
 async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
     let mut stage = Stage::set("paused").await?;
-    let old = stage.cluster.wait_active(PATIENCE).await?;
+    let old = stage.cluster.wait_active(TIMEOUT).await?;
     let zombies = open_transactions(&stage.cluster.server(&old)?).await?;
     let paused = stage.clock.now();
     stage.cluster.node_process(&old).context("it runs")?.pause();
     // Its clients hang with it: only new connections find the new active.
     let other = stage.cluster.names().find(|name| *name != old);
     let other = other.context("two nodes")?.to_owned();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while stage.cluster.active().await.as_deref() != Some(&other) {
         ensure!(
             tokio::time::Instant::now() < deadline,
@@ -97,7 +97,7 @@ async fn a_paused_active_that_wakes_up_is_refused() -> Result<()> {
     }
     stage.outage_after(paused).await?;
     stage.commits(200).await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     ensure!(active == other, "{active} is active, not {other}");
     stage.verify().await
 }
@@ -118,7 +118,7 @@ pub async fn open_transactions(server: &Server) -> Result<Vec<Client>> {
 #[ignore = "system test: make test-system"]
 async fn a_killed_postmaster_is_replaced() -> Result<()> {
     let mut stage = Stage::set("postmaster").await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let killed = stage.clock.at(stage.cluster.kill_postgres(&active)?);
     stage.outage_after(killed).await?;
     stage.commits(200).await?;

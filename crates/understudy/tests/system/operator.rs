@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::stage::{PATIENCE, Stage, program};
+use crate::stage::{Stage, TIMEOUT, program};
 
 /// `understudy` with these arguments and a node's configuration.
 pub fn understudy(arguments: &[&str], config: &std::path::Path) -> Result<Output> {
@@ -40,7 +40,7 @@ fn refused(stage: &Stage, command: &str, from: &str, to: &str) -> Result<(i32, S
 #[ignore = "system test: make test-system"]
 async fn a_handover_and_a_stop_of_everything_lose_nothing() -> Result<()> {
     let mut stage = Stage::set("operator").await?;
-    let first = stage.cluster.wait_active(PATIENCE).await?;
+    let first = stage.cluster.wait_active(TIMEOUT).await?;
     let config = stage.cluster.node(&first)?.config.clone();
     let status = json(&understudy(&["status", "--json"], &config)?)?;
     ensure!(status["active"] == first.as_str(), "{status:#}");
@@ -55,13 +55,13 @@ async fn a_handover_and_a_stop_of_everything_lose_nothing() -> Result<()> {
     json(&understudy(&["failover", "--json"], &config)?)?;
     stage.outage_after(moved).await?;
     stage.commits(100).await?;
-    let second = stage.cluster.wait_active(PATIENCE).await?;
+    let second = stage.cluster.wait_active(TIMEOUT).await?;
     ensure!(second != first, "the active did not move");
-    stage.cluster.wait_follows(&first, PATIENCE).await?;
+    stage.cluster.wait_follows(&first, TIMEOUT).await?;
 
     // The standby first, then the active: nothing follows the last seal, so the next start is direct.
     for name in [&first, &second] {
-        stage.cluster.stop_node(name, PATIENCE)?;
+        stage.cluster.stop_node(name, TIMEOUT)?;
     }
     let status = understudy(&["status", "--json"], &config)?;
     ensure!(

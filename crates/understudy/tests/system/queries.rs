@@ -13,7 +13,7 @@ use understudy::demo::schema::Server;
 use understudy::demo::session::connect;
 
 use crate::bases::{Repeated, checkpoint, gave_way_to_redo};
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 /// Rows of the table whose answers are compared.
 const ROWS: i64 = 3000;
@@ -75,14 +75,14 @@ async fn every_scan_gives_the_same_answer_while_the_base_moves() -> Result<()> {
     let vacuums = Repeated::start(active.clone(), vacuum);
     for round in 0..ROUNDS {
         let changes = Repeated::start(active.clone(), change);
-        stage.cluster.wait_follows("south", PATIENCE).await?;
+        stage.cluster.wait_follows("south", TIMEOUT).await?;
         let readers = [&active, &standby].map(|server| Repeated::start(server.clone(), compare));
         let mut compared = Vec::new();
         for reader in readers {
             compared.push(reader.stop(SNAPSHOTS).await?);
         }
         let changed = changes.stop(1).await?;
-        stage.cluster.wait_follows("south", PATIENCE).await?;
+        stage.cluster.wait_follows("south", TIMEOUT).await?;
         let answers = (settled(&active).await?, settled(&standby).await?);
         println!("round {round}: {changed} changes, {compared:?} snapshots, {answers:?}");
         ensure!(answers.0 == answers.1, "round {round}: {answers:?}");
@@ -94,7 +94,7 @@ async fn every_scan_gives_the_same_answer_while_the_base_moves() -> Result<()> {
 
 /// Active and standby, of two nodes.
 async fn active_and_standby(stage: &mut Stage) -> Result<(Server, Server)> {
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     ensure!(active == "north", "{active} is active");
     let server = |name| stage.cluster.server(name);
     Ok((server("north")?, server("south")?))
@@ -154,7 +154,7 @@ async fn answer(client: &Client, off: &str) -> Result<String> {
 
 /// The answer at a quiet point, of all scans, having looked that they are what they are called.
 async fn settled(server: &Server) -> Result<Vec<String>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match settled_once(server).await {
             // Vacuum goes on, and redo with it.
@@ -193,7 +193,7 @@ async fn queries_give_way_to_redo_unless_the_active_keeps_their_rows() -> Result
         .await?;
 
     // Without feedback: cancelled, in the words that PostgreSQL documents.
-    stage.cluster.wait_follows("south", PATIENCE).await?;
+    stage.cluster.wait_follows("south", TIMEOUT).await?;
     let reading = Reading::start(&standby).await?;
     delete_and_vacuum(&client).await?;
     wait_until_vacuumed(&client).await?;
@@ -206,17 +206,20 @@ async fn queries_give_way_to_redo_unless_the_active_keeps_their_rows() -> Result
                 .is_some_and(|why| why.contains("row versions")),
         "{error:?}"
     );
-    ensure!(stand_ins(&client).await?.is_empty(), "nobody asked for one");
+    ensure!(
+        feedback_connections(&client).await?.is_empty(),
+        "nobody asked for one"
+    );
 
     // With it: the rows stay until the reader is done.
-    stage.cluster.stop_node("south", PATIENCE)?;
+    stage.cluster.stop_node("south", TIMEOUT)?;
     append(&stage, "south", "[standby]\nfeedback = true\n")?;
     client
         .batch_execute("INSERT INTO read_long SELECT generate_series(1, 1000)")
         .await?;
     stage.cluster.start_node("south")?;
-    stage.cluster.wait_follows("south", PATIENCE).await?;
-    wait_for_stand_ins(&client, &["south"]).await?;
+    stage.cluster.wait_follows("south", TIMEOUT).await?;
+    wait_for_feedback(&client, &["south"]).await?;
     let reader = connect(&standby.config()).await?;
     reader
         .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -230,7 +233,7 @@ async fn queries_give_way_to_redo_unless_the_active_keeps_their_rows() -> Result
         "vacuum removed rows that are still read: {kept}"
     );
     stage.commits(100).await?;
-    stage.cluster.wait_follows("south", PATIENCE).await?;
+    stage.cluster.wait_follows("south", TIMEOUT).await?;
     ensure!(count(&reader).await? == 1000, "after redo of the vacuum");
     reader.batch_execute("COMMIT").await?;
     wait_until_vacuumed(&client).await?;
@@ -238,10 +241,10 @@ async fn queries_give_way_to_redo_unless_the_active_keeps_their_rows() -> Result
     // It ends with the standby, and does not hold up a handover to it either.
     let killed = stage.cluster.kill_node("south");
     killed.context("it runs")?;
-    wait_for_stand_ins(&client, &[]).await?;
+    wait_for_feedback(&client, &[]).await?;
     stage.cluster.start_node("south")?;
-    stage.cluster.wait_follows("south", PATIENCE).await?;
-    wait_for_stand_ins(&client, &["south"]).await?;
+    stage.cluster.wait_follows("south", TIMEOUT).await?;
+    wait_for_feedback(&client, &["south"]).await?;
     let moved = stage.clock.now();
     let config = stage.cluster.node("north")?.config.display().to_string();
     stage
@@ -255,7 +258,7 @@ async fn queries_give_way_to_redo_unless_the_active_keeps_their_rows() -> Result
 
 /// What a standby answers, asked again when redo was in the way.
 async fn ask(standby: &Server, query: &str) -> Result<Option<String>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let asked = async {
             let client = connect(&standby.config()).await?;
@@ -278,7 +281,7 @@ impl Reading {
         let long = "SELECT count(*), pg_sleep(600) FROM read_long";
         let reading = tokio::spawn(async move { client.batch_execute(long).await });
         let waiting = "SELECT 'yes' FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !reading.is_finished() && ask(standby, waiting).await?.is_none() {
             ensure!(Instant::now() < deadline, "the query does not start");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -287,7 +290,7 @@ impl Reading {
     }
 
     async fn cancelled(self) -> Result<tokio_postgres::error::DbError> {
-        let ended = tokio::time::timeout(PATIENCE, self.0).await;
+        let ended = tokio::time::timeout(TIMEOUT, self.0).await;
         match ended.context("the query goes on")?? {
             Ok(()) => bail!("the query was not cancelled"),
             Err(error) => error.as_db_error().cloned().context("no words"),
@@ -318,7 +321,7 @@ async fn dead_rows(client: &Client) -> Result<i64> {
 }
 
 async fn wait_until_vacuumed(client: &Client) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while dead_rows(client).await? > 0 {
         ensure!(Instant::now() < deadline, "dead rows are kept for nobody");
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -327,7 +330,7 @@ async fn wait_until_vacuumed(client: &Client) -> Result<()> {
 }
 
 /// Whom the active's PostgreSQL sees, with the positions that they reported.
-async fn stand_ins(client: &Client) -> Result<Vec<String>> {
+async fn feedback_connections(client: &Client) -> Result<Vec<String>> {
     let seen = "SELECT application_name FROM pg_stat_replication
                 WHERE state = 'streaming' AND backend_xmin IS NOT NULL AND replay_lsn > '0/0'
                 ORDER BY 1";
@@ -335,10 +338,10 @@ async fn stand_ins(client: &Client) -> Result<Vec<String>> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-async fn wait_for_stand_ins(client: &Client, names: &[&str]) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+async fn wait_for_feedback(client: &Client, names: &[&str]) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        let found = stand_ins(client).await?;
+        let found = feedback_connections(client).await?;
         if found == names {
             return Ok(());
         }
@@ -355,7 +358,7 @@ async fn wait_until_held(active: &Client, reader: &Client) -> Result<()> {
     let xmin: String = row.get(0);
     let held =
         format!("SELECT 1 FROM pg_stat_replication WHERE backend_xmin::text::bigint <= {xmin}");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while active.query_opt(&held, &[]).await?.is_none() {
         ensure!(Instant::now() < deadline, "nothing is kept for {xmin}");
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -376,10 +379,10 @@ async fn a_standby_grows_with_its_active() -> Result<()> {
     let mut stage = Stage::set("larger").await?;
     let (_, standby) = active_and_standby(&mut stage).await?;
     // So that the same node becomes the active again, with settings of its own that are larger.
-    stage.cluster.stop_node("south", PATIENCE)?;
+    stage.cluster.stop_node("south", TIMEOUT)?;
     append(&stage, "south", "[tags]\nnofailover = true\n")?;
     stage.cluster.start_node("south")?;
-    stage.cluster.wait_follows("south", PATIENCE).await?;
+    stage.cluster.wait_follows("south", TIMEOUT).await?;
     append(
         &stage,
         "north",
@@ -391,7 +394,7 @@ async fn a_standby_grows_with_its_active() -> Result<()> {
     stage.cluster.start_node("north")?;
     stage.outage_after(killed).await?;
     stage.commits(50).await?;
-    stage.cluster.wait_follows("south", PATIENCE).await?;
+    stage.cluster.wait_follows("south", TIMEOUT).await?;
     let settings = "SELECT string_agg(setting, ' ' ORDER BY name) FROM pg_settings WHERE name IN (
         'max_connections', 'max_worker_processes', 'max_wal_senders',
         'max_prepared_transactions', 'max_locks_per_transaction')";
@@ -405,13 +408,13 @@ async fn a_standby_grows_with_its_active() -> Result<()> {
         &config,
         text.replace("nofailover = true", "nofailover = false"),
     )?;
-    stage.cluster.stop_node("south", PATIENCE)?;
+    stage.cluster.stop_node("south", TIMEOUT)?;
     stage.cluster.start_node("south")?;
-    stage.cluster.wait_follows("south", PATIENCE).await?;
+    stage.cluster.wait_follows("south", TIMEOUT).await?;
     let (_, killed) = stage.kill_active().await?;
     stage.outage_after(killed).await?;
     stage.cluster.start_node("north")?;
-    stage.cluster.wait_follows("north", PATIENCE).await?;
+    stage.cluster.wait_follows("north", TIMEOUT).await?;
     stage.commits(50).await?;
     stage.verify().await
 }

@@ -13,7 +13,7 @@ use understudy::cluster::ports;
 use understudy::demo::schema::Server;
 use understudy::demo::session::connect;
 
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 /// An HTTP request's status and body.
 pub async fn ask(port: u16, request: &str, more: &str, body: &str) -> Result<(u16, String)> {
@@ -84,7 +84,7 @@ impl Proxy {
             port,
             ..template.clone()
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let asked = async {
                 let client = connect(&server.config()).await?;
@@ -119,7 +119,7 @@ impl Drop for Proxy {
 #[ignore = "system test: make test-system"]
 async fn a_load_balancer_finds_the_active_and_orders_need_the_token() -> Result<()> {
     let mut stage = Stage::set("rest").await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| **name != active);
     let standby = standby.context("two nodes")?.to_owned();
     let dir = stage.path().to_owned();
@@ -158,7 +158,7 @@ async fn a_load_balancer_finds_the_active_and_orders_need_the_token() -> Result<
     ensure!(status == 200, "{status}: {said}");
     stage.outage_after(moved).await?;
     stage.commits(50).await?;
-    stage.cluster.wait_follows(&active, PATIENCE).await?;
+    stage.cluster.wait_follows(&active, TIMEOUT).await?;
     proxy.leads(proxy.writes, &server, second.port).await?;
     proxy.leads(proxy.reads, &server, first.port).await?;
 

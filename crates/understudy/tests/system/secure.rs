@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use understudy::cluster::ports;
 
 use crate::operator::understudy;
-use crate::stage::{PATIENCE, Stage, program};
+use crate::stage::{Stage, TIMEOUT, program};
 
 async fn stage(test: &str) -> Result<Stage> {
     Stage::with_options(test, &["north", "south"], |options| options.tls = true).await
@@ -91,7 +91,7 @@ async fn strangers_are_refused_and_secrets_stay_in_their_files() -> Result<()> {
     ensure!(said.contains("--identity"), "{said}");
 
     // None of that disturbed anybody, nor does a takeover.
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let killed = stage.clock.now();
     stage.cluster.kill_node(&active).context("nothing killed")?;
     stage.outage_after(killed).await?;

@@ -10,7 +10,7 @@ use understudy::cluster::{Cluster, Options, programs};
 use understudy::demo::session::connect;
 use understudy::demo::verify;
 
-use crate::stage::{PATIENCE, Scratch, program};
+use crate::stage::{Scratch, TIMEOUT, program};
 
 const SEGMENT_BYTES: u64 = 1 << 30;
 const PAGE_BYTES: u64 = 8192;
@@ -65,7 +65,7 @@ async fn a_vacuum_cuts_a_table_over_the_end_of_its_first_segment() -> Result<()>
     let first = file(&cluster, "north").await?;
     let delete = "DELETE FROM wide WHERE n > 100";
     execute(&cluster, "north", &[delete]).await?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     // Not as long as a snapshot, of the standby for example, may see the rows.
     while first.metadata()?.len() > SEGMENT_BYTES / 2 {
         ensure!(Instant::now() < deadline, "nothing is cut");
@@ -95,7 +95,7 @@ async fn two_segments(scratch: &Scratch) -> Result<Cluster> {
     options.parameters.extend(parameters);
     let mut cluster = Cluster::create(options)?;
     cluster.start().await?;
-    ensure!(cluster.wait_active(PATIENCE).await? == "north");
+    ensure!(cluster.wait_active(TIMEOUT).await? == "north");
     let make = [
         "CREATE TABLE wide (n int PRIMARY KEY, word text)",
         "INSERT INTO wide SELECT g, repeat('a', 1000) FROM generate_series(1, 100) g",
@@ -115,7 +115,7 @@ async fn two_segments(scratch: &Scratch) -> Result<Cluster> {
     ensure!(first.metadata()?.len() == SEGMENT_BYTES);
     ensure!(second(&first).metadata()?.len() > PAGE_BYTES);
     cluster.start_node("south")?;
-    cluster.wait_follows("south", PATIENCE).await?;
+    cluster.wait_follows("south", TIMEOUT).await?;
     Ok(cluster)
 }
 
@@ -156,7 +156,7 @@ async fn ask(cluster: &Cluster, node: &str) -> Result<String> {
 
 /// The standby, once it has replayed all, says what the active says.
 async fn same(cluster: &mut Cluster, active: &str, standby: &str) -> Result<()> {
-    cluster.wait_follows(standby, PATIENCE).await?;
+    cluster.wait_follows(standby, TIMEOUT).await?;
     let (said, heard) = (ask(cluster, active).await?, ask(cluster, standby).await?);
     ensure!(said == heard, "{standby} says {heard}, not {said}");
     Ok(())
@@ -166,7 +166,7 @@ async fn same(cluster: &mut Cluster, active: &str, standby: &str) -> Result<()> 
 async fn take_over(cluster: &mut Cluster, from: &str, to: &str) -> Result<String> {
     let said = ask(cluster, from).await?;
     cluster.kill_node(from).context("it does not run")?;
-    let active = cluster.wait_active(PATIENCE).await?;
+    let active = cluster.wait_active(TIMEOUT).await?;
     ensure!(active == to, "{active} is active");
     Ok(said)
 }
@@ -199,7 +199,7 @@ async fn moves_of(cluster: &Cluster, node: &str) -> Result<u64> {
 }
 
 async fn wait_moves(cluster: &Cluster, node: &str, moves: u64) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while moves_of(cluster, node).await? < moves {
         ensure!(
             Instant::now() < deadline,

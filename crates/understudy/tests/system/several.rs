@@ -13,7 +13,7 @@ use understudy::demo::session::connect;
 use volume::claim::Claim;
 
 use crate::bases::{Repeated, checkpoint};
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 const NODES: [&str; 4] = ["north", "south", "east", "west"];
 
@@ -31,21 +31,21 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
     .await?;
     let config = Config::load(&stage.cluster.node("north")?.config)?;
     let storage: Arc<dyn Storage> = Client::connect(config.client("test")?).await?;
-    let first = stage.cluster.wait_active(PATIENCE).await?;
+    let first = stage.cluster.wait_active(TIMEOUT).await?;
     let [a, b, c] = others(&first);
     let checkpoints = Repeated::start(stage.cluster.server(&first)?, checkpoint);
     expect_claims(&storage, &[a, b, c]).await?;
 
     // One dies, one is asked to leave: neither disturbs anybody, and who left claims nothing.
     stage.cluster.kill_node(a).context("it runs")?;
-    stage.cluster.stop_node(b, PATIENCE)?;
+    stage.cluster.stop_node(b, TIMEOUT)?;
     stage.commits(200).await?;
     expect_claims(&storage, &[a, c]).await?;
     stage.cluster.start_node(a)?;
     stage.cluster.start_node(b)?;
     stage.commits(100).await?;
     for name in [a, b, c] {
-        stage.cluster.wait_follows(name, PATIENCE).await?;
+        stage.cluster.wait_follows(name, TIMEOUT).await?;
     }
 
     // The active dies: one of them takes over, the others follow it, without a new start.
@@ -58,7 +58,7 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
     let (dead, killed) = stage.kill_active().await?;
     ensure!(dead == first, "{dead} was active, not {first}");
     let outage = stage.outage_after(killed).await?;
-    let second = stage.cluster.wait_active(PATIENCE).await?;
+    let second = stage.cluster.wait_active(TIMEOUT).await?;
     println!(
         "{first} killed: {second} serves after {:?}",
         outage.length()
@@ -70,7 +70,7 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
         .filter(|n| *n != first)
         .collect();
     for &name in &rest {
-        stage.cluster.wait_follows(name, PATIENCE).await?;
+        stage.cluster.wait_follows(name, TIMEOUT).await?;
         let now = server_start(&stage, name).await?;
         // Who went for the epoch as well, and came second, may not go on: it cannot know what its own
         // takeover changed.
@@ -83,17 +83,17 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
     // Who serves, or served, claims nothing.
     expect_claims(&storage, &rest).await?;
     stage.cluster.start_node(&first)?;
-    stage.cluster.wait_follows(&first, PATIENCE).await?;
+    stage.cluster.wait_follows(&first, TIMEOUT).await?;
 
     // The active dies together with a standby, while another one starts.
-    stage.cluster.stop_node(rest[1], PATIENCE)?;
+    stage.cluster.stop_node(rest[1], TIMEOUT)?;
     checkpoints.abort();
     stage.cluster.start_node(rest[1])?;
     stage.cluster.kill_node(rest[0]).context("it runs")?;
     let (dead, killed) = stage.kill_active().await?;
     ensure!(dead == second, "{dead} was active, not {second}");
     let outage = stage.outage_after(killed).await?;
-    let third = stage.cluster.wait_active(PATIENCE).await?;
+    let third = stage.cluster.wait_active(TIMEOUT).await?;
     println!(
         "{second} and {} killed: {third} serves after {:?}",
         rest[0],
@@ -102,7 +102,7 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
     stage.cluster.start_node(&second)?;
     stage.cluster.start_node(rest[0])?;
     for name in others(&third) {
-        stage.cluster.wait_follows(name, PATIENCE).await?;
+        stage.cluster.wait_follows(name, TIMEOUT).await?;
     }
     expect_claims(&storage, &others(&third)).await?;
     stage.commits(100).await?;
@@ -135,7 +135,7 @@ fn others(active: &str) -> [&'static str; 3] {
 async fn expect_claims(storage: &Arc<dyn Storage>, nodes: &[&str]) -> Result<()> {
     let mut nodes = nodes.to_vec();
     nodes.sort_unstable();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let claims = Claim::all(storage).await?;
         let mut found: Vec<_> = claims.iter().map(|claim| claim.node.as_str()).collect();

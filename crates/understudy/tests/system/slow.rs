@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use understudy::demo::session::connect;
 
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
@@ -18,7 +18,7 @@ async fn a_standby_far_behind_skips_and_can_take_over() -> Result<()> {
         options.parameters.push(buffers);
     })
     .await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| **name != active);
     let standby = standby.context("two nodes")?.to_owned();
 
@@ -30,7 +30,7 @@ async fn a_standby_far_behind_skips_and_can_take_over() -> Result<()> {
     ensure!(why.contains("more than 4MiB"), "{skips}");
     drop(paused);
 
-    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    stage.cluster.wait_follows(&standby, TIMEOUT).await?;
     let answer = answer(&stage, &standby).await?;
     println!("{standby} skipped: {why}; then: {}", answer["prefetch"]);
     ensure!(answer["prefetch"]["hot_left"].is_u64(), "{answer}");
@@ -51,7 +51,7 @@ async fn an_active_told_to_wait_holds_commits_and_lets_them_go() -> Result<()> {
         options.standby.extend(lines.map(str::to_owned));
     })
     .await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| **name != active);
     let standby = standby.context("two nodes")?.to_owned();
     let paused = connect(&stage.cluster.server(&standby)?.config()).await?;
@@ -72,7 +72,7 @@ async fn an_active_told_to_wait_holds_commits_and_lets_them_go() -> Result<()> {
         .batch_execute("SELECT pg_wal_replay_resume()")
         .await?;
     drop(paused);
-    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    stage.cluster.wait_follows(&standby, TIMEOUT).await?;
     let (_, killed) = stage.kill_active().await?;
     stage.outage_after(killed).await?;
     stage.commits(100).await?;
@@ -82,7 +82,7 @@ async fn an_active_told_to_wait_holds_commits_and_lets_them_go() -> Result<()> {
 /// Makes log and seals until the standby says that it skipped.
 async fn wait_skipped(stage: &Stage, active: &str, standby: &str) -> Result<Value> {
     let client = connect(&stage.cluster.server(active)?.config()).await?;
-    let deadline = Instant::now() + 2 * PATIENCE;
+    let deadline = Instant::now() + 2 * TIMEOUT;
     loop {
         let log = "SELECT pg_logical_emit_message(false, 'much', repeat('x', 1000000)) \
                    FROM generate_series(1, 2)";

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::operator::{json, understudy};
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
@@ -35,7 +35,7 @@ async fn a_spare_replaces_a_dead_standby_and_stays() -> Result<()> {
 
     // It comes back as a standby, and the spare stays one.
     stage.cluster.start_node("south")?;
-    stage.cluster.wait_follows("south", PATIENCE).await?;
+    stage.cluster.wait_follows("south", TIMEOUT).await?;
     expect(&stage, "north", |status| {
         let standby = |name| node(status, name)["role"] == "standby";
         standby("south") && standby("east") && status["protection"]["warm"] == 2
@@ -45,7 +45,7 @@ async fn a_spare_replaces_a_dead_standby_and_stays() -> Result<()> {
     // What is written down of a takeover.
     let (dead, killed) = stage.kill_active().await?;
     stage.outage_after(killed).await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     stage.commits(50).await?;
     let config = stage.cluster.node(&active)?.config.clone();
     let history = json(&understudy(&["history", "--json"], &config)?)?;
@@ -80,7 +80,7 @@ fn node<'s>(status: &'s Value, name: &str) -> &'s Value {
 /// Waits until what a node says of the cluster is as wanted.
 async fn expect(stage: &Stage, asked: &str, wanted: impl Fn(&Value) -> bool) -> Result<()> {
     let config = stage.cluster.node(asked)?.config.clone();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let status = json(&understudy(&["status", "--json"], &config)?)?;
         if wanted(&status) {

@@ -16,7 +16,7 @@ use understudy::demo::{schema, verify};
 
 /// pgbench's scale in these tests.
 const SCALE: u32 = 1;
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The program under test.
 pub fn program() -> &'static Path {
@@ -105,12 +105,12 @@ impl Stage {
         let bin = options.bin.clone();
         let mut cluster = Cluster::create(options)?;
         cluster.start().await?;
-        let active = cluster.wait_active(PATIENCE).await?;
+        let active = cluster.wait_active(TIMEOUT).await?;
         schema::create(&bin, &cluster.server(&active)?, SCALE).await?;
         let spares = cluster.options().spares.clone();
         let spare = |name: &str| spares.iter().any(|spare| spare == name);
         for name in nodes.iter().filter(|name| **name != active && !spare(name)) {
-            cluster.wait_follows(name, PATIENCE).await?;
+            cluster.wait_follows(name, TIMEOUT).await?;
         }
         let mut stage = Stage {
             load: None,
@@ -157,11 +157,11 @@ impl Stage {
     /// Waits until so many more commits are acknowledged.
     pub async fn commits(&mut self, more: u64) -> Result<()> {
         let goal = self.load()?.acknowledged() + more;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.load()?.acknowledged() < goal {
             ensure!(
                 Instant::now() < deadline,
-                "no {more} commits within {PATIENCE:?}; last trouble: {:?}",
+                "no {more} commits within {TIMEOUT:?}; last trouble: {:?}",
                 self.load()?.trouble()
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -171,7 +171,7 @@ impl Stage {
 
     /// Waits for the first commit that began after `moment`.
     pub async fn outage_after(&mut self, moment: Offset) -> Result<Outage> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(outage) = self.load()?.history().outage(moment) {
                 return Ok(outage);
@@ -187,7 +187,7 @@ impl Stage {
 
     /// Kills the active node; returns its name and when.
     pub async fn kill_active(&mut self) -> Result<(String, Offset)> {
-        let active = self.cluster.wait_active(PATIENCE).await?;
+        let active = self.cluster.wait_active(TIMEOUT).await?;
         let kill = self.cluster.kill_node(&active).context("it does not run")?;
         Ok((active, self.clock.at(kill.at)))
     }
@@ -203,7 +203,7 @@ impl Stage {
         if let Some(churn) = self.churn.take() {
             churn.stop().await;
         }
-        let active = self.cluster.wait_active(PATIENCE).await?;
+        let active = self.cluster.wait_active(TIMEOUT).await?;
         let server = self.cluster.server(&active)?;
         let (_, mut checks) = verify::database(&server, &history).await?;
         checks.push(verify::amcheck(&self.cluster.options().bin, &server).await?);

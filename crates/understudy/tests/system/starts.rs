@@ -10,7 +10,7 @@ use understudy::cluster::{Cluster, Options, programs};
 use understudy::demo::session::connect;
 use understudy::demo::verify;
 
-use crate::stage::{PATIENCE, Scratch, program};
+use crate::stage::{Scratch, TIMEOUT, program};
 
 /// A cluster without load.
 async fn start(scratch: &Scratch, nodes: &[&str]) -> Result<Cluster> {
@@ -35,7 +35,7 @@ async fn start_with(
 }
 
 async fn execute(cluster: &mut Cluster, sql: &str) -> Result<()> {
-    let active = cluster.wait_active(PATIENCE).await?;
+    let active = cluster.wait_active(TIMEOUT).await?;
     let client = connect(&cluster.server(&active)?.config()).await?;
     let done = client.batch_execute(sql).await;
     done.with_context(|| sql.to_owned())
@@ -60,14 +60,14 @@ async fn commits_after_a_direct_start_survive_a_crash_before_any_checkpoint() ->
     .await?;
     // A clean stop seals; a direct start follows. What is committed then is behind the last seal,
     // whose control file says that the database was shut down.
-    cluster.stop_node("north", PATIENCE)?;
+    cluster.stop_node("north", TIMEOUT)?;
     cluster.start_node("north")?;
     for number in 1001..1050 {
         execute(&mut cluster, &format!("INSERT INTO kept VALUES ({number})")).await?;
     }
     cluster.kill_node("north").context("it runs")?;
     cluster.start_node("north")?;
-    let active = cluster.wait_active(PATIENCE).await?;
+    let active = cluster.wait_active(TIMEOUT).await?;
     let count = "SELECT count(*) || ' ' || sum(n) FROM kept";
     let kept = ask(&cluster, &active, count).await?;
     ensure!(kept == "1049 550725", "after the crash: {kept}");
@@ -89,7 +89,7 @@ async fn a_standby_whose_session_is_killed_attaches_afresh() -> Result<()> {
         "CREATE TABLE kept AS SELECT generate_series(1, 50000) AS n",
     )
     .await?;
-    cluster.wait_follows("south", PATIENCE).await?;
+    cluster.wait_follows("south", TIMEOUT).await?;
     let session = connect(&cluster.server("south")?.config()).await?;
     let pid: i32 = session
         .query_one("SELECT pg_backend_pid()", &[])
@@ -99,7 +99,7 @@ async fn a_standby_whose_session_is_killed_attaches_afresh() -> Result<()> {
     execute(&mut cluster, "VACUUM kept").await?;
     kill(Pid::from_raw(pid), Signal::SIGKILL)?;
     // Its server must not restart by itself, on files that belong to another moment.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while cluster
         .agent_log_lines("the standby's PostgreSQL ended; attaching afresh")
         .is_empty()
@@ -108,7 +108,7 @@ async fn a_standby_whose_session_is_killed_attaches_afresh() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     execute(&mut cluster, "INSERT INTO kept VALUES (0)").await?;
-    cluster.wait_follows("south", PATIENCE).await?;
+    cluster.wait_follows("south", TIMEOUT).await?;
     let count = "SELECT count(*) || ' ' || sum(n) FROM kept";
     let kept = ask(&cluster, "south", count).await?;
     ensure!(kept == "25001 625000000", "the standby says {kept}");
@@ -128,17 +128,17 @@ async fn settings_raised_on_the_active_reach_a_standby_that_was_not_restarted() 
     execute(&mut cluster, raise).await?;
     execute(&mut cluster, "CHECKPOINT").await?;
     for name in ["south", "east"] {
-        cluster.wait_follows(name, PATIENCE).await?;
+        cluster.wait_follows(name, TIMEOUT).await?;
     }
     cluster.kill_node("north").context("it runs")?;
-    let second = cluster.wait_active(PATIENCE).await?;
+    let second = cluster.wait_active(TIMEOUT).await?;
     let third = cluster
         .names()
         .find(|name| *name != "north" && *name != second);
     let third = third.context("three nodes")?.to_owned();
-    cluster.wait_follows(&third, PATIENCE).await?;
+    cluster.wait_follows(&third, TIMEOUT).await?;
     cluster.start_node("north")?;
-    cluster.wait_follows("north", PATIENCE).await?;
+    cluster.wait_follows("north", TIMEOUT).await?;
     let config = cluster.node("north")?.config.display().to_string();
     let arguments = ["failover", "--config", &config, "--to", "north", "--force"];
     cluster.run(&arguments).await?;
@@ -150,7 +150,7 @@ async fn settings_raised_on_the_active_reach_a_standby_that_was_not_restarted() 
     )
     .await?;
     for name in [&second, &third] {
-        cluster.wait_follows(name, PATIENCE).await?;
+        cluster.wait_follows(name, TIMEOUT).await?;
         let kept = ask(&cluster, name, "SELECT count(*) || '' FROM kept").await?;
         ensure!(kept == "100", "{name} says {kept}");
     }
@@ -186,18 +186,18 @@ async fn a_seal_that_redo_cannot_start_from_is_passed_over() -> Result<()> {
 
     cluster.start_node("south")?;
     let alarm = "redo failed, so the next attach is at the seal before the last one";
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while cluster.agent_log_lines(alarm).is_empty() {
         ensure!(Instant::now() < deadline, "redo did not fail");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     // The seal before has the file; moving on to the last one does not take it away (N8).
-    cluster.wait_follows("south", PATIENCE).await?;
+    cluster.wait_follows("south", TIMEOUT).await?;
     let question = "SELECT count(*) || ' ' || string_agg(DISTINCT word, ' ') FROM torn";
     let heard = ask(&cluster, "south", question).await?;
     ensure!(heard == "50 after before", "the standby says {heard}");
     cluster.kill_node("north").context("it runs")?;
-    ensure!(cluster.wait_active(PATIENCE).await? == "south");
+    ensure!(cluster.wait_active(TIMEOUT).await? == "south");
     let heard = ask(&cluster, "south", question).await?;
     ensure!(heard == "50 after before", "after the takeover: {heard}");
     execute(&mut cluster, "UPDATE torn SET word = 'later' WHERE n > 7").await?;
@@ -205,7 +205,7 @@ async fn a_seal_that_redo_cannot_start_from_is_passed_over() -> Result<()> {
     let check = verify::amcheck(&cluster.options().bin, &cluster.server("south")?).await?;
     ensure!(check.passed, "{check:?}");
     cluster.start_node("north")?;
-    cluster.wait_follows("north", PATIENCE).await?;
+    cluster.wait_follows("north", TIMEOUT).await?;
     let heard = ask(&cluster, "north", question).await?;
     ensure!(
         heard == "50 after before later",

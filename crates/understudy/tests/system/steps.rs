@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use understudy::demo::clock::Offset;
 
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 const STEPS: [&str; 4] = ["fence", "log_tail", "replay", "promote"];
 
@@ -49,10 +49,10 @@ async fn a_zone_dies_at_every_step_of_a_takeover() -> Result<()> {
 /// Kills the active and waits until the other node has done a step of its takeover. Returns both, and
 /// when the active was killed.
 async fn interrupted(stage: &mut Stage, step: &str) -> Result<(String, String, Offset)> {
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| *name != active);
     let standby = standby.context("two nodes")?.to_owned();
-    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    stage.cluster.wait_follows(&standby, TIMEOUT).await?;
     let log = Log::from_here(&stage.cluster.logs().join(format!("{standby}.log")))?;
     let (_, killed) = stage.kill_active().await?;
     tokio::task::block_in_place(|| log.wait_for(&format!("phase=\"{step}\"")))?;
@@ -62,10 +62,10 @@ async fn interrupted(stage: &mut Stage, step: &str) -> Result<(String, String, O
 async fn goes_on(stage: &mut Stage, killed: Offset) -> Result<()> {
     stage.outage_after(killed).await?;
     stage.commits(100).await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let names: Vec<String> = stage.cluster.names().map(str::to_owned).collect();
     for name in names.iter().filter(|name| **name != active) {
-        stage.cluster.wait_follows(name, PATIENCE).await?;
+        stage.cluster.wait_follows(name, TIMEOUT).await?;
     }
     Ok(())
 }
@@ -85,7 +85,7 @@ impl Log {
 
     /// Returns as soon as something is written there.
     fn wait_for(&self, what: &str) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let bytes = std::fs::read(&self.path)?;
             let new = String::from_utf8_lossy(bytes.get(self.from..).unwrap_or_default());

@@ -13,7 +13,7 @@ use understudy::cluster::{Cluster, Options, programs};
 use understudy::demo::session::connect;
 use understudy::demo::verify;
 
-use crate::stage::{PATIENCE, Scratch, program};
+use crate::stage::{Scratch, TIMEOUT, program};
 
 /// Bytes of a segment: 32 pages.
 const SEGMENT_BYTES: u64 = 32 * 8192;
@@ -60,7 +60,7 @@ async fn transactions_go_on_in_new_segments_and_old_ones_are_removed() -> Result
     }
     let said = ask(&cluster, "north").await?;
     cluster.kill_node("north").context("it runs")?;
-    ensure!(cluster.wait_active(PATIENCE).await? == "south");
+    ensure!(cluster.wait_active(TIMEOUT).await? == "south");
     let heard = ask(&cluster, "south").await?;
     ensure!(said == heard, "after the takeover {heard}, not {said}");
     for directory in DIRECTORIES {
@@ -74,7 +74,7 @@ async fn transactions_go_on_in_new_segments_and_old_ones_are_removed() -> Result
     let check = verify::amcheck(&bin, &cluster.server("south")?).await?;
     ensure!(check.passed, "{check:?}");
     cluster.start_node("north")?;
-    cluster.wait_follows("north", PATIENCE).await?;
+    cluster.wait_follows("north", TIMEOUT).await?;
     ensure!(ask(&cluster, "north").await? == ask(&cluster, "south").await?);
     let found = cluster.unexpected_log_lines(|_, _| false);
     ensure!(found.is_empty(), "{}", found.join("\n"));
@@ -117,9 +117,9 @@ async fn import(scratch: &Scratch, bin: &Path, data: &Path) -> Result<Cluster> {
         .run(&["init", "--config", &config, "--import", &data])
         .await?;
     cluster.start_node("north")?;
-    cluster.wait_active(PATIENCE).await?;
+    cluster.wait_active(TIMEOUT).await?;
     cluster.start_node("south")?;
-    cluster.wait_follows("south", PATIENCE).await?;
+    cluster.wait_follows("south", TIMEOUT).await?;
     Ok(cluster)
 }
 
@@ -197,7 +197,7 @@ async fn ask(cluster: &Cluster, node: &str) -> Result<String> {
 
 /// The standby, once it has replayed all, says what the active says.
 async fn same(cluster: &mut Cluster) -> Result<()> {
-    cluster.wait_follows("south", PATIENCE).await?;
+    cluster.wait_follows("south", TIMEOUT).await?;
     let (said, heard) = (ask(cluster, "north").await?, ask(cluster, "south").await?);
     ensure!(said == heard, "south says {heard}, not {said}");
     Ok(())

@@ -9,7 +9,7 @@ use understudy::demo::session::connect;
 
 use crate::operator::{json, understudy};
 use crate::rest::ask;
-use crate::stage::{PATIENCE, Stage, program};
+use crate::stage::{Stage, TIMEOUT, program};
 
 /// `understudy` with these arguments, asked of the cluster.
 fn run(stage: &Stage, arguments: &[&str]) -> Result<Output> {
@@ -56,7 +56,7 @@ async fn until<T: std::fmt::Debug>(
     mut look: impl AsyncFnMut() -> Result<T>,
     holds: impl Fn(&T) -> bool,
 ) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let seen = look().await;
         match seen {
@@ -69,10 +69,10 @@ async fn until<T: std::fmt::Debug>(
 
 /// Who is the active, and who the standby.
 async fn roles(stage: &mut Stage) -> Result<(String, String)> {
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| **name != active);
     let standby = standby.context("two nodes")?.to_owned();
-    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    stage.cluster.wait_follows(&standby, TIMEOUT).await?;
     Ok((active, standby))
 }
 

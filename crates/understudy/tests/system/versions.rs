@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use understudy::cluster::programs;
 use understudy::demo::session::connect;
 
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-versions"]
@@ -67,12 +67,12 @@ async fn a_newer_minor_version_rolls_in_under_load() -> Result<()> {
 
 /// Waits until `list` shows this version for both nodes, one active and one that follows.
 async fn runs_everywhere(stage: &mut Stage, version: &str) -> Result<()> {
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| *name != active);
     let standby = standby.context("two nodes")?.to_owned();
-    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    stage.cluster.wait_follows(&standby, TIMEOUT).await?;
     let config = stage.cluster.node(&active)?.config.display().to_string();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let list = ["list", "--json", "--config", &config];
         let rows: serde_json::Value = serde_json::from_str(&stage.cluster.run(&list).await?)?;
@@ -120,13 +120,13 @@ async fn loses_nothing(major: u32) -> Result<()> {
     println!("{dead} killed: {:?} without commits", outage.length());
     stage.commits(200).await?;
     stage.cluster.start_node(&dead)?;
-    stage.cluster.wait_follows(&dead, PATIENCE).await?;
+    stage.cluster.wait_follows(&dead, TIMEOUT).await?;
     stage.commits(100).await?;
 
     // Standby first, as the handbook says: nothing follows the last seal then.
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     for name in [&dead, &active] {
-        stage.cluster.stop_node(name, PATIENCE)?;
+        stage.cluster.stop_node(name, TIMEOUT)?;
     }
     let stopped = stage.clock.now();
     for name in [&active, &dead] {
@@ -134,10 +134,10 @@ async fn loses_nothing(major: u32) -> Result<()> {
     }
     stage.outage_after(stopped).await?;
     stage.commits(100).await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| *name != active);
     let standby = standby.context("two nodes")?.to_owned();
-    stage.cluster.wait_follows(&standby, PATIENCE).await?;
+    stage.cluster.wait_follows(&standby, TIMEOUT).await?;
     let failed = stage.cluster.agent_log_lines("redo failed");
     ensure!(failed.is_empty(), "{}", failed.join("\n"));
     stage.verify().await
@@ -158,7 +158,7 @@ fn programs_of(major: u32) -> Result<PathBuf> {
 
 /// Checks a setting of the active.
 async fn says(stage: &mut Stage, setting: &str, right: impl Fn(&str) -> bool) -> Result<()> {
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let client = connect(&stage.cluster.server(&active)?.config()).await?;
     let row = client
         .query_one("SELECT current_setting($1)", &[&setting])

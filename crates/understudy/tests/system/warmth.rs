@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use understudy::demo::session::connect;
 
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 /// Blocks that only queries read, at least.
 const READ_BLOCKS: u64 = 300;
@@ -20,7 +20,7 @@ async fn a_new_standby_is_as_warm_as_the_active() -> Result<()> {
         options.parameters.push(buffers);
     })
     .await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let standby = stage.cluster.names().find(|name| **name != active);
     let standby = standby.context("two nodes")?.to_owned();
     read_much(&stage, &active).await?;
@@ -57,7 +57,7 @@ async fn read_much(stage: &Stage, active: &str) -> Result<()> {
 
 /// Waits until the standby says that it has nearly all of what the active has.
 async fn wait_warm(stage: &Stage, standby: &str) -> Result<Value> {
-    let deadline = Instant::now() + 2 * PATIENCE;
+    let deadline = Instant::now() + 2 * TIMEOUT;
     let mut last = Value::Null;
     loop {
         if let Some(node) = stage.status_of(standby).await? {

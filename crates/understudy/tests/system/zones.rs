@@ -7,7 +7,7 @@ use serde_json::Value;
 use store::Network;
 
 use crate::operator::{json, understudy};
-use crate::stage::{PATIENCE, Stage};
+use crate::stage::{Stage, TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
@@ -71,7 +71,7 @@ async fn all_zones_killed_and_started_again() -> Result<()> {
 #[ignore = "system test: make test-system"]
 async fn nodes_end_when_told_to_although_all_zones_are_gone() -> Result<()> {
     let mut stage = Stage::set("end-without-zones").await?;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     for zone in 1..=3 {
         stage.cluster.kill_zone(zone).context("it runs")?;
     }
@@ -109,7 +109,7 @@ async fn a_zone_that_lost_its_disk_is_rebuilt_under_load() -> Result<()> {
             && status["scrub"]["completed_unix_ms"].is_u64()
     };
     let config = stage.cluster.node("north")?.config.clone();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let status = json(&understudy(&["status", "--json"], &config)?)?;
         if rebuilt(&status) {

@@ -25,11 +25,11 @@ pub(super) struct Core {
     /// Contents changed at this time, not journalled before the next cut.
     pub mtimes: HashMap<FileId, Timestamp>,
     pub seals: Vec<Seal>,
-    /// For ids in graves: every namespace taken after this journal position is without them.
+    /// For ids among the removed files: every namespace taken after this journal position is without them.
     pub buried: HashMap<FileId, JournalPos>,
     /// Data blocks written since the last seal.
     pub writes: Writes,
-    /// Blocks written while a batch of inherited ones is being carried over.
+    /// Blocks written while a batch of inherited ones is being written back.
     pub written_meanwhile: Option<HashSet<BlockKey>>,
 }
 
@@ -113,8 +113,10 @@ impl Inner {
             return Ok(());
         }
         core.mtimes.remove(&file);
-        if let Some(carry) = &self.carry {
-            carry.blocks.discard_from(file, dax::ids::BlockIndex(0));
+        if let Some(write_back) = &self.write_back {
+            write_back
+                .blocks
+                .discard_from(file, dax::ids::BlockIndex(0));
         }
         self.commit(core, Op::Forget { id: file }, None)
     }

@@ -1,4 +1,4 @@
-//! What a promoted standby brings along: its overlay's blocks, carried over in the background as
+//! What a promoted standby brings along: its overlay's blocks, written back in the background as
 //! writes of the new epoch, what it knew and cached of its base, and the inode numbers that its kernel
 //! already knows.
 
@@ -46,7 +46,7 @@ pub trait InheritedBase: Send + Sync + 'static {
 
 /// See the module.
 pub struct Inherited {
-    /// Blocks to carry over.
+    /// Blocks to write back.
     pub blocks: Arc<dyn InheritedBlocks>,
     /// What is known of the other blocks, if anything.
     pub base: Option<Arc<dyn InheritedBase>>,

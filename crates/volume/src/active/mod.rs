@@ -7,10 +7,9 @@
 //!
 //! ```text
 //!   request -> ticket -> room -> file lock -> old contents -> core -> observer -> ticket back
-//!   cut     -> overlay carried over -> all earlier tickets back -> core: g becomes g+1
+//!   cut     -> overlay written back -> all earlier tickets back -> core: g becomes g+1
 //! ```
 
-mod carry;
 mod core;
 mod inherited;
 mod locks;
@@ -22,6 +21,7 @@ mod scrub;
 mod seal;
 mod view;
 mod write;
+mod write_back;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -35,13 +35,13 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use self::carry::Carry;
 use self::core::Core;
 pub use self::inherited::{Inherited, InheritedBase, InheritedBlocks};
 use self::locks::{FileLocks, Tickets};
 pub use self::observer::{NoObserver, WriteObserver};
 pub use self::scrub::{Scrub, ScrubStep};
 pub use self::seal::CutImage;
+use self::write_back::WriteBack;
 use crate::cache::BlockCache;
 use crate::error::{Error, Result};
 use crate::journal::{JournalPos, JournalWriter};
@@ -96,7 +96,7 @@ pub(super) struct Inner {
     locks: FileLocks,
     tickets: Tickets,
     cache: Arc<BlockCache>,
-    carry: Option<Carry>,
+    write_back: Option<WriteBack>,
     inherited_base: Option<Arc<dyn InheritedBase>>,
     files_of_aliases: HashMap<Ino, FileId>,
     aliases_of_files: HashMap<FileId, Ino>,
@@ -140,7 +140,7 @@ impl ActiveView {
         let mut lineage = last.lineage.clone();
         let mut opens = HashMap::new();
         let mut files_of_aliases = HashMap::new();
-        let mut carry = None;
+        let mut write_back = None;
         let mut log = Vec::new();
         let mut inherited_base = None;
         let mut cache = None;
@@ -148,7 +148,7 @@ impl ActiveView {
             lineage = inherited.lineage;
             opens = inherited.open_counts;
             files_of_aliases = inherited.aliases;
-            carry = Some(Carry::new(inherited.blocks));
+            write_back = Some(WriteBack::new(inherited.blocks));
             log = inherited.log;
             inherited_base = inherited.base;
             cache = inherited.cache;
@@ -180,7 +180,7 @@ impl ActiveView {
             storage: latest.storage,
             locks: FileLocks::new(),
             tickets: Tickets::default(),
-            carry,
+            write_back,
             inherited_base,
             aliases_of_files: files_of_aliases
                 .iter()
@@ -201,8 +201,8 @@ impl ActiveView {
         let view = ActiveView {
             inner: Arc::new(inner),
         };
-        if view.inner.carry.is_some() {
-            tokio::spawn(carry::carry_over(Arc::downgrade(&view.inner)));
+        if view.inner.write_back.is_some() {
+            tokio::spawn(write_back::run(Arc::downgrade(&view.inner)));
         }
         Ok(view)
     }
@@ -242,20 +242,20 @@ impl ActiveView {
         self.inner.epoch
     }
 
-    /// Blocks of the overlay that are not carried over yet; 0 for a view that inherited none.
+    /// Blocks of the overlay that are not written back yet; 0 for a view that inherited none.
     pub fn inherited_left(&self) -> usize {
         self.inner
-            .carry
+            .write_back
             .as_ref()
-            .map_or(0, |carry| carry.blocks.len())
+            .map_or(0, |write_back| write_back.blocks.len())
     }
 
-    /// Begins to carry over what was inherited, behind the database's own writes and evenly, so that it is
+    /// Begins to write back what was inherited, behind the database's own writes and evenly, so that it is
     /// done after about `within`. Left to the caller so that a promotion has the storage for itself; some
     /// seconds begin it as well, and a seal waits for the end and hurries it.
-    pub fn carry_inherited(&self, within: Duration) {
-        if let Some(carry) = &self.inner.carry {
-            carry.begin(within);
+    pub fn write_back_inherited(&self, within: Duration) {
+        if let Some(write_back) = &self.inner.write_back {
+            write_back.begin(within);
         }
     }
 

@@ -96,9 +96,9 @@ impl Inner {
 
     /// A block that needs no storage: inherited, or cached (`Some(None)`: it reads as zeros).
     fn block_at_hand(&self, inode: &Inode, key: BlockKey) -> Result<Option<Option<Bytes>>> {
-        if let Some(carry) = &self.carry {
-            let _open = carry.gate.read();
-            if let Some(data) = carry.blocks.get(key)? {
+        if let Some(write_back) = &self.write_back {
+            let _open = write_back.gate.read();
+            if let Some(data) = write_back.blocks.get(key)? {
                 return Ok(Some(Some(data)));
             }
         }

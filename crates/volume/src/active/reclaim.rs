@@ -92,7 +92,7 @@ impl Inner {
                 images: pins.images,
             })
             .await?;
-        self.remove_graves(pins.journal).await?;
+        self.reclaim_removed(pins.journal).await?;
         let (block, _) = pins.replay.block(self.block_size);
         self.storage
             .remove_blocks_before(JOURNAL, BlockIndex(block))
@@ -114,13 +114,13 @@ impl Inner {
     }
 
     /// Blocks of files that are in no namespace anybody reads.
-    async fn remove_graves(&self, oldest_read: JournalPos) -> Result<()> {
+    async fn reclaim_removed(&self, oldest_read: JournalPos) -> Result<()> {
         let ids: Vec<FileId> = {
             let core = self.core.lock();
             let gone = |id: &FileId| core.buried.get(id).is_some_and(|at| *at < oldest_read);
             let absent = |id: &FileId| core.namespace.get(*id).is_none();
-            let graves = core.namespace.graves();
-            graves.filter(gone).filter(absent).collect()
+            let removed = core.namespace.removed();
+            removed.filter(gone).filter(absent).collect()
         };
         for ids in ids.chunks(BATCH_FILES) {
             self.storage.remove_files(ids).await?;

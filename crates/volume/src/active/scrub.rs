@@ -105,7 +105,7 @@ impl Known {
         let mut others = HashSet::from([ROOT, JOURNAL]);
         others.extend(sealed);
         for namespace in &namespaces {
-            others.extend(namespace.graves());
+            others.extend(namespace.removed());
             others.extend(namespace.all_retained().map(|(_, _, id)| id));
         }
         Known {

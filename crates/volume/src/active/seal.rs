@@ -37,7 +37,7 @@ pub struct CutImage {
 impl ActiveView {
     /// Ends the open generation at one point of the order that block writes, sizes and names
     /// share, after every request received before the call, and after everything inherited was
-    /// carried over (N10).
+    /// written back (N10).
     pub async fn cut(&self) -> Result<CutImage> {
         let inner = &self.inner;
         inner.carried_over().await?;
@@ -157,7 +157,7 @@ impl Inner {
         Ok(Some(list))
     }
 
-    /// Takes the new seals over; files that only the gone ones named go to the graves.
+    /// Takes the new seals over; files that only the gone ones named go to the removed files.
     fn replace_seals(&self, seals: Vec<Seal>, gone: &[Seal]) -> Result<()> {
         let mut core = self.core.lock();
         let mut ids: Vec<FileId> = gone.iter().flat_map(Seal::files).collect();

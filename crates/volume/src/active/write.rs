@@ -295,8 +295,8 @@ impl Inner {
     }
 
     fn discard_inherited(&self, core: &mut Core, key: BlockKey) {
-        if let Some(carry) = &self.carry {
-            carry.blocks.discard(key);
+        if let Some(write_back) = &self.write_back {
+            write_back.blocks.discard(key);
         }
         if let Some(base) = &self.inherited_base {
             base.forget(key);
@@ -369,8 +369,8 @@ impl Inner {
         };
         let class = core.namespace.file(file)?.class;
         let generation = core.generation(class);
-        if let (Op::Truncate { cut, .. }, Some(carry)) = (&op, &self.carry) {
-            carry.blocks.discard_from(file, cut.first_block);
+        if let (Op::Truncate { cut, .. }, Some(write_back)) = (&op, &self.write_back) {
+            write_back.blocks.discard_from(file, cut.first_block);
             self.note_cut(&mut core, file, cut.first_block, inode.size);
         }
         if let Some((key, data)) = boundary {

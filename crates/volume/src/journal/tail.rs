@@ -64,7 +64,7 @@ impl JournalTail {
         if to <= self.place.at {
             return Ok(());
         }
-        let read = Stretch::read(Arc::clone(&self.storage), self.place.at..to);
+        let read = JournalPart::read(Arc::clone(&self.storage), self.place.at..to);
         self.apply(&read.await?)
     }
 
@@ -72,7 +72,7 @@ impl JournalTail {
     ///
     /// # Errors
     /// As [`advance`](Self::advance).
-    pub fn apply(&mut self, read: &Stretch) -> Result<()> {
+    pub fn apply(&mut self, read: &JournalPart) -> Result<()> {
         let Range { start, end: to } = read.range;
         if start != self.place.at {
             return Err(short(self.place.at, to));
@@ -92,17 +92,17 @@ impl JournalTail {
 }
 
 /// A part of the journal that was read and is not applied: the next one may be read meanwhile.
-pub struct Stretch {
+pub struct JournalPart {
     range: Range<JournalPos>,
     bytes: Vec<u8>,
 }
 
-impl Stretch {
+impl JournalPart {
     /// Reads `range`, which is not empty and of which all is durable.
     ///
     /// # Errors
     /// `Damaged` if a part of it is not there.
-    pub async fn read(storage: Arc<dyn Storage>, range: Range<JournalPos>) -> Result<Stretch> {
+    pub async fn read(storage: Arc<dyn Storage>, range: Range<JournalPos>) -> Result<JournalPart> {
         let Range { start, end } = range;
         let block_size = u64::from(storage.settings().block_size_bytes);
         let blocks = start.0 / block_size..end.0.div_ceil(block_size);
@@ -114,7 +114,7 @@ impl Stretch {
         }
         bytes.truncate((end.0 - first_byte) as usize);
         bytes.drain(..(start.0 - first_byte) as usize);
-        Ok(Stretch { range, bytes })
+        Ok(JournalPart { range, bytes })
     }
 }
 

@@ -48,12 +48,12 @@ impl Namespace {
             Op::Forget { id } => self.apply_forget(*id),
             Op::Reclaimed { ids } => {
                 ids.iter().for_each(|id| {
-                    self.graves.remove(id);
+                    self.removed.remove(id);
                 });
                 Ok(Vec::new())
             }
             Op::Bury { ids } => {
-                self.graves.extend(ids.iter().copied());
+                self.removed.extend(ids.iter().copied());
                 Ok(ids.clone())
             }
             Op::PutInode { id, inode } => {
@@ -150,7 +150,7 @@ impl Namespace {
             return Ok(());
         };
         self.need_no_name(*parent, name)?;
-        if self.inodes.contains_key(id) || self.graves.contains(id) {
+        if self.inodes.contains_key(id) || self.removed.contains(id) {
             return Err(Error::Damaged(format!(
                 "journal makes the inode {id} a second time"
             )));
@@ -285,7 +285,7 @@ impl Namespace {
         let mut buried: Vec<FileId> = retained.values().copied().collect();
         for id in &buried {
             self.inodes.remove(id);
-            self.graves.insert(*id);
+            self.removed.insert(*id);
         }
         self.change(parent, |inode| inode.nlink = inode.nlink.saturating_sub(1));
         buried.extend(self.bury(id));
@@ -428,7 +428,7 @@ impl Namespace {
         self.inodes.remove(&id);
         self.directories.remove(&id);
         self.orphans.remove(&id);
-        self.graves.insert(id);
+        self.removed.insert(id);
         vec![id]
     }
 
@@ -443,7 +443,7 @@ impl Namespace {
             self.orphans.remove(&id);
         }
         // A takeover may bring a file back that the dead active had removed.
-        self.graves.remove(&id);
+        self.removed.remove(&id);
         self.inodes.insert(id, Arc::new(inode));
     }
 

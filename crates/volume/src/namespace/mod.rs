@@ -7,7 +7,7 @@
 //!
 //! Invariants: every name leads to an inode; every directory has a list of names; an inode without
 //! names is an orphan (open somewhere) or a retained log segment until [`op::Op::Forget`]; ids that left
-//! the namespace stay in `graves` until their blocks were given back, so that a crash leaks none.
+//! the namespace stay in `removed` until their blocks were given back, so that a crash leaks none.
 
 mod apply;
 mod inode;
@@ -41,7 +41,7 @@ pub struct Namespace {
     pub(crate) directories: OrdMap<FileId, Directory>,
     pub(crate) retained: OrdMap<FileId, Directory>,
     pub(crate) orphans: OrdSet<FileId>,
-    pub(crate) graves: OrdSet<FileId>,
+    pub(crate) removed: OrdSet<FileId>,
 }
 
 /// What changed between two namespaces for one key.
@@ -68,7 +68,7 @@ impl Namespace {
             directories: OrdMap::new(),
             retained: OrdMap::new(),
             orphans: OrdSet::new(),
-            graves: OrdSet::new(),
+            removed: OrdSet::new(),
         }
     }
 
@@ -210,8 +210,8 @@ impl Namespace {
     }
 
     /// Ids that left the namespace and whose blocks were not given back yet.
-    pub fn graves(&self) -> impl Iterator<Item = FileId> {
-        self.graves.iter().copied()
+    pub fn removed(&self) -> impl Iterator<Item = FileId> {
+        self.removed.iter().copied()
     }
 
     /// How many inodes there are.

@@ -10,9 +10,9 @@
 //!
 //! Invariant: everything known holds for each image from the one since which it is known up to
 //! `as_of`, the last base that was followed to: no image in between has another version of the block.
-//! All bases of a view go on from each other, so this is a stretch of one line; a base outside of the
-//! stretch is not answered. A move takes two steps: nothing is learned from then on, the lists are
-//! applied; then the stretch is longer. What a read learns that began before, it learns in vain. Where a
+//! All bases of a view go on from each other, so this is a span of one line; a base outside of the
+//! span is not answered. A move takes two steps: nothing is learned from then on, the lists are
+//! applied; then the span is longer. What a read learns that began before, it learns in vain. Where a
 //! list of the way is missing, everything is forgotten (N3).
 
 use std::sync::Arc;
@@ -94,7 +94,7 @@ fn count(counter: &AtomicU64) {
 
 /// Up to where everything known holds.
 #[derive(Debug, Clone, Copy)]
-struct Stretch {
+struct Span {
     as_of: Generation,
     /// Where it began; blocks are cached under it, so that what was cached before a gap is not found.
     from: Generation,
@@ -104,7 +104,7 @@ struct Stretch {
     still: bool,
 }
 
-impl Stretch {
+impl Span {
     /// Whether a base within it has the block as it was cached.
     fn holds(self, base: &Base, cached: &Cached) -> bool {
         let image = base.seal.generation;
@@ -114,7 +114,7 @@ impl Stretch {
 
 /// See the module.
 pub(crate) struct Known {
-    stretch: RwLock<Stretch>,
+    span: RwLock<Span>,
     versions: Cache<BlockKey, Expected>,
     cache: Arc<BlockCache>,
     counters: Counters,
@@ -134,14 +134,14 @@ impl Known {
     }
 
     fn of_at_most(blocks: usize, base: Generation, cache: Arc<BlockCache>) -> Known {
-        let stretch = Stretch {
+        let span = Span {
             as_of: base,
             from: base,
             moves: 0,
             still: false,
         };
         Known {
-            stretch: RwLock::new(stretch),
+            span: RwLock::new(span),
             versions: Cache::new(blocks),
             cache,
             counters: Counters::default(),
@@ -150,7 +150,7 @@ impl Known {
 
     /// The last base that was followed to.
     pub fn as_of(&self) -> Generation {
-        self.stretch.read().as_of
+        self.span.read().as_of
     }
 
     /// A block of a base from the cache, counted as read.
@@ -162,21 +162,21 @@ impl Known {
 
     /// A block of a base that is cached.
     pub fn find(&self, base: &Base, key: BlockKey) -> Option<Cached> {
-        let stretch = *self.stretch.read();
-        let cached = self.cache.get(key, stretch.from)?;
-        stretch.holds(base, &cached).then_some(cached)
+        let span = *self.span.read();
+        let cached = self.cache.get(key, span.from)?;
+        span.holds(base, &cached).then_some(cached)
     }
 
     /// Whether a block of a base is cached. To ask is not to use it.
     pub fn has(&self, base: &Base, key: BlockKey) -> bool {
-        let stretch = *self.stretch.read();
-        let cached = self.cache.peek(key, stretch.from);
-        cached.is_some_and(|cached| stretch.holds(base, &cached))
+        let span = *self.span.read();
+        let cached = self.cache.peek(key, span.from);
+        cached.is_some_and(|cached| span.holds(base, &cached))
     }
 
     /// Gives the place of a block up to others: nobody will read it here again.
     pub fn give_up(&self, key: BlockKey) {
-        let from = self.stretch.read().from;
+        let from = self.span.read().from;
         self.cache.give_up(key, from);
     }
 
@@ -207,23 +207,23 @@ impl Known {
     /// Takes note of the moment before a read of a base, for [`learn`](Self::learn). `None` if nothing
     /// can be learned from it.
     pub fn ticket(&self, base: &Base, key: BlockKey) -> Option<Ticket> {
-        let stretch = self.stretch.read();
-        let current = stretch.as_of == base.seal.generation && !stretch.still;
+        let span = self.span.read();
+        let current = span.as_of == base.seal.generation && !span.still;
         current.then(|| Ticket {
-            moves: stretch.moves,
+            moves: span.moves,
             block: self.cache.ticket(key),
         })
     }
 
     /// Keeps what was read, unless the base moved since the ticket.
     pub fn learn(&self, ticket: Ticket, key: BlockKey, found: Option<&Cached>) {
-        let stretch = self.stretch.read();
-        if stretch.moves != ticket.moves {
+        let span = self.span.read();
+        if span.moves != ticket.moves {
             return;
         }
         self.versions.insert(key, Expected::found(found));
         if let Some(block) = found {
-            let from = stretch.from;
+            let from = span.from;
             self.cache.fill(key, from, ticket.block, block.clone());
         }
     }
@@ -235,8 +235,8 @@ impl Known {
         let all = newest_first.flat_map(|list| list.iter().map(|(k, v)| (list.to, k, v)));
         let mut all = all.peekable();
         while all.peek().is_some() {
-            let stretch = self.stretch.read();
-            if stretch.as_of != base.seal.generation || stretch.still {
+            let span = self.span.read();
+            if span.as_of != base.seal.generation || span.still {
                 break;
             }
             for (since, key, version) in all.by_ref().take(SEED_BLOCKS) {
@@ -268,23 +268,23 @@ impl Known {
 
     /// Nothing is learned from now on. Returns under what blocks are cached.
     fn begin_move(&self, complete: bool) -> Generation {
-        let mut stretch = self.stretch.write();
-        stretch.still = true;
-        stretch.moves += 1;
+        let mut span = self.span.write();
+        span.still = true;
+        span.moves += 1;
         if !complete {
             // It holds for older bases still, which is not worth the memory.
             self.versions.clear();
         }
-        stretch.from
+        span.from
     }
 
     /// What is known holds up to `to`.
     fn end_move(&self, to: Generation, complete: bool) {
-        let mut stretch = self.stretch.write();
-        stretch.as_of = to;
-        stretch.still = false;
+        let mut span = self.span.write();
+        span.as_of = to;
+        span.still = false;
         if !complete {
-            stretch.from = to;
+            span.from = to;
         }
         count(match complete {
             true => &self.counters.moves_listed,
@@ -294,7 +294,7 @@ impl Known {
 
     /// Takes blocks out of the cache: what is kept of them may be older than what the overlay had since.
     pub fn uncache(&self, keys: impl Iterator<Item = BlockKey>) {
-        let from = self.stretch.read().from;
+        let from = self.span.read().from;
         for key in keys {
             self.cache.remove(key, from);
         }
@@ -303,8 +303,8 @@ impl Known {
     /// Keeps what the overlay had of a block that the base has as well: from this base on as good as the
     /// base's own bytes.
     pub fn carry(&self, base: &Base, key: BlockKey, data: Bytes) {
-        let stretch = self.stretch.read();
-        if stretch.as_of != base.seal.generation || stretch.still {
+        let span = self.span.read();
+        if span.as_of != base.seal.generation || span.still {
             return;
         }
         let expected = self.versions.peek(&key).filter(|known| !known.is_absent());
@@ -315,21 +315,21 @@ impl Known {
                 generation: base.seal.generation,
                 data,
             };
-            self.cache.write(key, stretch.from, block);
+            self.cache.write(key, span.from, block);
         }
     }
 
     /// Nothing is learned any more, not by reads that began before either: somebody else writes from now on,
     /// and [forgets](Self::forget) what is written.
     pub fn close(&self) {
-        let mut stretch = self.stretch.write();
-        stretch.still = true;
-        stretch.moves += 1;
+        let mut span = self.span.write();
+        span.still = true;
+        span.moves += 1;
     }
 
     /// Forgets a block.
     pub fn forget(&self, key: BlockKey) {
-        let from = self.stretch.read().from;
+        let from = self.span.read().from;
         self.versions.remove(&key);
         self.cache.remove(key, from);
     }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   freeze ─> publish pg_control ─> one journal record: names and sizes of the view ─> durable
-//!     ─> the active view opens on it, with the overlay's blocks to carry over ─> everybody goes on there
+//!     ─> the active view opens on it, with the overlay's blocks to write back ─> everybody goes on there
 //! ```
 //!
 //! A crash anywhere in between is harmless: the next standby attaches at the last seal and looks at
 //! nothing else. Where a step fails the view goes on as a standby's. The time it takes follows the
-//! number of changes since the base, not the size of the database; blocks are carried over later.
+//! number of changes since the base, not the size of the database; blocks are written back later.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ impl StandbyView {
             "the standby's names become the volume's"
         );
         latest.apply(ops)?;
-        // What the dead active had removed and the view still has is no grave.
+        // What the dead active had removed and the view still has is not removed.
         let namespace = &latest.namespace;
         latest.buried.retain(|(id, _)| namespace.get(*id).is_none());
         Ok((files, contents))

@@ -1,5 +1,5 @@
 //! What the new active gets of the standby's blocks: the overlay's, under their files' shared ids, until
-//! they are carried over, and what was known of the base.
+//! they are written back, and what was known of the base.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -412,9 +412,9 @@ impl Planner<'_> {
 
     /// Files that the dead active had removed and that the view still has: their blocks stay.
     fn returned(&self, ops: &[Op]) -> Option<Op> {
-        let graves: BTreeSet<FileId> = self.switch.latest.graves().collect();
+        let removed: BTreeSet<FileId> = self.switch.latest.removed().collect();
         let puts = ops.iter().filter_map(|op| match op {
-            Op::PutInode { id, .. } if graves.contains(id) => Some(*id),
+            Op::PutInode { id, .. } if removed.contains(id) => Some(*id),
             _ => None,
         });
         let ids: Vec<FileId> = puts.collect();

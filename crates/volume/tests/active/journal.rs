@@ -191,7 +191,7 @@ async fn a_file_brought_back_keeps_its_blocks() {
     let mut latest = Latest::recover(storage.clone(), Timestamp(0))
         .await
         .unwrap();
-    assert!(latest.namespace().graves().any(|id| id == file));
+    assert!(latest.namespace().removed().any(|id| id == file));
     let put = Op::PutInode { id: file, inode };
     let name = Op::PutName {
         parent: ROOT,

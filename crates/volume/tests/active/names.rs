@@ -94,7 +94,7 @@ async fn orphans_of_a_dead_epoch_are_forgotten_when_the_next_one_opens() {
     assert_eq!(life.view.namespace().orphans().count(), 1);
     let next = volume.open().await;
     assert_eq!(next.view.namespace().orphans().count(), 0);
-    assert_eq!(next.view.namespace().graves().count(), 1);
+    assert_eq!(next.view.namespace().removed().count(), 1);
 }
 
 #[tokio::test]

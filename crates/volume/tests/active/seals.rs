@@ -123,7 +123,7 @@ async fn removed_files_and_old_journal_are_given_back_after_two_seals() {
     life.seal(0).await;
     life.view.reclaim().await.unwrap();
     assert_eq!(
-        life.view.namespace().graves().count(),
+        life.view.namespace().removed().count(),
         20,
         "the first seal still shows them"
     );
@@ -131,7 +131,7 @@ async fn removed_files_and_old_journal_are_given_back_after_two_seals() {
     life.seal(0).await;
     life.seal(0).await;
     life.view.reclaim().await.unwrap();
-    assert_eq!(life.view.namespace().graves().count(), 0);
+    assert_eq!(life.view.namespace().removed().count(), 0);
     assert!(
         volume.cluster.stored_versions() < 40,
         "{}",
@@ -154,14 +154,14 @@ async fn graves_of_a_dead_epoch_are_given_back_by_its_successor() {
     next.seal(0).await;
     next.view.reclaim().await.unwrap();
     assert_eq!(
-        next.view.namespace().graves().count(),
+        next.view.namespace().removed().count(),
         1,
         "the older kept seal has it"
     );
     next.seal(0).await;
     next.seal(0).await;
     next.view.reclaim().await.unwrap();
-    assert_eq!(next.view.namespace().graves().count(), 0);
+    assert_eq!(next.view.namespace().removed().count(), 0);
     assert!(volume.cluster.stored_versions() < 40);
 }
 
@@ -228,7 +228,7 @@ async fn a_long_journal_gets_a_new_snapshot_and_the_image_stays_right() {
     let mut expected = life.view.namespace();
     expected
         .apply(&Op::Reclaimed {
-            ids: expected.graves().collect(),
+            ids: expected.removed().collect(),
         })
         .unwrap();
     assert_eq!(base.namespace, expected);

@@ -20,7 +20,7 @@ use crate::server::{Cluster, Options};
 const TOO_OLD: Duration = Duration::from_secs(7);
 /// A paused client's request is given up after this; the coordinator goes on later, but in time.
 const GIVEN_UP: Duration = Duration::from_millis(500);
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 const AGREEMENT_PATIENCE: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,7 +146,7 @@ impl Real {
         place: Place,
         cell: &Cell,
         level: Consistency,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> bool {
         let (p, r) = (place.partition as i64, place.row as i64);
         let kind = if cell.is_live() {
@@ -155,8 +155,8 @@ impl Real {
             Kind::Delete
         };
         let mut statement = self.statement(kind, table, 0, level);
-        if patience.is_some() {
-            statement.set_request_timeout(patience);
+        if timeout.is_some() {
+            statement.set_request_timeout(timeout);
         }
         let result = self.runtime.block_on(async {
             match &cell.value {
@@ -176,7 +176,7 @@ impl Real {
     fn read(&self, via: usize, table: Table, place: Place, level: Consistency) -> Option<Cell> {
         let statement = self.statement(Kind::Select, table, via, level);
         let values = (place.partition as i64, place.row as i64);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             // A node that was just away may need a moment.
             let result = self
@@ -200,7 +200,7 @@ impl Real {
 
 impl Stage for Real {
     fn write_all(&mut self, table: Table, place: Place, cell: Cell) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.write(table, place, &cell, Consistency::All, None) {
             assert!(Instant::now() < deadline, "nobody takes {cell:?}");
             std::thread::sleep(Duration::from_millis(300));
@@ -274,7 +274,7 @@ impl Stage for Real {
     }
 
     fn settle(&mut self, done: &mut dyn FnMut(&mut Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !done(self) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(500));
         }

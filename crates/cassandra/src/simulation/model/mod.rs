@@ -165,7 +165,7 @@ impl Cluster {
         self.coordinations.get_mut(&id).map_or(Vec::new(), step)
     }
 
-    /// The coordinator's patience is over: the client is told, and what a replica has not acknowledged is
+    /// The coordinator's timeout is over: the client is told, and what a replica has not acknowledged is
     /// kept as a hint (also of a write that was acknowledged, and of one that failed).
     pub fn expire(&mut self, id: RequestId) -> Vec<Sent> {
         let Some(coordination) = self.coordinations.remove(&id) else {

@@ -82,7 +82,7 @@ impl Look {
 #[derive(Debug)]
 pub(super) struct Claim {
     owner: String,
-    patience: Time,
+    timeout: Time,
     step: Step,
 }
 
@@ -106,7 +106,7 @@ impl Claim {
         let spread = u64::from(crc32c::crc32c(owner.as_bytes())) % UNDECIDED_SPREAD_MILLIS;
         Claim {
             owner,
-            patience: UNDECIDED_MIN + Time::from_millis(spread),
+            timeout: UNDECIDED_MIN + Time::from_millis(spread),
             step: Step::Looking(Look::new(quorums)),
         }
     }
@@ -137,7 +137,7 @@ impl Claim {
                 if let Some(winner) = winner.filter(|w| w.owner != self.owner) {
                     return Err(lost_to(&winner));
                 }
-                if !open || s.now >= *since + self.patience {
+                if !open || s.now >= *since + self.timeout {
                     let highest = look.highest().epoch;
                     return self.propose(id, highest, s);
                 }
@@ -210,7 +210,7 @@ impl Claim {
         }
         // Where some refuse and the rest is away, nobody may ever win this epoch.
         let too_many_refuse = count(false) > s.quorums.replicas - s.quorums.epoch();
-        let undecided = count(false) > 0 && s.now >= *since + self.patience;
+        let undecided = count(false) > 0 && s.now >= *since + self.timeout;
         if too_many_refuse || undecided {
             s.links.forget_asked(id);
             self.step = Step::LookingWho {

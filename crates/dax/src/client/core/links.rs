@@ -7,12 +7,12 @@
 //!     └──── connection lost ───┘      └─ refused: full ──▶ rests, then the queue again
 //! ```
 //!
-//! Its parts: [`writes`], [`spares`] who are sent theirs later, and what is [`missed`].
+//! Its parts: [`writes`], [`lazy`] who are sent theirs later, and what is [`missed`].
 //!
 //! Invariant: what was in flight when a connection broke is sent again first.
 
+mod lazy;
 mod missed;
-mod spares;
 mod writes;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -102,7 +102,7 @@ pub(crate) struct Links {
     linger_bytes: u64,
     trail_bytes: u64,
     /// Who is sent its writes with the next tick.
-    spares: ReplicaSet,
+    lazy: ReplicaSet,
 }
 
 impl Links {
@@ -119,7 +119,7 @@ impl Links {
             window_bytes: WINDOW_BYTES,
             linger_bytes: writes::LINGER_BYTES,
             trail_bytes: writes::TRAIL_BYTES,
-            spares: ReplicaSet::default(),
+            lazy: ReplicaSet::default(),
         }
     }
 

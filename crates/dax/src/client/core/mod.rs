@@ -127,10 +127,10 @@ impl Core {
     /// Whether some replica's writes wait for a tick.
     #[cfg(test)]
     pub fn has_spares(&self) -> bool {
-        !self.shared.links.spares().is_empty()
+        !self.shared.links.lazy().is_empty()
     }
 
-    /// Sends what waits for a tick, except to spares.
+    /// Sends what waits for a tick, except to lazy replicas.
     #[cfg(test)]
     pub fn send_lingering(&mut self) {
         self.shared.send_lingering();

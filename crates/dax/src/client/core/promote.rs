@@ -41,7 +41,7 @@ enum Step {
         round: Round<Option<StoredBlock>>,
         corrupt: ReplicaSet,
         /// When to go on with a quorum alone.
-        patience: Option<Time>,
+        timeout: Option<Time>,
     },
     /// The choice, or an own write, is on its way to k replicas.
     Writing(Block),
@@ -111,7 +111,7 @@ impl Promote {
         self.step = Step::Asking {
             round,
             corrupt: ReplicaSet::default(),
-            patience: None,
+            timeout: None,
         };
         None
     }
@@ -182,7 +182,7 @@ impl Promote {
         let Step::Asking {
             round,
             corrupt,
-            patience,
+            timeout,
         } = &mut self.step
         else {
             return None;
@@ -206,9 +206,9 @@ impl Promote {
         let agree = round.replies.iter().all(|(_, b)| version(b) == first);
         let complete = answers == s.quorums.replicas;
         if agree && !complete && first != Version::ZERO && !round.waiting().is_empty() {
-            // The others may agree, too, which saves the write: a little patience.
+            // The others may agree, too, which saves the write: a moment to answer.
             let until =
-                *patience.get_or_insert_with(|| s.now + s.links.hedge_delay(round.waiting()));
+                *timeout.get_or_insert_with(|| s.now + s.links.hedge_delay(round.waiting()));
             if s.now < until {
                 return None;
             }

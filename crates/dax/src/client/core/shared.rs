@@ -226,21 +226,21 @@ impl Shared {
     /// Whoever trailed is needed at once.
     pub fn replica_down(&mut self, replica: ReplicaId, why: String) {
         self.links.disconnected(replica, why);
-        self.links.dismiss_spares();
+        self.links.dismiss_lazy();
         self.pump_all();
     }
 
     /// A tick: what has waited for it is sent.
     pub fn send_what_waited(&mut self) {
-        self.links.choose_spares(self.quorums.sync, self.now);
+        self.links.choose_lazy(self.quorums.sync, self.now);
         self.send_all_queued(ReplicaSet::first(self.quorums.replicas));
     }
 
-    /// A tick for all but the spares, who stay what they are.
+    /// A tick for all but the lazy replicas, who stay what they are.
     #[cfg(test)]
     pub fn send_lingering(&mut self) {
         let all = ReplicaSet::first(self.quorums.replicas);
-        self.send_all_queued(all.without(self.links.spares()));
+        self.send_all_queued(all.without(self.links.lazy()));
     }
 
     fn send_all_queued(&mut self, replicas: ReplicaSet) {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mount::visitor;
+use mount::child_io;
 use parking_lot::Mutex;
 use pgdata::settings::{with_parameters, with_suitable};
 use tokio::sync::watch;
@@ -98,12 +98,12 @@ async fn edit(
 /// Changes the file in `directory`, which is this process's own mount, durably. Whether it did.
 fn write(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Result<bool> {
     let place = directory.join(FILE);
-    let before = String::from_utf8(visitor::read(&place)?).map_err(io::Error::other)?;
+    let before = String::from_utf8(child_io::read(&place)?).map_err(io::Error::other)?;
     let text = change(&before);
     if text == before {
         return Ok(false);
     }
-    visitor::replace(&place, &directory.join(PARTIAL), text.as_bytes())?;
+    child_io::replace(&place, &directory.join(PARTIAL), text.as_bytes())?;
     Ok(true)
 }
 

@@ -6,7 +6,7 @@
 //! when they come back. But where takeovers follow one another faster than checkpoints, the log since
 //! the newest one would grow without bound: then the checkpoint is hurried, once.
 //!
-//! What the active inherited as a standby must be carried over before the seal that follows the checkpoint, and
+//! What the active inherited as a standby must be written back before the seal that follows the checkpoint, and
 //! is spread over the same time.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const MUCH_BYTES: u64 = 16 << 20;
 /// Spreading it further makes no difference to clients.
 const CARRY_WITHIN_MAX: Duration = Duration::from_secs(60);
 
-/// Has what was inherited carried over meanwhile, and hurries it if that is worth it.
+/// Has what was inherited written back meanwhile, and hurries it if that is worth it.
 pub(super) async fn run(postgres: StartOptions, view: Arc<ActiveView>) {
     if let Err(error) = attend(&postgres, &view).await {
         tracing::info!(%error, "the first checkpoint is not hurried: who attaches now has more to redo");
@@ -31,7 +31,7 @@ pub(super) async fn run(postgres: StartOptions, view: Arc<ActiveView>) {
 
 async fn attend(postgres: &StartOptions, view: &ActiveView) -> Result<()> {
     let session = Session::open(&postgres.run, postgres.port, &postgres.superuser).await?;
-    view.carry_inherited(carry_within(session.checkpoint_spread().await?));
+    view.write_back_inherited(write_back_within(session.checkpoint_spread().await?));
     let log_bytes = session.log_since_checkpoint_bytes().await?;
     let promotions = session.promotions_since_checkpoint().await?;
     if is_worth_it(promotions, log_bytes) {
@@ -42,7 +42,7 @@ async fn attend(postgres: &StartOptions, view: &ActiveView) -> Result<()> {
 }
 
 /// Done before a checkpoint that is spread like that.
-fn carry_within(checkpoint_spread: Duration) -> Duration {
+fn write_back_within(checkpoint_spread: Duration) -> Duration {
     (checkpoint_spread * 4 / 5).min(CARRY_WITHIN_MAX)
 }
 

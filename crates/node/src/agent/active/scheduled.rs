@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Later than this is too late.
 const LATE_AFTER: Duration = Duration::from_secs(300);
 /// How long other editors may keep it waiting.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What to do about a schedule.
 #[derive(Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ async fn take(
     me: &NodeName,
     schedule: &ScheduledSwitchover,
 ) -> Result<Control, EditError> {
-    edit_control(storage, me.as_str(), None, PATIENCE, |control| {
+    edit_control(storage, me.as_str(), None, TIMEOUT, |control| {
         if control.scheduled_switchover.as_ref() != Some(schedule) {
             return Err(EditError::Refused("it was changed meanwhile".to_owned()));
         }

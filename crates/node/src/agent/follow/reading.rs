@@ -1,4 +1,4 @@
-//! Log and journal on their way to this standby, several stretches at once: what the active announces is asked
+//! Log and journal on their way to this standby, several parts at once: what the active announces is asked
 //! for while what it announced before is still under way, because from far away each takes a round trip.
 //!
 //! ```text
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use dax::storage::Storage;
 use tokio::task::JoinHandle;
-use volume::journal::tail::Stretch;
+use volume::journal::tail::JournalPart;
 
 use crate::agent::error::Result;
 use crate::agent::log::SharedLog;
@@ -25,17 +25,17 @@ use crate::agent::standby::{Known, Standby};
 const AT_ONCE: usize = 16;
 /// Log that is read before it is shown, in all: a standby that is far behind reads as redo goes on.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
-/// The same of one stretch: names do not wait for more.
+/// The same of one part: names do not wait for more.
 const STRETCH_BYTES_MAX: u64 = 256 << 10;
 
 /// What was announced, and what of the journal has to be applied before it may be shown.
-pub(super) type Arrived = (Known, Result<Option<Stretch>>);
+pub(super) type Arrived = (Known, Result<Option<JournalPart>>);
 
 /// See the module.
 pub(super) struct Reading {
     storage: Arc<dyn Storage>,
     log: Arc<SharedLog>,
-    under_way: VecDeque<(Known, JoinHandle<Result<Option<Stretch>>>)>,
+    under_way: VecDeque<(Known, JoinHandle<Result<Option<JournalPart>>>)>,
     asked: Known,
 }
 
@@ -73,17 +73,17 @@ impl Reading {
             let read_journal = async {
                 match journal.is_empty() {
                     true => Ok(None),
-                    false => Stretch::read(storage, journal).await.map(Some),
+                    false => JournalPart::read(storage, journal).await.map(Some),
                 }
             };
-            let ((), stretch) = tokio::join!(read_log, read_journal);
-            Ok(stretch?)
+            let ((), part) = tokio::join!(read_log, read_journal);
+            Ok(part?)
         });
         self.under_way.push_back((to, read));
         self.asked = to;
     }
 
-    /// Waits for the oldest stretch; for ever if there is none.
+    /// Waits for the oldest part; for ever if there is none.
     pub(super) async fn next(&mut self) -> Arrived {
         let Some((to, read)) = self.under_way.front_mut() else {
             return std::future::pending().await;

@@ -24,8 +24,8 @@ impl Follower<'_> {
 
     /// What was announced is at hand.
     pub(super) async fn arrived(&mut self, (at_hand, read): Arrived) -> Result<()> {
-        if let Some(stretch) = read? {
-            self.standby.tail.apply(&stretch)?;
+        if let Some(part) = read? {
+            self.standby.tail.apply(&part)?;
         }
         self.at_hand = at_hand;
         self.reading.ask(self.known);

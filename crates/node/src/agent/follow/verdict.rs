@@ -17,7 +17,7 @@ impl Follower<'_> {
         let due = [
             self.detector.wake_at(),
             self.mover.wake_at(),
-            self.context.pilot.look(Machine::wake_at),
+            self.context.driver.look(Machine::wake_at),
         ];
         let due = due.into_iter().flatten().map(|at| at.saturating_sub(now));
         due.fold(self.detector.poll(), Duration::min)
@@ -26,7 +26,7 @@ impl Follower<'_> {
     /// While a better standby is given its head start, its success should be noticed soon.
     pub(super) fn poll_every(&self) -> Duration {
         let poll = self.detector.poll();
-        match self.context.pilot.look(Machine::awaits_turn) {
+        match self.context.driver.look(Machine::awaits_turn) {
             true => poll.min(POLL_WAITING),
             false => poll,
         }
@@ -56,7 +56,7 @@ impl Follower<'_> {
                 self.reload_at(JournalPos(journal));
                 "reloading"
             }
-            _ => return self.context.pilot.order(order),
+            _ => return self.context.driver.order(order),
         };
         // Who asked may have gone; the order stands.
         let _ = order.answer.send(Ok(json!({ answer: true })));

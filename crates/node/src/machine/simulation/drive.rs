@@ -12,7 +12,7 @@ use super::zones::Request;
 use super::{Happening, Word, World};
 use crate::config::Preset;
 use crate::detector::{Beat, Detector, Hint, Verdict};
-use crate::machine::protection::Census;
+use crate::machine::protection::NodesSeen;
 use crate::machine::ranking::Ranking;
 use crate::machine::{Ask, Effect, Event, Failure, LastBeat, Phase, State};
 use crate::records::ActiveState;
@@ -382,11 +382,11 @@ impl World {
                 .is_fresh(&member.name, ms(TIMEOUT + LOOK), now);
             (member, alive)
         });
-        let census = Census {
+        let nodes_seen = NodesSeen {
             nodes: nodes.collect(),
             zone: node.tags.zone,
         };
-        self.tell(at, Event::Census(census))
+        self.tell(at, Event::NodesSeen(nodes_seen))
     }
 
     /// A word over the channel, or of an operator.

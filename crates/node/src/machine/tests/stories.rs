@@ -360,11 +360,11 @@ fn an_active_hands_over_to_a_living_standby_only() {
         assert_eq!(node.on(failover(to, force)), State::Serving);
     }
     let third = crate::records::test_member("third", Role::Standby, MemberState::Warm);
-    let census = Census {
+    let nodes_seen = NodesSeen {
         nodes: vec![(third, true)],
         zone: None,
     };
-    node.on(Event::Census(census));
+    node.on(Event::NodesSeen(nodes_seen));
     assert_eq!(node.on(failover(None, false)), State::HandingOver);
     assert_eq!(node.machine.successor(), Some(&name("third")));
     assert_eq!(node.on(Event::Cleared), State::Looking);

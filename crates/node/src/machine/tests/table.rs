@@ -51,7 +51,7 @@ fn events() -> Vec<Event> {
         Event::Asked(Ask::Enlist),
         Event::Asked(Ask::Restart),
         Event::Cleared,
-        Event::Census(Census::default()),
+        Event::NodesSeen(NodesSeen::default()),
         Event::Stop,
     ];
     for bit in [false, true] {

@@ -28,7 +28,7 @@ pub(super) async fn run(options: &Options, say: &impl Fn(&str)) -> anyhow::Resul
     say("busy: starting 2 nodes, filling the tables");
     let mut stage = Stage::set(options, "busy", &["north", "south"], |cluster, load| {
         cluster.network = Some(Network::default());
-        (load.patience, load.connect_within) = (ANSWER_WITHIN, ANSWER_WITHIN);
+        (load.timeout, load.connect_within) = (ANSWER_WITHIN, ANSWER_WITHIN);
     })
     .await?;
     let before = stage.last_takeover().await?;

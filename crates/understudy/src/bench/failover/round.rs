@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::fault::Fault;
 use super::report::Round;
-use super::stage::{PATIENCE, Stage};
+use super::stage::{Stage, TIMEOUT};
 use crate::demo::clock::Offset;
 use crate::demo::takeover::Takeover;
 
@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Plays it.
 pub(super) async fn play(stage: &mut Stage, fault: Fault) -> anyhow::Result<Round> {
     tokio::time::sleep(SETTLE).await;
-    let active = stage.cluster.wait_active(PATIENCE).await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
     let epoch = stage.last_takeover().await?.epoch;
     let at = fault.strike(stage, &active).await?;
     let struck = stage.clock.at(at);
@@ -53,7 +53,7 @@ fn unix(ms: u64) -> SystemTime {
 
 /// The record of the takeover that began a later epoch than `before`.
 async fn takeover(stage: &Stage, before: u32) -> anyhow::Result<Takeover> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let found = stage.last_takeover().await?;
         if found.epoch > before {
@@ -66,7 +66,7 @@ async fn takeover(stage: &Stage, before: u32) -> anyhow::Result<Takeover> {
 
 /// When a standby could take over from the active of that epoch, Unix milliseconds.
 async fn protected(stage: &Stage, epoch: u32) -> anyhow::Result<u64> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(since) = stage.cluster.protected_since(epoch).await? {
             return Ok(since);

@@ -19,7 +19,7 @@ use crate::demo::verify::Check;
 use crate::demo::{schema, verify};
 
 /// How long anything may take before that counts as a failure.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a node has to follow before it is looked again whom it should follow.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// A client that waits so long for an answer connects again.
@@ -60,14 +60,14 @@ impl Stage {
             scale: options.scale,
             seed: options.seed,
             retry: RETRY,
-            patience: ANSWER_WITHIN,
+            timeout: ANSWER_WITHIN,
             connect_within: CONNECT_WITHIN,
             ..load::Options::default()
         };
         change(&mut settings, &mut load);
         let mut cluster = Cluster::create(settings)?;
         cluster.start_first().await?;
-        let active = cluster.wait_active(PATIENCE).await?;
+        let active = cluster.wait_active(TIMEOUT).await?;
         let server = cluster.server(&active)?;
         schema::create(&options.bin, &server, options.scale).await?;
         // Standbys attach behind all of it, however large it is.
@@ -95,11 +95,11 @@ impl Stage {
 
     /// Waits until every node but the active follows and the active calls that protected.
     pub(super) async fn wait_protected(&mut self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = self.all_follow().await {
             ensure!(Instant::now() < deadline, "{error:#}");
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if self.cluster.protected_since(0).await?.is_some() {
                 return Ok(());
@@ -112,7 +112,7 @@ impl Stage {
     /// Whoever seems to serve may be an active of the past that has not noticed yet: then the one that does serve
     /// never follows it.
     async fn all_follow(&mut self) -> anyhow::Result<()> {
-        let active = self.cluster.wait_active(PATIENCE).await?;
+        let active = self.cluster.wait_active(TIMEOUT).await?;
         let names: Vec<String> = self.cluster.names().map(str::to_owned).collect();
         for name in names.iter().filter(|name| **name != active) {
             self.cluster.wait_follows(name, LOOK_AGAIN).await?;
@@ -123,7 +123,7 @@ impl Stage {
     /// Waits for a commit after `done` and returns the longest silence since `struck`. The first commit
     /// after a fault proves nothing: an active may go on for a moment.
     pub(super) async fn outage(&self, struck: Offset, done: Offset) -> anyhow::Result<Outage> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(outage) = longest_silence(&self.load.history(), struck, done) {
                 return Ok(outage);
@@ -157,7 +157,7 @@ impl Stage {
             ..
         } = self;
         let history = load.stop().await;
-        let active = cluster.wait_active(PATIENCE).await?;
+        let active = cluster.wait_active(TIMEOUT).await?;
         let server = cluster.server(&active)?;
         let (_, mut checks) = verify::database(&server, &history).await?;
         checks.push(verify::amcheck(&cluster.options().bin, &server).await?);

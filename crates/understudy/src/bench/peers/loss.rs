@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::probe::{self, Probe};
 use super::system::{DATABASE_CORE, OTHER_CORE, System};
-use super::{Options, PATIENCE};
+use super::{Options, TIMEOUT};
 use crate::cluster::process::pin;
 use crate::demo::clock::{Clock, Offset};
 use crate::demo::history::{History, Outage};
@@ -68,7 +68,7 @@ pub(super) async fn play(system: &mut dyn System, options: &Options) -> anyhow::
         rate,
         scale: options.scale,
         retry: Duration::from_millis(10),
-        patience: Duration::from_secs(5),
+        timeout: Duration::from_secs(5),
         connect_within: Duration::from_secs(1),
         ..load::Options::default()
     };
@@ -125,7 +125,7 @@ async fn protect_again(
 
 /// Waits until somebody else than the dead has acknowledged a commit.
 async fn wait_commit(load: &Load, dead: Offset) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while silence(&load.history(), dead).is_none() {
         ensure!(
             Instant::now() < deadline,

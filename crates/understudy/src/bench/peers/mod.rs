@@ -38,7 +38,7 @@ use system::{Machines, OTHER_CORE, System};
 pub use tpcc::is_there as has_go_tpc;
 
 /// How long anything may take before that counts as a failure.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Length of the run that does not count.
 const WARM_SECONDS: u32 = 2;
 /// Where a load keeps its files.

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::system::{Death, Machines, NORTH, SOUTH, System, WITNESSES, parameters};
-use super::{Distance, Options, PATIENCE};
+use super::{Distance, Options, TIMEOUT};
 use crate::cluster::process::{Process, last_lines};
 use crate::cluster::stock::unprivileged;
 use crate::demo::schema::Server;
@@ -130,7 +130,7 @@ impl Patroni {
     /// Waits until a node's server lets somebody in.
     async fn wait_answers(&mut self, dir: &Path, machine: &str) -> anyhow::Result<()> {
         let config = self.server(machine).config();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while connect(&config).await.is_err() {
             self.check_running()?;
             ensure!(
@@ -186,7 +186,7 @@ impl System for Patroni {
         let wanted = if self.synchronous { "sync" } else { "async" };
         let query = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' AND sync_state = $1 \
                      AND pg_wal_lsn_diff(pg_current_wal_flush_lsn(), replay_lsn) < 1048576";
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let client = connect(&self.server(self.leader).config()).await?;
             let row = client.query_one(query, &[&wanted]).await?;

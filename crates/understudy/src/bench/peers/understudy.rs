@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use super::system::{
     DATABASE_CORE, Death, Machines, NORTH, SOUTH, System, WITNESSES, open_parameters,
 };
-use super::{Distance, Options, PATIENCE};
+use super::{Distance, Options, TIMEOUT};
 use crate::cluster::{self, Cluster};
 use crate::demo::schema::Server;
 
@@ -58,7 +58,7 @@ impl Understudy {
             }
             cluster.init().await?;
             cluster.start_node(NORTH)?;
-            cluster.wait_active(PATIENCE).await?;
+            cluster.wait_active(TIMEOUT).await?;
         }
         Ok(Understudy {
             cluster,
@@ -98,8 +98,8 @@ impl System for Understudy {
         if !self.standby {
             return Ok(());
         }
-        self.cluster.wait_follows(self.follower, PATIENCE).await?;
-        let deadline = Instant::now() + PATIENCE;
+        self.cluster.wait_follows(self.follower, TIMEOUT).await?;
+        let deadline = Instant::now() + TIMEOUT;
         while self.cluster.protected_since(0).await?.is_none() {
             ensure!(Instant::now() < deadline, "no standby becomes warm");
             tokio::time::sleep(Duration::from_millis(100)).await;

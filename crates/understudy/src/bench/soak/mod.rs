@@ -70,7 +70,7 @@ pub struct Options {
 /// How often the lag is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long anything that must happen may take: longer than a lag that a slow machine builds up.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// What zones or Cassandra may take on disk together.
 const DISK_BYTES_MAX: u64 = 20 << 30;
 /// Less than the data, so that pages leave all the time.
@@ -96,7 +96,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     let run = Box::pin(play(options, &mut cluster, &tier, &say)).await?;
     say("verifying");
     // On a starved machine it may have changed once more.
-    cluster.wait_active(PATIENCE).await?;
+    cluster.wait_active(TIMEOUT).await?;
     let report = judge::report(options, &cluster, run).await?;
     cluster.shutdown();
     tokio::task::block_in_place(|| drop(tier));
@@ -117,12 +117,12 @@ async fn set_stage(options: &Options, tier: &Tier) -> anyhow::Result<Cluster> {
     settings.parameters.extend(parameters);
     let mut cluster = Cluster::create(settings)?;
     cluster.start().await?;
-    let active = cluster.wait_active(PATIENCE).await?;
+    let active = cluster.wait_active(TIMEOUT).await?;
     let server = cluster.server(&active)?;
     schema::create(&options.bin, &server, options.scale).await?;
     orders::create(&server, options.scale).await?;
     let standby = other(&cluster, &active)?;
-    cluster.wait_follows(&standby, PATIENCE).await?;
+    cluster.wait_follows(&standby, TIMEOUT).await?;
     Ok(cluster)
 }
 
@@ -202,7 +202,7 @@ async fn play(
     tier: &Tier,
     say: &impl Fn(&str),
 ) -> anyhow::Result<Run> {
-    let active = cluster.wait_active(PATIENCE).await?;
+    let active = cluster.wait_active(TIMEOUT).await?;
     let standby = other(cluster, &active)?;
     let servers = (cluster.server(&active)?, cluster.server(&standby)?);
     let clock = Clock::start();
@@ -226,8 +226,8 @@ async fn play(
     )
     .await?;
     // A slow machine's standby is given the time to move its base once.
-    let patience = clock.now() + PATIENCE;
-    while judge::moved(&series) == 0 && clock.now() < patience {
+    let timeout = clock.now() + TIMEOUT;
+    while judge::moved(&series) == 0 && clock.now() < timeout {
         let until = clock.now() + options.every;
         follow(
             options,
@@ -260,7 +260,7 @@ async fn play(
     wait_for_commits(cluster, &writers, killed).await?;
     say(&format!("{:.0} s: {standby} serves", clock.now().seconds()));
     cluster.start_node(&active)?;
-    cluster.wait_follows(&active, PATIENCE).await?;
+    cluster.wait_follows(&active, TIMEOUT).await?;
     say(&format!("{:.0} s: {active} follows", clock.now().seconds()));
 
     let returned = Readers::start(&servers.0, SESSIONS, BETWEEN_QUESTIONS);
@@ -327,7 +327,7 @@ async fn wait_for_commits(
     writers: &Writers,
     killed: Offset,
 ) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     for load in [&writers.balances, &writers.orders] {
         while load.history().outage(killed).is_none() {
             cluster.check_running()?;

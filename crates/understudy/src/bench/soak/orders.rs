@@ -18,7 +18,7 @@ const DISTRICTS: i32 = 10;
 /// Orders that a purge leaves in a district.
 const KEPT: i32 = 400;
 /// A statement of a client waits for nobody longer than this.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Creates and fills the tables.
 ///
@@ -56,8 +56,8 @@ pub struct Orders {
 impl Work for Orders {
     async fn open(server: &Config) -> Result<Orders, Error> {
         let client = connect(server).await?;
-        let patience = format!("SET lock_timeout = {}", PATIENCE.as_millis());
-        client.batch_execute(&patience).await?;
+        let timeout = format!("SET lock_timeout = {}", TIMEOUT.as_millis());
+        client.batch_execute(&timeout).await?;
         let (ledger, place, pay, deliver, purge) = tokio::try_join!(
             client.prepare("INSERT INTO shop.ledger VALUES ($1, $2)"),
             client.prepare("SELECT shop.place_order($1, $2, $3, $4)::text"),

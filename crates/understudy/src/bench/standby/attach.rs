@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::process::Command;
 
 use super::Options;
-use super::site::{self, ACTIVE, PATIENCE, STANDBY};
+use super::site::{self, ACTIVE, STANDBY, TIMEOUT};
 use crate::cluster::stock::Stock;
 use crate::cluster::{self, Cluster};
 use crate::demo::schema::{self, Server};
@@ -74,7 +74,7 @@ async fn new_standby(cluster: &mut Cluster) -> anyhow::Result<(f64, u64)> {
     cluster.start_node(STANDBY)?;
     loop {
         ensure!(
-            started.elapsed() < PATIENCE,
+            started.elapsed() < TIMEOUT,
             "the new standby does not follow"
         );
         tokio::time::sleep(LOOK_EVERY).await;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use volume::lsn::Lsn;
 
 use super::Options;
-use super::site::{self, ACTIVE, PATIENCE, STANDBY};
+use super::site::{self, ACTIVE, STANDBY, TIMEOUT};
 use crate::bench::pgbench::run_pgbench;
 use crate::cluster::Cluster;
 
@@ -122,7 +122,7 @@ async fn catch_up(
     let mut lag = Vec::new();
     let last = loop {
         ensure!(
-            started.elapsed() < PATIENCE,
+            started.elapsed() < TIMEOUT,
             "the standby does not catch up; the logs are in {}",
             cluster.logs().display()
         );

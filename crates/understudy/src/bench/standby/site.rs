@@ -19,7 +19,7 @@ pub(super) const ACTIVE: &str = "north";
 /// The standby's.
 pub(super) const STANDBY: &str = "south";
 /// Long enough for a standby that reads one block at a time from far away.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1800);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// Settings of a cluster whose data are many times larger than what its servers keep of them.
 pub(super) fn settings(options: &Options, dir: &Path, standby: &[&str]) -> cluster::Options {

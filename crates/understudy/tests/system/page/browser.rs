@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use understudy::cluster::process::Process;
 
-use crate::stage::PATIENCE;
+use crate::stage::TIMEOUT;
 
 /// Debian's name of the program, and of its package.
 const PROGRAM: &str = "chromium";
@@ -107,7 +107,7 @@ impl Browser {
         let mut frame = message.to_string().into_bytes();
         frame.push(0);
         self.to.lock().await.write_all(&frame).await?;
-        let answer = tokio::time::timeout(PATIENCE, answered).await;
+        let answer = tokio::time::timeout(TIMEOUT, answered).await;
         let mut answer = answer.with_context(|| format!("no answer to {method}"))??;
         ensure!(answer.get("error").is_none(), "{method}: {answer}");
         Ok(answer["result"].take())
@@ -209,7 +209,7 @@ impl Tab<'_> {
 
     /// Waits until the text that a selector finds has `wanted` in it.
     pub async fn wait_text(&self, selector: &str, wanted: &str) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let text = self.text(selector).await?;
             if text.contains(wanted) {

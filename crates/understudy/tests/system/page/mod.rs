@@ -9,7 +9,7 @@ use serde_json::json;
 use understudy::demo::session::connect;
 
 use self::browser::{Browser, Tab};
-use crate::stage::{PATIENCE, Scratch, Stage};
+use crate::stage::{Scratch, Stage, TIMEOUT};
 
 /// The page's program, and the cases for its pure functions.
 const PAGE: &str = include_str!("../../../../node/src/rest/ui/page.js");
@@ -39,7 +39,7 @@ async fn the_page_follows_takeovers_zones_and_silence() -> Result<()> {
     if let Some(churn) = stage.churn.take() {
         churn.stop().await;
     }
-    let old = stage.cluster.wait_active(PATIENCE).await?;
+    let old = stage.cluster.wait_active(TIMEOUT).await?;
     let new = stage.cluster.names().find(|name| **name != old);
     let new = new.context("two nodes")?.to_owned();
     let browser = Browser::start(stage.path()).await?;
@@ -74,7 +74,7 @@ async fn the_page_follows_takeovers_zones_and_silence() -> Result<()> {
     tab.wait_text("#nodes", "was the active, no answer").await?;
     stage.outage_after(killed).await?;
     stage.cluster.start_node(&old)?;
-    stage.cluster.wait_follows(&old, PATIENCE).await?;
+    stage.cluster.wait_follows(&old, TIMEOUT).await?;
     let well = format!("All is well: {new} serves, {old} is ready to take over");
     tab.wait_text("h1", &well).await?;
     tab.wait_text("#charts", &format!("Lag of {old}")).await?;
@@ -115,7 +115,7 @@ async fn the_page_follows_takeovers_zones_and_silence() -> Result<()> {
     pictures(&other, "nobody").await?;
     other.wait_text("h1", &format!("{old} serves")).await?;
     stage.cluster.start_node(&new)?;
-    stage.cluster.wait_follows(&new, PATIENCE).await?;
+    stage.cluster.wait_follows(&new, TIMEOUT).await?;
     // The page that stayed open finds its node again.
     tab.wait_text("h1", &format!("All is well: {old} serves"))
         .await?;
@@ -133,7 +133,7 @@ fn page_of(stage: &Stage, node: &str) -> Result<String> {
 
 /// Tries until it works.
 async fn until<F: Future<Output = Result<()>>>(attempt: impl Fn() -> F) -> Result<()> {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while let Err(error) = attempt().await {
         if tokio::time::Instant::now() >= deadline {
             return Err(error);

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
 use super::theatre::{Theatre, each};
-use crate::stage::PATIENCE;
+use crate::stage::TIMEOUT;
 
 /// Rows that two sessions lock together: more multixacts than the 2048 of a page.
 const SHARED_ROWS: i64 = 3000;
@@ -75,7 +75,7 @@ impl Held {
 
     /// Waits until clients were given enough numbers.
     pub async fn numbers_given(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.numbers.lock().len() < NUMBERS {
             ensure!(Instant::now() < deadline, "hardly any number is given");
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -10,7 +10,7 @@ use understudy::demo::session::connect;
 use understudy::demo::verify;
 
 use super::acts::{ACTS, Act};
-use crate::stage::{PATIENCE, Scratch, program};
+use crate::stage::{Scratch, TIMEOUT, program};
 
 /// Rows of the table that copied databases have.
 const KEPT: &str =
@@ -41,7 +41,7 @@ impl Theatre {
         options.parameters.extend(parameters);
         let mut cluster = Cluster::create(options)?;
         cluster.start().await?;
-        let active = cluster.wait_active(PATIENCE).await?;
+        let active = cluster.wait_active(TIMEOUT).await?;
         let standby = cluster.names().find(|name| **name != active);
         let standby = standby.context("two nodes")?.to_owned();
         let theatre = Theatre {
@@ -221,7 +221,7 @@ impl Theatre {
 
     async fn ask(&self, node: &str, act: &Act) -> Result<String> {
         let server = self.server(node, act.database.unwrap_or("postgres"))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let asked = async {
                 let client = connect(&server.config()).await?;
@@ -246,7 +246,7 @@ impl Theatre {
 
     /// The standby, once it has replayed all, says the same.
     pub async fn standby_says(&mut self, said: &[String]) -> Result<()> {
-        self.cluster.wait_follows(&self.standby, PATIENCE).await?;
+        self.cluster.wait_follows(&self.standby, TIMEOUT).await?;
         for (act, said) in ACTS.iter().zip(said).filter(|(act, _)| act.on_standby) {
             let heard = self.ask(&self.standby, act).await?;
             ensure!(
@@ -263,7 +263,7 @@ impl Theatre {
         self.cluster
             .kill_node(&self.active)
             .context("it does not run")?;
-        let active = self.cluster.wait_active(PATIENCE).await?;
+        let active = self.cluster.wait_active(TIMEOUT).await?;
         ensure!(active == self.standby, "{active} is active");
         std::mem::swap(&mut self.active, &mut self.standby);
         Ok(())
@@ -299,7 +299,7 @@ impl Theatre {
         client.batch_execute("CHECKPOINT").await?;
         // The dead one comes back as a standby of all that.
         self.cluster.start_node(&self.standby)?;
-        self.cluster.wait_follows(&self.standby, PATIENCE).await?;
+        self.cluster.wait_follows(&self.standby, TIMEOUT).await?;
         self.whole().await
     }
 

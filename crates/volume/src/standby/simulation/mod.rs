@@ -78,9 +78,9 @@
 //! `make sim-standby` runs many, or one again. A seed gives the same history every time.
 
 mod active;
-mod census;
 mod checkers;
 mod checkpoint;
+mod coverage;
 mod files;
 pub(crate) mod flaw;
 mod layout;

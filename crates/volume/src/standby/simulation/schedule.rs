@@ -11,8 +11,8 @@ use rand::{Rng, SeedableRng};
 use tempfile::TempDir;
 
 use super::active::Active;
-use super::census::Census;
 use super::checkers::{Broken, Held, Looker, broken, check_names, check_relations};
+use super::coverage::Coverage;
 use super::files::{Files, owner};
 use super::flaw::Flaw;
 use super::layout::{CONTROL, ModelLayout};
@@ -47,21 +47,21 @@ pub(super) struct Schedule {
     standbys: Vec<Standby>,
     /// Seals that lack pages of bulk writers.
     lacking: BTreeSet<Generation>,
-    census: Census,
+    coverage: Coverage,
 }
 
 impl Schedule {
     /// Runs the history of a seed.
-    pub async fn run(seed: u64, flaw: Option<Flaw>) -> (Held<()>, Census) {
+    pub async fn run(seed: u64, flaw: Option<Flaw>) -> (Held<()>, Coverage) {
         let mut schedule = match Schedule::begin(seed, flaw).await {
             Ok(schedule) => schedule,
-            Err(broken) => return (Err(broken), Census::default()),
+            Err(broken) => return (Err(broken), Coverage::default()),
         };
         let done = schedule.go().await;
-        schedule.census.count("histories");
+        schedule.coverage.count("histories");
         let records = schedule.active.log.len() as u64;
-        schedule.census.add("records", records);
-        (done, schedule.census)
+        schedule.coverage.add("records", records);
+        (done, schedule.coverage)
     }
 
     async fn begin(seed: u64, flaw: Option<Flaw>) -> Held<Schedule> {
@@ -116,7 +116,7 @@ impl Schedule {
             initial,
             standbys: Vec::new(),
             lacking: BTreeSet::new(),
-            census: Census::default(),
+            coverage: Coverage::default(),
         })
     }
 
@@ -177,9 +177,9 @@ impl Schedule {
     }
 
     fn sealed(&mut self, seal: &Seal) {
-        self.census.count("seals");
+        self.coverage.count("seals");
         if self.active.lacking.contains(&seal.generation) {
-            self.census.count("seals without bulk pages");
+            self.coverage.count("seals without bulk pages");
             self.lacking.insert(seal.generation);
         }
     }
@@ -226,7 +226,7 @@ impl Schedule {
                 let most = if self.faithful { 100 } else { 20 };
                 for _ in 0..rng.random_range(1..most) {
                     standby.step(&self.active.log).await?;
-                    self.census.count("records applied");
+                    self.coverage.count("records applied");
                 }
             }
             20..28 => {
@@ -241,7 +241,7 @@ impl Schedule {
                     standby.plan_move().await?;
                 }
                 if rng.random_ratio(2, 3) && standby.move_base().await? {
-                    self.census.count("moves");
+                    self.coverage.count("moves");
                     standby.check(&self.active.orphans).await?;
                 }
             }
@@ -260,7 +260,7 @@ impl Schedule {
         }
         let least = if self.faithful { 40 } else { 4 };
         if self.rng.random_ratio(1, least) {
-            self.census.count("standbys crashed");
+            self.coverage.count("standbys crashed");
             self.standbys.remove(at);
         }
     }
@@ -301,7 +301,7 @@ impl Schedule {
         };
         let standby = Standby::attach(attach, &mut self.rng).await?;
         self.standbys.push(standby);
-        self.census.count("attaches");
+        self.coverage.count("attaches");
         Ok(())
     }
 
@@ -314,7 +314,7 @@ impl Schedule {
                 standby.step(&self.active.log).await?;
             }
             standby.check(&self.active.orphans).await?;
-            self.census.add("records excused (N7)", standby.excused);
+            self.coverage.add("records excused (N7)", standby.excused);
         }
         Ok(())
     }
@@ -338,10 +338,10 @@ impl Schedule {
             let at = self.rng.random_range(0..self.standbys.len());
             let standby = self.standbys.remove(at);
             if self.take_over_with(standby).await? {
-                self.census.count("takeovers");
+                self.coverage.count("takeovers");
                 return Ok(true);
             }
-            self.census.count("takeovers that died");
+            self.coverage.count("takeovers that died");
         }
     }
 
@@ -369,7 +369,7 @@ impl Schedule {
             }
         }
         standby.check(&self.active.orphans).await?;
-        self.census.add("records excused (N7)", standby.excused);
+        self.coverage.add("records excused (N7)", standby.excused);
         say(|| format!("switch: {}", standby.describe()));
         let control = standby.files.read(CONTROL).await?;
         let before = tree(&standby.files)?;

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::census::Census;
 use super::checkers::{Broken, Held, broken};
+use super::coverage::Coverage;
 use super::flaw::Flaw;
 use super::schedule::Schedule;
 
@@ -15,7 +15,7 @@ const HISTORIES: u64 = 800;
 const CAUGHT_WITHIN: u64 = 1500;
 
 /// One history; a panic is a broken promise, too.
-fn run_one(seed: u64, flaw: Option<Flaw>) -> (Held<()>, Census) {
+fn run_one(seed: u64, flaw: Option<Flaw>) -> (Held<()>, Coverage) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -26,23 +26,23 @@ fn run_one(seed: u64, flaw: Option<Flaw>) -> (Held<()>, Census) {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
         let what = text.unwrap_or_default();
-        (Err(broken("no panics", what)), Census::default())
+        (Err(broken("no panics", what)), Coverage::default())
     })
 }
 
 /// Seeds from `from` on, on all processors, until one breaks a promise.
-fn run_many(from: u64, histories: u64, flaw: Option<Flaw>) -> Result<Census, (u64, Broken)> {
+fn run_many(from: u64, histories: u64, flaw: Option<Flaw>) -> Result<Coverage, (u64, Broken)> {
     let (next, stop) = (AtomicU64::new(from), AtomicBool::new(false));
-    let result: Mutex<(Census, Option<(u64, Broken)>)> = Mutex::default();
+    let result: Mutex<(Coverage, Option<(u64, Broken)>)> = Mutex::default();
     let work = || {
         while !stop.load(Ordering::Relaxed) {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= from + histories {
                 break;
             }
-            let (done, census) = run_one(seed, flaw);
+            let (done, coverage) = run_one(seed, flaw);
             let mut result = result.lock().expect("nobody panics with it");
-            result.0.merge(&census);
+            result.0.merge(&coverage);
             if let Err(broken) = done {
                 stop.store(true, Ordering::Relaxed);
                 if result.1.as_ref().is_none_or(|(first, _)| seed < *first) {
@@ -57,8 +57,8 @@ fn run_many(from: u64, histories: u64, flaw: Option<Flaw>) -> Result<Census, (u6
             scope.spawn(work);
         }
     });
-    let (census, first) = result.into_inner().expect("nobody panics with it");
-    first.map_or(Ok(census), Err)
+    let (coverage, first) = result.into_inner().expect("nobody panics with it");
+    first.map_or(Ok(coverage), Err)
 }
 
 /// A setting from the environment; none if it is unset or empty.
@@ -90,17 +90,17 @@ const PER_HUNDRED: [(&str, u64); 8] = [
     ("takeovers that died", 50),
 ];
 
-fn judge(outcome: Result<Census, (u64, Broken)>) {
-    let census = match outcome {
-        Ok(census) => census,
+fn judge(outcome: Result<Coverage, (u64, Broken)>) {
+    let coverage = match outcome {
+        Ok(coverage) => coverage,
         Err((seed, broken)) => panic!(
             "seed {seed} breaks {broken}\nto see it again: make sim-standby SEED={seed} TRACE=1"
         ),
     };
-    println!("{census}");
-    let histories = census.of("histories");
+    println!("{coverage}");
+    let histories = coverage.of("histories");
     for (what, least) in PER_HUNDRED {
-        let count = census.of(what);
+        let count = coverage.of(what);
         let enough = count * 100 >= least * histories;
         assert!(
             enough || histories < 100,

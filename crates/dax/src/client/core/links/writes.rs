@@ -14,7 +14,7 @@ use crate::ids::{Epoch, ReplicaId};
 use crate::wire::{BlockWrite, Request};
 use crate::writer::pending::{Pending, Seq};
 
-/// So many bytes do not wait until somebody needs them, nor do so many that a spare is owed.
+/// So many bytes do not wait until somebody needs them, nor do so many that a lazy replica is owed.
 pub(super) const LINGER_BYTES: u64 = 128 << 10;
 pub(super) const TRAIL_BYTES: u64 = 256 << 10;
 
@@ -34,7 +34,7 @@ impl Links {
     /// Whether nobody needs what is queued for the replica yet: it can wait for the next tick.
     pub fn can_wait(&self, replica: ReplicaId) -> bool {
         let link = &self.links[usize::from(replica.0)];
-        match self.spares.contains(replica) {
+        match self.lazy.contains(replica) {
             true => link.queued_bytes() < self.trail_bytes,
             false => link.can_linger(self.linger_bytes),
         }

@@ -142,7 +142,7 @@ impl Desk {
         self.collect();
     }
 
-    /// Sends what waits for a tick (except to spares), delivers and commits until nothing moves.
+    /// Sends what waits for a tick (except to lazy replicas), delivers and commits until nothing moves.
     pub fn run(&mut self) {
         self.core.send_lingering();
         self.collect();

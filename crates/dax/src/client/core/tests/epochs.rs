@@ -176,12 +176,12 @@ fn promotion_goes_on_without_a_replica_that_is_silent() {
     let op = d.start(Call::Promote(key(0)));
     d.deliver(0);
     d.deliver(1);
-    assert!(d.result(op).is_none(), "a little patience for the third");
+    assert!(d.result(op).is_none(), "a little timeout for the third");
     d.pass(Time::from_millis(1100));
     d.deliver(0);
     d.deliver(1);
     assert_eq!(byte_of(d.result(op).unwrap()), Some(1));
-    // What the silent replica holds of the dead epoch has lost, for good. It is a spare by now.
+    // What the silent replica holds of the dead epoch has lost, for good. It is a lazy replica by now.
     d.pass(Time::from_millis(20));
     d.run();
     assert_eq!(d.peers[2].newest(key(0), SINGLE).unwrap().data[0], 1);

@@ -3,9 +3,9 @@
 mod blocks;
 mod desk;
 mod epochs;
+mod lazy;
 mod lingering;
 mod others;
 pub(crate) mod peer;
 mod scrub;
-mod spares;
 mod variants;

@@ -33,12 +33,12 @@ pub(super) struct Waits {
 
 /// Which standbys move.
 #[derive(Debug, Default)]
-struct Patience {
+struct SlowStandbys {
     /// How far each is, and since when.
     seen: HashMap<NodeName, (Lsn, Instant)>,
 }
 
-impl Patience {
+impl SlowStandbys {
     /// Whether commits must wait, with the log at `end` and the standbys as they say.
     fn holds(
         &mut self,
@@ -70,7 +70,7 @@ pub(super) async fn run(
     told: Arc<Mutex<Waits>>,
 ) {
     let _release = Release(Arc::clone(&sealer));
-    let (mut patience, mut since) = (Patience::default(), None);
+    let (mut slow, mut since) = (SlowStandbys::default(), None);
     let synced = sealer.synced();
     loop {
         let subscribers = server.subscribers().into_iter();
@@ -78,7 +78,7 @@ pub(super) async fn run(
             .filter_map(|s| Some((s.who.node, s.progress?.applied)))
             .collect();
         let (now, end) = (Instant::now(), synced.borrow().end);
-        let holds = patience.holds(end, bound_bytes, &standbys, now);
+        let holds = slow.holds(end, bound_bytes, &standbys, now);
         if holds && since.is_none() {
             told.lock().count += 1;
             tracing::debug!("commits wait for a slow standby");
@@ -110,13 +110,13 @@ mod tests {
         let node = |name: &str| NodeName::new(name).unwrap();
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let mut patience = Patience::default();
+        let mut slow = SlowStandbys::default();
         let mut holds = |end, standbys: &[(&str, u64)], at| {
             let standbys: Vec<_> = standbys
                 .iter()
                 .map(|(n, lsn)| (node(n), Lsn(*lsn)))
                 .collect();
-            patience.holds(Lsn(end), 100, &standbys, at)
+            slow.holds(Lsn(end), 100, &standbys, at)
         };
         assert!(!holds(1000, &[], start), "no standby");
         assert!(!holds(1000, &[("a", 900)], start), "near enough");

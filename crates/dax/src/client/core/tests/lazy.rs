@@ -15,7 +15,7 @@ fn trailing() -> Desk {
 }
 
 #[test]
-fn two_of_three_make_it_durable_and_the_spare_gets_the_last_of_it_with_the_tick() {
+fn two_of_three_make_it_durable_and_the_lazy_one_gets_the_last_of_it_with_the_tick() {
     let mut d = trailing();
     for byte in 1..=5 {
         d.write(0, SINGLE, byte);
@@ -35,7 +35,7 @@ fn two_of_three_make_it_durable_and_the_spare_gets_the_last_of_it_with_the_tick(
 }
 
 #[test]
-fn the_spare_is_needed_at_once_when_another_goes_down() {
+fn the_lazy_one_is_needed_at_once_when_another_goes_down() {
     let mut d = trailing();
     d.write(0, SINGLE, 1);
     let op = d.start(Call::Sync(SyncScope::Volume));
@@ -57,7 +57,7 @@ fn whoever_leaves_a_flush_unanswered_trails_instead() {
     let op = d.start(Call::Sync(SyncScope::Volume));
     d.deliver(0);
     d.pass(TICK);
-    // The tick sends it to the spare, long before anybody takes replica 1 for late.
+    // The tick sends it to the lazy replica, long before anybody takes replica 1 for late.
     d.deliver(2);
     assert!(d.result(op).is_some());
     d.pass(TICK);

@@ -18,7 +18,7 @@ use crate::postgres::{ExitReport, PostgresError};
 use crate::records::{MemberState, Role};
 
 /// See the module.
-pub(crate) struct Pilot {
+pub(crate) struct MachineDriver {
     machine: Mutex<Machine>,
     states: watch::Sender<State>,
     /// What went wrong last, until the node is something again.
@@ -26,9 +26,9 @@ pub(crate) struct Pilot {
     started: Instant,
 }
 
-impl Pilot {
-    pub(crate) fn new(machine: Machine) -> Pilot {
-        Pilot {
+impl MachineDriver {
+    pub(crate) fn new(machine: Machine) -> MachineDriver {
+        MachineDriver {
             states: watch::channel(machine.state()).0,
             machine: Mutex::new(machine),
             trouble: Mutex::new(None),

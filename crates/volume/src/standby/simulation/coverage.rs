@@ -5,9 +5,9 @@ use std::fmt;
 
 /// Counts by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Census(BTreeMap<&'static str, u64>);
+pub(super) struct Coverage(BTreeMap<&'static str, u64>);
 
-impl Census {
+impl Coverage {
     pub fn count(&mut self, what: &'static str) {
         self.add(what, 1);
     }
@@ -20,14 +20,14 @@ impl Census {
         self.0.get(what).copied().unwrap_or(0)
     }
 
-    pub fn merge(&mut self, other: &Census) {
+    pub fn merge(&mut self, other: &Coverage) {
         for (what, times) in &other.0 {
             self.add(what, *times);
         }
     }
 }
 
-impl fmt::Display for Census {
+impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0
             .iter()

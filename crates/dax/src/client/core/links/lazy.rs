@@ -1,9 +1,9 @@
-//! Spares: the replicas beyond the k nearest, which are sent their writes a tick later.
+//! Lazy replicas: those beyond the k nearest, which are sent their writes a tick later.
 //!
 //! Any k replicas make a write durable. DAX 4 sends to all N at once and waits for the first k; whoever
-//! is not needed then costs as much as the others. A spare is sent what was written since the last tick
+//! is not needed then costs as much as the others. A lazy replica is sent what was written since the last tick
 //! in one go: what was written over meanwhile never leaves, and the rest is one message, one commit and
-//! one acknowledgement. The price: when one of the k stalls, the spare helps a tick later.
+//! one acknowledgement. The price: when one of the k stalls, the lazy replica helps a tick later.
 //!
 //! ```text
 //!            everybody is whole, the k nearest answer in time
@@ -13,7 +13,7 @@
 //!           the k nearest left a flush unanswered for a tick
 //! ```
 //!
-//! Invariant: a spare is owed every write that the others are owed, in the same order; only when it is
+//! Invariant: a lazy replica is owed every write that the others are owed, in the same order; only when it is
 //! sent is decided here, and the next tick is the latest.
 
 use super::{Link, Links, Sent};
@@ -29,11 +29,11 @@ const LATE_REST_MAX: Time = Time::from_secs(1);
 impl Links {
     /// A tick: chooses anew who trails, where `sync` replicas make a write durable. What has waited until now
     /// is to be sent.
-    pub fn choose_spares(&mut self, sync: usize, now: Time) {
+    pub fn choose_lazy(&mut self, sync: usize, now: Time) {
         self.links
             .iter_mut()
             .for_each(|link| link.look_for_lateness(now));
-        self.dismiss_spares();
+        self.dismiss_lazy();
         if !self.owned || !self.links.iter().all(Link::is_whole) {
             return;
         }
@@ -43,21 +43,21 @@ impl Links {
             .map(|(replica, link)| (now < link.late_until, link.distance().as_millis(), replica))
             .collect();
         nearest.sort_unstable();
-        let (needed, spare) = nearest.split_at(sync.min(nearest.len()));
+        let (needed, rest) = nearest.split_at(sync.min(nearest.len()));
         if needed.iter().all(|(late, ..)| !late) {
-            let spares = spare.iter().map(|(.., replica)| *replica);
-            spares.for_each(|replica| self.spares.insert(replica));
+            let lazy = rest.iter().map(|(.., replica)| *replica);
+            lazy.for_each(|replica| self.lazy.insert(replica));
         }
     }
 
     #[cfg(test)]
-    pub fn spares(&self) -> ReplicaSet {
-        self.spares
+    pub fn lazy(&self) -> ReplicaSet {
+        self.lazy
     }
 
     /// Nobody trails any more.
-    pub fn dismiss_spares(&mut self) {
-        self.spares = ReplicaSet::default();
+    pub fn dismiss_lazy(&mut self) {
+        self.lazy = ReplicaSet::default();
     }
 }
 

@@ -1,4 +1,4 @@
-//! A standby's stand-in at a stock PostgreSQL.
+//! A standby's feedback connection at a stock PostgreSQL.
 
 #![allow(clippy::unwrap_used)] // in helpers, too
 
@@ -9,27 +9,26 @@ use std::time::Duration;
 
 use common::Cluster;
 use pgdata::feed::RowsNeeded;
+use pgdata::feedback::{FeedbackError, Report, report_feedback};
 use pgdata::parse_lsn;
-use pgdata::stand_in::{Report, StandInError, stand_in};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
 
-/// A stand-in named `south`, and what it reports.
-struct StandIn {
+/// A feedback connection named `south`, and what it reports.
+struct Feedback {
     reports: watch::Sender<Report>,
-    ended: JoinHandle<Result<(), StandInError>>,
+    ended: JoinHandle<Result<(), FeedbackError>>,
 }
 
-impl StandIn {
-    fn start(cluster: &Cluster, xmin: u32) -> StandIn {
+impl Feedback {
+    fn start(cluster: &Cluster, xmin: u32) -> Feedback {
         let (reports, mut reported) = watch::channel(report(xmin, Lsn(0)));
         let socket = cluster.socket();
-        let ended =
-            tokio::spawn(
-                async move { stand_in(&socket, "postgres", "south", &mut reported).await },
-            );
-        StandIn { reports, ended }
+        let ended = tokio::spawn(async move {
+            report_feedback(&socket, "postgres", "south", &mut reported).await
+        });
+        Feedback { reports, ended }
     }
 }
 
@@ -82,7 +81,7 @@ async fn vacuum_keeps_what_a_standby_reads_as_long_as_it_says_so() {
     let cluster = running(54031, "autovacuum = off\nwal_keep_size = 1GB");
     cluster.sql(&["CREATE TABLE t AS SELECT generate_series(1, 1000) AS n"]);
     let xmin = cluster.sql(&["SELECT pg_snapshot_xmin(pg_current_snapshot())"]);
-    let standby = StandIn::start(&cluster, xmin.parse().unwrap());
+    let standby = Feedback::start(&cluster, xmin.parse().unwrap());
     until(&cluster, STAND_INS, "1").await;
     until(
         &cluster,
@@ -131,7 +130,7 @@ async fn vacuum_keeps_what_a_standby_reads_as_long_as_it_says_so() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_does_not_wait_for_a_standby_that_is_behind() {
     let cluster = running(54032, "");
-    let standby = StandIn::start(&cluster, 3);
+    let standby = Feedback::start(&cluster, 3);
     until(&cluster, STAND_INS, "1").await;
     let stopping = cluster.clone();
     tokio::task::spawn_blocking(move || stopping.stop("fast"))
@@ -143,7 +142,7 @@ async fn a_server_that_stops_does_not_wait_for_a_standby_that_is_behind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_room_for_it_says_so() {
     let cluster = running(54033, "max_wal_senders = 0");
-    let standby = StandIn::start(&cluster, 3);
+    let standby = Feedback::start(&cluster, 3);
     let refused = standby.ended.await.unwrap().unwrap_err().to_string();
     assert!(refused.contains("max_wal_senders"), "{refused}");
 }

@@ -12,7 +12,7 @@ use crate::keys::VolumeId;
 const MIN_SHARE: usize = 64 << 10;
 
 /// Waiting work, one lane for each volume that has any.
-pub(crate) struct Lanes<T> {
+pub(crate) struct FairQueue<T> {
     lanes: HashMap<VolumeId, Lane<T>>,
     /// Those lanes, the next one first.
     turns: VecDeque<VolumeId>,
@@ -26,9 +26,9 @@ struct Lane<T> {
     debt: usize,
 }
 
-impl<T> Default for Lanes<T> {
-    fn default() -> Lanes<T> {
-        Lanes {
+impl<T> Default for FairQueue<T> {
+    fn default() -> FairQueue<T> {
+        FairQueue {
             lanes: HashMap::new(),
             turns: VecDeque::new(),
             weight: 0,
@@ -36,7 +36,7 @@ impl<T> Default for Lanes<T> {
     }
 }
 
-impl<T> Lanes<T> {
+impl<T> FairQueue<T> {
     /// Whether there is no work.
     pub fn is_empty(&self) -> bool {
         self.turns.is_empty()
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_backlog_leaves_every_other_volume_its_place_in_each_round() {
-        let mut lanes = Lanes::default();
+        let mut lanes = FairQueue::default();
         for n in 0..1000 {
             lanes.push(VolumeId(1), (1, n), 8 * KIB);
         }
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn what_exceeds_a_share_is_made_up_for() {
-        let mut lanes = Lanes::default();
+        let mut lanes = FairQueue::default();
         for n in 0..40 {
             lanes.push(VolumeId(1), (1, n), 300 * KIB);
             lanes.push(VolumeId(2), (2, n), 100 * KIB);
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn one_by_one_the_volumes_take_turns() {
-        let mut lanes = Lanes::default();
+        let mut lanes = FairQueue::default();
         for n in 0..3 {
             lanes.push(VolumeId(1), n, 1);
         }
@@ -183,7 +183,7 @@ mod tests {
             items in proptest::collection::vec((0u32..5, 0usize..200_000), 0..200),
             bytes in 1usize..1_000_000,
         ) {
-            let mut lanes = Lanes::default();
+            let mut lanes = FairQueue::default();
             for (n, (volume, weight)) in items.iter().enumerate() {
                 lanes.push(VolumeId(*volume), (*volume, n), *weight);
             }

@@ -1,6 +1,6 @@
 //! Carrying the standby's overlay over: its blocks become writes of the new epoch, a few at a
 //! time, behind the database's own. Nothing needs them in the storage before the first seal, and whatever
-//! the database writes anew meanwhile is not carried at all: so it is spread over the time until then.
+//! the database writes anew meanwhile is not written back at all: so it is spread over the time until then.
 //!
 //! A block is readable all the while: readers look into the overlay under the gate, which is
 //! closed while blocks are between the overlay and the storage.
@@ -16,20 +16,20 @@ use tokio::time::Instant;
 use super::{InheritedBlocks, Inner};
 use crate::error::{Error, Result};
 
-/// Blocks carried over in one step: readers wait for a step.
+/// Blocks written back in one step: readers wait for a step.
 const STEP_BLOCKS: usize = 8;
 /// How long the database's promotion has the storage for itself, if nobody says that it is done.
 const HEAD_START: Duration = Duration::from_secs(10);
 /// How long it takes then.
 const UNTOLD: Duration = Duration::from_secs(10);
 /// Blocks that may wait for the storage before a step, while nobody waits for the end: what the database
-/// writes itself must not wait behind what is carried over.
+/// writes itself must not wait behind what is written back.
 const BACKLOG_BLOCKS: u64 = 32;
 /// Between two steps, while nobody waits for the end, at least and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-pub(super) struct Carry {
+pub(super) struct WriteBack {
     pub blocks: Arc<dyn InheritedBlocks>,
     /// Readers share it; a step holds it alone.
     pub gate: RwLock<()>,
@@ -70,9 +70,9 @@ enum Progress {
     Failed(String),
 }
 
-impl Carry {
-    pub fn new(blocks: Arc<dyn InheritedBlocks>) -> Carry {
-        Carry {
+impl WriteBack {
+    pub fn new(blocks: Arc<dyn InheritedBlocks>) -> WriteBack {
+        WriteBack {
             blocks,
             gate: RwLock::new(()),
             progress: watch::Sender::new(Progress::Running),
@@ -101,10 +101,10 @@ impl Carry {
 }
 
 /// Runs until nothing is left, the view is gone, or the storage is lost for good.
-pub(super) async fn carry_over(view: Weak<Inner>) {
+pub(super) async fn run(view: Weak<Inner>) {
     let pace = view
         .upgrade()
-        .and_then(|inner| Some(inner.carry.as_ref()?.pace.subscribe()));
+        .and_then(|inner| Some(inner.write_back.as_ref()?.pace.subscribe()));
     let Some(mut pace) = pace else {
         return;
     };
@@ -113,38 +113,40 @@ pub(super) async fn carry_over(view: Weak<Inner>) {
     let is_told = tokio::time::timeout(HEAD_START, waiting).await.is_ok();
     if !is_told
         && let Some(inner) = view.upgrade()
-        && let Some(carry) = &inner.carry
+        && let Some(write_back) = &inner.write_back
     {
-        carry.begin(UNTOLD);
+        write_back.begin(UNTOLD);
     }
     let began = Instant::now();
-    let mut carried = 0;
+    let mut written = 0;
     loop {
         let Some(inner) = view.upgrade() else {
             return;
         };
-        let Some(carry) = &inner.carry else {
+        let Some(write_back) = &inner.write_back else {
             return;
         };
         let now = *pace.borrow();
         if now == Pace::Urgent || !inner.is_behind() {
-            match inner.carry_step(carry).await {
+            match inner.write_back_step(write_back).await {
                 Ok(0) => {
-                    tracing::info!(carried, elapsed = ?began.elapsed(), "the overlay is carried over");
-                    carry.progress.send_replace(Progress::Done);
+                    tracing::info!(written, elapsed = ?began.elapsed(), "the overlay is written back");
+                    write_back.progress.send_replace(Progress::Done);
                     return;
                 }
-                Ok(blocks) => carried += blocks,
+                Ok(blocks) => written += blocks,
                 Err(e) => {
                     if !e.is_fenced() {
-                        tracing::error!(error = %e, "carrying the overlay over stopped; no checkpoint can be sealed");
+                        tracing::error!(error = %e, "the write-back of the overlay stopped; no checkpoint can be sealed");
                     }
-                    carry.progress.send_replace(Progress::Failed(e.to_string()));
+                    write_back
+                        .progress
+                        .send_replace(Progress::Failed(e.to_string()));
                     return;
                 }
             }
         }
-        let pause = now.pause(Instant::now(), carry.blocks.len());
+        let pause = now.pause(Instant::now(), write_back.blocks.len());
         drop(inner);
         if pause.is_zero() {
             tokio::task::yield_now().await;
@@ -157,17 +159,17 @@ pub(super) async fn carry_over(view: Weak<Inner>) {
 impl Inner {
     /// Returns when nothing inherited is left outside the storage's hands.
     pub(super) async fn carried_over(&self) -> Result<()> {
-        let Some(carry) = &self.carry else {
+        let Some(write_back) = &self.write_back else {
             return Ok(());
         };
-        carry.hurry();
-        let mut progress = carry.progress.subscribe();
+        write_back.hurry();
+        let mut progress = write_back.progress.subscribe();
         let end = progress.wait_for(|p| *p != Progress::Running).await;
         match end.as_deref() {
             Ok(Progress::Failed(why)) => {
                 self.check_authority()?;
                 Err(Error::Damaged(format!(
-                    "the overlay could not be carried over: {why}"
+                    "the overlay could not be written back: {why}"
                 )))
             }
             _ => Ok(()),
@@ -185,13 +187,13 @@ impl Inner {
         behind.is_some_and(|bytes| *bytes > BACKLOG_BLOCKS * self.block_size)
     }
 
-    /// Carries some blocks over, and says how many; none when none was left.
-    async fn carry_step(&self, carry: &Carry) -> Result<usize> {
+    /// Writes some blocks back, and says how many; none when none was left.
+    async fn write_back_step(&self, write_back: &WriteBack) -> Result<usize> {
         let bytes = STEP_BLOCKS * self.block_size as usize;
         self.storage.write_room(bytes).await?;
-        let _closed = carry.gate.write();
+        let _closed = write_back.gate.write();
         self.core.lock().written_meanwhile = Some(HashSet::new());
-        let taken = carry.blocks.take_some(STEP_BLOCKS);
+        let taken = write_back.blocks.take_some(STEP_BLOCKS);
         let mut core = self.core.lock();
         let written = core.written_meanwhile.take().unwrap_or_default();
         let taken = taken?;

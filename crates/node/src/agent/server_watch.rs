@@ -26,21 +26,21 @@ const ASK_EVERY: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Asks until it is dropped; what was said is forgotten then.
-pub(super) struct Inquiry {
+pub(super) struct ServerWatch {
     facts: Arc<Mutex<ServerFacts>>,
     task: JoinHandle<()>,
 }
 
-impl Drop for Inquiry {
+impl Drop for ServerWatch {
     fn drop(&mut self) {
         self.task.abort();
         *self.facts.lock() = ServerFacts::default();
     }
 }
 
-impl Inquiry {
+impl ServerWatch {
     /// Begins to ask a server that was just started.
-    pub(super) fn start(context: &Context, postgres: &Postgres) -> Inquiry {
+    pub(super) fn start(context: &Context, postgres: &Postgres) -> ServerWatch {
         let facts = Arc::clone(&context.facts);
         let started = ServerStart {
             pid: postgres.pid(),
@@ -52,7 +52,7 @@ impl Inquiry {
         let asked = pending_restart(&own);
         let options = postgres.options().clone();
         let task = tokio::spawn(run(options, asked, started, Arc::clone(&facts)));
-        Inquiry { facts, task }
+        ServerWatch { facts, task }
     }
 }
 

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::error::Result;
 use crate::channel::{self, Request};
 use crate::machine::liveness::Liveness;
-use crate::machine::protection::Census;
+use crate::machine::protection::NodesSeen;
 use crate::machine::{Effect, Event};
 use crate::records::{Member, Record};
 
@@ -32,26 +32,26 @@ pub(super) async fn watch(context: &Context) -> Infallible {
 
 async fn look(context: &Context, liveness: &mut Liveness) -> Result<()> {
     let members = Member::list(context.registry.as_ref()).await?;
-    context.pilot.tell(context.known_control());
+    context.driver.tell(context.known_control());
     let now = context.now();
     liveness.note(&members, now);
     let subscribers = context.server.subscribers();
     // A record is written twice a second.
-    let patience = context.heartbeat().timeout + LOOK_EVERY;
+    let timeout = context.heartbeat().timeout + LOOK_EVERY;
     let nodes = members.into_iter().map(|mut member| {
         let subscriber = subscribers.iter().find(|s| s.who.node == member.name);
         if let Some(progress) = subscriber.and_then(|s| s.progress) {
             member.applied = member.applied.max(progress.applied);
         }
-        let alive = subscriber.is_some() || liveness.is_fresh(&member.name, patience, now);
+        let alive = subscriber.is_some() || liveness.is_fresh(&member.name, timeout, now);
         (member, alive)
     });
-    let census = Census {
+    let nodes_seen = NodesSeen {
         nodes: nodes.collect(),
         zone: context.config.tags.zone,
     };
-    let addresses: Vec<_> = census.nodes.iter().map(|(m, _)| m.clone()).collect();
-    for effect in context.pilot.tell(Event::Census(census)) {
+    let addresses: Vec<_> = nodes_seen.nodes.iter().map(|(m, _)| m.clone()).collect();
+    for effect in context.driver.tell(Event::NodesSeen(nodes_seen)) {
         if let Effect::Enlist(spare) = effect {
             enlist(context, &spare, &addresses);
         }

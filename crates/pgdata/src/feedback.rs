@@ -1,17 +1,17 @@
-//! A standby's stand-in at its active's PostgreSQL, which does not know that it has standbys.
+//! A standby's feedback connection at its active's PostgreSQL, which does not know that it has standbys.
 //!
 //! The volume's standbys take the log from storage, so there is no replication connection that could
-//! carry what they report. [`stand_in`] makes one: it keeps an ordinary physical replication connection
+//! carry what they report. [`report_feedback`] makes one: it keeps an ordinary physical replication connection
 //! over the agent's socket, repeats on it what the standby reported, and throws the log away that comes.
 //! So vacuum keeps the rows that the standby's queries still read, and `pg_stat_replication` shows it.
 //!
 //! Invariants: without a slot, what the server keeps for the connection ends with the connection. Log
-//! is always taken, and a server that stops is left at once: a stand-in never holds anything up.
+//! is always taken, and a server that stops is left at once: a feedback connection never holds anything up.
 //!
 //! The price: of a connection that has not read its log for as long as the server keeps that (about a
 //! checkpoint, and `wal_keep_size`) nothing is left, and the next one begins a second later. Vacuum may
 //! remove rows in between, and queries on that standby are cancelled then. A slot would prevent that, but
-//! keep log for a stand-in that hangs, without bound or up to a bound at which it is just as gone.
+//! keep log for a feedback connection that hangs, without bound or up to a bound at which it is just as gone.
 
 mod session;
 
@@ -45,10 +45,10 @@ pub struct Report {
     pub needed: RowsNeeded,
 }
 
-/// Why a stand-in is not connected any more.
+/// Why a feedback connection is not connected any more.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct StandInError(#[from] Broken);
+pub struct FeedbackError(#[from] Broken);
 
 #[derive(Debug, thiserror::Error)]
 enum Broken {
@@ -66,12 +66,12 @@ enum Broken {
 /// # Errors
 /// Whatever ended the connection before: the server refuses it (`max_wal_senders`, `pg_hba.conf`), or
 /// stops.
-pub async fn stand_in(
+pub async fn report_feedback(
     socket: &Path,
     user: &str,
     name: &str,
     reports: &mut watch::Receiver<Report>,
-) -> Result<(), StandInError> {
+) -> Result<(), FeedbackError> {
     let session = Session::new(user, name).map_err(Broken::from)?;
     let connection = UnixStream::connect(socket).await.map_err(Broken::from)?;
     let mut connection = Connection {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 
-use mount::visitor;
+use mount::child_io;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
@@ -34,12 +34,12 @@ pub(super) struct Running {
 }
 
 /// The thread of one server, alive as long as the server is.
-pub(super) struct Keeper {
+pub(super) struct Supervisor {
     pub(super) program: PathBuf,
     pub(super) options: StartOptions,
 }
 
-impl Keeper {
+impl Supervisor {
     pub(super) fn run(self, started: oneshot::Sender<Result<Running>>) {
         let (child, log) = match self.spawn() {
             Ok(spawned) => spawned,
@@ -168,7 +168,7 @@ fn forget_lock_files(options: &StartOptions) -> Result<()> {
     let data = options.data.join("postmaster.pid");
     let socket = format!(".s.PGSQL.{}.lock", options.port);
     let socket = options.run.join(socket);
-    visitor::remove([&data, &socket])
+    child_io::remove([&data, &socket])
         .map_err(|e| PostgresError::system("cannot remove the stale lock files", e))
 }
 

@@ -5,9 +5,9 @@ use std::fmt;
 
 /// Counts by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Census(BTreeMap<&'static str, u64>);
+pub struct Coverage(BTreeMap<&'static str, u64>);
 
-impl Census {
+impl Coverage {
     /// It happened once more.
     pub fn one(&mut self, what: &'static str) {
         self.some(what, 1);
@@ -24,14 +24,14 @@ impl Census {
     }
 
     /// Adds another one's counts.
-    pub fn add(&mut self, other: &Census) {
+    pub fn add(&mut self, other: &Coverage) {
         for (what, count) in &other.0 {
             self.some(what, *count);
         }
     }
 }
 
-impl fmt::Display for Census {
+impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (what, count) in &self.0 {
             writeln!(f, "  {count:>12} {what}")?;

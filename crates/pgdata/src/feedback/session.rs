@@ -1,4 +1,4 @@
-//! The protocol of a stand-in's connection, without the connection.
+//! The protocol of a feedback connection's connection, without the connection.
 //!
 //! ```text
 //!   starting ──ready──▶ identifying ──ready──▶ asking ──CopyBoth──▶ streaming

@@ -1,8 +1,8 @@
-//! Stand-ins for those standbys that want the active to keep rows which their queries read.
+//! Feedback connections for those standbys that want the active to keep rows which their queries read.
 //!
-//! What a standby needs comes with its progress over the direct channel; its stand-in tells the active's
-//! PostgreSQL ([`pgdata::stand_in`]). Invariant: rows are kept only as long as the standby is heard of:
-//! the channel drops one that is silent for seconds, and its stand-in leaves with it.
+//! What a standby needs comes with its progress over the direct channel; its feedback connection tells the active's
+//! PostgreSQL ([`pgdata::feedback`]). Invariant: rows are kept only as long as the standby is heard of:
+//! the channel drops one that is silent for seconds, and its feedback connection leaves with it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dax::ids::NodeName;
-use pgdata::stand_in::{Report, stand_in};
+use pgdata::feedback::{Report, report_feedback};
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -22,11 +22,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long to wait before trying again after PostgreSQL refused; doubles up to the second.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// How long stand-ins may take to leave.
+/// How long feedback connections may take to leave.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// The stand-ins at a running active.
-pub(super) struct StandIns {
+/// The feedback connections at a running active.
+pub(super) struct FeedbackConnections {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -38,17 +38,17 @@ struct Place {
     user: String,
 }
 
-impl StandIns {
+impl FeedbackConnections {
     /// Begins to stand in for those who subscribe at `server`, at the PostgreSQL that was started with
     /// these options.
-    pub(super) fn start(server: Arc<Server>, postgres: &StartOptions) -> StandIns {
+    pub(super) fn start(server: Arc<Server>, postgres: &StartOptions) -> FeedbackConnections {
         let place = Place {
             socket: postgres.run.join(format!(".s.PGSQL.{}", postgres.port)),
             user: postgres.superuser.clone(),
         };
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(run(server, place, stopped));
-        StandIns { stop, task }
+        FeedbackConnections { stop, task }
     }
 
     /// Lets them leave, so that a stop of PostgreSQL does not meet them.
@@ -108,7 +108,7 @@ fn wanted(subscribers: Vec<Subscriber>) -> BTreeMap<NodeName, Report> {
 async fn keep(place: Place, node: NodeName, mut reported: watch::Receiver<Report>) {
     let mut pause = PAUSE_MIN;
     let name = node.as_str();
-    while let Err(error) = stand_in(&place.socket, &place.user, name, &mut reported).await {
+    while let Err(error) = report_feedback(&place.socket, &place.user, name, &mut reported).await {
         tracing::warn!(
             %error,
             "PostgreSQL keeps no rows for queries on {name}, so vacuum may cancel them; trying again"
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_need_rows_have_a_stand_in_each() {
+    fn those_who_need_rows_have_a_feedback_connection_each() {
         let silent = Subscriber {
             progress: None,
             ..subscriber("west", 1, Some(7))
