@@ -109,7 +109,7 @@ impl Inner {
         };
         let (own, me) = {
             let state = self.state.lock();
-            (state.writer.epoch(), state.me.clone())
+            (state.writer.handle.epoch(), state.me.clone())
         };
         if own.is_some_and(|own| row.epoch > own || (row.epoch == own && row.owner != me)) {
             self.fence(format!("{} of {} fences this writer", row.epoch, row.owner));
@@ -150,8 +150,8 @@ impl Inner {
         };
         let epoch = lease.epoch();
         let mut state = self.state.lock();
-        state.writer.check_fence()?;
-        state.writer.adopt(epoch);
+        state.writer.handle.check_fence()?;
+        state.writer.handle.adopt(epoch);
         state.me = lease.owner().to_owned();
         self.gate.install(lease);
         Ok(epoch)

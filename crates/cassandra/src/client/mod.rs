@@ -194,11 +194,11 @@ impl Inner {
     }
 
     fn check_fence(&self) -> Result<()> {
-        self.state.lock().writer.check_fence()
+        self.state.lock().writer.handle.check_fence()
     }
 
     fn check_writer(&self) -> Result<Epoch> {
-        self.state.lock().writer.check_writer()
+        self.state.lock().writer.handle.check_writer()
     }
 
     fn next_version(&self) -> Result<Version> {
@@ -220,7 +220,7 @@ impl Inner {
 
     /// Only the owner of an epoch makes versions of it.
     fn observe(&self, version: Version) -> Result<()> {
-        if self.state.lock().writer.is_overtaken_by(version) {
+        if self.state.lock().writer.handle.is_overtaken_by(version) {
             self.fence(format!("{} has written already", version.epoch));
         }
         self.check_fence()
@@ -301,7 +301,7 @@ impl Storage for Client {
     }
 
     fn epoch(&self) -> Option<Epoch> {
-        self.inner.state.lock().writer.epoch()
+        self.inner.state.lock().writer.handle.epoch()
     }
 
     async fn accepted_epoch(&self) -> Result<EpochGrant> {
@@ -416,7 +416,7 @@ impl Storage for Client {
     }
 
     fn counters(&self) -> StorageCounters {
-        self.inner.state.lock().writer.counters.clone()
+        self.inner.state.lock().writer.handle.counters.clone()
     }
 
     async fn fenced(&self) {

@@ -26,14 +26,14 @@ struct Reading<'a> {
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.inner.state.lock().writer.end_read(self.key);
+        self.inner.state.lock().writer.handle.end_read(self.key);
     }
 }
 
 impl Inner {
     fn begin_read(&self, key: BlockKey, up_to: Generation) -> Result<(Reading<'_>, Plan)> {
         let mut state = self.state.lock();
-        state.writer.check_fence()?;
+        state.writer.handle.check_fence()?;
         let plan = state.writer.begin_read(key, up_to);
         Ok((Reading { inner: self, key }, plan))
     }
@@ -54,7 +54,7 @@ impl Inner {
     /// whoever owns the epoch now says so first (C2).
     fn must_fix_absence(&self, key: BlockKey, up_to: Generation) -> bool {
         let made_in = key.file.0 >> FileId::COUNTER_BITS;
-        let own = self.state.lock().writer.epoch();
+        let own = self.state.lock().writer.handle.epoch();
         up_to == Generation::SINGLE && own.is_some_and(|own| made_in < u64::from(own.0))
     }
 
@@ -92,8 +92,8 @@ impl Inner {
     ) -> Result<Option<Block>> {
         let _reading = {
             let mut state = self.state.lock();
-            state.writer.check_fence()?;
-            state.writer.pin(key);
+            state.writer.handle.check_fence()?;
+            state.writer.handle.begin_read(key);
             Reading { inner: self, key }
         };
         let known = Known {
@@ -129,8 +129,9 @@ impl Inner {
             Err(error) => return Err(error),
         };
         let mut state = self.state.lock();
-        let fresh = state.writer.is_fresh(known, sealed, found.as_ref());
-        let counters = &mut state.writer.counters;
+        let handle = &mut state.writer.handle;
+        let fresh = handle.is_fresh(known, sealed, version_of(found.as_ref()));
+        let counters = &mut handle.counters;
         if fresh {
             counters.reads_one += 1;
             return Ok(Some(found));
@@ -147,20 +148,23 @@ impl Inner {
         known: Option<Known>,
     ) -> Result<Option<Stored>> {
         let mut found = self.ask_quorum(key, up_to).await?;
-        let of = |found: &Option<Stored>| found.as_ref().map_or(Version::ZERO, |s| s.version);
-        if let Some(known) = known.filter(|known| known.settled && of(&found) < known.version) {
+        let is_older = |found: &Option<Stored>, known: &Known| {
+            known.settled && version_of(found.as_ref()) < known.version
+        };
+        if let Some(known) = known.filter(|known| is_older(&found, known)) {
             // Never go back behind what a quorum holds.
             let all = self.select(&self.statements.read_all, key, up_to).await;
             found = all.ok().flatten();
-            if of(&found) < known.version {
+            if is_older(&found, &known) {
                 return Err(lost(key, known.version));
             }
         }
-        self.observe(of(&found))?;
+        self.observe(version_of(found.as_ref()))?;
+        let newest = found.as_ref().map(|s| (s.generation, s.version));
         let mut state = self.state.lock();
-        state.writer.learn(key, up_to, known, found.as_ref());
-        state.writer.counters.reads_quorum += 1;
-        state.writer.counters.reads_escalated += u64::from(known.is_some());
+        state.writer.handle.learn(key, up_to, known, newest);
+        state.writer.handle.counters.reads_quorum += 1;
+        state.writer.handle.counters.reads_escalated += u64::from(known.is_some());
         Ok(found)
     }
 
@@ -203,7 +207,7 @@ impl Inner {
 
     pub(super) async fn read_promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
         self.check_writer()?;
-        let settled = self.state.lock().writer.is_settled(key);
+        let settled = self.state.lock().writer.handle.is_settled(key);
         match settled {
             true => self.read_settled(key).await,
             false => self.promote(key).await,
@@ -215,7 +219,7 @@ impl Inner {
         let pending = self.state.lock().writer.pending_single(key);
         let found = match pending {
             Some(block) => {
-                self.state.lock().writer.counters.reads_pending += 1;
+                self.state.lock().writer.handle.counters.reads_pending += 1;
                 Some(block)
             }
             None => {
@@ -240,7 +244,7 @@ impl Inner {
         let found = found.and_then(Stored::into_block);
         let written = {
             let mut state = self.state.lock();
-            match state.writer.is_settled(key) {
+            match state.writer.handle.is_settled(key) {
                 // Written or promoted while this was asking: that counts.
                 true => None,
                 false => {
@@ -257,6 +261,10 @@ impl Inner {
         self.pass_gate().await?;
         Ok(found.map(|block| Block { version, ..block }))
     }
+}
+
+fn version_of(found: Option<&Stored>) -> Version {
+    found.map_or(Version::ZERO, |stored| stored.version)
 }
 
 /// What a row has of a block, if there is a row.

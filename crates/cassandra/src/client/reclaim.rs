@@ -163,7 +163,7 @@ impl Inner {
         self.pass_gate().await?;
         {
             let mut state = self.state.lock();
-            state.writer.remove_before(file, block);
+            state.writer.handle.remove_before(file, block);
             state.wake();
         }
         let boundary = row::chunk_of(block.0, self.settings.block_size_bytes);

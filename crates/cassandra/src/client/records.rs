@@ -35,7 +35,7 @@ impl Inner {
             Authority::Node => {
                 let (found, _) = self.find_record(name).await?;
                 let next = {
-                    let versions = &mut self.state.lock().writer.node_records;
+                    let versions = &mut self.state.lock().writer.handle.node_records;
                     versions.next(name, value.as_ref(), Some(found))
                 };
                 let next = next.expect("what was found is known");
@@ -62,7 +62,7 @@ impl Inner {
         self.observe(found)?;
         let version = {
             let mut state = self.state.lock();
-            state.writer.skip_past(found);
+            state.writer.handle.skip_past(found);
             state.writer.next_version()?
         };
         self.write_record(name, version, value).await?;

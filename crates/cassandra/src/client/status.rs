@@ -44,7 +44,7 @@ impl Inner {
     /// copies, the line says how many of its nodes answer, and how far away the nearest one is.
     pub(super) fn replicas(&self) -> Vec<ReplicaStatus> {
         let trouble = self.trouble.lock().clone();
-        let pending_bytes = self.state.lock().writer.pending_bytes() as u64;
+        let pending_bytes = self.state.lock().writer.handle.pending.bytes() as u64;
         let mut lines = Vec::new();
         let named = self.replication.in_order(&self.config.data_centres);
         for (zone, (data_centre, copies)) in (0..).zip(named) {

@@ -183,7 +183,7 @@ impl Inner {
     pub(super) async fn write_room(&self, bytes: usize) -> Result<()> {
         let receiver = {
             let mut state = self.state.lock();
-            state.writer.check_fence()?;
+            state.writer.handle.check_fence()?;
             if state.rooms.is_empty() && state.writer.has_room(bytes) {
                 return Ok(());
             }
@@ -197,12 +197,12 @@ impl Inner {
     pub(super) async fn csync(&self, scope: SyncScope) -> Result<()> {
         let (file, upto) = {
             let state = self.state.lock();
-            state.writer.check_writer()?;
-            state.writer.scope(scope)
+            state.writer.handle.check_writer()?;
+            state.writer.handle.scope(scope)
         };
         self.wait_synced(file, upto).await?;
         self.pass_gate().await?;
-        self.state.lock().writer.counters.syncs += 1;
+        self.state.lock().writer.handle.counters.syncs += 1;
         Ok(())
     }
 
@@ -210,8 +210,8 @@ impl Inner {
     pub(super) async fn wait_synced(&self, file: Option<FileId>, upto: Seq) -> Result<()> {
         let receiver = {
             let mut state = self.state.lock();
-            state.writer.check_fence()?;
-            if state.writer.is_synced(file, upto) {
+            state.writer.handle.check_fence()?;
+            if state.writer.handle.pending.is_synced(file, upto) {
                 return Ok(());
             }
             let (done, receiver) = oneshot::channel();
@@ -242,7 +242,9 @@ impl State {
             rooms,
             ..
         } = self;
-        for complete in syncs.extract_if(.., |wait| writer.is_synced(wait.file, wait.upto)) {
+        for complete in syncs.extract_if(.., |wait| {
+            writer.handle.pending.is_synced(wait.file, wait.upto)
+        }) {
             // Nobody waits: the caller went away.
             let _ = complete.done.send(());
         }

@@ -1,9 +1,10 @@
-//! What a volume's one writer remembers, whatever its blocks are kept in: [`pending`], the writes that
-//! are not everywhere yet (DAX 4), and [`versions`], what a read must return (DAX 3.1);
+//! What a volume's one writer remembers, whatever its blocks are kept in: [`Handle`], with [`pending`], the
+//! writes that are not everywhere yet (DAX 4), and [`versions`], what a read must return (DAX 3.1);
 //! [`NodeVersions`], for records without an epoch; and [`packing`], the form blocks are kept in.
 //!
 //! Pure. Shared by the backends: the client of zone servers and the one of Apache Cassandra.
 
+mod handle;
 mod hash;
 mod node_versions;
 pub mod packing;
@@ -11,6 +12,7 @@ pub mod pending;
 mod replica_set;
 pub mod versions;
 
+pub use handle::Handle;
 pub use hash::IdMap;
 pub use node_versions::NodeVersions;
 pub use replica_set::ReplicaSet;

@@ -102,15 +102,15 @@ impl Core {
     }
 
     pub fn epoch(&self) -> Option<Epoch> {
-        self.shared.own
+        self.shared.handle.epoch()
     }
 
     pub fn is_fenced(&self) -> bool {
-        self.shared.fenced.is_some()
+        self.shared.handle.is_fenced()
     }
 
     pub fn counters(&self) -> &StorageCounters {
-        &self.shared.counters
+        &self.shared.handle.counters
     }
 
     pub fn replicas(&self) -> Vec<ReplicaStatus> {
@@ -121,6 +121,8 @@ impl Core {
     #[cfg(test)]
     pub fn distort(&mut self, flaw: Option<crate::simulation::flaw::Flaw>, window_bytes: usize) {
         self.shared.flaw = flaw;
+        self.shared.handle.pending_evicted =
+            flaw == Some(crate::simulation::flaw::Flaw::PendingEvicted);
         self.shared.links.set_window(window_bytes);
     }
 
@@ -143,7 +145,7 @@ impl Core {
 
     /// See [`crate::storage::Storage::next_version`].
     pub fn next_version(&mut self) -> Result<Version> {
-        self.shared.check_writer()?;
+        self.shared.handle.check_writer()?;
         Ok(self.shared.new_version())
     }
 
@@ -154,7 +156,7 @@ impl Core {
 
     /// The answer to a read that needs no replica, if there is one.
     pub fn read_at_once(&mut self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
-        self.shared.read_at_once(key, up_to)
+        self.shared.handle.read_at_once(key, up_to)
     }
 
     /// Whether there is room for so many bytes of writes at once.
@@ -179,7 +181,7 @@ impl Core {
 
     fn begin(&mut self, id: OpId, op: Op) {
         if let Some(key) = op.key() {
-            self.shared.begin_read(key);
+            self.shared.handle.begin_read(key);
         }
         self.ops.insert(id, op);
         self.step(id, Event::Start);
@@ -187,7 +189,7 @@ impl Core {
 
     /// Starts repairs while replicas have room for them.
     fn repair(&mut self) {
-        if self.shared.check_writer().is_err() {
+        if self.shared.handle.check_writer().is_err() {
             return;
         }
         while let Some((replica, key, generation)) = self.shared.links.next_repair(self.shared.now)
@@ -211,11 +213,11 @@ impl Core {
         if let Call::AcceptedEpoch = call {
             return Ok(Op::Look(epoch::Look::new(s.quorums)));
         }
-        s.check_fence()?;
+        s.handle.check_fence()?;
         Ok(match call {
             Call::Room(bytes) => Op::Room(bytes),
             Call::Sync(scope) => {
-                s.check_writer()?;
+                s.handle.check_writer()?;
                 s.start_sync(op, scope);
                 Op::Sync
             }
@@ -226,7 +228,7 @@ impl Core {
                 version,
             } => Op::Read(reads::Read::expecting(key, up_to, version)),
             Call::Promote(key) => {
-                s.check_writer()?;
+                s.handle.check_writer()?;
                 Op::Promote(promote::Promote::new(key))
             }
             Call::AcceptedEpoch => Op::Look(epoch::Look::new(s.quorums)),
@@ -240,18 +242,18 @@ impl Core {
             Call::PromoteRecord(name) => Op::Record(records::RecordOp::promote(name, s)?),
             Call::ListRecords(prefix) => Op::List(records::List::new(prefix, s.quorums)),
             Call::Retain(retention) => {
-                let epoch = s.check_writer()?;
+                let epoch = s.handle.check_writer()?;
                 s.retention = Some(retention.clone());
                 s.chore(op, Request::Retain { epoch, retention });
                 Op::Chore
             }
             Call::RemoveFiles(files) => {
-                let epoch = s.check_writer()?;
+                let epoch = s.handle.check_writer()?;
                 s.remove_files(op, epoch, &files);
                 Op::Chore
             }
             Call::RemoveBlocksBefore(file, block) => {
-                let epoch = s.check_writer()?;
+                let epoch = s.handle.check_writer()?;
                 s.remove_blocks_before(op, epoch, file, block);
                 Op::Chore
             }
@@ -279,7 +281,7 @@ impl Core {
     /// Whether a replica that has lost the volume may be told to begin anew: only by the owner, who
     /// then sees to it that the replica gets everything.
     pub fn may_rebuild(&self) -> bool {
-        self.shared.check_writer().is_ok()
+        self.shared.handle.check_writer().is_ok()
     }
 
     /// A connection is gone.
@@ -404,7 +406,7 @@ impl Core {
             self.shared.links.repair_ended(repair.replica);
         }
         if let Some(key) = op.key() {
-            self.shared.end_read(key);
+            self.shared.handle.end_read(key);
         }
     }
 
@@ -444,8 +446,9 @@ impl Core {
             }
             if let Some(op) = self.ops.remove(&id) {
                 self.end(id, &op);
-                let error = self.shared.fence_error();
-                self.shared.done(id, Err(error));
+                if let Err(fenced) = self.shared.handle.check_fence() {
+                    self.shared.done(id, Err(fenced));
+                }
             }
         }
         self.shared.syncs.clear();
@@ -471,7 +474,7 @@ impl Op {
                 if !matches!(event, Event::Synced) {
                     return None;
                 }
-                s.counters.syncs += 1;
+                s.handle.counters.syncs += 1;
                 Some(Ok(Output::Unit))
             }
             Op::Read(op) => op.on(id, event, s),

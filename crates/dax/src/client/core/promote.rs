@@ -92,15 +92,15 @@ impl Promote {
     }
 
     fn start(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
-        if self.is_settled(s) {
+        if s.handle.is_settled(self.key) {
             return self.read(id, s);
         }
         #[cfg(test)]
         if s.flaw == Some(Flaw::NoPromotion) {
             return self.read(id, s);
         }
-        let Some(epoch) = s.own else {
-            return Some(s.check_writer().map(|_| Output::Block(None)));
+        let Some(epoch) = s.handle.epoch() else {
+            return Some(s.handle.check_writer().map(|_| Output::Block(None)));
         };
         let request = Request::Promote {
             epoch,
@@ -116,17 +116,10 @@ impl Promote {
         None
     }
 
-    /// Whether this handle wrote or promoted the block already.
-    fn is_settled(&self, s: &mut Shared) -> bool {
-        s.versions
-            .entry(self.key)
-            .is_some_and(|known| known.settled)
-    }
-
     /// What this handle wrote, or chose in another promotion: but not before a quorum holds it.
     fn read(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
-        if let Some(block) = s.pending.read(self.key, Generation::SINGLE) {
-            s.counters.reads_pending += 1;
+        if let Some(block) = s.handle.pending.read(self.key, Generation::SINGLE) {
+            s.handle.counters.reads_pending += 1;
             s.wait_synced(id, Some(self.key.file), block.version.seq);
             self.step = Step::Writing(block);
             return None;
@@ -140,7 +133,7 @@ impl Promote {
     /// A write that this handle made meanwhile is shown only once a quorum holds it, too.
     fn hold(&mut self, id: OpId, result: Result<Output>, s: &mut Shared) -> Option<Result<Output>> {
         match result {
-            Ok(Output::Block(Some(block))) if s.is_own(block.version) => {
+            Ok(Output::Block(Some(block))) if s.handle.is_own(block.version) => {
                 s.wait_synced(id, Some(self.key.file), block.version.seq);
                 self.step = Step::Writing(block);
                 None
@@ -228,20 +221,23 @@ impl Promote {
         stable: bool,
         s: &mut Shared,
     ) -> Option<Result<Output>> {
-        if self.is_settled(s) {
+        if s.handle.is_settled(self.key) {
             // Written or promoted while this was asking: that counts.
             return self.read(id, s);
         }
         let Some(chosen) = chosen else {
-            s.versions
+            s.handle
+                .versions
                 .learned(self.key, Generation::SINGLE, None, stable);
             return Some(Ok(Output::Block(None)));
         };
-        s.counters.reads_promoted += 1;
+        s.handle.counters.reads_promoted += 1;
         if stable {
             let found = Some((chosen.generation, chosen.version));
-            s.versions.forget(self.key);
-            s.versions.learned(self.key, Generation::MAX, found, true);
+            s.handle.versions.forget(self.key);
+            s.handle
+                .versions
+                .learned(self.key, Generation::MAX, found, true);
             return Some(Ok(Output::Block(Some(into_block(chosen)))));
         }
         match s.write(self.key, chosen.generation, chosen.data.clone()) {

@@ -87,13 +87,13 @@ impl Read {
     }
 
     fn start(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
-        let optimistic = s.settings.protocol.is_optimistic();
         if self.sealed {
+            let optimistic = s.settings.protocol.is_optimistic();
             self.known = self.known.filter(|_| optimistic);
-        } else if let Some(answer) = s.read_at_once(self.key, self.up_to) {
+        } else if let Some(answer) = s.handle.read_at_once(self.key, self.up_to) {
             return Some(Ok(answer));
-        } else if s.own.is_some() && optimistic {
-            self.known = s.versions.get(self.key, self.up_to);
+        } else {
+            self.known = s.handle.expected(self.key, self.up_to);
         }
         if self.known.is_none() {
             self.round.spread = s.quorums.read();
@@ -137,16 +137,14 @@ impl Read {
     ) -> Option<Result<Option<Block>>> {
         let version = block.as_ref().map_or(Version::ZERO, |b| b.version);
         if let Some(known) = self.known {
-            // A version above the known one that this handle made is a later write of its own.
-            let later = !self.sealed && version > known.version && s.is_own(version);
-            let fresh = version == known.version || later;
+            let fresh = s.handle.is_fresh(known, self.sealed, version);
             #[cfg(test)]
             let fresh = fresh || self.is_believed(block.as_ref(), s);
             if fresh {
                 self.count(s);
                 return Some(Ok(block.map(into_block)));
             }
-            s.counters.reads_stale += 1;
+            s.handle.counters.reads_stale += 1;
             self.round.spread += 1;
         }
         self.round.answer(replica, block);
@@ -168,10 +166,10 @@ impl Read {
 
     fn count(&self, s: &mut Shared) {
         match self.round.replies.len() {
-            0 => s.counters.reads_one += 1,
+            0 => s.handle.counters.reads_one += 1,
             _ => {
-                s.counters.reads_quorum += 1;
-                s.counters.reads_escalated += 1;
+                s.handle.counters.reads_quorum += 1;
+                s.handle.counters.reads_escalated += 1;
             }
         }
     }
@@ -200,9 +198,9 @@ impl Read {
             _ => {
                 let found = newest.map(order);
                 let block = newest.cloned().map(into_block);
-                self.learn(found, s);
-                s.counters.reads_quorum += 1;
-                s.counters.reads_escalated += u64::from(self.known.is_some());
+                s.handle.learn(self.key, self.up_to, self.known, found);
+                s.handle.counters.reads_quorum += 1;
+                s.handle.counters.reads_escalated += u64::from(self.known.is_some());
                 Some(Ok(block))
             }
         }
@@ -216,18 +214,6 @@ impl Read {
         let others = s.links.askable().without(self.round.answered());
         let asked = self.round.replies.len() >= s.quorums.read() && others.is_empty();
         asked.then(|| Err(self.lost(known.version)))
-    }
-
-    fn learn(&self, found: Option<(Generation, Version)>, s: &mut Shared) {
-        if s.own.is_none() {
-            return;
-        }
-        let unsettled = self.known.filter(|known| !known.settled);
-        if unsettled.is_some() && s.versions.entry(self.key) == unsettled {
-            s.versions.forget(self.key);
-        }
-        s.evict_versions();
-        s.versions.learned(self.key, self.up_to, found, false);
     }
 
     fn damaged(&self) -> Error {

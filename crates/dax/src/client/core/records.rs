@@ -58,7 +58,7 @@ impl RecordOp {
     }
 
     pub fn promote(name: String, s: &Shared) -> Result<RecordOp> {
-        s.check_writer()?;
+        s.handle.check_writer()?;
         Ok(RecordOp {
             goal: Goal::Promote,
             ..RecordOp::get(name, s)
@@ -80,10 +80,10 @@ impl RecordOp {
         }
         let version = match authority {
             Authority::Owner => {
-                s.check_writer()?;
+                s.handle.check_writer()?;
                 Some(s.new_version())
             }
-            Authority::Node => s.node_records.next(&name, value.as_ref(), None),
+            Authority::Node => s.handle.node_records.next(&name, value.as_ref(), None),
         };
         let mut op = RecordOp {
             goal: Goal::Put { value, authority },
@@ -104,7 +104,7 @@ impl RecordOp {
         };
         let request = Request::PutRecord {
             epoch: match authority {
-                Authority::Owner => s.own,
+                Authority::Owner => s.handle.epoch(),
                 Authority::Node => None,
             },
             name: self.name.clone(),
@@ -199,14 +199,15 @@ impl RecordOp {
             Goal::Get => return Ok(Some(Output::Record(found.and_then(|r| r.value)))),
             Goal::Promote if found.is_none() => return Ok(Some(Output::Record(None))),
             Goal::Promote => {
-                s.check_writer()?;
-                s.skip_past(version);
+                s.handle.check_writer()?;
+                s.handle.skip_past(version);
                 let version = s.new_version();
                 self.start_put(version, s);
             }
             Goal::Put { ref value, .. } => {
                 let value = value.as_ref();
-                if let Some(version) = s.node_records.next(&self.name, value, Some(version)) {
+                if let Some(version) = s.handle.node_records.next(&self.name, value, Some(version))
+                {
                     self.start_put(version, s);
                 }
             }
@@ -221,10 +222,11 @@ impl RecordOp {
                 authority: Authority::Node,
                 value,
             } => s
+                .handle
                 .node_records
                 .next(&self.name, value.as_ref(), Some(stored)),
             _ => {
-                s.skip_past(stored);
+                s.handle.skip_past(stored);
                 Some(s.new_version())
             }
         };

@@ -43,7 +43,7 @@ pub(super) struct Page {
 
 impl Page {
     pub fn new(after: Option<ScrubCursor>, s: &mut Shared) -> Result<Page> {
-        let epoch = s.check_writer()?;
+        let epoch = s.handle.check_writer()?;
         if after.is_none() {
             s.begin_scrub();
         }
@@ -90,8 +90,8 @@ impl Page {
         s.scrub_answered(self.round.answered());
         let mut compared = compare(&inventories, s.retention.as_ref());
         compared.page.differences.retain(|d| !s.is_underway(d));
-        s.counters.copies_scrubbed += compared.copies;
-        s.counters.copies_damaged += compared.damaged;
+        s.handle.counters.copies_scrubbed += compared.copies;
+        s.handle.counters.copies_damaged += compared.damaged;
         debug_assert!(compared.page.next > self.after || compared.page.next.is_none());
         Output::Scrubbed(compared.page)
     }
@@ -165,7 +165,7 @@ pub(super) struct Mend {
 
 impl Mend {
     pub fn new(differences: &[Difference], s: &mut Shared) -> Result<Mend> {
-        s.check_writer()?;
+        s.handle.check_writer()?;
         let mut replicas = ReplicaSet::default();
         for d in differences {
             replicas.insert(d.replica);
@@ -208,12 +208,12 @@ enum Step {
 
 impl End {
     pub fn new(s: &mut Shared) -> Result<End> {
-        s.check_writer()?;
+        s.handle.check_writer()?;
         let waiting = s.end_scrub();
         Ok(End {
             waiting: waiting.iter().collect(),
             rebuilt: Vec::new(),
-            upto: s.last_seq(),
+            upto: s.handle.last_seq(),
             step: Step::Next,
         })
     }
@@ -242,7 +242,8 @@ impl End {
             (Step::Next, _) => self.step = Step::Mending,
             (Step::Mending, _) if s.links.misses_unknown(replica) => self.leave_out(id, s),
             (Step::Mending, _)
-                if s.links.is_mended(replica) && s.pending.is_complete(replica, self.upto) =>
+                if s.links.is_mended(replica)
+                    && s.handle.pending.is_complete(replica, self.upto) =>
             {
                 let mut list = List::new(String::new(), s.quorums);
                 list.on(id, Event::Start, s);
@@ -288,7 +289,7 @@ impl End {
         records: BTreeMap<String, StoredRecord>,
         s: &mut Shared,
     ) -> Result<()> {
-        let epoch = s.check_writer()?;
+        let epoch = s.handle.check_writer()?;
         s.links.forget_asked(id);
         if records.is_empty() {
             return self.tell(id, replica, s);
@@ -308,7 +309,7 @@ impl End {
     }
 
     fn tell(&mut self, id: OpId, replica: ReplicaId, s: &mut Shared) -> Result<()> {
-        let epoch = s.check_writer()?;
+        let epoch = s.handle.check_writer()?;
         self.step = Step::Telling;
         let request = Request::Rebuilt { epoch };
         s.links

@@ -1,12 +1,12 @@
 //! What all operations of a client share: the links, the pending writes, the version list, the epoch.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
-use crate::storage::{
-    Block, Difference, EpochGrant, Retention, StorageCounters, SyncScope, VolumeSettings,
-};
+use crate::storage::{Block, Difference, EpochGrant, Retention, SyncScope, VolumeSettings};
 use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum};
 
 use super::chores::Chores;
@@ -15,9 +15,8 @@ use super::quorum::{Quorums, ReplicaSet};
 use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, SyncWait, Time};
 #[cfg(test)]
 use crate::simulation::flaw::Flaw;
-use crate::writer::pending::{Pending, Seq};
-use crate::writer::versions::VersionList;
-use crate::writer::{IdMap, NodeVersions};
+use crate::writer::Handle;
+use crate::writer::pending::{Dropped, Seq};
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -26,28 +25,16 @@ pub(super) struct Shared {
     pub quorums: Quorums,
     pub now: Time,
     pub links: Links,
-    pub pending: Pending,
-    pub versions: VersionList,
+    /// What this handle knows without a replica.
+    pub handle: Handle,
     pub chores: Chores,
-    pub counters: StorageCounters,
     pub out: Effects,
     pub syncs: Vec<SyncWait>,
-    /// The epoch that this handle owns.
-    pub own: Option<Epoch>,
-    /// The first epoch it ever owned: versions of lower ones are not its own.
-    first_own: Option<Epoch>,
     /// As it calls itself in grants.
     pub owner: String,
-    /// Why it must stop, once it must.
-    pub fenced: Option<String>,
     pub fence_news: bool,
     /// Something was acknowledged or dropped.
     pub progress: bool,
-    /// Versions of records that this handle alone writes, without an epoch.
-    pub node_records: NodeVersions,
-    /// Blocks with reads or promotions in progress: what is learned of them meanwhile must not be
-    /// forgotten, or an answer from before a write would pass as the newest.
-    reading: IdMap<BlockKey, u32>,
     /// What was said last to be kept.
     pub retention: Option<Retention>,
     /// Rebuilding replicas that have taken part in the present scrub from its beginning.
@@ -55,8 +42,6 @@ pub(super) struct Shared {
     /// What is broken on purpose.
     #[cfg(test)]
     pub flaw: Option<Flaw>,
-    seq: Seq,
-    removed_before: IdMap<FileId, BlockIndex>,
 }
 
 impl Shared {
@@ -65,26 +50,17 @@ impl Shared {
             quorums: Quorums::new(&settings),
             now: Time::ZERO,
             links: Links::new(&config.addresses, &settings),
-            pending: Pending::default(),
-            versions: VersionList::new(config.version_list_max),
+            handle: Handle::new(&settings, config.version_list_max),
             chores: Chores::default(),
-            counters: StorageCounters::default(),
             out: Effects::new(),
             syncs: Vec::new(),
-            own: None,
-            first_own: None,
             owner: String::new(),
-            fenced: None,
             fence_news: false,
             progress: false,
-            node_records: NodeVersions::default(),
-            reading: IdMap::default(),
             retention: None,
             scrubbed: ReplicaSet::default(),
             #[cfg(test)]
             flaw: None,
-            seq: 0,
-            removed_before: IdMap::default(),
             config,
             settings,
         }
@@ -112,34 +88,9 @@ impl Shared {
 
     // --- the epoch -------------------------------------------------------------------------------
 
-    pub fn check_fence(&self) -> Result<()> {
-        match self.fenced {
-            Some(_) => Err(self.fence_error()),
-            None => Ok(()),
-        }
-    }
-
-    pub fn fence_error(&self) -> Error {
-        let why = self.fenced.clone().unwrap_or_default();
-        Error::new(ErrorKind::Fenced, why)
-    }
-
-    /// The epoch to write under.
-    pub fn check_writer(&self) -> Result<Epoch> {
-        self.check_fence()?;
-        let none = || Error::new(ErrorKind::Invalid, "this handle owns no epoch");
-        self.own.ok_or_else(none)
-    }
-
-    /// Whether a version was made by this handle.
-    pub fn is_own(&self, version: Version) -> bool {
-        let epochs = self.first_own.zip(self.own);
-        epochs.is_some_and(|(first, last)| (first..=last).contains(&version.epoch))
-    }
-
     /// A replica has accepted this: if it is somebody else's higher epoch, ours is over.
     pub fn observe(&mut self, grant: &EpochGrant) {
-        if self.own.is_some_and(|own| grant.epoch > own) && grant.owner != self.owner {
+        if self.handle.epoch().is_some_and(|own| grant.epoch > own) && grant.owner != self.owner {
             self.fence(format!(
                 "{} of {} fences this writer",
                 grant.epoch, grant.owner
@@ -148,8 +99,7 @@ impl Shared {
     }
 
     fn fence(&mut self, why: String) {
-        if self.fenced.is_none() && self.own.is_some() {
-            self.fenced = Some(why);
+        if self.handle.fence(why) {
             self.fence_news = true;
             self.out.push(Effect::Fenced);
         }
@@ -173,18 +123,16 @@ impl Shared {
         }
     }
 
-    /// Only the owner of an epoch makes versions of it.
     fn observe_version(&mut self, version: Version) {
-        if self.own.is_some_and(|own| version.epoch > own) {
+        if self.handle.is_overtaken_by(version) {
             self.fence(format!("{} has written already", version.epoch));
         }
     }
 
     /// This handle owns `epoch` from now on.
     pub fn adopt(&mut self, epoch: Epoch, owner: String) {
-        self.own = Some(epoch);
+        self.handle.adopt(epoch);
         self.links.own();
-        self.first_own.get_or_insert(epoch);
         self.owner = owner;
         for replica in self.links.up().iter() {
             self.announce(replica);
@@ -193,9 +141,7 @@ impl Shared {
     }
 
     fn announce(&mut self, replica: ReplicaId) {
-        if let Some(epoch) = self.own
-            && self.fenced.is_none()
-        {
+        if let Ok(epoch) = self.handle.check_writer() {
             let request = Request::OwnEpoch {
                 epoch,
                 owner: self.owner.clone(),
@@ -265,33 +211,20 @@ impl Shared {
     // --- writes ----------------------------------------------------------------------------------
 
     pub fn new_version(&mut self) -> Version {
-        self.seq += 1;
         #[cfg(test)]
         if self.flaw == Some(Flaw::TimestampsAlone) {
             // Clocks of different machines differ.
             let skew = u64::from(crc32c::crc32c(self.owner.as_bytes()) % 50);
-            self.seq = self.seq.max(self.now.as_millis() as u64 + skew);
+            self.handle.skip_past(Version {
+                epoch: self.handle.epoch().unwrap_or_default(),
+                seq: (self.now.as_millis() as u64 + skew).saturating_sub(1),
+            });
         }
-        Version {
-            epoch: self.own.unwrap_or_default(),
-            seq: self.seq,
-        }
-    }
-
-    /// The last version given.
-    pub fn last_seq(&self) -> Seq {
-        self.seq
-    }
-
-    /// Makes versions from now on higher than one that was seen.
-    pub fn skip_past(&mut self, version: Version) {
-        if self.own == Some(version.epoch) {
-            self.seq = self.seq.max(version.seq);
-        }
+        self.handle.next_version()
     }
 
     pub fn write(&mut self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
-        self.check_writer()?;
+        self.handle.check_writer()?;
         // Shorter if it is packed.
         if !(1..=self.settings.block_size_bytes as usize).contains(&data.len()) {
             return Err(Error::new(
@@ -301,41 +234,16 @@ impl Shared {
         }
         let version = self.new_version();
         #[cfg(test)]
-        let generation = match (self.flaw, self.pending.read(key, Generation::MAX)) {
+        let generation = match (self.flaw, self.handle.pending.read(key, Generation::MAX)) {
             (Some(Flaw::GenerationsMerged), Some(pending)) => pending.generation,
             _ => generation,
         };
-        let checksum = checksum(key, generation, version, &data);
         let (replicas, bytes) = (ReplicaSet::first(self.quorums.replicas), data.len());
-        self.pending
-            .add(key, generation, version, checksum, data, replicas);
-        self.evict_versions();
-        self.versions.written(key, generation, version);
-        self.counters.writes += 1;
+        self.handle.store(version, key, generation, data, replicas);
+        self.handle.counters.writes += 1;
         self.links.write(version.seq, bytes, replicas);
         self.pump_all();
         Ok(version)
-    }
-
-    /// Makes room in the version list.
-    pub fn evict_versions(&mut self) {
-        let pinned = self.pending.keys().chain(self.reading.keys().copied());
-        #[cfg(test)]
-        let pinned = pinned.filter(|_| self.flaw != Some(Flaw::PendingEvicted));
-        self.versions.evict(pinned);
-    }
-
-    pub fn begin_read(&mut self, key: BlockKey) {
-        *self.reading.entry(key).or_default() += 1;
-    }
-
-    pub fn end_read(&mut self, key: BlockKey) {
-        if let Some(count) = self.reading.get_mut(&key) {
-            *count -= 1;
-            if *count == 0 {
-                self.reading.remove(&key);
-            }
-        }
     }
 
     fn pump_all(&mut self) {
@@ -352,13 +260,13 @@ impl Shared {
     }
 
     fn send_queued(&mut self, replica: ReplicaId) {
-        let Some(epoch) = self.own.filter(|_| self.fenced.is_none()) else {
+        let Ok(epoch) = self.handle.check_writer() else {
             return;
         };
         self.links.pump(
             replica,
             epoch,
-            &mut self.pending,
+            &mut self.handle.pending,
             self.quorums,
             &mut self.out,
         );
@@ -373,9 +281,9 @@ impl Shared {
             _ => sync,
         };
         for seq in self.links.acked(replica, upto, self.now) {
-            self.pending.ack(seq, replica, counting, sync);
+            self.handle.pending.ack(seq, replica, counting, sync);
         }
-        self.pending.tidy();
+        self.handle.pending.tidy();
         self.progress = true;
         self.pump(replica);
     }
@@ -407,14 +315,16 @@ impl Shared {
 
     /// Whether a newer write of the block is on its way to the replica, or the block is gone.
     pub fn is_underway(&self, d: &Difference) -> bool {
-        let removed = self.removed_before.get(&d.key.file);
-        removed.is_some_and(|first| d.key.block < *first)
-            || self.pending.is_underway(d.replica, d.key, d.generation)
+        self.handle.is_removed(d.key)
+            || self
+                .handle
+                .pending
+                .is_underway(d.replica, d.key, d.generation)
     }
 
     /// Sends a replica a block that it missed, as it was written.
     pub fn send_repair(&mut self, replica: ReplicaId, key: BlockKey, block: Block) {
-        let Ok(epoch) = self.check_writer() else {
+        let Ok(epoch) = self.handle.check_writer() else {
             return;
         };
         let Block {
@@ -435,7 +345,7 @@ impl Shared {
             checksum: checksum(key, generation, version, &data),
             data,
         };
-        self.counters.copies_mended += 1;
+        self.handle.counters.copies_mended += 1;
         self.links.repair(replica, write, &mut self.out);
     }
 
@@ -465,40 +375,33 @@ impl Shared {
     /// Whether `bytes` more may be pending; gives up what replicas that are away lack, if that helps.
     pub fn has_room(&mut self, bytes: usize) -> bool {
         let max = self.config.pending_bytes_max;
-        if self.pending.is_empty() || self.pending.bytes() + bytes <= max {
+        if self.handle.pending.is_empty() || self.handle.pending.bytes() + bytes <= max {
             return true;
         }
         // Give up more than needed now, so that the search is not repeated for every write.
         let enough = bytes.max(max / 8);
         let away = self.links.away(self.now, self.config.replica_timeout * 2);
-        for write in self.pending.give_up(away, enough) {
+        for write in self.handle.pending.give_up(away, enough) {
             self.links.dropped(&write, true);
         }
-        self.pending.is_empty() || self.pending.bytes() + bytes <= max
+        self.handle.pending.is_empty() || self.handle.pending.bytes() + bytes <= max
     }
 
     pub fn drop_writes(&mut self) {
-        self.pending.clear();
+        self.handle.pending.clear();
         self.links.clear();
     }
 
     // --- sync points -----------------------------------------------------------------------------
 
     pub fn start_sync(&mut self, op: OpId, scope: SyncScope) {
-        let (file, upto) = match scope {
-            SyncScope::Volume => (None, self.seq),
-            SyncScope::File(file) => (Some(file), self.seq),
-            SyncScope::FileUpTo(file, version) if self.is_own(version) => {
-                (Some(file), version.seq.min(self.seq))
-            }
-            SyncScope::FileUpTo(file, _) => (Some(file), 0),
-        };
+        let (file, upto) = self.handle.scope(scope);
         self.wait_synced(op, file, upto);
     }
 
     /// Completes the operation with `Synced` once everything up to `upto` is on k replicas.
     pub fn wait_synced(&mut self, op: OpId, file: Option<FileId>, upto: Seq) {
-        if !self.pending.is_synced(file, upto) {
+        if !self.handle.pending.is_synced(file, upto) {
             self.links.want_flush(upto);
             self.pump_all();
         }
@@ -508,33 +411,11 @@ impl Shared {
 
     /// The operations whose sync is complete.
     pub fn complete_syncs(&mut self) -> Vec<OpId> {
-        let pending = &mut self.pending;
+        let pending = &mut self.handle.pending;
         let complete = self
             .syncs
             .extract_if(.., |w| pending.is_synced(w.file, w.upto));
         complete.map(|w| w.op).collect()
-    }
-
-    // --- reads without a message -----------------------------------------------------------------
-
-    /// Answers from `sync_pending`, and from the list where it knows that there is nothing.
-    pub fn read_at_once(&mut self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
-        if self.own.is_none() || self.fenced.is_some() {
-            return None;
-        }
-        let removed = self.removed_before.get(&key.file);
-        if removed.is_some_and(|first| key.block < *first) {
-            return Some(None);
-        }
-        let known = self.versions.get(key, up_to);
-        if let Some(block) = self.pending.read(key, up_to)
-            && known.is_none_or(|k| k.version <= block.version)
-        {
-            self.counters.reads_pending += 1;
-            return Some(Some(block));
-        }
-        let absent = known.is_some_and(|k| k.version == Version::ZERO);
-        (absent && self.settings.protocol.is_optimistic()).then_some(None)
     }
 
     // --- removal ---------------------------------------------------------------------------------
@@ -549,11 +430,9 @@ impl Shared {
     }
 
     pub fn remove_files(&mut self, op: OpId, epoch: Epoch, files: &[FileId]) {
-        let removed: std::collections::HashSet<FileId> = files.iter().copied().collect();
-        self.drop_removed(|file, _| removed.contains(&file));
-        for file in files {
-            self.removed_before.remove(file);
-        }
+        let removed: HashSet<FileId> = files.iter().copied().collect();
+        let dropped = self.handle.remove_files(&removed);
+        self.drop_removed(dropped, |file, _| removed.contains(&file));
         for files in files.chunks(MAX_FILES_PER_REQUEST) {
             let files = files.to_vec();
             self.chore(op, Request::RemoveFiles { epoch, files });
@@ -567,15 +446,18 @@ impl Shared {
         file: FileId,
         block: BlockIndex,
     ) {
-        self.drop_removed(|f, b| f == file && b < block);
-        let first = self.removed_before.entry(file).or_default();
-        *first = block.max(*first);
+        let dropped = self.handle.remove_before(file, block);
+        self.drop_removed(dropped, |f, b| f == file && b < block);
         self.chore(op, Request::RemoveBlocksBefore { epoch, file, block });
     }
 
-    fn drop_removed(&mut self, removed: impl Fn(FileId, BlockIndex) -> bool) {
+    fn drop_removed(
+        &mut self,
+        dropped: Vec<Dropped>,
+        removed: impl Fn(FileId, BlockIndex) -> bool,
+    ) {
         self.links.forget_missed(&removed);
-        for write in self.pending.drop_removed(removed) {
+        for write in dropped {
             self.links.dropped(&write, false);
         }
         self.progress = true;
