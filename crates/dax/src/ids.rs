@@ -1,9 +1,10 @@
 //! The nouns of the block protocol, each its own type so that two of them cannot be swapped.
 //!
 //! Owns: [`Epoch`], [`Version`], [`Generation`], [`FileId`], [`BlockIndex`], [`BlockKey`], [`ZoneId`], [`ReplicaId`],
-//! [`VolumeName`] and [`NodeName`]. Everything here is plain data.
+//! [`StoreId`], [`VolumeName`] and [`NodeName`]. Everything here is plain data.
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
@@ -144,6 +145,66 @@ pub struct ZoneId(pub u8);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ReplicaId(pub u8);
 
+/// Which store: the identity of the directory that one `understudy store` keeps its replicas in, whatever it
+/// is reached as. Random, made with the directory and never changed; written as 16 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct StoreId(NonZeroU64);
+
+impl StoreId {
+    /// The id with this number; none for 0, which no store has.
+    pub fn new(number: u64) -> Option<StoreId> {
+        NonZeroU64::new(number).map(StoreId)
+    }
+
+    /// An id that no other store has.
+    ///
+    /// # Errors
+    /// `Unavailable` if the system has no random numbers.
+    pub fn random() -> Result<StoreId> {
+        loop {
+            let mut bytes = [0; 8];
+            crate::credentials::fill(&mut bytes)?;
+            if let Some(id) = StoreId::new(u64::from_le_bytes(bytes)) {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Its number.
+    pub fn number(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl TryFrom<String> for StoreId {
+    type Error = Error;
+    fn try_from(text: String) -> Result<StoreId> {
+        let number = u64::from_str_radix(&text, 16).ok();
+        let id = number.filter(|_| text.len() == 16).and_then(StoreId::new);
+        let invalid = || format!("store id {text:?}: 16 hexadecimal digits are one");
+        id.ok_or_else(|| Error::new(ErrorKind::Invalid, invalid()))
+    }
+}
+
+impl From<StoreId> for String {
+    fn from(id: StoreId) -> String {
+        id.to_string()
+    }
+}
+
 macro_rules! display {
     ($($t:ty => $format:literal;)*) => {$(
         impl fmt::Display for $t {
@@ -240,3 +301,19 @@ name!(
     NodeName,
     "node name"
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_id_is_written_and_read_as_sixteen_digits() {
+        let id = StoreId::new(0xab).unwrap();
+        assert_eq!(id.to_string(), "00000000000000ab");
+        assert_eq!(StoreId::try_from(id.to_string()).unwrap(), id);
+        for text in ["", "ab", "0000000000000000", "00000000000000xy"] {
+            assert!(StoreId::try_from(text.to_owned()).is_err(), "{text:?}");
+        }
+        assert_ne!(StoreId::random().unwrap(), StoreId::random().unwrap());
+    }
+}

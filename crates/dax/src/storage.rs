@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{
-    BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, Version, ZoneId,
+    BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, StoreId, Version, ZoneId,
 };
 
 /// The most replicas that a volume can have.
@@ -310,6 +310,8 @@ pub struct ReplicaStatus {
     pub zone: ZoneId,
     /// Its address as configured.
     pub address: String,
+    /// Which store answered there last, if one did and said so.
+    pub store: Option<StoreId>,
     /// Whether a connection stands.
     pub up: bool,
     /// A recent round trip, if one was measured.

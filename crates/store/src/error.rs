@@ -79,6 +79,9 @@ pub enum OpenError {
         /// The address as given.
         address: String,
     },
+    /// The system has no random numbers, and a new zone's id is one.
+    #[error("cannot give the zone an id")]
+    Random(#[source] dax::error::Error),
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),

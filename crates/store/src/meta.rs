@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! format                  the format of the whole directory
+//! id                      which store this is, for good                      u64
 //! log                     the number of the last commit that the engine has (crate::engine)
 //! v <name>                volume: id, settings, whether it is rebuilding     JSON
 //! e <id>                  accepted epoch and owner                           JSON
@@ -15,7 +16,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use dax::ids::{BlockIndex, FileId, VolumeName};
+use dax::ids::{BlockIndex, FileId, StoreId, VolumeName};
 use dax::storage::VolumeSettings;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -28,6 +29,7 @@ const FORMAT: &[u8] = b"understudy-zone 3";
 /// The one before it, which had no commit log: this code goes on with it.
 const FORMAT_BEFORE: &[u8] = b"understudy-zone 2";
 const FORMAT_KEY: &[u8] = b"format";
+const STORE_KEY: &[u8] = b"id";
 
 /// A volume as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,4 +123,26 @@ pub(crate) fn check_format(engine: &Engine, dir: &Path) -> Result<(), OpenError>
             batch.commit().map_err(broken)
         }
     }
+}
+
+/// Which store this is; made with the directory, or at the first start with this code.
+pub(crate) fn store_id(engine: &Engine, dir: &Path) -> Result<StoreId, OpenError> {
+    let broken = |source: EngineError| OpenError::Damaged {
+        dir: dir.into(),
+        source: Box::new(source),
+    };
+    if let Some(stored) = engine.meta(STORE_KEY).map_err(broken)? {
+        let number = stored.first_chunk().copied().map(u64::from_be_bytes);
+        let id = number.and_then(StoreId::new);
+        return id.ok_or_else(|| OpenError::Damaged {
+            dir: dir.into(),
+            source: "the store's id makes no sense".into(),
+        });
+    }
+    let id = StoreId::random().map_err(OpenError::Random)?;
+    let mut batch = engine.batch();
+    let number = id.number().to_be_bytes().to_vec();
+    batch.put_meta(STORE_KEY, number.into());
+    batch.commit().map_err(broken)?;
+    Ok(id)
 }

@@ -208,15 +208,22 @@ impl Receiver {
 
     fn bind(&mut self, id: u64, name: &VolumeName, about: &About) -> Result<(), End> {
         let Some(volume) = self.shared.volumes.get(name) else {
-            let text = format!("no volume {name} in this zone");
-            let e = Error::new(ErrorKind::NotFound, text);
-            return self.answer(id, &decide::error(&e));
+            let store = self.shared.id;
+            let answer = match about.protocol {
+                ..2 => {
+                    let text = format!("no volume {name} in this zone");
+                    decide::error(&Error::new(ErrorKind::NotFound, text))
+                }
+                _ => Response::NoVolume { store },
+            };
+            return self.answer(id, &answer);
         };
         let welcome = Response::Welcome {
             protocol: about.protocol.min(PROTOCOL),
             settings: volume.settings.clone(),
             grant: volume.grant(),
             rebuilding: volume.is_rebuilding(),
+            store: Some(self.shared.id),
         };
         self.conn.bind(volume);
         tracing::debug!(client = %self.conn.peer, name = %about.client, volume = %name, "connected");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use dax::ids::{BlockKey, FileId, Generation};
+use dax::ids::{BlockKey, FileId, Generation, StoreId};
 use dax::wire::{BlockWrite, Request};
 use parking_lot::{Condvar, Mutex};
 
@@ -53,6 +53,8 @@ impl Work {
 pub(crate) struct Shared {
     pub config: StoreConfig,
     pub dir: PathBuf,
+    /// Which store this is.
+    pub id: StoreId,
     pub engine: Engine,
     pub volumes: Volumes,
     pub queue: Queue<Work>,
@@ -75,6 +77,7 @@ impl Shared {
         config: StoreConfig,
         network: Option<Arc<Emulation>>,
         dir: PathBuf,
+        id: StoreId,
         engine: Engine,
         volumes: Volumes,
     ) -> Shared {
@@ -93,6 +96,7 @@ impl Shared {
             config,
             network,
             dir,
+            id,
             engine,
             volumes,
         }

@@ -88,8 +88,16 @@ impl Zone {
         let network = network.map(Arc::new);
         let engine = Engine::open(dir, config.cache_bytes)?;
         meta::check_format(&engine, dir)?;
+        let id = meta::store_id(&engine, dir)?;
         let volumes = Volumes::load(&engine, dir)?;
-        let shared = Arc::new(Shared::new(config, network, dir.into(), engine, volumes));
+        let shared = Arc::new(Shared::new(
+            config,
+            network,
+            dir.into(),
+            id,
+            engine,
+            volumes,
+        ));
         let next_removal = resume_chores(&shared)?;
         let commits = Arc::new(Commits::new(shared.clone(), next_removal));
         let zone = Zone {
@@ -148,7 +156,8 @@ impl Zone {
         let (shared, clients) = (self.shared.clone(), self.clients.clone());
         let thread = spawn("listener", move || accept(&shared, &clients, &listener));
         let thread = thread.map_err(OpenError::Thread)?;
-        tracing::info!(%address, dir = %self.shared.dir.display(), "zone serves");
+        let id = self.shared.id;
+        tracing::info!(%address, dir = %self.shared.dir.display(), %id, "zone serves");
         self.listeners.lock().push((address.clone(), thread));
         Ok(address)
     }

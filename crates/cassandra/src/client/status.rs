@@ -55,6 +55,7 @@ impl Inner {
                     replica: ReplicaId(lines.len() as u8),
                     zone: ZoneId(zone),
                     address: line.address,
+                    store: None,
                     up: line.up,
                     round_trip: line.round_trip,
                     pending_bytes,

@@ -10,15 +10,16 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 
 use super::driver::Driver;
-use super::greeting::Greeted;
+use super::greeting::Greeting;
 use super::outbox::{transmit, write_all};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::ReplicaId;
 use crate::tls::{Distrust, Tls};
-use crate::wire::{FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, Request, Response};
+use crate::wire::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, Request, Response};
 
 /// How long connecting and greeting may take together.
 const GREETING: Duration = Duration::from_secs(5);
@@ -113,17 +114,24 @@ pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, addr
     let mut reported = false;
     loop {
         match driver.introduction.greet(&address).await {
-            Ok(greeted) if greeted.settings == *driver.settings() => {
-                tracing::info!(%replica, address, "replica connected");
-                (backoff, reported) = (Backoff::new(), false);
-                let why = serve(&driver, replica, greeted).await;
-                tracing::warn!(%replica, address, why, "replica lost");
+            Ok(Greeting::Known(greeted)) if greeted.settings == *driver.settings() => {
+                match driver.replica_up(replica, &greeted.arrival) {
+                    Ok(up) => {
+                        tracing::info!(%replica, address, "replica connected");
+                        (backoff, reported) = (Backoff::new(), false);
+                        let why = serve(&driver, replica, greeted.stream, up).await;
+                        tracing::warn!(%replica, address, why, "replica lost");
+                    }
+                    Err(error) => {
+                        report(&driver, replica, &address, describe(&error), &mut reported);
+                    }
+                }
             }
-            Ok(_) => {
+            Ok(Greeting::Known(_)) => {
                 let why = "the replica knows the volume with other settings";
                 report(&driver, replica, &address, why.into(), &mut reported);
             }
-            Err(error) if error.kind() == ErrorKind::NotFound && driver.may_rebuild() => {
+            Ok(Greeting::Unknown(_)) if driver.may_rebuild() => {
                 tracing::warn!(%replica, address, "the replica has lost the volume: rebuilding it");
                 let introduction = &driver.introduction;
                 match introduction.create(&address, driver.settings(), true).await {
@@ -132,6 +140,10 @@ pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, addr
                         report(&driver, replica, &address, describe(&error), &mut reported);
                     }
                 }
+            }
+            Ok(Greeting::Unknown(_)) => {
+                let why = driver.introduction.no_volume(&address).to_string();
+                report(&driver, replica, &address, why, &mut reported);
             }
             Err(error) => report(&driver, replica, &address, describe(&error), &mut reported),
         }
@@ -159,9 +171,13 @@ pub(super) fn describe(error: &Error) -> String {
 }
 
 /// Runs a connection until it ends; says why.
-async fn serve(driver: &Arc<Driver>, replica: ReplicaId, greeted: Greeted) -> String {
-    let Stream { reader, writer } = greeted.stream;
-    let (connection, outbox) = driver.replica_up(replica, &greeted.grant, greeted.rebuilding);
+async fn serve(
+    driver: &Arc<Driver>,
+    replica: ReplicaId,
+    stream: Stream,
+    (connection, outbox): (u64, UnboundedReceiver<Frame>),
+) -> String {
+    let Stream { reader, writer } = stream;
     let why = tokio::select! {
         why = receive(driver, replica, connection, reader) => why,
         why = transmit(outbox, writer) => why,

@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
-use super::core::{Call, Core, Effect, OpId, Output, Time};
+use super::core::{Arrival, Call, Core, Effect, OpId, Output, Time};
 use super::greeting::Introduction;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, ReplicaId, Version};
-use crate::storage::{Block, EpochGrant, VolumeSettings};
+use crate::storage::{Block, VolumeSettings};
 use crate::wire::{Frame, Response};
 
 /// Memory that heads of frames are cut from.
@@ -115,22 +115,23 @@ impl Driver {
     }
 
     /// A connection stands: gives its number and what has to be sent on it.
+    ///
+    /// # Errors
+    /// As [`Core::replica_up`].
     pub fn replica_up(
         &self,
         replica: ReplicaId,
-        grant: &EpochGrant,
-        rebuilding: bool,
-    ) -> (u64, UnboundedReceiver<Frame>) {
+        arrival: &Arrival,
+    ) -> Result<(u64, UnboundedReceiver<Frame>)> {
         let (frames, outbox) = unbounded_channel();
         let connection = self.change(|i, now| {
+            i.core.replica_up(now, replica, arrival)?;
             i.connections += 1;
             let connection = i.connections;
             i.links[usize::from(replica.0)] = Some(Outbox { connection, frames });
-            i.core.set_rebuilding(replica, rebuilding);
-            i.core.replica_up(now, replica, grant);
-            connection
-        });
-        (connection, outbox)
+            Ok(connection)
+        })?;
+        Ok((connection, outbox))
     }
 
     pub fn replica_down(&self, replica: ReplicaId, connection: u64, why: &str) {

@@ -5,10 +5,11 @@
 
 use super::ClientConfig;
 use super::connection::{Stream, within};
-use crate::credentials::{Greeting, Nonce, Side, VolumeKey};
+use super::core::Arrival;
+use crate::credentials::{self, Nonce, Side, VolumeKey};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::VolumeName;
-use crate::storage::{EpochGrant, VolumeSettings};
+use crate::ids::{StoreId, VolumeName};
+use crate::storage::VolumeSettings;
 use crate::tls::Tls;
 use crate::wire::{PROTOCOL, Request, Response};
 
@@ -28,8 +29,14 @@ pub(super) struct Introduction {
 pub(super) struct Greeted {
     pub stream: Stream,
     pub settings: VolumeSettings,
-    pub grant: EpochGrant,
-    pub rebuilding: bool,
+    pub arrival: Arrival,
+}
+
+/// What a replica answers to a greeting.
+pub(super) enum Greeting {
+    Known(Greeted),
+    /// It does not know the volume. Which store it is, if it says.
+    Unknown(Option<StoreId>),
 }
 
 impl Introduction {
@@ -45,22 +52,29 @@ impl Introduction {
     }
 
     /// Connects and says hello.
-    pub async fn greet(&self, address: &str) -> Result<Greeted> {
+    pub async fn greet(&self, address: &str) -> Result<Greeting> {
         let greeting = async {
             let mut stream = Stream::open(address, self.tls.as_ref()).await?;
-            match self.hello(&mut stream, address).await? {
-                Response::Welcome {
+            match self.hello(&mut stream, address).await {
+                Ok(Response::Welcome {
                     settings,
                     grant,
                     rebuilding,
+                    store,
                     ..
-                } => Ok(Greeted {
+                }) => Ok(Greeting::Known(Greeted {
                     stream,
                     settings,
-                    grant,
-                    rebuilding,
-                }),
-                other => Err(unexpected(address, &other)),
+                    arrival: Arrival {
+                        grant,
+                        rebuilding,
+                        store,
+                    },
+                })),
+                Ok(Response::NoVolume { store }) => Ok(Greeting::Unknown(Some(store))),
+                Ok(other) => Err(unexpected(address, &other)),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(Greeting::Unknown(None)),
+                Err(error) => Err(error),
             }
         };
         within(address, greeting).await
@@ -78,7 +92,7 @@ impl Introduction {
             match self.hello(&mut stream, address).await {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
-                // It exists: the zone compares the settings.
+                // If it exists, the zone compares the settings.
                 Ok(_) => {}
             }
             let create = Request::CreateVolume {
@@ -115,7 +129,7 @@ impl Introduction {
             (Some(_), None) => return Err(self.unproven(address, answer)),
             (Some(key), Some(challenge)) => (key, challenge),
         };
-        let greeting = Greeting {
+        let greeting = credentials::Greeting {
             volume: self.volume.clone(),
             client: nonce,
             zone,
@@ -126,6 +140,12 @@ impl Introduction {
         let proof = key.proof(Side::Client, &greeting);
         let answer = stream.ask(&Request::Proof { proof }).await?;
         answer.into_result()
+    }
+
+    /// The error of a replica that does not know the volume.
+    pub fn no_volume(&self, address: &str) -> Error {
+        let message = format!("no volume {} at {address}", self.volume);
+        Error::new(ErrorKind::NotFound, message)
     }
 
     fn no_key(&self, address: &str) -> Error {

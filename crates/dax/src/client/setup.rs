@@ -1,24 +1,37 @@
 //! Making a volume, and learning how one is laid out, before there is a client.
+//!
+//! ```text
+//!   what does each replica know of it?
+//!     a majority knows it ────────────────────────────▶ it exists; the others lost it: to be rebuilt
+//!     all answered, nobody ever owned it ─────────────▶ it is being made: made where it is missing
+//!     all answered, somebody owned it, a few know it ─▶ it is lost
+//! ```
+//!
+//! Invariant: a replica is made fresh, to count at once, only after every replica has said that it does
+//! not know the volume, or has it as it was made, without an owner so far: then no quorum of it ever did
+//! anything that a fresh replica might have forgotten. So whoever was interrupted here repeats it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use tokio::task::JoinSet;
 
 use super::ClientConfig;
 use super::connection::{Backoff, describe};
-use super::greeting::Introduction;
+use super::core::{Arrival, same_store};
+use super::greeting::{Greeting, Introduction};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::VolumeName;
+use crate::ids::{Epoch, StoreId, VolumeName};
 use crate::storage::VolumeSettings;
 
-/// Makes the volume that `config` names in its replicas. A fresh one is made once every replica has said that it does not know it, because
-/// one that is away might; returns once all have it. Where some know it already, those that do not
-/// are told that they have lost it, and this returns once a majority knows it: repeating is harmless.
-/// Waits while replicas are missing.
+/// Makes the volume that `config` names in its replicas. A fresh one is made once every replica has said
+/// that it does not know it, because one that is away might; returns once all have it. Repeating is
+/// harmless, also while another does the same, and finishes what was interrupted. Of a volume that is in
+/// use, replicas that do not know it are told that they have lost it. Waits while replicas are missing.
 ///
 /// # Errors
-/// `Conflict` if it exists with other settings, `Invalid` if the settings make no sense, `Denied` if a
-/// replica refuses the key, or is refused.
+/// `Conflict` if it exists with other settings, if two of the replicas are one store, or if it was in use
+/// and most of its replicas do not know it any more; `Invalid` if the settings make no sense; `Denied` if
+/// a replica refuses the key, or is refused.
 pub async fn create_volume(config: &ClientConfig, settings: &VolumeSettings) -> Result<()> {
     settings.check()?;
     let (replicas, volume) = (&config.replicas, &config.volume);
@@ -27,32 +40,94 @@ pub async fn create_volume(config: &ClientConfig, settings: &VolumeSettings) -> 
     let mut attempts = JoinSet::new();
     for (index, replica) in replicas.iter().enumerate() {
         let (replica, introduction) = (replica.clone(), introduction.clone());
-        attempts.spawn(async move { (index, settings_at(&replica, &introduction).await) });
+        attempts.spawn(async move { (index, ask(&replica, &introduction).await) });
     }
-    let (mut known, mut unknown) = (0, BTreeSet::new());
-    while known <= replicas.len() / 2
+    let mut survey = Survey::new(replicas);
+    while !survey.is_known()
         && let Some(attempt) = attempts.join_next().await
     {
-        match attempt {
-            Ok((_, Ok(found))) if found == *settings => known += 1,
-            Ok((_, Ok(found))) => return Err(other_settings(volume, &found)),
-            Ok((index, Err(error))) if error.kind() == ErrorKind::NotFound => {
-                unknown.insert(index);
+        let cut_short = "creating the volume was cut short";
+        let (index, answer) = attempt
+            .map_err(|error| Error::with_source(ErrorKind::Unavailable, cut_short, error))?;
+        match answer? {
+            Knows::This(found, _) if found != *settings => {
+                return Err(other_settings(volume, &found));
             }
-            Ok((_, Err(error))) => return Err(error),
-            Err(error) => {
-                return Err(Error::with_source(
-                    ErrorKind::Unavailable,
-                    "creating the volume was cut short",
-                    error,
-                ));
-            }
+            answer => survey.note(index, &answer)?,
         }
     }
-    for index in unknown {
-        create_in(&replicas[index], &introduction, settings, known > 0).await?;
+    let rebuild = survey.is_in_use(volume)?;
+    for index in survey.unknown {
+        create_in(&replicas[index], &introduction, settings, rebuild).await?;
     }
     Ok(())
+}
+
+/// What the replicas have said so far.
+struct Survey<'a> {
+    replicas: &'a [String],
+    stores: BTreeMap<StoreId, usize>,
+    known: usize,
+    /// One of them may have been part of something.
+    owned: bool,
+    unknown: Vec<usize>,
+}
+
+impl Survey<'_> {
+    fn new(replicas: &[String]) -> Survey<'_> {
+        Survey {
+            replicas,
+            stores: BTreeMap::new(),
+            known: 0,
+            owned: false,
+            unknown: Vec::new(),
+        }
+    }
+
+    fn note(&mut self, index: usize, answer: &Knows) -> Result<()> {
+        let store = match answer {
+            Knows::This(_, arrival) => {
+                self.known += 1;
+                self.owned |= arrival.rebuilding || arrival.grant.epoch > Epoch::NONE;
+                arrival.store
+            }
+            Knows::Nothing(store) => {
+                self.unknown.push(index);
+                *store
+            }
+        };
+        if let Some(store) = store {
+            let first = *self.stores.entry(store).or_insert(index);
+            if first != index {
+                let (one, other) = (&self.replicas[first], &self.replicas[index]);
+                return Err(same_store(store, one, other));
+            }
+        }
+        Ok(())
+    }
+
+    /// A majority has the volume: the others need not be heard.
+    fn is_known(&self) -> bool {
+        self.known > self.replicas.len() / 2
+    }
+
+    /// Whether a replica without the volume has lost it, rather than never had it.
+    fn is_in_use(&self, volume: &VolumeName) -> Result<bool> {
+        if self.is_known() {
+            return Ok(true);
+        }
+        if !self.owned {
+            return Ok(false);
+        }
+        let (known, all) = (self.known, self.replicas.len());
+        Err(Error::new(
+            ErrorKind::Conflict,
+            format!(
+                "volume {volume} was in use, and only {known} of {all} zones know it: the others have lost \
+                 it, and with them what it held, unless their directories come back"
+            ),
+        ))
+    }
 }
 
 fn other_settings(volume: &VolumeName, found: &VolumeSettings) -> Error {
@@ -135,18 +210,35 @@ pub(super) async fn find_settings(
     }))
 }
 
+/// What a replica knows of a volume.
+enum Knows {
+    /// It has it so, and is as it says.
+    This(VolumeSettings, Arrival),
+    /// It has no such volume. Which store it is, if it says.
+    Nothing(Option<StoreId>),
+}
+
 /// Asks one replica until it answers.
-async fn settings_at(replica: &str, introduction: &Introduction) -> Result<VolumeSettings> {
+async fn ask(replica: &str, introduction: &Introduction) -> Result<Knows> {
     let mut backoff = Backoff::new();
     loop {
         match introduction.greet(replica).await {
-            Ok(greeted) => return Ok(greeted.settings),
+            Ok(Greeting::Known(known)) => return Ok(Knows::This(known.settings, known.arrival)),
+            Ok(Greeting::Unknown(store)) => return Ok(Knows::Nothing(store)),
             Err(error) if is_passing(&error) => {
                 tracing::debug!(replica, why = describe(&error), "replica not reached yet");
             }
             Err(error) => return Err(error),
         }
         backoff.wait().await;
+    }
+}
+
+/// The settings that one replica knows.
+async fn settings_at(replica: &str, introduction: &Introduction) -> Result<VolumeSettings> {
+    match ask(replica, introduction).await? {
+        Knows::This(settings, _) => Ok(settings),
+        Knows::Nothing(_) => Err(introduction.no_volume(replica)),
     }
 }
 

@@ -91,6 +91,10 @@ impl Replica {
                 settings: settings.clone(),
                 grant: self.peer.fence.grant().clone(),
                 rebuilding: self.peer.rebuilding,
+                store: self.peer.store,
+            },
+            None if self.peer.store.is_some() => Response::NoVolume {
+                store: self.peer.store.expect("just looked"),
             },
             None => Response::Error {
                 kind: ErrorKind::NotFound,
@@ -159,6 +163,15 @@ impl Replicas {
     async fn create(&self) {
         let settings = VolumeSettings::default();
         create_volume(&self.config(), &settings).await.unwrap();
+    }
+
+    /// How many have the volume and count.
+    fn counting(&self) -> usize {
+        let counts = |replica: &&Arc<Mutex<Replica>>| {
+            let replica = replica.lock();
+            replica.settings.is_some() && !replica.peer.rebuilding
+        };
+        self.replicas.iter().filter(counts).count()
     }
 
     async fn connect(&self) -> Result<Arc<Client>> {
@@ -249,6 +262,56 @@ async fn creating_again_is_harmless_and_otherwise_a_conflict() {
     two.replicas.pop();
     let two = create_volume(&two, &other).await;
     assert_eq!(two.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+/// Whoever makes a volume dies after the first replica has it: the others were told to be rebuilt, and
+/// nobody was left who could.
+#[tokio::test]
+async fn making_a_volume_is_repeated_after_it_was_interrupted() {
+    for made in 1..3 {
+        let replicas = Replicas::start();
+        let settings = VolumeSettings::default();
+        for replica in &replicas.replicas[..made] {
+            replica.lock().settings = Some(settings.clone());
+        }
+        replicas.create().await;
+        assert!(replicas.counting() > 1, "{made} made");
+        let client = replicas.connect().await.unwrap();
+        let owner = NodeName::new("a").unwrap();
+        client.own_epoch(&owner).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn two_who_make_a_volume_at_once_both_succeed() {
+    for _ in 0..20 {
+        let replicas = Replicas::start();
+        tokio::join!(replicas.create(), replicas.create(), replicas.create());
+        assert!(replicas.counting() > 1);
+        let client = replicas.connect().await.unwrap();
+        let owner = NodeName::new("a").unwrap();
+        client.own_epoch(&owner).await.unwrap();
+    }
+}
+
+/// What a quorum of it knew is gone: no fresh replicas pretend otherwise.
+#[tokio::test]
+async fn a_volume_in_use_that_most_replicas_have_lost_is_not_made_again() {
+    let replicas = created().await;
+    let owner = NodeName::new("a").unwrap();
+    let client = replicas.connect().await.unwrap();
+    client.own_epoch(&owner).await.unwrap();
+    client.write(KEY, Generation::SINGLE, block_of(1)).unwrap();
+    client.csync(SyncScope::Volume).await.unwrap();
+    drop(client);
+    for replica in &replicas.replicas[..2] {
+        *replica.lock() = Replica::default();
+    }
+    let (config, settings) = (replicas.config(), VolumeSettings::default());
+    let error = create_volume(&config, &settings).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert!(error.to_string().contains("only 1 of 3"), "{error}");
+    assert!(replicas.replicas[0].lock().settings.is_none());
 }
 
 #[tokio::test]

@@ -173,7 +173,11 @@ fn mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-fn fill(bytes: &mut [u8]) -> Result<()> {
+/// Random bytes from the system.
+///
+/// # Errors
+/// `Unavailable` if it has none.
+pub(crate) fn fill(bytes: &mut [u8]) -> Result<()> {
     getrandom::fill(bytes).map_err(|error| {
         let message = "the system gives no random numbers";
         Error::with_source(ErrorKind::Unavailable, message, error)

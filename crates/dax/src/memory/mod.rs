@@ -392,6 +392,7 @@ impl Storage for MemoryStorage {
             replica: ReplicaId(replica),
             zone: settings.zone_of(ReplicaId(replica)),
             address: format!("memory:{replica}"),
+            store: None,
             up,
             round_trip: None,
             pending_bytes,

@@ -184,7 +184,7 @@ impl Schedule {
             self.world.note(17, [replica.into(), 0, 0], || {
                 format!("replica {replica} has lost its disk")
             });
-            self.world.replicas[usize::from(replica)].lose_disk();
+            self.world.lose_disk(replica);
         }
     }
 

@@ -32,11 +32,13 @@ pub(crate) enum Flaw {
     SealBeforeSync,
     /// A record counts as put at one replica.
     PutAtOne,
+    /// Two entries of a client's configuration that lead to one store count as two replicas.
+    StoreCountsTwice,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 14] = [
+    pub const ALL: [Flaw; 15] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -51,5 +53,6 @@ impl Flaw {
         Flaw::GenerationsMerged,
         Flaw::SealBeforeSync,
         Flaw::PutAtOne,
+        Flaw::StoreCountsTwice,
     ];
 }

@@ -32,9 +32,9 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    pub fn new(flaw: Option<Flaw>) -> Replica {
+    pub fn new(store: u64, flaw: Option<Flaw>) -> Replica {
         Replica {
-            peer: Peer::with(flaw),
+            peer: Peer::new(store, flaw),
             up: true,
             ..Replica::default()
         }
@@ -126,10 +126,10 @@ impl Replica {
         }
     }
 
-    /// Loses its disk.
-    pub fn lose_disk(&mut self) {
+    /// Loses its disk; it goes on with an empty one, as another store.
+    pub fn lose_disk(&mut self, store: u64) {
         let flaw = self.peer.flaw;
-        self.peer = Peer::with(flaw);
+        self.peer = Peer::new(store, flaw);
         self.queue.clear();
         self.empty = true;
     }

@@ -265,6 +265,7 @@ impl Schedule {
             return;
         }
         self.world.calm_down();
+        self.correct_configurations();
         self.settle("what was under way ends");
         self.last_words();
         self.settle("the last writer's work ends");
@@ -273,6 +274,21 @@ impl Schedule {
         self.settle("the last reads end");
         let stored = self.world.stored();
         self.event(&stored);
+    }
+
+    /// Operators look after those who cannot reach all replicas.
+    fn correct_configurations(&mut self) {
+        let wrong = |s: &Schedule, client| s.lives(client) && s.world.is_misconfigured(client);
+        for index in 0..self.readers.len() {
+            if wrong(self, self.readers[index].client) {
+                self.restart_reader(index);
+            }
+        }
+        for client in 0..self.world.clients.len() {
+            if wrong(self, client) {
+                self.crash_writer(client);
+            }
+        }
     }
 
     /// Lets time pass until nothing waits.
@@ -310,8 +326,12 @@ impl Schedule {
         for client in old {
             self.world.crash_client(client);
         }
-        self.claim();
-        self.settle("an epoch is owned");
+        // The claim of somebody who died may win first.
+        let lives = |s: &Schedule, index: usize| s.lives(s.writers[index].client);
+        while !self.newest_writer().is_some_and(|w| lives(self, w)) && self.violation.is_none() {
+            self.claim();
+            self.settle("an epoch is owned");
+        }
         for step in 0..3 {
             for block in 0..KEYS {
                 self.last_word(step, block);

@@ -18,10 +18,10 @@ use super::history::{ClientId, Content, Event, NOTHING};
 use super::replica::Replica;
 use super::trace::Trace;
 use crate::client::core::tests::peer::{ConnId, Sent};
-use crate::client::core::{Core, CoreConfig, Effect, OpId, Output, Time};
+use crate::client::core::{Arrival, Core, CoreConfig, Effect, OpId, Output, Time};
 use crate::error::Result;
 use crate::ids::ReplicaId;
-use crate::storage::{EpochGrant, VolumeSettings};
+use crate::storage::VolumeSettings;
 use crate::wire::{Request, Response};
 
 /// Bytes in a block: enough for its contents, because checksums take time.
@@ -42,7 +42,7 @@ enum Happening {
     Commit(u8),
     ReplicaBack(u8),
     Connect(ClientId, u8),
-    Welcome(ConnId, EpochGrant, bool),
+    Welcome(ConnId, Arrival),
     /// The client notices that its connection is gone.
     Broken(ConnId),
     Tick(ClientId),
@@ -84,6 +84,8 @@ impl Ord for Planned {
 #[derive(Debug)]
 struct Connection {
     client: ClientId,
+    /// The client's entry, and where it leads.
+    entry: u8,
     replica: u8,
     /// The client believes in it.
     open: bool,
@@ -102,7 +104,10 @@ pub(crate) struct Client {
     pub paused_until: Time,
     /// Messages to and from each replica are held back until then.
     pub blocked: Vec<[Time; 2]>,
+    /// By entry.
     links: Vec<Option<ConnId>>,
+    /// The replica that each entry of its configuration leads to.
+    entries: Vec<u8>,
 }
 
 /// What a client's operation gave.
@@ -119,6 +124,8 @@ pub(crate) struct World {
     pub coverage: Coverage,
     connections: BTreeMap<ConnId, Connection>,
     next_conn: ConnId,
+    /// How many stores there have been.
+    stores: u64,
     agenda: BinaryHeap<Reverse<Planned>>,
     next: u64,
     endings: Vec<Ending>,
@@ -164,7 +171,10 @@ impl World {
             now: Time::ZERO,
             flaw,
             clients: Vec::new(),
-            replicas: (0..settings.replicas).map(|_| Replica::new(flaw)).collect(),
+            replicas: (1..=u64::from(settings.replicas))
+                .map(|store| Replica::new(store, flaw))
+                .collect(),
+            stores: u64::from(settings.replicas),
             trace,
             coverage: Coverage::default(),
             connections: BTreeMap::new(),
@@ -242,7 +252,7 @@ impl World {
                 self.replicas[usize::from(replica)].up = true;
             }
             Happening::Connect(client, replica) => self.connect(client, replica),
-            Happening::Welcome(conn, grant, rebuilding) => self.welcome(conn, &grant, rebuilding),
+            Happening::Welcome(conn, arrival) => self.welcome(conn, arrival),
             Happening::Broken(conn) => self.broken(conn),
             Happening::Tick(client) => self.tick(client),
             Happening::Act => return Some(Turn::Act),
@@ -268,7 +278,9 @@ impl World {
         };
         let mut core = Core::new(config, self.settings.clone());
         core.distort(self.flaw, BLOCK_BYTES * self.rng.random_range(2..20));
+        let entries = self.entries();
         self.clients.push(Client {
+            entries,
             core,
             alive: true,
             paused_until: Time::ZERO,
@@ -281,6 +293,30 @@ impl World {
         }
         self.plan_in(20_000, Happening::Tick(client));
         client
+    }
+
+    /// Where the entries of a client's configuration lead: now and then, two of them to one replica.
+    fn entries(&mut self) -> Vec<u8> {
+        let count = self.settings.replicas;
+        let mut entries: Vec<u8> = (0..count).collect();
+        if count > 1 && !self.calm && self.chance(8) {
+            let twin = self.below(u64::from(count) - 1) as usize;
+            entries[twin + 1] = entries[twin];
+            self.coverage.one("clients with two entries for one store");
+        }
+        entries
+    }
+
+    /// Whether two entries of the client's configuration lead to one replica.
+    pub fn is_misconfigured(&self, client: ClientId) -> bool {
+        let entries = &self.clients[client].entries;
+        entries.windows(2).any(|pair| pair[0] == pair[1])
+    }
+
+    /// A replica loses its disk.
+    pub fn lose_disk(&mut self, replica: u8) {
+        self.stores += 1;
+        self.replicas[usize::from(replica)].lose_disk(self.stores);
     }
 
     pub fn is_paused(&self, client: ClientId) -> bool {
@@ -432,7 +468,7 @@ impl World {
         let Some(c) = self.connections.get_mut(&conn) else {
             return;
         };
-        let (client, replica, open) = (c.client, ReplicaId(c.replica), c.open);
+        let (client, replica, open) = (c.client, ReplicaId(c.entry), c.open);
         let Some((id, response)) = c.responses.pop_front() else {
             return;
         };
@@ -445,18 +481,19 @@ impl World {
         self.with(client, |core, now| core.message(now, replica, id, response));
     }
 
-    fn connect(&mut self, client: ClientId, replica: u8) {
-        let index = usize::from(replica);
+    fn connect(&mut self, client: ClientId, entry: u8) {
         let c = &self.clients[client];
-        if !c.alive || c.links[index].is_some() {
+        if !c.alive || c.links[usize::from(entry)].is_some() {
             return;
         }
+        let replica = c.entries[usize::from(entry)];
+        let index = usize::from(replica);
         let until = c
             .paused_until
             .max(c.blocked[index][0])
             .max(c.blocked[index][1]);
         if until > self.now {
-            return self.plan(until, Happening::Connect(client, replica));
+            return self.plan(until, Happening::Connect(client, entry));
         }
         if self.replicas[index].up && self.replicas[index].empty && c.core.may_rebuild() {
             self.note(5, [client as u64, replica.into(), 0], || {
@@ -468,13 +505,14 @@ impl World {
         }
         let r = &self.replicas[index];
         if !r.up || r.empty {
-            return self.plan_in(40_000, Happening::Connect(client, replica));
+            return self.plan_in(40_000, Happening::Connect(client, entry));
         }
         let conn = self.next_conn;
         self.next_conn += 1;
-        let (grant, rebuilding) = (r.peer.fence.grant().clone(), r.peer.rebuilding);
+        let arrival = r.peer.arrival();
         let connection = Connection {
             client,
+            entry,
             replica,
             open: true,
             requests: VecDeque::new(),
@@ -483,34 +521,35 @@ impl World {
             held: [Time::ZERO; 2],
         };
         self.connections.insert(conn, connection);
-        self.clients[client].links[index] = Some(conn);
-        self.plan_in(self.delay_us, Happening::Welcome(conn, grant, rebuilding));
+        self.clients[client].links[usize::from(entry)] = Some(conn);
+        self.plan_in(self.delay_us, Happening::Welcome(conn, arrival));
     }
 
-    fn welcome(&mut self, conn: ConnId, grant: &EpochGrant, rebuilding: bool) {
+    fn welcome(&mut self, conn: ConnId, arrival: Arrival) {
         let Some(at) = self.passes_at(conn, 1) else {
             return;
         };
         if at > self.now {
-            return self.plan(at, Happening::Welcome(conn, grant.clone(), rebuilding));
+            return self.plan(at, Happening::Welcome(conn, arrival));
         }
         let c = &self.connections[&conn];
-        let (client, replica) = (c.client, ReplicaId(c.replica));
+        let (client, entry) = (c.client, ReplicaId(c.entry));
         if !c.open || !self.clients[client].alive {
             return;
         }
-        self.note(6, [conn, client as u64, replica.0.into()], || {
-            format!("client {client} is connected to {replica}: {grant:?}, rebuilding {rebuilding}")
+        self.note(6, [conn, client as u64, entry.0.into()], || {
+            format!("client {client} is connected to {entry}: {arrival:?}")
         });
-        self.with(client, |core, now| {
-            core.set_rebuilding(replica, rebuilding);
-            core.replica_up(now, replica, grant);
-        });
+        let arrived = self.with(client, |core, now| core.replica_up(now, entry, &arrival));
+        if arrived.is_err() {
+            self.coverage.one("second entries for one store refused");
+            self.give_up(client, entry.0);
+        }
     }
 
     /// The client closes a connection. What it has sent may still arrive, all of it or a part.
-    fn give_up(&mut self, client: ClientId, replica: u8) {
-        let Some(conn) = self.clients[client].links[usize::from(replica)].take() else {
+    fn give_up(&mut self, client: ClientId, entry: u8) {
+        let Some(conn) = self.clients[client].links[usize::from(entry)].take() else {
             return;
         };
         let until = self.now + self.lingering();
@@ -519,7 +558,7 @@ impl World {
             c.until[0] = c.until[0].min(until);
             c.responses.clear();
         }
-        self.plan_in(30_000, Happening::Connect(client, replica));
+        self.plan_in(30_000, Happening::Connect(client, entry));
     }
 
     /// How long what is on its way still arrives after a connection broke.
@@ -548,7 +587,7 @@ impl World {
         let Some(c) = self.connections.get(&conn).filter(|c| c.open) else {
             return;
         };
-        let (client, replica) = (c.client, c.replica);
+        let (client, replica) = (c.client, c.entry);
         if !self.clients[client].alive {
             return;
         }

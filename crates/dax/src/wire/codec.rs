@@ -4,7 +4,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, StoreId, Version, VolumeName};
 use crate::storage::{
     EpochGrant, Lineage, Protocol, Retention, Span, Traffic, Usage, VolumeSettings,
 };
@@ -91,6 +91,10 @@ impl Encoder<'_> {
     fn traffic(&mut self, v: &Traffic) {
         let counts = [v.writes, v.write_bytes, v.reads, v.read_bytes, v.syncs];
         counts.into_iter().for_each(|count| self.u64(count));
+    }
+    /// 0 says that there is none.
+    pub fn store(&mut self, v: Option<StoreId>) {
+        self.u64(v.map_or(0, StoreId::number));
     }
     pub fn error_kind(&mut self, v: ErrorKind) {
         self.u8(match v {
@@ -255,6 +259,10 @@ impl Decoder {
             read_bytes: self.u64()?,
             syncs: self.u64()?,
         })
+    }
+
+    pub fn store(&mut self) -> Result<Option<StoreId>> {
+        Ok(StoreId::new(self.u64()?))
     }
 
     pub fn error_kind(&mut self) -> Result<ErrorKind> {

@@ -17,7 +17,7 @@
 //!
 //! ```text
 //! client   Hello{volume, nonce}                    Proof        CreateVolume      Hello ...
-//! zone                          Challenge{nonce, proof}   NotFound           Done
+//! zone                          Challenge{nonce, proof}   NoVolume           Done
 //!                               or Welcome                or Welcome
 //! ```
 //!
@@ -39,7 +39,9 @@ use bytes::Bytes;
 use crate::ids::{BlockKey, Generation, Version};
 
 /// The version of the protocol that this code speaks.
-pub const PROTOCOL: u16 = 1;
+///
+/// 2: a zone says which store it is.
+pub const PROTOCOL: u16 = 2;
 
 /// The largest value of a record, in bytes.
 pub const MAX_RECORD_BYTES: usize = 1 << 20;

@@ -30,7 +30,7 @@ pub struct BlockWrite {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// First on every connection: binds it to a volume. Reply: `Challenge` if the zone asks for
-    /// proof; else, and after the proof, `Welcome`, or an error `NotFound`, `Protocol`.
+    /// proof; else, and after the proof, `Welcome`, `NoVolume`, or an error `Protocol`.
     Hello {
         /// The highest [`PROTOCOL`](super::PROTOCOL) that the client speaks.
         protocol: u16,

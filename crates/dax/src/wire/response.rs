@@ -6,7 +6,7 @@ use super::codec::{Decoder, Encoder, malformed};
 use super::frame::Frame;
 use crate::credentials::{Nonce, Proof};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Generation, Version};
+use crate::ids::{BlockKey, Generation, StoreId, Version};
 use crate::storage::{EpochGrant, Space, Usage, VolumeSettings};
 
 /// A block as a replica keeps it.
@@ -64,6 +64,14 @@ pub enum Response {
         grant: EpochGrant,
         /// It does not count in quorums yet: see [`Request::Rebuilt`](super::Request::Rebuilt).
         rebuilding: bool,
+        /// Which store this is; a zone that speaks protocol 1 does not say.
+        store: Option<StoreId>,
+    },
+    /// Reply to `Hello` of protocol 2: this store does not know the volume. (Before, an error
+    /// `NotFound`.)
+    NoVolume {
+        /// Which store this is.
+        store: StoreId,
     },
     /// Reply to `Hello`: prove that you know the volume's key, as the zone does here.
     Challenge {
@@ -148,6 +156,7 @@ pub enum Response {
 
 mod tag {
     pub const WELCOME: u8 = 1;
+    pub const NO_VOLUME: u8 = 16;
     pub const ACK: u8 = 2;
     pub const WRITE_REFUSED: u8 = 3;
     pub const BLOCK: u8 = 4;
@@ -170,6 +179,7 @@ impl Response {
     fn tag(&self) -> u8 {
         match self {
             Response::Welcome { .. } => tag::WELCOME,
+            Response::NoVolume { .. } => tag::NO_VOLUME,
             Response::Challenge { .. } => tag::CHALLENGE,
             Response::Ack { .. } => tag::ACK,
             Response::WriteRefused { .. } => tag::WRITE_REFUSED,
@@ -216,12 +226,17 @@ impl Response {
                 settings,
                 grant,
                 rebuilding,
+                store,
             } => {
                 out.u16(*protocol);
                 out.settings(settings);
                 out.grant(grant);
                 out.bool(*rebuilding);
+                if *protocol >= 2 {
+                    out.store(*store);
+                }
             }
+            Response::NoVolume { store } => out.store(Some(*store)),
             Response::Challenge { nonce, proof } => {
                 out.array(&nonce.0);
                 out.array(&proof.0);
@@ -300,11 +315,9 @@ impl Response {
         let mut d = Decoder(frame);
         let id = d.u64()?;
         let response = match d.u8()? {
-            tag::WELCOME => Response::Welcome {
-                protocol: d.u16()?,
-                settings: d.settings()?,
-                grant: d.grant()?,
-                rebuilding: d.bool()?,
+            tag::WELCOME => decode_welcome(&mut d)?,
+            tag::NO_VOLUME => Response::NoVolume {
+                store: (d.store()?).ok_or_else(|| malformed("a store without an id"))?,
             },
             tag::CHALLENGE => Response::Challenge {
                 nonce: Nonce(d.array()?),
@@ -349,6 +362,20 @@ impl Response {
         };
         Ok((id, response))
     }
+}
+
+fn decode_welcome(d: &mut Decoder) -> Result<Response> {
+    let protocol = d.u16()?;
+    Ok(Response::Welcome {
+        protocol,
+        settings: d.settings()?,
+        grant: d.grant()?,
+        rebuilding: d.bool()?,
+        store: match protocol {
+            ..2 => None,
+            _ => d.store()?,
+        },
+    })
 }
 
 /// The fewest bytes that an entry takes: name length, version, value flag and length.

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::credentials::{Nonce, Proof};
 use crate::error::ErrorKind;
+use crate::ids::StoreId;
 use crate::ids::{BlockIndex, Epoch, FileId, VolumeName};
 use crate::storage::{EpochGrant, Lineage, Retention, Space, Traffic, Usage, VolumeSettings};
 use bytes::BytesMut;
@@ -125,10 +126,21 @@ fn responses() -> Vec<Response> {
     };
     vec![
         Response::Welcome {
-            protocol: 1,
+            protocol: PROTOCOL,
             settings: VolumeSettings::default(),
             grant: grant(),
             rebuilding: true,
+            store: StoreId::new(77),
+        },
+        Response::Welcome {
+            protocol: 1,
+            settings: VolumeSettings::default(),
+            grant: grant(),
+            rebuilding: false,
+            store: None,
+        },
+        Response::NoVolume {
+            store: StoreId::new(78).unwrap(),
         },
         Response::Challenge {
             nonce: Nonce([10; 32]),

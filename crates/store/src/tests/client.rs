@@ -100,7 +100,7 @@ impl Client {
     pub fn volume_from(address: &str, volume: &str, zone: Option<&str>) -> Client {
         let mut client = Client::silent(address);
         let hello = client.hello_from(volume, zone, Nonce([3; 32]));
-        if kind(&hello) == Some(ErrorKind::NotFound) {
+        if matches!(hello, Response::NoVolume { .. }) {
             assert_eq!(client.create(volume), Response::Done);
             let hello = client.hello_from(volume, zone, Nonce([4; 32]));
             assert!(matches!(hello, Response::Welcome { .. }), "{hello:?}");

@@ -36,7 +36,8 @@ impl Bench {
         let engine = Engine::open(dir.path(), 8 << 20).unwrap();
         meta::check_format(&engine, dir.path()).unwrap();
         let volumes = Volumes::load(&engine, dir.path()).unwrap();
-        let shared = Shared::new(config(), None, dir.path().into(), engine, volumes);
+        let id = dax::ids::StoreId::random().unwrap();
+        let shared = Shared::new(config(), None, dir.path().into(), id, engine, volumes);
         let shared = Arc::new(shared);
         Bench {
             committer: Committer::new(shared.clone(), 1),

@@ -7,6 +7,7 @@ mod credentials;
 mod damage;
 mod fairness;
 mod hostile;
+mod identity;
 mod isolation;
 mod power;
 mod rebuild;

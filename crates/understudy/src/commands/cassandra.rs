@@ -80,6 +80,7 @@ mod tests {
             replica: ReplicaId(zone),
             zone: ZoneId(zone),
             address: String::new(),
+            store: None,
             up,
             round_trip: up.then_some(Duration::from_micros(1500)),
             pending_bytes: 0,

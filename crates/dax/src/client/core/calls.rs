@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::Result;
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
 use crate::storage::{
     Authority, Block, Difference, EpochGrant, Retention, ScrubCursor, ScrubPage, Space, SyncScope,
     Usage,
@@ -18,6 +18,17 @@ pub(crate) type Time = Duration;
 /// An operation in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct OpId(pub u64);
+
+/// What a replica says of itself when a connection to it stands.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrival {
+    /// The epoch that it has accepted.
+    pub grant: EpochGrant,
+    /// It does not count in quorums yet.
+    pub rebuilding: bool,
+    /// Which store it is; one of the version before does not say.
+    pub store: Option<StoreId>,
+}
 
 /// Who asked a replica something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

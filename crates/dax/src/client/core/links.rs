@@ -15,9 +15,10 @@ mod lazy;
 mod missed;
 mod writes;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use crate::ids::{BlockKey, Generation, ReplicaId, ZoneId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, ZoneId};
 use crate::storage::{ReplicaStatus, VolumeSettings};
 use crate::wire::Request;
 
@@ -56,6 +57,8 @@ pub(crate) struct Asked {
 pub(crate) struct Link {
     address: String,
     zone: ZoneId,
+    /// Which store answered here last.
+    store: Option<StoreId>,
     up: bool,
     /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum.
     rebuilding: bool,
@@ -95,6 +98,8 @@ pub(crate) struct Link {
 #[derive(Debug)]
 pub(crate) struct Links {
     links: Vec<Link>,
+    /// Which replica each store is, for the life of this handle: what it acknowledged stays counted there.
+    stores: BTreeMap<StoreId, ReplicaId>,
     next_id: u64,
     /// This handle owns an epoch.
     owned: bool,
@@ -114,6 +119,7 @@ impl Links {
         };
         Links {
             links: (0..).zip(addresses).map(link).collect(),
+            stores: BTreeMap::new(),
             next_id: 1,
             owned: false,
             window_bytes: WINDOW_BYTES,
@@ -180,6 +186,25 @@ impl Links {
     pub fn counting(&self) -> ReplicaSet {
         let all = ReplicaSet::first(self.links.len());
         all.without(self.those(|link| link.rebuilding))
+    }
+
+    /// Which store a replica is.
+    ///
+    /// # Errors
+    /// `Conflict` if another replica is that store already.
+    pub fn recognize(&mut self, replica: ReplicaId, store: Option<StoreId>) -> Result<()> {
+        if let Some(store) = store {
+            let first = *self.stores.entry(store).or_insert(replica);
+            if first != replica {
+                let (one, other) = (
+                    &self.link(first).address.clone(),
+                    &self.link(replica).address,
+                );
+                return Err(same_store(store, one, other));
+            }
+        }
+        self.link(replica).store = store;
+        Ok(())
     }
 
     /// Whether a replica said that it counts in no quorum yet.
@@ -355,6 +380,7 @@ impl Links {
             replica,
             zone: link.zone,
             address: link.address.clone(),
+            store: link.store,
             up: link.up,
             round_trip: link.round_trip,
             pending_bytes: link.pending_bytes,
@@ -365,6 +391,17 @@ impl Links {
         };
         self.each().map(status).collect()
     }
+}
+
+/// What an operator is told of two addresses that lead to one store.
+pub(crate) fn same_store(store: StoreId, one: &str, other: &str) -> Error {
+    Error::new(
+        ErrorKind::Conflict,
+        format!(
+            "{one} and {other} are one store ({store}), which can count once only: both addresses lead to \
+             the same server, or the directory of one is a copy of the other's"
+        ),
+    )
 }
 
 impl Link {

@@ -25,11 +25,12 @@ use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
-use crate::storage::{Block, EpochGrant, ReplicaStatus, StorageCounters, VolumeSettings};
+use crate::storage::{Block, ReplicaStatus, StorageCounters, VolumeSettings};
 use crate::wire::{Request, Response};
 use crate::writer::pending;
 
-pub(crate) use calls::{Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
+pub(crate) use calls::{Arrival, Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
+pub(crate) use links::same_store;
 pub(crate) use quorum::Quorums;
 use shared::Shared;
 
@@ -266,16 +267,20 @@ impl Core {
     }
 
     /// A connection stands and the replica welcomed us.
-    pub fn replica_up(&mut self, now: Time, replica: ReplicaId, grant: &EpochGrant) {
+    ///
+    /// # Errors
+    /// `Conflict` if it is the store that another replica of this client is already: the connection is
+    /// of no use, and nothing changed.
+    pub fn replica_up(&mut self, now: Time, replica: ReplicaId, arrival: &Arrival) -> Result<()> {
         self.shared.now = now;
-        self.shared.observe(grant);
+        self.shared.recognize(replica, arrival.store)?;
+        self.shared.observe(&arrival.grant);
+        self.shared
+            .links
+            .set_rebuilding(replica, arrival.rebuilding);
         self.shared.replica_up(replica);
         self.wake_all();
-    }
-
-    /// Whether the replica that connects next counts in quorums, as it says in its welcome.
-    pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
-        self.shared.links.set_rebuilding(replica, rebuilding);
+        Ok(())
     }
 
     /// Whether a replica that has lost the volume may be told to begin anew: only by the owner, who

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
 use crate::storage::{Block, Difference, EpochGrant, Retention, SyncScope, VolumeSettings};
 use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum};
 
@@ -158,6 +158,15 @@ impl Shared {
     }
 
     // --- replicas -----------------------------------------------------------------------------------
+
+    /// Which store a replica is. No store is two replicas: its one disk would acknowledge twice.
+    pub fn recognize(&mut self, replica: ReplicaId, store: Option<StoreId>) -> Result<()> {
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::StoreCountsTwice) {
+            return Ok(());
+        }
+        self.links.recognize(replica, store)
+    }
 
     /// A replica is there (again): announce the epoch, then send what it lacks, then the chores.
     pub fn replica_up(&mut self, replica: ReplicaId) {

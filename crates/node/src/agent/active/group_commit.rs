@@ -49,6 +49,7 @@ mod tests {
             replica: ReplicaId(0),
             zone: ZoneId(0),
             address: String::new(),
+            store: None,
             up: true,
             round_trip: round_trip.map(Duration::from_millis),
             pending_bytes: 0,

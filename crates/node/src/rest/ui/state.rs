@@ -345,6 +345,7 @@ mod tests {
             replica: ReplicaId(1),
             zone: ZoneId(1),
             address: "z1".into(),
+            store: None,
             up: true,
             round_trip: Some(Duration::from_micros(1500)),
             pending_bytes: 0,

@@ -49,7 +49,7 @@ impl Desk {
         let mut desk = Desk {
             core: Core::new(config(replicas), settings),
             now: Time::from_secs(1),
-            peers: (0..replicas).map(|_| Peer::default()).collect(),
+            peers: (1..=u64::from(count)).map(|s| Peer::new(s, None)).collect(),
             up: vec![false; replicas],
             outbox: vec![Vec::new(); replicas],
             results: HashMap::new(),
@@ -103,12 +103,17 @@ impl Desk {
 
     pub fn connect(&mut self, replica: u8) {
         self.up[usize::from(replica)] = true;
-        let peer = &self.peers[usize::from(replica)];
-        let grant = peer.fence.grant().clone();
-        self.core
-            .set_rebuilding(ReplicaId(replica), peer.rebuilding);
-        self.core.replica_up(self.now, ReplicaId(replica), &grant);
+        let arrived = self.arrive(replica);
+        arrived.expect("every peer of a desk is another store");
+    }
+
+    /// The same, for a replica that may be refused.
+    pub fn arrive(&mut self, replica: u8) -> Result<()> {
+        let arrival = self.peers[usize::from(replica)].arrival();
+        let arrived = self.core.replica_up(self.now, ReplicaId(replica), &arrival);
+        self.up[usize::from(replica)] = arrived.is_ok();
         self.collect();
+        arrived
     }
 
     pub fn disconnect(&mut self, replica: u8) {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::desk::*;
-use crate::ids::BlockIndex;
+use crate::ids::{BlockIndex, StoreId};
 use crate::storage::{Authority, Lineage, Retention, SyncScope};
 
 #[test]
@@ -153,4 +153,34 @@ fn first_puts_of_different_lives_have_different_versions() {
         d.peers[0].records["n"].version
     };
     assert_ne!(first_put("one"), first_put("two"));
+}
+
+#[test]
+fn two_entries_that_lead_to_one_store_count_once() {
+    let mut d = Desk::owner();
+    let one = d.peers[0].store;
+    d.disconnect(2);
+    // The other's place was given to the first one's address.
+    d.peers[2].store = one;
+    let error = d.arrive(2).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert!(
+        error.to_string().contains("replica0 and replica2"),
+        "{error}"
+    );
+    d.disconnect(1);
+    d.write(1, SINGLE, 1);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    d.run();
+    assert!(d.result(sync).is_none(), "k = 2 is not one disk");
+    // Also while the first one is away: it has acknowledged under its own name.
+    d.disconnect(0);
+    assert!(d.arrive(2).is_err());
+    // A store with an empty disk is another one.
+    d.peers[2].store = StoreId::new(99);
+    d.connect(2);
+    d.connect(0);
+    d.run();
+    assert!(d.result(sync).unwrap().is_ok());
+    assert_eq!(d.core.replicas()[2].store, StoreId::new(99));
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::client::core::Arrival;
 use crate::error::ErrorKind;
-use crate::ids::{BlockKey, Epoch, Generation, Version};
+use crate::ids::{BlockKey, Epoch, Generation, StoreId, Version};
 use crate::replica::{self, Claim, Fence, Refusal};
 use crate::simulation::flaw::Flaw;
 use crate::storage::{Retention, Space};
@@ -19,6 +20,7 @@ pub(crate) type Sent = (ConnId, u64, Response);
 
 #[derive(Debug, Default)]
 pub(crate) struct Peer {
+    pub store: Option<StoreId>,
     pub fence: Fence,
     pub blocks: BTreeMap<(BlockKey, Generation), StoredBlock>,
     pub records: BTreeMap<String, StoredRecord>,
@@ -47,11 +49,21 @@ fn refusal(refusal: Refusal) -> ErrorKind {
 }
 
 impl Peer {
-    /// An empty one, with something broken if that is wanted.
-    pub fn with(flaw: Option<Flaw>) -> Peer {
+    /// An empty one in a store of this number, with something broken if that is wanted.
+    pub fn new(store: u64, flaw: Option<Flaw>) -> Peer {
         Peer {
+            store: StoreId::new(store),
             flaw,
             ..Peer::default()
+        }
+    }
+
+    /// What it says when a connection stands.
+    pub fn arrival(&self) -> Arrival {
+        Arrival {
+            grant: self.fence.grant().clone(),
+            rebuilding: self.rebuilding,
+            store: self.store,
         }
     }
 
