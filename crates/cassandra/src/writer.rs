@@ -197,13 +197,13 @@ impl Writer {
         if batch.index && !self.handle.is_fenced() {
             self.indexed.insert(batch.chunk);
         }
-        let (pending, all) = (&mut self.handle.pending, ReplicaSet::first(1));
+        let pending = &mut self.handle.pending;
         for row in &batch.rows {
             let seq = row.version.seq;
             for covered in pending.covered_by(seq) {
-                pending.ack(covered, THERE, all, 1);
+                pending.ack(covered, THERE, |_| true);
             }
-            pending.ack(seq, THERE, all, 1);
+            pending.ack(seq, THERE, |_| true);
         }
         pending.tidy();
     }

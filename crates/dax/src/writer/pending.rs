@@ -34,6 +34,8 @@ pub struct Entry {
     pub data: Bytes,
     /// Replicas that still have to acknowledge it.
     pub missing: ReplicaSet,
+    /// Replicas that have acknowledged it, or something newer in its place.
+    acked: ReplicaSet,
     /// k replicas have it.
     pub synced: bool,
     /// A newer write of the same block and generation makes this one superfluous wherever that
@@ -149,6 +151,7 @@ impl Pending {
             checksum,
             data,
             missing: replicas,
+            acked: ReplicaSet::default(),
             synced: false,
             superseded: false,
             older,
@@ -207,19 +210,19 @@ impl Pending {
         false
     }
 
-    /// A replica has the write durably; `sync` replicas of `counting` make it synced.
+    /// A replica has the write durably; it is synced once those that have it are `enough`.
     pub fn ack(
         &mut self,
         seq: Seq,
         replica: ReplicaId,
-        counting: ReplicaSet,
-        sync: usize,
+        enough: impl FnOnce(ReplicaSet) -> bool,
     ) -> Acked {
         let Some(entry) = self.get_mut(seq) else {
             return Acked::default();
         };
         entry.missing.remove(replica);
-        let synced = !entry.synced && counting.without(entry.missing).len() >= sync;
+        entry.acked.insert(replica);
+        let synced = !entry.synced && enough(entry.acked);
         entry.synced |= synced;
         let gone = entry.missing.is_empty();
         if gone {
@@ -406,6 +409,7 @@ mod tests {
     use crate::ids::Epoch;
 
     const ALL: fn() -> ReplicaSet = || ReplicaSet::first(3);
+    const TWO: fn(ReplicaSet) -> bool = |replicas| replicas.len() >= 2;
 
     fn g(number: u32) -> Generation {
         Generation {
@@ -441,18 +445,18 @@ mod tests {
         add(&mut p, 5, 0, g(1));
         assert!(!p.is_synced(None, 5));
         assert!(p.is_synced(None, 4), "nothing that early is pending");
-        assert_eq!(p.ack(5, ReplicaId(0), ALL(), 2), Acked::default());
+        assert_eq!(p.ack(5, ReplicaId(0), TWO), Acked::default());
         assert_eq!(
-            p.ack(5, ReplicaId(0), ALL(), 2),
+            p.ack(5, ReplicaId(0), TWO),
             Acked::default(),
             "counted once"
         );
-        assert!(p.ack(5, ReplicaId(2), ALL(), 2).synced);
+        assert!(p.ack(5, ReplicaId(2), TWO).synced);
         assert!(p.is_synced(None, 5) && p.is_synced(Some(FileId(1)), 5));
         assert_eq!(p.bytes(), 10);
-        assert!(p.ack(5, ReplicaId(1), ALL(), 2).gone);
+        assert!(p.ack(5, ReplicaId(1), TWO).gone);
         assert_eq!(p.bytes(), 0);
-        assert_eq!(p.ack(5, ReplicaId(1), ALL(), 2), Acked::default());
+        assert_eq!(p.ack(5, ReplicaId(1), TWO), Acked::default());
     }
 
     #[test]
@@ -467,7 +471,7 @@ mod tests {
         assert_eq!(seen(&p, g(1)), Some(1));
         assert_eq!(seen(&p, g(0)), None);
         for replica in ALL().iter() {
-            p.ack(4, replica, ALL(), 2);
+            p.ack(4, replica, TWO);
         }
         assert_eq!(seen(&p, g(2)), None, "replicas have what is newest");
         assert_eq!(
@@ -477,7 +481,7 @@ mod tests {
         );
         assert_eq!(seen(&p, Generation::MAX), Some(5));
         for replica in ALL().iter() {
-            p.ack(5, replica, ALL(), 2);
+            p.ack(5, replica, TWO);
         }
         assert_eq!(seen(&p, Generation::MAX), None);
         assert_eq!(seen(&p, g(1)), Some(1));
@@ -491,7 +495,7 @@ mod tests {
         add(&mut p, 3, 0, g(4));
         // A replica has refused the first, and takes those after it.
         ALL().iter().for_each(|replica| {
-            p.ack(2, replica, ALL(), 2);
+            p.ack(2, replica, TWO);
         });
         assert_eq!(seen(&p, g(1)), Some(1), "still the newest of its image");
         assert_eq!(seen(&p, g(2)), None);
@@ -506,7 +510,7 @@ mod tests {
         away.insert(ReplicaId(2));
         (1..=3).for_each(|seq| add(&mut p, seq, seq, g(1)));
         for (seq, replica) in [(1, 0), (1, 1), (2, 0), (3, 0), (3, 2)] {
-            p.ack(seq, ReplicaId(replica), ALL(), 2);
+            p.ack(seq, ReplicaId(replica), TWO);
         }
         let dropped = Dropped {
             key: BlockKey::new(FileId(1), 1),
@@ -528,10 +532,10 @@ mod tests {
             !p.is_superfluous(1, ReplicaId(2)),
             "not synced: it must go out"
         );
-        p.ack(1, ReplicaId(0), ALL(), 2);
-        p.ack(1, ReplicaId(1), ALL(), 2);
+        p.ack(1, ReplicaId(0), TWO);
+        p.ack(1, ReplicaId(1), TWO);
         assert!(p.is_superfluous(1, ReplicaId(2)));
-        p.ack(2, ReplicaId(2), ALL(), 2);
+        p.ack(2, ReplicaId(2), TWO);
         assert!(!p.is_superfluous(1, ReplicaId(2)));
         add(&mut p, 3, 0, g(2));
         assert!(!p.is_superfluous(2, ReplicaId(2)), "generations are apart");
@@ -558,7 +562,7 @@ mod tests {
         add(&mut p, 9, 1, g(1));
         assert!(p.get(5).is_none());
         for replica in ALL().iter() {
-            p.ack(3, replica, ALL(), 2);
+            p.ack(3, replica, TWO);
         }
         assert!(p.get(9).is_some());
         assert!(p.is_synced(None, 8));

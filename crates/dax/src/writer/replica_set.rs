@@ -54,6 +54,14 @@ impl ReplicaSet {
     }
 }
 
+impl FromIterator<ReplicaId> for ReplicaSet {
+    fn from_iter<I: IntoIterator<Item = ReplicaId>>(replicas: I) -> ReplicaSet {
+        let mut set = ReplicaSet::default();
+        replicas.into_iter().for_each(|replica| set.insert(replica));
+        set
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -33,7 +33,7 @@ pub(super) struct Look {
 impl Look {
     pub fn new(quorums: Quorums) -> Look {
         Look {
-            round: Round::new(Request::Epoch, quorums.replicas),
+            round: Round::new(Request::Epoch, quorums.all().len()),
         }
     }
 
@@ -41,7 +41,7 @@ impl Look {
         if let Err(error) = self.take(id, event, s) {
             return Some(Err(error));
         }
-        let enough = self.round.replies.len() >= s.quorums.epoch();
+        let enough = s.quorums.is_epoch(self.round.replied());
         enough.then(|| Ok(Output::Grant(self.highest())))
     }
 
@@ -70,11 +70,11 @@ impl Look {
     /// silent replicas were all on its side.
     fn winner(&self, quorums: Quorums) -> (Option<EpochGrant>, bool) {
         let highest = self.highest();
-        let votes = self.round.replies.iter().filter(|(_, g)| *g == highest);
-        let votes = votes.count();
-        let silent = quorums.replicas - self.round.answered().len();
-        let open = votes < quorums.epoch() && votes + silent >= quorums.epoch();
-        ((votes >= quorums.epoch()).then_some(highest), open)
+        let votes = self.round.those(|grant| *grant == highest);
+        let silent = quorums.all().without(self.round.answered());
+        let won = quorums.is_epoch(votes);
+        let open = !won && quorums.is_epoch(votes.union(silent));
+        (won.then_some(highest), open)
     }
 }
 
@@ -122,7 +122,7 @@ impl Claim {
         match &mut self.step {
             Step::Looking(look) => {
                 look.take(id, event, s)?;
-                if look.round.replies.len() >= s.quorums.epoch() {
+                if s.quorums.is_epoch(look.round.replied()) {
                     let highest = look.highest().epoch;
                     return self.propose(id, highest, s);
                 }
@@ -130,7 +130,7 @@ impl Claim {
             Step::Proposing { .. } => return self.proposing(id, event, s),
             Step::LookingWho { look, since } => {
                 look.take(id, event, s)?;
-                if look.round.replies.len() < s.quorums.epoch() {
+                if !s.quorums.is_epoch(look.round.replied()) {
                     return Ok(None);
                 }
                 let (winner, open) = look.winner(s.quorums);
@@ -160,7 +160,7 @@ impl Claim {
         };
         self.step = Step::Proposing {
             epoch,
-            round: Round::new(request, s.quorums.replicas),
+            round: Round::new(request, s.quorums.all().len()),
             since: s.now,
         };
         self.proposing(id, Event::Wake, s)
@@ -192,25 +192,20 @@ impl Claim {
             Event::Start | Event::Wake | Event::Synced => {}
         }
         round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
-        let count = |wanted: bool| {
-            let replies = round.replies.iter();
-            replies
-                .filter(|(_, (accepted, _))| *accepted == wanted)
-                .count()
-        };
+        let accepting = round.those(|(accepted, _)| *accepted);
+        let refusing = round.those(|(accepted, _)| !accepted);
         let epoch = *epoch;
+        let owned = s.quorums.is_epoch(accepting);
         #[cfg(test)]
-        if s.flaw == Some(crate::simulation::flaw::Flaw::OwnedAtOne) && count(true) > 0 {
-            s.adopt(epoch, self.owner.clone());
-            return Ok(Some(epoch));
-        }
-        if count(true) >= s.quorums.epoch() {
+        let owned = owned
+            || s.flaw == Some(crate::simulation::flaw::Flaw::OwnedAtOne) && !accepting.is_empty();
+        if owned {
             s.adopt(epoch, self.owner.clone());
             return Ok(Some(epoch));
         }
         // Where some refuse and the rest is away, nobody may ever win this epoch.
-        let too_many_refuse = count(false) > s.quorums.replicas - s.quorums.epoch();
-        let undecided = count(false) > 0 && s.now >= *since + self.timeout;
+        let too_many_refuse = !s.quorums.is_epoch(s.quorums.all().without(refusing));
+        let undecided = !refusing.is_empty() && s.now >= *since + self.timeout;
         if too_many_refuse || undecided {
             s.links.forget_asked(id);
             self.step = Step::LookingWho {

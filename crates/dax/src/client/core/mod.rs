@@ -31,7 +31,6 @@ use crate::writer::pending;
 
 pub(crate) use calls::{Arrival, Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
 pub(crate) use links::same_store;
-pub(crate) use quorum::Quorums;
 use shared::Shared;
 
 /// What happened to an operation.

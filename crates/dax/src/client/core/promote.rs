@@ -106,7 +106,7 @@ impl Promote {
             epoch,
             key: self.key,
         };
-        let mut round = Round::new(request, s.quorums.replicas);
+        let mut round = Round::new(request, s.quorums.all().len());
         round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
         self.step = Step::Asking {
             round,
@@ -180,9 +180,9 @@ impl Promote {
         else {
             return None;
         };
-        let answers = round.replies.len();
-        if answers < s.quorums.read() {
-            let all_seen = answers + corrupt.len() >= s.quorums.replicas;
+        let (replied, all) = (round.replied(), s.quorums.all());
+        if !s.quorums.is_read(replied) {
+            let all_seen = all.without(replied.union(*corrupt)).is_empty();
             return all_seen.then(|| {
                 Err(crate::Error::new(
                     ErrorKind::Corrupt,
@@ -197,7 +197,7 @@ impl Promote {
         let version = |b: &Option<StoredBlock>| b.as_ref().map_or(Version::ZERO, |b| b.version);
         let first = version(&round.replies[0].1);
         let agree = round.replies.iter().all(|(_, b)| version(b) == first);
-        let complete = answers == s.quorums.replicas;
+        let complete = all.without(replied).is_empty();
         if agree && !complete && first != Version::ZERO && !round.waiting().is_empty() {
             // The others may agree, too, which saves the write: a moment to answer.
             let until =

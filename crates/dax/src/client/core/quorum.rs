@@ -13,51 +13,111 @@ pub(crate) use crate::writer::ReplicaSet;
 use super::links::Links;
 use super::{Asker, Effects, Event, Time, unexpected};
 
-/// How many replicas make which quorum.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Quorums {
-    /// Copies of each block (the paper's N).
-    pub replicas: usize,
+/// Who the members are at a time, and how many of them make which quorum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Roster {
+    /// Those that hold a copy of each block (the paper's N).
+    pub members: ReplicaSet,
     /// Copies that make a write durable (the paper's k).
     pub sync: usize,
 }
 
-impl Quorums {
-    pub fn new(settings: &VolumeSettings) -> Quorums {
-        let sync = match settings.protocol {
-            Protocol::WriteAll => settings.replicas,
-            Protocol::Quorum | Protocol::StrongOptimistic => settings.sync_replicas,
+impl Roster {
+    /// The roster of so many members under a protocol, `sync` of which a volume was made with.
+    pub fn new(members: ReplicaSet, sync: u8, protocol: Protocol) -> Roster {
+        let sync = match protocol {
+            Protocol::WriteAll => members.len(),
+            Protocol::Quorum | Protocol::StrongOptimistic => sync.into(),
             Protocol::BasicOptimistic => 1,
         };
-        Quorums {
-            replicas: settings.replicas.into(),
-            sync: sync.into(),
-        }
+        Roster { members, sync }
+    }
+
+    fn replicas(self) -> usize {
+        self.members.len()
     }
 
     /// Meets every set of k replicas.
     pub fn read(self) -> usize {
-        self.replicas - self.sync + 1
+        self.replicas() - self.sync + 1
     }
 
     /// For records.
     pub fn majority(self) -> usize {
-        self.replicas / 2 + 1
+        self.replicas() / 2 + 1
     }
 
     /// For epochs: meets every other epoch quorum, and every set of k replicas.
     pub fn epoch(self) -> usize {
         self.majority().max(self.read())
     }
-}
 
-impl Quorums {
     /// How many other replicas must have been compared before one that had lost everything counts
     /// again. It meets every set of k replicas, every majority and every epoch quorum that the lost
     /// one was part of, without counting it: what it knew and forgot, one of these knows.
     pub fn rebuild(self) -> usize {
         let least = self.sync.min(self.majority()).min(self.epoch());
-        self.replicas - least + 1
+        self.replicas() - least + 1
+    }
+
+    fn has(self, replicas: ReplicaSet, enough: usize) -> bool {
+        replicas.intersection(self.members).len() >= enough
+    }
+}
+
+/// Which sets of replicas make which quorum.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quorums {
+    roster: Roster,
+}
+
+impl Quorums {
+    /// The first replicas, as many as the settings say.
+    pub fn new(settings: &VolumeSettings) -> Quorums {
+        let members = ReplicaSet::first(settings.replicas.into());
+        Quorums {
+            roster: Roster::new(members, settings.sync_replicas, settings.protocol),
+        }
+    }
+
+    /// All replicas that have a copy of each block.
+    pub fn all(self) -> ReplicaSet {
+        self.roster.members
+    }
+
+    /// How many replicas a write waits for.
+    pub fn sync(self) -> usize {
+        self.roster.sync
+    }
+
+    /// How many replicas a read by quorum asks first.
+    pub fn read_spread(self) -> usize {
+        self.roster.read()
+    }
+
+    /// Whether a write that these have is durable.
+    pub fn is_synced(self, replicas: ReplicaSet) -> bool {
+        self.roster.has(replicas, self.roster.sync)
+    }
+
+    /// Whether these know every write that is durable.
+    pub fn is_read(self, replicas: ReplicaSet) -> bool {
+        self.roster.has(replicas, self.roster.read())
+    }
+
+    /// Whether these suffice for a record.
+    pub fn is_majority(self, replicas: ReplicaSet) -> bool {
+        self.roster.has(replicas, self.roster.majority())
+    }
+
+    /// Whether an epoch that these have accepted is owned.
+    pub fn is_epoch(self, replicas: ReplicaSet) -> bool {
+        self.roster.has(replicas, self.roster.epoch())
+    }
+
+    /// Whether what these have is all that a replica can have forgotten; see [`Roster::rebuild`].
+    pub fn is_rebuild(self, replicas: ReplicaSet) -> bool {
+        self.roster.has(replicas, self.roster.rebuild())
     }
 }
 
@@ -107,6 +167,17 @@ impl<R> Round<R> {
     /// Replicas whose answer is on its way, as far as known.
     pub fn waiting(&self) -> ReplicaSet {
         self.waiting
+    }
+
+    /// Replicas whose answers are among the replies: those that answered, less the spoiled.
+    pub fn replied(&self) -> ReplicaSet {
+        self.replies.iter().map(|(replica, _)| *replica).collect()
+    }
+
+    /// Replicas whose reply is such.
+    pub fn those(&self, such: impl Fn(&R) -> bool) -> ReplicaSet {
+        let those = self.replies.iter().filter(|(_, reply)| such(reply));
+        those.map(|(replica, _)| *replica).collect()
     }
 
     /// Asks whom it is time to ask.
@@ -214,7 +285,10 @@ mod tests {
     fn quorums_meet() {
         for replicas in 1..=9 {
             for sync in 1..=replicas {
-                let q = Quorums { replicas, sync };
+                let q = Roster {
+                    members: ReplicaSet::first(replicas),
+                    sync,
+                };
                 assert!(q.read() + sync > replicas);
                 assert!(q.epoch() + sync > replicas);
                 assert!(2 * q.epoch() > replicas);

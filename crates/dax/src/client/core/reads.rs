@@ -96,7 +96,7 @@ impl Read {
             self.known = s.handle.expected(self.key, self.up_to);
         }
         if self.known.is_none() {
-            self.round.spread = s.quorums.read();
+            self.round.spread = s.quorums.read_spread();
         }
         None
     }
@@ -176,10 +176,10 @@ impl Read {
 
     /// Decides once a quorum has answered.
     fn judge(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
-        let answers = self.round.replies.len();
-        let replicas = s.quorums.replicas;
-        if answers < s.quorums.read() {
-            let all_seen = answers + self.corrupt.len() >= replicas;
+        let replied = self.round.replied();
+        let all = s.quorums.all();
+        let all_seen = all.without(replied.union(self.corrupt)).is_empty();
+        if !s.quorums.is_read(replied) {
             return all_seen.then(|| Err(self.damaged()));
         }
         let newest = newest(&self.round.replies);
@@ -189,10 +189,10 @@ impl Read {
         match self.known {
             // Never go back behind what a quorum holds: look further, and again.
             Some(known) if known.settled && version < known.version => {
-                if answers + self.corrupt.len() >= replicas {
+                if all_seen {
                     return Some(Err(self.lost(known.version)));
                 }
-                self.round.spread = replicas;
+                self.round.spread = all.len();
                 self.give_up(s)
             }
             _ => {
@@ -212,7 +212,7 @@ impl Read {
     fn give_up(&self, s: &Shared) -> Option<Result<Option<Block>>> {
         let known = self.known.filter(|_| self.sealed)?;
         let others = s.links.askable().without(self.round.answered());
-        let asked = self.round.replies.len() >= s.quorums.read() && others.is_empty();
+        let asked = s.quorums.is_read(self.round.replied()) && others.is_empty();
         asked.then(|| Err(self.lost(known.version)))
     }
 

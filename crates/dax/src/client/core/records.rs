@@ -112,7 +112,7 @@ impl RecordOp {
             value: value.clone(),
         };
         self.step = Step::Putting {
-            round: Round::new(request, s.quorums.replicas),
+            round: Round::new(request, s.quorums.all().len()),
             version,
             value,
         };
@@ -155,7 +155,7 @@ impl RecordOp {
         match (&mut self.step, reply) {
             (Step::Getting(round), Response::Record(record)) => {
                 round.answer(replica, record);
-                if round.replies.len() >= s.quorums.majority() {
+                if s.quorums.is_majority(round.replied()) {
                     s.links.forget_asked(id);
                     return self.got(s);
                 }
@@ -167,13 +167,10 @@ impl RecordOp {
                     return Ok(None);
                 }
                 round.answer(replica, ());
-                let enough = s.quorums.majority();
+                let enough = s.quorums.is_majority(round.replied());
                 #[cfg(test)]
-                let enough = match s.flaw {
-                    Some(crate::simulation::flaw::Flaw::PutAtOne) => 1,
-                    _ => enough,
-                };
-                if round.replies.len() >= enough {
+                let enough = enough || s.flaw == Some(crate::simulation::flaw::Flaw::PutAtOne);
+                if enough {
                     return Ok(Some(self.put_done()));
                 }
             }
@@ -245,7 +242,7 @@ impl RecordOp {
 
 fn getting(name: &str, quorums: Quorums) -> Round<Option<StoredRecord>> {
     let name = name.to_owned();
-    Round::new(Request::GetRecord { name }, quorums.replicas)
+    Round::new(Request::GetRecord { name }, quorums.all().len())
 }
 
 fn newest(round: &Round<Option<StoredRecord>>) -> Option<StoredRecord> {
@@ -274,7 +271,7 @@ impl List {
             after: None,
         };
         List {
-            round: Round::new(request, quorums.replicas),
+            round: Round::new(request, quorums.all().len()),
             pages: HashMap::new(),
             newest: BTreeMap::new(),
             prefix,
@@ -301,7 +298,7 @@ impl List {
             }
             Event::Start | Event::Wake | Event::Synced => {}
         }
-        if self.round.replies.len() >= s.quorums.majority() {
+        if s.quorums.is_majority(self.round.replied()) {
             self.merge();
             return Some(Ok(Output::Records(self.merged())));
         }

@@ -7,7 +7,7 @@
 //!   end:              records ──▶ rebuilding replicas ──▶ "rebuilt": they count in quorums again
 //! ```
 //!
-//! Invariants: a page is compared only once [`super::quorum::Quorums::rebuild`] replicas that count have answered
+//! Invariants: a page is compared only once [`super::quorum::Roster::rebuild`] replicas that count have answered
 //! under this handle's epoch, so the newest version among the answers is the newest that was ever
 //! synced; a rebuilding replica becomes one that counts only if it was connected from the first page
 //! to the last and lacks nothing that is known.
@@ -50,7 +50,7 @@ impl Page {
         let request = Request::Inventory { epoch, after };
         Ok(Page {
             after,
-            round: Round::new(request, s.quorums.replicas),
+            round: Round::new(request, s.quorums.all().len()),
         })
     }
 
@@ -81,7 +81,7 @@ impl Page {
     /// Whether everybody who is up has answered, and enough of those who count.
     fn is_complete(&self, s: &Shared) -> bool {
         let counting = self.round.answered().without(s.links.rebuilding());
-        self.round.waiting().is_empty() && counting.len() >= s.quorums.rebuild()
+        self.round.waiting().is_empty() && s.quorums.is_rebuild(counting)
     }
 
     fn compared(&mut self, s: &mut Shared) -> Output {

@@ -16,7 +16,7 @@ pub(super) struct Ask {
 impl Ask {
     pub fn new(quorums: Quorums) -> Ask {
         Ask {
-            round: Round::new(Request::Space, quorums.replicas),
+            round: Round::new(Request::Space, quorums.all().len()),
         }
     }
 
@@ -28,7 +28,7 @@ impl Ask {
         if let Err(error) = taken {
             return Some(Err(error));
         }
-        if self.round.replies.len() >= s.quorums.majority() {
+        if s.quorums.is_majority(self.round.replied()) {
             let spaces = self.round.replies.iter().map(|(_, space)| *space);
             let least = spaces.min_by_key(|space| space.free_bytes);
             return Some(Ok(Output::Space(least.unwrap_or_default())));

@@ -16,7 +16,7 @@ pub(super) struct Ask {
 impl Ask {
     pub fn new(quorums: Quorums) -> Ask {
         Ask {
-            round: Round::new(Request::Usage, quorums.replicas),
+            round: Round::new(Request::Usage, quorums.all().len()),
         }
     }
 

@@ -9,7 +9,7 @@
 
 use super::{InFlight, Link, Links, Sent};
 use crate::client::core::quorum::ReplicaSet;
-use crate::client::core::{Effect, Effects, Quorums, Time};
+use crate::client::core::{Effect, Effects, Time};
 use crate::ids::{Epoch, ReplicaId};
 use crate::wire::{BlockWrite, Request};
 use crate::writer::pending::{Pending, Seq};
@@ -46,10 +46,9 @@ impl Links {
         replica: ReplicaId,
         epoch: Epoch,
         pending: &mut Pending,
-        quorums: Quorums,
         out: &mut Effects,
     ) {
-        let (window_bytes, counting) = (self.window_bytes, self.counting());
+        let window_bytes = self.window_bytes;
         let link = self.link(replica);
         if !link.up {
             return;
@@ -59,7 +58,7 @@ impl Links {
         {
             if pending.is_superfluous(seq, replica) {
                 let bytes = pending.get(seq).map_or(0, |e| e.data.len());
-                pending.ack(seq, replica, counting, quorums.sync);
+                pending.ack(seq, replica, |_| true);
                 link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
                 continue;
             }
