@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -21,7 +22,7 @@ use fuser::{
 use nix::libc;
 use volume::error::Error;
 use volume::private::is_private;
-use volume::view::{AttrChange, NewInode, Ownership, View};
+use volume::view::{Attr, AttrChange, NewInode, Ownership, View};
 
 use crate::errno::stale;
 use crate::handles::is_cached;
@@ -75,7 +76,7 @@ impl Adapter {
                 check_name(name)?;
                 let ownership = inherit_group(view, ino(parent), &new, ownership)?;
                 let attr = view.create(ino(parent), name, new, ownership, now())?;
-                Ok((view.cache_policy().metadata, attr))
+                Ok((changed_ttl(view, &attr), attr))
             },
             |reply, (ttl, attr)| reply.entry(&ttl, &file_attr(&attr), GENERATION),
         );
@@ -92,6 +93,11 @@ impl Adapter {
                 reply.ok();
             });
     }
+}
+
+/// How long the kernel may keep the attributes of what a request has just made or changed.
+pub(crate) fn changed_ttl(view: &dyn View, attr: &Attr) -> Duration {
+    view.keep(attr).min(view.cache_policy().metadata)
 }
 
 fn owner(request: &Request, mode: u32) -> Ownership {
@@ -128,10 +134,12 @@ impl Filesystem for Adapter {
             reply,
             |view| {
                 check_name(name)?;
-                let ttl = view.cache_policy().metadata;
                 match view.lookup(ino(parent), name) {
                     Ok(attr) => Ok((view.keep(&attr), file_attr(&attr))),
-                    Err(Error::NotFound) if !ttl.is_zero() => Ok((ttl, no_entry())),
+                    Err(Error::NotFound) => match view.keep_missing(ino(parent), name) {
+                        Duration::ZERO => Err(Error::NotFound),
+                        ttl => Ok((ttl, no_entry())),
+                    },
                     Err(e) => Err(e),
                 }
             },
@@ -190,12 +198,12 @@ impl Filesystem for Adapter {
         };
         let core = Arc::clone(&self.core);
         let ask = move |view: Arc<dyn View>| async move {
-            let ttl = view.cache_policy().metadata;
             settle(&*view, &core.joiner, ino(number)).await?;
-            if change == AttrChange::default() {
-                return Ok((ttl, view.attr(ino(number))?));
-            }
-            Ok((ttl, view.set_attr(ino(number), change, now).await?))
+            let attr = match change == AttrChange::default() {
+                true => view.attr(ino(number))?,
+                false => view.set_attr(ino(number), change, now).await?,
+            };
+            Ok((changed_ttl(&*view, &attr), attr))
         };
         let say = |reply: ReplyAttr, (ttl, attr)| reply.attr(&ttl, &file_attr(&attr));
         self.core.start("setattr", Effect::Change, reply, ask, say);
@@ -275,7 +283,7 @@ impl Filesystem for Adapter {
             |view| {
                 check_name(name)?;
                 let attr = view.link(ino(number), ino(parent), name, now())?;
-                Ok((view.cache_policy().metadata, attr))
+                Ok((changed_ttl(view, &attr), attr))
             },
             |reply, (ttl, attr)| reply.entry(&ttl, &file_attr(&attr), GENERATION),
         );

@@ -10,6 +10,7 @@ use volume::view::{
     Attr, AttrChange, DirEntry, FileKind, Ino, NewInode, OpenMode, Ownership, View,
 };
 
+use crate::adapter::changed_ttl;
 use crate::handles::{Handles, Listing};
 use crate::joiner::settle;
 use crate::operation::{Core, now};
@@ -65,7 +66,7 @@ pub(crate) async fn create_and_open(
     };
     let (handle, mode) = open_counted(view, &core.handles, attr.ino)?;
     attr = view.attr(attr.ino).unwrap_or(attr);
-    let ttl = view.cache_policy().metadata;
+    let ttl = changed_ttl(view, &attr);
     Ok(Created {
         ttl,
         attr,

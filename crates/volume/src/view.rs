@@ -188,6 +188,12 @@ pub trait View: Send + Sync + 'static {
         self.cache_policy().metadata
     }
 
+    /// How long the kernel may keep that `name` is not in `parent`; [`Duration::ZERO`] where somebody else than
+    /// this view's callers may create it.
+    fn keep_missing(&self, _parent: Ino, _name: &[u8]) -> Duration {
+        self.cache_policy().metadata
+    }
+
     /// The inode that a name leads to.
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr>;
     /// An inode's attributes.

@@ -7,6 +7,7 @@
 //! The exit is told before the process is reaped and signals are sent under the same lock as the
 //! reaping, so no signal ever reaches a reused pid.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -20,6 +21,9 @@ use tokio::time::Instant;
 use super::logfile::LogFile;
 use super::supervisor::{Status, Supervisor};
 use super::{ExitReport, Installation, PostgresError, Result, Session, StartOptions, StopMode};
+
+/// How often a standby is told to look for the trigger of its promotion.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// A server that was started. Dropping it asks for an immediate shutdown and does not wait.
 #[derive(Debug)]
@@ -174,19 +178,41 @@ impl Postgres {
         .await
     }
 
-    /// Asks a standby to end recovery, as `pg_ctl promote` does. Returns at once; see
-    /// [`Session::wait_promoted`].
+    /// Writes the file that asks a standby to end recovery, as `pg_ctl promote` does. PostgreSQL looks for it
+    /// when it is signalled: see [`promote`](Postgres::promote).
     ///
     /// `trigger` is where the data directory's file `promote` is on a disk that this process does not serve itself.
     ///
     /// # Errors
-    /// If the trigger file cannot be written.
-    pub async fn promote(&self, trigger: &Path) -> Result<()> {
+    /// If it cannot be written.
+    pub async fn place_trigger(&self, trigger: &Path) -> Result<()> {
         tokio::fs::write(trigger, b"")
             .await
-            .map_err(|e| PostgresError::system(format!("cannot write {}", trigger.display()), e))?;
-        self.signal(Signal::SIGUSR1);
-        Ok(())
+            .map_err(|e| PostgresError::system(format!("cannot write {}", trigger.display()), e))
+    }
+
+    /// Signals a standby whose trigger was placed until it has left recovery. A single signal could be lost: the
+    /// postmaster looks for the trigger once for each, and passes it on only in some of its states.
+    ///
+    /// # Errors
+    /// As [`wait_ready`](Postgres::wait_ready) and [`Session::wait_promoted`].
+    pub async fn promote(&self, within: Duration) -> Result<Session> {
+        let promoted = async {
+            let session = self.wait_ready(within).await?;
+            session.wait_promoted(within).await?;
+            Ok(session)
+        };
+        tokio::select! {
+            promoted = promoted => promoted,
+            never = self.keep_asking() => match never {},
+        }
+    }
+
+    async fn keep_asking(&self) -> Infallible {
+        loop {
+            self.signal(Signal::SIGUSR1);
+            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+        }
     }
 
     /// Makes it read its configuration files again.

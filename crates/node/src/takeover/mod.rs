@@ -259,11 +259,11 @@ pub(crate) async fn promote(
         .await?;
     let view = Arc::new(view);
     paused.install(view.clone())?;
-    drop(paused);
+    // Before anybody can look the trigger up in the active's view, whose names the kernel may remember.
     let trigger = standby.view.private().place("promote")?;
-    standby.postgres.promote(&trigger).await?;
-    let session = standby.postgres.wait_ready(PROMOTE_WITHIN).await?;
-    session.wait_promoted(PROMOTE_WITHIN).await?;
+    standby.postgres.place_trigger(&trigger).await?;
+    drop(paused);
+    let session = standby.postgres.promote(PROMOTE_WITHIN).await?;
     Ok(Switched {
         epoch,
         view,

@@ -60,14 +60,31 @@ async fn a_standby_answers_queries_and_is_promoted() {
     assert!(session.is_in_recovery().await.unwrap());
     assert!(session.replayed().await.unwrap().is_some());
     let trigger = postgres.options().data.join("promote");
-    postgres.promote(&trigger).await.unwrap();
-    session.wait_promoted(READY).await.unwrap();
+    postgres.place_trigger(&trigger).await.unwrap();
+    let session = postgres.promote(READY).await.unwrap();
+    assert!(!session.is_in_recovery().await.unwrap());
     session.value("CREATE TABLE t()").await.unwrap();
     assert!(session.promotions_since_checkpoint().await.unwrap() <= 1);
     session.checkpoint().await.unwrap();
     assert_eq!(session.promotions_since_checkpoint().await.unwrap(), 0);
     let report = postgres.stop(StopMode::Fast, READY).await.unwrap();
     assert!(report.is_clean());
+}
+
+/// A signal was sent once, before the trigger could be seen, and nobody sent another: the takeover waited for a minute.
+#[tokio::test]
+async fn a_promotion_is_asked_for_until_it_begins() {
+    let cluster = Cluster::new();
+    std::fs::write(cluster.options.data.join("standby.signal"), "").unwrap();
+    let (postgres, _session) = cluster.ready().await;
+    let trigger = postgres.options().data.join("promote");
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        postgres.place_trigger(&trigger).await.unwrap();
+    };
+    let (promoted, ()) = tokio::join!(postgres.promote(READY), late);
+    assert!(!promoted.unwrap().is_in_recovery().await.unwrap());
+    postgres.stop(StopMode::Fast, READY).await.unwrap();
 }
 
 #[tokio::test]

@@ -234,6 +234,17 @@ impl Cluster {
     /// # Errors
     /// There is none.
     pub fn kill_postgres(&mut self, name: &str) -> anyhow::Result<SystemTime> {
+        let postmaster = self.postmaster(name)?;
+        let at = SystemTime::now();
+        nix::sys::signal::kill(postmaster, nix::sys::signal::Signal::SIGKILL)?;
+        Ok(at)
+    }
+
+    /// The postmaster of a node.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn postmaster(&mut self, name: &str) -> anyhow::Result<Pid> {
         let agent = self.node_process(name).context("it does not run")?.pid();
         let is_postgres = |pid: &Pid| {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -241,10 +252,7 @@ impl Cluster {
         };
         // Parents come first.
         let postmaster = process::family(agent).into_iter().find(is_postgres);
-        let at = SystemTime::now();
-        let signal = nix::sys::signal::Signal::SIGKILL;
-        nix::sys::signal::kill(postmaster.context("it has no PostgreSQL")?, signal)?;
-        Ok(at)
+        postmaster.context("it has no PostgreSQL")
     }
 
     /// A node's process.

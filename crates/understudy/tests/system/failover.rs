@@ -1,11 +1,16 @@
 //! Nodes that die, hang and come back.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tokio_postgres::Client;
 use understudy::demo::schema::Server;
 use understudy::demo::session::connect;
+use understudy::demo::takeover::Takeover;
 
 use crate::stage::{Stage, TIMEOUT};
 
@@ -140,4 +145,49 @@ async fn all_nodes_killed_and_started_again() -> Result<()> {
     stage.outage_after(killed).await?;
     stage.commits(200).await?;
     stage.verify().await
+}
+
+/// Every signal makes the postmaster look for the trigger of its promotion. That it had found none was kept by the
+/// kernel for ten seconds, and the agent's one signal was lost in them: the takeover failed after a minute.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_standby_flooded_with_signals_is_promoted_as_soon_as_any() -> Result<()> {
+    let mut stage = Stage::set("flooded").await?;
+    let old = stage.cluster.wait_active(TIMEOUT).await?;
+    let new = stage.cluster.names().find(|name| *name != old);
+    let new = new.context("two nodes")?.to_owned();
+    let flood = Flood::start(stage.cluster.postmaster(&new)?);
+    let (_, killed) = stage.kill_active().await?;
+    stage.outage_after(killed).await?;
+    drop(flood);
+    let takeover = Takeover::last(&stage.cluster.ask("history").await?)?;
+    ensure!(takeover.node == new, "{takeover:?}");
+    let promote = takeover.phases.iter().find(|p| p.phase == "promote");
+    let promote = promote.context("no promotion")?;
+    // What the kernel keeps, it keeps for 10 s; a promotion takes a fraction of one.
+    ensure!(promote.ms < 5000, "{takeover:?}");
+    stage.commits(200).await?;
+    stage.verify().await
+}
+
+/// Sends a process SIGUSR1 all the time, until it is dropped or the process is gone.
+struct Flood(Arc<AtomicBool>);
+
+impl Flood {
+    fn start(pid: Pid) -> Flood {
+        let ended = Arc::new(AtomicBool::new(false));
+        let flood = Flood(Arc::clone(&ended));
+        std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) && kill(pid, Signal::SIGUSR1).is_ok() {
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        });
+        flood
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }

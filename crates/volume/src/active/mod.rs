@@ -56,8 +56,8 @@ use crate::view::Ino;
 /// What can be chosen about an active view.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// How long the kernel may keep names and attributes. Everything that changes them comes through
-    /// this mount, except what somebody changes in the private tree directly.
+    /// How long the kernel may keep names and attributes of shared files: everything that changes them comes
+    /// through this mount. Nothing private is kept.
     pub metadata_cache: Duration,
     /// Bytes of blocks to cache.
     pub cache_bytes: u64,

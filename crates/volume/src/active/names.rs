@@ -50,6 +50,13 @@ impl Inner {
         })
     }
 
+    /// Whether a name, if it existed, would be one of a private file.
+    pub(super) fn leads_to_private(&self, parent: Ino, name: &[u8]) -> bool {
+        let core = self.core.lock();
+        let route = self.route(&core.namespace, parent, name);
+        matches!(route, Ok(Route::Private(_)))
+    }
+
     fn attr_of_file(&self, core: &Core, file: FileId) -> Result<Attr> {
         Ok(self.attr_of(core, file, core.namespace.inode(file)?))
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -88,6 +89,21 @@ impl View for ActiveView {
     fn cache_policy(&self) -> CachePolicy {
         CachePolicy {
             metadata: self.inner.options.metadata_cache,
+        }
+    }
+
+    /// Private files change behind the kernel's back: the agent writes them where they are.
+    fn keep(&self, found: &Attr) -> Duration {
+        match is_private(found.ino) {
+            true => Duration::ZERO,
+            false => self.inner.options.metadata_cache,
+        }
+    }
+
+    fn keep_missing(&self, parent: Ino, name: &[u8]) -> Duration {
+        match self.inner.leads_to_private(parent, name) {
+            true => Duration::ZERO,
+            false => self.inner.options.metadata_cache,
         }
     }
 

@@ -67,6 +67,13 @@ impl View for StandbyView {
         }
     }
 
+    fn keep_missing(&self, parent: Ino, name: &[u8]) -> Duration {
+        match self.gate.successor() {
+            Some(next) => next.keep_missing(parent, name),
+            None => Duration::ZERO,
+        }
+    }
+
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
         let _pass = enter!(self, next => next.lookup(parent, name));
         check_name(name)?;

@@ -1,6 +1,7 @@
 //! Names, private routing, links, and what POSIX demands of them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use volume::error::Error;
 use volume::view::{AttrChange, Fallocate, Ino, NewInode, RenameMode, Timestamp, View};
@@ -8,6 +9,28 @@ use volume::view::{AttrChange, Fallocate, Ino, NewInode, RenameMode, Timestamp, 
 use crate::common::{BLOCK, OWNER, Volume};
 
 const NOW: Timestamp = Timestamp(9);
+
+/// The agent writes the trigger of a promotion into the private tree. The kernel had kept for ten seconds that there is
+/// none, because PostgreSQL had looked just before.
+#[tokio::test]
+async fn nothing_private_is_kept_by_the_kernel() {
+    let volume = Volume::format().await;
+    let life = volume.open().await;
+    life.create("base", NewInode::Directory);
+    let private = life.create("base/1.private", NewInode::File);
+    let shared = life.create("base/1", NewInode::File);
+    let base = life.view.lookup(Ino::ROOT, b"base").unwrap();
+    let kept = life.view.cache_policy().metadata;
+    assert!(kept > Duration::ZERO);
+    assert_eq!(life.view.keep(&private), Duration::ZERO);
+    assert_eq!(
+        life.view.keep_missing(base.ino, b"2.private"),
+        Duration::ZERO
+    );
+    assert_eq!(life.view.keep_missing(private.ino, b"any"), Duration::ZERO);
+    assert_eq!(life.view.keep(&shared), kept);
+    assert_eq!(life.view.keep_missing(base.ino, b"2"), kept);
+}
 
 #[tokio::test]
 async fn private_names_live_on_local_disk_beside_shared_ones() {
