@@ -79,6 +79,12 @@ impl MemoryCluster {
         self.change(|s| s.forgets = forgets);
     }
 
+    /// After so many more writes, of whomever, somebody else owns the next epoch, and does nothing with it: the
+    /// writer is fenced right before its next write. `None`: not so.
+    pub fn fence_after_writes(&self, writes: Option<usize>) {
+        self.change(|s| s.fence_after_writes = writes);
+    }
+
     /// While full, nothing becomes durable and no room is reported.
     pub fn set_full(&self, full: bool) {
         self.change(|s| s.full = full);
@@ -229,6 +235,7 @@ impl Storage for MemoryStorage {
             ));
         }
         let mut state = self.cluster.state.lock();
+        state.count_to_fence()?;
         state.check_writer(self.id)?;
         let client = state.client(self.id);
         let version = client.next_version().ok_or_else(not_owner)?;

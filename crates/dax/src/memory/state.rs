@@ -49,6 +49,8 @@ pub(super) struct State {
     pub held: bool,
     pub forgets: bool,
     pub full: bool,
+    /// Writes until somebody else owns the next epoch.
+    pub fence_after_writes: Option<usize>,
     /// Every version that was durable once, for a replica that has missed all others.
     pub ever_stored: Option<HashMap<(BlockKey, Version), Block>>,
     clients: Vec<Client>,
@@ -130,6 +132,20 @@ impl State {
         }
         self.client(id).epoch = Some(epoch);
         Ok(epoch)
+    }
+
+    /// A write comes: perhaps the one before which somebody else owns the next epoch.
+    pub fn count_to_fence(&mut self) -> Result<()> {
+        let Some(left) = self.fence_after_writes else {
+            return Ok(());
+        };
+        self.fence_after_writes = left.checked_sub(1);
+        if left == 0 {
+            let other = self.new_client();
+            let name = NodeName::new("other").expect("a plain name");
+            self.own_epoch(other, &name)?;
+        }
+        Ok(())
     }
 
     /// Makes chosen pending writes durable, under the fence.

@@ -76,6 +76,18 @@ async fn a_client_cut_off_learns_of_the_fence_when_it_returns() {
 }
 
 #[tokio::test]
+async fn a_writer_can_be_fenced_between_two_writes() {
+    let cluster = MemoryCluster::new(VolumeSettings::default());
+    let a = writer(&cluster).await;
+    cluster.fence_after_writes(Some(1));
+    a.write(KEY, Generation::SINGLE, block(1)).unwrap();
+    let refused = a.write(KEY, Generation::SINGLE, block(2));
+    assert!(refused.unwrap_err().is_fenced());
+    let b = writer(&cluster).await;
+    b.write(KEY, Generation::SINGLE, block(3)).unwrap();
+}
+
+#[tokio::test]
 async fn back_pressure_makes_room_by_itself() {
     let cluster = MemoryCluster::new(VolumeSettings::default());
     cluster.set_pending_bytes_max(8192);

@@ -1,8 +1,8 @@
 //! What the core lock guards: the namespace, the open generation, and who has what open.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-use dax::ids::{BlockKey, Epoch, FileId, Generation};
+use dax::ids::{Epoch, FileId, Generation};
 
 use super::Inner;
 use crate::error::Result;
@@ -29,8 +29,6 @@ pub(super) struct Core {
     pub buried: HashMap<FileId, JournalPos>,
     /// Data blocks written since the last seal.
     pub writes: Writes,
-    /// Blocks written while a batch of inherited ones is being written back.
-    pub written_meanwhile: Option<HashSet<BlockKey>>,
 }
 
 impl Core {
@@ -56,7 +54,6 @@ impl Core {
                 .map(|(id, at)| (id, before(at)))
                 .collect(),
             writes,
-            written_meanwhile: None,
         }
     }
 

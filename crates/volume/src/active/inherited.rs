@@ -22,8 +22,10 @@ pub trait InheritedBlocks: Send + Sync + 'static {
     fn discard(&self, key: BlockKey);
     /// Forgets the blocks of a file from one on (it was cut).
     fn discard_from(&self, file: FileId, first: BlockIndex);
-    /// Takes up to `max` blocks out.
-    fn take_some(&self, max: usize) -> Result<Vec<(BlockKey, Bytes)>>;
+    /// Up to `max` blocks; they stay here until they are forgotten.
+    fn some(&self, max: usize) -> Result<Vec<(BlockKey, Bytes)>>;
+    /// Whether the block is (still) here.
+    fn contains(&self, key: BlockKey) -> bool;
     /// How many are left.
     fn len(&self) -> usize;
     /// Whether none is left.

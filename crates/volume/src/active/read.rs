@@ -96,11 +96,10 @@ impl Inner {
 
     /// A block that needs no storage: inherited, or cached (`Some(None)`: it reads as zeros).
     fn block_at_hand(&self, inode: &Inode, key: BlockKey) -> Result<Option<Option<Bytes>>> {
-        if let Some(write_back) = &self.write_back {
-            let _open = write_back.gate.read();
-            if let Some(data) = write_back.blocks.get(key)? {
-                return Ok(Some(Some(data)));
-            }
+        if let Some(write_back) = &self.write_back
+            && let Some(data) = write_back.blocks.get(key)?
+        {
+            return Ok(Some(Some(data)));
         }
         let cached = self.cache.get(key, LATEST);
         Ok(cached.map(|c| (!inode.is_cut(key.block, c.version)).then_some(c.data)))

@@ -246,7 +246,8 @@ impl Inner {
             // extends a file by zeros, or fills a new log segment up with them, costs nothing.
             let behind_end = key.block.0 * self.block_size >= old_size;
             if behind_end && data.iter().all(|byte| *byte == 0) {
-                self.discard_inherited(&mut core, key);
+                self.forget_base(key);
+                self.discard_inherited(key);
                 continue;
             }
             version = Some(self.put_block(&mut core, key, generation, class, data)?);
@@ -277,7 +278,7 @@ impl Inner {
         class: FileClass,
         data: Bytes,
     ) -> Result<Version> {
-        self.discard_inherited(core, key);
+        self.forget_base(key);
         let version = self.storage.write(key, generation, data.clone())?;
         if class == FileClass::Data {
             core.writes.note(key, version);
@@ -291,18 +292,22 @@ impl Inner {
             FileClass::Log => self.cache.remove(key, LATEST),
             _ => self.cache.write(key, LATEST, block),
         }
+        // Last: whoever does not find it there any more finds the new one, and if the storage refuses
+        // that, what was inherited still shows.
+        self.discard_inherited(key);
         Ok(version)
     }
 
-    fn discard_inherited(&self, core: &mut Core, key: BlockKey) {
-        if let Some(write_back) = &self.write_back {
-            write_back.blocks.discard(key);
-        }
+    /// What was known of the inherited base's version says nothing of the block any more.
+    fn forget_base(&self, key: BlockKey) {
         if let Some(base) = &self.inherited_base {
             base.forget(key);
         }
-        if let Some(written) = &mut core.written_meanwhile {
-            written.insert(key);
+    }
+
+    fn discard_inherited(&self, key: BlockKey) {
+        if let Some(write_back) = &self.write_back {
+            write_back.blocks.discard(key);
         }
     }
 
@@ -371,21 +376,12 @@ impl Inner {
         let generation = core.generation(class);
         if let (Op::Truncate { cut, .. }, Some(write_back)) = (&op, &self.write_back) {
             write_back.blocks.discard_from(file, cut.first_block);
-            self.note_cut(&mut core, file, cut.first_block, inode.size);
         }
         if let Some((key, data)) = boundary {
             self.put_block(&mut core, key, generation, class, data)?;
         }
         core.mtimes.remove(&file);
         self.commit(&mut core, op, None)
-    }
-
-    /// A batch of inherited blocks may be on its way: those of the cut range must not arrive.
-    fn note_cut(&self, core: &mut Core, file: FileId, first: BlockIndex, old_size: u64) {
-        if let Some(written) = &mut core.written_meanwhile {
-            let blocks = first.0..old_size.div_ceil(self.block_size);
-            written.extend(blocks.map(|block| BlockKey::new(file, block)));
-        }
     }
 
     /// Makes a range read as zeros by writing them.

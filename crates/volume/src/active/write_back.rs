@@ -2,21 +2,20 @@
 //! time, behind the database's own. Nothing needs them in the storage before the first seal, and whatever
 //! the database writes anew meanwhile is not written back at all: so it is spread over the time until then.
 //!
-//! A block is readable all the while: readers look into the overlay under the gate, which is
-//! closed while blocks are between the overlay and the storage.
+//! Invariant: a block leaves the overlay only when the storage has taken it, or something newer in its
+//! place, and only under the core lock. So it is readable all the while, also from a view that is
+//! fenced in the middle of a step; and a step that finds a block still there writes what it should.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{InheritedBlocks, Inner};
 use crate::error::{Error, Result};
 
-/// Blocks written back in one step: readers wait for a step.
+/// Blocks written back in one step, under the core lock.
 const STEP_BLOCKS: usize = 8;
 /// How long the database's promotion has the storage for itself, if nobody says that it is done.
 const HEAD_START: Duration = Duration::from_secs(10);
@@ -31,8 +30,6 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 pub(super) struct WriteBack {
     pub blocks: Arc<dyn InheritedBlocks>,
-    /// Readers share it; a step holds it alone.
-    pub gate: RwLock<()>,
     progress: watch::Sender<Progress>,
     pace: watch::Sender<Pace>,
 }
@@ -74,7 +71,6 @@ impl WriteBack {
     pub fn new(blocks: Arc<dyn InheritedBlocks>) -> WriteBack {
         WriteBack {
             blocks,
-            gate: RwLock::new(()),
             progress: watch::Sender::new(Progress::Running),
             pace: watch::Sender::new(Pace::Waiting),
         }
@@ -191,21 +187,22 @@ impl Inner {
     async fn write_back_step(&self, write_back: &WriteBack) -> Result<usize> {
         let bytes = STEP_BLOCKS * self.block_size as usize;
         self.storage.write_room(bytes).await?;
-        let _closed = write_back.gate.write();
-        self.core.lock().written_meanwhile = Some(HashSet::new());
-        let taken = write_back.blocks.take_some(STEP_BLOCKS);
+        let some = write_back.blocks.some(STEP_BLOCKS)?;
+        let blocks = some.len();
         let mut core = self.core.lock();
-        let written = core.written_meanwhile.take().unwrap_or_default();
-        let taken = taken?;
-        let blocks = taken.len();
-        for (key, data) in taken {
-            let Some(inode) = core.namespace.get(key.file) else {
-                continue;
-            };
-            if written.contains(&key) || key.block.0 * self.block_size >= inode.size {
+        for (key, data) in some {
+            // Written anew or cut off meanwhile.
+            if !write_back.blocks.contains(key) {
                 continue;
             }
-            let class = inode.class;
+            let inode = core.namespace.get(key.file);
+            let class = inode
+                .filter(|inode| key.block.0 * self.block_size < inode.size)
+                .map(|inode| inode.class);
+            let Some(class) = class else {
+                write_back.blocks.discard(key);
+                continue;
+            };
             let generation = core.generation(class);
             self.put_block(&mut core, key, generation, class, data)?;
         }

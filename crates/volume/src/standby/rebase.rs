@@ -14,7 +14,9 @@
 //!   checkpoint back until a logged truncation is done. (The hazard list keeps every cut while the
 //!   inode is there; that would hide what is written behind a `VACUUM`'s truncation for ever.)
 //! - names and tails that the old base has and the new one has not: they are *kept* as in the old
-//!   base until redo removes them itself (N8). So is a name at which the new base has another file, if
+//!   base until redo removes them itself (N8), also of files that redo made or has made longer since:
+//!   a rollback removes its files before the log that was written to them is synced, and redo comes to
+//!   that log after the move. So is a name at which the new base has another file, if
 //!   redo works with the old one: the old base had the stub of a removed relation there, and redo took
 //!   it for the new relation of the same number, so what redo changed is in the stub.
 //!
@@ -355,14 +357,32 @@ impl Mover<'_> {
         }
     }
 
-    /// Whether the new base is shorter than what the view shows of the old one.
+    /// Whether the new base is shorter than what the view shows of the old one, also below what redo
+    /// itself did to the file.
     fn loses_tail(&self, ino: Ino, new: &Inode) -> bool {
-        let own = self
-            .old
-            .item(ino)
-            .is_some_and(|i| i.size.is_some() || i.created.is_some());
-        let shorter = || self.old.size(ino).is_ok_and(|size| new.size < size);
-        !own && new.kind == FileKind::File && shorter() && self.is_shown(ino)
+        #[cfg(test)]
+        if self.has(Flaw::OwnTailsTaken)
+            && let Some(item) = self.old.item(ino)
+            && (item.size.is_some() || item.created.is_some())
+        {
+            return false;
+        }
+        let is_file = new.kind == FileKind::File;
+        is_file && new.size < self.shown_of_base(ino) && self.is_shown(ino)
+    }
+
+    /// Up to which byte of a file the old base's bytes may show: no further than its size in that base,
+    /// what redo cut, and the size that redo gave it.
+    fn shown_of_base(&self, ino: Ino) -> u64 {
+        let Some(shared) = self.old.shared(ino) else {
+            return 0;
+        };
+        let item = self.old.item(ino);
+        let cut = item.and_then(|item| item.cuts.first());
+        let cut = cut.map(|cut| cut.first_block * u64::from(self.old.block_bytes));
+        let own = item.and_then(|item| item.size).map(|size| size.value);
+        let limits = cut.into_iter().chain(own);
+        limits.fold(shared.inode.size, u64::min)
     }
 
     /// Drops what the new base has of one inode.

@@ -361,6 +361,44 @@ fn a_tail_that_redo_has_not_cut_stays() {
     assert!(state.kept.is_empty());
 }
 
+// N8: a transaction made a file and is rolled back, which cuts the file before its last log is synced. Redo
+// made the file as well, or made it longer, and has still to apply that log.
+#[test]
+fn a_tail_stays_also_if_redo_made_the_file_or_made_it_longer() {
+    let mut active = Builder::new();
+    let grown = active.file("base/5/1000", 2);
+    let mut state = attached(active.seal(1, 100, 200));
+    at(&mut state, 300);
+    let made = state.make("base/5/2000", NewInode::File);
+    write(&mut state, made, 0);
+    write(&mut state, made, 1);
+    let shared = active.file("base/5/2000", 2);
+    let mut state = moved(&state, active.seal(2, 400, 500), &[], &[]);
+    assert_eq!(stored(&state, made, 1), Some(shared), "adopted");
+    at(&mut state, 600);
+    write(&mut state, Ino(grown.0), 2);
+
+    for id in [shared, grown] {
+        truncate(&mut active, id, 0);
+    }
+    let mut state = moved(&state, active.seal(3, 600, 700), &[], &[]);
+    for (ino, id, blocks) in [(made, shared, 2), (Ino(grown.0), grown, 3)] {
+        assert_eq!(state.size(ino).unwrap(), blocks * SIZE);
+        assert_eq!(stored(&state, ino, 0), Some(id));
+        assert_eq!(stored(&state, ino, 1), Some(id));
+    }
+
+    at(&mut state, 800);
+    for ino in [made, Ino(grown.0)] {
+        state.truncate(ino, 0, None, NOW).unwrap();
+    }
+    let state = moved(&state, active.seal(4, 900, 900), &[], &[]);
+    assert!(state.kept.is_empty());
+    for ino in [made, Ino(grown.0)] {
+        assert_eq!(state.size(ino).unwrap(), 0);
+    }
+}
+
 // N9: copydir of a FILE_COPY record meets the names that a late move brings in.
 #[test]
 fn a_directory_of_redo_stays_opaque_until_its_stamp_allows() {

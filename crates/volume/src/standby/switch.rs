@@ -173,6 +173,8 @@ impl StandbyView {
             Some((id, item.blocks.clone()))
         });
         let blocks = OverlayBlocks::new(state.block_bytes, blocks);
+        #[cfg(test)]
+        let blocks = blocks.with_flaw(state.distortion.flaw);
         let opens = self.opens.lock();
         let open_counts = opens.iter().filter_map(|(ino, count)| {
             let id = file_of(*ino)?;

@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 use super::fetch::zeros;
 use super::known::Known;
 use super::overlay::{BlockItem, Content};
+#[cfg(test)]
+use super::simulation::flaw::Flaw;
 use crate::active::{InheritedBase, InheritedBlocks};
 use crate::cache::Cached;
 use crate::error::Result;
@@ -43,6 +45,8 @@ impl InheritedBase for BaseBlocks {
 pub(crate) struct OverlayBlocks {
     block_bytes: u32,
     files: Mutex<BTreeMap<FileId, OrdMap<u64, BlockItem>>>,
+    #[cfg(test)]
+    flaw: Option<Flaw>,
 }
 
 impl OverlayBlocks {
@@ -55,7 +59,14 @@ impl OverlayBlocks {
         OverlayBlocks {
             block_bytes,
             files: Mutex::new(files.collect()),
+            #[cfg(test)]
+            flaw: None,
         }
+    }
+
+    #[cfg(test)]
+    pub fn with_flaw(self, flaw: Option<Flaw>) -> OverlayBlocks {
+        OverlayBlocks { flaw, ..self }
     }
 
     fn bytes(&self, content: &Content) -> Result<Bytes> {
@@ -75,11 +86,15 @@ impl OverlayBlocks {
         }
     }
 
-    fn first(&self) -> Option<(BlockKey, Content)> {
+    fn first(&self, max: usize) -> Vec<(BlockKey, Content)> {
         let files = self.files.lock();
-        let (file, blocks) = files.first_key_value()?;
-        let (block, item) = blocks.get_min()?;
-        Some((BlockKey::new(*file, *block), item.content.clone()))
+        let blocks = files.iter().flat_map(|(file, blocks)| {
+            let block = |(block, item): (&u64, &BlockItem)| {
+                (BlockKey::new(*file, *block), item.content.clone())
+            };
+            blocks.iter().map(block)
+        });
+        blocks.take(max).collect()
     }
 }
 
@@ -113,21 +128,31 @@ impl InheritedBlocks for OverlayBlocks {
         }
     }
 
-    fn take_some(&self, max: usize) -> Result<Vec<(BlockKey, Bytes)>> {
-        let mut taken = Vec::new();
-        while taken.len() < max
-            && let Some((key, content)) = self.first()
-        {
+    fn some(&self, max: usize) -> Result<Vec<(BlockKey, Bytes)>> {
+        let mut some = Vec::new();
+        for (key, content) in self.first(max) {
             match self.bytes(&content) {
-                Ok(bytes) => taken.push((key, bytes)),
-                // It stays here, and those taken before it must not be lost with the error, which
-                // comes again next time.
-                Err(_) if !taken.is_empty() => return Ok(taken),
+                Ok(bytes) => some.push((key, bytes)),
+                // The others go first; the error comes again then.
+                Err(_) if !some.is_empty() => break,
                 Err(e) => return Err(e),
             }
-            self.remove(key);
+            #[cfg(test)]
+            if self.flaw == Some(Flaw::TakenBeforeWritten) {
+                self.remove(key);
+            }
         }
-        Ok(taken)
+        Ok(some)
+    }
+
+    fn contains(&self, key: BlockKey) -> bool {
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::TakenBeforeWritten) {
+            return true;
+        }
+        let files = self.files.lock();
+        let blocks = files.get(&key.file);
+        blocks.is_some_and(|blocks| blocks.contains_key(&key.block.0))
     }
 
     fn len(&self) -> usize {

@@ -34,9 +34,14 @@ impl InheritedBlocks for Overlay {
             .retain(|key, _| key.file != file || key.block < first);
     }
 
-    fn take_some(&self, max: usize) -> Result<Vec<(BlockKey, Bytes)>> {
-        let mut blocks = self.0.lock();
-        Ok((0..max).map_while(|_| blocks.pop_first()).collect())
+    fn some(&self, max: usize) -> Result<Vec<(BlockKey, Bytes)>> {
+        let blocks = self.0.lock();
+        let some = blocks.iter().take(max);
+        Ok(some.map(|(key, data)| (*key, data.clone())).collect())
+    }
+
+    fn contains(&self, key: BlockKey) -> bool {
+        self.0.lock().contains_key(&key)
     }
 
     fn len(&self) -> usize {
@@ -135,6 +140,40 @@ async fn the_overlay_is_readable_throughout_and_part_of_the_first_seal() {
     assert_eq!(next.contents(alias).await, expected);
     next.view.release(alias);
     assert!(next.view.attr(alias).is_err());
+}
+
+/// A step of the write-back took eight blocks out of the overlay, and the storage refused the fourth: the last
+/// five were nowhere any more, and a session that was still open on the fenced server read the base's instead.
+#[tokio::test]
+async fn blocks_that_a_fenced_write_back_did_not_write_are_still_there() {
+    let volume = Volume::format().await;
+    let life = volume.open().await;
+    let file = FileId(life.create("f", NewInode::File).ino.0);
+    life.write(Ino(file.0), 0, vec![1; 8 * BLOCK]).await;
+    let base = life.seal(0).await;
+    let overlay = Arc::new(Overlay::default());
+    let blocks = (0..8).map(|block| (BlockKey::new(file, block), Bytes::from(vec![2; BLOCK])));
+    overlay.0.lock().extend(blocks);
+    let inherited = Inherited {
+        blocks: overlay.clone(),
+        aliases: HashMap::new(),
+        open_counts: HashMap::new(),
+        base: None,
+        cache: None,
+        lineage: base.lineage.clone(),
+        log: Vec::new(),
+    };
+    let next = volume
+        .open_with(Arc::new(volume::active::NoObserver), Some(inherited))
+        .await;
+    volume.cluster.fence_after_writes(Some(3));
+    assert!(next.view.cut().await.unwrap_err().is_fenced());
+    assert_eq!(next.view.inherited_left(), 5, "three are written");
+    for block in 3..8 {
+        let at = block * BLOCK as u64;
+        let read = next.view.read(Ino(file.0), at, BLOCK as u32).await;
+        assert_eq!(read.unwrap(), vec![2; BLOCK], "block {block}");
+    }
 }
 
 /// Records what it is told, and seals at every control write.

@@ -56,8 +56,7 @@ impl Follower<'_> {
         }
         let progress = self.progress();
         subscription.progress(progress);
-        let (applied, horizon) = (progress.applied, progress.horizon);
-        let asks = self.mover.progressed(applied, horizon, self.context.now());
+        let asks = self.mover.progressed(progress.applied, self.context.now());
         self.heed(asks).await
     }
 

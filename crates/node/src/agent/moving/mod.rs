@@ -139,9 +139,9 @@ impl BaseMover {
         self.feed(Input::Sealed(generation), now)
     }
 
-    /// How far redo is, and the log that is shown.
-    pub(super) fn progressed(&mut self, applied: Lsn, horizon: Lsn, now: Duration) -> Vec<Ask> {
-        let asks = self.feed(Input::Progress { applied, horizon }, now);
+    /// How far redo is.
+    pub(super) fn progressed(&mut self, applied: Lsn, now: Duration) -> Vec<Ask> {
+        let asks = self.feed(Input::Progress(applied), now);
         if self.steps.is_holding() {
             // Redo was on its way until now.
             self.held_since = Some(Instant::now());
@@ -254,7 +254,7 @@ impl BaseMover {
         let mut asks = Vec::new();
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
-            for effect in self.steps.on(input, now) {
+            for effect in self.steps.on(input, self.view.horizon(), now) {
                 match effect {
                     Effect::Move => {
                         inputs.push(self.move_now());

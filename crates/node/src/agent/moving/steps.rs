@@ -19,7 +19,8 @@
 //!                                     until applied ≥ W
 //! ```
 //!
-//! P is the horizon when the log is held: the end of a record, so redo that has applied it is at rest.
+//! P is the horizon at the moment when the log is held: the end of a record, so redo that has applied it is
+//! at rest. (Not the horizon when redo last told where it is: more log may have been shown since.)
 //! Holding stops nothing before redo comes there, and ends when redo stands still for
 //! [`QUIET`]: an operator may have paused it, and then it tries again later.
 //!
@@ -71,8 +72,8 @@ pub(super) enum Input {
     Narrowed,
     /// The work under way failed.
     Failed,
-    /// How far redo is, and the log that is shown.
-    Progress { applied: Lsn, horizon: Lsn },
+    /// How far redo is.
+    Progress(Lsn),
     /// Time passed.
     Time,
 }
@@ -140,6 +141,7 @@ pub(super) struct Steps {
     /// W of the seal to move to.
     end: Lsn,
     applied: Lsn,
+    /// The log that is shown.
     horizon: Lsn,
 }
 
@@ -174,14 +176,13 @@ impl Steps {
         }
     }
 
-    /// Reacts; what comes out is to be done in this order.
-    pub fn on(&mut self, input: Input, now: Duration) -> Vec<Effect> {
+    /// Reacts; what comes out is to be done in this order. `horizon` is the end of the log that is shown at
+    /// this moment.
+    pub fn on(&mut self, input: Input, horizon: Lsn, now: Duration) -> Vec<Effect> {
+        self.horizon = self.horizon.max(horizon);
         match input {
             Input::Sealed(generation) => self.told = self.told.max(generation),
-            Input::Progress { applied, horizon } => {
-                self.applied = self.applied.max(applied);
-                self.horizon = self.horizon.max(horizon);
-            }
+            Input::Progress(applied) => self.applied = self.applied.max(applied),
             _ => {}
         }
         let mut effects = Vec::new();

@@ -29,6 +29,8 @@ pub(super) enum Step {
     Flush,
     /// A new page at the end of a relation.
     Extend(Rel),
+    /// A change of any page of a relation, if it has one.
+    Change(Rel),
     /// A bulk writer logs a page whole.
     BulkLog {
         file: File,
@@ -72,10 +74,19 @@ impl Task {
         let next = self.steps.front();
         matches!(next, Some(Step::BulkWrite { .. } | Step::RemoveNext(_)))
     }
+
+    /// Whether it is at something that the next checkpoint's image may have a part of: changes of what it made,
+    /// a directory that is copied.
+    pub fn is_unfinished(&self) -> bool {
+        let next = self.steps.front();
+        matches!(next, Some(Step::Change(_) | Step::CopyNext { .. }))
+    }
 }
 
 /// See the module.
 pub(super) struct Active {
+    /// Transactions change what they made, and many are rolled back.
+    pub unsettled: bool,
     pub storage: Arc<MemoryStorage>,
     pub cluster: Arc<MemoryCluster>,
     pub view: ActiveView,
@@ -119,6 +130,7 @@ impl Active {
         log: Vec<Record>,
     ) -> Active {
         Active {
+            unsettled: false,
             storage,
             cluster,
             files: Files {
@@ -230,6 +242,12 @@ impl Active {
             Step::Log(record) => drop(self.insert(record)),
             Step::Flush => self.flush(),
             Step::Extend(rel) => self.extend(rel, rng).await?,
+            Step::Change(rel) => {
+                let blocks = self.truth.relations[&rel].pages.len() as u64;
+                if blocks > 0 {
+                    self.change(rel, rng.random_range(0..blocks), rng).await?;
+                }
+            }
             Step::BulkLog { file, block } => {
                 let value = rng.random_range(1..u64::MAX);
                 let (rel, fork) = (file.rel, file.fork);
@@ -274,6 +292,22 @@ impl Active {
             }
         }
         Ok(None)
+    }
+
+    /// A transaction that has changed what it made is rolled back, up to the record of that: what it logged
+    /// last may not be synced yet.
+    pub async fn roll_back_some(&mut self, rng: &mut SmallRng) -> Held<()> {
+        let is_abort = |step: &Step| matches!(step, Step::Log(Record::Abort { .. }));
+        let doomed = |task: &Task| {
+            matches!(task.steps.front(), Some(Step::Change(_))) && task.steps.iter().any(is_abort)
+        };
+        let Some(at) = self.tasks.iter().position(doomed) else {
+            return Ok(());
+        };
+        while !self.tasks[at].steps.front().is_none_or(is_abort) {
+            self.step_task(at, rng).await?;
+        }
+        Ok(())
     }
 
     /// A new page at the end; the file may grow by more, which is not logged.

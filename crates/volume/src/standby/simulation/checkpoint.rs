@@ -23,6 +23,13 @@ pub(super) struct Checkpoint {
     phase: Phase,
 }
 
+impl Checkpoint {
+    /// Whether its record is synced, and the cut comes next.
+    pub fn is_about_to_cut(&self) -> bool {
+        matches!(self.phase, Phase::Control { cut: None, .. })
+    }
+}
+
 enum Phase {
     Write,
     Sync,

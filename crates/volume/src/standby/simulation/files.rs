@@ -134,6 +134,13 @@ impl Files {
             .ok_or_else(|| Error::Damaged(format!("{id:?} is not one page")))
     }
 
+    /// The bytes of a block.
+    pub async fn read_block(&self, path: &str, block: u64) -> Result<Bytes> {
+        let ino = self.ino(path)?;
+        let offset = block * PAGE_BYTES;
+        self.view.read(ino, offset, PAGE_BYTES as u32).await
+    }
+
     pub async fn write_page(&self, id: PageId, page: &Page) -> Result<()> {
         let ino = self.ino(&id.file.path())?;
         self.view

@@ -21,6 +21,12 @@ pub(crate) enum Flaw {
     DroppedWithoutVersion,
     /// N8: a move takes names away that redo has not removed.
     NamesTaken,
+    /// N8: a move takes the tail away that a rollback removed, of a file that redo made or made longer.
+    OwnTailsTaken,
+    /// Rule 2: redo counts as at rest at the end of the log that was shown when it last told where it is.
+    RestByFeedback,
+    /// A new active takes the overlay's blocks out before the storage has them.
+    TakenBeforeWritten,
     /// N8: a whiteout goes, and the cut before it, although the new base still has the file. (Without the
     /// whiteout alone, an empty file would come back.)
     WhiteoutsDropped,
@@ -46,7 +52,7 @@ pub(crate) enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 19] = [
+    pub const ALL: [Flaw; 22] = [
         Flaw::PastTheHorizon,
         Flaw::MovedTooEarly,
         Flaw::RestartedInPlace,
@@ -56,6 +62,9 @@ impl Flaw {
         Flaw::BulkIgnored,
         Flaw::DroppedWithoutVersion,
         Flaw::NamesTaken,
+        Flaw::OwnTailsTaken,
+        Flaw::RestByFeedback,
+        Flaw::TakenBeforeWritten,
         Flaw::WhiteoutsDropped,
         Flaw::CutsDropped,
         Flaw::UnloggedShown,

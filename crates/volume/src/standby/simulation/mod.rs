@@ -29,7 +29,7 @@
 //!
 //! | flaw | history | checker |
 //! |---|---|---|
-//! | `PastTheHorizon` | 229 | redo |
+//! | `PastTheHorizon` | 253 | the promoted server |
 //! | `MovedTooEarly` | 10 | queries |
 //! | `RestartedInPlace` | 3 | redo |
 //! | `StampedByPage` | 3 | queries |
@@ -38,14 +38,17 @@
 //! | `BulkIgnored` | 14 | redo |
 //! | `DroppedWithoutVersion` | 31 | redo |
 //! | `NamesTaken` | 19 | redo |
+//! | `OwnTailsTaken` | 73 | redo |
+//! | `RestByFeedback` | 7 | redo |
+//! | `TakenBeforeWritten` | 169 | a fenced server's reads |
 //! | `WhiteoutsDropped` | 15 | queries |
 //! | `CutsDropped` | 35 | queries |
 //! | `UnloggedShown` | 33 | redo |
 //! | `LatestNamesLeft` | 0 | switch |
-//! | `LatestSizesLeft` | 34 | switch |
+//! | `LatestSizesLeft` | 21 | the promoted server |
 //! | `ControlNotPublished` | 0 | control file |
 //! | `SealedBeforeSync` | 1 | queries |
-//! | `EndBeforeCut` | 33 | queries |
+//! | `EndBeforeCut` | 44 | queries |
 //! | `KeptFromEarlier` | 1311 | queries |
 //! | `LatestInsteadOfSealed` | 8 | queries |
 //!
@@ -54,6 +57,12 @@
 //! In one of four standbys live long and follow closely, so their bases move again and again below one
 //! overlay; and half of the overlays have room for two pages in memory, the rest goes to the disk.
 //! `KeptFromEarlier` needs both.
+//! In another one of four transactions go on changing what they made, are often rolled back right before a
+//! cut with that unsynced (`OwnTailsTaken`), and new actives may be fenced while they write the overlay back:
+//! what they show from then on is what the standby showed, or an error (`TakenBeforeWritten`).
+//!
+//! A move may be tried in the middle of a record as well, as it is when redo is taken to be at rest: redo
+//! at rest is redo that has applied all that is shown (`RestByFeedback`).
 //!
 //! Numbers of relations come again much sooner than PostgreSQL's, which go round once in four billion;
 //! so the case of a stub that is taken for a new relation's file comes up as well.

@@ -230,6 +230,7 @@ impl Standby {
                 continue;
             }
             self.files.resize(&path, 0).await.map_err(|e| failed(e))?;
+            self.between().await?;
             match fork == Fork::Main && self.keeps_stubs {
                 true => self.stubs.push(file),
                 false => self.files.unlink(&path).map_err(|e| failed(e))?,
@@ -255,12 +256,14 @@ impl Standby {
                 self.write_out(id).await?;
             }
         }
+        self.between().await?;
         self.files.mkdir(&directory(to)).map_err(|e| failed(e))?;
         let names = self.files.names(&directory(from))?;
         let names = names.ok_or_else(|| broken(REDO, format!("database {from} is missing")))?;
         for name in names {
             let path = format!("{}/{name}", directory(from));
             let data = self.files.read(&path).await.map_err(|e| failed(e))?;
+            self.between().await?;
             let path = format!("{}/{name}", directory(to));
             self.files.create(&path).map_err(|e| failed(e))?;
             if !data.is_empty() {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use dax::ids::{Generation, NodeName};
 use dax::memory::{MemoryCluster, MemoryStorage};
 use dax::storage::{Storage, VolumeSettings};
@@ -12,6 +13,7 @@ use tempfile::TempDir;
 
 use super::active::Active;
 use super::checkers::{Broken, Held, Looker, broken, check_names, check_relations};
+use super::checkpoint::Checkpoint;
 use super::coverage::Coverage;
 use super::files::{Files, owner};
 use super::flaw::Flaw;
@@ -39,6 +41,8 @@ pub(super) struct Schedule {
     hesitant: bool,
     /// Standbys live long and stay close behind, so their bases move again and again.
     faithful: bool,
+    /// Transactions are slow to end and often rolled back, and new actives may be fenced while they write back.
+    unsettled: bool,
     cluster: Arc<MemoryCluster>,
     disk: TempDir,
     nodes: u32,
@@ -104,12 +108,16 @@ impl Schedule {
         view.commit_seal(cut, Lsn(0), Lsn(0), payload).await?;
         let log = Vec::new();
         let mut rng = SmallRng::seed_from_u64(seed);
+        let unsettled = seed % 4 == 1;
+        let mut active = Active::new(storage, cluster.clone(), view, flaw, initial.clone(), log);
+        active.unsettled = unsettled;
         Ok(Schedule {
             hesitant: rng.random_ratio(1, 2),
             faithful: seed % 4 == 3,
+            unsettled,
             rng,
             flaw,
-            active: Active::new(storage, cluster.clone(), view, flaw, initial.clone(), log),
+            active,
             cluster,
             disk,
             nodes: 0,
@@ -153,7 +161,9 @@ impl Schedule {
             return Ok(());
         }
         let at = self.rng.random_range(0..self.active.tasks.len());
-        let waits = self.hesitant && self.active.tasks[at].is_exposed();
+        let task = &self.active.tasks[at];
+        let waits =
+            (self.hesitant && task.is_exposed()) || (self.unsettled && task.is_unfinished());
         if waits && self.rng.random_ratio(5, 6) {
             return Ok(());
         }
@@ -169,6 +179,11 @@ impl Schedule {
         }
         // Some checkpoints are in a hurry.
         for _ in 0..self.rng.random_range(1..5) {
+            let checkpoint = self.active.checkpoint.as_ref();
+            let cuts = self.unsettled && checkpoint.is_some_and(Checkpoint::is_about_to_cut);
+            if cuts && self.rng.random() {
+                self.active.roll_back_some(&mut self.rng).await?;
+            }
             if let Some(seal) = self.active.step_checkpoint().await? {
                 self.sealed(&seal);
             }
@@ -246,7 +261,7 @@ impl Schedule {
                 }
             }
             36..38 => standby.check(&self.active.orphans).await?,
-            38 => standby.feedback = standby.applied,
+            38 => standby.tell(),
             _ => self.crash_standby(at),
         }
         Ok(())
@@ -373,6 +388,10 @@ impl Schedule {
         say(|| format!("switch: {}", standby.describe()));
         let control = standby.files.read(CONTROL).await?;
         let before = tree(&standby.files)?;
+        let contents = match self.unsettled {
+            true => contents(&standby.files, &before).await?,
+            false => BTreeMap::new(),
+        };
         let observer = Arc::new(NoObserver);
         let options = Options::default();
         let view = standby
@@ -382,6 +401,7 @@ impl Schedule {
         let log = std::mem::take(&mut self.active.log);
         let truth = Truth::after(&self.initial, &log);
         let mut active = Active::new(storage, self.cluster.clone(), view, self.flaw, truth, log);
+        active.unsettled = self.unsettled;
         active.pool = std::mem::take(&mut standby.pool);
         active.leaked = std::mem::take(&mut self.active.leaked);
         active.orphans = std::mem::take(&mut self.active.orphans);
@@ -396,6 +416,9 @@ impl Schedule {
             crash(&self.active.storage, &mut self.rng);
             return Ok(false);
         }
+        if self.unsettled && self.rng.random_ratio(1, 3) && self.fence(&contents).await? {
+            return Ok(false);
+        }
         standby.reset_unlogged().await?;
         self.check_promoted(&standby, &control).await?;
         let dead = self.rng.random_ratio(1, 8);
@@ -403,6 +426,37 @@ impl Schedule {
             crash(&self.active.storage, &mut self.rng);
         }
         Ok(!dead)
+    }
+
+    /// The new active is fenced in the middle of its write-back, if there is anything to write. Sessions go on
+    /// until it notices: what they still get to see is what was there before.
+    async fn fence(&mut self, contents: &BTreeMap<String, Bytes>) -> Held<bool> {
+        let left = self.active.view.inherited_left();
+        if left == 0 {
+            return Ok(false);
+        }
+        let writes = self.rng.random_range(0..left);
+        say(|| format!("fenced after {writes} of {left} blocks were written back"));
+        self.cluster.fence_after_writes(Some(writes));
+        let fenced = self.active.view.cut().await.is_err();
+        self.cluster.fence_after_writes(None);
+        for (path, bytes) in contents {
+            for (block, should) in bytes.chunks(PAGE_BYTES as usize).enumerate() {
+                match self.active.files.read_block(path, block as u64).await {
+                    Err(e) if e.is_fenced() => {}
+                    Ok(found) if found == should => {}
+                    other => {
+                        let what = format!("block {block} of {path}: {other:?}");
+                        return Err(broken("a fenced server reads what it had", what));
+                    }
+                }
+            }
+        }
+        if fenced {
+            self.coverage.count("fenced while writing back");
+        }
+        crash(&self.active.storage, &mut self.rng);
+        Ok(true)
     }
 
     async fn check_promoted(&self, standby: &Standby, control: &[u8]) -> Held<()> {
@@ -458,6 +512,15 @@ fn tree(files: &Files) -> Held<Tree> {
         tree.insert(dir, None);
     }
     Ok(tree)
+}
+
+/// What is in the files of a tree.
+async fn contents(files: &Files, tree: &Tree) -> Held<BTreeMap<String, Bytes>> {
+    let mut contents = BTreeMap::new();
+    for (path, _) in tree.iter().filter(|(_, size)| size.is_some()) {
+        contents.insert(path.clone(), files.read(path).await?);
+    }
+    Ok(contents)
 }
 
 /// N6: a switch leaves names and sizes as the standby had them.

@@ -41,6 +41,8 @@ pub(super) struct Standby {
     pub applied: u64,
     /// What the last feedback said of it.
     pub feedback: u64,
+    /// The log that was shown at the last feedback.
+    pub shown_at_feedback: u64,
     /// The log is handed over up to here.
     pub shown: u64,
     pub consistent_at: u64,
@@ -120,6 +122,7 @@ impl Standby {
             known: Known::default(),
             applied: redo,
             feedback: redo,
+            shown_at_feedback: seal.end.0,
             shown: seal.end.0,
             consistent_at: seal.end.0,
             consistent: redo >= seal.end.0,
@@ -259,6 +262,24 @@ impl Standby {
         if self.applied < self.shown.min(log.len() as u64) {
             self.distort(None);
             self.redo(&log[self.applied as usize]).await?;
+        }
+        Ok(())
+    }
+
+    /// Feedback.
+    pub fn tell(&mut self) {
+        (self.feedback, self.shown_at_feedback) = (self.applied, self.shown);
+    }
+
+    /// In the middle of a record. Whoever waits for redo to come to rest, which it does at the end of the log
+    /// that is shown, moves the base now if he takes this for rest.
+    pub async fn between(&mut self) -> Held<()> {
+        let rest = match self.flaw {
+            Some(Flaw::RestByFeedback) => self.shown_at_feedback,
+            _ => self.shown,
+        };
+        if self.applied >= rest {
+            self.move_base().await?;
         }
         Ok(())
     }

@@ -111,7 +111,15 @@ impl Active {
         ];
         let pages = rng.random_range(0..4);
         steps.extend((0..pages).map(|_| Step::Extend(rel)));
-        match rng.random_ratio(1, 5) {
+        if self.unsettled {
+            let more = rng.random_range(1..4);
+            steps.extend((0..more).map(|_| Step::Change(rel)));
+            if rng.random() {
+                steps.insert(steps.len() - 1, Step::Extend(rel));
+            }
+        }
+        let fails = if self.unsettled { 2 } else { 5 };
+        match rng.random_ratio(1, fails) {
             true => {
                 steps.push(Step::Forget(rel));
                 steps.push(Step::Remove(rel.file(Fork::Main)));

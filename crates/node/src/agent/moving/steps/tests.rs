@@ -76,9 +76,10 @@ impl World {
             worlds.extend(world.progress());
         }
         if self.held.is_none() && self.horizon < Lsn(4) {
+            // More log is shown; nobody tells at once how far redo is.
             let mut world = self.clone();
             world.horizon.0 += 1;
-            worlds.extend(world.progress());
+            worlds.push(world);
         }
         worlds.extend(self.clone().input(Input::Stale));
         for result in self.results() {
@@ -90,8 +91,8 @@ impl World {
     }
 
     fn progress(self) -> Vec<World> {
-        let (applied, horizon) = (self.applied, self.horizon);
-        self.input(Input::Progress { applied, horizon })
+        let applied = self.applied;
+        self.input(Input::Progress(applied))
     }
 
     /// What the work under way can lead to, the good result first.
@@ -115,7 +116,7 @@ impl World {
         if matches!(input, Input::Newer(_)) {
             self.target = self.sealed;
         }
-        let effects = self.steps.on(input, self.now);
+        let effects = self.steps.on(input, self.horizon, self.now);
         assert!(!self.over || effects.is_empty(), "over is over");
         let mut worlds = vec![self];
         for effect in effects {
@@ -220,21 +221,23 @@ fn in_every_order_of_events_moves_are_safe_and_come_about() {
 
 /// Feeds progress and says what comes out.
 fn progress(steps: &mut Steps, applied: u64, horizon: u64, now: Duration) -> Vec<Effect> {
-    let (applied, horizon) = (Lsn(applied), Lsn(horizon));
-    steps.on(Input::Progress { applied, horizon }, now)
+    steps.on(Input::Progress(Lsn(applied)), Lsn(horizon), now)
 }
 
 /// Ready to hold: everything is known of a seal that ends at 100.
 fn ready(now: Duration) -> Steps {
     let mut steps = Steps::new(generation(0), now);
     let seal = Input::Sealed(generation(1));
-    assert_eq!(steps.on(seal, now), [Effect::Look]);
-    assert_eq!(steps.on(Input::Newer(Lsn(100)), now), [Effect::Claim]);
-    assert_eq!(steps.on(Input::Claimed, now), [Effect::Load]);
-    assert_eq!(steps.on(Input::Loaded, now), []);
+    assert_eq!(steps.on(seal, Lsn(0), now), [Effect::Look]);
+    assert_eq!(
+        steps.on(Input::Newer(Lsn(100)), Lsn(0), now),
+        [Effect::Claim]
+    );
+    assert_eq!(steps.on(Input::Claimed, Lsn(0), now), [Effect::Load]);
+    assert_eq!(steps.on(Input::Loaded, Lsn(0), now), []);
     assert_eq!(progress(&mut steps, 10, 90, now), []);
     assert_eq!(progress(&mut steps, 20, 120, now), [Effect::Plan]);
-    assert_eq!(steps.on(Input::Planned, now), []);
+    assert_eq!(steps.on(Input::Planned, Lsn(0), now), []);
     steps
 }
 
@@ -245,8 +248,11 @@ fn a_standby_that_is_level_moves_without_a_pause() {
     let effects = progress(&mut steps, 120, 120, now);
     assert_eq!(effects, [Effect::Hold, Effect::Move]);
     let moved = Input::Moved(generation(1));
-    assert_eq!(steps.on(moved, now), [Effect::Release, Effect::Narrow]);
-    assert_eq!(steps.on(Input::Narrowed, now), []);
+    assert_eq!(
+        steps.on(moved, Lsn(0), now),
+        [Effect::Release, Effect::Narrow]
+    );
+    assert_eq!(steps.on(Input::Narrowed, Lsn(0), now), []);
     assert_eq!(steps.wake_at(), Some(now + LOOK_EVERY));
 }
 
@@ -259,12 +265,19 @@ fn redo_that_stands_still_is_given_its_log_back_and_tried_again() {
     now += QUIET / 2;
     assert_eq!(progress(&mut steps, 115, 120, now), [Effect::Ask]);
     now += QUIET / 2;
-    assert_eq!(steps.on(Input::Time, now), [Effect::Ask], "it had advanced");
+    assert_eq!(
+        steps.on(Input::Time, Lsn(0), now),
+        [Effect::Ask],
+        "it had advanced"
+    );
     now += QUIET;
-    assert_eq!(steps.on(Input::Time, now), [Effect::Release]);
+    assert_eq!(steps.on(Input::Time, Lsn(0), now), [Effect::Release]);
     assert_eq!(progress(&mut steps, 130, 150, now), [], "not at once");
     now += RETRY;
-    assert_eq!(steps.on(Input::Time, now), [Effect::Hold, Effect::Ask]);
+    assert_eq!(
+        steps.on(Input::Time, Lsn(0), now),
+        [Effect::Hold, Effect::Ask]
+    );
     assert_eq!(progress(&mut steps, 150, 150, now), [Effect::Move]);
 }
 
@@ -272,8 +285,20 @@ fn redo_that_stands_still_is_given_its_log_back_and_tried_again() {
 fn a_seal_told_of_during_a_move_is_looked_at_after_it() {
     let now = Duration::from_secs(1);
     let mut steps = ready(now);
-    assert_eq!(steps.on(Input::Sealed(generation(2)), now), []);
+    assert_eq!(steps.on(Input::Sealed(generation(2)), Lsn(0), now), []);
     progress(&mut steps, 120, 120, now);
-    steps.on(Input::Moved(generation(1)), now);
-    assert_eq!(steps.on(Input::Narrowed, now), [Effect::Look]);
+    steps.on(Input::Moved(generation(1)), Lsn(0), now);
+    assert_eq!(steps.on(Input::Narrowed, Lsn(0), now), [Effect::Look]);
+}
+
+// Redo was at the end of the log when it last told, and more log is shown since: that is no rest.
+#[test]
+fn log_that_was_shown_after_the_last_progress_is_waited_for() {
+    let now = Duration::from_secs(1);
+    let mut steps = ready(now);
+    steps.applied = Lsn(120);
+    let effects = steps.on(Input::Time, Lsn(180), now);
+    assert_eq!(effects, [Effect::Hold, Effect::Ask]);
+    assert_eq!(progress(&mut steps, 150, 180, now), []);
+    assert_eq!(progress(&mut steps, 180, 180, now), [Effect::Move]);
 }
