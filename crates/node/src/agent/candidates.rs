@@ -1,5 +1,5 @@
-//! Looking at the records of other standbys, which tell who goes first at a takeover
-//! ([`crate::machine::ranking`]).
+//! Looking at the records of the other nodes: those of standbys tell who goes first at a takeover
+//! ([`crate::machine::ranking`]), the active's where its channel is.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::context::Context;
 use super::error::Result;
+use crate::address::Address;
 use crate::machine::Event;
 use crate::machine::ranking::Ranking;
 use crate::records::{Member, Record};
@@ -20,6 +21,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(1500);
 /// See the module.
 pub(super) struct Candidates {
     ranking: Ranking,
+    active: NodeName,
+    /// Where the active's channel was at the last look.
+    address: Option<Address>,
     look_at: Instant,
     look: Option<JoinHandle<Result<Vec<Member>>>>,
 }
@@ -28,10 +32,17 @@ impl Candidates {
     /// Of a standby that follows `active`.
     pub(super) fn new(me: NodeName, active: NodeName) -> Candidates {
         Candidates {
-            ranking: Ranking::new(me, active),
+            ranking: Ranking::new(me, active.clone()),
+            active,
+            address: None,
             look_at: Instant::now(),
             look: None,
         }
+    }
+
+    /// Where the active's channel is, if its record was seen.
+    pub(super) fn address(&self) -> Option<Address> {
+        self.address.clone()
     }
 
     /// Keeps looking at the records; never returns. Can be dropped at any time and called again.
@@ -50,6 +61,8 @@ impl Candidates {
             self.look = None;
             match found.expect("a look neither panics nor is cancelled") {
                 Ok(members) => {
+                    let active = members.iter().find(|member| member.name == self.active);
+                    self.address = active.map(|member| member.channel.clone());
                     let better = self.ranking.look(members);
                     context.driver.tell(Event::Better(better));
                 }

@@ -214,7 +214,7 @@ impl<'a> Follower<'a> {
 
     async fn follow(&mut self, orders: &mut mpsc::Receiver<Order>) -> Result<()> {
         let (events_to, mut events) = mpsc::unbounded_channel();
-        let subscription = self.subscribe(events_to).await?;
+        let mut subscription = self.subscribe(events_to.clone()).await?;
         let mut triggers = subscription.triggers();
         let mut feedback = self.standby.feed.feedback();
         let mut poll: Option<Poll> = None;
@@ -264,7 +264,14 @@ impl<'a> Follower<'a> {
                     self.heed(asks).await?;
                 }
                 never = self.candidates.watch(self.context) => match never {},
-                read = answered(&mut poll) => self.polled(read).await?,
+                read = answered(&mut poll) => {
+                    self.polled(read).await?;
+                    let address = self.candidates.address();
+                    if let Some(address) = address.filter(|at| at != subscription.address()) {
+                        subscription = self.subscribe_at(address, events_to.clone());
+                        triggers = subscription.triggers();
+                    }
+                }
                 () = tokio::time::sleep_until(next_poll), if poll.is_none() => {
                     polled_at = Some(Instant::now());
                     self.detector.asked(self.context.now());
@@ -313,18 +320,22 @@ impl<'a> Follower<'a> {
     async fn subscribe(&self, events: mpsc::UnboundedSender<ClientEvent>) -> Result<Subscription> {
         let name = format!("{}{}", Member::PREFIX, self.active);
         let member = Member::load_named(self.standby.storage.as_ref(), &name).await?;
-        let log = Arc::new(RecentLog::new(self.epoch));
-        self.standby.view.read_recent_log(Some(Arc::clone(&log)));
         let address = member.map_or_else(|| self.unknown_address(), |m| m.channel);
-        Ok(channel::subscribe(
-            address,
-            self.context.party.clone(),
-            events,
-            Some(log),
-        ))
+        Ok(self.subscribe_at(address, events))
     }
 
-    /// An active that never wrote its record: nobody listens here, which is no evidence.
+    fn subscribe_at(
+        &self,
+        address: Address,
+        events: mpsc::UnboundedSender<ClientEvent>,
+    ) -> Subscription {
+        let log = Arc::new(RecentLog::new(self.epoch));
+        self.standby.view.read_recent_log(Some(Arc::clone(&log)));
+        channel::subscribe(address, self.context.party.clone(), events, Some(log))
+    }
+
+    /// An active that has not written its record yet: nobody listens here, which is no evidence. The subscription
+    /// goes where its record says as soon as there is one.
     fn unknown_address(&self) -> Address {
         Address::Unix(self.context.config.paths.run().join("no-such-agent"))
     }

@@ -24,6 +24,9 @@ use super::{ExitReport, Installation, PostgresError, Result, Session, StartOptio
 
 /// How often a standby is told to look for the trigger of its promotion.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// How long one session is asked whether the promotion is done, before another one is opened: the server may have
+/// ended it, or not answer on it.
+const SESSION_LASTS: Duration = Duration::from_secs(5);
 
 /// A server that was started. Dropping it asks for an immediate shutdown and does not wait.
 #[derive(Debug)]
@@ -197,14 +200,28 @@ impl Postgres {
     /// # Errors
     /// As [`wait_ready`](Postgres::wait_ready) and [`Session::wait_promoted`].
     pub async fn promote(&self, within: Duration) -> Result<Session> {
-        let promoted = async {
-            let session = self.wait_ready(within).await?;
-            session.wait_promoted(within).await?;
-            Ok(session)
-        };
         tokio::select! {
-            promoted = promoted => promoted,
+            promoted = self.promoted(within) => promoted,
             never = self.keep_asking() => match never {},
+        }
+    }
+
+    /// Waits until it is out of recovery, over as many sessions as that takes.
+    async fn promoted(&self, within: Duration) -> Result<Session> {
+        let deadline = Instant::now() + within;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let session = self.wait_ready(left).await?;
+            let asking = session.wait_promoted(left);
+            match tokio::time::timeout(SESSION_LASTS, asking).await {
+                Ok(Ok(())) => return Ok(session),
+                Ok(Err(PostgresError::Sql(error))) => {
+                    tracing::debug!(%error, "asking anew whether the promotion is done");
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                Ok(Err(error)) => return Err(error),
+                Err(_) => tracing::debug!("asking anew whether the promotion is done"),
+            }
         }
     }
 

@@ -12,6 +12,12 @@ use volume::lsn::Lsn;
 
 use super::{PostgresError, Result};
 
+/// How long the server may take to let the agent in. One that takes the connection may not answer on it for ever: who
+/// gives it up can try again.
+const OPENS_WITHIN: Duration = Duration::from_secs(10);
+/// How long it may take to answer what the agent asks for; the longest questions read files far from the storage.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
+
 /// An open session. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Session {
@@ -22,17 +28,25 @@ impl Session {
     /// Connects to the server whose socket is in `run`.
     ///
     /// # Errors
-    /// [`PostgresError::Sql`]
+    /// [`PostgresError::Sql`]; [`PostgresError::Timeout`] if it says nothing.
     pub async fn open(run: &Path, port: u16, user: &str) -> Result<Session> {
-        let (client, connection) = Config::new()
+        Session::open_within(OPENS_WITHIN, run, port, user).await
+    }
+
+    async fn open_within(within: Duration, run: &Path, port: u16, user: &str) -> Result<Session> {
+        let mut config = Config::new();
+        config
             .host_path(run)
             .port(port)
             .user(user)
             .dbname("postgres")
-            .application_name("understudy")
-            .connect_timeout(Duration::from_secs(5))
-            .connect(NoTls)
-            .await?;
+            .application_name("understudy");
+        let opened = tokio::time::timeout(within, config.connect(NoTls)).await;
+        let (client, connection) = opened.map_err(|_| PostgresError::Timeout {
+            what: "let the agent in",
+            after: within,
+            detail: String::new(),
+        })??;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a session of the agent ended");
@@ -49,9 +63,16 @@ impl Session {
     /// Runs `sql` and returns the first column of the first row; `None` without a row or for NULL.
     ///
     /// # Errors
-    /// [`PostgresError::Sql`]
+    /// [`PostgresError::Sql`]; [`PostgresError::Timeout`] after half a minute without an answer. The session is of
+    /// no use then.
     pub async fn value(&self, sql: &str) -> Result<Option<String>> {
-        for message in self.client.simple_query(sql).await? {
+        let answered = tokio::time::timeout(ANSWERS_WITHIN, self.client.simple_query(sql)).await;
+        let messages = answered.map_err(|_| PostgresError::Timeout {
+            what: "answer the agent",
+            after: ANSWERS_WITHIN,
+            detail: String::new(),
+        })??;
+        for message in messages {
             if let SimpleQueryMessage::Row(row) = message {
                 return Ok(row.get(0).map(str::to_owned));
             }
@@ -207,6 +228,17 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A server that took the connection and never answered was waited for until the takeover had failed.
+    #[tokio::test]
+    async fn a_connection_without_an_answer_is_given_up() {
+        let run = tempfile::tempdir().unwrap();
+        let _silent = tokio::net::UnixListener::bind(run.path().join(".s.PGSQL.5432")).unwrap();
+        let within = Duration::from_millis(10);
+        let opened = Session::open_within(within, run.path(), 5432, "postgres").await;
+        let error = opened.unwrap_err();
+        assert!(matches!(error, PostgresError::Timeout { .. }), "{error}");
+    }
 
     #[test]
     fn log_positions() {

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::unistd::{Pid, getppid, setgid, setgroups, setsid, setuid};
 
 use super::RunAs;
@@ -30,6 +30,10 @@ pub(super) fn prepare(command: &mut Command, run_as: Option<RunAs>, on_death: Op
     let become_child = move || -> io::Result<()> {
         // A session of its own: a terminal's Ctrl-C for the agent must not reach PostgreSQL.
         setsid()?;
+        // A server that is told to read its files again before it listens for that would die of it. It reads them
+        // after it has begun to listen.
+        // SAFETY: no handler is installed.
+        unsafe { signal(Signal::SIGHUP, SigHandler::SigIgn) }?;
         if let Some(user) = &run_as {
             setgroups(&user.groups)?;
             setgid(user.gid)?;

@@ -44,6 +44,8 @@ use crate::records::{ActiveState, Heartbeat, PhaseTiming, Record};
 
 /// Time between two rounds of ending sessions.
 const SESSIONS_END_EVERY: Duration = Duration::from_millis(100);
+/// How long one round may take: the agent's own session can be held up by redo as well.
+const SESSIONS_END_WITHIN: Duration = Duration::from_secs(2);
 /// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
 /// may hold redo up (N12 ii).
 const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
@@ -342,15 +344,16 @@ async fn keep_ending_sessions(standby: &Standby) -> Infallible {
             let session = standby.postgres.connect().await?;
             session.end_client_sessions().await
         };
-        match ended.await {
-            Ok(0) => {}
-            Ok(_) if told => {}
-            Ok(sessions) => {
+        match tokio::time::timeout(SESSIONS_END_WITHIN, ended).await {
+            Ok(Ok(0)) => {}
+            Ok(Ok(_)) if told => {}
+            Ok(Ok(sessions)) => {
                 told = true;
                 tracing::info!(sessions, "ending read-only sessions for the takeover");
             }
             // It does not let anybody in yet, or the agent's own session gave way to redo.
-            Err(error) => tracing::debug!(%error, "no sessions ended this time"),
+            Ok(Err(error)) => tracing::debug!(%error, "no sessions ended this time"),
+            Err(_) => tracing::debug!("PostgreSQL does not answer: trying anew to end sessions"),
         }
     }
 }

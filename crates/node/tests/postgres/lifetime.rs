@@ -87,6 +87,46 @@ async fn a_promotion_is_asked_for_until_it_begins() {
     postgres.stop(StopMode::Fast, READY).await.unwrap();
 }
 
+/// The session that the agent asked on was ended by somebody, and with it the takeover.
+#[tokio::test]
+async fn a_promotion_outlives_the_sessions_that_ask_for_it() {
+    let cluster = Cluster::new();
+    std::fs::write(cluster.options.data.join("standby.signal"), "").unwrap();
+    let (postgres, session) = cluster.ready().await;
+    let trigger = postgres.options().data.join("promote");
+    let late = async {
+        for _ in 0..3 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let all_others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                              WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+            assert!(session.value(all_others).await.unwrap().is_some());
+        }
+        postgres.place_trigger(&trigger).await.unwrap();
+    };
+    let (promoted, ()) = tokio::join!(postgres.promote(READY), late);
+    assert!(!promoted.unwrap().is_in_recovery().await.unwrap());
+    postgres.stop(StopMode::Fast, READY).await.unwrap();
+}
+
+/// A signal that comes before the server listens for it ended the server.
+#[tokio::test]
+async fn a_reload_right_after_the_start_does_no_harm() {
+    let cluster = Cluster::new();
+    let postgres = cluster.start().await;
+    let reloads = async {
+        loop {
+            postgres.reload();
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let ready = tokio::select! {
+        ready = postgres.wait_ready(READY) => ready,
+        () = reloads => unreachable!("it goes on for ever"),
+    };
+    assert!(!ready.unwrap().is_in_recovery().await.unwrap());
+    postgres.stop(StopMode::Fast, READY).await.unwrap();
+}
+
 #[tokio::test]
 async fn waiting_for_a_promotion_that_nobody_asked_for_ends() {
     let cluster = Cluster::new();

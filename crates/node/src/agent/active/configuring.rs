@@ -38,7 +38,7 @@ pub(super) struct Told {
     pub(super) trouble: Arc<Mutex<Option<String>>>,
 }
 
-/// Writes what is suitable, then each new version until it is dropped.
+/// Writes what is suitable, and each new version until it is dropped; what fails is tried again.
 pub(super) async fn run(
     mut control: watch::Receiver<Control>,
     mount: PathBuf,
@@ -48,14 +48,22 @@ pub(super) async fn run(
 ) {
     // A standby that was promoted may not have read the last change.
     let mut unread = true;
-    match edit(&mount, move |text| with_suitable(text, &suitable)).await {
-        Ok(true) => reloader.reload(),
-        Ok(false) => {}
-        Err(error) => {
-            tracing::info!(%error, "commit_delay was not fitted to the distance of the zones");
-        }
-    }
+    let mut fits = false;
     loop {
+        if !fits {
+            let suitable = suitable.clone();
+            match edit(&mount, move |text| with_suitable(text, &suitable)).await {
+                Ok(changed) => {
+                    fits = true;
+                    if changed {
+                        reloader.reload();
+                    }
+                }
+                Err(error) => {
+                    tracing::info!(%error, "commit_delay was not fitted to the distance of the zones yet");
+                }
+            }
+        }
         let wanted = control.borrow_and_update().clone();
         // Nothing was ever edited, or nothing is known yet.
         if wanted.version > told.version.load(Ordering::Acquire) {
@@ -80,8 +88,9 @@ pub(super) async fn run(
                 }
             }
         }
-        if control.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = control.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(PAUSE), if !fits => {}
         }
     }
 }

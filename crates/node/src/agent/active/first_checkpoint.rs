@@ -22,10 +22,15 @@ const MUCH_BYTES: u64 = 16 << 20;
 /// Spreading it further makes no difference to clients.
 const CARRY_WITHIN_MAX: Duration = Duration::from_secs(60);
 
-/// Has what was inherited written back meanwhile, and hurries it if that is worth it.
+/// How long to wait before trying again.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Has what was inherited written back meanwhile, and hurries it if that is worth it. Tries again until PostgreSQL has
+/// heard of it.
 pub(super) async fn run(postgres: StartOptions, view: Arc<ActiveView>) {
-    if let Err(error) = attend(&postgres, &view).await {
-        tracing::info!(%error, "the first checkpoint is not hurried: who attaches now has more to redo");
+    while let Err(error) = attend(&postgres, &view).await {
+        tracing::info!(%error, "the first checkpoint is not hurried yet: who attaches now has more to redo");
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
