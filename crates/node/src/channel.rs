@@ -13,6 +13,7 @@ mod client;
 mod frame;
 mod message;
 mod server;
+mod session;
 
 use dax::tls::Tls;
 
@@ -23,6 +24,7 @@ pub use client::{ClientEvent, Subscription, request, subscribe};
 pub use frame::MAX_FRAME_BYTES;
 pub use message::{Identity, Notice, Peer, Progress, Request, Trigger};
 pub use server::{Handler, Server, Subscriber};
+pub use session::{Session, open_session};
 
 /// Who speaks, and how it shows that it belongs to the cluster.
 #[derive(Debug, Clone)]

@@ -29,7 +29,7 @@ use crate::agent::context::{Host, connect, ownership, unix_ms, wall_clock};
 use crate::agent::error::{AgentError, Result};
 use crate::agent::prepare;
 use crate::config::Config;
-use crate::postgres::InitdbOptions;
+use crate::postgres::{InitdbOptions, Password};
 use crate::records::{
     ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Lsns, Record, append_history,
 };
@@ -44,6 +44,8 @@ pub struct InitOptions {
     pub settings: VolumeSettings,
     /// A stopped cluster's data directory to bring in, instead of a new database.
     pub import: Option<PathBuf>,
+    /// The superuser's password, if a new database gets one.
+    pub password: Option<Password>,
     /// Further arguments for `initdb`.
     pub initdb: Vec<String>,
 }
@@ -59,6 +61,22 @@ pub struct Created {
     pub postgres_major: u32,
     /// Bytes of files in the volume.
     pub bytes: u64,
+    /// The role that may do everything.
+    pub superuser: String,
+    /// Whether that role can log in over the network.
+    pub superuser_password: SuperuserPassword,
+}
+
+/// What is known of the superuser's password.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SuperuserPassword {
+    /// It has the one that was given.
+    Set,
+    /// It has none: connections over TCP are refused.
+    None,
+    /// The database was imported: as it was there.
+    Imported,
 }
 
 /// Creates a cluster.
@@ -113,6 +131,12 @@ async fn fill(
         system_identifier: control.system_identifier,
         postgres_major: host.installation.version().major,
         bytes,
+        superuser: config.postgres.superuser.clone(),
+        superuser_password: match (&options.import, &options.password) {
+            (Some(_), _) => SuperuserPassword::Imported,
+            (None, Some(_)) => SuperuserPassword::Set,
+            (None, None) => SuperuserPassword::None,
+        },
     })
 }
 
@@ -173,6 +197,7 @@ async fn populate(
                 data: mount.path().to_owned(),
                 superuser: config.postgres.superuser.clone(),
                 arguments: initdb_arguments(options)?,
+                password: options.password.clone(),
                 run_as: host.run_as.clone(),
             };
             host.installation.initdb(&initdb).await?;

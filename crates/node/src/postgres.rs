@@ -22,7 +22,7 @@ mod supervisor;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use install::{InitdbOptions, Installation, PgVersion};
+pub use install::{InitdbOptions, Installation, Password, PgVersion};
 pub use options::{ExitReport, StartOptions, StopMode};
 pub use run_as::RunAs;
 pub use server::{Postgres, Reloader};

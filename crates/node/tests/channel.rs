@@ -11,10 +11,12 @@ use dax::tls::{Files, Tls, new_identity};
 use node::address::Address;
 use node::channel::{
     ChannelError, ClientEvent, Handler, Identity, Notice, Party, Progress, Request, Server,
-    Subscription, Trigger, request, subscribe,
+    Subscription, Trigger, open_session, request, subscribe,
 };
 use node::records::Incarnation;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use volume::lsn::Lsn;
 use volume::recent_log::RecentLog;
@@ -34,6 +36,16 @@ impl Handler for Echo {
             Request::Enlist => std::future::pending().await,
             Request::Unknown(_) => Err("this agent does not know that request".into()),
         }
+    }
+
+    /// A server that repeats what it is told.
+    async fn session(&self) -> Result<UnixStream, String> {
+        let (ours, theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
+        tokio::spawn(async move {
+            let (mut read, mut write) = theirs.into_split();
+            tokio::io::copy(&mut read, &mut write).await
+        });
+        Ok(ours)
     }
 }
 
@@ -418,4 +430,46 @@ async fn noise_on_the_port_does_no_harm() {
     )
     .await;
     assert!(status.is_ok());
+}
+
+#[tokio::test]
+async fn a_session_is_carried_to_those_of_the_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let ours = dir.path().join("ours");
+    let me = protected("a", &ours);
+    let over_tls = Server::bind(&any_port(), me, Arc::new(Echo)).await.unwrap();
+    let socket: Address = format!("unix:{}/channel", dir.path().display())
+        .parse()
+        .unwrap();
+    let over_socket = server_at(&socket).await;
+    for (server, who) in [
+        (&over_tls, protected("cli", &ours)),
+        (&over_socket, party("cli", "main")),
+    ] {
+        let session = open_session(server.address(), &who).await.unwrap();
+        let (mut client, psql) = UnixStream::pair().unwrap();
+        let carried = tokio::spawn(session.serve(psql));
+        // More than the buffers between hold, so both ways must flow at once.
+        let said: Vec<u8> = (0..4 << 20).map(|at: u32| at as u8).collect();
+        let (mut read, mut write) = client.split();
+        let mut heard = vec![0; said.len()];
+        let (_, sent) = tokio::join!(read.read_exact(&mut heard), write.write_all(&said));
+        sent.unwrap();
+        assert!(heard == said, "other bytes came back");
+        drop(client);
+        carried.await.unwrap().unwrap();
+    }
+}
+
+/// Everybody on this machine can reach a port.
+#[tokio::test]
+async fn no_session_is_opened_over_an_unprotected_connection() {
+    let server = server_at(&any_port()).await;
+    let Err(error) = open_session(server.address(), &party("cli", "main")).await else {
+        panic!("a session was opened");
+    };
+    assert!(
+        error.to_string().contains("protected connections only"),
+        "{error}"
+    );
 }

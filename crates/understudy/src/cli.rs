@@ -9,7 +9,7 @@ mod operate;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use dax::ids::VolumeName;
+use dax::ids::{NodeName, VolumeName};
 
 pub use bench::*;
 pub use cluster::*;
@@ -45,6 +45,7 @@ pub enum Command {
     Key(Key),
     Init(Init),
     Node(Node),
+    Psql(Psql),
     Status(Status),
     List(List),
     Topology(Topology),
@@ -75,6 +76,10 @@ fn duration(text: &str) -> Result<Duration, String> {
         return Err("must be longer than nothing".into());
     }
     Ok(parsed)
+}
+
+fn node_name(text: &str) -> Result<NodeName, String> {
+    NodeName::new(text).map_err(|error| error.to_string())
 }
 
 fn volume_name(text: &str) -> Result<VolumeName, String> {

@@ -73,7 +73,10 @@ pub async fn run(
     let limits = Limits::new(config.heartbeat.timeout);
     let machine = Machine::new(config.name.clone(), config.tags.clone(), limits);
     let driver = Arc::new(MachineDriver::new(machine));
-    let (board, mut orders) = StatusBoard::new(Arc::clone(&driver));
+    let (board, mut orders) = StatusBoard::new(
+        Arc::clone(&driver),
+        config.paths.socket(config.postgres.port),
+    );
     let party = Party::new(&config)?;
     let server = Server::bind(&config.channel.listen, party.clone(), board.clone()).await?;
     if config.store.is_some() {

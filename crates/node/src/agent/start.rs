@@ -330,7 +330,15 @@ async fn record(
         unix_ms: unix_ms(),
     };
     append_history(active.storage.as_ref(), entry).await?;
-    tracing::info!(epoch = %active.epoch, "serving");
+    let postgres = &context.config.postgres;
+    tracing::info!(
+        epoch = %active.epoch,
+        socket_directory = %context.config.paths.run().display(),
+        port = postgres.port,
+        listen_addresses = %postgres.listen_addresses,
+        user = %postgres.superuser,
+        "serving; understudy psql opens a session"
+    );
     Ok(())
 }
 

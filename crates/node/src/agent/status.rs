@@ -1,11 +1,13 @@
 //! What this node tells whoever asks how it is.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use super::driver::MachineDriver;
@@ -23,10 +25,15 @@ pub(crate) struct StatusBoard {
     state: Mutex<Value>,
     storage: Mutex<Option<Arc<dyn Storage>>>,
     orders: mpsc::Sender<Order>,
+    /// The Unix socket of this node's PostgreSQL.
+    postgres: PathBuf,
 }
 
 impl StatusBoard {
-    pub(crate) fn new(driver: Arc<MachineDriver>) -> (Arc<StatusBoard>, mpsc::Receiver<Order>) {
+    pub(crate) fn new(
+        driver: Arc<MachineDriver>,
+        postgres: PathBuf,
+    ) -> (Arc<StatusBoard>, mpsc::Receiver<Order>) {
         let (orders, receiver) = mpsc::channel(4);
         let state = Mutex::new(json!({}));
         (
@@ -35,6 +42,7 @@ impl StatusBoard {
                 state,
                 storage: Mutex::new(None),
                 orders,
+                postgres,
             }),
             receiver,
         )
@@ -76,5 +84,10 @@ impl Handler for StatusBoard {
         answered
             .await
             .unwrap_or_else(|_| Err("this node changed its role meanwhile".to_owned()))
+    }
+
+    async fn session(&self) -> Result<UnixStream, String> {
+        let connected = UnixStream::connect(&self.postgres).await;
+        connected.map_err(|error| format!("PostgreSQL does not run on this node ({error})"))
     }
 }

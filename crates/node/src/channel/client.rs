@@ -235,7 +235,7 @@ fn failed(error: &ChannelError) -> ClientEvent {
 }
 
 /// Connects and greets, and says what it wants, and whether the log besides.
-async fn open(
+pub(super) async fn open(
     address: &Address,
     me: &Party,
     wants: Wants,

@@ -43,6 +43,14 @@ impl Socket {
         Ok(Socket::Tcp(stream, peer))
     }
 
+    /// Whether only those who belong to the cluster, or own the socket's file, can speak through it.
+    pub(super) fn is_private(&self, tls: Option<&Tls>) -> bool {
+        match self {
+            Socket::Tcp(..) => tls.is_some(),
+            Socket::Unix(_) => true,
+        }
+    }
+
     /// What the calling side speaks through.
     pub(super) async fn call(self, tls: Option<&Tls>) -> dax::Result<(Reader, Writer)> {
         Ok(match (self, tls) {
@@ -179,6 +187,11 @@ impl Frames {
                 false => Err(io::ErrorKind::UnexpectedEof.into()),
             };
         }
+    }
+
+    /// The stream, and what was read of it already: no frames follow.
+    pub(super) fn into_parts(self) -> (Reader, Vec<u8>) {
+        (self.reader, self.buffer)
     }
 
     /// The bytes that follow a message.

@@ -158,4 +158,6 @@ pub(super) enum Message {
 pub(super) enum Wants {
     Triggers,
     Answer,
+    /// A session on the agent's PostgreSQL: what follows the welcome is PostgreSQL's protocol.
+    Session,
 }

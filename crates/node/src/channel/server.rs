@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   connect ── Hello ──▶ Welcome ──▶ wants an answer: Request ─▶ Answer ─▶ close
-//!                │                └▶ wants triggers: Trigger*, Notice* ◀▶ Progress*, Ping
+//!                │                ├▶ wants triggers: Trigger*, Notice* ◀▶ Progress*, Ping
+//!                │                └▶ wants a session: PostgreSQL's protocol, both ways
 //!                └─▶ Refused (other volume, other version)
 //! ```
 //!
@@ -20,6 +21,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use dax::tls::Tls;
 use parking_lot::Mutex;
+use tokio::net::UnixStream;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
@@ -29,6 +31,7 @@ use crate::address::Address;
 
 use super::frame::{Frames, Listener, Socket, Writer, send, send_with};
 use super::message::{Identity, Message, Notice, Progress, Request, Trigger, VERSION, Wants};
+use super::session::join;
 use super::{ChannelError, Party, Result};
 
 /// A connection that says nothing for this long gets a [`Message::Ping`].
@@ -51,6 +54,10 @@ const REFUSALS_TOLD_EVERY: Duration = Duration::from_secs(60);
 pub trait Handler: Send + Sync + 'static {
     /// Does what was asked; the error is a sentence for the operator.
     async fn request(&self, request: Request) -> Result<serde_json::Value, String>;
+
+    /// Opens a connection to this node's PostgreSQL, on which the superuser needs no password; the error is a
+    /// sentence for the operator.
+    async fn session(&self) -> Result<UnixStream, String>;
 }
 
 /// A standby that listens to this agent's triggers.
@@ -191,6 +198,7 @@ async fn accept(listener: Listener, shared: Arc<Shared>) {
 }
 
 async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<()> {
+    let is_private = socket.is_private(shared.tls.as_ref());
     let protected = tokio::time::timeout(SILENCE, socket.answer(shared.tls.as_ref())).await?;
     let (reader, mut writer) = protected.map_err(|error| {
         shared.report_refusal(&error);
@@ -223,6 +231,13 @@ async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<
             send(&mut writer, &Message::Welcome { me }).await?;
             feed(shared, number, log, notices, &mut frames, &mut writer).await
         }
+        Wants::Session => match session(shared, is_private).await {
+            Ok(server) => {
+                send(&mut writer, &Message::Welcome { me }).await?;
+                join(frames, writer, server).await
+            }
+            Err(why) => send(&mut writer, &Message::Refused { why }).await,
+        },
     }
 }
 
@@ -238,6 +253,16 @@ fn objection(me: &Identity, version: u16, who: &Identity) -> Option<String> {
             me.node, me.volume, who.volume
         )
     })
+}
+
+/// A superuser's session: never for whoever can reach an unprotected port, which is everybody on this machine.
+async fn session(shared: &Shared, is_private: bool) -> Result<UnixStream, String> {
+    if !is_private {
+        return Err(
+            "sessions are opened over protected connections only ([tls], or a Unix socket)".into(),
+        );
+    }
+    shared.handler.session().await
 }
 
 async fn answer(shared: &Shared, frames: &mut Frames, writer: &mut Writer) -> io::Result<()> {

@@ -1,9 +1,13 @@
 //! PostgreSQL's programs on this machine: found, checked, and `initdb`.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::{PostgresError, Result, RunAs, spawn};
 
@@ -68,8 +72,44 @@ pub struct InitdbOptions {
     pub superuser: String,
     /// Further arguments, for example `--locale=C.UTF-8` or `--wal-segsize=64`.
     pub arguments: Vec<String>,
+    /// The superuser's password, if it gets one.
+    pub password: Option<Password>,
     /// Who runs it.
     pub run_as: Option<RunAs>,
+}
+
+/// A password, which no message and no list of processes shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Password(String);
+
+impl Password {
+    /// The first line of a file.
+    ///
+    /// # Errors
+    /// If it cannot be read; `InvalidData` if its first line is empty.
+    pub fn read(path: &Path) -> io::Result<Password> {
+        let text = std::fs::read_to_string(path)?;
+        match text.lines().next() {
+            Some(line) if !line.is_empty() => Ok(Password(line.to_owned())),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "its first line is empty",
+            )),
+        }
+    }
+
+    /// A file that only those have who inherit it, and no disk.
+    fn in_memory(&self) -> io::Result<File> {
+        let mut file = File::from(memfd_create(c"password", MFdFlags::MFD_CLOEXEC)?);
+        file.write_all(self.0.as_bytes())?;
+        Ok(file)
+    }
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Password")
+    }
 }
 
 impl Installation {
@@ -196,6 +236,12 @@ impl Installation {
                 "--no-sync",
             ])
             .args(&options.arguments);
+        if let Some(password) = &options.password {
+            let shown = |e| PostgresError::system("cannot show initdb the password", e);
+            command
+                .arg("--pwfile=/dev/stdin")
+                .stdin(password.in_memory().map_err(shown)?);
+        }
         // The death signal would go to initdb only, and the thread here is a pool's.
         spawn::prepare(&mut command, options.run_as.clone(), None);
         let ran = tokio::task::spawn_blocking(move || command.output()).await;

@@ -26,7 +26,7 @@ pub fn run_as() -> Option<RunAs> {
     RunAs::resolve("postgres").unwrap()
 }
 
-fn owned_directory(path: &Path) {
+pub fn owned_directory(path: &Path) {
     std::fs::create_dir_all(path).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).unwrap();
     if let Some(user) = run_as() {
@@ -56,6 +56,7 @@ fn make_template(kept: &Path) {
         data: data.clone(),
         superuser: "postgres".into(),
         arguments: vec!["--locale=C".into(), "--wal-segsize=1".into()],
+        password: None,
         run_as: run_as(),
     };
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use node::postgres::{Postgres, PostgresError, StopMode};
+use node::postgres::{Password, Postgres, PostgresError, StopMode};
 
-use crate::common::{Cluster, READY, installation, run_as};
+use crate::common::{Cluster, READY, installation, owned_directory, run_as};
 
 #[tokio::test]
 async fn starts_serves_and_stops_cleanly() {
@@ -294,6 +294,7 @@ async fn initdb_into_a_used_directory_says_why() {
         data: cluster.options.data.clone(),
         superuser: "postgres".into(),
         arguments: Vec::new(),
+        password: None,
         run_as: run_as(),
     };
     let error = installation()
@@ -302,4 +303,47 @@ async fn initdb_into_a_used_directory_says_why() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("exists but is not empty"), "{error}");
+}
+
+/// The password is in no argument, and logs in where a database without one refuses everybody.
+#[tokio::test]
+async fn a_new_database_has_the_password_that_it_was_given() {
+    let mut cluster = Cluster::new();
+    std::fs::remove_dir_all(&cluster.options.data).unwrap();
+    owned_directory(&cluster.options.data);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "correct horse\nanother line\n").unwrap();
+    let options = node::postgres::InitdbOptions {
+        data: cluster.options.data.clone(),
+        superuser: "postgres".into(),
+        arguments: vec!["--locale=C".into(), "--wal-segsize=1".into()],
+        password: Some(Password::read(file.path()).unwrap()),
+        run_as: run_as(),
+    };
+    assert!(!format!("{options:?}").contains("horse"));
+    installation().initdb(&options).await.unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    cluster.options.port = free.local_addr().unwrap().port();
+    drop(free);
+    cluster.options.listen_addresses = "127.0.0.1".into();
+    let (postgres, _session) = cluster.ready().await;
+    for (password, is_in) in [("correct horse", true), ("another line", false)] {
+        let login = format!(
+            "host=127.0.0.1 port={} user=postgres password='{password}' dbname=postgres",
+            cluster.options.port
+        );
+        let connected = tokio_postgres::connect(&login, tokio_postgres::NoTls).await;
+        assert_eq!(connected.is_ok(), is_in, "{password}");
+    }
+    postgres.stop(StopMode::Fast, READY).await.unwrap();
+}
+
+#[test]
+fn an_empty_password_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for text in ["", "\nsecond line\n"] {
+        std::fs::write(file.path(), text).unwrap();
+        let error = Password::read(file.path()).unwrap_err().to_string();
+        assert!(error.contains("first line is empty"), "{error}");
+    }
 }

@@ -1,12 +1,13 @@
 //! Arguments of what makes up a cluster: zones, keys, the volume, nodes.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use dax::ids::VolumeName;
+use dax::ids::{NodeName, VolumeName};
 use dax::storage::Protocol;
 
-use super::volume_name;
+use super::{node_name, volume_name};
 
 /// Serve one zone: keep a replica of every volume's blocks in a local directory.
 ///
@@ -102,6 +103,7 @@ pub struct Key {
 #[command(after_help = "\
 Examples:
   understudy init --config /etc/understudy/north.toml
+  understudy init --config north.toml --password-file /etc/understudy/postgres.password
   understudy init --config north.toml -- --locale=C.UTF-8 --data-checksums
   understudy init --config north.toml --import /var/lib/postgresql/15/main
   understudy init --config north.toml --store cassandra://10.0.0.1,10.0.0.2/understudy")]
@@ -123,6 +125,10 @@ pub struct Init {
     /// How blocks are written and read. All but the default are for comparison only.
     #[arg(long, value_enum, default_value_t = BlockProtocol::StrongOptimistic)]
     pub protocol: BlockProtocol,
+    /// The file whose first line is the password of the superuser; without, nobody can log in over the
+    /// network until one is set.
+    #[arg(long, value_name = "FILE", conflicts_with = "import")]
+    pub password_file: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -133,6 +139,31 @@ pub struct Init {
         conflicts_with = "import"
     )]
     pub initdb: Vec<String>,
+}
+
+/// Open a session on the active with psql, as the superuser, from any node.
+///
+/// Without a password: on the active's own machine over PostgreSQL's private socket, from other nodes through
+/// the agents' protected channel ([tls]). In a cluster without [tls], psql connects over the network from
+/// another node and asks for the password.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Ends with psql's own exit code. psql is taken from postgres.bin of the configuration, else from PATH.
+
+Examples:
+  understudy psql --config /etc/understudy/north.toml
+  understudy psql --config north.toml -- -d app -c 'SELECT now()'
+  understudy psql --config north.toml --node south")]
+pub struct Psql {
+    /// A node's configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// The node whose PostgreSQL to ask; the active if not given.
+    #[arg(long, value_name = "NODE", value_parser = node_name)]
+    pub node: Option<NodeName>,
+    /// Arguments for psql.
+    #[arg(last = true, value_name = "PSQL ARGUMENTS")]
+    pub arguments: Vec<OsString>,
 }
 
 /// The variants of the block protocol that DAX compares.

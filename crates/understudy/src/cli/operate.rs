@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use dax::ids::NodeName;
 
+use super::node_name;
 use super::{at_least_one, duration};
 
 /// How the cluster is found, and how the answer is printed.
@@ -296,10 +297,6 @@ pub struct Unschedule {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-}
-
-fn node_name(text: &str) -> Result<NodeName, String> {
-    NodeName::new(text).map_err(|error| error.to_string())
 }
 
 /// Seconds, or a length of time with a unit.

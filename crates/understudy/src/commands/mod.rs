@@ -12,6 +12,7 @@ mod key;
 mod list;
 mod node;
 mod operate;
+mod psql;
 mod registry;
 mod status;
 mod store;
@@ -36,6 +37,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Key(args) => key::run(args),
         Command::Init(args) => on_runtime(init::run(args)),
         Command::Node(args) => on_runtime(node::run(args)),
+        Command::Psql(args) => on_runtime(psql::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),
         Command::List(args) => on_runtime(list::run(args)),
         Command::Topology(args) => on_runtime(list::topology(args)),

@@ -151,3 +151,51 @@ async fn an_identity_is_exchanged_under_load() -> Result<()> {
     ensure!(said.contains("another cluster"), "{said}");
     stage.verify().await
 }
+
+/// An operator has a session on the active wherever it is, without a password, also after a takeover.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn psql_opens_a_session_on_the_active_from_any_node() -> Result<()> {
+    let mut stage = stage("psql").await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    for name in ["north", "south"] {
+        ensure!(recovers(&stage, name, &[])? == "f", "asked on {name}");
+    }
+    let standby = stage.cluster.names().find(|name| **name != active);
+    let standby = standby.context("two nodes")?.to_owned();
+    stage.cluster.wait_follows(&standby, TIMEOUT).await?;
+    for name in ["north", "south"] {
+        ensure!(
+            recovers(&stage, name, &["--node", &standby])? == "t",
+            "asked on {name}"
+        );
+    }
+    let killed = stage.clock.now();
+    stage.cluster.kill_node(&active).context("it runs")?;
+    stage.outage_after(killed).await?;
+    // The machine of a node that does not run is good enough to ask from.
+    ensure!(recovers(&stage, &active, &[])? == "f", "asked on {active}");
+    let failed = psql(&stage, &active, &[], "\\no_such_command")?;
+    ensure!(failed.status.code() == Some(1), "{failed:?}");
+    stage.verify().await
+}
+
+/// Whether the server that is asked with the configuration of `node` is a standby.
+fn recovers(stage: &Stage, node: &str, arguments: &[&str]) -> Result<String> {
+    let output = psql(stage, node, arguments, "SELECT pg_is_in_recovery()")?;
+    ensure!(output.status.success(), "{output:?}");
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn psql(stage: &Stage, node: &str, arguments: &[&str], sql: &str) -> Result<std::process::Output> {
+    let mut command = Command::new(program());
+    command
+        .arg("psql")
+        .arg("--config")
+        .arg(&stage.cluster.node(node)?.config);
+    command
+        .args(arguments)
+        .args(["--", "-XAtc", sql])
+        .stdin(Stdio::null());
+    command.output().context("understudy cannot be run")
+}
