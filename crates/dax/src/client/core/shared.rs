@@ -284,11 +284,24 @@ impl Shared {
         #[cfg(test)]
         let enough = |acked| enough(acked) || at_one;
         for seq in self.links.acked(replica, upto, self.now) {
+            self.excuse_older(replica, seq, enough);
             self.handle.pending.ack(seq, replica, enough);
         }
         self.handle.pending.tidy();
         self.progress = true;
         self.pump(replica);
+    }
+
+    /// Whoever has a write needs no earlier one of the same block and generation. One that was refused must
+    /// not come after all: it would be taken if the newer copy has been damaged meanwhile.
+    fn excuse_older(&mut self, replica: ReplicaId, seq: Seq, enough: impl Fn(ReplicaSet) -> bool) {
+        for older in self.handle.pending.covered_by(seq) {
+            let owed = self.handle.pending.get(older);
+            if let Some(entry) = owed.filter(|e| e.missing.contains(replica)) {
+                self.links.excuse(replica, entry.data.len());
+                self.handle.pending.ack(older, replica, &enough);
+            }
+        }
     }
 
     // --- scrub -----------------------------------------------------------------------------------

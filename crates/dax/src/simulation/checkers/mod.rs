@@ -46,7 +46,7 @@ impl Checkers {
     /// All promises; a write is durable on `sync_replicas`.
     pub fn new(sync_replicas: usize) -> Checkers {
         Checkers::of(vec![
-            Box::new(strong::Strong),
+            Box::new(strong::Strong::default()),
             Box::new(noc::Noc::default()),
             Box::new(stability::Stability::default()),
             Box::new(durability::Durability::new(sync_replicas)),
@@ -172,7 +172,10 @@ mod scripts {
         }
 
         pub fn read(&mut self, client: usize, content: Content) {
-            let up_to = Generation::MAX;
+            self.read_as_of(client, content, Generation::MAX);
+        }
+
+        pub fn read_as_of(&mut self, client: usize, content: Content, up_to: Generation) {
             let outcome = Outcome::Block(Generation::SINGLE, content);
             self.run(client, Action::Read { key: KEY, up_to }, outcome);
         }

@@ -31,6 +31,12 @@ impl Links {
         }
     }
 
+    /// A replica needs a queued write of so many bytes no more.
+    pub fn excuse(&mut self, replica: ReplicaId, bytes: usize) {
+        let link = self.link(replica);
+        link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
+    }
+
     /// Whether nobody needs what is queued for the replica yet: it can wait for the next tick.
     pub fn can_wait(&self, replica: ReplicaId) -> bool {
         let link = &self.links[usize::from(replica.0)];

@@ -155,6 +155,29 @@ fn first_puts_of_different_lives_have_different_versions() {
     assert_ne!(first_put("one"), first_put("two"));
 }
 
+/// A replica that was full took a later write of the block, and its copy was damaged: the earlier write, which
+/// had been refused, was then sent again and taken for the newest.
+#[test]
+fn what_was_refused_is_not_sent_again_once_a_newer_write_is_there() {
+    let mut d = Desk::owner();
+    d.peers[2].full = true;
+    d.write(1, SINGLE, 1);
+    d.write(1, SINGLE, 2);
+    d.write(2, SINGLE, 7);
+    d.run();
+    d.peers[2].full = false;
+    d.write(1, SINGLE, 3);
+    d.pass(Time::from_millis(20));
+    d.run();
+    assert_eq!(d.peers[2].newest(key(1), SINGLE).unwrap().data[0], 3);
+    d.peers[2].blocks.remove(&(key(1), SINGLE));
+    d.pass(Time::from_millis(600));
+    d.run();
+    assert_eq!(d.peers[2].newest(key(1), SINGLE), None, "not an older one");
+    assert_eq!(d.peers[2].newest(key(2), SINGLE).unwrap().data[0], 7);
+    assert_eq!(d.core.replicas()[2].pending_bytes, 0);
+}
+
 #[test]
 fn two_entries_that_lead_to_one_store_count_once() {
     let mut d = Desk::owner();
