@@ -210,8 +210,8 @@ impl Default for MemoryConfig {
     fn default() -> Self {
         MemoryConfig {
             pending: ByteSize::mib(64),
-            cache: ByteSize::mib(256),
-            overlay: ByteSize::mib(512),
+            cache: ByteSize::mib(64),
+            overlay: ByteSize::mib(64),
             kernel_cache: true,
             warm_every: Duration::from_secs(30),
         }
