@@ -52,16 +52,16 @@ test-package: deb ## The Debian package, installed and run by a systemd of its o
 test-cassandra: packages ## Tests over real Cassandra nodes, which are downloaded.
 	scripts/cassandra-tests
 
-sim: ## Simulate the block protocol: SEEDS=100000 schedules, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
-	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p dax --lib \
+sim: ## Simulate the block protocol: SEEDS=100000 schedules from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p dax --lib \
 		simulation::tests::many -- --ignored --exact --nocapture
 
 sim-cassandra: ## Simulate fencing on Cassandra: SEEDS=20000 schedules, or SEED=7 [TRACE=1] [FLAW=NoGate] for one.
 	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p cassandra --lib \
 		simulation::tests::many -- --ignored --exact --nocapture
 
-sim-standby: ## Simulate standbys behind a model of PostgreSQL: SEEDS=12000 histories, or SEED=7 [TRACE=1] [FLAW=NamesTaken] for one.
-	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p volume --lib \
+sim-standby: ## Simulate standbys behind a model of PostgreSQL: SEEDS=12000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NamesTaken] for one.
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p volume --lib \
 		standby::simulation::tests::many -- --ignored --exact --nocapture
 
 sim-node: ## Simulate nodes that take over: SEEDS=20000 histories, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.

@@ -43,22 +43,23 @@ pub(super) fn run_one(seed: u64, flaw: Option<Flaw>, print: bool) -> Report {
     })
 }
 
-/// Runs seeds from 0 on, until one fails. Says how far it is, if that is wanted.
+/// Runs so many seeds from `from` on, until one fails. Says how far it is, if that is wanted.
 ///
 /// # Errors
 /// The lowest seed that failed.
-pub(super) fn run_many(seeds: u64, progress: bool) -> Result<Coverage, Failure> {
-    let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+pub(super) fn run_many(from: u64, seeds: u64, progress: bool) -> Result<Coverage, Failure> {
+    let (next, stop) = (AtomicU64::new(from), AtomicBool::new(false));
     let result: Mutex<(Coverage, Option<Failure>)> = Mutex::default();
     let work = || {
         let mut coverage = Coverage::default();
         while !stop.load(Ordering::Relaxed) {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds {
+            let done = seed - from;
+            if done >= seeds {
                 break;
             }
-            if progress && seed > 0 && seed.is_multiple_of(seeds.div_ceil(20)) {
-                println!("{seed} of {seeds} schedules");
+            if progress && done > 0 && done.is_multiple_of(seeds.div_ceil(20)) {
+                println!("{done} of {seeds} schedules");
             }
             let report = run_one(seed, None, false);
             coverage.add(&report.coverage);

@@ -1,4 +1,4 @@
-//! What whoever runs a simulation asks for, by the environment: `SEED`, `SEEDS`, `TRACE`, `FLAW`.
+//! What whoever runs a simulation asks for, by the environment: `SEED`, `SEEDS`, `FIRST`, `TRACE`, `FLAW`.
 
 use std::fmt::Debug;
 

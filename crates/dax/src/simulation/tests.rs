@@ -55,7 +55,7 @@ fn assert_worth_something(coverage: &Coverage) {
 
 #[test]
 fn schedules_keep_the_promises() {
-    let coverage = run_many(SCHEDULES, false).unwrap_or_else(|f| panic!("{}", f.describe()));
+    let coverage = run_many(0, SCHEDULES, false).unwrap_or_else(|f| panic!("{}", f.describe()));
     println!("{coverage}");
     assert_worth_something(&coverage);
 }
@@ -85,7 +85,7 @@ fn every_flaw_is_caught() {
     }
 }
 
-/// `make sim`: SEEDS of them, or one SEED, with TRACE=1 to see it step by step and FLAW to break
+/// `make sim`: SEEDS of them from FIRST on, or one SEED, with TRACE=1 to see it step by step and FLAW to break
 /// something.
 #[test]
 #[ignore = "long; run by make sim"]
@@ -103,8 +103,9 @@ fn many() {
         return;
     }
     let seeds = number("SEEDS").unwrap_or(100_000);
-    let coverage = run_many(seeds, true).unwrap_or_else(|f| panic!("{}", f.describe()));
+    let first = number("FIRST").unwrap_or(0);
+    let coverage = run_many(first, seeds, true).unwrap_or_else(|f| panic!("{}", f.describe()));
     let seconds = started.elapsed().as_secs_f64();
-    println!("{coverage}{seeds} schedules in {seconds:.0} s");
+    println!("{coverage}{seeds} schedules from {first} on in {seconds:.0} s");
     assert_worth_something(&coverage);
 }
