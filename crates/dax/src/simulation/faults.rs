@@ -7,6 +7,7 @@
 use super::history::ClientId;
 use super::schedule::Schedule;
 use super::world::World;
+use crate::client::core::Time;
 use crate::storage::VolumeSettings;
 
 /// A kind of fault.
@@ -20,13 +21,14 @@ enum Fault {
     LoseDisk,
     Damage,
     Full,
+    LoseTheRoom,
     PauseWriter,
     CrashWriter,
     Depose,
     PauseReader,
 }
 
-const ALL: [Fault; 12] = [
+const ALL: [Fault; 13] = [
     Fault::Cut,
     Fault::Stall,
     Fault::Partition,
@@ -35,11 +37,24 @@ const ALL: [Fault; 12] = [
     Fault::LoseDisk,
     Fault::Damage,
     Fault::Full,
+    Fault::LoseTheRoom,
     Fault::PauseWriter,
     Fault::CrashWriter,
     Fault::Depose,
     Fault::PauseReader,
 ];
+
+/// What follows where fewer than k replicas have room, so that nothing becomes durable.
+#[derive(Debug, Clone, Copy)]
+enum Squeeze {
+    /// One of them loses its disk.
+    Lose(u8),
+    /// It is rebuilt from the full ones; then one of those has room.
+    Relieve(u8),
+}
+
+/// It takes about so long.
+const SQUEEZE_TIME: Time = Time::from_millis(1500);
 
 #[derive(Debug)]
 pub(super) struct Faults {
@@ -47,6 +62,8 @@ pub(super) struct Faults {
     /// The replica whose disk damages copies: one, because a read remembers for its whole life which
     /// replicas were damaged, also those that have been mended meanwhile.
     fragile: u8,
+    /// Fewer than k replicas have room.
+    squeeze: Option<Squeeze>,
     /// The longest time between two.
     pub pause_us: u64,
 }
@@ -61,11 +78,9 @@ impl Faults {
     pub fn new(world: &mut World) -> Faults {
         let allowed = ALL.into_iter().filter(|_| world.chance(45));
         let mut allowed: Vec<Fault> = allowed.collect();
-        let tolerated = tolerated(&world.settings);
-        if tolerated == 1 && allowed.contains(&Fault::LoseDisk) {
-            // A read that has met a damaged copy waits for another replica, even if it is mended
-            // meanwhile; so one that is mended must not let another one lose its disk.
-            allowed.retain(|fault| *fault != Fault::Damage);
+        // Takes long.
+        if world.chance(60) {
+            allowed.retain(|fault| *fault != Fault::LoseTheRoom);
         }
         if allowed.is_empty() {
             allowed.push(Fault::Depose);
@@ -73,14 +88,33 @@ impl Faults {
         Faults {
             allowed,
             fragile: world.below(world.settings.replicas.into()) as u8,
+            squeeze: None,
             pause_us: 20_000 + world.below(150_000),
         }
     }
 }
 
 impl Schedule {
+    /// How long things go wrong.
+    pub fn storm_time(&mut self) -> Time {
+        let rebuilt = match self.faults.allowed.contains(&Fault::LoseTheRoom) {
+            true => SQUEEZE_TIME,
+            false => Time::ZERO,
+        };
+        rebuilt + Time::from_millis(400 + self.world.below(1400))
+    }
+
     /// Something goes wrong.
     pub fn fault(&mut self) {
+        match self.faults.squeeze {
+            Some(squeeze) if self.world.chance(75) => self.squeeze(squeeze),
+            _ => self.any_fault(),
+        }
+        let stored = self.world.stored();
+        self.event(&stored);
+    }
+
+    fn any_fault(&mut self) {
         let index = self.world.below(self.faults.allowed.len() as u64) as usize;
         let replica = self.world.below(self.world.replicas.len() as u64) as u8;
         match self.faults.allowed[index] {
@@ -106,6 +140,7 @@ impl Schedule {
                     .coverage
                     .one("disks that filled up or were cleared");
             }
+            Fault::LoseTheRoom => self.leave_room_at_too_few(replica),
             Fault::PauseWriter => {
                 if let Some(client) = self.any_writer() {
                     self.world.pause_client(client, 700_000);
@@ -125,8 +160,48 @@ impl Schedule {
                 }
             }
         }
-        let stored = self.world.stored();
-        self.event(&stored);
+    }
+
+    /// All replicas but k-1 fill up.
+    fn leave_room_at_too_few(&mut self, first: u8) {
+        let VolumeSettings {
+            replicas,
+            sync_replicas,
+            ..
+        } = self.world.settings;
+        for number in 0..replicas {
+            let has_room = (number + replicas - first) % replicas < sync_replicas - 1;
+            self.world.replicas[usize::from(number)].peer.full = !has_room;
+        }
+        self.faults.squeeze = Some(Squeeze::Lose(first));
+        self.world.coverage.one("times that fewer than k had room");
+    }
+
+    /// Whether fewer than k replicas have room, with more to come.
+    pub fn is_squeezed(&self) -> bool {
+        self.faults.squeeze.is_some()
+    }
+
+    fn squeeze(&mut self, squeeze: Squeeze) {
+        match squeeze {
+            Squeeze::Lose(replica) => {
+                self.lose_disk(replica);
+                self.faults.squeeze = Some(Squeeze::Relieve(replica));
+            }
+            Squeeze::Relieve(replica) if !self.world.replicas[usize::from(replica)].counts() => {
+                if let Some(writer) = self.newest_writer() {
+                    self.scrub(writer);
+                }
+            }
+            Squeeze::Relieve(_) => {
+                let mut replicas = self.world.replicas.iter_mut();
+                if let Some(full) = replicas.find(|r| r.peer.full) {
+                    full.peer.full = false;
+                }
+                self.faults.squeeze = None;
+                self.world.coverage.one("times that one had room again");
+            }
+        }
     }
 
     fn any_writer(&mut self) -> Option<ClientId> {

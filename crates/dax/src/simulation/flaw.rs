@@ -34,11 +34,13 @@ pub(crate) enum Flaw {
     PutAtOne,
     /// Two entries of a client's configuration that lead to one store count as two replicas.
     StoreCountsTwice,
+    /// What a replica acknowledged before it lost its disk still counts.
+    LostAcksCount,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 15] = [
+    pub const ALL: [Flaw; 16] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -54,5 +56,6 @@ impl Flaw {
         Flaw::SealBeforeSync,
         Flaw::PutAtOne,
         Flaw::StoreCountsTwice,
+        Flaw::LostAcksCount,
     ];
 }

@@ -235,7 +235,7 @@ impl Schedule {
     // --- with faults -----------------------------------------------------------------------------
 
     fn storm(&mut self) {
-        let end = Time::from_millis(400 + self.world.below(1400));
+        let end = self.storm_time();
         self.world.plan_turn(Turn::Act, 1000);
         self.world.plan_turn(Turn::Fault, 100_000);
         while self.violation.is_none()

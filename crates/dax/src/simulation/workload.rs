@@ -144,7 +144,9 @@ impl Schedule {
     pub fn act(&mut self) {
         self.forget_fenced();
         let nobody = self.newest_writer().is_none() && self.claimants.is_empty();
-        if nobody || (self.claimants.is_empty() && self.world.chance(1)) {
+        // Where nothing can become durable, an owner's writes shall still be waiting when something can.
+        let rivals = !self.is_squeezed() && self.claimants.is_empty();
+        if nobody || (rivals && self.world.chance(1)) {
             return self.claim();
         }
         match self.world.below(100) {

@@ -2,7 +2,8 @@
 //!
 //! Kept at the client alone (the paper keeps it at the server that coordinates, with a copy here):
 //! the client speaks to all replicas itself. Invariants: an entry stays until all its replicas have
-//! acknowledged it, or until k have and it is given up for the others (counted as missed); entries of
+//! acknowledged it, or until k have and it is given up for the others (counted as missed); a replica that lost
+//! its disk has acknowledged nothing; entries of
 //! different generations of a block are never merged; an entry is read only if no newer write of its
 //! block and image has been made, pending or not; per replica they are sent in the order written.
 
@@ -231,6 +232,24 @@ impl Pending {
         Acked { synced, gone }
     }
 
+    /// What is enough has changed: writes whose acknowledgements suffice now are synced.
+    pub fn judge(&mut self, enough: impl Fn(ReplicaSet) -> bool) {
+        for entry in self.slots.iter_mut().flatten() {
+            entry.synced |= enough(entry.acked);
+        }
+    }
+
+    /// A replica has nothing of what it acknowledged: everything that is held is to reach it (again). The
+    /// writes, with their sizes in bytes.
+    pub fn owe(&mut self, replica: ReplicaId) -> Vec<(Seq, usize)> {
+        let entries = self.slots.iter_mut().flatten().map(|entry| {
+            entry.missing.insert(replica);
+            entry.acked.remove(replica);
+            (entry.version.seq, entry.data.len())
+        });
+        entries.collect()
+    }
+
     /// Whether this replica can do without the write: it is synced, and a newer one of the same block
     /// and generation is on its way to the replica.
     pub fn is_superfluous(&self, seq: Seq, replica: ReplicaId) -> bool {
@@ -263,6 +282,28 @@ impl Pending {
         while let Some(older) = next.and_then(|seq| self.get(seq)) {
             if older.generation == entry.generation {
                 covered.push(older.version.seq);
+            }
+            next = older.older;
+        }
+        covered
+    }
+
+    /// Earlier writes of the same block and generation that this replica, which has this one, refused: with their
+    /// sizes in bytes. It needs none of them, and must not get any: should its copy be damaged meanwhile, an
+    /// earlier write would take the place of this one.
+    pub fn covered_at(&self, seq: Seq, replica: ReplicaId) -> Vec<(Seq, usize)> {
+        let mut covered = Vec::new();
+        let Some(entry) = self.get(seq) else {
+            return covered;
+        };
+        let mut next = entry.older;
+        while let Some(older) = next.and_then(|seq| self.get(seq)) {
+            if older.generation == entry.generation {
+                if !older.missing.contains(replica) {
+                    // What is earlier still was covered by that one.
+                    break;
+                }
+                covered.push((older.version.seq, older.data.len()));
             }
             next = older.older;
         }

@@ -189,6 +189,7 @@ impl Claim {
             }
             Event::Reply(replica, other) => return Err(unexpected(replica, &other)),
             Event::Lost(replica) => round.lost(replica),
+            Event::Emptied(replica) => round.forget(replica),
             Event::Start | Event::Wake | Event::Synced => {}
         }
         round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);

@@ -59,6 +59,8 @@ pub(crate) struct Link {
     zone: ZoneId,
     /// Which store answered here last.
     store: Option<StoreId>,
+    /// The store that was turned away here last, because another entry leads to it, too.
+    refused: Option<StoreId>,
     up: bool,
     /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum.
     rebuilding: bool,
@@ -196,6 +198,7 @@ impl Links {
         if let Some(store) = store {
             let first = *self.stores.entry(store).or_insert(replica);
             if first != replica {
+                self.link(replica).refused = Some(store);
                 let (one, other) = (
                     &self.link(first).address.clone(),
                     &self.link(replica).address,
@@ -203,13 +206,62 @@ impl Links {
                 return Err(same_store(store, one, other));
             }
         }
-        self.link(replica).store = store;
+        let link = self.link(replica);
+        (link.store, link.refused) = (store, None);
         Ok(())
     }
 
     /// Whether a replica said that it counts in no quorum yet.
     pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
         self.link(replica).rebuilding = rebuilding;
+    }
+
+    /// The replicas that have lost what they acknowledged, as one's arrival shows: its own, and that of the entry
+    /// that led to the same store before.
+    pub fn emptied_by(
+        &self,
+        replica: ReplicaId,
+        store: Option<StoreId>,
+        rebuilding: bool,
+    ) -> ReplicaSet {
+        let mut emptied = ReplicaSet::default();
+        if self.is_other_disk(replica, store, rebuilding) {
+            emptied.insert(replica);
+            let refused = self.links[usize::from(replica.0)].refused;
+            if let Some(twin) = refused.and_then(|store| self.stores.get(&store)) {
+                emptied.insert(*twin);
+            }
+        }
+        emptied
+    }
+
+    /// Whether a replica that arrives has another disk than the one that acknowledged what this handle sent
+    /// there: another store, or one that has begun anew. One of the version before does not say which store it
+    /// is; of it, whoever is being rebuilt may be another one each time.
+    fn is_other_disk(&self, replica: ReplicaId, store: Option<StoreId>, rebuilding: bool) -> bool {
+        let link = &self.links[usize::from(replica.0)];
+        match link.store.zip(store) {
+            Some((known, store)) if known != store => true,
+            Some(_) => rebuilding && !link.rebuilding,
+            None => rebuilding,
+        }
+    }
+
+    /// The replica, which is not connected yet, is owed all these writes, in order.
+    pub fn owe(&mut self, replica: ReplicaId, writes: &[(Seq, usize)]) {
+        let link = self.link(replica);
+        debug_assert!(
+            link.in_flight.is_empty(),
+            "nothing is sent before it arrives"
+        );
+        link.resting.clear();
+        link.queue = writes.iter().map(|(seq, _)| *seq).collect();
+        link.pending_bytes = writes.iter().map(|(_, bytes)| *bytes as u64).sum();
+    }
+
+    /// Whether a replica is being rebuilt, as far as known.
+    pub fn is_rebuilding(&self, replica: ReplicaId) -> bool {
+        self.links[usize::from(replica.0)].rebuilding
     }
 
     /// This handle owns an epoch from now on.

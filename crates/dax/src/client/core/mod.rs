@@ -40,6 +40,8 @@ enum Event {
     Reply(ReplicaId, Response),
     /// The replica went down: its answers will not come.
     Lost(ReplicaId),
+    /// The replica lost its disk, and with it what it has answered for.
+    Emptied(ReplicaId),
     /// Time has passed, or a replica came up.
     Wake,
     /// What the operation waits for in [`SyncWait`] is on k replicas.
@@ -272,11 +274,15 @@ impl Core {
     /// of no use, and nothing changed.
     pub fn replica_up(&mut self, now: Time, replica: ReplicaId, arrival: &Arrival) -> Result<()> {
         self.shared.now = now;
+        let links = &self.shared.links;
+        let emptied = links.emptied_by(replica, arrival.store, arrival.rebuilding);
+        // Also if the one who arrives is turned away: what this entry led to before is there no more.
+        for replica in emptied.iter() {
+            self.emptied(replica);
+        }
         self.shared.recognize(replica, arrival.store)?;
         self.shared.observe(&arrival.grant);
-        self.shared
-            .links
-            .set_rebuilding(replica, arrival.rebuilding);
+        self.shared.set_rebuilding(replica, arrival.rebuilding);
         self.shared.replica_up(replica);
         self.wake_all();
         Ok(())
@@ -300,6 +306,27 @@ impl Core {
         self.settle();
     }
 
+    /// A replica lost its disk, and with it all that it ever answered for.
+    fn emptied(&mut self, replica: ReplicaId) {
+        if self.shared.links.up().contains(replica) {
+            // Answers of the old one may still be on the way.
+            self.disconnect(replica, "it has another disk".to_owned());
+        }
+        self.shared.forget_acks(replica);
+        for op in self.op_ids() {
+            self.step(op, Event::Emptied(replica));
+        }
+    }
+
+    /// Gives a connection up.
+    fn disconnect(&mut self, replica: ReplicaId, why: String) {
+        self.shared.out.push(Effect::Disconnect {
+            replica,
+            why: why.clone(),
+        });
+        self.replica_down(self.shared.now, replica, why);
+    }
+
     /// A replica cannot be used, for a reason that an operator should see.
     pub fn replica_trouble(&mut self, replica: ReplicaId, why: String) {
         self.shared.links.set_trouble(replica, Some(why));
@@ -309,12 +336,7 @@ impl Core {
     pub fn tick(&mut self, now: Time) {
         self.shared.now = now;
         for replica in self.shared.watch_replicas().iter() {
-            let why = "it does not answer".to_owned();
-            self.shared.out.push(Effect::Disconnect {
-                replica,
-                why: why.clone(),
-            });
-            self.replica_down(now, replica, why);
+            self.disconnect(replica, "it does not answer".to_owned());
         }
         self.shared.wake_refused();
         self.shared.send_what_waited();
@@ -368,7 +390,7 @@ impl Core {
             }
             Asker::Ping => {
                 if let Response::Pong { rebuilding } = reply {
-                    self.shared.links.set_rebuilding(replica, rebuilding);
+                    self.shared.set_rebuilding(replica, rebuilding);
                 }
             }
         }

@@ -70,13 +70,17 @@ impl Promote {
                     let result = read.on(id, event, s)?;
                     return self.hold(id, result, s);
                 }
-                Step::Asking { round, .. } => match event {
+                Step::Asking { round, corrupt, .. } => match event {
                     Event::Reply(replica, reply) => {
                         if let Some(failed) = self.reply(replica, reply, s) {
                             return Some(Err(failed));
                         }
                     }
                     Event::Lost(replica) => round.lost(replica),
+                    Event::Emptied(replica) => {
+                        corrupt.remove(replica);
+                        round.forget(replica);
+                    }
                     _ => {}
                 },
                 _ => {}
@@ -159,10 +163,11 @@ impl Promote {
         match reply {
             _ if damaged => {
                 corrupt.insert(replica);
-                round.spoiled(replica);
+                round.spoiled(replica, s.now);
                 None
             }
             Response::Block(block) => {
+                corrupt.remove(replica);
                 round.answer(replica, block);
                 None
             }

@@ -129,7 +129,7 @@ const RETRY: Time = Time::from_millis(100);
 /// ```text
 ///   not asked ──ask──▶ waiting ──answer──▶ answered
 ///       ▲                 │ │
-///       └──replica went down─┘ └──passing error──▶ resting ──after RETRY──▶ not asked
+///       └──replica went down─┘ └─error, damage──▶ resting ──after RETRY──▶ not asked
 /// ```
 #[derive(Debug)]
 pub(crate) struct Round<R> {
@@ -169,7 +169,7 @@ impl<R> Round<R> {
         self.waiting
     }
 
-    /// Replicas whose answers are among the replies: those that answered, less the spoiled.
+    /// Replicas whose answers are among the replies: those that answered, less the damaged.
     pub fn replied(&self) -> ReplicaSet {
         self.replies.iter().map(|(replica, _)| *replica).collect()
     }
@@ -219,11 +219,9 @@ impl<R> Round<R> {
         self.replies.push((replica, reply));
     }
 
-    /// An answer that counts as given but has nothing in it (a damaged block): one more is asked.
-    pub fn spoiled(&mut self, replica: ReplicaId) {
-        self.waiting.remove(replica);
-        self.answered.insert(replica);
-        self.spread += 1;
+    /// The replica's copy is damaged: another one is asked, and this one again later, when it may have been mended.
+    pub fn spoiled(&mut self, replica: ReplicaId, now: Time) {
+        self.rest(replica, now);
     }
 
     /// Takes an event of a round that waits for plain answers; `read` gives back what is none.
@@ -243,6 +241,7 @@ impl<R> Round<R> {
                 Err(other) => return Err(unexpected(replica, &other)),
             },
             Event::Lost(replica) => self.lost(replica),
+            Event::Emptied(replica) => self.forget(replica),
             Event::Start | Event::Wake | Event::Synced => {}
         }
         Ok(())
@@ -251,6 +250,12 @@ impl<R> Round<R> {
     /// The replica went down.
     pub fn lost(&mut self, replica: ReplicaId) {
         self.waiting.remove(replica);
+    }
+
+    /// The replica lost its disk: what it answered for is there no more, and it is asked again.
+    pub fn forget(&mut self, replica: ReplicaId) {
+        self.answered.remove(replica);
+        self.replies.retain(|(r, _)| *r != replica);
     }
 
     fn rest(&mut self, replica: ReplicaId, now: Time) {

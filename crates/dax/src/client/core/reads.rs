@@ -77,6 +77,11 @@ impl Read {
                 self.round.lost(replica);
                 self.give_up(s)
             }
+            Event::Emptied(replica) => {
+                self.corrupt.remove(replica);
+                self.round.forget(replica);
+                None
+            }
             Event::Wake | Event::Synced => None,
         };
         if result.is_none() {
@@ -108,12 +113,12 @@ impl Read {
         s: &mut Shared,
     ) -> Option<Result<Option<Block>>> {
         match reply {
-            Response::Block(Some(block)) if !block.is_intact(self.key) => self.spoil(replica),
+            Response::Block(Some(block)) if !block.is_intact(self.key) => self.spoil(replica, s),
             Response::Block(block) => return self.block(replica, block, s),
             Response::Error {
                 kind: ErrorKind::Corrupt,
                 ..
-            } => self.spoil(replica),
+            } => self.spoil(replica, s),
             Response::Error { kind, message } => {
                 if let Some(error) = self.round.error(replica, kind, message, s.now) {
                     return Some(Err(error));
@@ -124,9 +129,9 @@ impl Read {
         self.judge(s)
     }
 
-    fn spoil(&mut self, replica: ReplicaId) {
+    fn spoil(&mut self, replica: ReplicaId, s: &Shared) {
         self.corrupt.insert(replica);
-        self.round.spoiled(replica);
+        self.round.spoiled(replica, s.now);
     }
 
     fn block(
@@ -135,6 +140,7 @@ impl Read {
         block: Option<StoredBlock>,
         s: &mut Shared,
     ) -> Option<Result<Option<Block>>> {
+        self.corrupt.remove(replica);
         let version = block.as_ref().map_or(Version::ZERO, |b| b.version);
         if let Some(known) = self.known {
             let fresh = s.handle.is_fresh(known, self.sealed, version);
@@ -211,7 +217,8 @@ impl Read {
     /// that lost its claim for as long as they are away.
     fn give_up(&self, s: &Shared) -> Option<Result<Option<Block>>> {
         let known = self.known.filter(|_| self.sealed)?;
-        let others = s.links.askable().without(self.round.answered());
+        let others = s.links.askable();
+        let others = others.without(self.round.answered().union(self.corrupt));
         let asked = s.quorums.is_read(self.round.replied()) && others.is_empty();
         asked.then(|| Err(self.lost(known.version)))
     }

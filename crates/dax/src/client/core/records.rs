@@ -141,6 +141,13 @@ impl RecordOp {
                 }
                 Ok(None)
             }
+            Event::Emptied(replica) => {
+                match &mut self.step {
+                    Step::Getting(round) => round.forget(replica),
+                    Step::Putting { round, .. } => round.forget(replica),
+                }
+                Ok(None)
+            }
             Event::Start | Event::Wake | Event::Synced => Ok(None),
         }
     }
@@ -295,6 +302,10 @@ impl List {
                     self.pages.remove(&replica);
                 }
                 self.round.lost(replica);
+            }
+            Event::Emptied(replica) => {
+                self.pages.remove(&replica);
+                self.round.forget(replica);
             }
             Event::Start | Event::Wake | Event::Synced => {}
         }

@@ -71,6 +71,7 @@ impl Page {
             }
             Event::Reply(replica, other) => return Some(Err(unexpected(replica, &other))),
             Event::Lost(replica) => self.round.lost(replica),
+            Event::Emptied(replica) => self.round.forget(replica),
             Event::Start | Event::Wake | Event::Synced => {}
         }
         self.round
@@ -266,7 +267,7 @@ impl End {
             }
             (Step::Telling, Event::Reply(from, reply)) if from == replica => {
                 check(replica, &reply)?;
-                s.links.set_rebuilding(replica, false);
+                s.set_rebuilding(replica, false);
                 self.rebuilt.push(replica);
                 self.waiting.pop();
                 self.step = Step::Next;

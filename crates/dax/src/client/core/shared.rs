@@ -168,6 +168,28 @@ impl Shared {
         self.links.recognize(replica, store)
     }
 
+    /// A replica lost its disk: what it has acknowledged is there no more, and is sent again.
+    pub fn forget_acks(&mut self, replica: ReplicaId) {
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::LostAcksCount) {
+            return;
+        }
+        let owed = self.handle.pending.owe(replica);
+        self.links.owe(replica, &owed);
+    }
+
+    /// Whether a replica counts in quorums. What it acknowledged while it was being rebuilt counts once it does.
+    pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
+        let was = self.links.is_rebuilding(replica);
+        self.links.set_rebuilding(replica, rebuilding);
+        if was && !rebuilding {
+            let (quorums, counting) = (self.quorums, self.links.counting());
+            let enough = |acked: ReplicaSet| quorums.is_synced(acked.intersection(counting));
+            self.handle.pending.judge(enough);
+            self.progress = true;
+        }
+    }
+
     /// A replica is there (again): announce the epoch, then send what it lacks, then the chores.
     pub fn replica_up(&mut self, replica: ReplicaId) {
         self.links.connected(replica, self.now);
@@ -284,24 +306,16 @@ impl Shared {
         #[cfg(test)]
         let enough = |acked| enough(acked) || at_one;
         for seq in self.links.acked(replica, upto, self.now) {
-            self.excuse_older(replica, seq, enough);
-            self.handle.pending.ack(seq, replica, enough);
+            let pending = &mut self.handle.pending;
+            for (covered, bytes) in pending.covered_at(seq, replica) {
+                pending.ack(covered, replica, enough);
+                self.links.covered(replica, covered, bytes);
+            }
+            pending.ack(seq, replica, enough);
         }
         self.handle.pending.tidy();
         self.progress = true;
         self.pump(replica);
-    }
-
-    /// Whoever has a write needs no earlier one of the same block and generation. One that was refused must
-    /// not come after all: it would be taken if the newer copy has been damaged meanwhile.
-    fn excuse_older(&mut self, replica: ReplicaId, seq: Seq, enough: impl Fn(ReplicaSet) -> bool) {
-        for older in self.handle.pending.covered_by(seq) {
-            let owed = self.handle.pending.get(older);
-            if let Some(entry) = owed.filter(|e| e.missing.contains(replica)) {
-                self.links.excuse(replica, entry.data.len());
-                self.handle.pending.ack(older, replica, &enough);
-            }
-        }
     }
 
     // --- scrub -----------------------------------------------------------------------------------

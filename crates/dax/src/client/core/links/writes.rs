@@ -31,12 +31,6 @@ impl Links {
         }
     }
 
-    /// A replica needs a queued write of so many bytes no more.
-    pub fn excuse(&mut self, replica: ReplicaId, bytes: usize) {
-        let link = self.link(replica);
-        link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
-    }
-
     /// Whether nobody needs what is queued for the replica yet: it can wait for the next tick.
     pub fn can_wait(&self, replica: ReplicaId) -> bool {
         let link = &self.links[usize::from(replica.0)];
@@ -110,6 +104,16 @@ impl Links {
             }
         }
         acked
+    }
+
+    /// The replica has a later write of the same block, and needs this one no more.
+    pub fn covered(&mut self, replica: ReplicaId, seq: Seq, bytes: usize) {
+        let link = self.link(replica);
+        // One that is on its way is counted when it is answered.
+        let is_in_flight = |sent: &InFlight| matches!(sent.what, Sent::Write(s) if s == seq);
+        if !link.in_flight.iter().any(is_in_flight) {
+            link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
+        }
     }
 
     /// A write had no effect: it rests, then it is sent again.

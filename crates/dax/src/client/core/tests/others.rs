@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::desk::*;
+use super::peer::Peer;
 use crate::ids::{BlockIndex, StoreId};
 use crate::storage::{Authority, Lineage, Retention, SyncScope};
 
@@ -206,4 +207,49 @@ fn two_entries_that_lead_to_one_store_count_once() {
     d.run();
     assert!(d.result(sync).unwrap().is_ok());
     assert_eq!(d.core.replicas()[2].store, StoreId::new(99));
+}
+
+/// r2's entry led to r0's store. The store lost its disk and came back with a new id: under r2's name, because that
+/// connection was made first. What r0 had acknowledged was gone with it, and was counted.
+#[test]
+fn a_lost_disk_that_comes_back_under_another_entry_is_lost_under_its_own() {
+    let mut d = Desk::owner();
+    d.disconnect(2);
+    d.peers[2].store = d.peers[0].store;
+    d.arrive(2).unwrap_err();
+    d.disconnect(1);
+    d.write(1, SINGLE, 1);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    d.run();
+    assert!(d.result(sync).is_none(), "only r0 has it");
+    d.peers[2] = Peer::new(99, None);
+    d.peers[2].rebuilding = true;
+    d.connect(2);
+    d.connect(1);
+    d.run();
+    assert!(d.result(sync).is_none(), "r1 has the only copy that counts");
+}
+
+/// One of two could not be read once; the third is away. The read waited for that one, for as long as it was away.
+#[test]
+fn a_damaged_copy_is_asked_again_when_it_may_have_been_mended() {
+    let mut d = Desk::owner();
+    d.write(3, SINGLE, 1);
+    d.run();
+    // Somebody who knows no versions.
+    let mut reader = Desk::new(3, 2);
+    reader.peers = std::mem::take(&mut d.peers);
+    reader.disconnect(2);
+    reader.peers[0].damaged.push(key(3));
+    let read = reader.start(Call::Read {
+        key: key(3),
+        up_to: SINGLE,
+    });
+    reader.run();
+    assert!(reader.result(read).is_none(), "one copy is no quorum");
+    reader.peers[0].damaged.clear();
+    reader.pass(Time::from_millis(200));
+    reader.run();
+    let found = reader.result(read).expect("the mended copy is asked");
+    assert_eq!(byte_of(found), Some(1));
 }

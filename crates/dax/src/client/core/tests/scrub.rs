@@ -4,6 +4,7 @@ use super::super::*;
 use super::desk::{Desk, SINGLE, byte_of, data, key};
 use super::peer::Peer;
 use crate::error::ErrorKind;
+use crate::ids::StoreId;
 use crate::storage::{Authority, ScrubPage, SyncScope};
 
 impl Desk {
@@ -50,7 +51,9 @@ impl Desk {
     /// The replica comes back with an empty disk, and is told to begin anew.
     fn lose_everything(&mut self, replica: u8) {
         self.disconnect(replica);
-        let mut empty = Peer::default();
+        let store = self.peers[usize::from(replica)].store;
+        let another = store.map_or(1, StoreId::number).wrapping_add(100);
+        let mut empty = Peer::new(another, None);
         empty.rebuilding = true;
         self.peers[usize::from(replica)] = empty;
         self.connect(replica);
@@ -247,4 +250,67 @@ fn a_replica_that_refuses_writes_is_not_rebuilt() {
     }
     assert!(!d.peers[1].rebuilding);
     assert!(d.peers[1].blocks.contains_key(&(key(3), SINGLE)));
+}
+
+/// r0 acknowledged a write that the others had no room for, lost its disk, and was rebuilt from them, who lacked
+/// the write. Then one of the others took it, and with what r0 had acknowledged once that was k: in one copy.
+#[test]
+fn what_a_lost_disk_acknowledged_counts_no_more() {
+    let mut d = Desk::owner();
+    d.peers[1].full = true;
+    d.peers[2].full = true;
+    d.write(3, SINGLE, 1);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    d.run();
+    assert!(d.peers[0].newest(key(3), SINGLE).is_some());
+    d.lose_everything(0);
+    d.scrub();
+    assert_eq!(d.end_scrub(), [ReplicaId(0)]);
+    assert!(d.result(sync).is_none(), "one has room");
+    d.peers[1].full = false;
+    while d.result(sync).is_none() {
+        d.pass(Time::from_millis(100));
+        d.run();
+    }
+    let copies = d
+        .peers
+        .iter()
+        .filter(|p| p.newest(key(3), SINGLE).is_some());
+    assert_eq!(copies.count(), 2);
+}
+
+/// The last acknowledgement that a write needed was given while its replica did not count yet.
+#[test]
+fn what_a_rebuilt_replica_acknowledged_counts_once_it_counts() {
+    let mut d = Desk::owner();
+    d.lose_everything(0);
+    d.peers[2].full = true;
+    d.write(3, SINGLE, 1);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    d.run();
+    assert!(d.result(sync).is_none(), "r0 does not count");
+    d.scrub();
+    assert_eq!(d.end_scrub(), [ReplicaId(0)]);
+    assert!(d.result(sync).unwrap().is_ok());
+}
+
+#[test]
+fn a_record_that_a_lost_disk_took_is_put_again() {
+    let mut d = Desk::owner();
+    d.disconnect(1);
+    d.disconnect(2);
+    let put = d.start(Call::PutRecord {
+        name: "r".into(),
+        value: Some(Bytes::from("x")),
+        authority: Authority::Owner,
+    });
+    d.run();
+    assert!(d.peers[0].records.contains_key("r"));
+    d.lose_everything(0);
+    d.connect(1);
+    d.run();
+    assert!(d.result(put).is_none(), "one copy of it is left");
+    d.connect(2);
+    d.run();
+    assert!(d.result(put).unwrap().is_ok());
 }
