@@ -5,6 +5,7 @@
 //! directory) and leaves it there only when it fails.
 
 mod bases;
+mod branches;
 mod cassandra;
 mod demo;
 mod failover;
