@@ -211,7 +211,7 @@ impl Default for MemoryConfig {
         MemoryConfig {
             pending: ByteSize::mib(64),
             cache: ByteSize::mib(64),
-            overlay: ByteSize::mib(64),
+            overlay: ByteSize::mib(128),
             kernel_cache: true,
             warm_every: Duration::from_secs(30),
         }
