@@ -200,7 +200,7 @@ impl Writer {
         let pending = &mut self.handle.pending;
         for row in &batch.rows {
             let seq = row.version.seq;
-            for covered in pending.covered_by(seq) {
+            for covered in pending.covered_by(seq, THERE) {
                 pending.ack(covered, THERE, |_| true);
             }
             pending.ack(seq, THERE, |_| true);

@@ -271,27 +271,10 @@ impl Pending {
         self.get(seq).is_some_and(|entry| entry.superseded)
     }
 
-    /// Earlier writes of the same block and generation that are still waited for. Where the last write
-    /// of a row wins, whoever has this one needs none of them.
-    pub fn covered_by(&self, seq: Seq) -> Vec<Seq> {
-        let Some(entry) = self.get(seq) else {
-            return Vec::new();
-        };
-        let mut covered = Vec::new();
-        let mut next = entry.older;
-        while let Some(older) = next.and_then(|seq| self.get(seq)) {
-            if older.generation == entry.generation {
-                covered.push(older.version.seq);
-            }
-            next = older.older;
-        }
-        covered
-    }
-
-    /// Earlier writes of the same block and generation that this replica, which has this one, refused: with their
-    /// sizes in bytes. It needs none of them, and must not get any: should its copy be damaged meanwhile, an
+    /// Earlier writes of the same block and generation that this replica, which has this one, has not acknowledged.
+    /// It needs none of them, and must not get any that it refused: should its copy be damaged meanwhile, an
     /// earlier write would take the place of this one.
-    pub fn covered_at(&self, seq: Seq, replica: ReplicaId) -> Vec<(Seq, usize)> {
+    pub fn covered_by(&self, seq: Seq, replica: ReplicaId) -> Vec<Seq> {
         let mut covered = Vec::new();
         let Some(entry) = self.get(seq) else {
             return covered;
@@ -303,7 +286,7 @@ impl Pending {
                     // What is earlier still was covered by that one.
                     break;
                 }
-                covered.push((older.version.seq, older.data.len()));
+                covered.push(older.version.seq);
             }
             next = older.older;
         }
@@ -590,9 +573,10 @@ mod tests {
         add(&mut p, 3, 0, g(2));
         add(&mut p, 4, 1, g(2));
         add(&mut p, 5, 0, g(2));
-        assert_eq!(p.covered_by(5), [3, 2], "neither generation 1 nor block 1");
-        assert_eq!(p.covered_by(3), [2]);
-        assert!(p.covered_by(1).is_empty() && p.covered_by(9).is_empty());
+        let covered_by = |seq| p.covered_by(seq, ReplicaId(0));
+        assert_eq!(covered_by(5), [3, 2], "neither generation 1 nor block 1");
+        assert_eq!(covered_by(3), [2]);
+        assert!(covered_by(1).is_empty() && covered_by(9).is_empty());
         assert!(p.is_superseded(3) && !p.is_superseded(5) && !p.is_superseded(1));
     }
 

@@ -71,7 +71,7 @@ impl Look {
     fn winner(&self, quorums: Quorums) -> (Option<EpochGrant>, bool) {
         let highest = self.highest();
         let votes = self.round.those(|grant| *grant == highest);
-        let silent = quorums.all().without(self.round.answered());
+        let silent = quorums.all().without(self.round.replied());
         let won = quorums.is_epoch(votes);
         let open = !won && quorums.is_epoch(votes.union(silent));
         (won.then_some(highest), open)

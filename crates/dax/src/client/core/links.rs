@@ -211,9 +211,9 @@ impl Links {
         Ok(())
     }
 
-    /// Whether a replica said that it counts in no quorum yet.
-    pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
-        self.link(replica).rebuilding = rebuilding;
+    /// Whether a replica said that it counts in no quorum yet; returns what it said before.
+    pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) -> bool {
+        std::mem::replace(&mut self.link(replica).rebuilding, rebuilding)
     }
 
     /// The replicas that have lost what they acknowledged, as one's arrival shows: its own, and that of the entry
@@ -257,11 +257,6 @@ impl Links {
         link.resting.clear();
         link.queue = writes.iter().map(|(seq, _)| *seq).collect();
         link.pending_bytes = writes.iter().map(|(_, bytes)| *bytes as u64).sum();
-    }
-
-    /// Whether a replica is being rebuilt, as far as known.
-    pub fn is_rebuilding(&self, replica: ReplicaId) -> bool {
-        self.links[usize::from(replica.0)].rebuilding
     }
 
     /// This handle owns an epoch from now on.

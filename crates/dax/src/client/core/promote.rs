@@ -20,7 +20,7 @@ use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::Block;
 use crate::wire::{Request, Response, StoredBlock};
 
-use super::quorum::{ReplicaSet, Round};
+use super::quorum::Round;
 use super::reads::{Read, into_block, newest};
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, Time, unexpected};
@@ -39,7 +39,6 @@ enum Step {
     /// Reading under the fence.
     Asking {
         round: Round<Option<StoredBlock>>,
-        corrupt: ReplicaSet,
         /// When to go on with a quorum alone.
         timeout: Option<Time>,
     },
@@ -70,17 +69,14 @@ impl Promote {
                     let result = read.on(id, event, s)?;
                     return self.hold(id, result, s);
                 }
-                Step::Asking { round, corrupt, .. } => match event {
+                Step::Asking { round, .. } => match event {
                     Event::Reply(replica, reply) => {
                         if let Some(failed) = self.reply(replica, reply, s) {
                             return Some(Err(failed));
                         }
                     }
                     Event::Lost(replica) => round.lost(replica),
-                    Event::Emptied(replica) => {
-                        corrupt.remove(replica);
-                        round.forget(replica);
-                    }
+                    Event::Emptied(replica) => round.forget(replica),
                     _ => {}
                 },
                 _ => {}
@@ -114,7 +110,6 @@ impl Promote {
         round.ask(s.now, Asker::Op(id), &mut s.links, &mut s.out);
         self.step = Step::Asking {
             round,
-            corrupt: ReplicaSet::default(),
             timeout: None,
         };
         None
@@ -152,7 +147,7 @@ impl Promote {
         reply: Response,
         s: &mut Shared,
     ) -> Option<crate::Error> {
-        let Step::Asking { round, corrupt, .. } = &mut self.step else {
+        let Step::Asking { round, .. } = &mut self.step else {
             return None;
         };
         let damaged = match &reply {
@@ -162,12 +157,10 @@ impl Promote {
         };
         match reply {
             _ if damaged => {
-                corrupt.insert(replica);
                 round.spoiled(replica, s.now);
                 None
             }
             Response::Block(block) => {
-                corrupt.remove(replica);
                 round.answer(replica, block);
                 None
             }
@@ -177,24 +170,19 @@ impl Promote {
     }
 
     fn judge(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
-        let Step::Asking {
-            round,
-            corrupt,
-            timeout,
-        } = &mut self.step
-        else {
+        let Step::Asking { round, timeout } = &mut self.step else {
             return None;
         };
         let (replied, all) = (round.replied(), s.quorums.all());
         if !s.quorums.is_read(replied) {
-            let all_seen = all.without(replied.union(*corrupt)).is_empty();
+            let all_seen = all.without(replied.union(round.damaged())).is_empty();
             return all_seen.then(|| {
                 Err(crate::Error::new(
                     ErrorKind::Corrupt,
                     format!(
                         "block {} fails its checksum in {} replicas",
                         self.key,
-                        corrupt.len()
+                        round.damaged().len()
                     ),
                 ))
             });

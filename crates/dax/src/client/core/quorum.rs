@@ -138,7 +138,8 @@ pub(crate) struct Round<R> {
     /// How many replicas should have been asked by now.
     pub spread: usize,
     waiting: ReplicaSet,
-    answered: ReplicaSet,
+    /// Their copy was damaged when they were last asked.
+    damaged: ReplicaSet,
     resting: ReplicaSet,
     retry_at: Time,
     widen_at: Option<Time>,
@@ -152,16 +153,16 @@ impl<R> Round<R> {
             replies: Vec::new(),
             spread,
             waiting: ReplicaSet::default(),
-            answered: ReplicaSet::default(),
+            damaged: ReplicaSet::default(),
             resting: ReplicaSet::default(),
             retry_at: Time::ZERO,
             widen_at: None,
         }
     }
 
-    /// Replicas that answered.
-    pub fn answered(&self) -> ReplicaSet {
-        self.answered
+    /// Replicas that have nothing but a damaged copy, as far as known.
+    pub fn damaged(&self) -> ReplicaSet {
+        self.damaged
     }
 
     /// Replicas whose answer is on its way, as far as known.
@@ -169,7 +170,7 @@ impl<R> Round<R> {
         self.waiting
     }
 
-    /// Replicas whose answers are among the replies: those that answered, less the damaged.
+    /// Replicas that answered.
     pub fn replied(&self) -> ReplicaSet {
         self.replies.iter().map(|(replica, _)| *replica).collect()
     }
@@ -196,7 +197,7 @@ impl<R> Round<R> {
             self.spread += 1;
         }
         loop {
-            let busy = self.waiting.union(self.answered);
+            let busy = self.waiting.union(self.replied());
             if busy.len() >= self.spread {
                 break;
             }
@@ -214,13 +215,13 @@ impl<R> Round<R> {
     /// Counts an answer.
     pub fn answer(&mut self, replica: ReplicaId, reply: R) {
         self.waiting.remove(replica);
-        self.answered.insert(replica);
-        self.replies.retain(|(z, _)| *z != replica);
+        self.forget(replica);
         self.replies.push((replica, reply));
     }
 
     /// The replica's copy is damaged: another one is asked, and this one again later, when it may have been mended.
     pub fn spoiled(&mut self, replica: ReplicaId, now: Time) {
+        self.damaged.insert(replica);
         self.rest(replica, now);
     }
 
@@ -254,7 +255,7 @@ impl<R> Round<R> {
 
     /// The replica lost its disk: what it answered for is there no more, and it is asked again.
     pub fn forget(&mut self, replica: ReplicaId) {
-        self.answered.remove(replica);
+        self.damaged.remove(replica);
         self.replies.retain(|(r, _)| *r != replica);
     }
 

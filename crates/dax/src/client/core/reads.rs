@@ -14,7 +14,7 @@ use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::Block;
 use crate::wire::{Request, Response, StoredBlock};
 
-use super::quorum::{ReplicaSet, Round};
+use super::quorum::Round;
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, unexpected};
 use crate::writer::versions::Known;
@@ -28,7 +28,6 @@ pub(super) struct Read {
     /// The caller knows it: of a sealed generation.
     sealed: bool,
     round: Round<Option<StoredBlock>>,
-    corrupt: ReplicaSet,
 }
 
 /// Newest of an image: the generation decides, then the version inside it.
@@ -50,7 +49,6 @@ impl Read {
             known: None,
             sealed: false,
             round: Round::new(Request::Read { key, up_to }, 1),
-            corrupt: ReplicaSet::default(),
         }
     }
 
@@ -78,7 +76,6 @@ impl Read {
                 self.give_up(s)
             }
             Event::Emptied(replica) => {
-                self.corrupt.remove(replica);
                 self.round.forget(replica);
                 None
             }
@@ -113,12 +110,14 @@ impl Read {
         s: &mut Shared,
     ) -> Option<Result<Option<Block>>> {
         match reply {
-            Response::Block(Some(block)) if !block.is_intact(self.key) => self.spoil(replica, s),
+            Response::Block(Some(block)) if !block.is_intact(self.key) => {
+                self.round.spoiled(replica, s.now)
+            }
             Response::Block(block) => return self.block(replica, block, s),
             Response::Error {
                 kind: ErrorKind::Corrupt,
                 ..
-            } => self.spoil(replica, s),
+            } => self.round.spoiled(replica, s.now),
             Response::Error { kind, message } => {
                 if let Some(error) = self.round.error(replica, kind, message, s.now) {
                     return Some(Err(error));
@@ -129,18 +128,12 @@ impl Read {
         self.judge(s)
     }
 
-    fn spoil(&mut self, replica: ReplicaId, s: &Shared) {
-        self.corrupt.insert(replica);
-        self.round.spoiled(replica, s.now);
-    }
-
     fn block(
         &mut self,
         replica: ReplicaId,
         block: Option<StoredBlock>,
         s: &mut Shared,
     ) -> Option<Result<Option<Block>>> {
-        self.corrupt.remove(replica);
         let version = block.as_ref().map_or(Version::ZERO, |b| b.version);
         if let Some(known) = self.known {
             let fresh = s.handle.is_fresh(known, self.sealed, version);
@@ -184,7 +177,7 @@ impl Read {
     fn judge(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
         let replied = self.round.replied();
         let all = s.quorums.all();
-        let all_seen = all.without(replied.union(self.corrupt)).is_empty();
+        let all_seen = all.without(replied.union(self.round.damaged())).is_empty();
         if !s.quorums.is_read(replied) {
             return all_seen.then(|| Err(self.damaged()));
         }
@@ -218,7 +211,7 @@ impl Read {
     fn give_up(&self, s: &Shared) -> Option<Result<Option<Block>>> {
         let known = self.known.filter(|_| self.sealed)?;
         let others = s.links.askable();
-        let others = others.without(self.round.answered().union(self.corrupt));
+        let others = others.without(self.round.replied().union(self.round.damaged()));
         let asked = s.quorums.is_read(self.round.replied()) && others.is_empty();
         asked.then(|| Err(self.lost(known.version)))
     }
@@ -229,7 +222,7 @@ impl Read {
             format!(
                 "block {} fails its checksum in {} replicas",
                 self.key,
-                self.corrupt.len()
+                self.round.damaged().len()
             ),
         )
     }

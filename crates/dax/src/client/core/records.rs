@@ -298,7 +298,7 @@ impl List {
             }
             Event::Reply(replica, other) => return Some(Err(unexpected(replica, &other))),
             Event::Lost(replica) => {
-                if !self.round.answered().contains(replica) {
+                if !self.round.replied().contains(replica) {
                     self.pages.remove(&replica);
                 }
                 self.round.lost(replica);
@@ -354,7 +354,7 @@ impl List {
     }
 
     fn merge(&mut self) {
-        let complete = self.round.answered();
+        let complete = self.round.replied();
         let pages = self
             .pages
             .drain()

@@ -81,14 +81,14 @@ impl Page {
 
     /// Whether everybody who is up has answered, and enough of those who count.
     fn is_complete(&self, s: &Shared) -> bool {
-        let counting = self.round.answered().without(s.links.rebuilding());
+        let counting = self.round.replied().without(s.links.rebuilding());
         self.round.waiting().is_empty() && s.quorums.is_rebuild(counting)
     }
 
     fn compared(&mut self, s: &mut Shared) -> Output {
+        s.scrub_answered(self.round.replied());
         let replies = std::mem::take(&mut self.round.replies);
         let inventories: Vec<Inventory> = replies.into_iter().map(|(_, i)| i).collect();
-        s.scrub_answered(self.round.answered());
         let mut compared = compare(&inventories, s.retention.as_ref());
         compared.page.differences.retain(|d| !s.is_underway(d));
         s.handle.counters.copies_scrubbed += compared.copies;

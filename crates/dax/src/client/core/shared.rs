@@ -180,11 +180,9 @@ impl Shared {
 
     /// Whether a replica counts in quorums. What it acknowledged while it was being rebuilt counts once it does.
     pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
-        let was = self.links.is_rebuilding(replica);
-        self.links.set_rebuilding(replica, rebuilding);
+        let was = self.links.set_rebuilding(replica, rebuilding);
         if was && !rebuilding {
-            let (quorums, counting) = (self.quorums, self.links.counting());
-            let enough = |acked: ReplicaSet| quorums.is_synced(acked.intersection(counting));
+            let enough = self.enough();
             self.handle.pending.judge(enough);
             self.progress = true;
         }
@@ -298,16 +296,23 @@ impl Shared {
             .pump(replica, epoch, &mut self.handle.pending, &mut self.out);
     }
 
-    pub fn acked(&mut self, replica: ReplicaId, upto: u64) {
+    /// Whether those who have acknowledged a write make it durable, as far as they count now.
+    fn enough(&self) -> impl Fn(ReplicaSet) -> bool + Copy + use<> {
         let (quorums, counting) = (self.quorums, self.links.counting());
-        let enough = |acked: ReplicaSet| quorums.is_synced(acked.intersection(counting));
+        let enough = move |acked: ReplicaSet| quorums.is_synced(acked.intersection(counting));
         #[cfg(test)]
         let at_one = self.flaw == Some(Flaw::SyncedAtOne);
         #[cfg(test)]
-        let enough = |acked| enough(acked) || at_one;
+        let enough = move |acked| enough(acked) || at_one;
+        enough
+    }
+
+    pub fn acked(&mut self, replica: ReplicaId, upto: u64) {
+        let enough = self.enough();
         for seq in self.links.acked(replica, upto, self.now) {
             let pending = &mut self.handle.pending;
-            for (covered, bytes) in pending.covered_at(seq, replica) {
+            for covered in pending.covered_by(seq, replica) {
+                let bytes = pending.get(covered).map_or(0, |entry| entry.data.len());
                 pending.ack(covered, replica, enough);
                 self.links.covered(replica, covered, bytes);
             }

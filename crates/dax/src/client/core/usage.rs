@@ -29,7 +29,7 @@ impl Ask {
             return Some(Err(error));
         }
         let asked = s.links.askable();
-        if !asked.is_empty() && asked.without(self.round.answered()).is_empty() {
+        if !asked.is_empty() && asked.without(self.round.replied()).is_empty() {
             let mut replies = std::mem::take(&mut self.round.replies);
             replies.sort_by_key(|(replica, _)| *replica);
             return Some(Ok(Output::Usage(replies)));
