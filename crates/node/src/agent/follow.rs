@@ -40,7 +40,7 @@ use crate::address::Address;
 use crate::channel::{self, ClientEvent, Notice, Subscription};
 use crate::detector::{Beat, Detector, Hint};
 use crate::machine::Event;
-use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive, Record};
+use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive};
 
 /// How often PostgreSQL is asked how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
@@ -318,8 +318,7 @@ impl<'a> Follower<'a> {
     }
 
     async fn subscribe(&self, events: mpsc::UnboundedSender<ClientEvent>) -> Result<Subscription> {
-        let name = format!("{}{}", Member::PREFIX, self.active);
-        let member = Member::load_named(self.standby.storage.as_ref(), &name).await?;
+        let member = Member::of(self.standby.storage.as_ref(), &self.active).await?;
         let address = member.map_or_else(|| self.unknown_address(), |m| m.channel);
         Ok(self.subscribe_at(address, events))
     }

@@ -89,7 +89,7 @@ impl Membership {
         // Nothing is written any more when this returns.
         let _ = self.0.await;
         let registry = context.registry.as_ref();
-        let name = format!("{}{}", Member::PREFIX, context.me.node);
+        let name = Member::record_name(&context.me.node);
         let removed = registry.remove_record(&name, Member::AUTHORITY);
         let removed = tokio::time::timeout(SAY_WITHIN, removed).await;
         if !matches!(removed, Ok(Ok(()))) {

@@ -6,14 +6,14 @@
 use std::fmt;
 
 use dax::ids::NodeName;
-use dax::storage::Authority;
+use dax::storage::{Authority, Storage};
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
 use crate::address::Address;
 use crate::config::Tags;
 
-use super::Record;
+use super::{Record, Result};
 
 /// One life of a node's agent: a restarted agent is somebody else.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -144,7 +144,22 @@ impl Record for Member {
     const AUTHORITY: Authority = Authority::Node;
 
     fn name(&self) -> String {
-        format!("{}{}", Self::PREFIX, self.name)
+        Member::record_name(&self.name)
+    }
+}
+
+impl Member {
+    /// Reads the record of one node, if it has one.
+    ///
+    /// # Errors
+    /// `Damaged` if it cannot be understood.
+    pub async fn of(storage: &dyn Storage, node: &NodeName) -> Result<Option<Member>> {
+        Member::load_named(storage, &Member::record_name(node)).await
+    }
+
+    /// What the record of a node is called.
+    pub(crate) fn record_name(node: &NodeName) -> String {
+        format!("{}{node}", Self::PREFIX)
     }
 }
 

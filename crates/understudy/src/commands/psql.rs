@@ -94,8 +94,7 @@ async fn find(registry: &Registry, node: Option<&NodeName>) -> anyhow::Result<Op
             _ => return Ok(None),
         },
     };
-    let members = Member::list(storage).await?;
-    let found = members.into_iter().find(|member| member.name == wanted);
+    let found = Member::of(storage, &wanted).await?;
     if let (None, Some(name)) = (&found, node) {
         let message = format!("there is no node {name}");
         return Err(Failure::new(Code::Usage, message).into());
