@@ -17,8 +17,9 @@ help: ## Show what there is to run.
 packages: ## Install the missing Debian packages (PostgreSQL, FUSE, a linker).
 	@scripts/packages
 
-build: packages ## Build the release binary: target/release/understudy.
-	@$(CARGO) build --release --locked -p understudy
+build: packages ## Build the release programs: target/release/understudy, and understudy-bench.
+	@$(CARGO) build --release --locked -p understudy -p bench
+	@release="$$(scripts/target-dir)"/release; scripts/split-debug "$$release"/understudy "$$release"/understudy-bench
 
 deb: build ## Make a Debian package of it, with units for systemd.
 	@scripts/deb

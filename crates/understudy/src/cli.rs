@@ -11,8 +11,8 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use dax::ids::{NodeName, VolumeName};
 
+pub use self::cluster::*;
 pub use bench::*;
-pub use cluster::*;
 pub use demo::*;
 pub use dev::*;
 pub use operate::*;
@@ -62,14 +62,16 @@ pub enum Command {
     ShowConfig(ShowConfig),
     EditConfig(EditConfig),
     Demo(Demo),
-    #[command(subcommand)]
     Bench(Bench),
     #[command(subcommand)]
     Dev(Dev),
 }
 
 /// A length of time such as `30s`, `500ms`, `2m` or `1m 30s`.
-fn duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// It is none, or nothing; the error says what to write.
+pub fn duration(text: &str) -> Result<Duration, String> {
     let parsed = humantime::parse_duration(text)
         .map_err(|error| format!("{error}; write for example 30s, 500ms or 2m"))?;
     if parsed.is_zero() {

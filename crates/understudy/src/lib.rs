@@ -1,9 +1,6 @@
-//! The `understudy` command as a library, so that the system tests drive the same parts as the
-//! command does.
+//! The `understudy` command as a library, so that `understudy-bench` shares its exit codes and pictures.
 
-pub mod bench;
 pub mod cli;
-pub mod cluster;
 pub mod commands;
 pub mod demo;
 pub mod exit;

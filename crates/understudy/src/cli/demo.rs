@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::duration;
-use crate::cluster::tier::Store;
+use cluster::tier::Store;
 
 /// Show a failover: start a cluster on this machine, load it, kill the active, verify.
 ///

@@ -1,357 +1,51 @@
-//! `understudy bench`.
+//! `understudy bench`: another program, so that what is installed on servers has no benchmarks in it.
 
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::time::Duration;
+use std::process::Command;
 
 use anyhow::Context;
-use clap::ValueEnum;
 
-use crate::bench::{cassandra, dax, failover, peers, pgbench, soak, standby};
 use crate::cli;
-use crate::cluster::programs;
-use crate::demo::workspace::Workspace;
-use crate::exit::Code;
+use crate::exit::{Code, Failure};
 
-/// Runs a benchmark and prints tables, or its report as JSON.
-pub async fn run(command: cli::Bench) -> anyhow::Result<Code> {
-    match command {
-        cli::Bench::Pgbench(args) => run_pgbench(args).await,
-        cli::Bench::Dax(args) => run_dax(args).await,
-        cli::Bench::Cassandra(args) => run_cassandra(args).await,
-        cli::Bench::Soak(args) => run_soak(args).await,
-        cli::Bench::Standby(args) => run_standby(args).await,
-        cli::Bench::Failover(args) => run_failover(args).await,
-        cli::Bench::Peers(args) => run_peers(args).await,
+const PROGRAM: &str = "understudy-bench";
+
+/// Becomes the program that measures; comes back only if it cannot.
+pub fn run(args: &cli::Bench, log: Option<&str>) -> anyhow::Result<Code> {
+    let this = std::env::current_exe().context("cannot tell which program this is")?;
+    let program = this.with_file_name(PROGRAM);
+    let mut command = Command::new(&program);
+    if let Some(filter) = log {
+        command.args(["--log", filter]);
     }
+    Err(refusal(&program, command.args(&args.arguments).exec()))
 }
 
-fn say(what: &str) {
-    eprintln!("  {what}");
-}
-
-fn this_program() -> anyhow::Result<std::path::PathBuf> {
-    std::env::current_exe().context("cannot tell which program this is")
-}
-
-async fn run_pgbench(args: cli::BenchPgbench) -> anyhow::Result<Code> {
-    let workspace = Workspace::create(args.data.as_deref(), false)?;
-    let options = pgbench::Options {
-        bin: programs::find(args.bin.as_deref())?,
-        dir: workspace.path().to_owned(),
-        understudy: this_program()?,
-        clients: args.clients,
-        scale: args.scale,
-        seconds: args.seconds.unwrap_or(if args.quick { 5 } else { 60 }),
-        rounds: args.rounds.unwrap_or(if args.quick { 3 } else { 5 }),
-        standby: !args.alone,
-        tls: args.tls,
-    };
-    let report = tokio::select! {
-        report = Box::pin(pgbench::run(&options, say)) => report?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
-    };
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", pgbench::table(&report));
+fn refusal(program: &Path, error: std::io::Error) -> anyhow::Error {
+    if error.kind() != ErrorKind::NotFound {
+        return anyhow::Error::new(error).context(format!("cannot run {}", program.display()));
     }
-    Ok(Code::Ok)
-}
-
-async fn run_dax(args: cli::BenchDax) -> anyhow::Result<Code> {
-    let workspace = Workspace::create(args.data.as_deref(), false)?;
-    let either =
-        |given: Option<u32>, quick, whole| given.unwrap_or(if args.quick { quick } else { whole });
-    let options = dax::Options {
-        bin: programs::find(args.bin.as_deref())?,
-        dir: workspace.path().to_owned(),
-        understudy: this_program()?,
-        clients: args.clients,
-        scale: either(args.scale, 5, 10),
-        seconds: either(args.seconds, 5, 20),
-        rounds: either(args.rounds, 1, 3),
-        outage_seconds: either(args.outage_seconds, 0, 90),
-    };
-    let report = tokio::select! {
-        report = Box::pin(dax::run(&options, say)) => report?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
-    };
-    if let Some(dir) = &args.charts {
-        write(
-            dir,
-            "dax-variants.svg",
-            &dax::draw_variants(&report.variants),
-        )?;
-        write(dir, "dax-outages.svg", &dax::draw_outages(&report.outages))?;
-    }
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", dax::table(&report));
-    }
-    Ok(Code::Ok)
-}
-
-async fn run_cassandra(args: cli::BenchCassandra) -> anyhow::Result<Code> {
-    let workspace = Workspace::create(args.data.as_deref(), false)?;
-    let (seconds, rounds) = if args.quick { (3, 2) } else { (10, 5) };
-    let options = cassandra::Options {
-        dir: workspace.path().to_owned(),
-        distance: args.distance,
-        loads: args.load,
-        clients: args.clients,
-        seconds: args.seconds.unwrap_or(seconds),
-        rounds: args.rounds.unwrap_or(rounds),
-    };
-    let report = tokio::select! {
-        report = Box::pin(cassandra::run(&options, say)) => report?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
-    };
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", cassandra::table(&report));
-    }
-    Ok(Code::Ok)
-}
-
-async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
-    let mut workspace = Workspace::create(args.data.as_deref(), false)?;
-    let seconds = Duration::from_secs;
-    let quick = |quick, whole| seconds(if args.quick { quick } else { whole });
-    let duration = args.duration.unwrap_or(quick(20, 600));
-    let rate = args.rate.unwrap_or(if args.quick { 150 } else { 300 });
-    let options = soak::Options {
-        bin: programs::find(args.bin.as_deref())?,
-        dir: workspace.path().to_owned(),
-        understudy: this_program()?,
-        duration,
-        afterwards: (duration / 10).clamp(seconds(5), seconds(120)),
-        rate: (rate > 0).then_some(f64::from(rate)),
-        clients: args.clients,
-        scale: args.scale.unwrap_or(if args.quick { 2 } else { 4 }),
-        store: args.store,
-        checkpoints: quick(5, 30),
-        every: quick(1, 2),
-    };
-    let result = tokio::select! {
-        report = Box::pin(soak::run(&options, say)) => report,
-        () = super::interrupted() => return Ok(Code::Interrupted),
-    };
-    keep_unless(
-        &mut workspace,
-        matches!(&result, Ok(report) if report.passed),
+    let message = format!(
+        "benchmarks are not installed: there is no {}",
+        program.display()
     );
-    let mut report = result?;
-    report.data = workspace.is_kept().then(|| workspace.path().to_owned());
-    if let Some(file) = args.picture {
-        std::fs::write(&file, soak::draw(&report))
-            .with_context(|| format!("cannot write {}", file.display()))?;
-        report.picture = Some(file);
-    }
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", soak::table(&report));
-    }
-    Ok(verdict(report.passed))
+    Failure::new(Code::Unavailable, message)
+        .advise("They are not in the package. Build them: cargo build --release -p bench, in the sources.")
+        .into()
 }
 
-async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
-    let workspace = Workspace::create(args.data.as_deref(), false)?;
-    let either =
-        |given: Option<u32>, quick, whole| given.unwrap_or(if args.quick { quick } else { whole });
-    let before = u64::from(either(args.seconds, 40, 600));
-    let options = standby::Options {
-        bin: programs::find(args.bin.as_deref())?,
-        dir: workspace.path().to_owned(),
-        understudy: this_program()?,
-        parts: all_unless_given(args.only),
-        scale: either(args.scale, 10, 40),
-        transactions: either(None, 300, 3000),
-        seconds: (before, before / 2),
-        size_mib: either(args.size, 300, 4096),
-        cost: (either(None, 5, 10), either(args.rounds, 3, 20)),
-        clients: args.clients,
-    };
-    let report = tokio::select! {
-        report = Box::pin(standby::run(&options, say)) => report?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
-    };
-    if let Some(dir) = &args.charts {
-        if !report.curve.is_empty() {
-            write(
-                dir,
-                "standby-curve.svg",
-                &standby::draw_curve(&report.curve),
-            )?;
-        }
-        if !report.methods.is_empty() {
-            let chart = standby::draw_methods(&report.methods);
-            write(dir, "standby-methods.svg", &chart)?;
-        }
-    }
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", standby::table(&report));
-    }
-    Ok(Code::Ok)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-async fn run_failover(args: cli::BenchFailover) -> anyhow::Result<Code> {
-    let mut workspace = Workspace::create(args.data.as_deref(), false)?;
-    let either = |given: Option<u32>, quick| given.unwrap_or(if args.quick { quick } else { 20 });
-    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-    let options = failover::Options {
-        bin: programs::find(args.bin.as_deref())?,
-        dir: workspace.path().to_owned(),
-        understudy: this_program()?,
-        parts: all_unless_given(args.only),
-        faults: all_unless_given(args.fault),
-        rounds: either(args.rounds, 3),
-        row: either(args.row, 5),
-        busy: args
-            .busy
-            .unwrap_or(minutes(if args.quick { 1 } else { 30 })),
-        clients: args.clients,
-        scale: args.scale,
-        seed: args.seed,
-    };
-    let result = tokio::select! {
-        report = Box::pin(failover::run(&options, say)) => report,
-        () = super::interrupted() => return Ok(Code::Interrupted),
-    };
-    keep_unless(
-        &mut workspace,
-        matches!(&result, Ok(report) if report.passed),
-    );
-    let report = result?;
-    if let Some(dir) = &args.charts {
-        write(dir, "failover.svg", &failover::draw(&report))?;
+    #[test]
+    fn a_program_that_is_not_there_is_named_with_the_remedy() {
+        let here = Path::new("/usr/bin/understudy-bench");
+        let absent = refusal(here, ErrorKind::NotFound.into());
+        assert!(absent.is::<Failure>());
+        assert!(absent.to_string().contains("/usr/bin/understudy-bench"));
+        assert!(!refusal(here, ErrorKind::PermissionDenied.into()).is::<Failure>());
     }
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", failover::table(&report));
-    }
-    Ok(verdict(report.passed))
-}
-
-async fn run_peers(args: cli::BenchPeers) -> anyhow::Result<Code> {
-    let records = match &args.from {
-        Some(file) => peers::read(file)?,
-        None => match measure_peers(&args).await? {
-            Some(records) => records,
-            None => return Ok(Code::Interrupted),
-        },
-    };
-    let report = peers::Report::of(&records);
-    if let Some(dir) = &args.report {
-        for (name, text) in report.files() {
-            write(dir, &name, &text)?;
-        }
-    }
-    if !args.json {
-        print!("{}", report.table());
-    }
-    Ok(verdict(report.lost_by_understudy() == 0))
-}
-
-/// What is run by how many clients.
-fn loads(args: &cli::BenchPeers) -> Vec<(peers::Mode, u16)> {
-    let modes = match args.quick && args.load.is_empty() {
-        true => vec![peers::Mode::ReadWrite, peers::Mode::ReadOnly],
-        false => all_unless_given(args.load.clone()),
-    };
-    let left_out = |mode| mode == peers::Mode::TpcC && args.load.is_empty() && !peers::has_go_tpc();
-    if modes.iter().any(|mode| left_out(*mode)) {
-        say("there is no go-tpc (scripts/peers installs it), so TPC-C is left out");
-    }
-    let modes = modes.into_iter().filter(|mode| !left_out(*mode));
-    let clients = |mode| match mode {
-        peers::Mode::ReadWrite => args.clients.clone(),
-        _ => vec![args.other_clients],
-    };
-    modes
-        .flat_map(|mode| clients(mode).into_iter().map(move |n| (mode, n)))
-        .collect()
-}
-
-/// Measures; what the file has afterwards. `None` if interrupted.
-async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peers::Record>>> {
-    let mut workspace = Workspace::create(args.data.as_deref(), false)?;
-    let either =
-        |given: Option<u32>, quick, whole| given.unwrap_or(if args.quick { quick } else { whole });
-    let seconds = |quick, whole| Duration::from_secs(if args.quick { quick } else { whole });
-    let options = peers::Options {
-        bin: programs::find(args.bin.as_deref())?,
-        dir: workspace.path().to_owned(),
-        understudy: this_program()?,
-        systems: all_unless_given(args.system.clone()),
-        rounds: either(args.rounds, 1, 5),
-        loads: loads(args),
-        seconds: either(args.seconds, 5, 70),
-        loss_clients: args.loss_clients,
-        before: seconds(6, 30),
-        after: seconds(8, 60),
-        scale: either(args.scale, 5, 20),
-        buffers_mb: args.buffers_mb,
-        checkpoint_seconds: args.checkpoint_seconds,
-        patroni_ttl: args.patroni_ttl,
-        distance: args.distance,
-        pinned: !args.unpinned,
-    };
-    let records = parking_lot::Mutex::new(Vec::new());
-    let found = |record: &peers::Record| {
-        records.lock().push(record.clone());
-        if args.json {
-            println!("{}", serde_json::to_string(record)?);
-        }
-        match &args.output {
-            Some(file) => peers::append(file, record),
-            None => Ok(()),
-        }
-    };
-    let result = tokio::select! {
-        result = Box::pin(peers::run(&options, say, found)) => result,
-        () = super::interrupted() => return Ok(None),
-    };
-    keep_unless(&mut workspace, result.is_ok());
-    result?;
-    Ok(Some(match &args.output {
-        Some(file) => peers::read(file)?,
-        None => records.into_inner(),
-    }))
-}
-
-/// Leaves data and logs in place where something has to be looked at.
-fn keep_unless(workspace: &mut Workspace, passed: bool) {
-    if !passed {
-        workspace.keep();
-        say(&format!(
-            "data and logs stay in {}",
-            workspace.path().display()
-        ));
-    }
-}
-
-fn verdict(passed: bool) -> Code {
-    match passed {
-        true => Code::Ok,
-        false => Code::Failed,
-    }
-}
-
-/// What was named, or everything.
-fn all_unless_given<T: ValueEnum + Clone>(given: Vec<T>) -> Vec<T> {
-    match given.is_empty() {
-        true => T::value_variants().to_vec(),
-        false => given,
-    }
-}
-
-fn write(dir: &Path, name: &str, chart: &str) -> anyhow::Result<()> {
-    let path = dir.join(name);
-    std::fs::write(&path, chart).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -4,8 +4,8 @@ use anyhow::Context;
 use cassandra::server::{Cluster, Options, ServerError};
 
 use crate::cli;
-use crate::demo::workspace::Workspace;
 use crate::exit::{Code, Failure};
+use cluster::workspace::Workspace;
 
 /// Runs a helper until it is interrupted.
 pub async fn run(command: cli::Dev) -> anyhow::Result<Code> {

@@ -31,7 +31,7 @@ use crate::exit::{Code, Failure};
 /// # Errors
 /// Whatever the command says; [`crate::exit`] translates it.
 pub fn run(cli: Cli) -> anyhow::Result<Code> {
-    start_logging(cli.log.as_deref(), &cli.command)?;
+    start_logging(cli.log.as_deref(), usual_log(&cli.command))?;
     match cli.command {
         Command::Store(args) => on_runtime(store::run(args)),
         Command::Key(args) => key::run(args),
@@ -53,25 +53,32 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Remove(args) => on_runtime(operate::remove(args)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
         Command::EditConfig(args) => on_runtime(configure::edit(args)),
-        Command::Bench(command) => on_runtime(bench::run(command)),
+        Command::Bench(args) => bench::run(&args, cli.log.as_deref()),
         Command::Dev(command) => on_runtime(dev::run(command)),
         Command::Demo(args) => on_runtime(demo::run(args)),
     }
 }
 
-/// Logs to standard error: by `--log`, else RUST_LOG, else what suits the command.
-fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> {
-    let default = match command {
+/// What suits the command, as a filter of its log.
+fn usual_log(command: &Command) -> &'static str {
+    match command {
         // Cassandra's driver tells of every connection, and of every one that it makes anew.
         Command::Store(_) | Command::Node(_) => "info,scylla=error",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) | Command::Dev(_) => "error",
         _ => "warn",
-    };
+    }
+}
+
+/// Logs to standard error: by `filter` (`--log`), else by RUST_LOG, else by what is `usual`.
+///
+/// # Errors
+/// The filter is none.
+pub fn start_logging(filter: Option<&str>, usual: &str) -> anyhow::Result<()> {
     let from_environment = std::env::var("RUST_LOG")
         .ok()
         .filter(|text| !text.is_empty());
-    let chosen = filter.or(from_environment.as_deref()).unwrap_or(default);
+    let chosen = filter.or(from_environment.as_deref()).unwrap_or(usual);
     let filter = EnvFilter::try_new(chosen).map_err(|error| {
         Failure::new(Code::Usage, format!("cannot log by {chosen:?}: {error}"))
             .advise("Write for example --log debug, or --log node=debug,info.")
@@ -85,7 +92,10 @@ fn start_logging(filter: Option<&str>, command: &Command) -> anyhow::Result<()> 
 }
 
 /// Runs a command that needs the async runtime.
-fn on_runtime(command: impl Future<Output = anyhow::Result<Code>>) -> anyhow::Result<Code> {
+///
+/// # Errors
+/// The command's, or the runtime cannot start.
+pub fn on_runtime(command: impl Future<Output = anyhow::Result<Code>>) -> anyhow::Result<Code> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -120,7 +130,7 @@ async fn stdin_closed() {
 }
 
 /// Resolves when the user or the system asks the process to end.
-async fn interrupted() {
+pub async fn interrupted() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)) = (
         signal(SignalKind::interrupt()),

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use super::schema::Server;
-use super::session::connect;
-use crate::cluster::wait::{flushed_by, replayed_by};
+use cluster::clients::schema::Server;
+use cluster::clients::session::connect;
+use cluster::wait::{flushed_by, replayed_by};
 
 const EVERY: Duration = Duration::from_millis(200);
 const UNSEEN: u64 = u64::MAX;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
-use super::clock::Clock;
 use super::timeline::thousands;
+use cluster::clients::clock::Clock;
 
 /// Tells a person what happens, on standard error. Dropping it ends the live line.
 #[derive(Debug)]

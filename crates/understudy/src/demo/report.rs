@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::clock::Offset;
-use super::history::{History, Outage};
-use super::verify::{Check, Comparison};
+use cluster::clients::clock::Offset;
+use cluster::clients::history::{History, Outage};
+use cluster::clients::verify::{Check, Comparison};
 
 /// The steps of a takeover, in milliseconds, one after the other from the kill to the first
 /// acknowledged commit. Their sum is the time from the kill to that commit.

@@ -7,23 +7,23 @@ use anyhow::Context;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use super::churn::Churn;
-use super::clock::{Clock, Offset};
-use super::history::{History, Outage};
 use super::lag::Lag;
-use super::load::{self, Load};
 use super::picture::{self, Scene};
 use super::progress::Progress;
 use super::report::Report;
-use super::schema::{self, Server};
-use super::session::connect;
 use super::takeover::Takeover;
 use super::timeline::{duration, thousands};
-use super::verify;
-use super::workspace::Workspace;
-use crate::cluster::process::Kill;
-use crate::cluster::tier::{Store, Tier};
-use crate::cluster::{Cluster, programs};
+use cluster::clients::churn::Churn;
+use cluster::clients::clock::{Clock, Offset};
+use cluster::clients::history::{History, Outage};
+use cluster::clients::load::{self, Load};
+use cluster::clients::schema::{self, Server};
+use cluster::clients::session::connect;
+use cluster::clients::verify;
+use cluster::process::Kill;
+use cluster::tier::{Store, Tier};
+use cluster::workspace::Workspace;
+use cluster::{Cluster, programs};
 
 /// What the user chose.
 #[derive(Debug, Clone)]
@@ -96,7 +96,7 @@ async fn set_stage(
     progress: &Progress,
 ) -> anyhow::Result<Cluster> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
-    let mut settings = crate::cluster::Options::new(dir, bin, &program);
+    let mut settings = cluster::Options::new(dir, bin, &program);
     tier.serve(&mut settings);
     let zones = match settings.zones {
         0 => String::new(),

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::clock::{Clock, Offset};
 use super::report::Moments;
+use cluster::clients::clock::{Clock, Offset};
 
 /// An entry of `understudy history --json`, as far as the demo needs it.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]

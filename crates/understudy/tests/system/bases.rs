@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::schema::Server;
+use cluster::clients::session::connect;
 use dax::client::Client;
 use dax::storage::Storage;
 use node::config::Config;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
-use understudy::demo::schema::Server;
-use understudy::demo::session::connect;
 use volume::claim::Claim;
 use volume::standby::ReadStats;
 

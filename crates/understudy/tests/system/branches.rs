@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
 use dax::client::Client;
 use dax::ids::{BlockKey, Generation};
 use dax::storage::Storage;
 use node::config::Config;
 use tokio_postgres::Client as Session;
-use understudy::demo::session::connect;
 use volume::seal::{Base, load_seals};
 
 use crate::operator::{json, understudy};

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use ::cassandra::server;
 use anyhow::{Context, Result, ensure};
+use cluster::clients::history::Outcome;
+use cluster::scratch::Scratch;
 use rand::random_range;
 use tokio::task::{JoinSet, block_in_place};
 use tokio_postgres::Client;
-use understudy::demo::history::Outcome;
 
 use crate::failover::open_transactions;
-use crate::stage::{Scratch, Stage, TIMEOUT};
+use crate::stage::{Stage, TIMEOUT};
 
 /// How often an active is frozen in each of the tests of that, if the environment does not say.
 const ZOMBIES: usize = 2;

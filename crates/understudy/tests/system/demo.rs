@@ -4,12 +4,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::process::family;
+use cluster::remnants::fuse_mounts_below;
+use cluster::scratch::Scratch;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use understudy::cluster::process::family;
-use understudy::cluster::remnants::fuse_mounts_below;
 
-use crate::stage::{Scratch, TIMEOUT, program};
+use crate::stage::{TIMEOUT, program};
 
 #[test]
 #[ignore = "system test: make test-system"]

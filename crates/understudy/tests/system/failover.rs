@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::schema::Server;
+use cluster::clients::session::connect;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio_postgres::Client;
-use understudy::demo::schema::Server;
-use understudy::demo::session::connect;
 use understudy::demo::takeover::Takeover;
 
 use crate::stage::{Stage, TIMEOUT};

@@ -17,7 +17,6 @@ mod secure;
 mod segments;
 mod several;
 mod slow;
-mod soak;
 mod spare;
 mod stage;
 mod starts;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use cluster::clients::schema::Server;
+use cluster::clients::session::connect;
 use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, SimpleQueryMessage};
-use understudy::demo::schema::Server;
-use understudy::demo::session::connect;
 
 use crate::bases::{Repeated, checkpoint, gave_way_to_redo};
 use crate::stage::{Stage, TIMEOUT};

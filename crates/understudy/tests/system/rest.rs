@@ -6,12 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::schema::Server;
+use cluster::clients::session::connect;
+use cluster::ports;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use understudy::cluster::ports;
-use understudy::demo::schema::Server;
-use understudy::demo::session::connect;
 
 use crate::stage::{Stage, TIMEOUT};
 

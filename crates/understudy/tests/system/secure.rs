@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use understudy::cluster::ports;
+use cluster::ports;
 
 use crate::operator::understudy;
 use crate::stage::{Stage, TIMEOUT, program};

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
+use cluster::clients::verify;
+use cluster::scratch::Scratch;
+use cluster::{Cluster, Options, programs};
 use tokio_postgres::Client;
-use understudy::cluster::{Cluster, Options, programs};
-use understudy::demo::session::connect;
-use understudy::demo::verify;
 
-use crate::stage::{Scratch, TIMEOUT, program};
+use crate::stage::{TIMEOUT, program};
 
 const SEGMENT_BYTES: u64 = 1 << 30;
 const PAGE_BYTES: u64 = 8192;

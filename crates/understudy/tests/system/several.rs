@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
 use dax::client::Client;
 use dax::storage::Storage;
 use node::config::Config;
 use store::Network;
 use tokio::time::Instant;
-use understudy::demo::session::connect;
 use volume::claim::Claim;
 
 use crate::bases::{Repeated, checkpoint};

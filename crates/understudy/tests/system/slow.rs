@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
 use serde_json::Value;
-use understudy::demo::session::connect;
 
 use crate::stage::{Stage, TIMEOUT};
 

@@ -1,18 +1,18 @@
 //! What every system test needs: a cluster under load, and a verdict at the end.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::churn::Churn;
+use cluster::clients::clock::{Clock, Offset};
+use cluster::clients::history::Outage;
+use cluster::clients::load::{self, Load};
+use cluster::clients::{schema, verify};
+use cluster::scratch::Scratch;
+use cluster::{Cluster, Options, programs};
 use serde_json::Value;
 use store::Network;
-use understudy::cluster::remnants::fuse_mounts_below;
-use understudy::cluster::{Cluster, Options, fresh_directory, programs};
-use understudy::demo::churn::Churn;
-use understudy::demo::clock::{Clock, Offset};
-use understudy::demo::history::Outage;
-use understudy::demo::load::{self, Load};
-use understudy::demo::{schema, verify};
 
 /// pgbench's scale in these tests.
 const SCALE: u32 = 1;
@@ -21,46 +21,6 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// The program under test.
 pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_understudy"))
-}
-
-/// A directory for one test; removed only when it succeeds.
-pub struct Scratch {
-    path: PathBuf,
-    succeeded: bool,
-}
-
-impl Scratch {
-    pub fn new(test: &str) -> Result<Scratch> {
-        let base =
-            std::env::var_os("UNDERSTUDY_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        let path = fresh_directory(&base, test)?;
-        Ok(Scratch {
-            path,
-            succeeded: false,
-        })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Scratch {
-    /// Checks that nothing is mounted any more, and removes the directory.
-    pub fn succeed(mut self) -> Result<()> {
-        let mounts = fuse_mounts_below(&self.path);
-        ensure!(mounts.is_empty(), "left mounted: {mounts:?}");
-        self.succeeded = true;
-        std::fs::remove_dir_all(&self.path).context("cannot remove the test's directory")
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if !self.succeeded {
-            eprintln!("logs and data are in {}", self.path.display());
-        }
-    }
 }
 
 /// A loaded cluster. Fields are dropped in this order: clients, processes, directory.

@@ -4,13 +4,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
+use cluster::clients::verify;
+use cluster::scratch::Scratch;
+use cluster::{Cluster, Options, programs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use understudy::cluster::{Cluster, Options, programs};
-use understudy::demo::session::connect;
-use understudy::demo::verify;
 
-use crate::stage::{Scratch, TIMEOUT, program};
+use crate::stage::{TIMEOUT, program};
 
 /// A cluster without load.
 async fn start(scratch: &Scratch, nodes: &[&str]) -> Result<Cluster> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use understudy::demo::clock::Offset;
+use cluster::clients::clock::Offset;
 
 use crate::stage::{Stage, TIMEOUT};
 

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
+use cluster::clients::verify;
+use cluster::scratch::Scratch;
+use cluster::stock::Stock;
+use cluster::{Cluster, Options, programs};
 use tokio_postgres::Client;
-use understudy::cluster::stock::Stock;
-use understudy::cluster::{Cluster, Options, programs};
-use understudy::demo::session::connect;
-use understudy::demo::verify;
 
-use crate::stage::{Scratch, TIMEOUT, program};
+use crate::stage::{TIMEOUT, program};
 
 /// Bytes of a segment: 32 pages.
 const SEGMENT_BYTES: u64 = 32 * 8192;

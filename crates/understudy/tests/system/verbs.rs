@@ -4,8 +4,8 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
 use serde_json::{Value, json};
-use understudy::demo::session::connect;
 
 use crate::operator::{json, understudy};
 use crate::rest::ask;

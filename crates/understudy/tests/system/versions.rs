@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use understudy::cluster::programs;
-use understudy::demo::session::connect;
+use cluster::clients::session::connect;
+use cluster::programs;
 
 use crate::stage::{Stage, TIMEOUT};
 

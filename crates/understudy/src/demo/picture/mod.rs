@@ -7,11 +7,11 @@ mod overview;
 
 mod takeover;
 
-use super::clock::Offset;
-use super::history::{History, Outage};
 use super::report::{Moments, Report};
 use super::timeline::{duration, thousands};
 use crate::svg::Svg;
+use cluster::clients::clock::Offset;
+use cluster::clients::history::{History, Outage};
 
 /// Everything that is drawn.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +34,7 @@ const LEFT: f64 = 78.0;
 const RIGHT: f64 = 1150.0;
 
 /// One colour for each phase, in order, in every picture.
-pub(crate) const PHASE_COLOURS: [&str; 6] = [
+pub const PHASE_COLOURS: [&str; 6] = [
     "#d1495b", "#30323d", "#6a994e", "#edae49", "#00798c", "#8d6a9f",
 ];
 
@@ -85,8 +85,8 @@ fn header(svg: &mut Svg, scene: &Scene<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::history::{Attempt, Outcome};
     use super::*;
+    use cluster::clients::history::{Attempt, Outcome};
 
     /// A made-up run: 1,000 commits a second, a kill at 3 s, silence until 3.8 s.
     fn scene_of(check: impl FnOnce(&str)) {

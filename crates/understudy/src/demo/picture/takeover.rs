@@ -1,11 +1,11 @@
 //! The lower half: the takeover under a magnifying glass. One row a client, one dot a commit, the
 //! phases as bands behind them.
 
-use super::super::clock::Offset;
-use super::super::history::Outcome;
 use super::super::timeline::millis;
 use super::{LEFT, PHASE_COLOURS, Scene};
 use crate::svg::{Scale, Svg};
+use cluster::clients::clock::Offset;
+use cluster::clients::history::Outcome;
 
 const TOP: f64 = 490.0;
 const BOTTOM: f64 = 725.0;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use cluster::process::Process;
 use nix::sys::stat::Mode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -21,7 +22,6 @@ use tokio::net::unix::pipe::{self, Receiver, Sender};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use understudy::cluster::process::Process;
 
 use crate::stage::TIMEOUT;
 

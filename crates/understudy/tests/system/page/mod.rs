@@ -5,11 +5,12 @@ mod browser;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::session::connect;
+use cluster::scratch::Scratch;
 use serde_json::json;
-use understudy::demo::session::connect;
 
 use self::browser::{Browser, Tab};
-use crate::stage::{Scratch, Stage, TIMEOUT};
+use crate::stage::{Stage, TIMEOUT};
 
 /// The page's program, and the cases for its pure functions.
 const PAGE: &str = include_str!("../../../../node/src/rest/ui/page.js");

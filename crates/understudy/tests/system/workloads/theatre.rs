@@ -3,14 +3,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cluster::clients::schema::Server;
+use cluster::clients::session::connect;
+use cluster::clients::verify;
+use cluster::scratch::Scratch;
+use cluster::{Cluster, Options, programs};
 use tokio_postgres::Client;
-use understudy::cluster::{Cluster, Options, programs};
-use understudy::demo::schema::Server;
-use understudy::demo::session::connect;
-use understudy::demo::verify;
 
 use super::acts::{ACTS, Act};
-use crate::stage::{Scratch, TIMEOUT, program};
+use crate::stage::{TIMEOUT, program};
 
 /// Rows of the table that copied databases have.
 const KEPT: &str =

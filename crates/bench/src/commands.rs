@@ -1,0 +1,360 @@
+//! What each measurement is run with, and what is printed of it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use cluster::programs;
+use cluster::workspace::Workspace;
+use serde::Serialize;
+use understudy::commands::{interrupted, on_runtime, start_logging};
+use understudy::exit::{Code, Failure};
+
+use crate::cli::{self, Common};
+use crate::{cassandra, dax, failover, peers, pgbench, soak, standby};
+
+/// Runs a benchmark and prints tables, or its report as JSON.
+///
+/// # Errors
+/// Whatever the benchmark says; [`understudy::exit`] translates it.
+pub fn run(cli: cli::Cli) -> anyhow::Result<Code> {
+    // Its own words are the story; a log would only disturb it.
+    start_logging(cli.log.as_deref(), "error")?;
+    on_runtime(measure(cli.command))
+}
+
+async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
+    match command {
+        cli::Bench::Pgbench(args) => run_pgbench(args).await,
+        cli::Bench::Dax(args) => run_dax(args).await,
+        cli::Bench::Cassandra(args) => run_cassandra(args).await,
+        cli::Bench::Soak(args) => run_soak(args).await,
+        cli::Bench::Standby(args) => run_standby(args).await,
+        cli::Bench::Failover(args) => run_failover(args).await,
+        cli::Bench::Peers(args) => run_peers(args).await,
+    }
+}
+
+fn say(what: &str) {
+    eprintln!("  {what}");
+}
+
+/// The command whose processes are measured: it is beside this program.
+fn understudy() -> anyhow::Result<PathBuf> {
+    let this = std::env::current_exe().context("cannot tell which program this is")?;
+    let program = this.with_file_name("understudy");
+    if !program.exists() {
+        let message = format!("there is no {} to be measured", program.display());
+        return Err(Failure::new(Code::Unavailable, message)
+            .advise("Build it: make build.")
+            .into());
+    }
+    Ok(program)
+}
+
+async fn run_pgbench(args: cli::BenchPgbench) -> anyhow::Result<Code> {
+    let workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let options = pgbench::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        clients: args.clients,
+        scale: args.scale.scale.unwrap_or(20),
+        seconds: args.common.either(args.runs.seconds, 5, 60),
+        rounds: args.common.either(args.runs.rounds, 3, 5),
+        standby: !args.alone,
+        tls: args.tls,
+    };
+    let report = tokio::select! {
+        report = Box::pin(pgbench::run(&options, say)) => report?,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    print(&args.common, &report, pgbench::table)?;
+    Ok(Code::Ok)
+}
+
+async fn run_dax(args: cli::BenchDax) -> anyhow::Result<Code> {
+    let workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let either = |given, quick, whole| args.common.either(given, quick, whole);
+    let options = dax::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        clients: args.clients,
+        scale: either(args.scale.scale, 5, 10),
+        seconds: either(args.runs.seconds, 5, 20),
+        rounds: either(args.runs.rounds, 1, 3),
+        outage_seconds: either(args.outage_seconds, 0, 90),
+    };
+    let report = tokio::select! {
+        report = Box::pin(dax::run(&options, say)) => report?,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    if let Some(dir) = &args.charts.charts {
+        write(
+            dir,
+            "dax-variants.svg",
+            &dax::draw_variants(&report.variants),
+        )?;
+        write(dir, "dax-outages.svg", &dax::draw_outages(&report.outages))?;
+    }
+    print(&args.common, &report, dax::table)?;
+    Ok(Code::Ok)
+}
+
+async fn run_cassandra(args: cli::BenchCassandra) -> anyhow::Result<Code> {
+    let workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let options = cassandra::Options {
+        dir: workspace.path().to_owned(),
+        distance: args.distance,
+        loads: args.load,
+        clients: args.clients,
+        seconds: args.common.either(args.runs.seconds, 3, 10),
+        rounds: args.common.either(args.runs.rounds, 2, 5),
+    };
+    let report = tokio::select! {
+        report = Box::pin(cassandra::run(&options, say)) => report?,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    print(&args.common, &report, cassandra::table)?;
+    Ok(Code::Ok)
+}
+
+async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
+    let mut workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let seconds = Duration::from_secs;
+    let quick = |quick, whole| args.common.either(None, seconds(quick), seconds(whole));
+    let duration = args.duration.unwrap_or(quick(20, 600));
+    let rate = args.common.either(args.rate, 150, 300);
+    let options = soak::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        duration,
+        afterwards: (duration / 10).clamp(seconds(5), seconds(120)),
+        rate: (rate > 0).then_some(f64::from(rate)),
+        clients: args.clients,
+        scale: args.common.either(args.scale.scale, 2, 4),
+        store: args.store,
+        checkpoints: quick(5, 30),
+        every: quick(1, 2),
+    };
+    let result = tokio::select! {
+        report = Box::pin(soak::run(&options, say)) => report,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    keep_unless(
+        &mut workspace,
+        matches!(&result, Ok(report) if report.passed),
+    );
+    let mut report = result?;
+    report.data = workspace.is_kept().then(|| workspace.path().to_owned());
+    if let Some(file) = args.picture {
+        std::fs::write(&file, soak::draw(&report))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        report.picture = Some(file);
+    }
+    print(&args.common, &report, soak::table)?;
+    Ok(verdict(report.passed))
+}
+
+async fn run_standby(args: cli::BenchStandby) -> anyhow::Result<Code> {
+    let workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let either = |given, quick, whole| args.common.either(given, quick, whole);
+    let before = u64::from(either(args.seconds, 40, 600));
+    let options = standby::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        parts: all_unless_given(args.only),
+        scale: either(args.scale.scale, 10, 40),
+        transactions: either(None, 300, 3000),
+        seconds: (before, before / 2),
+        size_mib: either(args.size, 300, 4096),
+        cost: (either(None, 5, 10), either(args.rounds, 3, 20)),
+        clients: args.clients,
+    };
+    let report = tokio::select! {
+        report = Box::pin(standby::run(&options, say)) => report?,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    if let Some(dir) = &args.charts.charts {
+        if !report.curve.is_empty() {
+            write(
+                dir,
+                "standby-curve.svg",
+                &standby::draw_curve(&report.curve),
+            )?;
+        }
+        if !report.methods.is_empty() {
+            let chart = standby::draw_methods(&report.methods);
+            write(dir, "standby-methods.svg", &chart)?;
+        }
+    }
+    print(&args.common, &report, standby::table)?;
+    Ok(Code::Ok)
+}
+
+async fn run_failover(args: cli::BenchFailover) -> anyhow::Result<Code> {
+    let mut workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let either = |given, quick| args.common.either(given, quick, 20);
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let options = failover::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        parts: all_unless_given(args.only),
+        faults: all_unless_given(args.fault),
+        rounds: either(args.rounds, 3),
+        row: either(args.row, 5),
+        busy: args.common.either(args.busy, minutes(1), minutes(30)),
+        clients: args.clients,
+        scale: args.scale.scale.unwrap_or(7),
+        seed: args.seed,
+    };
+    let result = tokio::select! {
+        report = Box::pin(failover::run(&options, say)) => report,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    keep_unless(
+        &mut workspace,
+        matches!(&result, Ok(report) if report.passed),
+    );
+    let report = result?;
+    if let Some(dir) = &args.charts.charts {
+        write(dir, "failover.svg", &failover::draw(&report))?;
+    }
+    print(&args.common, &report, failover::table)?;
+    Ok(verdict(report.passed))
+}
+
+async fn run_peers(args: cli::BenchPeers) -> anyhow::Result<Code> {
+    let records = match &args.from {
+        Some(file) => peers::read(file)?,
+        None => match measure_peers(&args).await? {
+            Some(records) => records,
+            None => return Ok(Code::Interrupted),
+        },
+    };
+    let report = peers::Report::of(&records);
+    if let Some(dir) = &args.report {
+        for (name, text) in report.files() {
+            write(dir, &name, &text)?;
+        }
+    }
+    if !args.common.json {
+        print!("{}", report.table());
+    }
+    Ok(verdict(report.lost_by_understudy() == 0))
+}
+
+/// What is run by how many clients.
+fn loads(args: &cli::BenchPeers) -> Vec<(peers::Mode, u16)> {
+    let modes = match args.common.quick && args.load.is_empty() {
+        true => vec![peers::Mode::ReadWrite, peers::Mode::ReadOnly],
+        false => all_unless_given(args.load.clone()),
+    };
+    let left_out = |mode| mode == peers::Mode::TpcC && args.load.is_empty() && !peers::has_go_tpc();
+    if modes.iter().any(|mode| left_out(*mode)) {
+        say("there is no go-tpc (scripts/peers installs it), so TPC-C is left out");
+    }
+    let modes = modes.into_iter().filter(|mode| !left_out(*mode));
+    let clients = |mode| match mode {
+        peers::Mode::ReadWrite => args.clients.clone(),
+        _ => vec![args.other_clients],
+    };
+    modes
+        .flat_map(|mode| clients(mode).into_iter().map(move |n| (mode, n)))
+        .collect()
+}
+
+/// Measures; what the file has afterwards. `None` if interrupted.
+async fn measure_peers(args: &cli::BenchPeers) -> anyhow::Result<Option<Vec<peers::Record>>> {
+    let mut workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let either = |given, quick, whole| args.common.either(given, quick, whole);
+    let seconds = |quick, whole| Duration::from_secs(args.common.either(None, quick, whole));
+    let options = peers::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        systems: all_unless_given(args.system.clone()),
+        rounds: either(args.runs.rounds, 1, 5),
+        loads: loads(args),
+        seconds: either(args.runs.seconds, 5, 70),
+        loss_clients: args.loss_clients,
+        before: seconds(6, 30),
+        after: seconds(8, 60),
+        scale: either(args.scale.scale, 5, 20),
+        buffers_mb: args.buffers_mb,
+        checkpoint_seconds: args.checkpoint_seconds,
+        patroni_ttl: args.patroni_ttl,
+        distance: args.distance,
+        pinned: !args.unpinned,
+    };
+    let records = parking_lot::Mutex::new(Vec::new());
+    let found = |record: &peers::Record| {
+        records.lock().push(record.clone());
+        if args.common.json {
+            println!("{}", serde_json::to_string(record)?);
+        }
+        match &args.output {
+            Some(file) => peers::append(file, record),
+            None => Ok(()),
+        }
+    };
+    let result = tokio::select! {
+        result = Box::pin(peers::run(&options, say, found)) => result,
+        () = interrupted() => return Ok(None),
+    };
+    keep_unless(&mut workspace, result.is_ok());
+    result?;
+    Ok(Some(match &args.output {
+        Some(file) => peers::read(file)?,
+        None => records.into_inner(),
+    }))
+}
+
+/// Leaves data and logs in place where something has to be looked at.
+fn keep_unless(workspace: &mut Workspace, passed: bool) {
+    if !passed {
+        workspace.keep();
+        say(&format!(
+            "data and logs stay in {}",
+            workspace.path().display()
+        ));
+    }
+}
+
+/// Prints a report as JSON or as tables.
+fn print<R: Serialize>(
+    common: &Common,
+    report: &R,
+    table: impl FnOnce(&R) -> String,
+) -> anyhow::Result<()> {
+    match common.json {
+        true => println!("{}", serde_json::to_string(report)?),
+        false => print!("{}", table(report)),
+    }
+    Ok(())
+}
+
+fn verdict(passed: bool) -> Code {
+    match passed {
+        true => Code::Ok,
+        false => Code::Failed,
+    }
+}
+
+/// What was named, or everything.
+fn all_unless_given<T: ValueEnum + Clone>(given: Vec<T>) -> Vec<T> {
+    match given.is_empty() {
+        true => T::value_variants().to_vec(),
+        false => given,
+    }
+}
+
+fn write(dir: &Path, name: &str, chart: &str) -> anyhow::Result<()> {
+    let path = dir.join(name);
+    std::fs::write(&path, chart).with_context(|| format!("cannot write {}", path.display()))
+}

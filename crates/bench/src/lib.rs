@@ -1,0 +1,13 @@
+//! Measurements that a user can repeat with one command.
+
+pub mod cassandra;
+pub mod cli;
+pub mod commands;
+pub mod dax;
+pub mod failover;
+pub(crate) mod lag;
+pub mod peers;
+pub mod pgbench;
+pub mod soak;
+pub mod standby;
+pub mod statistics;

@@ -1,0 +1,10 @@
+//! What clients do to a cluster, and what they saw: the load, its history, and the verdict.
+
+pub mod churn;
+pub mod clock;
+pub mod history;
+pub mod load;
+pub mod pace;
+pub mod schema;
+pub mod session;
+pub mod verify;
