@@ -17,7 +17,7 @@ mod session;
 
 use dax::tls::Tls;
 
-use crate::config::Config;
+use crate::config::ClusterConfig;
 use crate::records::Incarnation;
 
 pub use client::{ClientEvent, Subscription, request, subscribe};
@@ -40,7 +40,7 @@ impl Party {
     ///
     /// # Errors
     /// `Invalid` if the files of `[tls]` make no sense; `Unavailable` without random numbers.
-    pub fn new(config: &Config) -> dax::Result<Party> {
+    pub fn new(config: &ClusterConfig) -> dax::Result<Party> {
         let incarnation = Incarnation::random().map_err(|error| {
             let message = "cannot read the kernel's random source";
             dax::Error::with_source(dax::ErrorKind::Unavailable, message, error)

@@ -13,14 +13,13 @@ mod history;
 mod member;
 mod probe;
 
+use std::time::SystemTime;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use dax::storage::{Authority, Storage};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-#[cfg(test)]
-pub(crate) use member::tests;
 
 pub use cluster::Cluster;
 pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
@@ -28,12 +27,8 @@ pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{
     Cause, Decider, HistoryEntry, Lsns, OldActive, PhaseTiming, append_history, read_history,
 };
-pub(crate) use probe::{probe_writes, remove_probe};
-
 pub use member::{Incarnation, Member, MemberState, Role, ServerFacts, ServerStart};
-
-#[cfg(test)]
-pub(crate) use member::tests::member as test_member;
+pub use probe::{probe_writes, remove_probe};
 
 /// Why a record could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +52,12 @@ impl RecordError {
     pub fn is_fenced(&self) -> bool {
         matches!(self, RecordError::Storage(e) if e.is_fenced())
     }
+}
+
+/// Now, in Unix milliseconds, as records carry it for people; nothing is decided by it.
+pub fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Shorthand for results of this module.

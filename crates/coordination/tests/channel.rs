@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dax::ids::{Epoch, NodeName, VolumeName};
-use dax::tls::{Files, Tls, new_identity};
-use node::address::Address;
-use node::channel::{
+use coordination::address::Address;
+use coordination::channel::{
     ChannelError, ClientEvent, Handler, Identity, Notice, Party, Progress, Request, Server,
     Subscription, Trigger, open_session, request, subscribe,
 };
-use node::records::Incarnation;
+use coordination::records::Incarnation;
+use dax::ids::{Epoch, NodeName, VolumeName};
+use dax::tls::{Files, Tls, new_identity};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;

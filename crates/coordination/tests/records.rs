@@ -5,16 +5,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dax::ids::{Epoch, NodeName};
-use dax::memory::{MemoryCluster, MemoryStorage};
-use dax::storage::{Authority, Storage, VolumeSettings};
-use node::address::Address;
-use node::config::Tags;
-use node::records::{
+use coordination::address::Address;
+use coordination::config::Tags;
+use coordination::records::{
     ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Incarnation, Lsns, Member,
     MemberState, OldActive, PhaseTiming, Record, RecordError, Role, ServerFacts, append_history,
     read_history,
 };
+use dax::ids::{Epoch, NodeName};
+use dax::memory::{MemoryCluster, MemoryStorage};
+use dax::storage::{Authority, Storage, VolumeSettings};
 use volume::lsn::Lsn;
 
 fn name(name: &str) -> NodeName {
@@ -102,7 +102,7 @@ async fn heartbeats_of_every_state_come_back_as_written() {
 
 #[test]
 fn a_watcher_is_as_patient_as_the_beats_ask_for() {
-    let own = node::config::Heartbeat::default();
+    let own = coordination::config::Heartbeat::default();
     let mut beat = heartbeat(Epoch(1), 1, ActiveState::Serving);
     assert_eq!(beat.timeout(own), own);
     beat.interval_ms = 2_000;

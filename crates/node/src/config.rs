@@ -3,103 +3,32 @@
 //! Invariant: a [`Config`] that exists is usable as far as can be told without touching the world;
 //! every refusal names the key and says what to change. The file holds no secrets.
 
-mod cassandra;
 mod check;
 mod keys;
 mod paths;
 mod postgres;
-mod rest;
-mod size;
 mod standby;
-mod timing;
-mod tls;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dax::client::ClientConfig;
-use dax::credentials::VolumeKey;
-use dax::ids::{NodeName, VolumeName};
-use dax::storage::VolumeSettings;
-use dax::tls::Tls;
+use coordination::address::Address;
+use coordination::config::{ByteSize, ClusterConfig, ConfigError, RestConfig, Tags, check_keys};
 use serde::Deserialize;
 
-use crate::address::Address;
-
-pub use cassandra::{CassandraConfig, FencingChoice, Place};
 pub use paths::{AgentLock, Paths};
-pub use postgres::{Parameter, PostgresConfig};
-pub use rest::RestConfig;
-pub use size::ByteSize;
+pub use postgres::PostgresConfig;
 pub use standby::{Slow, StandbyConfig};
-pub use timing::{Heartbeat, HeartbeatChoice, Preset};
-pub use tls::TlsConfig;
-
-/// Why a configuration is refused.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration {path}", path = path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The file is no TOML, or a value has the wrong type.
-    #[error("the configuration makes no sense: {0}")]
-    Syntax(#[from] toml::de::Error),
-    /// A key that nothing reads.
-    #[error("line {line}: unknown key \"{key}\"; {advice}")]
-    UnknownKey {
-        /// With its table in front.
-        key: String,
-        /// Counted from 1.
-        line: usize,
-        /// What was probably meant.
-        advice: String,
-    },
-    /// A value that cannot work.
-    #[error("\"{key}\": {why}")]
-    Invalid {
-        /// With its table in front.
-        key: String,
-        /// What is wrong and what to change.
-        why: String,
-    },
-}
-
-impl ConfigError {
-    pub(crate) fn invalid(key: &str, why: impl Into<String>) -> ConfigError {
-        ConfigError::Invalid {
-            key: key.to_owned(),
-            why: why.into(),
-        }
-    }
-}
 
 /// One node, as its operator wants it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The node's name, unique in the cluster.
-    pub name: NodeName,
-    /// The volume that holds the database.
-    pub volume: VolumeName,
-    /// The zones of the storage tier, in the order that every node uses; none on Cassandra.
-    pub zones: Vec<Zone>,
-    /// Where Cassandra is, if that is the storage tier.
-    pub store: Option<Place>,
-    /// What is to be known of Cassandra.
-    pub cassandra: CassandraConfig,
-    /// The file with the volume's key, if the zones have a secret.
-    pub key: Option<PathBuf>,
+    /// Who the node is, and how it reaches its cluster.
+    pub cluster: ClusterConfig,
     /// The node's local directory.
     pub paths: Paths,
     /// The server.
     pub postgres: PostgresConfig,
-    /// How quickly a silent active is given up.
-    pub heartbeat: Heartbeat,
     /// The direct channel to other nodes and to the command line.
     pub channel: ChannelConfig,
     /// The HTTP interface.
@@ -112,28 +41,6 @@ pub struct Config {
     pub standby: StandbyConfig,
     /// What this node may become.
     pub tags: Tags,
-    /// Who belongs to the cluster.
-    pub tls: TlsConfig,
-}
-
-/// The servers of a zone, each of which keeps a copy of every block.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
-pub enum Zone {
-    /// The usual case.
-    One(Address),
-    /// Several copies in the zone.
-    Several(Vec<Address>),
-}
-
-impl Zone {
-    /// Their addresses.
-    pub fn servers(&self) -> &[Address] {
-        match self {
-            Zone::One(address) => std::slice::from_ref(address),
-            Zone::Several(addresses) => addresses,
-        }
-    }
 }
 
 /// `[channel]`
@@ -189,10 +96,8 @@ impl Default for StorageConfig {
 
 /// `[memory]`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct MemoryConfig {
-    /// Blocks written but not yet durable; writers wait when it is full.
-    pub pending: ByteSize,
     /// Blocks read, kept for the next reader.
     pub cache: ByteSize,
     /// A standby's private changes; what exceeds it goes to the spill directory.
@@ -209,7 +114,6 @@ pub struct MemoryConfig {
 impl Default for MemoryConfig {
     fn default() -> Self {
         MemoryConfig {
-            pending: ByteSize::mib(64),
             cache: ByteSize::mib(64),
             overlay: ByteSize::mib(128),
             kernel_cache: true,
@@ -218,50 +122,11 @@ impl Default for MemoryConfig {
     }
 }
 
-/// `[tags]`
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, Deserialize)]
-#[serde(default)]
-pub struct Tags {
-    /// Never becomes the active.
-    pub nofailover: bool,
-    /// Among standbys that could take over, higher goes first.
-    pub priority: u8,
-    /// Starts no PostgreSQL until the cluster needs a standby.
-    pub spare: bool,
-    /// The zone (by place in `zones`) that this node is in, to prefer another one for a standby.
-    pub zone: Option<u8>,
-    /// Goes before standbys of equal priority if the active that is gone was in the same zone, or in
-    /// another one, as this says.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failover_zone: Option<FailoverZone>,
-}
-
-/// Where an active was whose successor a node likes to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FailoverZone {
-    /// In this node's own zone: its clients stay near.
-    Same,
-    /// In another zone: whatever was wrong with that one is far.
-    Other,
-}
-
-/// The file as written.
+/// What only a node's file has.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Raw {
-    name: NodeName,
-    volume: VolumeName,
-    #[serde(default)]
-    zones: Vec<Zone>,
-    store: Option<String>,
-    #[serde(default)]
-    cassandra: CassandraConfig,
-    key: Option<PathBuf>,
     data: PathBuf,
     postgres: PostgresConfig,
-    #[serde(default)]
-    heartbeat: HeartbeatChoice,
     #[serde(default)]
     channel: ChannelConfig,
     #[serde(default)]
@@ -274,8 +139,6 @@ struct Raw {
     standby: StandbyConfig,
     #[serde(default)]
     tags: Tags,
-    #[serde(default)]
-    tls: TlsConfig,
 }
 
 fn default_channel() -> Address {
@@ -315,29 +178,12 @@ impl Config {
     }
 
     fn parse_on(text: &str, store: Option<&str>) -> Result<Config, ConfigError> {
-        let table = toml::de::DeTable::parse(text)?;
-        keys::check(text, table.get_ref())?;
-        let mut raw: Raw = toml::from_str(text)?;
-        if let Some(store) = store {
-            raw.zones.clear();
-            raw.key = None;
-            raw.store = Some(store.to_owned());
-        }
-        raw.check()?;
-        let heartbeat = raw.heartbeat.resolve()?;
-        let store = raw.store.as_deref().map(Place::parse).transpose()?;
-        if let Some(place) = &store {
-            raw.cassandra.check_way(place)?;
-            raw.cassandra.check_lease(&heartbeat)?;
-        }
+        check_keys(text, keys::OWN)?;
+        let cluster = ClusterConfig::parse(text, store)?;
+        let raw: Raw = toml::from_str(text)?;
+        raw.check(&cluster)?;
         Ok(Config {
-            heartbeat,
-            name: raw.name,
-            volume: raw.volume,
-            zones: raw.zones,
-            store,
-            cassandra: raw.cassandra,
-            key: raw.key,
+            cluster,
             paths: Paths::new(raw.data),
             postgres: raw.postgres,
             channel: raw.channel,
@@ -346,76 +192,7 @@ impl Config {
             storage: raw.storage,
             standby: raw.standby,
             tags: raw.tags,
-            tls: raw.tls,
         })
-    }
-
-    /// The addresses of all replicas, zone by zone, as a storage client wants them.
-    pub fn replicas(&self) -> Vec<String> {
-        let servers = self.zones.iter().flat_map(Zone::servers);
-        servers.map(Address::to_string).collect()
-    }
-
-    /// The zone that this node is in, as the zone servers' network file names it: its place in
-    /// `zones`, counted from 0.
-    pub fn zone_name(&self) -> Option<String> {
-        self.tags.zone.map(|zone| zone.to_string())
-    }
-
-    /// The volume's key from its file, if one is configured.
-    ///
-    /// # Errors
-    /// `Invalid` if the file cannot be read, others than its owner can read it, or it holds no key.
-    pub fn volume_key(&self) -> dax::Result<Option<VolumeKey>> {
-        self.key.as_deref().map(VolumeKey::load).transpose()
-    }
-
-    /// What protects connections to zones and other nodes, if that is configured; then nobody else is
-    /// talked to.
-    ///
-    /// # Errors
-    /// `Invalid` if a file cannot be read or makes no sense, or others than its owner can open a key.
-    pub fn tls(&self) -> dax::Result<Option<Tls>> {
-        self.tls.files().map(Tls::load).transpose()
-    }
-
-    /// A storage client's configuration for this volume.
-    ///
-    /// # Errors
-    /// As [`Config::volume_key`] and [`Config::tls`].
-    pub fn client(&self, client_name: &str) -> dax::Result<ClientConfig> {
-        let volume = self.volume.clone();
-        let mut client = ClientConfig::new(volume, self.replicas(), client_name);
-        client.key = self.volume_key()?;
-        client.tls = self.tls()?;
-        client.zone = self.zone_name();
-        client.pending_bytes_max = self.memory.pending.bytes();
-        Ok(client)
-    }
-
-    /// The same for Cassandra; none if zones are the storage tier.
-    ///
-    /// # Errors
-    /// As [`CassandraConfig::client`].
-    pub fn cassandra_client(&self) -> dax::Result<Option<::cassandra::Config>> {
-        let Some(place) = &self.store else {
-            return Ok(None);
-        };
-        let (volume, zone) = (self.volume.clone(), self.tags.zone);
-        let client = self
-            .cassandra
-            .client(place, volume, zone, self.memory.pending)?;
-        Ok(Some(client))
-    }
-
-    /// How a volume is spread over these zones.
-    pub fn volume_settings(&self) -> VolumeSettings {
-        if self.store.is_some() {
-            return self.cassandra.volume_settings();
-        }
-        let per_zone = self.zones.first().map_or(0, |zone| zone.servers().len());
-        // The check bounds both numbers.
-        VolumeSettings::spread(self.zones.len() as u8, per_zone as u8)
     }
 
     /// A commented configuration with every key at its default.

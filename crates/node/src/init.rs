@@ -10,6 +10,11 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use coordination::records::{
+    ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Lsns, Record, append_history,
+    unix_ms,
+};
+use coordination::tier::create_volume;
 use dax::storage::{Storage, VolumeSettings};
 use pgdata::control::{CONTROL_FILE_BYTES, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
@@ -17,6 +22,7 @@ use pgdata::sealer::Sealer;
 use pgdata::segment::{LOG_PAGE_BYTES, SegmentName, SegmentSize};
 use pgdata::settings::{Configuration, DEFAULTS, check};
 use pgdata::wal::{Follower, Start, Stop};
+use pgserver::{InitdbOptions, Password};
 use tokio::runtime::Handle;
 use volume::active::{ActiveView, NoObserver, Options};
 use volume::error::Error;
@@ -25,15 +31,10 @@ use volume::lsn::Lsn;
 use volume::private::PrivateDir;
 use volume::view::{Ino, View};
 
-use crate::agent::context::{Host, connect, ownership, unix_ms, wall_clock};
+use crate::agent::context::{Host, connect, ownership, wall_clock};
 use crate::agent::error::{AgentError, Result};
 use crate::agent::prepare;
 use crate::config::Config;
-use crate::postgres::{InitdbOptions, Password};
-use crate::records::{
-    ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Lsns, Record, append_history,
-};
-use crate::store::create_volume;
 
 /// `initdb`'s option for the size of a log segment, in MiB.
 const SEGMENT_OPTION: &str = "--wal-segsize";
@@ -90,10 +91,10 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
         import::check(from, &host)?;
     }
     let _only = prepare(config, &host)?;
-    create_volume(config, &options.settings).await?;
+    create_volume(&config.cluster, &options.settings).await?;
     let storage = connect(config).await?;
     if Cluster::load(storage.as_ref()).await?.is_some() {
-        return Err(AgentError::Initialised(config.volume.clone()));
+        return Err(AgentError::Initialised(config.cluster.volume.clone()));
     }
     fill(config, &host, &options, storage).await
 }
@@ -104,7 +105,7 @@ async fn fill(
     options: &InitOptions,
     storage: Arc<dyn Storage>,
 ) -> Result<Created> {
-    storage.own_epoch(&config.name).await?;
+    storage.own_epoch(&config.cluster.name).await?;
     let root = ownership(host.run_as.as_ref());
     match format(&storage, root, wall_clock()).await {
         // An earlier init did not finish.
@@ -127,7 +128,7 @@ async fn fill(
     let bytes = view.namespace().inodes().map(|(_, inode)| inode.size).sum();
     finish(config, host, &storage, &control).await?;
     Ok(Created {
-        volume: config.volume.clone(),
+        volume: config.cluster.volume.clone(),
         system_identifier: control.system_identifier,
         postgres_major: host.installation.version().major,
         bytes,
@@ -296,7 +297,7 @@ async fn finish(
     let beat = Heartbeat {
         epoch,
         counter: 1,
-        node: config.name.clone(),
+        node: config.cluster.name.clone(),
         synced_lsn: control.checkpoint,
         journal_synced: 0,
         timeline: control.timeline.0,
@@ -309,7 +310,7 @@ async fn finish(
     let entry = HistoryEntry {
         number: 0,
         epoch,
-        node: config.name.clone(),
+        node: config.cluster.name.clone(),
         previous: None,
         cause: Cause::Created,
         decided_by: Decider::Operator,

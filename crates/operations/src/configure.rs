@@ -10,14 +10,13 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use coordination::config::{Heartbeat, HeartbeatChoice, Parameter};
+use coordination::records::{Control, EditError, edit_control};
 use dax::storage::Storage;
 use pgdata::settings::{is_parameter_name, quoted, why_controlled};
+use pgserver::Installation;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-
-use crate::config::{Heartbeat, HeartbeatChoice, Parameter};
-use crate::postgres::Installation;
-use crate::records::{Control, EditError, edit_control};
 
 /// How long other editors may keep one waiting.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use coordination::channel::{self, ChannelError, Party, Request};
+use coordination::records::{
+    ActiveState, Heartbeat, Member, MemberState, Record, RecordError, Role,
+};
 use dax::ids::NodeName;
 use dax::storage::Storage;
 use tokio::time::Instant;
-
-use crate::channel::{self, ChannelError, Party, Request};
-use crate::records::{ActiveState, Heartbeat, Member, MemberState, Record, RecordError, Role};
 
 /// How long the change may take.
 const DONE_WITHIN: Duration = Duration::from_secs(60);

@@ -8,19 +8,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::channel::{self, ChannelError, Party, Request};
+use coordination::records::unix_ms;
+use coordination::records::{
+    Control, EditError, Member, MemberState, Paused, Record, RecordError, Role,
+    ScheduledSwitchover, ServerStart, edit_control, remove_probe,
+};
 use dax::ids::NodeName;
 use dax::storage::Storage;
 use serde_json::Value;
 use tokio::time::Instant;
 use volume::claim::Claim;
 
-use crate::agent::unix_ms;
-use crate::channel::{self, ChannelError, Party, Request};
 use crate::handover::{self, HandoverError, How};
-use crate::records::{
-    Control, EditError, Member, MemberState, Paused, Record, RecordError, Role,
-    ScheduledSwitchover, ServerStart, edit_control, remove_probe,
-};
 
 /// How long other editors of the control record may keep one waiting.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,15 @@
-//! One PostgreSQL server as a child of the agent.
+//! One PostgreSQL server as a child of this process: found, started, watched, promoted, stopped, and
+//! cleaned up after.
+//!
+//! ```text
+//!   install ──▶ initdb                        logfile: what it says, rotated
+//!      │                                         ▲
+//!      ▼                                         │
+//!   server ──▶ supervisor ──▶ spawn ──▶ postmaster ◀── session: SQL of the agent
+//!                  │ a thread per server     │
+//!                  └──── exit report ◀───────┘ SIGQUIT when that thread ends
+//!   leftovers: kills what an earlier agent left, before anything is started
+//! ```
 //!
 //! Invariant: no server of this node outlives its agent's interest in it. The postmaster gets
 //! SIGQUIT (immediate shutdown) when the agent dies, whatever kills the agent; a server that
@@ -8,6 +19,21 @@
 //! Why a thread per server: `PR_SET_PDEATHSIG` fires when the *thread* that forked ends, not the
 //! process, so a pool's worker must not fork it. And the kernel clears the setting when the user
 //! changes, so it is set after that, just before `exec`.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use std::time::Duration;
+//!
+//! use pgserver::{Installation, Postgres, StartOptions, StopMode};
+//!
+//! # async fn run(options: StartOptions) -> pgserver::Result<()> {
+//! let installation = Installation::find(Path::new("/usr/lib/postgresql/15/bin"))?;
+//! let postgres = Postgres::start(&installation, options).await?;
+//! postgres.wait_ready(Duration::from_secs(60)).await?;
+//! postgres.stop(StopMode::Fast, Duration::from_secs(60)).await?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod install;
 pub mod leftovers;
@@ -27,7 +53,7 @@ pub use options::{ExitReport, StartOptions, StopMode};
 pub use run_as::RunAs;
 pub use server::{Postgres, Reloader};
 pub use session::Session;
-pub(crate) use supervisor::check_port;
+pub use supervisor::check_port;
 
 /// Why something about the server failed; the messages say what to change.
 #[derive(Debug, thiserror::Error)]

@@ -35,7 +35,7 @@ pub struct Rotation {
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Rotates the log at `path` for as long as it is polled.
-pub(crate) async fn keep_rotating(path: PathBuf, rotation: Rotation) {
+pub async fn keep_rotating(path: PathBuf, rotation: Rotation) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let place = path.clone();

@@ -173,7 +173,10 @@ fn forget_lock_files(options: &StartOptions) -> Result<()> {
 }
 
 /// Tries the addresses, so that the most common mistake gets a clear message.
-pub(crate) fn check_port(listen_addresses: &str, port: u16) -> Result<()> {
+///
+/// # Errors
+/// [`PostgresError::PortInUse`].
+pub fn check_port(listen_addresses: &str, port: u16) -> Result<()> {
     let hosts = listen_addresses.split(',').map(str::trim);
     for host in hosts.filter(|h| !h.is_empty()) {
         let host = if host == "*" { "0.0.0.0" } else { host };

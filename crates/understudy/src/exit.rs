@@ -12,10 +12,10 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use coordination::channel::ChannelError;
+use coordination::config::ConfigError;
+use coordination::records::RecordError;
 use node::agent::AgentError;
-use node::channel::ChannelError;
-use node::config::ConfigError;
-use node::records::RecordError;
 
 /// What the process ends with. See the module for when which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use node::channel::{self, Party, Request};
+use coordination::channel::{self, Party, Request};
 use node::config::Config;
 use serde_json::Value;
 use store::{Link, Network};
@@ -69,7 +69,7 @@ pub(super) fn far_standby(round_trip_ms: f64) -> Network {
 /// What a node says of itself; `None` if it does not answer.
 pub(super) async fn ask(cluster: &Cluster, node: &str) -> anyhow::Result<Option<Value>> {
     let config = Config::load(&cluster.node(node)?.config)?;
-    let me = Party::new(&config)?;
+    let me = Party::new(&config.cluster)?;
     let within = Duration::from_secs(2);
     let asked = channel::request(config.channel.advertised(), &me, Request::Status, within);
     Ok(asked.await.ok())

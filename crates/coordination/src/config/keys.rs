@@ -6,8 +6,11 @@ use toml::de::{DeTable, DeValue};
 
 use super::ConfigError;
 
-/// Keys of the top level and of each table. `postgres.parameters` takes any PostgreSQL parameter.
-pub(super) const KEYS: &[(&str, &[&str])] = &[
+/// The keys of each table of a file, by the table's name; that of the top level is empty.
+pub type Keys<'a> = &'a [(&'a str, &'a [&'a str])];
+
+/// The keys that every process of a cluster has.
+pub const SHARED_KEYS: Keys<'_> = &[
     (
         "",
         &[
@@ -17,37 +20,16 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "store",
             "cassandra",
             "key",
-            "data",
-            "postgres",
             "heartbeat",
-            "channel",
-            "rest",
             "memory",
-            "storage",
-            "standby",
             "tags",
             "tls",
-        ],
-    ),
-    (
-        "postgres",
-        &[
-            "bin",
-            "port",
-            "listen_addresses",
-            "run_as",
-            "superuser",
-            "log_size",
-            "log_kept",
-            "advertise",
-            "parameters",
         ],
     ),
     (
         "heartbeat",
         &["preset", "interval", "timeout", "poll", "grace"],
     ),
-    ("channel", &["listen", "advertise"]),
     (
         "cassandra",
         &[
@@ -62,82 +44,71 @@ pub(super) const KEYS: &[(&str, &[&str])] = &[
             "plaintext",
         ],
     ),
-    (
-        "rest",
-        &[
-            "listen",
-            "advertise",
-            "token",
-            "certificate",
-            "key",
-            "client_ca",
-        ],
-    ),
-    (
-        "memory",
-        &["pending", "cache", "overlay", "kernel_cache", "warm_every"],
-    ),
-    ("storage", &["scrub_every", "scrub_rate", "claim_cap"]),
-    (
-        "standby",
-        &[
-            "prefetch",
-            "slow",
-            "slow_after",
-            "max_streaming_delay",
-            "feedback",
-        ],
-    ),
-    (
-        "tags",
-        &["failover_zone", "nofailover", "priority", "spare", "zone"],
-    ),
+    ("memory", &["pending"]),
+    ("tags", &["zone"]),
     ("tls", &["identity", "certificate", "key", "ca"]),
 ];
 
-/// Refuses the first key that no table knows.
-pub(super) fn check(text: &str, table: &DeTable<'_>) -> Result<(), ConfigError> {
-    check_table(text, "", table)?;
+/// Refuses the first key of a file that is neither shared nor one of `own`.
+///
+/// # Errors
+/// [`ConfigError::UnknownKey`] with its line and what was probably meant, `Syntax` if it is no TOML.
+pub fn check_keys(text: &str, own: Keys<'_>) -> Result<(), ConfigError> {
+    let table = DeTable::parse(text)?;
+    let table = table.get_ref();
+    let all = Known { own };
+    all.check_table(text, "", table)?;
     for (key, value) in table {
-        let known = KEYS.iter().any(|(name, _)| *name == key.get_ref().as_ref());
-        if let (true, DeValue::Table(inner)) = (known, value.get_ref()) {
-            check_table(text, key.get_ref(), inner)?;
+        if let DeValue::Table(inner) = value.get_ref() {
+            all.check_table(text, key.get_ref(), inner)?;
         }
     }
     Ok(())
 }
 
-fn check_table(text: &str, name: &str, table: &DeTable<'_>) -> Result<(), ConfigError> {
-    let known = KEYS
-        .iter()
-        .find(|(n, _)| *n == name)
-        .map_or(&[][..], |(_, k)| k);
-    for key in table.keys() {
-        let found = key.get_ref().as_ref();
-        if known.contains(&found) {
-            continue;
-        }
-        let path = match name {
-            "" => found.to_owned(),
-            _ => format!("{name}.{found}"),
-        };
-        return Err(ConfigError::UnknownKey {
-            line: text[..key.span().start].matches('\n').count() + 1,
-            advice: advice(name, found, known),
-            key: path,
-        });
-    }
-    Ok(())
+/// What may be in a file.
+struct Known<'a> {
+    own: Keys<'a>,
 }
 
-fn advice(table: &str, found: &str, known: &[&str]) -> String {
-    // The right word in the wrong table comes before a similar word.
-    let elsewhere = KEYS.iter().find(|(t, k)| *t != table && k.contains(&found));
-    match (elsewhere, nearest(found, known)) {
-        (Some(("", _)), _) => "it belongs to the top level, before the first [table]".to_owned(),
-        (Some((other, _)), _) => format!("it belongs to [{other}]"),
-        (None, Some(near)) => format!("did you mean \"{near}\"?"),
-        (None, None) => format!("known keys are {}", known.join(", ")),
+impl<'a> Known<'a> {
+    fn tables(&self) -> impl Iterator<Item = (&'a str, &'a [&'a str])> {
+        SHARED_KEYS.iter().chain(self.own).copied()
+    }
+
+    fn check_table(&self, text: &str, name: &str, table: &DeTable<'_>) -> Result<(), ConfigError> {
+        let parts = self.tables().filter(|(table, _)| *table == name);
+        let known: Vec<&str> = parts.flat_map(|(_, keys)| keys).copied().collect();
+        for key in table.keys() {
+            let found = key.get_ref().as_ref();
+            if known.contains(&found) {
+                continue;
+            }
+            let path = match name {
+                "" => found.to_owned(),
+                _ => format!("{name}.{found}"),
+            };
+            return Err(ConfigError::UnknownKey {
+                line: text[..key.span().start].matches('\n').count() + 1,
+                advice: self.advice(name, found, &known),
+                key: path,
+            });
+        }
+        Ok(())
+    }
+
+    fn advice(&self, table: &str, found: &str, known: &[&str]) -> String {
+        // The right word in the wrong table comes before a similar word.
+        let mut elsewhere = self.tables().filter(|(name, _)| *name != table);
+        let elsewhere = elsewhere.find(|(_, keys)| keys.contains(&found));
+        match (elsewhere, nearest(found, known)) {
+            (Some(("", _)), _) => {
+                "it belongs to the top level, before the first [table]".to_owned()
+            }
+            (Some((other, _)), _) => format!("it belongs to [{other}]"),
+            (None, Some(near)) => format!("did you mean \"{near}\"?"),
+            (None, None) => format!("known keys are {}", known.join(", ")),
+        }
     }
 }
 

@@ -59,7 +59,11 @@ impl RestConfig {
         })
     }
 
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    /// Refuses what cannot work.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] that says what to change.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let is_tcp = |address: &Address| matches!(address, Address::Tcp { .. });
         if !is_tcp(&self.listen) {
             let why = "HTTP is served over TCP only: host:port";

@@ -1,7 +1,7 @@
 //! `node/<name>`: who is in the cluster, where it is reached, and how far it is.
 //!
 //! Each node writes its own. The counter lets others see, without comparing clocks, whether a node
-//! is alive ([`crate::machine::liveness`]).
+//! is alive .
 
 use std::fmt;
 
@@ -149,6 +149,30 @@ impl Record for Member {
 }
 
 impl Member {
+    /// A node that has just begun this life of it, before anything of its server is known.
+    pub fn starting(
+        name: NodeName,
+        incarnation: Incarnation,
+        postgres: Address,
+        channel: Address,
+    ) -> Member {
+        Member {
+            name,
+            role: Role::Standby,
+            state: MemberState::Starting,
+            incarnation,
+            postgres,
+            channel,
+            rest: None,
+            tags: Tags::default(),
+            received: Lsn::ZERO,
+            applied: Lsn::ZERO,
+            server: ServerFacts::default(),
+            control: 0,
+            updated: 0,
+        }
+    }
+
     /// Reads the record of one node, if it has one.
     ///
     /// # Errors
@@ -158,32 +182,14 @@ impl Member {
     }
 
     /// What the record of a node is called.
-    pub(crate) fn record_name(node: &NodeName) -> String {
+    pub fn record_name(node: &NodeName) -> String {
         format!("{}{node}", Self::PREFIX)
     }
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    pub(crate) fn member(name: &str, role: Role, state: MemberState) -> Member {
-        Member {
-            name: NodeName::new(name).unwrap(),
-            role,
-            state,
-            incarnation: Incarnation("1".into()),
-            postgres: "127.0.0.1:5432".parse().unwrap(),
-            channel: "127.0.0.1:7432".parse().unwrap(),
-            rest: None,
-            tags: Tags::default(),
-            received: Lsn(10),
-            applied: Lsn(10),
-            server: ServerFacts::default(),
-            control: 0,
-            updated: 1,
-        }
-    }
 
     #[test]
     fn incarnations_differ() {

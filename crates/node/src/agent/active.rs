@@ -21,12 +21,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use coordination::channel::{Notice, Request, Trigger};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use mount::Mount;
 use parking_lot::Mutex;
 use pgdata::layout::CONTROL_FILE;
 use pgdata::sealer::Sealer;
+use pgserver::Postgres;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -42,15 +44,13 @@ use super::context::Context;
 use super::error::Result;
 use super::feedback::FeedbackConnections;
 use super::protection;
+use super::pulse::Pulse;
 use super::scrub::{self, Scrubber};
 use super::server_watch::ServerWatch;
 use super::status::Order;
 use super::throughput;
-use crate::channel::{Notice, Request, Trigger};
 use crate::config::Slow;
 use crate::machine::{Ask, Effect, Event, State};
-use crate::postgres::Postgres;
-use crate::takeover::Pulse;
 
 /// How long a clean stop may take before PostgreSQL is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(60);

@@ -9,14 +9,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::channel::Server;
 use dax::ids::NodeName;
 use parking_lot::Mutex;
 use pgdata::sealer::Sealer;
 use serde::Serialize;
 use tokio::time::Instant;
 use volume::lsn::Lsn;
-
-use crate::channel::Server;
 
 /// A standby that stands still for so long is not waited for.
 const STALLED: Duration = Duration::from_secs(5);

@@ -4,16 +4,16 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use coordination::address::Address;
+use coordination::records::{Member, Record};
 use dax::ids::NodeName;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::context::Context;
 use super::error::Result;
-use crate::address::Address;
 use crate::machine::Event;
 use crate::machine::ranking::Ranking;
-use crate::records::{Member, Record};
 
 /// How often the records are looked at: a living standby writes its own three times meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(1500);

@@ -14,6 +14,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::config::ByteSize;
+use coordination::records::{Member, Record};
 use dax::ids::NodeName;
 use dax::storage::Storage;
 use parking_lot::Mutex;
@@ -26,8 +28,6 @@ use volume::claim::Claim;
 use volume::lsn::Lsn;
 
 use super::error::Result;
-use crate::config::ByteSize;
-use crate::records::{Member, Record};
 
 /// How long a silent standby keeps its claim.
 const TIMEOUT: Duration = Duration::from_secs(600);

@@ -4,6 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use coordination::address::Address;
+use coordination::channel::{Identity, Party, Server};
+use coordination::config::Heartbeat;
+use coordination::records::{Cluster, Control, Member, Record, ServerFacts};
+use coordination::tier;
 use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
 use parking_lot::Mutex;
@@ -11,6 +16,7 @@ use pgdata::layout::PostgresLayout;
 use pgdata::segment::SegmentSize;
 use pgdata::settings::{Configuration, MajorVersion, Setting};
 use pgdata::warmth;
+use pgserver::{Installation, RunAs, StartOptions};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use volume::view::{Ownership, Timestamp};
@@ -21,13 +27,8 @@ use super::membership::Reached;
 use super::slow::Skips;
 use super::start::SAY_WITHIN;
 use super::status::StatusBoard;
-use crate::address::Address;
-use crate::channel::{Identity, Party, Server};
-use crate::config::{Config, Heartbeat};
+use crate::config::Config;
 use crate::machine::State;
-use crate::postgres::{Installation, RunAs, StartOptions};
-use crate::records::{Cluster, Control, Member, MemberState, Record, Role, ServerFacts};
-use crate::store;
 
 /// See the module.
 pub(crate) struct Context {
@@ -131,7 +132,9 @@ impl Context {
 
     /// The timings of heartbeats: the cluster's, if operators said so, else this node's own.
     pub(crate) fn heartbeat(&self) -> Heartbeat {
-        self.control.borrow().heartbeat(self.config.heartbeat)
+        self.control
+            .borrow()
+            .heartbeat(self.config.cluster.heartbeat)
     }
 
     /// What makes the server tell which blocks it has in memory, if that is wanted and possible.
@@ -183,20 +186,15 @@ impl Context {
             host: host.to_owned(),
             port: postgres.port,
         };
+        let postgres = postgres.advertise.clone().unwrap_or(reached);
+        let channel = self.config.channel.advertised().clone();
+        let (name, incarnation) = (self.me.node.clone(), self.me.incarnation.clone());
         Member {
-            name: self.me.node.clone(),
-            role: Role::Standby,
-            state: MemberState::Starting,
-            incarnation: self.me.incarnation.clone(),
-            postgres: postgres.advertise.clone().unwrap_or(reached),
-            channel: self.config.channel.advertised().clone(),
             rest: Some(self.config.rest.advertised().clone()),
             tags: self.config.tags.clone(),
-            received: volume::lsn::Lsn::ZERO,
-            applied: volume::lsn::Lsn::ZERO,
             server: self.facts.lock().clone(),
             control: self.control.borrow().version,
-            updated: 0,
+            ..Member::starting(name, incarnation, postgres, channel)
         }
     }
 }
@@ -226,7 +224,7 @@ impl Host {
 }
 
 pub(crate) async fn connect(config: &Config) -> Result<Arc<dyn Storage>> {
-    Ok(store::connect(config, config.name.as_str()).await?)
+    Ok(tier::connect(&config.cluster, config.cluster.name.as_str()).await?)
 }
 
 pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {
@@ -248,13 +246,8 @@ pub(crate) fn wall_clock() -> Timestamp {
     Timestamp(since.map_or(0, |d| d.as_nanos() as i64))
 }
 
-/// Now, in Unix milliseconds, for people.
-pub(crate) fn unix_ms() -> u64 {
-    wall_clock().0 as u64 / 1_000_000
-}
-
 /// The cluster's facts, or the advice to create one.
 pub(crate) async fn load_cluster(config: &Config, storage: &dyn Storage) -> Result<Cluster> {
     let found = Cluster::load(storage).await?;
-    found.ok_or_else(|| AgentError::NotInitialised(config.volume.clone()))
+    found.ok_or_else(|| AgentError::NotInitialised(config.cluster.volume.clone()))
 }

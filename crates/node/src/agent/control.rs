@@ -1,9 +1,10 @@
 //! What operators want of the whole cluster, as far as the machine decides by it.
 
+use coordination::records::Control;
+
 use super::context::Context;
 use super::error::Result;
 use crate::machine::Event;
-use crate::records::Control;
 
 fn event(control: &Control) -> Event {
     Event::Control {

@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
+use coordination::records::Control;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::context;
 use crate::config::Config;
-use crate::records::Control;
 
 /// How often the record is read.
 const READ_EVERY: Duration = Duration::from_secs(1);

@@ -3,19 +3,19 @@
 
 use std::time::Duration;
 
+use coordination::channel::Request;
+use coordination::records::unix_ms;
+use coordination::records::{MemberState, Role};
 use parking_lot::Mutex;
+use pgserver::{ExitReport, PostgresError};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::context::unix_ms;
 use super::error::AgentError;
 use super::status::Order;
-use crate::channel::Request;
 use crate::machine::table::EventKind;
 use crate::machine::{Ask, Decision, Effect, Event, Failure, Machine, SealChoice, State};
-use crate::postgres::{ExitReport, PostgresError};
-use crate::records::{MemberState, Role};
 
 /// See the module.
 pub(crate) struct MachineDriver {

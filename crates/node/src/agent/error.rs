@@ -1,10 +1,9 @@
 //! The error of a node's life.
 
+use coordination::channel::ChannelError;
+use coordination::records::RecordError;
 use dax::error::ErrorKind;
-
-use crate::channel::ChannelError;
-use crate::postgres::PostgresError;
-use crate::records::RecordError;
+use pgserver::PostgresError;
 
 /// Why a node could not start, or could not go on.
 #[derive(Debug, thiserror::Error)]

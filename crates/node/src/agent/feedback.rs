@@ -9,13 +9,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::channel::{Server, Subscriber};
 use dax::ids::NodeName;
 use pgdata::feedback::{Report, report_feedback};
+use pgserver::StartOptions;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
-
-use crate::channel::{Server, Subscriber};
-use crate::postgres::StartOptions;
 
 /// How often it is looked what the standbys report.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -127,13 +126,13 @@ async fn gone(reported: &mut watch::Receiver<Report>) {
 
 #[cfg(test)]
 mod tests {
+    use coordination::channel::{Identity, Progress};
+    use coordination::records::Incarnation;
     use dax::ids::VolumeName;
     use pgdata::feed::RowsNeeded;
     use volume::lsn::Lsn;
 
     use super::*;
-    use crate::channel::{Identity, Progress};
-    use crate::records::Incarnation;
 
     fn subscriber(node: &str, applied: u64, xmin: Option<u32>) -> Subscriber {
         let needed = xmin.map(|xmin| RowsNeeded {

@@ -15,6 +15,10 @@ mod verdict;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::address::Address;
+use coordination::channel::{self, ClientEvent, Notice, Subscription};
+use coordination::detector::{Beat, Detector, Hint};
+use coordination::records::{ActiveState, Heartbeat, Lsns, Member, OldActive};
 use dax::ids::{Epoch, Generation, NodeName};
 use pgdata::timeline::TimelineId;
 use tokio::sync::mpsc;
@@ -36,11 +40,7 @@ use super::slow::Lag;
 use super::standby::{Known, Standby};
 use super::status::Order;
 use super::warmth::{self, Warmer};
-use crate::address::Address;
-use crate::channel::{self, ClientEvent, Notice, Subscription};
-use crate::detector::{Beat, Detector, Hint};
 use crate::machine::Event;
-use crate::records::{ActiveState, Heartbeat, Lsns, Member, OldActive};
 
 /// How often PostgreSQL is asked how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
@@ -91,7 +91,7 @@ pub(crate) struct Follower<'a> {
     /// PostgreSQL shall read its files again when the journal was followed to here.
     reload_at: Option<JournalPos>,
     /// What the detector goes by.
-    timings: crate::config::Heartbeat,
+    timings: coordination::config::Heartbeat,
     /// An operator wants it to begin anew, without what it has in memory.
     forgets: bool,
     /// Somebody owns a higher epoch: this one is over.

@@ -6,9 +6,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::records::{Heartbeat, Lsns, OldActive, Record};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use futures_util::FutureExt;
+use pgserver::leftovers;
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -20,8 +22,6 @@ use super::standby::{Known, Standby};
 use super::status::Order;
 use super::{look, start};
 use crate::machine::{Event, State};
-use crate::postgres::leftovers;
-use crate::records::{Heartbeat, Lsns, OldActive, Record};
 
 /// The wait after something could not be cleared away.
 const CLEAR_AGAIN: Duration = Duration::from_millis(500);

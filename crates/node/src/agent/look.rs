@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
+use coordination::detector::Beat;
+use coordination::liveness::Liveness;
+use coordination::records::{Heartbeat, Member, MemberState, Record, Role};
 use dax::storage::Storage;
 use tokio::time::sleep;
 
 use super::context::Context;
 use super::error::Result;
 use super::life::Life;
-use crate::detector::Beat;
-use crate::machine::liveness::Liveness;
 use crate::machine::ranking::may_take_over;
 use crate::machine::{Event, LastBeat, Registry};
-use crate::records::{Heartbeat, Member, MemberState, Record, Role};
 
 /// Watches until the node has something else to do.
 pub(super) async fn watch(context: &Context, life: &mut Life) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::records::{Control, Member, Record, Role, ServerFacts};
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -13,7 +14,6 @@ use super::context::Context;
 use super::driver::MachineDriver;
 use super::error::Result;
 use super::start::SAY_WITHIN;
-use crate::records::{Control, Member, Record, Role, ServerFacts};
 
 /// How often it is written; at once when the state changes.
 const EVERY: Duration = Duration::from_millis(500);

@@ -3,7 +3,7 @@
 //! [`machine`](crate::machine) decides what the node is; [`life`] has the work of each state; the
 //! [`driver`] stands between them. Whatever goes wrong is told to the machine as well, which tries again
 //! from the beginning. What all lives share is in [`context`]; what is thought of a silent active is in
-//! [`detector`](crate::detector).
+//! [`detector`](coordination::detector).
 
 pub(crate) mod active;
 mod backpressure;
@@ -23,12 +23,14 @@ mod membership;
 mod moving;
 mod prefetch;
 mod protection;
+mod pulse;
 mod scrub;
 mod server_watch;
 mod slow;
 pub(crate) mod standby;
 mod start;
 pub(crate) mod status;
+mod takeover;
 mod throughput;
 mod warmth;
 
@@ -36,10 +38,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::channel::{Handler, Party, Server};
+use coordination::records::Cluster;
 use dax::storage::Storage;
+use pgserver::logfile::{Rotation, keep_rotating};
+use pgserver::{check_port, leftovers};
 use tokio::sync::mpsc;
 
-pub(crate) use self::context::unix_ms;
 use self::context::{Context, Host};
 use self::controls::Controls;
 use self::driver::MachineDriver;
@@ -47,72 +52,113 @@ pub use self::error::{AgentError, Result};
 use self::life::Life;
 use self::membership::Membership;
 use self::status::{Order, StatusBoard};
-use crate::channel::{Party, Server};
 use crate::config::{AgentLock, Config};
 use crate::machine::{Event, Limits, Machine, State};
-use crate::postgres::logfile::{Rotation, keep_rotating};
-use crate::postgres::{check_port, leftovers};
-use crate::records::Cluster;
-use crate::rest::{Facts, Rest};
 
 /// How often standbys hear of the log where a look at it asks a quorum of Cassandra's nodes.
 const QUORUM_GATHER: Duration = Duration::from_millis(20);
 
-/// Runs a node until `shutdown` resolves or it cannot start at all.
-///
-/// # Errors
-/// What keeps the node from starting: configuration, programs, permissions, an unknown volume. Once
-/// it runs, failures are logged and the node tries again.
-pub async fn run(
+/// The agent of a node that has its directory to itself and listens to others, and does nothing yet.
+pub struct Agent {
     config: Config,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> Result<()> {
-    let host = Host::check(&config)?;
-    let _only = prepare(&config, &host)?;
-    check_port(&config.postgres.listen_addresses, config.postgres.port)?;
-    let limits = Limits::new(config.heartbeat.timeout);
-    let machine = Machine::new(config.name.clone(), config.tags.clone(), limits);
-    let driver = Arc::new(MachineDriver::new(machine));
-    let (board, mut orders) = StatusBoard::new(
-        Arc::clone(&driver),
-        config.paths.socket(config.postgres.port),
-    );
-    let party = Party::new(&config)?;
-    let server = Server::bind(&config.channel.listen, party.clone(), board.clone()).await?;
-    if config.store.is_some() {
-        server.gather(QUORUM_GATHER);
+    host: Host,
+    party: Party,
+    driver: Arc<MachineDriver>,
+    board: Arc<StatusBoard>,
+    orders: mpsc::Receiver<Order>,
+    server: Server,
+    _only: AgentLock,
+}
+
+impl Agent {
+    /// Checks what this machine offers, takes the node's directory, and listens on the channel.
+    ///
+    /// # Errors
+    /// What keeps the node from starting: configuration, programs, permissions, addresses in use.
+    pub async fn bind(config: Config) -> Result<Agent> {
+        let host = Host::check(&config)?;
+        let only = prepare(&config, &host)?;
+        check_port(&config.postgres.listen_addresses, config.postgres.port)?;
+        let cluster = &config.cluster;
+        let limits = Limits::new(cluster.heartbeat.timeout);
+        let machine = Machine::new(cluster.name.clone(), config.tags.clone(), limits);
+        let driver = Arc::new(MachineDriver::new(machine));
+        let socket = config.paths.socket(config.postgres.port);
+        let (board, orders) = StatusBoard::new(Arc::clone(&driver), socket);
+        let party = Party::new(cluster)?;
+        let server = Server::bind(&config.channel.listen, party.clone(), board.clone()).await?;
+        if cluster.store.is_some() {
+            server.gather(QUORUM_GATHER);
+        }
+        Ok(Agent {
+            config,
+            host,
+            party,
+            driver,
+            board,
+            orders,
+            server,
+            _only: only,
+        })
     }
-    let facts = Facts {
-        scope: config.volume.to_string(),
-        node: config.name.to_string(),
-        server_version: host.installation.version().number(),
-    };
-    let _rest = Rest::bind(&config, facts, party.clone(), board.clone()).await?;
-    let stopping = Arc::clone(&driver);
-    tokio::spawn(async move {
-        shutdown.await;
-        stopping.tell(Event::Stop);
-    });
-    let (registry, cluster) = tokio::select! {
-        connected = wait_for_cluster(&config) => connected?,
-        () = driver.until(|state| *state == State::Stopping) => return Ok(()),
-    };
-    let (_controls, control) = Controls::start(config.clone());
-    let server = Arc::new(server);
-    let context = Context::new(
-        config, party, host, cluster, server, board, control, driver, registry,
-    )?;
-    let rotation = Rotation {
-        bytes: context.config.postgres.log_size.bytes() as u64,
-        kept: context.config.postgres.log_kept,
-    };
-    let rotating = tokio::spawn(keep_rotating(context.config.paths.log(), rotation));
-    let membership = Membership::start(&context);
-    crate::service::ready();
-    let ended = live(&context, &mut orders).await;
-    membership.end(&context).await;
-    rotating.abort();
-    ended
+
+    /// Who this life of the node is to others.
+    pub fn party(&self) -> &Party {
+        &self.party
+    }
+
+    /// Answers what this node is asked, on the channel and by whoever else may ask.
+    pub fn handler(&self) -> Arc<dyn Handler> {
+        self.board.clone()
+    }
+
+    /// The version of PostgreSQL on this machine, as `server_version_num`.
+    pub fn server_version(&self) -> u32 {
+        self.host.installation.version().number()
+    }
+
+    /// Runs the node until `shutdown` resolves or it cannot start at all.
+    ///
+    /// # Errors
+    /// What keeps the node from starting: programs, permissions, an unknown volume. Once it runs,
+    /// failures are logged and the node tries again.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+        let Agent {
+            config,
+            host,
+            party,
+            driver,
+            board,
+            mut orders,
+            server,
+            _only,
+        } = self;
+        let stopping = Arc::clone(&driver);
+        tokio::spawn(async move {
+            shutdown.await;
+            stopping.tell(Event::Stop);
+        });
+        let (registry, cluster) = tokio::select! {
+            connected = wait_for_cluster(&config) => connected?,
+            () = driver.until(|state| *state == State::Stopping) => return Ok(()),
+        };
+        let (_controls, control) = Controls::start(config.clone());
+        let server = Arc::new(server);
+        let context = Context::new(
+            config, party, host, cluster, server, board, control, driver, registry,
+        )?;
+        let rotation = Rotation {
+            bytes: context.config.postgres.log_size.bytes() as u64,
+            kept: context.config.postgres.log_kept,
+        };
+        let rotating = tokio::spawn(keep_rotating(context.config.paths.log(), rotation));
+        let membership = Membership::start(&context);
+        coordination::service::ready();
+        let ended = live(&context, &mut orders).await;
+        membership.end(&context).await;
+        rotating.abort();
+        ended
+    }
 }
 
 /// Makes the local directories, becomes their only agent, and cleans up after one that was killed.

@@ -4,15 +4,15 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use coordination::channel::{self, Request};
+use coordination::liveness::Liveness;
+use coordination::records::{Member, Record};
 use dax::ids::NodeName;
 
 use super::context::Context;
 use super::error::Result;
-use crate::channel::{self, Request};
-use crate::machine::liveness::Liveness;
 use crate::machine::protection::NodesSeen;
 use crate::machine::{Effect, Event};
-use crate::records::{Member, Record};
 
 /// How often.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -48,7 +48,7 @@ async fn look(context: &Context, liveness: &mut Liveness) -> Result<()> {
     });
     let nodes_seen = NodesSeen {
         nodes: nodes.collect(),
-        zone: context.config.tags.zone,
+        zone: context.config.cluster.zone,
     };
     let addresses: Vec<_> = nodes_seen.nodes.iter().map(|(m, _)| m.clone()).collect();
     for effect in context.driver.tell(Event::NodesSeen(nodes_seen)) {

@@ -12,13 +12,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::records::unix_ms;
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 use volume::active::{ActiveView, ScrubStep};
 
-use super::context::unix_ms;
 use super::error::Result;
 use crate::config::StorageConfig;
 

@@ -9,14 +9,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::records::{ServerFacts, ServerStart};
 use parking_lot::Mutex;
 use pgdata::control::Capacity;
 use pgdata::settings;
+use pgserver::{Postgres, PostgresError, Session, StartOptions};
 use tokio::task::JoinHandle;
 
 use super::context::Context;
-use crate::postgres::{Postgres, PostgresError, Session, StartOptions};
-use crate::records::{ServerFacts, ServerStart};
 
 /// When it read its files last. Needs none of them.
 const LOADED: &str = "SELECT pg_conf_load_time()";

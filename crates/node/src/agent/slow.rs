@@ -7,12 +7,12 @@
 
 use std::time::Duration;
 
+use coordination::records::unix_ms;
 use dax::ids::BlockKey;
 use parking_lot::Mutex;
 use serde::Serialize;
 use volume::lsn::Lsn;
 
-use super::context::unix_ms;
 use crate::config::{Slow, StandbyConfig};
 
 /// How long a standby goes on after it attached, whatever its lag: what it loads pays off later.
@@ -143,8 +143,9 @@ impl Skips {
 
 #[cfg(test)]
 mod tests {
+    use coordination::config::ByteSize;
+
     use super::*;
-    use crate::config::ByteSize;
 
     const MIB: u64 = 1 << 20;
 

@@ -18,6 +18,7 @@ use pgdata::layout::{CONTROL_FILE, TWO_PHASE};
 use pgdata::settings::{self, Configuration, StandbyOptions as Pinned};
 use pgdata::timeline::TimelineId;
 use pgdata::warmth::BUFFERS_FILE;
+use pgserver::Postgres;
 use tokio::runtime::Handle;
 use volume::claim::Claim;
 use volume::error::Error;
@@ -34,7 +35,6 @@ use super::context::Context;
 use super::error::{AgentError, Result};
 use super::log::SharedLog;
 use super::prefetch::{Prefetcher, Setup};
-use crate::postgres::Postgres;
 
 /// Blocks of a file that are read at once.
 const READS_AT_ONCE: usize = 32;
@@ -92,7 +92,7 @@ pub(crate) async fn load_base(
     Claim::begin(storage, node).await?;
     let seal = choose(seal::load_seals(storage).await?, before_last)
         .filter(|seal| !seal.payload.is_empty())
-        .ok_or_else(|| AgentError::NotInitialised(context.config.volume.clone()))?;
+        .ok_or_else(|| AgentError::NotInitialised(context.config.cluster.volume.clone()))?;
     let base = Base::load(storage, &seal).await?;
     let claim = Claim {
         node: node.clone(),

@@ -4,11 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::records::{
+    Cause, Decider, Heartbeat, HistoryEntry, OldActive, append_history, unix_ms,
+};
 use dax::error::ErrorKind;
 use dax::storage::Storage;
 use pgdata::control::{ClusterState, ControlFile};
 use pgdata::settings;
 use pgdata::timeline::TimelineId;
+use pgserver::{Postgres, StopMode};
 use volume::active::{ActiveView, Options};
 use volume::claim::Claim;
 use volume::journal::{JournalPos, JournalTail};
@@ -17,15 +21,14 @@ use volume::private::PrivateDir;
 use volume::seal::Base;
 
 use super::active::{Active, read_control};
-use super::context::{Context, unix_ms, wall_clock};
+use super::context::{Context, wall_clock};
 use super::error::{AgentError, Result};
 use super::life::{Body, Life, Sight};
+use super::pulse::Pulse;
 use super::standby::{self, Known, Standby, attach, load_base, read_configuration};
+use super::takeover::log_tail::LogTail;
+use super::takeover::{self, Announced, Phases};
 use crate::machine::{Decision, Event, Phase, State};
-use crate::postgres::{Postgres, StopMode};
-use crate::records::{Cause, Decider, Heartbeat, HistoryEntry, OldActive, append_history};
-use crate::takeover::log_tail::LogTail;
-use crate::takeover::{self, Announced, Phases, Pulse};
 
 /// How long PostgreSQL may take to start when nothing has to be replayed.
 const START_WITHIN: Duration = Duration::from_secs(60);
@@ -172,7 +175,7 @@ async fn from_nothing(
     let mut latest = Latest::recover(storage.clone(), wall_clock()).await?;
     let seal = standby::choose(latest.seals().to_vec(), before_last)
         .filter(|seal| !seal.payload.is_empty())
-        .ok_or_else(|| AgentError::NotInitialised(context.config.volume.clone()))?;
+        .ok_or_else(|| AgentError::NotInitialised(context.config.cluster.volume.clone()))?;
     let control = ControlFile::parse(&seal.payload)?;
     let from = seal.end.max(announced.end);
     let timeline = control.timeline.max(announced.timeline);

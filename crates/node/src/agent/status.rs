@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use coordination::channel::{Handler, Request};
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -11,7 +12,6 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use super::driver::MachineDriver;
-use crate::channel::{Handler, Request};
 
 /// Something that an operator, or another node, asked for; the sender answers it.
 pub(crate) struct Order {

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pgdata::sealer::Sealer;
+use pgserver::{Result, Session, StartOptions};
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior};
 use volume::lsn::Lsn;
-
-use crate::postgres::{Result, Session, StartOptions};
 
 /// How often it is measured.
 const EVERY: Duration = Duration::from_secs(1);

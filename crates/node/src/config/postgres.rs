@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use coordination::address::Address;
+use coordination::config::{ByteSize, ConfigError, Parameter};
 use serde::Deserialize;
-
-use super::{ByteSize, ConfigError};
-use crate::address::Address;
 
 /// Parameters that have a key of their own, or that would undo what the node relies on.
 const RESERVED: &[(&str, &str)] = &[
@@ -60,28 +59,6 @@ pub struct PostgresConfig {
     /// Parameters of this node only, passed on the command line (shared ones: edit-config).
     #[serde(default)]
     pub parameters: BTreeMap<String, Parameter>,
-}
-
-/// A parameter's value; numbers and booleans may be written without quotes.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
-pub enum Parameter {
-    /// `on` or `off`.
-    Bool(bool),
-    /// A number without a unit.
-    Integer(i64),
-    /// Everything else.
-    Text(String),
-}
-
-impl std::fmt::Display for Parameter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Parameter::Bool(on) => f.write_str(if *on { "on" } else { "off" }),
-            Parameter::Integer(n) => write!(f, "{n}"),
-            Parameter::Text(text) => f.write_str(text),
-        }
-    }
 }
 
 fn default_port() -> u16 {

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use coordination::config::{ByteSize, ConfigError};
 use serde::Deserialize;
-
-use super::{ByteSize, ConfigError};
 
 /// PostgreSQL counts its delays in milliseconds, in 31 bits.
 const DELAY_MAX: Duration = Duration::from_millis(i32::MAX as u64);

@@ -1,5 +1,7 @@
 //! What the configuration accepts, and how it refuses.
 
+use coordination::config::{Parameter, SHARED_KEYS};
+
 use super::*;
 
 const MINIMAL: &str = r#"
@@ -41,20 +43,21 @@ fn defaults_are_what_the_example_says() {
         .map(|l| format!("{}\n", l.strip_prefix("# ").unwrap_or(l)))
         .collect();
     let spelled = Config::parse(&uncommented).unwrap();
-    assert_eq!(spelled.heartbeat, defaults.heartbeat);
-    assert_eq!(spelled.cassandra, defaults.cassandra);
+    assert_eq!(spelled.cluster.heartbeat, defaults.cluster.heartbeat);
+    assert_eq!(spelled.cluster.cassandra, defaults.cluster.cassandra);
     assert_eq!(spelled.channel, defaults.channel);
     assert_eq!(spelled.memory, defaults.memory);
+    assert_eq!(spelled.cluster.pending, defaults.cluster.pending);
     assert_eq!(spelled.standby, defaults.standby);
     assert_eq!(spelled.tags, defaults.tags);
     assert_eq!(spelled.postgres.port, example.postgres.port);
     assert_eq!(spelled.postgres.run_as, defaults.postgres.run_as);
-    assert_eq!(example.zones.len(), 3);
+    assert_eq!(example.cluster.zones.len(), 3);
 }
 
 #[test]
 fn the_example_shows_every_key() {
-    for (_, names) in keys::KEYS {
+    for (_, names) in SHARED_KEYS.iter().chain(keys::OWN) {
         for name in *names {
             assert!(Config::example().contains(name), "{name}");
         }
@@ -168,16 +171,16 @@ fn the_key_is_in_a_file_of_the_owner() {
     assert!(relative.contains("\"key\"") && relative.contains("not absolute"));
 
     let config = with_key(&file).unwrap();
-    let error = config.volume_key().unwrap_err();
+    let error = config.cluster.volume_key().unwrap_err();
     assert!(error.to_string().contains("main.key"), "{error}");
     dax::credentials::write_new(&file, &"ab".repeat(32)).unwrap();
-    let client = config.client("a").unwrap();
+    let client = config.cluster.client("a").unwrap();
     assert_eq!(*client.key.unwrap().to_hex(), "ab".repeat(32));
-    assert!(with("").unwrap().client("a").unwrap().key.is_none());
+    assert!(with("").unwrap().cluster.client("a").unwrap().key.is_none());
 
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     std::fs::set_permissions(&file, open).unwrap();
-    let error = config.client("a").unwrap_err();
+    let error = config.cluster.client("a").unwrap_err();
     assert!(error.to_string().contains("chmod 600"), "{error}");
 }
 
@@ -227,10 +230,10 @@ fn a_zone_may_have_several_servers() {
     let text: String = lines.flat_map(|line| [line, "\n"]).collect();
     let config = Config::parse(&text).unwrap();
     assert_eq!(
-        config.replicas(),
+        config.cluster.replicas(),
         ["a:1", "a:2", "b:1", "b:2", "c:1", "c:2"]
     );
-    let settings = config.volume_settings();
+    let settings = config.cluster.volume_settings();
     assert_eq!(
         (settings.replicas, settings.sync_replicas, settings.zones),
         (6, 4, 3)
@@ -261,12 +264,12 @@ fn cassandra_takes_the_place_of_zones() {
     let text: Vec<String> = MINIMAL.lines().map(replaced).collect();
     let text = text.join("\n");
     let config = Config::parse(&text).unwrap();
-    let client = config.cassandra_client().unwrap().unwrap();
+    let client = config.cluster.cassandra_client().unwrap().unwrap();
     assert_eq!(client.contact_points, ["localhost", "127.0.0.2"]);
-    assert_eq!(config.volume_settings().replicas, 3);
+    assert_eq!(config.cluster.volume_settings().replicas, 3);
     let both = format!("zones = [\"127.0.0.1:7101\"]\n{text}");
     let error = Config::parse(&both).unwrap_err().to_string();
     assert!(error.contains("either zones or"), "{error}");
     let other = Config::parse_on(MINIMAL, Some("cassandra://127.0.0.3/x")).unwrap();
-    assert!(other.zones.is_empty() && other.store.is_some());
+    assert!(other.cluster.zones.is_empty() && other.cluster.store.is_some());
 }

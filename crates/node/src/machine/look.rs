@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
+use coordination::records::ActiveState;
 use dax::ids::NodeName;
 
 use super::{Cause, Decider, Decision, Effect, LastBeat, Machine, Phase, Registry, State};
-use crate::records::ActiveState;
 
 /// How many times Tmax a living standby is given to take over.
 const STANDBY_PATIENCE: u32 = 3;

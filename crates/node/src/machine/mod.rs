@@ -27,7 +27,6 @@
 //! happened; [`Effect`]s are what is to be done at once besides. Pure: time is a [`Duration`] since
 //! some moment of the caller's monotonic clock.
 
-pub mod liveness;
 mod look;
 mod order;
 pub mod protection;
@@ -41,14 +40,14 @@ mod turn;
 use std::fmt;
 use std::time::Duration;
 
+use coordination::config::Tags;
+use coordination::detector::{Beat, Evidence, Verdict};
+use coordination::records::{ActiveState, Cause, Decider, MemberState, Role};
 use dax::ids::{Epoch, NodeName};
 
 use self::look::Look;
 use self::protection::{NodesSeen, Protection};
 use self::turn::Suspicion;
-use crate::config::Tags;
-use crate::detector::{Beat, Evidence, Verdict};
-use crate::records::{ActiveState, Cause, Decider, MemberState, Role};
 
 /// Steps of a takeover, in order (`docs/FAILOVER.md`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,11 +6,11 @@
 
 use std::time::Duration;
 
+use coordination::records::{Member, MemberState, Role};
 use dax::ids::NodeName;
 use serde::{Deserialize, Serialize};
 
 use super::ranking::{choose_spare, may_take_over, rank};
-use crate::records::{Member, MemberState, Role};
 
 /// The other nodes, as the active sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -140,7 +140,7 @@ impl Protection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::test_member;
+    use crate::machine::tests::member;
 
     const WITHIN: Duration = Duration::from_secs(10);
 
@@ -153,13 +153,13 @@ mod tests {
     }
 
     fn spare(name: &str) -> Member {
-        let mut member = test_member(name, Role::Spare, MemberState::Starting);
+        let mut member = member(name, Role::Spare, MemberState::Starting);
         member.tags.spare = true;
         member
     }
 
     fn standby(name: &str, state: MemberState) -> Member {
-        test_member(name, Role::Standby, state)
+        member(name, Role::Standby, state)
     }
 
     fn count(

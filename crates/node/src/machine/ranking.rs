@@ -9,10 +9,9 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use coordination::config::FailoverZone;
+use coordination::records::{Member, MemberState, Role};
 use dax::ids::NodeName;
-
-use crate::config::FailoverZone;
-use crate::records::{Member, MemberState, Role};
 
 /// Log that a record's age explains; two standbys that differ by less may each see the other ahead.
 const ALIKE_BYTES: u64 = 16 << 20;
@@ -111,11 +110,11 @@ pub fn choose_spare<'m>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::test_member;
+    use crate::machine::tests::member;
     use volume::lsn::Lsn;
 
     fn standby(name: &str) -> Member {
-        test_member(name, Role::Standby, MemberState::Warm)
+        member(name, Role::Standby, MemberState::Warm)
     }
 
     fn at(name: &str, applied: u64, updated: u64) -> Member {
@@ -202,8 +201,8 @@ mod tests {
     #[test]
     fn a_spare_in_another_zone_is_preferred() {
         let mut all = vec![
-            test_member("a", Role::Spare, MemberState::Starting),
-            test_member("b", Role::Spare, MemberState::Starting),
+            member("a", Role::Spare, MemberState::Starting),
+            member("b", Role::Spare, MemberState::Starting),
             standby("c"),
         ];
         (all[0].tags.zone, all[1].tags.zone) = (Some(0), Some(1));

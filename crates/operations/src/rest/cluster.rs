@@ -1,11 +1,11 @@
 //! `/cluster` and `/history`, in Patroni's form (pure).
 
+use coordination::address::Address;
+use coordination::records::{Cause, Control, Heartbeat, HistoryEntry, Member, MemberState, Role};
 use serde_json::{Value, json};
 use volume::lsn::Lsn;
 
 use super::lsn_number;
-use crate::address::Address;
-use crate::records::{Cause, Control, Heartbeat, HistoryEntry, Member, MemberState, Role};
 
 /// All nodes, as their records tell.
 pub(super) fn cluster(
@@ -103,12 +103,16 @@ fn utc(unix_ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::records::{ActiveState, Paused, ScheduledSwitchover};
+    use coordination::records::{ActiveState, Paused, ScheduledSwitchover};
+
     use dax::ids::{Epoch, NodeName};
 
+    use super::*;
+    use crate::rest::tests::member;
+
     fn node(name: &str, role: Role, state: MemberState) -> Member {
-        let mut member = crate::records::tests::member(name, role, state);
+        let mut member = member(name, role, state);
+        (member.received, member.applied) = (Lsn(10), Lsn(10));
         member.rest = Some("10.0.0.1:8008".parse().unwrap());
         member
     }
@@ -182,9 +186,9 @@ mod tests {
             cause,
             phases: Vec::new(),
             log_end: Lsn(0x30),
-            lsns: crate::records::Lsns::default(),
+            lsns: coordination::records::Lsns::default(),
             timeline,
-            decided_by: crate::records::Decider::Automatic,
+            decided_by: coordination::records::Decider::Automatic,
             old_active: None,
             unix_ms: 1_700_000_000_000,
         };

@@ -244,6 +244,7 @@ mod tests {
             scope: "main".into(),
             node: "north".into(),
             server_version: 150_018,
+            bin: "/usr/bin".into(),
         };
         metrics(&facts, status)
     }

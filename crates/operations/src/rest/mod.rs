@@ -34,6 +34,7 @@ mod report;
 mod ui;
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +43,10 @@ use axum::body::Bytes;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use coordination::channel::{Handler, Identity, Party, Request};
+use coordination::config::{ClusterConfig, RestConfig};
+use coordination::records::{Control, Heartbeat, Member, Record, read_history};
+use coordination::tier;
 use dax::storage::Storage;
 use dax::tls::WebTls;
 use parking_lot::Mutex;
@@ -56,12 +61,6 @@ use self::checks::{Wanted, check};
 use self::https::{Client, Https};
 use self::report::Report;
 use self::ui::observer::{Observed, observe};
-use crate::agent::AgentError;
-use crate::agent::context::connect;
-use crate::agent::status::StatusBoard;
-use crate::channel::{Identity, Party};
-use crate::config::Config;
-use crate::records::{Control, Heartbeat, Member, Record, read_history};
 
 /// How long the registry may take to answer a request.
 const REGISTRY_WITHIN: Duration = Duration::from_secs(5);
@@ -72,13 +71,15 @@ const HISTORY_ENTRIES: usize = 100;
 
 /// What does not change while the agent runs.
 #[derive(Debug, Clone)]
-pub(crate) struct Facts {
+pub struct Facts {
     /// The volume's name.
     pub scope: String,
     /// The node's name.
     pub node: String,
     /// PostgreSQL's, as `server_version_num`.
     pub server_version: u32,
+    /// The directory of its programs, which judge values of parameters.
+    pub bin: PathBuf,
 }
 
 struct Shared {
@@ -86,8 +87,9 @@ struct Shared {
     me: Identity,
     /// The same to other agents.
     party: Party,
-    board: Arc<StatusBoard>,
-    config: Config,
+    /// The process that is asked how it is and gets orders.
+    process: Arc<dyn Handler>,
+    cluster: ClusterConfig,
     /// A handle of its own, which owns no epoch: that of the node's life ends with a change of roles.
     storage: OnceCell<Arc<dyn Storage>>,
     token: Option<[u8; 32]>,
@@ -100,13 +102,49 @@ struct Shared {
 impl Shared {
     /// Connects to the zones when somebody asks first.
     async fn storage(&self) -> Result<&Arc<dyn Storage>, Refusal> {
-        let connected = self.storage.get_or_try_init(|| connect(&self.config)).await;
+        let connect = || tier::connect(&self.cluster, self.cluster.name.as_str());
+        let connected = self.storage.get_or_try_init(connect).await;
         connected.map_err(unavailable)
+    }
+
+    /// How the process is; nothing if it cannot tell.
+    async fn status(&self) -> Value {
+        let status = self.process.request(Request::Status).await;
+        status.unwrap_or_default()
+    }
+}
+
+/// Why the interface cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestError {
+    /// A certificate or key cannot be used; the kind of the error tells what to do.
+    #[error(transparent)]
+    Certificate(#[from] dax::Error),
+    /// The token cannot be used; says why.
+    #[error("{0}")]
+    Refused(String),
+    /// The operating system said no.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl RestError {
+    fn system(what: impl Into<String>, source: std::io::Error) -> RestError {
+        RestError::System {
+            what: what.into(),
+            source,
+        }
     }
 }
 
 /// The listening interface; dropping it closes it.
-pub(crate) struct Rest {
+pub struct Rest {
     serving: JoinHandle<()>,
     observing: JoinHandle<()>,
 }
@@ -124,20 +162,21 @@ impl Rest {
     /// # Errors
     /// If the address cannot be listened on, or the token's or a certificate's file cannot be read.
     pub async fn bind(
-        config: &Config,
+        config: &RestConfig,
+        cluster: &ClusterConfig,
         facts: Facts,
         party: Party,
-        board: Arc<StatusBoard>,
-    ) -> Result<Rest, AgentError> {
-        let tls = config.rest.files().map(WebTls::load).transpose()?;
-        let token = config.rest.token.as_deref().map(read_token).transpose()?;
-        let address = config.rest.listen.to_string();
+        process: Arc<dyn Handler>,
+    ) -> Result<Rest, RestError> {
+        let tls = config.files().map(WebTls::load).transpose()?;
+        let token = config.token.as_deref().map(read_token).transpose()?;
+        let address = config.listen.to_string();
         let listener = TcpListener::bind(&address).await.map_err(|e| {
             let what =
                 format!("cannot serve HTTP on {address}; choose another address in [rest] listen");
-            AgentError::system(what, e)
+            RestError::system(what, e)
         })?;
-        if token.is_some() && tls.is_none() && !config.rest.listen.is_local() {
+        if token.is_some() && tls.is_none() && !config.listen.is_local() {
             tracing::warn!(
                 %address,
                 "orders over HTTP show their token to whoever listens on the network; give [rest] a certificate"
@@ -147,12 +186,12 @@ impl Rest {
             facts,
             me: party.me.clone(),
             party,
-            board,
-            config: config.clone(),
+            process,
+            cluster: cluster.clone(),
             storage: OnceCell::new(),
             token,
             observed: Mutex::default(),
-            asks_certificates: config.rest.client_ca.is_some(),
+            asks_certificates: config.client_ca.is_some(),
         };
         let shared = Arc::new(shared);
         let observing = tokio::spawn(observe(Arc::clone(&shared)));
@@ -170,7 +209,7 @@ impl Rest {
             None => tokio::spawn(async move { ended(axum::serve(listener, router).await) }),
             Some(tls) => {
                 let listener = Https::new(listener, tls)
-                    .map_err(|e| AgentError::system(format!("cannot serve {address}"), e))?;
+                    .map_err(|e| RestError::system(format!("cannot serve {address}"), e))?;
                 tokio::spawn(async move { ended(axum::serve(listener, router).await) })
             }
         };
@@ -179,8 +218,8 @@ impl Rest {
 }
 
 /// The token's digest: what is compared need not take the same time for every token then.
-fn read_token(path: &std::path::Path) -> Result<[u8; 32], AgentError> {
-    let failed = |e| AgentError::system(format!("cannot read the token {}", path.display()), e);
+fn read_token(path: &std::path::Path) -> Result<[u8; 32], RestError> {
+    let failed = |e| RestError::system(format!("cannot read the token {}", path.display()), e);
     let mode = std::fs::metadata(path)
         .map_err(failed)?
         .permissions()
@@ -188,14 +227,14 @@ fn read_token(path: &std::path::Path) -> Result<[u8; 32], AgentError> {
     if mode & 0o077 != 0 {
         let path = path.display();
         let why = format!("others may read the token in {path}: chmod 600 {path}");
-        return Err(AgentError::Refused(why));
+        return Err(RestError::Refused(why));
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
     let token = text.trim();
     if token.len() < 16 {
         let path = path.display();
         let why = format!("the token in {path} is too short; make one: openssl rand -hex 32");
-        return Err(AgentError::Refused(why));
+        return Err(RestError::Refused(why));
     }
     Ok(Sha256::digest(token).into())
 }
@@ -226,7 +265,7 @@ async fn answer(
 }
 
 async fn read(shared: &Shared, uri: &Uri) -> Response {
-    let status = shared.board.status();
+    let status = shared.status().await;
     let path = uri.path().trim_end_matches('/');
     let path = if path.is_empty() { "/" } else { path };
     let wanted = match Wanted::parse(uri.query().unwrap_or_default()) {
@@ -336,4 +375,22 @@ fn reply(code: StatusCode, answer: &Value) -> Response {
 
 fn text(code: StatusCode, why: impl Into<String>) -> Response {
     (code, why.into()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use coordination::records::{Incarnation, Member, MemberState, Role};
+    use dax::ids::NodeName;
+
+    /// A node in some role and state.
+    pub(super) fn member(name: &str, role: Role, state: MemberState) -> Member {
+        let name = NodeName::new(name).unwrap();
+        let postgres = "127.0.0.1:5432".parse().unwrap();
+        let channel = "127.0.0.1:7432".parse().unwrap();
+        Member {
+            role,
+            state,
+            ..Member::starting(name, Incarnation("1".into()), postgres, channel)
+        }
+    }
 }

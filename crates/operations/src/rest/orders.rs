@@ -2,6 +2,9 @@
 
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::Response;
+use coordination::channel::{ChannelError, Request};
+use coordination::records::unix_ms;
+use coordination::records::{Control, EditError, Heartbeat, Record};
 use dax::ids::NodeName;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,12 +12,9 @@ use sha2::{Digest, Sha256};
 
 use super::https::Client;
 use super::{Refusal, Shared, reply, text, unavailable};
-use crate::agent::unix_ms;
-use crate::channel::{ChannelError, Handler, Request};
 use crate::configure::{self, Edit, Settings};
 use crate::handover::{self, HandoverError, How};
 use crate::operate::{OperateError, Operator, parse_time};
-use crate::records::{Control, EditError, Heartbeat, Record};
 
 /// What the body of a switchover or a failover may say.
 #[derive(Debug, Default, Deserialize)]
@@ -164,7 +164,7 @@ async fn reinitialize(shared: &Shared) -> Result<Done, Refusal> {
 /// Of this node only, as with Patroni.
 async fn reload(shared: &Shared) -> Result<Done, Refusal> {
     let order = Request::Reload { journal: 0 };
-    match shared.board.request(order).await {
+    match shared.process.request(order).await {
         Ok(_) => Ok(Done::Accepted("reload scheduled\n".to_owned())),
         Err(why) => Err((StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))),
     }
@@ -204,7 +204,7 @@ async fn patch(shared: &Shared, body: &[u8]) -> Result<Done, Refusal> {
     let by = shared.me.node.as_str();
     let control = if patch.as_object().is_some_and(|fields| !fields.is_empty()) {
         let edit = Edit::Patch(vec![patch]);
-        let edited = configure::edit(storage, by, &edit, &shared.config.postgres.bin).await;
+        let edited = configure::edit(storage, by, &edit, &shared.facts.bin).await;
         edited.map_err(|e| refusal(e.into()))?
     } else {
         Control::read(storage).await.map_err(unavailable)?

@@ -1,10 +1,9 @@
 //! What a node says about itself, as far as HTTP answers depend on it.
 
+use coordination::records::{MemberState, Role, ServerFacts};
 use serde::Deserialize;
 use serde_json::Value;
 use volume::lsn::Lsn;
-
-use crate::records::{MemberState, Role, ServerFacts};
 
 /// A node's own report. What it does not say is `None`: a node that just starts says little.
 #[derive(Debug, Clone, Default, Deserialize)]

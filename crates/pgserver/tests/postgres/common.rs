@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use node::postgres::{InitdbOptions, Installation, Postgres, RunAs, Session, StartOptions};
+use pgserver::{InitdbOptions, Installation, Postgres, RunAs, Session, StartOptions};
 
 pub const READY: Duration = Duration::from_secs(60);
 
@@ -150,6 +150,6 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        let _ = node::postgres::leftovers::clean(&self.options.run, &self.options.data);
+        let _ = pgserver::leftovers::clean(&self.options.run, &self.options.data);
     }
 }

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use node::postgres::leftovers;
+use pgserver::leftovers;
 
 use crate::common::{Cluster, READY, installation, run_as};
 
@@ -37,7 +37,7 @@ fn unwatched(cluster: &Cluster) -> Child {
 async fn wait_until_it_serves(cluster: &Cluster) {
     for _ in 0..2_000 {
         let options = &cluster.options;
-        let opened = node::postgres::Session::open(&options.run, options.port, "postgres").await;
+        let opened = pgserver::Session::open(&options.run, options.port, "postgres").await;
         if opened.is_ok() {
             return;
         }

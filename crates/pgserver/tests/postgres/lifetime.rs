@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use node::postgres::{Password, Postgres, PostgresError, StopMode};
+use pgserver::{Password, Postgres, PostgresError, StopMode};
 
 use crate::common::{Cluster, READY, installation, owned_directory, run_as};
 
@@ -290,7 +290,7 @@ async fn root_is_refused_before_anything_starts() {
 #[tokio::test]
 async fn initdb_into_a_used_directory_says_why() {
     let cluster = Cluster::new();
-    let options = node::postgres::InitdbOptions {
+    let options = pgserver::InitdbOptions {
         data: cluster.options.data.clone(),
         superuser: "postgres".into(),
         arguments: Vec::new(),
@@ -313,7 +313,7 @@ async fn a_new_database_has_the_password_that_it_was_given() {
     owned_directory(&cluster.options.data);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "correct horse\nanother line\n").unwrap();
-    let options = node::postgres::InitdbOptions {
+    let options = pgserver::InitdbOptions {
         data: cluster.options.data.clone(),
         superuser: "postgres".into(),
         arguments: vec!["--locale=C".into(), "--wal-segsize=1".into()],

@@ -1,7 +1,8 @@
 //! What `understudy status` says of Apache Cassandra, where that is the storage tier.
 
+use coordination::config::FencingChoice;
 use dax::storage::ReplicaStatus;
-use node::config::{Config, FencingChoice};
+use node::config::Config;
 use serde::Serialize;
 
 /// The storage tier as this configuration has it, and its data centres as they look from here.
@@ -27,8 +28,8 @@ struct DataCentre {
 impl CassandraView {
     /// None if zones are the storage tier.
     pub(super) fn new(config: &Config, replicas: &[ReplicaStatus]) -> Option<CassandraView> {
-        let place = config.store.as_ref()?;
-        let settings = &config.cassandra;
+        let place = config.cluster.store.as_ref()?;
+        let settings = &config.cluster.cassandra;
         let leased = settings.fencing == FencingChoice::Lease;
         let names = settings.data_centres.iter().zip(0u8..);
         let data_centres = names.map(|(name, zone)| {

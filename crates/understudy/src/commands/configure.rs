@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::Context;
-use node::configure::{self, Edit, Settings};
-use node::records::{Control, EditError};
+use coordination::records::{Control, EditError};
+use operations::configure::{self, Edit, Settings};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -64,7 +64,7 @@ pub async fn edit(args: cli::EditConfig) -> anyhow::Result<Code> {
         }
         return Ok(Code::Ok);
     };
-    let by = registry.config.name.as_str();
+    let by = registry.config.cluster.name.as_str();
     let bin = &registry.config.postgres.bin;
     let edited = configure::edit(&*registry.storage, by, &edit, bin).await;
     let control = edited.map_err(|error| refused(error, draft))?;

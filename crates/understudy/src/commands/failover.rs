@@ -1,8 +1,8 @@
 //! `understudy switchover` and `understudy failover`: let another node become the active.
 
+use coordination::channel::Party;
 use dax::ids::NodeName;
-use node::channel::Party;
-use node::handover::{HandoverError, How, hand_over};
+use operations::handover::{HandoverError, How, hand_over};
 
 use super::registry::Registry;
 use crate::cli;
@@ -24,7 +24,7 @@ pub async fn switch_over(args: cli::Switchover) -> anyhow::Result<Code> {
 
 async fn change(asking: &cli::Asking, to: Option<NodeName>, how: How) -> anyhow::Result<Code> {
     let registry = Registry::open(&asking.config).await?;
-    let me = Party::new(&registry.config)?;
+    let me = Party::new(&registry.config.cluster)?;
     eprintln!("understudy: waiting for the new active");
     let done = hand_over(&*registry.storage, &me, to, how).await;
     let new = done.map_err(explain)?;

@@ -1,6 +1,6 @@
 //! `understudy history`: who was active when, why it changed, and how long that took.
 
-use node::records::{ActiveState, Cause, Decider, HistoryEntry, read_history};
+use coordination::records::{ActiveState, Cause, Decider, HistoryEntry, read_history};
 use volume::lsn::Lsn;
 
 use super::registry::{Registry, in_time};

@@ -6,7 +6,7 @@ use dax::storage::VolumeSettings;
 use dax::tls::new_identity;
 use node::config::Config;
 use node::init::{Created, InitOptions, SuperuserPassword};
-use node::postgres::Password;
+use pgserver::Password;
 
 use crate::cli;
 use crate::demo::timeline::thousands;
@@ -21,7 +21,7 @@ pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
         .map(read_password)
         .transpose()?;
     make_identity(&config)?;
-    let spread = config.volume_settings();
+    let spread = config.cluster.volume_settings();
     let options = InitOptions {
         settings: VolumeSettings {
             sync_replicas: args.sync_replicas.unwrap_or(spread.sync_replicas),
@@ -99,7 +99,7 @@ fn next_steps(config: &Config, file: &Path, created: &Created) -> String {
 
 /// Makes the identity of a new cluster where the configuration expects one.
 fn make_identity(config: &Config) -> anyhow::Result<()> {
-    if let Some(path) = &config.tls.identity
+    if let Some(path) = &config.cluster.tls.identity
         && !path.exists()
     {
         new_identity(path)?;
@@ -121,7 +121,7 @@ mod tests {
         let config = Config::parse(Config::example()).unwrap();
         let told = |superuser_password| {
             let created = Created {
-                volume: config.volume.clone(),
+                volume: config.cluster.volume.clone(),
                 system_identifier: 1,
                 postgres_major: 15,
                 bytes: 23_456_789,

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use coordination::address::Address;
+use coordination::records::{Control, MemberState, Role};
 use dax::ids::ZoneId;
-use node::address::Address;
-use node::records::{Control, MemberState, Role};
 use serde_json::{Value, json};
 
 use super::history::utc;

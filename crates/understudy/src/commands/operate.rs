@@ -3,8 +3,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use node::operate::{OperateError, Operator, parse_time};
-use node::records::{Control, EditError};
+use coordination::records::{Control, EditError};
+use operations::operate::{OperateError, Operator, parse_time};
 use serde_json::json;
 
 use super::failover;
@@ -69,7 +69,9 @@ pub async fn restart(args: cli::Restart) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.asking.config).await?;
     let operator = registry.operator()?;
     let tell = |step: &str| eprintln!("understudy: {step}");
-    let node = args.node.unwrap_or_else(|| registry.config.name.clone());
+    let node = args
+        .node
+        .unwrap_or_else(|| registry.config.cluster.name.clone());
     let (done, what) = match (args.all, args.rolling) {
         (true, true) => (
             operator.restart_rolling(tell).await,

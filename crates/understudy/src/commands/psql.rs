@@ -13,11 +13,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
+use coordination::address::Address;
+use coordination::channel::{ChannelError, Party, Session, open_session};
+use coordination::records::{ActiveState, Heartbeat, Member, Record};
 use dax::ids::NodeName;
-use node::address::Address;
-use node::channel::{ChannelError, Party, Session, open_session};
 use node::config::Config;
-use node::records::{ActiveState, Heartbeat, Member, Record};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -44,7 +44,7 @@ pub async fn run(args: cli::Psql) -> anyhow::Result<Code> {
     if std::env::var_os("PGDATABASE").is_none() {
         psql.env("PGDATABASE", DATABASE);
     }
-    let me = Party::new(config)?;
+    let me = Party::new(&config.cluster)?;
     match open(&registry, &me, args.node.as_ref()).await? {
         Way::Socket => replace(psql, &config.paths.run(), config.postgres.port),
         Way::Network(host, port) => {
@@ -134,7 +134,7 @@ async fn open(registry: &Registry, me: &Party, node: Option<&NodeName>) -> anyho
 async fn way(registry: &Registry, me: &Party, member: &Member) -> Result<Way, ChannelError> {
     let config = &registry.config;
     let socket = config.paths.socket(config.postgres.port);
-    if member.name == config.name && BlockingStream::connect(socket).is_ok() {
+    if member.name == config.cluster.name && BlockingStream::connect(socket).is_ok() {
         return Ok(Way::Socket);
     }
     match (&member.postgres, &member.channel, &me.tls) {

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::channel::Party;
 use dax::storage::Storage;
-use node::channel::Party;
 use node::config::Config;
-use node::operate::Operator;
+use operations::operate::Operator;
 
 use crate::exit::{Code, Failure};
 
@@ -26,8 +26,11 @@ impl Registry {
     /// Connects to the storage tier of the configuration file.
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
         let config = Config::load(file)?;
-        let client = node::store::connect(&config, "command");
-        let storage = match (tokio::time::timeout(TIMEOUT, client).await, &config.store) {
+        let client = coordination::tier::connect(&config.cluster, "command");
+        let storage = match (
+            tokio::time::timeout(TIMEOUT, client).await,
+            &config.cluster.store,
+        ) {
             (Ok(storage), _) => storage?,
             (Err(_), None) => return Err(no_zones().into()),
             (Err(_), Some(_)) => return Err(no_cassandra().into()),
@@ -39,7 +42,7 @@ impl Registry {
     pub(super) fn operator(&self) -> anyhow::Result<Operator> {
         Ok(Operator {
             storage: self.storage.clone(),
-            me: Party::new(&self.config)?,
+            me: Party::new(&self.config.cluster)?,
         })
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
+use coordination::channel::{self, Party, Request};
+use coordination::records::{Cluster, Control, Heartbeat, Member, MemberState, Record, Role};
 use dax::ids::{Generation, ReplicaId};
 use dax::storage::{ReplicaStatus, StorageCounters, Usage};
-use node::channel::{self, Party, Request};
-use node::records::{Cluster, Control, Heartbeat, Member, MemberState, Record, Role};
 use serde::Serialize;
 use serde_json::Value;
 use volume::standby::{OverlayStats, ReadStats};
@@ -117,7 +117,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     // Without it the rest is worth knowing all the same.
     let usage = in_time(async { Ok(storage.usage().await?) }).await;
     let usage = usage.unwrap_or_default();
-    let me = Party::new(&registry.config)?;
+    let me = Party::new(&registry.config.cluster)?;
     let mut asked = tokio::task::JoinSet::new();
     for member in members {
         asked.spawn(ask(member, me.clone(), heartbeat.clone()));
@@ -131,7 +131,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
         cassandra: CassandraView::new(&registry.config, &replicas),
         protection_since_unix_ms,
         protection: protection.cloned(),
-        volume: registry.config.volume.to_string(),
+        volume: registry.config.cluster.volume.to_string(),
         active: active(&nodes).map(|node| node.member.name.to_string()),
         epoch: heartbeat.as_ref().map_or(0, |beat| beat.epoch.0),
         protected: nodes
@@ -492,8 +492,8 @@ impl Status {
 
 #[cfg(test)]
 mod tests {
+    use coordination::address::Address;
     use dax::ids::NodeName;
-    use node::address::Address;
     use serde_json::json;
 
     use super::*;

@@ -29,7 +29,7 @@ pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
     for address in &args.listen {
         zone.serve(address)?;
     }
-    node::service::ready();
+    coordination::service::ready();
     let waiting = zone.clone();
     let ended = tokio::task::spawn_blocking(move || waiting.wait());
     tokio::select! {

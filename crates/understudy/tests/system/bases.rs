@@ -206,7 +206,7 @@ async fn check_claim(storage: &Arc<dyn Storage>, standby: &str) -> Result<()> {
 
 async fn registry(stage: &Stage) -> Result<Arc<dyn Storage>> {
     let config = Config::load(&stage.cluster.node("north")?.config)?;
-    Ok(Client::connect(config.client("test")?).await?)
+    Ok(Client::connect(config.cluster.client("test")?).await?)
 }
 
 /// Something that a session does again and again.

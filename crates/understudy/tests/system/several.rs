@@ -30,7 +30,7 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
     })
     .await?;
     let config = Config::load(&stage.cluster.node("north")?.config)?;
-    let storage: Arc<dyn Storage> = Client::connect(config.client("test")?).await?;
+    let storage: Arc<dyn Storage> = Client::connect(config.cluster.client("test")?).await?;
     let first = stage.cluster.wait_active(TIMEOUT).await?;
     let [a, b, c] = others(&first);
     let checkpoints = Repeated::start(stage.cluster.server(&first)?, checkpoint);

@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use coordination::config;
+use coordination::records::{ActiveState, Control, Heartbeat, Record};
 use dax::storage::Storage;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -14,9 +16,7 @@ use volume::active::ActiveView;
 use super::shown::Shown;
 use super::{Active, configuring};
 use crate::agent::context::Context;
-use crate::config;
-use crate::records::{ActiveState, Control, Heartbeat, Record};
-use crate::takeover::Pulse;
+use crate::agent::pulse::Pulse;
 
 impl Active {
     /// Beats every T (CAC-DB, appendix A, algorithm 3); tells when it last did.
@@ -39,7 +39,7 @@ impl Active {
             shown: shown.clone(),
             configuring: configuring.clone(),
             control: context.control.clone(),
-            own: context.config.heartbeat,
+            own: context.config.cluster.heartbeat,
             states,
             next: Heartbeat {
                 epoch: self.epoch,

@@ -15,13 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use coordination::records::Control;
 use mount::child_io;
 use parking_lot::Mutex;
 use pgdata::settings::{with_parameters, with_suitable};
+use pgserver::Reloader;
 use tokio::sync::watch;
-
-use crate::postgres::Reloader;
-use crate::records::Control;
 
 const FILE: &str = "postgresql.conf";
 /// A file of its own until it is whole.

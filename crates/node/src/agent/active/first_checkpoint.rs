@@ -12,9 +12,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pgserver::{Result, Session, StartOptions};
 use volume::active::ActiveView;
-
-use crate::postgres::{Result, Session, StartOptions};
 
 /// So much log is redone in about a second.
 const MUCH_BYTES: u64 = 16 << 20;

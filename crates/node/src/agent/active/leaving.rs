@@ -5,7 +5,10 @@
 
 use std::time::Duration;
 
+use coordination::channel::Notice;
+use coordination::records::ActiveState;
 use dax::ids::NodeName;
+use pgserver::StopMode;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use volume::view::View;
@@ -13,9 +16,6 @@ use volume::view::View;
 use super::{Active, STOP_WITHIN, read_control};
 use crate::agent::context::Context;
 use crate::agent::error::Result;
-use crate::channel::Notice;
-use crate::postgres::StopMode;
-use crate::records::ActiveState;
 
 impl Active {
     /// PostgreSQL died: whoever can should take over.

@@ -11,13 +11,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::channel::{Request, Server};
 use dax::ids::NodeName;
+use pgserver::{Result, Session, StartOptions};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::agent::status::Order;
-use crate::channel::{Request, Server};
-use crate::postgres::{Result, Session, StartOptions};
 
 /// How long a standby is given to get level.
 const LEVEL_WITHIN: Duration = Duration::from_secs(2);

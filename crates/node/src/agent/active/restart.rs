@@ -7,13 +7,13 @@
 use std::time::Duration;
 
 use pgdata::settings;
+use pgserver::{ExitReport, Installation, Postgres, PostgresError, StopMode};
 
 use super::super::context::Context;
 use super::super::error::{AgentError, Result};
 use super::super::standby::read_configuration;
 use super::shown::Shown;
 use super::{Active, STOP_WITHIN};
-use crate::postgres::{ExitReport, Installation, Postgres, PostgresError, StopMode};
 
 /// How long PostgreSQL may take to start, when nothing has to be replayed.
 const START_WITHIN: Duration = Duration::from_secs(60);

@@ -7,15 +7,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::channel::Server;
+use coordination::records::unix_ms;
+use coordination::records::{Control, EditError, ScheduledSwitchover, edit_control};
 use dax::ids::NodeName;
 use dax::storage::Storage;
+use pgserver::StartOptions;
 use tokio::sync::{mpsc, watch};
 
-use super::super::context::unix_ms;
 use super::preparing;
-use crate::channel::Server;
-use crate::postgres::StartOptions;
-use crate::records::{Control, EditError, ScheduledSwitchover, edit_control};
 
 /// How often it is looked whether it is time.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use coordination::records::{Heartbeat, Record, probe_writes};
 use dax::ids::NodeName;
 use dax::storage::Storage;
 use volume::claim::Claim;
 
 use crate::agent::error::Result;
-use crate::records::{Heartbeat, Record, probe_writes};
 
 /// A look into the registry, started at some time.
 pub(super) type Poll = tokio::task::JoinHandle<Result<Polled>>;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use coordination::channel::{Progress, Subscription};
 use pgdata::feed::Feedback;
 use serde_json::json;
 use volume::lsn::Lsn;
@@ -10,7 +11,6 @@ use volume::seal;
 use super::Follower;
 use crate::agent::error::Result;
 use crate::agent::prefetch::Prefetcher;
-use crate::channel::{Progress, Subscription};
 use crate::machine::Event;
 
 /// A standby this close to the end of the log is warm.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use coordination::channel::Request;
 use serde_json::json;
 use volume::journal::JournalPos;
 
 use super::super::status::Order;
 use super::{Follower, POLL_WAITING};
-use crate::channel::Request;
 use crate::machine::{Event, Machine};
 
 impl Follower<'_> {

@@ -15,9 +15,10 @@ mod settle;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use coordination::records::unix_ms;
+use coordination::records::{ActiveState, Heartbeat, PhaseTiming, Record};
 use dax::error::ErrorKind;
 use dax::ids::Epoch;
 use dax::storage::Storage;
@@ -25,8 +26,8 @@ use pgdata::control::ControlFile;
 use pgdata::feed::Feedback;
 use pgdata::sealer::Sealer;
 use pgdata::timeline::TimelineId;
+use pgserver::PostgresError;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use volume::active::{ActiveView, Options};
 use volume::latest::Latest;
@@ -36,11 +37,10 @@ use volume::namespace::Namespace;
 use self::log_tail::LogTail;
 pub(crate) use self::settle::settle;
 use crate::agent::active::Active;
-use crate::agent::context::{Context, unix_ms, wall_clock};
+use crate::agent::context::{Context, wall_clock};
 use crate::agent::error::Result;
+use crate::agent::pulse::Pulse;
 use crate::agent::standby::Standby;
-use crate::postgres::PostgresError;
-use crate::records::{ActiveState, Heartbeat, PhaseTiming, Record};
 
 /// Time between two rounds of ending sessions.
 const SESSIONS_END_EVERY: Duration = Duration::from_millis(100);
@@ -138,40 +138,6 @@ pub(crate) async fn fence(
     };
     beat.store(storage.as_ref()).await?;
     Ok((announced, Pulse::start(storage.clone(), beat, interval)))
-}
-
-/// Beats while a takeover is under way, so that nobody takes a long replay for a dead node.
-pub(crate) struct Pulse {
-    last: Arc<AtomicU64>,
-    task: JoinHandle<()>,
-}
-
-impl Pulse {
-    fn start(storage: Arc<dyn Storage>, mut beat: Heartbeat, interval: Duration) -> Pulse {
-        let last = Arc::new(AtomicU64::new(beat.counter));
-        let counter = Arc::clone(&last);
-        let task = tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(interval).await;
-                beat.counter = counter.fetch_add(1, Ordering::Relaxed) + 1;
-                if let Err(error) = beat.store(storage.as_ref()).await {
-                    tracing::info!(%error, "heartbeat not written");
-                }
-            }
-        });
-        Pulse { last, task }
-    }
-
-    /// The last counter that may have been written.
-    pub(crate) fn last(&self) -> u64 {
-        self.last.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Pulse {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 /// What the last active announced as synced, in its last heartbeat. All of it is durable.

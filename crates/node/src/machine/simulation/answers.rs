@@ -1,5 +1,7 @@
 //! What a node makes of the zones' answers.
 
+use coordination::detector::Hint;
+use coordination::records::{ActiveState, Cause, Decider, Member, MemberState, Role};
 use dax::ids::Epoch;
 
 use super::checks::{Held, holds};
@@ -7,10 +9,8 @@ use super::flaw::Flaw;
 use super::node::{Operation, Purpose, ms};
 use super::zones::{MAJORITY, Reply, Request, ZONES};
 use super::{Call, World};
-use crate::detector::Hint;
 use crate::machine::ranking::may_take_over;
 use crate::machine::{Event, Failure, LastBeat, Phase, Registry, State};
-use crate::records::{ActiveState, Cause, Decider, Member, MemberState, Role};
 
 impl World {
     pub(super) fn answered(&mut self, zone: usize, call: Call, reply: Reply) -> Held<()> {

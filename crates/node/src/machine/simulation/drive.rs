@@ -2,6 +2,9 @@
 
 use rand::Rng;
 
+use coordination::config::Preset;
+use coordination::detector::{Beat, Detector, Hint, Verdict};
+use coordination::records::ActiveState;
 use dax::ids::Epoch;
 
 use super::checks::Held;
@@ -10,12 +13,9 @@ use super::flaw::Flaw;
 use super::node::{Purpose, ms, ms_of};
 use super::zones::Request;
 use super::{Happening, Word, World};
-use crate::config::Preset;
-use crate::detector::{Beat, Detector, Hint, Verdict};
 use crate::machine::protection::NodesSeen;
 use crate::machine::ranking::Ranking;
 use crate::machine::{Ask, Effect, Event, Failure, LastBeat, Phase, State};
-use crate::records::ActiveState;
 
 /// Tmax of the preset.
 const TIMEOUT: u64 = 1500;

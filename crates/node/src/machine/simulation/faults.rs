@@ -1,5 +1,7 @@
 //! What goes wrong, and when; and what must be right in the end.
 
+use coordination::config::Tags;
+use coordination::detector::Hint;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -7,8 +9,6 @@ use super::checks::{Held, holds};
 use super::node::Node;
 use super::zones::ZONES;
 use super::{Happening, Word, World};
-use crate::config::Tags;
-use crate::detector::Hint;
 use crate::machine::{Ask, Event, State};
 
 /// Something from outside.

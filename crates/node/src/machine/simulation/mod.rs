@@ -19,6 +19,8 @@ mod zones;
 
 use std::collections::BTreeMap;
 
+use coordination::detector::Hint;
+use coordination::records::Member;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -28,8 +30,6 @@ use self::flaw::Flaw;
 use self::node::{Node, Operation, Purpose};
 use self::zones::{Reply, Request, ZONES, Zone};
 use super::{Ask, Event, State};
-use crate::detector::Hint;
-use crate::records::Member;
 
 /// A node looks after itself this often.
 const STEP: u64 = 50;

@@ -3,15 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use coordination::config::{Preset, Tags};
+use coordination::detector::Detector;
+use coordination::liveness::Liveness;
+use coordination::records::{ActiveState, Member};
 use dax::ids::{Epoch, NodeName};
 
 use super::zones::{Commit, Owner, Reply};
-use crate::config::{Preset, Tags};
-use crate::detector::Detector;
-use crate::machine::liveness::Liveness;
 use crate::machine::ranking::Ranking;
 use crate::machine::{LastBeat, Limits, Machine, State};
-use crate::records::{ActiveState, Member, test_member};
 
 /// What an operation in the storage tier is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,7 +152,11 @@ impl Node {
 
     pub fn member(&self) -> Member {
         let role = self.machine.role();
-        let mut member = test_member(self.name.as_str(), role, self.machine.state().of_member());
+        let mut member = crate::machine::tests::member(
+            self.name.as_str(),
+            role,
+            self.machine.state().of_member(),
+        );
         member.tags = self.tags.clone();
         member.incarnation.0 = self.incarnation.to_string();
         member.updated = self.updated;

@@ -359,7 +359,7 @@ fn an_active_hands_over_to_a_living_standby_only() {
     for (to, force) in [(None, false), (Some("third"), false), (Some("me"), true)] {
         assert_eq!(node.on(failover(to, force)), State::Serving);
     }
-    let third = crate::records::test_member("third", Role::Standby, MemberState::Warm);
+    let third = member("third", Role::Standby, MemberState::Warm);
     let nodes_seen = NodesSeen {
         nodes: vec![(third, true)],
         zone: None,

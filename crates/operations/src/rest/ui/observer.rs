@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordination::channel::{self, ChannelError, Request};
+use coordination::records::unix_ms;
+use coordination::records::{Control, Heartbeat, Member, Record, read_history};
 use dax::ids::{Epoch, NodeName};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -15,9 +18,6 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::samples::Samples;
 use super::state::{Answer, Registry, Sight, document, sample};
-use crate::agent::context::unix_ms;
-use crate::channel::{self, ChannelError, Request};
-use crate::records::{Control, Heartbeat, Member, Record, read_history};
 use crate::rest::{REGISTRY_WITHIN, Shared};
 
 /// Time between two looks.
@@ -125,11 +125,12 @@ impl Observer {
         self.ask(by).await;
         let storage = self.shared.storage.get();
         let replicas = storage.map_or_else(Vec::new, |storage| storage.replicas());
+        let own = self.shared.status().await;
         let nodes: Vec<_> = self
             .registry
             .members
             .iter()
-            .map(|m| (m.clone(), self.answer(m)))
+            .map(|m| (m.clone(), self.answer(m, &own)))
             .collect();
         let mut observed = self.shared.observed.lock();
         let since = &observed.document["unserved_since_unix_ms"];
@@ -207,9 +208,10 @@ impl Observer {
         }
     }
 
-    fn answer(&self, member: &Member) -> Answer {
+    /// What a node said last; this one says `own`.
+    fn answer(&self, member: &Member, own: &Value) -> Answer {
         if member.name == self.shared.me.node {
-            return Answer::Status(self.shared.board.status());
+            return Answer::Status(own.clone());
         }
         let asked = self.nodes.get(&member.name);
         asked.map_or_else(

@@ -3,14 +3,14 @@
 //! Nodes speak for themselves; what their records say stands in for those that do not answer. A field
 //! that nobody tells is left out, so that nodes of two versions can be shown together.
 
+use coordination::address::Address;
+use coordination::records::{ActiveState, Control, Heartbeat, HistoryEntry, Member};
 use dax::ids::ReplicaId;
 use dax::storage::{ReplicaStatus, Usage, VolumeSettings};
 use serde_json::{Map, Value, json};
 use volume::lsn::Lsn;
 
 use super::samples::Sample;
-use crate::address::Address;
-use crate::records::{ActiveState, Control, Heartbeat, HistoryEntry, Member};
 use crate::rest::Facts;
 
 /// An active that does not answer this node still serves, as far as can be told, if it beat so lately.
@@ -286,17 +286,19 @@ pub(super) fn sample(document: &Value) -> Sample {
 
 #[cfg(test)]
 mod tests {
+    use coordination::records::{MemberState, Role};
     use dax::ids::{Epoch, NodeName, ZoneId};
     use std::time::Duration;
 
     use super::*;
-    use crate::records::{MemberState, Role, test_member};
+    use crate::rest::tests;
 
     fn facts() -> Facts {
         Facts {
             scope: "main".into(),
             node: "a".into(),
             server_version: 150_018,
+            bin: "/usr/bin".into(),
         }
     }
 
@@ -339,7 +341,7 @@ mod tests {
             heartbeat: beat,
             ..Registry::default()
         };
-        let member = |name: &str| test_member(name, Role::Active, MemberState::Serving);
+        let member = |name: &str| tests::member(name, Role::Active, MemberState::Serving);
         let nodes: Vec<_> = answers.into_iter().map(|(n, a)| (member(n), a)).collect();
         let replicas = [ReplicaStatus {
             replica: ReplicaId(1),

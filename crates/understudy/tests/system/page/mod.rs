@@ -13,7 +13,7 @@ use self::browser::{Browser, Tab};
 use crate::stage::{Stage, TIMEOUT};
 
 /// The page's program, and the cases for its pure functions.
-const PAGE: &str = include_str!("../../../../node/src/rest/ui/page.js");
+const PAGE: &str = include_str!("../../../../operations/src/rest/ui/page.js");
 const CASES: &str = include_str!("cases.js");
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,9 +4,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use dax::ids::NodeName;
-
 use crate::records::Member;
+use dax::ids::NodeName;
 
 /// When each node's record was last seen to move.
 #[derive(Debug, Clone, Default)]

@@ -1,0 +1,56 @@
+//! The keys of a node's file that the rest of the cluster does not have.
+
+use coordination::config::Keys;
+
+/// By table; the top level has no name. `postgres.parameters` takes any PostgreSQL parameter.
+pub(super) const OWN: Keys<'_> = &[
+    (
+        "",
+        &["data", "postgres", "channel", "rest", "storage", "standby"],
+    ),
+    (
+        "postgres",
+        &[
+            "bin",
+            "port",
+            "listen_addresses",
+            "run_as",
+            "superuser",
+            "log_size",
+            "log_kept",
+            "advertise",
+            "parameters",
+        ],
+    ),
+    ("channel", &["listen", "advertise"]),
+    (
+        "rest",
+        &[
+            "listen",
+            "advertise",
+            "token",
+            "certificate",
+            "key",
+            "client_ca",
+        ],
+    ),
+    (
+        "memory",
+        &["cache", "overlay", "kernel_cache", "warm_every"],
+    ),
+    ("storage", &["scrub_every", "scrub_rate", "claim_cap"]),
+    (
+        "standby",
+        &[
+            "prefetch",
+            "slow",
+            "slow_after",
+            "max_streaming_delay",
+            "feedback",
+        ],
+    ),
+    (
+        "tags",
+        &["failover_zone", "nofailover", "priority", "spare"],
+    ),
+];
