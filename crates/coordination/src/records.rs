@@ -1,6 +1,6 @@
 //! The registry records that nodes share, and how they are read and written.
 //!
-//! Owns the JSON forms of `cluster`, `heartbeat`, `node/<name>`, `history/<n>` and `control` (`volume`
+//! Owns the JSON forms of `cluster`, `heartbeat`, `node/<name>`, `history/<n>`, `horizon/<epoch>` and `control` (`volume`
 //! and `seals` belong to the volume, `claim/<name>` to the standby view; `probe/<name>` says nothing). Each record has one writer:
 //! the epoch's owner, or the node that it is about; [`control`] says how operators share theirs. Fields that a reader does not know are
 //! ignored and those that are missing take a default, so that nodes of two versions can work
@@ -10,6 +10,7 @@ mod cluster;
 mod control;
 mod heartbeat;
 mod history;
+mod horizon;
 mod member;
 mod probe;
 
@@ -27,6 +28,7 @@ pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{
     Cause, Decider, HistoryEntry, Lsns, OldActive, PhaseTiming, append_history, read_history,
 };
+pub use horizon::Horizon;
 pub use member::{Incarnation, Member, MemberState, Role, ServerFacts, ServerStart};
 pub use probe::{probe_writes, remove_probe};
 

@@ -8,13 +8,14 @@ use bytes::Bytes;
 use coordination::address::Address;
 use coordination::config::Tags;
 use coordination::records::{
-    ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Incarnation, Lsns, Member,
-    MemberState, OldActive, PhaseTiming, Record, RecordError, Role, ServerFacts, append_history,
-    read_history,
+    ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Horizon, Incarnation, Lsns,
+    Member, MemberState, OldActive, PhaseTiming, Record, RecordError, Role, ServerFacts,
+    append_history, read_history,
 };
 use dax::ids::{Epoch, NodeName};
 use dax::memory::{MemoryCluster, MemoryStorage};
 use dax::storage::{Authority, Storage, VolumeSettings};
+use pgdata::xid::Xid8;
 use volume::lsn::Lsn;
 
 fn name(name: &str) -> NodeName {
@@ -64,6 +65,7 @@ fn entry(epoch: Epoch, cause: Cause) -> HistoryEntry {
             applied: Some(Lsn(7)),
             promoted: Some(Lsn(10)),
         },
+        horizon: Some(Xid8(750)),
         timeline: 2,
         decided_by: Decider::Operator,
         old_active: Some(OldActive {
@@ -240,4 +242,40 @@ async fn a_fenced_node_writes_no_history() {
     let (_new, _) = owner(&cluster, "b").await;
     let refused = append_history(&*old, entry(epoch, Cause::Started)).await;
     assert!(refused.unwrap_err().is_fenced());
+}
+
+#[tokio::test]
+async fn horizons_are_in_the_order_of_epochs_and_kept_short() {
+    let cluster = MemoryCluster::new(VolumeSettings::default());
+    let (storage, epoch) = owner(&cluster, "b").await;
+    assert_eq!(epoch, Epoch(1));
+    let horizon = |epoch, xid| Horizon {
+        epoch: Epoch(epoch),
+        xid,
+    };
+    // Epoch 2 was served by a release that knew no horizons.
+    for served in [1, 2] {
+        let served = entry(Epoch(served), Cause::Started);
+        append_history(&*storage, served).await.unwrap();
+    }
+    let recorded = [
+        horizon(1, Some(Xid8(700))),
+        horizon(10, Some(Xid8(5_000_000_000))),
+        horizon(9, None),
+    ];
+    for recorded in recorded {
+        recorded.store(&*storage).await.unwrap();
+    }
+    Horizon::prune(&*storage).await.unwrap();
+    let known = Horizon::known(&*storage).await.unwrap();
+    assert_eq!(
+        known,
+        [recorded[0], horizon(2, None), recorded[2], recorded[1]]
+    );
+    for epoch in 11..=1009 {
+        horizon(epoch, None).store(&*storage).await.unwrap();
+    }
+    Horizon::prune(&*storage).await.unwrap();
+    let left = Horizon::list(&*storage).await.unwrap();
+    assert_eq!((left.len(), left[0].epoch), (1000, Epoch(10)));
 }

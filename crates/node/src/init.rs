@@ -317,6 +317,7 @@ async fn finish(
         phases: Vec::new(),
         log_end: control.checkpoint,
         lsns: Lsns::default(),
+        horizon: None,
         old_active: None,
         timeline: control.timeline.0,
         unix_ms: unix_ms(),

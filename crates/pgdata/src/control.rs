@@ -9,6 +9,7 @@ use volume::lsn::Lsn;
 use crate::bytes_at::{u32_at, u64_at};
 use crate::segment::SegmentSize;
 use crate::timeline::TimelineId;
+use crate::xid::Xid8;
 
 /// Bytes of the file; what is behind the checksum is zero.
 pub const CONTROL_FILE_BYTES: usize = 8192;
@@ -161,6 +162,9 @@ pub struct ControlFile {
     pub timeline: TimelineId,
     /// The timeline before, if that checkpoint began one; else the same.
     pub previous_timeline: TimelineId,
+    /// The next transaction id that was to be given when that checkpoint's redo pointer was fixed, or, for a checkpoint
+    /// of a shutdown, that will be given next.
+    pub next_xid: Xid8,
     /// How far a standby must replay before it is consistent; zero if it is not recovering.
     pub min_recovery_point: Lsn,
     /// The timeline of that; zero if not recovering.
@@ -228,6 +232,7 @@ fn parse_fields(bytes: &[u8]) -> Result<ControlFile, ControlError> {
         redo: lsn(40),
         timeline: TimelineId(word(48)),
         previous_timeline: TimelineId(word(52)),
+        next_xid: Xid8(u64_at(bytes, 64)),
         min_recovery_point: lsn(136),
         min_recovery_timeline: TimelineId(word(144)),
         wal_level,
@@ -286,35 +291,40 @@ mod tests {
             max_prepared_transactions: 3,
             max_locks_per_transaction: 65,
         };
-        for (bytes, version, checkpoint, checksums) in [
+        for (bytes, version, checkpoint, next_xid, checksums) in [
             (
                 &include_bytes!("../tests/control/13.pg_control")[..],
                 1300,
                 0x191C868,
+                652,
                 0,
             ),
             (
                 include_bytes!("../tests/control/14.pg_control"),
                 1300,
                 0x1A1DB18,
+                900,
                 0,
             ),
             (
                 include_bytes!("../tests/control/16.pg_control"),
                 1300,
                 0x1820328,
+                898,
                 0,
             ),
             (
                 include_bytes!("../tests/control/17.pg_control"),
                 1700,
                 0x181E260,
+                906,
                 0,
             ),
             (
                 include_bytes!("../tests/control/18.pg_control"),
                 1800,
                 0x1B1E6F0,
+                920,
                 1,
             ),
         ] {
@@ -324,6 +334,7 @@ mod tests {
                 (control.checkpoint, control.redo),
                 (Lsn(checkpoint), Lsn(checkpoint))
             );
+            assert_eq!(control.next_xid, Xid8(next_xid));
             assert_eq!(control.state, ClusterState::ShutDown);
             assert_eq!(control.timeline, TimelineId(1));
             assert_eq!(control.wal_level, WalLevel::Logical);

@@ -20,6 +20,7 @@ pub mod settings;
 pub mod timeline;
 pub mod wal;
 pub mod warmth;
+pub mod xid;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

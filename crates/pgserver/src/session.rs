@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pgdata::parse_lsn;
+use pgdata::xid::Xid8;
 use tokio::time::Instant;
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 use volume::lsn::Lsn;
@@ -117,6 +118,16 @@ impl Session {
     /// [`PostgresError::Sql`], in recovery too.
     pub async fn flushed(&self) -> Result<Option<Lsn>> {
         self.lsn("SELECT pg_current_wal_flush_lsn()").await
+    }
+
+    /// Above every transaction id that the server has seen to end, in recovery too: the upper end of a snapshot.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn snapshot_end(&self) -> Result<Xid8> {
+        let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
+        let answer = self.value(sql).await?.unwrap_or_default();
+        Xid8::parse(&answer).ok_or(PostgresError::Answer(answer))
     }
 
     /// The cluster's system identifier.

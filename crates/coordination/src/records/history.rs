@@ -6,13 +6,14 @@
 use dax::error::{Error as DaxError, ErrorKind};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::{Authority, Storage};
+use pgdata::xid::Xid8;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
 use super::{ActiveState, Record, Result};
 
 /// Entries kept; older ones are removed as new ones come.
-const KEPT: u64 = 1000;
+pub(super) const KEPT: u64 = 1000;
 
 /// Why the active changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,6 +111,9 @@ pub struct HistoryEntry {
     /// Where the log was, when.
     #[serde(default)]
     pub lsns: Lsns,
+    /// The horizon of the epoch: see [`Horizon`](super::Horizon).
+    #[serde(default)]
+    pub horizon: Option<Xid8>,
     /// PostgreSQL's new timeline.
     #[serde(default)]
     pub timeline: u32,

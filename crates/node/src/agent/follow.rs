@@ -203,6 +203,7 @@ impl<'a> Follower<'a> {
                 applied: Some(self.applied),
                 promoted: None,
             },
+            horizon: None,
             old_active: Some(OldActive {
                 epoch: self.beat.epoch,
                 beat: self.beat.counter,

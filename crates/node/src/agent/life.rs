@@ -10,6 +10,7 @@ use coordination::records::{Heartbeat, Lsns, OldActive, Record};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use futures_util::FutureExt;
+use pgdata::xid::Xid8;
 use pgserver::leftovers;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -62,6 +63,8 @@ pub(super) struct Sight {
     /// How long it had shown nothing.
     pub detect: Option<Duration>,
     pub lsns: Lsns,
+    /// Which transaction ids the new epoch finds used.
+    pub horizon: Option<Xid8>,
     pub old_active: Option<OldActive>,
 }
 
@@ -229,7 +232,7 @@ impl Life {
         orders: &mut mpsc::Receiver<Order>,
     ) -> Result<()> {
         let stays = |s: &State| matches!(s, State::TakingOver(_));
-        let taking = start::take_over(context, self);
+        let taking = Box::pin(start::take_over(context, self));
         match attend(context, orders, stays, taking).await {
             Some(taken) => taken.map(|phase| drop(context.driver.tell(Event::PhaseDone(phase)))),
             None => Ok(()),

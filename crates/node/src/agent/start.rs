@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::records::{
-    Cause, Decider, Heartbeat, HistoryEntry, OldActive, append_history, unix_ms,
+    Cause, Decider, Heartbeat, HistoryEntry, Horizon, OldActive, Record, append_history, unix_ms,
 };
 use dax::error::ErrorKind;
 use dax::storage::Storage;
@@ -26,6 +26,7 @@ use super::error::{AgentError, Result};
 use super::life::{Body, Life, Sight};
 use super::pulse::Pulse;
 use super::standby::{self, Known, Standby, attach, load_base, read_configuration};
+use super::takeover::horizon::Question;
 use super::takeover::log_tail::LogTail;
 use super::takeover::{self, Announced, Phases};
 use crate::machine::{Decision, Event, Phase, State};
@@ -106,6 +107,7 @@ async fn from_standby(
         let why = "this standby's claim was given up; it must attach afresh";
         return Err(dax::error::Error::new(ErrorKind::Conflict, why).into());
     }
+    let question = Question::prepare(standby.postgres.options(), &standby.control);
     let followed = &standby.tail;
     let tail = JournalTail::new(
         standby.storage.clone(),
@@ -119,7 +121,7 @@ async fn from_standby(
     let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
     context.driver.tell(Event::PhaseDone(Phase::LogTail));
-    become_active(context, life, latest, tail, pulse, phases).await?;
+    become_active(context, life, latest, tail, question, pulse, phases).await?;
     Ok(tail)
 }
 
@@ -129,6 +131,7 @@ async fn become_active(
     life: &mut Life,
     latest: Latest,
     tail: LogTail,
+    question: Question,
     pulse: Pulse,
     phases: &mut Phases,
 ) -> Result<()> {
@@ -138,9 +141,11 @@ async fn become_active(
     takeover::replay(standby, latest.namespace().clone(), tail).await?;
     phases.end("replay");
     context.driver.tell(Event::PhaseDone(Phase::Replay));
-    takeover::settle(standby, &latest, tail).await;
-    let switched = takeover::promote(context, standby, latest, tail).await?;
+    let settling = takeover::settle(standby, &latest, tail);
+    let (horizon, ()) = tokio::join!(question.ask(), settling);
+    let switched = takeover::promote(context, standby, latest, tail, horizon).await?;
     phases.end("promote");
+    life.sight.horizon = horizon;
     life.sight.lsns.promoted = switched.promoted;
     match std::mem::take(&mut life.body) {
         Body::Standby(standby, _) => {
@@ -194,6 +199,7 @@ async fn from_nothing(
         && let Some(direct) = start_directly(&mut latest, &control, &seal.payload, tail).await?
     {
         context.driver.tell(Event::PhaseDone(Phase::Replay));
+        life.sight.horizon = Some(control.next_xid);
         let active = direct.open(context, latest, pulse, phases).await?;
         life.body = Body::Active(Box::new(active));
         return Ok(tail);
@@ -208,8 +214,9 @@ async fn from_nothing(
         timeline: tail.timeline,
     };
     let standby = attach(context, storage, base, journal_tail, live, known).await?;
+    let question = Question::prepare(standby.postgres.options(), &standby.control);
     life.body = Body::Standby(Box::new(standby), known);
-    become_active(context, life, latest, tail, pulse, phases).await?;
+    become_active(context, life, latest, tail, question, pulse, phases).await?;
     Ok(tail)
 }
 
@@ -263,6 +270,10 @@ impl Direct {
             options,
         );
         let view = Arc::new(view.await?);
+        // Nothing followed the shutdown, so what its checkpoint says is exact.
+        let xid = Some(self.control.next_xid);
+        let horizon = Horizon { epoch, xid };
+        horizon.store(storage.as_ref()).await?;
         let mount = standby::show(context, view.clone())?;
         let configuration = read_configuration(&storage, &view.namespace()).await?;
         let mut pinned = settings::active(context.version);
@@ -328,11 +339,13 @@ async fn record(
         phases: phases.into_timings(),
         log_end: tail.end,
         lsns: sight.lsns,
+        horizon: sight.horizon,
         timeline: timeline.max(tail.timeline.0),
         old_active: sight.old_active.clone(),
         unix_ms: unix_ms(),
     };
     append_history(active.storage.as_ref(), entry).await?;
+    Horizon::prune(active.storage.as_ref()).await?;
     let postgres = &context.config.postgres;
     tracing::info!(
         epoch = %active.epoch,

@@ -187,6 +187,7 @@ mod tests {
             phases: Vec::new(),
             log_end: Lsn(0x30),
             lsns: coordination::records::Lsns::default(),
+            horizon: None,
             timeline,
             decided_by: coordination::records::Decider::Automatic,
             old_active: None,

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use pgdata::control::ControlFile;
+use pgdata::xid::Xid8;
 use pgserver::{Password, Postgres, PostgresError, StopMode};
 
 use crate::common::{Cluster, READY, installation, owned_directory, run_as};
@@ -69,6 +71,64 @@ async fn a_standby_answers_queries_and_is_promoted() {
     assert_eq!(session.promotions_since_checkpoint().await.unwrap(), 0);
     let report = postgres.stop(StopMode::Fast, READY).await.unwrap();
     assert!(report.is_clean());
+}
+
+/// What a takeover writes down for whoever lost the answer to a COMMIT: all that had committed has ids below, and none below is
+/// given again.
+#[tokio::test]
+async fn the_end_of_a_standbys_snapshot_is_between_what_committed_and_what_is_given_next() {
+    let mut cluster = Cluster::new();
+    let prepared = ("max_prepared_transactions".to_owned(), "2".to_owned());
+    cluster.options.settings.push(prepared);
+    let (postgres, session) = cluster.ready().await;
+    let xid = "SELECT pg_current_xact_id()";
+    session.value("CREATE TABLE t (n int)").await.unwrap();
+    session.checkpoint().await.unwrap();
+    let begun = async |what: &str| {
+        let session = postgres.connect().await.unwrap();
+        session.value("BEGIN").await.unwrap();
+        let id = session.value(xid).await.unwrap().unwrap();
+        session.value(what).await.unwrap();
+        (session, Xid8::parse(&id).unwrap())
+    };
+    let nested = "INSERT INTO t VALUES (1); SAVEPOINT a; INSERT INTO t VALUES (2); SAVEPOINT b; INSERT INTO t VALUES (3)";
+    let (_open_before, open_before) = begun(nested).await;
+    let (rolled, rolled_back) = begun(nested).await;
+    let (first, prepared) = begun("INSERT INTO t VALUES (4)").await;
+    first.value("PREPARE TRANSACTION 'p'").await.unwrap();
+    let (committing, committed) = begun(nested).await;
+    committing.value("COMMIT").await.unwrap();
+    rolled.value("ROLLBACK").await.unwrap();
+    // These are the last that write log, and no end of theirs is in it.
+    let (_open_after, open_after) = begun(nested).await;
+    session.value("INSERT INTO t VALUES (5)").await.unwrap();
+    postgres.kill().await.unwrap();
+
+    let control = std::fs::read(cluster.options.data.join("global/pg_control")).unwrap();
+    let checkpoint = ControlFile::parse(&control).unwrap().next_xid;
+    std::fs::write(cluster.options.data.join("standby.signal"), "").unwrap();
+    let (postgres, session) = cluster.ready().await;
+    let end = session.snapshot_end().await.unwrap();
+    assert!(committed < end && checkpoint <= end, "{committed} {end}");
+    assert!(open_before < end && rolled_back < end && prepared < end);
+    let trigger = postgres.options().data.join("promote");
+    postgres.place_trigger(&trigger).await.unwrap();
+    let session = postgres.promote(READY).await.unwrap();
+    let next = session.value(xid).await.unwrap().unwrap();
+    let next = Xid8::parse(&next).unwrap();
+    assert!(end <= next, "{next} is given out below {end}");
+    for (xid, status) in [
+        (committed, "committed"),
+        (rolled_back, "aborted"),
+        (open_before, "aborted"),
+        (open_after, "aborted"),
+        (prepared, "in progress"),
+    ] {
+        let sql = format!("SELECT pg_xact_status('{xid}')");
+        let said = session.value(&sql).await.unwrap();
+        assert_eq!(said.as_deref(), Some(status), "{xid}");
+    }
+    postgres.stop(StopMode::Fast, READY).await.unwrap();
 }
 
 /// A signal was sent once, before the trigger could be seen, and nobody sent another: the takeover waited for a minute.

@@ -90,6 +90,9 @@ fn details(entry: &HistoryEntry) -> Vec<String> {
     if !lsns.is_empty() {
         lines.push(lsns.join(", "));
     }
+    if let Some(horizon) = entry.horizon {
+        lines.push(format!("transactions before it have ids below {horizon}"));
+    }
     if let Some(old) = &entry.old_active {
         let seen = match old.seen_before_ms {
             Some(ms) => format!(", seen {} ms before", thousands(ms)),
@@ -135,7 +138,7 @@ mod tests {
                 "cause": "failover", "evidence": "connection reset",
                 "phases": [{"phase": "detect", "ms": 120}, {"phase": "fence", "ms": 3}],
                 "decided_by": "automatic", "timeline": 4, "log_end": 48,
-                "lsns": {"synced": 32, "applied": 16, "promoted": 64},
+                "horizon": 750, "lsns": {"synced": 32, "applied": 16, "promoted": 64},
                 "old_active": {"epoch": 1, "beat": 77, "state": "serving", "seen_before_ms": 1500},
                 "unix_ms": 1700000000000}"#,
         )
@@ -148,6 +151,7 @@ mod tests {
             "detect 120, fence 3",
             "decided by itself; timeline 4",
             "known durable 0/20, replayed 0/10, log ended 0/30, promoted at 0/40",
+            "transactions before it have ids below 750",
             "the last of epoch 1 was beat 77, serving, seen 1,500 ms before",
         ] {
             assert!(said.contains(part), "{part} is missing in\n{said}");

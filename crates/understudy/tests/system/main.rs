@@ -9,6 +9,7 @@ mod branches;
 mod cassandra;
 mod demo;
 mod failover;
+mod horizons;
 mod operator;
 mod page;
 mod queries;

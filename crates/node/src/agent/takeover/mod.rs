@@ -10,6 +10,7 @@
 //! follows the newest timeline, and looks at nothing else. Nothing here decides whether to take
 //! over; being wrong about that costs a pause, never data, because of the fence.
 
+pub(crate) mod horizon;
 pub(crate) mod log_tail;
 mod settle;
 
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::records::unix_ms;
-use coordination::records::{ActiveState, Heartbeat, PhaseTiming, Record};
+use coordination::records::{ActiveState, Heartbeat, Horizon, PhaseTiming, Record};
 use dax::error::ErrorKind;
 use dax::ids::Epoch;
 use dax::storage::Storage;
@@ -26,6 +27,7 @@ use pgdata::control::ControlFile;
 use pgdata::feed::Feedback;
 use pgdata::sealer::Sealer;
 use pgdata::timeline::TimelineId;
+use pgdata::xid::Xid8;
 use pgserver::PostgresError;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -206,12 +208,14 @@ pub(crate) async fn replay(standby: &mut Standby, names: Namespace, tail: LogTai
     Ok(())
 }
 
-/// Switches the views and promotes PostgreSQL. The epoch is owned and all log replayed.
+/// Switches the views and promotes PostgreSQL. The epoch is owned and all log replayed. The horizon is durable before PostgreSQL
+/// can give out a transaction id.
 pub(crate) async fn promote(
     context: &Context,
     standby: &Standby,
     latest: Latest,
     tail: LogTail,
+    xid: Option<Xid8>,
 ) -> Result<Switched> {
     let sealer = sealer_behind(context, &latest, &standby.control, tail)?;
     let epoch = latest.epoch();
@@ -221,11 +225,15 @@ pub(crate) async fn promote(
         ..Options::default()
     };
     let paused = standby.mount.pause().await;
-    let view = standby
-        .view
-        .become_active(latest, sealer.clone(), options, wall_clock())
-        .await?;
-    let view = Arc::new(view);
+    let horizon = Horizon { epoch, xid };
+    let (view, recorded) = tokio::join!(
+        standby
+            .view
+            .become_active(latest, sealer.clone(), options, wall_clock()),
+        horizon.store(standby.storage.as_ref()),
+    );
+    recorded?;
+    let view = Arc::new(view?);
     paused.install(view.clone())?;
     // Before anybody can look the trigger up in the active's view, whose names the kernel may remember.
     let trigger = standby.view.private().place("promote")?;
