@@ -392,6 +392,21 @@ pub trait Storage: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Proves that the epoch of this handle still stands, and returns it: at some moment after the call nobody owned a higher
+    /// one, so nobody else has acknowledged anything that this handle does not know. Waits while too few zones answer.
+    ///
+    /// # Errors
+    /// `Fenced` if a higher epoch exists, or `Invalid` if the handle owns none.
+    async fn confirm(&self) -> Result<Epoch> {
+        let none = || Error::new(ErrorKind::Invalid, "this handle owns no epoch");
+        let own = self.epoch().ok_or_else(none)?;
+        let highest = self.accepted_epoch().await?;
+        match highest.epoch > own {
+            true => Err(replaced_by(&highest)),
+            false => Ok(own),
+        }
+    }
+
     /// A version higher than every one this handle gave so far (for truncation marks).
     ///
     /// # Errors
@@ -524,6 +539,12 @@ pub trait Storage: Send + Sync + 'static {
 
     /// Resolves when this handle learns that a higher epoch exists; never if it owns none.
     async fn fenced(&self);
+}
+
+/// What an owner is told whose epoch does not stand any more.
+pub(crate) fn replaced_by(grant: &EpochGrant) -> Error {
+    let why = format!("{} owns {} by now", grant.owner, grant.epoch);
+    Error::new(ErrorKind::Fenced, why)
 }
 
 /// Room in a zone.

@@ -308,6 +308,11 @@ impl Storage for Client {
         self.inner.accepted_epoch().await
     }
 
+    async fn confirm(&self) -> Result<Epoch> {
+        self.inner.pass_gate().await?;
+        self.inner.check_writer()
+    }
+
     async fn own_epoch(&self, owner: &NodeName) -> Result<Epoch> {
         self.tasks.lock().abort_all();
         let epoch = self.inner.own_epoch(owner).await?;

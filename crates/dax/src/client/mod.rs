@@ -209,6 +209,14 @@ impl Storage for Client {
         .await
     }
 
+    async fn confirm(&self) -> Result<Epoch> {
+        self.call(Call::Confirm, |output| match output {
+            Output::Epoch(epoch) => Some(epoch),
+            _ => None,
+        })
+        .await
+    }
+
     async fn own_epoch(&self, owner: &NodeName) -> Result<Epoch> {
         let owner = format!("{owner}/{:016x}", self.incarnation);
         self.call(Call::OwnEpoch { owner }, |output| match output {

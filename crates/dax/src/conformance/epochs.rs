@@ -19,6 +19,7 @@ pub async fn nobody_writes_without_an_epoch(volume: &dyn Volume) {
             .kind(),
     );
     invalid(a.next_version().unwrap_err().kind());
+    invalid(a.confirm().await.unwrap_err().kind());
     invalid(a.csync(SyncScope::Volume).await.unwrap_err().kind());
     invalid(a.read_promote(key(9, 0)).await.unwrap_err().kind());
     invalid(a.remove_files(&[FileId(9)]).await.unwrap_err().kind());
@@ -41,6 +42,15 @@ pub async fn epochs_ascend_and_name_their_owner(volume: &dyn Volume) {
     assert!(grant.owner.starts_with("b/"), "{}", grant.owner);
     let grant = a.accepted_epoch().await.unwrap();
     assert_eq!(grant.epoch, second, "also a fenced client may look");
+}
+
+/// Whoever asks whether its epoch stands is told so until a newer one is owned, and never after that.
+pub async fn an_epoch_is_confirmed_until_a_newer_one_is_owned(volume: &dyn Volume) {
+    let (a, first) = owner(volume, "a").await;
+    assert_eq!(a.confirm().await.unwrap(), first);
+    let (b, second) = owner(volume, "b").await;
+    assert!(a.confirm().await.unwrap_err().is_fenced());
+    assert_eq!(b.confirm().await.unwrap(), second);
 }
 
 /// After `own_epoch` returned, no older sync completes, for good.

@@ -36,11 +36,13 @@ pub(crate) enum Flaw {
     StoreCountsTwice,
     /// What a replica acknowledged before it lost its disk still counts.
     LostAcksCount,
+    /// An owner tells a position without proof that its epoch still stands.
+    PositionWithoutProof,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 16] = [
+    pub const ALL: [Flaw; 17] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -57,5 +59,6 @@ impl Flaw {
         Flaw::PutAtOne,
         Flaw::StoreCountsTwice,
         Flaw::LostAcksCount,
+        Flaw::PositionWithoutProof,
     ];
 }

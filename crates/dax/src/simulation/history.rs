@@ -50,6 +50,8 @@ pub enum Action {
     },
     Get(RecordId),
     PromoteRecord(RecordId),
+    /// Whether the client's epoch still stands, so that what it knows is all that was acknowledged.
+    Confirm,
     /// Anything else that must end, and that nothing is known about.
     Other,
 }
@@ -57,6 +59,7 @@ pub enum Action {
 /// What an operation gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
+    /// It owns the epoch, or owns it still.
     Owned(Epoch),
     Done,
     Block(Generation, Content),

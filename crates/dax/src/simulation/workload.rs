@@ -189,6 +189,10 @@ impl Schedule {
             80..88 => self.seal(writer),
             88..94 => self.record(writer),
             94..97 => self.scrub(writer),
+            97 if self.world.chance(50) => {
+                self.world.coverage.one("questions whether an epoch stands");
+                self.start(client, Call::Confirm, Action::Confirm, Intent::Plain);
+            }
             97 => self.start(
                 client,
                 Call::Room(BLOCK_BYTES),

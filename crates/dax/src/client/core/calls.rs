@@ -89,6 +89,7 @@ pub(crate) enum Call {
     },
     Promote(BlockKey),
     AcceptedEpoch,
+    Confirm,
     OwnEpoch {
         owner: String,
     },

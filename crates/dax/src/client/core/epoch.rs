@@ -12,7 +12,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::Epoch;
-use crate::storage::EpochGrant;
+use crate::storage::{EpochGrant, replaced_by};
 use crate::wire::{Request, Response};
 
 use super::quorum::{Quorums, Round};
@@ -75,6 +75,39 @@ impl Look {
         let won = quorums.is_epoch(votes);
         let open = !won && quorums.is_epoch(votes.union(silent));
         (won.then_some(highest), open)
+    }
+}
+
+/// Proves that the own epoch still stands: a quorum that is asked from now on has accepted no higher one.
+///
+/// Any two quorums meet, and an acceptance is never taken back: had somebody owned a higher epoch before the first question,
+/// one of those that answer would have accepted it before.
+#[derive(Debug)]
+pub(super) struct Confirm {
+    look: Look,
+    own: Epoch,
+}
+
+impl Confirm {
+    pub fn new(own: Epoch, quorums: Quorums) -> Confirm {
+        let look = Look::new(quorums);
+        Confirm { look, own }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        #[cfg(test)]
+        if s.flaw == Some(crate::simulation::flaw::Flaw::PositionWithoutProof) {
+            return Some(Ok(Output::Epoch(self.own)));
+        }
+        if let Err(error) = self.look.take(id, event, s) {
+            return Some(Err(error));
+        }
+        let highest = self.look.highest();
+        if highest.epoch > self.own {
+            return Some(Err(replaced_by(&highest)));
+        }
+        let enough = s.quorums.is_epoch(self.look.round.replied());
+        enough.then_some(Ok(Output::Epoch(self.own)))
     }
 }
 

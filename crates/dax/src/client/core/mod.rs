@@ -56,6 +56,7 @@ enum Op {
     Read(reads::Read),
     Promote(promote::Promote),
     Look(epoch::Look),
+    Confirm(epoch::Confirm),
     Claim(epoch::Claim),
     Record(records::RecordOp),
     List(records::List),
@@ -234,6 +235,10 @@ impl Core {
                 Op::Promote(promote::Promote::new(key))
             }
             Call::AcceptedEpoch => Op::Look(epoch::Look::new(s.quorums)),
+            Call::Confirm => {
+                let own = s.handle.check_writer()?;
+                Op::Confirm(epoch::Confirm::new(own, s.quorums))
+            }
             Call::OwnEpoch { owner } => Op::Claim(epoch::Claim::new(owner, s.quorums)),
             Call::PutRecord {
                 name,
@@ -506,6 +511,7 @@ impl Op {
             Op::Read(op) => op.on(id, event, s),
             Op::Promote(op) => op.on(id, event, s),
             Op::Look(op) => op.on(id, event, s),
+            Op::Confirm(op) => op.on(id, event, s),
             Op::Claim(op) => op.on(id, event, s),
             Op::Record(op) => op.on(id, event, s),
             Op::List(op) => op.on(id, event, s),

@@ -1,5 +1,5 @@
 //! Fencing: an epoch has one owner, and once a newer one is owned, nothing that an older one does
-//! from then on becomes durable.
+//! from then on becomes durable, nor does it take itself for the owner when it asks.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ impl Checker for Fence {
             Event::Started {
                 op,
                 epoch: Some(_),
-                action: Action::Put { .. },
+                action: Action::Put { .. } | Action::Confirm,
                 ..
             } => {
                 self.began.insert(op, self.newest());
@@ -58,6 +58,14 @@ impl Fence {
             (Action::Own, Outcome::Owned(epoch)) => {
                 if let Some(owner) = self.owners.insert(epoch, client) {
                     return Err(format!("clients {owner} and {client} both own {epoch}"));
+                }
+            }
+            (Action::Confirm, Outcome::Owned(epoch)) => {
+                let newest = self.began.remove(&op).unwrap_or_default();
+                if epoch < newest {
+                    return Err(format!(
+                        "client {client} takes {epoch} for the highest, asked when {newest} was owned"
+                    ));
                 }
             }
             (action, Outcome::Done) if action.is_sync() => {
@@ -117,6 +125,24 @@ mod tests {
         s.write(1, 1);
         s.sync(1);
         s.breaks("made when");
+    }
+
+    #[test]
+    fn an_epoch_is_confirmed_only_to_who_asked_before_it_ended() {
+        for (owned_first, right) in [(false, true), (true, false)] {
+            let mut s = Script::new(Fence::default());
+            s.own(1);
+            if owned_first {
+                s.own(2);
+            }
+            let asked = s.start(1, Action::Confirm);
+            s.own(3);
+            s.end(asked, Outcome::Owned(Epoch(1)));
+            match right {
+                true => s.holds(),
+                false => s.breaks("takes"),
+            }
+        }
     }
 
     #[test]
