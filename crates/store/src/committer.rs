@@ -15,7 +15,7 @@
 //! A round takes a bounded share of each volume that has work waiting ([`crate::lanes`]): what a
 //! tenant flushes is durable with this round or the next, whatever others have queued.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -49,6 +49,8 @@ pub(crate) struct Committer {
     pub(crate) room: Room,
     pub(crate) next_volume: u32,
     pub(crate) next_removal: u64,
+    /// Volumes of which slots could not be dropped, because nobody could tell whether they are there.
+    pub(crate) undone: HashSet<VolumeId>,
     round: Round,
     /// The work of a step; empty between steps, kept for its memory.
     work: Vec<Work>,
@@ -107,7 +109,7 @@ impl Round {
     }
 
     /// Puts the changes into a batch of the engine.
-    fn fill(&mut self, batch: &mut Batch<'_>) {
+    fn fill(&mut self, batch: &mut Batch) {
         for touched in self.touched.values().filter(|t| t.slots != 0) {
             let count = touched.slots_after().to_be_bytes().to_vec();
             batch.put_meta(&meta::slots_key(touched.volume.id), count.into());
@@ -158,6 +160,7 @@ impl Committer {
                 .collect(),
             next_volume: volumes.iter().map(|v| v.id.0 + 1).max().unwrap_or(1),
             next_removal,
+            undone: HashSet::new(),
             versions: Versions::new(REMEMBERED_SLOTS),
             room: Room::new(),
             round: Round::default(),
@@ -231,9 +234,9 @@ impl Committer {
         let mut round = std::mem::take(&mut self.round);
         let shared = self.shared.clone();
         if !round.is_empty() {
-            let mut batch = shared.engine.batch();
+            let mut batch = Batch::default();
             round.fill(&mut batch);
-            batch.commit()?;
+            shared.engine.commit(batch)?;
             shared.checkpoints.consider(&shared);
         }
         for touched in round.touched.into_values() {

@@ -17,6 +17,7 @@ use crate::keys::{Slot, VolumeId, decode_record, encode_record};
 use crate::meta::{self, Removal, VolumeMeta, to_json};
 use crate::reads::ReadJob;
 use crate::shared::Work;
+use crate::versions::Known;
 use crate::volume::Volume;
 
 /// The longest name of a record, in bytes.
@@ -44,10 +45,8 @@ impl Committer {
                 round.replies.extend(reply.map(|reply| (conn, id, reply)));
             }
             Work::Drop(volume, slots) => self.drop_slots(&volume, &slots, round)?,
-            Work::Damaged(slot) => self.versions.forget(&slot),
-            Work::Removed(volume, number) => {
-                round.metas.insert(meta::removal_key(volume, number), None);
-            }
+            Work::Damaged(slot) => self.versions.damage(&slot),
+            Work::Removed(volume, number, removal) => self.removed(volume, number, removal, round),
         }
         Ok(())
     }
@@ -71,8 +70,12 @@ impl Committer {
             key: write.key,
             generation: write.generation,
         };
-        let stored = self.stored_version(&slot, round)?;
-        if !replaces(write.version, stored) {
+        let stored = match self.stored(&slot, round) {
+            Ok(stored) => stored,
+            // What is there may be newer. The client sends it again.
+            Err(error) => return error.told().map(Err),
+        };
+        if !stored.is_replaced_by(write.version) {
             return Ok(Ok(()));
         }
         if !self.room.admit(&self.shared, write.data.len() as u64) {
@@ -81,7 +84,7 @@ impl Committer {
         round.bytes += write.data.len();
         self.versions.set(slot, write.version);
         let touched = round.touch(volume);
-        touched.slots += i64::from(stored.is_none());
+        touched.slots += i64::from(stored == Stored::Nothing);
         touched.written.writes += 1;
         touched.written.write_bytes += write.data.len() as u64;
         if write.generation != Generation::SINGLE {
@@ -91,17 +94,24 @@ impl Committer {
         Ok(Ok(()))
     }
 
-    fn stored_version(&self, slot: &Slot, round: &Round) -> Result<Option<Version>, EngineError> {
-        if let Some(version) = self.versions.get(slot) {
-            return Ok(Some(version));
+    fn stored(&self, slot: &Slot, round: &Round) -> Result<Stored, EngineError> {
+        if let Some(known) = self.versions.get(slot) {
+            return Ok(Stored::Version(known));
         }
+        let version = |version| {
+            Stored::Version(Known {
+                version,
+                damaged: false,
+            })
+        };
         if let Some(write) = round.blocks.get(slot) {
-            return Ok(write.as_ref().map(|w| w.version));
+            let write = write.as_ref();
+            return Ok(write.map_or(Stored::Nothing, |w| version(w.version)));
         }
-        // A damaged block has no version worth keeping: any intact one repairs it.
         Ok(match self.shared.engine.get(slot)? {
-            Some(Found::Block(block)) => Some(block.version),
-            Some(Found::Corrupt(_)) | None => None,
+            None => Stored::Nothing,
+            Some(Found::Block(block)) => version(block.version),
+            Some(Found::Corrupt(_)) => Stored::Damaged,
         })
     }
 
@@ -296,7 +306,10 @@ impl Committer {
         let key = meta::record_key(volume.id, name);
         let stored = match round.metas.get(&key) {
             Some(value) => value.clone(),
-            None => self.shared.engine.meta(&key)?,
+            None => match self.shared.engine.meta(&key) {
+                Ok(value) => value,
+                Err(e) => return e.told().map(|told| error(&told)),
+            },
         };
         let stored = stored.and_then(decode_record).map(|r| r.version);
         if !replaces(record.version, stored) {
@@ -327,17 +340,53 @@ impl Committer {
         round: &mut Round,
     ) -> Result<(), EngineError> {
         for slot in slots {
-            self.versions.forget(slot);
             let stored = match round.blocks.get(slot) {
                 Some(write) => write.is_some(),
-                None => self.shared.engine.contains(slot)?,
+                None => match self.shared.engine.contains(slot) {
+                    Ok(stored) => stored,
+                    // Whether one slot less is counted, nobody knows: the janitor looks again.
+                    Err(error) if error.may_pass() => {
+                        volume.add_candidates([slot.key]);
+                        self.undone.insert(volume.id);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                },
             };
+            self.versions.forget(slot);
             if stored {
                 round.blocks.insert(*slot, None);
                 round.touch(volume).slots -= 1;
             }
         }
         Ok(())
+    }
+
+    /// Forgets a removal whose blocks are all gone; one that some are left of is done again.
+    fn removed(&mut self, volume: Arc<Volume>, number: u64, removal: Removal, round: &mut Round) {
+        if self.undone.remove(&volume.id) {
+            return self.shared.chores.remove(volume, number, removal);
+        }
+        let key = meta::removal_key(volume.id, number);
+        round.metas.insert(key, None);
+    }
+}
+
+/// What a slot holds, as far as the put rule is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    Nothing,
+    Version(Known),
+    /// A damaged block whose version nobody remembers: any intact one repairs it.
+    Damaged,
+}
+
+impl Stored {
+    fn is_replaced_by(self, version: Version) -> bool {
+        match self {
+            Stored::Nothing | Stored::Damaged => true,
+            Stored::Version(known) => known.is_replaced_by(version),
+        }
     }
 }
 

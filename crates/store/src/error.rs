@@ -23,6 +23,17 @@ pub enum OpenError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// A file of the zone cannot be read or written at present.
+    #[error(
+        "the zone's files in {} cannot be used at present; nothing says that they are damaged: see to what the system \
+         says, then start the zone again", dir.display()
+    )]
+    Engine {
+        /// The zone's directory.
+        dir: PathBuf,
+        /// What the system says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The files are not what this program wrote.
     #[error(
         "the zone's files in {} are damaged; move the directory away and start with an empty one: \

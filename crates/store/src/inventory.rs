@@ -14,6 +14,7 @@ use crate::connection::Conn;
 use crate::decide;
 use crate::engine::{EngineError, Found};
 use crate::keys::Slot;
+use crate::reads;
 use crate::shared::{Shared, Work};
 use crate::volume::Volume;
 
@@ -28,13 +29,29 @@ pub(crate) struct InventoryJob {
 
 impl InventoryJob {
     /// Answers with one page.
-    pub fn serve(self, shared: &Shared) -> Result<(), EngineError> {
+    pub fn serve(&self, shared: &Shared) -> Result<(), EngineError> {
         let answer = match self.check_epoch() {
             Err(e) => decide::error(&e),
-            Ok(()) => self.page(shared)?,
+            Ok(()) => match self.page(shared) {
+                Ok(page) => page,
+                Err(error) => self.unanswered(shared, error)?,
+            },
         };
         self.conn.send(self.id, answer);
         Ok(())
+    }
+
+    /// What is said where a page cannot be given: it comes later, or never as long as the index is damaged, which
+    /// concerns nobody else.
+    fn unanswered(&self, shared: &Shared, error: EngineError) -> Result<Response, EngineError> {
+        match error {
+            EngineError::Damaged(_) => {
+                shared.report_index(&error);
+                let text = "this zone cannot tell what it has: its index is damaged";
+                Ok(decide::error(&Error::new(ErrorKind::Corrupt, text)))
+            }
+            error => reads::unanswered(shared, error),
+        }
     }
 
     fn check_epoch(&self) -> Result<(), Error> {

@@ -110,8 +110,8 @@ impl Chores {
 /// Finds what can be dropped.
 pub(crate) struct Janitor {
     shared: Arc<Shared>,
-    /// Blocks of a file before this are gone already.
-    gone_before: HashMap<(VolumeId, FileId), u64>,
+    /// Blocks of a file before this are gone already, by removals up to this number.
+    gone_before: HashMap<(VolumeId, FileId), (u64, u64)>,
 }
 
 impl Janitor {
@@ -125,15 +125,26 @@ impl Janitor {
     /// Works until the zone stops.
     pub fn run(mut self) {
         while let Some(chore) = self.shared.chores.next() {
-            let done = match chore {
-                Chore::Scan(volume) => self.scan(&volume),
-                Chore::Prune(volume) => self.prune(&volume),
-                Chore::Remove(volume, number, removal) => self.remove(&volume, number, removal),
-                Chore::Inventory(job) => job.serve(&self.shared),
-            };
-            if let Err(e) = done {
-                return self.shared.fail(&e);
+            match self.do_one(&chore) {
+                Ok(()) => {}
+                Err(error) if error.may_pass() => {
+                    self.shared.report_unreadable(&error);
+                    self.shared.chores.add(chore);
+                    std::thread::sleep(REST_MAX);
+                }
+                // Nothing is given back until the zone starts anew; what it answers is right all the same.
+                Err(error @ EngineError::Damaged(_)) => self.shared.report_index(&error),
+                Err(error) => return self.shared.fail(&error),
             }
+        }
+    }
+
+    fn do_one(&mut self, chore: &Chore) -> Result<(), EngineError> {
+        match chore {
+            Chore::Scan(volume) => self.scan(volume),
+            Chore::Prune(volume) => self.prune(volume),
+            Chore::Remove(volume, number, removal) => self.remove(volume, *number, removal),
+            Chore::Inventory(job) => job.serve(&self.shared),
         }
     }
 
@@ -177,9 +188,14 @@ impl Janitor {
             return self.scan(volume);
         }
         let mut drops = Drops::new(&self.shared, volume);
-        for go in goes(candidates.blocks) {
-            if !self.go_through(go, &mut drops)? {
-                return Ok(());
+        for go in goes(candidates.blocks.iter().copied()) {
+            match self.go_through(go, &mut drops) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    volume.add_candidates(candidates.blocks);
+                    return Err(error);
+                }
             }
         }
         drops.finish();
@@ -190,12 +206,12 @@ impl Janitor {
         &mut self,
         volume: &Arc<Volume>,
         number: u64,
-        removal: Removal,
+        removal: &Removal,
     ) -> Result<(), EngineError> {
         let mut drops = Drops::new(&self.shared, volume);
-        match removal {
-            Removal::Files(files) => {
-                for file in files {
+        match *removal {
+            Removal::Files(ref files) => {
+                for file in files.iter().copied() {
                     if !self.remove_range(&mut drops, file, (0, u64::MAX))? {
                         return Ok(());
                     }
@@ -205,18 +221,20 @@ impl Janitor {
             Removal::Before(_, BlockIndex(0)) => {}
             Removal::Before(file, BlockIndex(end)) => {
                 // Without this each call would step over all that earlier calls have removed.
-                let from = self.gone_before.get(&(volume.id, file)).copied();
-                let from = from.unwrap_or(0);
+                let gone = self.gone_before.get(&(volume.id, file)).copied();
+                let (gone, by) = gone.unwrap_or_default();
+                // One that is done again has left something behind.
+                let from = if by < number { gone } else { 0 };
                 if from < end && !self.remove_range(&mut drops, file, (from, end - 1))? {
                     return Ok(());
                 }
-                self.gone_before.insert((volume.id, file), end.max(from));
+                let gone = (end.max(gone), number.max(by));
+                self.gone_before.insert((volume.id, file), gone);
             }
         }
         drops.finish();
-        self.shared
-            .queue
-            .put(volume.id, Work::Removed(volume.id, number), SLOT_WEIGHT);
+        let removed = Work::Removed(volume.clone(), number, removal.clone());
+        self.shared.queue.put(volume.id, removed, SLOT_WEIGHT);
         Ok(())
     }
 

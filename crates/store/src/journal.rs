@@ -167,7 +167,7 @@ pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Engine;
+    use crate::engine::{Batch, DiskEngine, Engine};
     use crate::error::OpenError;
     use crate::keys::{Slot, VolumeId, encode_block};
     use crate::tests::client::{data, key, v};
@@ -186,9 +186,9 @@ mod tests {
     /// A store with three batches of four blocks, closed, and its journal.
     fn store() -> (TempDir, PathBuf, Vec<u8>) {
         let dir = tempfile::tempdir().unwrap();
-        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
+        let engine = DiskEngine::open(dir.path(), 1 << 20).unwrap();
         for first in [0, 4, 8] {
-            let mut batch = engine.batch();
+            let mut batch = Batch::default();
             for block in first..first + 4 {
                 let (slot, version) = (slot(block), v(1, block + 1));
                 let data = data(version);
@@ -196,7 +196,7 @@ mod tests {
                 batch.put(&slot, encode_block(version, sum, &data));
             }
             batch.put_meta(b"x", bytes::Bytes::from(vec![0; 9000]));
-            batch.commit().unwrap();
+            engine.commit(batch).unwrap();
         }
         drop(engine);
         let journals = journals(dir.path()).unwrap();
@@ -266,7 +266,7 @@ mod tests {
                 continue; // a sequence number, which nothing covers
             }
             std::fs::write(&path, &damaged).unwrap();
-            let error = Engine::open(dir.path(), 1 << 20).err().expect("damage");
+            let error = DiskEngine::open(dir.path(), 1 << 20).err().expect("damage");
             assert!(matches!(error, OpenError::Damaged { .. }), "{error:?}");
             assert_eq!(std::fs::read(&path).unwrap(), damaged, "left as it is");
         }

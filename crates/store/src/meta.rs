@@ -20,7 +20,7 @@ use dax::ids::{BlockIndex, FileId, StoreId, VolumeName};
 use dax::storage::VolumeSettings;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Batch, Engine, EngineError};
 use crate::error::OpenError;
 use crate::keys::VolumeId;
 
@@ -105,11 +105,8 @@ pub(crate) fn from_json<T: DeserializeOwned>(dir: &Path, json: &[u8]) -> Result<
 }
 
 /// Checks the directory's format, writing it if the directory is new or of the format before.
-pub(crate) fn check_format(engine: &Engine, dir: &Path) -> Result<(), OpenError> {
-    let broken = |source: EngineError| OpenError::Damaged {
-        dir: dir.into(),
-        source: Box::new(source),
-    };
+pub(crate) fn check_format(engine: &dyn Engine, dir: &Path) -> Result<(), OpenError> {
+    let broken = |error: EngineError| error.at_open(dir);
     match engine.meta(FORMAT_KEY).map_err(broken)? {
         Some(found) if found == FORMAT => Ok(()),
         Some(found) if found != FORMAT_BEFORE => Err(OpenError::Format {
@@ -118,19 +115,16 @@ pub(crate) fn check_format(engine: &Engine, dir: &Path) -> Result<(), OpenError>
             expected: String::from_utf8_lossy(FORMAT).into_owned(),
         }),
         _ => {
-            let mut batch = engine.batch();
+            let mut batch = Batch::default();
             batch.put_meta(FORMAT_KEY, Bytes::from_static(FORMAT));
-            batch.commit().map_err(broken)
+            engine.commit(batch).map_err(broken)
         }
     }
 }
 
 /// Which store this is; made with the directory, or at the first start with this code.
-pub(crate) fn store_id(engine: &Engine, dir: &Path) -> Result<StoreId, OpenError> {
-    let broken = |source: EngineError| OpenError::Damaged {
-        dir: dir.into(),
-        source: Box::new(source),
-    };
+pub(crate) fn store_id(engine: &dyn Engine, dir: &Path) -> Result<StoreId, OpenError> {
+    let broken = |error: EngineError| error.at_open(dir);
     if let Some(stored) = engine.meta(STORE_KEY).map_err(broken)? {
         let number = stored.first_chunk().copied().map(u64::from_be_bytes);
         let id = number.and_then(StoreId::new);
@@ -140,9 +134,9 @@ pub(crate) fn store_id(engine: &Engine, dir: &Path) -> Result<StoreId, OpenError
         });
     }
     let id = StoreId::random().map_err(OpenError::Random)?;
-    let mut batch = engine.batch();
+    let mut batch = Batch::default();
     let number = id.number().to_be_bytes().to_vec();
     batch.put_meta(STORE_KEY, number.into());
-    batch.commit().map_err(broken)?;
+    engine.commit(batch).map_err(broken)?;
     Ok(id)
 }

@@ -15,6 +15,7 @@ use dax::wire::{RECORDS_PAGE_BYTES, RecordEntry, Response};
 use parking_lot::{Condvar, Mutex};
 
 use crate::connection::Conn;
+use crate::decide;
 use crate::engine::{EngineError, Found};
 use crate::fair_queue::FairQueue;
 use crate::keys::{Slot, VolumeId, decode_record};
@@ -64,8 +65,19 @@ impl ReadJob {
             shared.queue.put(self.volume.id, Work::Flush, 0);
             self.conn.wait_applied(self.after);
         }
-        read_block(shared, &self.volume, self.key, self.up_to)
+        let found = read_block(shared, &self.volume, self.key, self.up_to);
+        found.or_else(|error| unanswered(shared, error))
     }
+}
+
+/// What is answered where files could not be read: the client asks again, here or elsewhere.
+///
+/// # Errors
+/// The zone has failed.
+pub(crate) fn unanswered(shared: &Shared, error: EngineError) -> Result<Response, EngineError> {
+    let told = error.told()?;
+    shared.report_unreadable(&told);
+    Ok(decide::error(&told))
 }
 
 fn read_block(
@@ -112,8 +124,10 @@ pub(crate) fn read_record(
     volume: &Volume,
     name: &str,
 ) -> Result<Response, EngineError> {
-    let value = shared.engine.meta(&record_key(volume.id, name))?;
-    Ok(Response::Record(value.and_then(decode_record)))
+    match shared.engine.meta(&record_key(volume.id, name)) {
+        Ok(value) => Ok(Response::Record(value.and_then(decode_record))),
+        Err(error) => unanswered(shared, error),
+    }
 }
 
 /// One page of the records whose names start with `prefix` and are greater than `after`.
@@ -124,7 +138,11 @@ pub(crate) fn list_records(
     after: Option<&str>,
 ) -> Result<Response, EngineError> {
     let (mut entries, mut bytes, mut more) = (Vec::new(), 0, false);
-    for (key, value) in shared.engine.meta_prefix(&record_key(volume.id, prefix))? {
+    let records = match shared.engine.meta_prefix(&record_key(volume.id, prefix)) {
+        Ok(records) => records,
+        Err(error) => return unanswered(shared, error),
+    };
+    for (key, value) in records {
         let name = String::from_utf8_lossy(&key[RECORD_KEY_HEAD..]).into_owned();
         if after.is_some_and(|after| name.as_str() <= after) {
             continue;

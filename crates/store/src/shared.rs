@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use dax::ids::{BlockKey, FileId, Generation, StoreId};
 use dax::wire::{BlockWrite, Request};
@@ -12,10 +13,11 @@ use parking_lot::{Condvar, Mutex};
 use crate::checkpoints::Checkpoints;
 use crate::config::StoreConfig;
 use crate::connection::Conn;
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, Slots};
 use crate::error::ZoneFailed;
 use crate::janitor::Chores;
 use crate::keys::{Slot, VolumeId};
+use crate::meta::Removal;
 use crate::network::Emulation;
 use crate::queue::Queue;
 use crate::reads::ReadPool;
@@ -23,6 +25,9 @@ use crate::volume::{Volume, Volumes};
 
 /// Damaged blocks beyond this many are not remembered one by one.
 const MAX_DAMAGED: usize = 10_000;
+
+/// That files cannot be read is logged this often.
+const UNREADABLE_EVERY: Duration = Duration::from_secs(10);
 
 /// What the committer is asked to do, in the order it arrived.
 pub(crate) enum Work {
@@ -38,8 +43,8 @@ pub(crate) enum Work {
     Drop(Arc<Volume>, Vec<Slot>),
     /// A stored block is damaged: any intact copy of it replaces it.
     Damaged(Slot),
-    /// A removal is finished.
-    Removed(VolumeId, u64),
+    /// All blocks of a removal were dropped before.
+    Removed(Arc<Volume>, u64, Removal),
 }
 
 impl Work {
@@ -55,7 +60,7 @@ pub(crate) struct Shared {
     pub dir: PathBuf,
     /// Which store this is.
     pub id: StoreId,
-    pub engine: Engine,
+    pub engine: Box<dyn Engine>,
     pub volumes: Volumes,
     pub queue: Queue<Work>,
     pub reads: ReadPool,
@@ -70,6 +75,8 @@ pub(crate) struct Shared {
     failure: Mutex<Option<String>>,
     ended: Condvar,
     damaged: Mutex<HashSet<Slot>>,
+    /// When it was logged last that files cannot be read.
+    said_unreadable: Mutex<Option<Instant>>,
 }
 
 impl Shared {
@@ -78,7 +85,7 @@ impl Shared {
         network: Option<Arc<Emulation>>,
         dir: PathBuf,
         id: StoreId,
-        engine: Engine,
+        engine: Box<dyn Engine>,
         volumes: Volumes,
     ) -> Shared {
         Shared {
@@ -93,6 +100,7 @@ impl Shared {
             failure: Mutex::new(None),
             ended: Condvar::new(),
             damaged: Mutex::default(),
+            said_unreadable: Mutex::default(),
             config,
             network,
             dir,
@@ -117,12 +125,7 @@ impl Shared {
 
     /// The engine failed, or a thread died: nobody is answered any more, and the process should end.
     pub fn fail(&self, why: &(dyn std::error::Error + 'static)) {
-        let mut text = why.to_string();
-        let mut source = why.source();
-        while let Some(cause) = source {
-            text = format!("{text}: {cause}");
-            source = cause.source();
-        }
+        let text = with_causes(why);
         tracing::error!(
             dir = %self.dir.display(), error = %text,
             "the zone failed and stops; what was acknowledged is safe; check the disk, then restart it"
@@ -166,6 +169,26 @@ impl Shared {
         }
     }
 
+    /// Logs that files cannot be read, now and then while it lasts.
+    pub fn report_unreadable(&self, error: &(dyn std::error::Error + 'static)) {
+        let mut said = self.said_unreadable.lock();
+        if said.is_none_or(|at| at.elapsed() >= UNREADABLE_EVERY) {
+            *said = Some(Instant::now());
+            tracing::warn!(
+                dir = %self.dir.display(), error = %with_causes(error),
+                "the zone cannot read its files; who asked is told to ask again; check this disk if it stays so"
+            );
+        }
+    }
+
+    /// Logs that nothing can be found out about what is stored.
+    pub fn report_index(&self, error: &(dyn std::error::Error + 'static)) {
+        tracing::error!(
+            dir = %self.dir.display(), error = %with_causes(error),
+            "the zone cannot tell what it has, so nothing of it is scrubbed or given back; what it can read it answers"
+        );
+    }
+
     /// Bytes that block writes may still take.
     pub fn free_bytes(&self) -> std::io::Result<u64> {
         let reserve = self.reserve_bytes.load(Ordering::Relaxed);
@@ -173,15 +196,21 @@ impl Shared {
     }
 
     /// Slots of the blocks `from` to `to` of `file`, in order.
-    pub fn slots_of(
-        &self,
-        volume: VolumeId,
-        file: FileId,
-        (from, to): (u64, u64),
-    ) -> impl Iterator<Item = Result<Slot, EngineError>> + use<> {
+    pub fn slots_of(&self, volume: VolumeId, file: FileId, (from, to): (u64, u64)) -> Slots {
         let range = (BlockKey::new(file, from), BlockKey::new(file, to));
         self.engine.slots(Slot::range(volume, range))
     }
+}
+
+/// An error and what caused it.
+fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }
 
 /// Of a thread without which a zone only looks alive: if it dies, the zone fails.

@@ -1,18 +1,34 @@
 //! Remembers the versions of slots written lately, so that the put rule rarely reads a block.
 //!
-//! Invariant: an entry is exactly what the engine holds (or will hold with the batch being built);
-//! a missing entry says nothing.
+//! Invariant: an entry is exactly what the engine holds (or will hold with the batch being built), or held before it
+//! was damaged; a missing entry says nothing.
 
 use std::collections::HashMap;
 
 use dax::ids::Version;
+use dax::replica::replaces;
 
 use crate::keys::Slot;
 
+/// What is known of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub version: Version,
+    /// The copy was damaged since: the same version replaces it, an older one does not.
+    pub damaged: bool,
+}
+
+impl Known {
+    /// Whether a write of the slot takes its place.
+    pub fn is_replaced_by(self, version: Version) -> bool {
+        replaces(version, Some(self.version)) || self.damaged && version == self.version
+    }
+}
+
 /// Two halves: when the young one is full it becomes the old one, and the old one is forgotten.
 pub(crate) struct Versions {
-    young: HashMap<Slot, Version>,
-    old: HashMap<Slot, Version>,
+    young: HashMap<Slot, Known>,
+    old: HashMap<Slot, Known>,
     half: usize,
 }
 
@@ -26,8 +42,8 @@ impl Versions {
         }
     }
 
-    /// The version in the slot, if it is remembered.
-    pub fn get(&self, slot: &Slot) -> Option<Version> {
+    /// What the slot holds, if it is remembered.
+    pub fn get(&self, slot: &Slot) -> Option<Known> {
         self.young.get(slot).or_else(|| self.old.get(slot)).copied()
     }
 
@@ -36,7 +52,20 @@ impl Versions {
         if self.young.len() >= self.half {
             self.old = std::mem::take(&mut self.young);
         }
-        self.young.insert(slot, version);
+        let known = Known {
+            version,
+            damaged: false,
+        };
+        self.young.insert(slot, known);
+    }
+
+    /// What the slot holds is damaged.
+    pub fn damage(&mut self, slot: &Slot) {
+        for half in [&mut self.young, &mut self.old] {
+            if let Some(known) = half.get_mut(slot) {
+                known.damaged = true;
+            }
+        }
     }
 
     /// The slot was emptied.
@@ -68,10 +97,15 @@ mod tests {
             versions.set(slot(seq % 30), version(seq));
             for back in 0..10.min(seq + 1) {
                 let at = seq - back;
-                assert_eq!(versions.get(&slot(at % 30)), Some(version(at)));
+                let known = versions.get(&slot(at % 30)).unwrap();
+                assert_eq!((known.version, known.damaged), (version(at), false));
             }
         }
         assert!(versions.young.len() + versions.old.len() <= 20);
+        versions.damage(&slot(999 % 30));
+        let damaged = versions.get(&slot(999 % 30)).unwrap();
+        let mended_by = |seq| damaged.is_replaced_by(version(seq));
+        assert!(mended_by(999) && mended_by(1000) && !mended_by(998));
         versions.forget(&slot(999 % 30));
         assert_eq!(versions.get(&slot(999 % 30)), None);
     }

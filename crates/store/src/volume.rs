@@ -146,11 +146,8 @@ pub(crate) struct Volumes {
 
 impl Volumes {
     /// Reads them from the engine.
-    pub fn load(engine: &Engine, dir: &Path) -> Result<Volumes, OpenError> {
-        let broken = |source: EngineError| OpenError::Damaged {
-            dir: dir.into(),
-            source: Box::new(source),
-        };
+    pub fn load(engine: &dyn Engine, dir: &Path) -> Result<Volumes, OpenError> {
+        let broken = |error: EngineError| error.at_open(dir);
         let volumes = Volumes::default();
         for (key, value) in engine.meta_prefix(meta::VOLUMES).map_err(broken)? {
             let name = String::from_utf8_lossy(&key[meta::VOLUMES.len()..]).into_owned();

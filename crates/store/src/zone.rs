@@ -19,7 +19,7 @@ use crate::background;
 use crate::commits::Commits;
 use crate::config::StoreConfig;
 use crate::connection::Conn;
-use crate::engine::{Engine, EngineError};
+use crate::engine::{DiskEngine, Engine, EngineError};
 use crate::error::{OpenError, ZoneFailed};
 use crate::greeting::Place;
 use crate::janitor::Janitor;
@@ -86,10 +86,20 @@ impl Zone {
         })?;
         let network = config.network.clone().map(Emulation::open).transpose()?;
         let network = network.map(Arc::new);
-        let engine = Engine::open(dir, config.cache_bytes)?;
-        meta::check_format(&engine, dir)?;
-        let id = meta::store_id(&engine, dir)?;
-        let volumes = Volumes::load(&engine, dir)?;
+        let engine = DiskEngine::open(dir, config.cache_bytes)?;
+        Zone::over(Box::new(engine), dir, config, network)
+    }
+
+    /// The same over an engine that is open.
+    pub(crate) fn over(
+        engine: Box<dyn Engine>,
+        dir: &Path,
+        config: StoreConfig,
+        network: Option<Arc<Emulation>>,
+    ) -> Result<Zone, OpenError> {
+        meta::check_format(&*engine, dir)?;
+        let id = meta::store_id(&*engine, dir)?;
+        let volumes = Volumes::load(&*engine, dir)?;
         let shared = Arc::new(Shared::new(
             config,
             network,
@@ -245,10 +255,7 @@ impl Drop for Zone {
 
 /// Puts what a restart left to do on the janitor's list; returns the next number of a removal.
 fn resume_chores(shared: &Shared) -> Result<u64, OpenError> {
-    let broken = |source: EngineError| OpenError::Damaged {
-        dir: shared.dir.clone(),
-        source: Box::new(source),
-    };
+    let broken = |error: EngineError| error.at_open(&shared.dir);
     let mut next = 1;
     for volume in shared.volumes.all() {
         let removals = shared.engine.meta_prefix(&meta::removals_key(volume.id));

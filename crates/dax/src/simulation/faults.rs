@@ -59,9 +59,6 @@ const SQUEEZE_TIME: Time = Time::from_millis(1500);
 #[derive(Debug)]
 pub(super) struct Faults {
     allowed: Vec<Fault>,
-    /// The replica whose disk damages copies: one, because a read remembers for its whole life which
-    /// replicas were damaged, also those that have been mended meanwhile.
-    fragile: u8,
     /// Fewer than k replicas have room.
     squeeze: Option<Squeeze>,
     /// The longest time between two.
@@ -87,7 +84,6 @@ impl Faults {
         }
         Faults {
             allowed,
-            fragile: world.below(world.settings.replicas.into()) as u8,
             squeeze: None,
             pause_us: 20_000 + world.below(150_000),
         }
@@ -132,7 +128,7 @@ impl Schedule {
                 }
             }
             Fault::LoseDisk => self.lose_disk(replica),
-            Fault::Damage => self.damage(self.faults.fragile),
+            Fault::Damage => self.damage(replica),
             Fault::Full => {
                 let peer = &mut self.world.replicas[usize::from(replica)].peer;
                 peer.full = !peer.full;

@@ -53,7 +53,7 @@ const KINDS: [Kind; 4] = [
 ];
 
 /// One change of a commit.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Change {
     pub kind: Kind,
     pub key: Bytes,
@@ -75,9 +75,19 @@ impl Draft {
         Draft { bytes }
     }
 
-    /// Whether there are no changes.
-    pub fn is_empty(&self) -> bool {
-        self.bytes.len() == HEAD_BYTES
+    /// These changes, if they take no more than so many bytes.
+    pub fn of(changes: &[Change], bytes_max: usize) -> Option<Draft> {
+        let bytes = changes
+            .iter()
+            .map(|c| CHANGE_HEAD_BYTES + c.key.len() + c.value.len());
+        if HEAD_BYTES + bytes.sum::<usize>() > bytes_max {
+            return None;
+        }
+        let mut draft = Draft::new();
+        for change in changes {
+            draft.push(change.kind, &change.key, &change.value);
+        }
+        Some(draft)
     }
 
     /// How large the record will be, without what fills up its last block.

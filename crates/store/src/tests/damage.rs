@@ -7,12 +7,12 @@ use tempfile::TempDir;
 
 use super::client::{Client, g, key, kind, v, write};
 use super::{TestZone, config, open};
-use crate::engine::Engine;
+use crate::engine::{Batch, DiskEngine, Engine};
 use crate::keys::{Slot, VolumeId, decode_block, encode_block};
 use crate::{OpenError, Zone};
 
 /// Flips a byte of the data in a slot, behind the back of the zone.
-pub(super) fn flip(engine: &Engine, slot: &Slot) {
+pub(super) fn flip(engine: &dyn Engine, slot: &Slot) {
     let crate::engine::Found::Block(block) = engine.get(slot).unwrap().unwrap() else {
         panic!("damaged before")
     };
@@ -20,9 +20,9 @@ pub(super) fn flip(engine: &Engine, slot: &Slot) {
     // In the middle: a packed block may be short.
     let at = data.len() / 2;
     data[at] ^= 1;
-    let mut batch = engine.batch();
+    let mut batch = Batch::default();
     batch.put(slot, encode_block(block.version, block.checksum, &data));
-    batch.commit().unwrap();
+    engine.commit(batch).unwrap();
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_damaged_block_is_said_to_be_and_can_be_written_again() {
     let TestZone { zone, dir, .. } = t;
     zone.stop().unwrap();
     drop(zone);
-    let engine = Engine::open(&dir.path().join("zone"), 1 << 20).unwrap();
+    let engine = DiskEngine::open(&dir.path().join("zone"), 1 << 20).unwrap();
     for (block, generation) in [(0, Generation::SINGLE), (1, g(1, 2))] {
         flip(
             &engine,
@@ -128,13 +128,13 @@ fn a_damaged_store_is_refused_with_what_to_do() {
 fn a_directory_of_the_format_before_is_taken_up() {
     let dir = tempfile::tempdir().unwrap();
     {
-        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
-        let mut batch = engine.batch();
+        let engine = DiskEngine::open(dir.path(), 1 << 20).unwrap();
+        let mut batch = Batch::default();
         batch.put_meta(b"format", Bytes::from_static(b"understudy-zone 2"));
-        batch.commit().unwrap();
+        engine.commit(batch).unwrap();
     }
     drop(Zone::open(dir.path(), config()).unwrap());
-    let engine = Engine::open(dir.path(), 1 << 20).unwrap();
+    let engine = DiskEngine::open(dir.path(), 1 << 20).unwrap();
     let format = engine.meta(b"format").unwrap();
     assert_eq!(format.as_deref(), Some(&b"understudy-zone 3"[..]));
 }
@@ -143,10 +143,10 @@ fn a_directory_of_the_format_before_is_taken_up() {
 fn a_directory_of_another_format_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     {
-        let engine = Engine::open(dir.path(), 1 << 20).unwrap();
-        let mut batch = engine.batch();
+        let engine = DiskEngine::open(dir.path(), 1 << 20).unwrap();
+        let mut batch = Batch::default();
         batch.put_meta(b"format", Bytes::from_static(b"understudy-zone 9"));
-        batch.commit().unwrap();
+        engine.commit(batch).unwrap();
     }
     let error = Zone::open(dir.path(), config()).err().unwrap();
     assert!(matches!(error, OpenError::Format { .. }), "{error:?}");

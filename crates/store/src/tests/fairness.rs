@@ -10,7 +10,7 @@ use super::client::{key, settings, v, write};
 use super::config;
 use crate::committer::Committer;
 use crate::connection::Conn;
-use crate::engine::Engine;
+use crate::engine::DiskEngine;
 use crate::keys::VolumeId;
 use crate::meta;
 use crate::queue::Taken;
@@ -33,9 +33,9 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let dir = tempfile::tempdir().unwrap();
-        let engine = Engine::open(dir.path(), 8 << 20).unwrap();
-        meta::check_format(&engine, dir.path()).unwrap();
-        let volumes = Volumes::load(&engine, dir.path()).unwrap();
+        let engine = Box::new(DiskEngine::open(dir.path(), 8 << 20).unwrap());
+        meta::check_format(&*engine, dir.path()).unwrap();
+        let volumes = Volumes::load(&*engine, dir.path()).unwrap();
         let id = dax::ids::StoreId::random().unwrap();
         let shared = Shared::new(config(), None, dir.path().into(), id, engine, volumes);
         let shared = Arc::new(shared);

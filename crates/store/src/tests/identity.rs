@@ -13,7 +13,7 @@ use super::client;
 use super::replicas::three_zones;
 use super::{TestZone, config};
 use crate::Zone;
-use crate::engine::Engine;
+use crate::engine::{Batch, DiskEngine, Engine};
 
 fn id_of(address: &str) -> StoreId {
     let answer = client::Client::silent(address).hello("some", Nonce([1; 32]));
@@ -41,10 +41,10 @@ fn a_directory_of_the_version_before_gets_an_id_at_its_first_start() {
     let zone = Zone::open(dir.path().join("zone"), config()).unwrap();
     zone.stop().unwrap();
     drop(zone);
-    let engine = Engine::open(&dir.path().join("zone"), 1 << 20).unwrap();
-    let mut batch = engine.batch();
+    let engine = DiskEngine::open(&dir.path().join("zone"), 1 << 20).unwrap();
+    let mut batch = Batch::default();
     batch.remove_meta(b"id");
-    batch.commit().unwrap();
+    engine.commit(batch).unwrap();
     drop(engine);
     let (zone, address) = super::open(&dir, config());
     let zone = TestZone { zone, address, dir };

@@ -16,9 +16,11 @@ mod records;
 mod replicas;
 mod rules;
 mod secure;
+mod unreadable;
 
 use tempfile::TempDir;
 
+use crate::engine::memory::MemoryEngine;
 use crate::{StoreConfig, Zone};
 
 /// A zone in a directory of its own, and where it listens.
@@ -49,6 +51,14 @@ impl TestZone {
         TestZone { zone, address, dir }
     }
 
+    /// A zone over an engine in memory.
+    pub fn over(engine: MemoryEngine) -> TestZone {
+        let dir = tempfile::tempdir().unwrap();
+        let zone = Zone::over(Box::new(engine), dir.path(), config(), None).unwrap();
+        let address = serve(&zone, &dir);
+        TestZone { zone, address, dir }
+    }
+
     /// Stops the zone and opens it again.
     pub fn restart(self) -> TestZone {
         self.zone.stop().unwrap();
@@ -61,7 +71,11 @@ impl TestZone {
 
 fn open(dir: &TempDir, config: StoreConfig) -> (Zone, String) {
     let zone = Zone::open(dir.path().join("zone"), config).unwrap();
-    let address = format!("unix:{}", dir.path().join("socket").display());
-    let address = zone.serve(&address).unwrap();
+    let address = serve(&zone, dir);
     (zone, address)
+}
+
+fn serve(zone: &Zone, dir: &TempDir) -> String {
+    let address = format!("unix:{}", dir.path().join("socket").display());
+    zone.serve(&address).unwrap()
 }

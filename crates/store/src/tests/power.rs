@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::client::{key, v};
 use crate::OpenError;
-use crate::engine::{Engine, Found};
+use crate::engine::{Batch, DiskEngine, Engine, Found};
 use crate::journal::{journals, sound_bytes};
 use crate::keys::{Slot, VolumeId, encode_block};
 
@@ -56,7 +56,7 @@ fn slot(block: u64) -> Slot {
 /// A store, and what it must hold.
 struct Store {
     dir: TempDir,
-    engine: Option<Engine>,
+    engine: Option<DiskEngine>,
     model: BTreeMap<u64, u64>,
     written: u64,
     /// Bytes of the newest journal that were certainly synced.
@@ -76,12 +76,12 @@ impl Store {
         }
     }
 
-    fn engine(&self) -> &Engine {
+    fn engine(&self) -> &DiskEngine {
         self.engine.as_ref().unwrap()
     }
 
     fn commit(&mut self, changes: &[(u64, bool)]) {
-        let mut batch = self.engine().batch();
+        let mut batch = Batch::default();
         let (mut model, mut written) = (self.model.clone(), self.written);
         for (block, put) in changes {
             let slot = slot(*block);
@@ -99,7 +99,7 @@ impl Store {
             model.insert(*block, written);
         }
         let released = self.engine().released();
-        batch.commit().unwrap();
+        self.engine().commit(batch).unwrap();
         (self.model, self.written) = (model, written);
         // There was no room: the commit has made a checkpoint first.
         if self.engine().released() != released {
@@ -161,8 +161,8 @@ impl Store {
     }
 }
 
-fn open(dir: &Path) -> Result<Engine, OpenError> {
-    Engine::open_with(dir, 1 << 20, LOG_BYTES)
+fn open(dir: &Path) -> Result<DiskEngine, OpenError> {
+    DiskEngine::open_with(dir, 1 << 20, LOG_BYTES)
 }
 
 proptest! {
@@ -208,11 +208,11 @@ fn what_was_synced_and_is_lost_all_the_same_is_refused() {
 #[test]
 fn a_large_commit_is_not_written_twice() {
     let mut store = Store::new();
-    let mut batch = store.engine().batch();
+    let mut batch = Batch::default();
     for number in 0..LOG_BYTES / 4 / 1000 + 1 {
         batch.put_meta(format!("r{number}").as_bytes(), Bytes::from(vec![7; 1000]));
     }
-    batch.commit().unwrap();
+    store.engine().commit(batch).unwrap();
     let log = std::fs::read(store.dir.path().join("commits.log")).unwrap();
     assert!(!log.windows(100).any(|bytes| bytes == [7; 100]));
     store.reopen(|_, _| {});

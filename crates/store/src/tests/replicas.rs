@@ -11,7 +11,7 @@ use dax::storage::{ReplicaStatus, Storage, SyncScope, VolumeSettings};
 use super::client::key;
 use super::damage::flip;
 use super::{TestZone, open};
-use crate::engine::Engine;
+use crate::engine::DiskEngine;
 use crate::keys::{Slot, VolumeId};
 use crate::{Emulated, Network, StoreConfig};
 
@@ -42,7 +42,7 @@ pub(super) fn damage(zone: TestZone, blocks: std::ops::Range<u64>) -> TestZone {
     let TestZone { zone, dir, .. } = zone;
     zone.stop().unwrap();
     drop(zone);
-    let engine = Engine::open(&dir.path().join("zone"), 1 << 20).unwrap();
+    let engine = DiskEngine::open(&dir.path().join("zone"), 1 << 20).unwrap();
     for block in blocks {
         let slot = Slot {
             volume: VolumeId(1),

@@ -175,8 +175,7 @@ impl Promote {
         };
         let (replied, all) = (round.replied(), s.quorums.all());
         if !s.quorums.is_read(replied) {
-            let all_seen = all.without(replied.union(round.damaged())).is_empty();
-            return all_seen.then(|| {
+            return round.is_exhausted(all).then(|| {
                 Err(crate::Error::new(
                     ErrorKind::Corrupt,
                     format!(

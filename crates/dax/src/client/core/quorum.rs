@@ -4,6 +4,9 @@
 //! every read quorum's complement is too small for a sync, and so is the complement of an epoch
 //! quorum: once an epoch is owned, no older writer finds k replicas.
 
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
 use crate::error::{Error, ErrorKind};
 use crate::ids::ReplicaId;
 use crate::storage::{Protocol, VolumeSettings};
@@ -131,6 +134,9 @@ const RETRY: Time = Time::from_millis(100);
 ///       ▲                 │ │
 ///       └──replica went down─┘ └─error, damage──▶ resting ──after RETRY──▶ not asked
 /// ```
+///
+/// Damage is believed for as long as it was seen: from the first damaged answer of a replica to its last one without a
+/// sound one in between. Before and after that its copy may be mended.
 #[derive(Debug)]
 pub(crate) struct Round<R> {
     pub request: Request,
@@ -138,8 +144,8 @@ pub(crate) struct Round<R> {
     /// How many replicas should have been asked by now.
     pub spread: usize,
     waiting: ReplicaSet,
-    /// Their copy was damaged when they were last asked.
-    damaged: ReplicaSet,
+    /// Whose copy was damaged, each time that it was asked, and from when to when.
+    damaged: BTreeMap<ReplicaId, RangeInclusive<Time>>,
     resting: ReplicaSet,
     retry_at: Time,
     widen_at: Option<Time>,
@@ -153,16 +159,27 @@ impl<R> Round<R> {
             replies: Vec::new(),
             spread,
             waiting: ReplicaSet::default(),
-            damaged: ReplicaSet::default(),
+            damaged: BTreeMap::new(),
             resting: ReplicaSet::default(),
             retry_at: Time::ZERO,
             widen_at: None,
         }
     }
 
-    /// Replicas that have nothing but a damaged copy, as far as known.
+    /// Replicas whose copy was damaged when they answered last.
     pub fn damaged(&self) -> ReplicaSet {
-        self.damaged
+        self.damaged.keys().copied().collect()
+    }
+
+    /// Whether nobody of `all` is left to ask: who has not answered was damaged, all of them at one moment. A copy that
+    /// was damaged when the first ones were asked may have been mended by the time that the last one was.
+    pub fn is_exhausted(&self, all: ReplicaSet) -> bool {
+        if !all.without(self.replied().union(self.damaged())).is_empty() {
+            return false;
+        }
+        let from = self.damaged.values().map(|seen| seen.start()).max();
+        let to = self.damaged.values().map(|seen| seen.end()).min();
+        from <= to
     }
 
     /// Replicas whose answer is on its way, as far as known.
@@ -221,7 +238,8 @@ impl<R> Round<R> {
 
     /// The replica's copy is damaged: another one is asked, and this one again later, when it may have been mended.
     pub fn spoiled(&mut self, replica: ReplicaId, now: Time) {
-        self.damaged.insert(replica);
+        let since = self.damaged.get(&replica).map_or(now, |seen| *seen.start());
+        self.damaged.insert(replica, since..=now);
         self.rest(replica, now);
     }
 
@@ -255,7 +273,7 @@ impl<R> Round<R> {
 
     /// The replica lost its disk: what it answered for is there no more, and it is asked again.
     pub fn forget(&mut self, replica: ReplicaId) {
-        self.damaged.remove(replica);
+        self.damaged.remove(&replica);
         self.replies.retain(|(r, _)| *r != replica);
     }
 

@@ -177,9 +177,9 @@ impl Read {
     fn judge(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
         let replied = self.round.replied();
         let all = s.quorums.all();
-        let all_seen = all.without(replied.union(self.round.damaged())).is_empty();
+        let exhausted = self.round.is_exhausted(all);
         if !s.quorums.is_read(replied) {
-            return all_seen.then(|| Err(self.damaged()));
+            return exhausted.then(|| Err(self.damaged()));
         }
         let newest = newest(&self.round.replies);
         #[cfg(test)]
@@ -188,7 +188,7 @@ impl Read {
         match self.known {
             // Never go back behind what a quorum holds: look further, and again.
             Some(known) if known.settled && version < known.version => {
-                if all_seen {
+                if exhausted {
                     return Some(Err(self.lost(known.version)));
                 }
                 self.round.spread = all.len();

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::replica::prune;
 use crate::storage::{Difference, Retention, ScrubCursor, ScrubPage};
@@ -34,11 +34,17 @@ pub(super) struct Inventory {
     pub more: bool,
 }
 
+/// How often a replica is asked for a part that it cannot give at present.
+const TRIES: u8 = 10;
+
 /// Asks for one part and compares it.
 #[derive(Debug)]
 pub(super) struct Page {
     after: Option<ScrubCursor>,
     round: Round<Inventory>,
+    /// How often each of those that could not answer has failed. What keeps them may pass, and one that is left out has
+    /// not taken part in the scrub.
+    failed: BTreeMap<ReplicaId, u8>,
 }
 
 impl Page {
@@ -51,6 +57,7 @@ impl Page {
         Ok(Page {
             after,
             round: Round::new(request, s.quorums.all().len()),
+            failed: BTreeMap::new(),
         })
     }
 
@@ -65,12 +72,21 @@ impl Page {
                 self.round.answer(replica, inventory);
             }
             Event::Reply(replica, Response::Error { kind, message }) => {
+                // An index that is damaged stays so.
+                let failed = self.failed.entry(replica).or_default();
+                *failed = match kind {
+                    ErrorKind::Corrupt => TRIES,
+                    _ => *failed + 1,
+                };
                 if let Some(error) = self.round.error(replica, kind, message, s.now) {
                     return Some(Err(error));
                 }
             }
             Event::Reply(replica, other) => return Some(Err(unexpected(replica, &other))),
-            Event::Lost(replica) => self.round.lost(replica),
+            Event::Lost(replica) => {
+                self.failed.remove(&replica);
+                self.round.lost(replica);
+            }
             Event::Emptied(replica) => self.round.forget(replica),
             Event::Start | Event::Wake | Event::Synced => {}
         }
@@ -82,7 +98,10 @@ impl Page {
     /// Whether everybody who is up has answered, and enough of those who count.
     fn is_complete(&self, s: &Shared) -> bool {
         let counting = self.round.replied().without(s.links.rebuilding());
-        self.round.waiting().is_empty() && s.quorums.is_rebuild(counting)
+        let may_pass = self.failed.iter().filter(|(_, failed)| **failed < TRIES);
+        let may_pass: ReplicaSet = may_pass.map(|(replica, _)| *replica).collect();
+        let left = self.round.waiting().union(may_pass.without(self.round.replied()));
+        left.is_empty() && s.quorums.is_rebuild(counting)
     }
 
     fn compared(&mut self, s: &mut Shared) -> Output {

@@ -253,3 +253,42 @@ fn a_damaged_copy_is_asked_again_when_it_may_have_been_mended() {
     let found = reader.result(read).expect("the mended copy is asked");
     assert_eq!(byte_of(found), Some(1));
 }
+
+/// The first copy that was found damaged had been mended before the second one was damaged. The read remembered both,
+/// and failed.
+#[test]
+fn copies_that_are_damaged_one_after_the_other_are_not_both_lost() {
+    let mut d = Desk::owner();
+    d.write(3, SINGLE, 1);
+    d.run();
+    let mut reader = Desk::new(3, 2);
+    reader.peers = std::mem::take(&mut d.peers);
+    reader.peers[0].damaged.push(key(3));
+    let call = Call::Read {
+        key: key(3),
+        up_to: SINGLE,
+    };
+    let read = reader.start(call.clone());
+    reader.deliver(0);
+    reader.peers[0].damaged.clear();
+    reader.peers[1].damaged.push(key(3));
+    reader.pass(Time::from_millis(10));
+    reader.run();
+    assert!(
+        reader.result(read).is_none(),
+        "the first one may be asked again"
+    );
+    reader.pass(Time::from_millis(200));
+    reader.run();
+    let found = reader.result(read).expect("it was mended");
+    assert_eq!(byte_of(found), Some(1));
+    // What is damaged in both at once is said to be.
+    reader.peers[0].damaged.push(key(3));
+    let read = reader.start(call);
+    for _ in 0..5 {
+        reader.run();
+        reader.pass(Time::from_millis(200));
+    }
+    let error = reader.result(read).expect("nobody is left").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+}

@@ -28,6 +28,8 @@ pub(crate) struct Peer {
     buffer: Vec<(ConnId, u64, BlockWrite)>,
     pub full: bool,
     pub rebuilding: bool,
+    /// So many questions for its inventory are answered with an error that passes.
+    pub unreadable: u32,
     /// Blocks that this replica reports as damaged.
     pub damaged: Vec<BlockKey>,
     /// What it does wrong on purpose.
@@ -78,6 +80,10 @@ impl Peer {
             | Request::OwnEpoch { settled: false, .. }
                 if self.rebuilding =>
             {
+                error(ErrorKind::Unavailable)
+            }
+            Request::Inventory { .. } if self.unreadable > 0 => {
+                self.unreadable -= 1;
                 error(ErrorKind::Unavailable)
             }
             Request::Write(write) => {

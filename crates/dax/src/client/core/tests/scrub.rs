@@ -314,3 +314,38 @@ fn a_record_that_a_lost_disk_took_is_put_again() {
     d.run();
     assert!(d.result(put).unwrap().is_ok());
 }
+
+/// The replica that was being rebuilt could not read its files once, and was left out of the page: so it had not taken
+/// part in the scrub, and stayed one that does not count.
+#[test]
+fn a_replica_that_cannot_answer_for_a_moment_takes_part_all_the_same() {
+    let mut d = written();
+    d.lose_everything(2);
+    d.peers[2].unreadable = 1;
+    let mut after = None;
+    loop {
+        let scrub = d.start(Call::Scrub(after));
+        let page = loop {
+            d.run();
+            match d.result(scrub) {
+                Some(Ok(Output::Scrubbed(page))) => break page,
+                Some(other) => panic!("no page: {other:?}"),
+                None => d.pass(Time::from_millis(20)),
+            }
+        };
+        d.start(Call::Mend(page.differences));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(d.end_scrub(), [ReplicaId(2)]);
+    // One that never can keeps nobody waiting.
+    d.peers[1].unreadable = u32::MAX;
+    let scrub = d.start(Call::Scrub(None));
+    for _ in 0..100 {
+        d.run();
+        d.pass(Time::from_millis(20));
+    }
+    assert!(d.result(scrub).is_some());
+}

@@ -1,6 +1,6 @@
 //! The one file that knows the embedded key-value engine (fjall; docs/kv-choice.md says why).
 //!
-//! Owns the files under a zone's directory. Invariant: a batch whose [`Batch::commit`] returned is
+//! Owns the files under a zone's directory. Invariant: a batch whose [`Engine::commit`] returned is
 //! there after any crash; another is there whole or not at all.
 //!
 //! A commit is durable by the [commit log](crate::log) and then handed to the engine, which makes it
@@ -17,15 +17,16 @@
 //! Two keyspaces: `blocks` (slot to version, checksum and data; data kept apart from keys, so that
 //! scans over keys are cheap and compaction does not rewrite data) and `meta` (volumes, epochs,
 //! records).
+//!
+//! What a failed read means is told here, once ([`meaning`]).
 
+use std::array::TryFromSliceError;
 use std::fs::File;
-use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use dax::ids::{BlockKey, Generation};
-use dax::wire::StoredBlock;
 use fjall::{
     CompressionType, Database, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode,
 };
@@ -33,10 +34,11 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 
+use super::{Batch, Engine, EngineError, Found, SlotRange, Slots};
 use crate::background;
 use crate::error::OpenError;
 use crate::journal;
-use crate::keys::{SLOT_BYTES, Slot, VolumeId, decode_block};
+use crate::keys::{Slot, VolumeId};
 use crate::log::{Change, CommitLog, Draft, Kind, LogError, Position, Record, Sequence};
 
 /// What the commit log holds before it is written over.
@@ -47,28 +49,8 @@ const RECORD_BYTES_MAX: u64 = 512 << 10;
 /// The key under which the engine keeps the number of the last commit that it has.
 const APPLIED_KEY: &[u8] = b"log";
 
-/// The engine failed; nothing more can be written until the process starts anew.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum EngineError {
-    /// The key-value store.
-    #[error("the storage engine failed")]
-    Store(#[from] fjall::Error),
-    /// The commit log, or the store's journal when it was synced.
-    #[error("the zone's commit log failed")]
-    Log(#[from] std::io::Error),
-}
-
-/// What a read found.
-#[derive(Debug)]
-pub(crate) enum Found {
-    /// An intact block.
-    Block(StoredBlock),
-    /// A block is there, but its bytes are not what was written.
-    Corrupt(Generation),
-}
-
 /// The embedded store of one zone.
-pub(crate) struct Engine {
+pub(crate) struct DiskEngine {
     db: Database,
     blocks: Keyspace,
     meta: Keyspace,
@@ -87,21 +69,18 @@ pub(crate) struct Engine {
     _lock: Flock<File>,
 }
 
-/// Changes that become visible and durable together.
-pub(crate) struct Batch<'e> {
-    inner: fjall::OwnedWriteBatch,
-    draft: Draft,
-    engine: &'e Engine,
-}
-
-impl Engine {
+impl DiskEngine {
     /// Opens or creates the store in `dir`, caching at most `cache_bytes` of it.
-    pub fn open(dir: &Path, cache_bytes: u64) -> Result<Engine, OpenError> {
-        Engine::open_with(dir, cache_bytes, LOG_BYTES)
+    pub fn open(dir: &Path, cache_bytes: u64) -> Result<DiskEngine, OpenError> {
+        DiskEngine::open_with(dir, cache_bytes, LOG_BYTES)
     }
 
     /// The same; a log that is made has room for `log_bytes`.
-    pub fn open_with(dir: &Path, cache_bytes: u64, log_bytes: u64) -> Result<Engine, OpenError> {
+    pub fn open_with(
+        dir: &Path,
+        cache_bytes: u64,
+        log_bytes: u64,
+    ) -> Result<DiskEngine, OpenError> {
         let lock = lock(dir)?;
         let cut = journal::check(dir).map_err(|source| match source.kind() {
             std::io::ErrorKind::InvalidData => damaged(dir, source),
@@ -109,10 +88,9 @@ impl Engine {
         })?;
         let (db, blocks, meta) = open_store(dir, cache_bytes).map_err(|source| match source {
             fjall::Error::Locked => OpenError::Locked { dir: dir.into() },
-            fjall::Error::Io(source) if !is_corruption(&source) => unusable(dir, source),
-            source => damaged(dir, source),
+            source => not_opened(dir, source),
         })?;
-        let applied = last_applied(&meta).map_err(|source| damaged(dir, source))?;
+        let applied = last_applied(dir, &meta)?;
         let opened = CommitLog::open(dir, log_bytes, applied);
         let (log, records) = opened.map_err(|error| match error {
             LogError::Io(source) => unusable(dir, source),
@@ -122,7 +100,7 @@ impl Engine {
             }
         })?;
         let log_bytes = log.capacity();
-        let engine = Engine {
+        let engine = DiskEngine {
             db,
             blocks,
             meta,
@@ -142,68 +120,97 @@ impl Engine {
     fn replay(&self, records: &[Record]) -> Result<(), OpenError> {
         for record in records {
             let Sequence(number) = record.sequence;
-            let mut batch = self.db.batch();
+            let mut changes = Vec::new();
             for change in record.changes() {
                 let nonsense = || damaged(&self.dir, LogError::Nonsense(number));
-                let Change { kind, key, value } = change.ok_or_else(nonsense)?;
-                match kind {
-                    Kind::PutBlock => batch.insert(&self.blocks, key, value),
-                    Kind::RemoveBlock => batch.remove(&self.blocks, key),
-                    Kind::PutMeta => batch.insert(&self.meta, key, value),
-                    Kind::RemoveMeta => batch.remove(&self.meta, key),
-                }
+                changes.push(change.ok_or_else(nonsense)?);
             }
-            batch.insert(&self.meta, APPLIED_KEY, number.to_be_bytes());
-            batch.commit().map_err(|error| damaged(&self.dir, error))?;
+            let batch = self.filled(changes, record.sequence);
+            batch
+                .commit()
+                .map_err(|error| not_opened(&self.dir, error))?;
         }
         if !records.is_empty() {
             tracing::info!(dir = %self.dir.display(), commits = records.len(), "took up the commit log");
         }
-        self.checkpoint().map_err(|error| damaged(&self.dir, error))
+        let done = self.checkpoint();
+        done.map_err(|error| error.at_open(&self.dir))
     }
 
-    /// An empty batch.
-    pub fn batch(&self) -> Batch<'_> {
-        Batch {
-            inner: self.db.batch(),
-            draft: Draft::new(),
-            engine: self,
+    /// A batch of the store with these changes, and the number of their commit.
+    fn filled(
+        &self,
+        changes: impl IntoIterator<Item = Change>,
+        Sequence(number): Sequence,
+    ) -> fjall::OwnedWriteBatch {
+        let mut batch = self.db.batch();
+        for Change { kind, key, value } in changes {
+            match kind {
+                Kind::PutBlock => batch.insert(&self.blocks, key, value),
+                Kind::RemoveBlock => batch.remove(&self.blocks, key),
+                Kind::PutMeta => batch.insert(&self.meta, key, value),
+                Kind::RemoveMeta => batch.remove(&self.meta, key),
+            }
         }
-    }
-
-    /// Makes durable in the engine's own files what has been committed so far, and lets the log be written
-    /// over. May run beside commits.
-    pub fn checkpoint(&self) -> Result<(), EngineError> {
-        let applied = self.applied.load(Ordering::Acquire);
-        // First without the engine's lock, which commits need: then there is little left to sync.
-        journal::sync_newest(&self.dir)?;
-        self.db.persist(PersistMode::SyncData)?;
-        self.released.fetch_max(applied, Ordering::AcqRel);
-        Ok(())
-    }
-
-    /// Whether enough has been committed since the last checkpoint.
-    pub fn wants_checkpoint(&self) -> bool {
-        let applied = self.applied.load(Ordering::Acquire);
-        applied.saturating_sub(self.released().0) >= self.checkpoint_bytes
+        batch.insert(&self.meta, APPLIED_KEY, number.to_be_bytes());
+        batch
     }
 
     /// The log may be written over before here.
     pub fn released(&self) -> Position {
         Position(self.released.load(Ordering::Acquire))
     }
+}
 
-    /// The value of exactly this slot.
-    pub fn get(&self, slot: &Slot) -> Result<Option<Found>, EngineError> {
-        let value = match self.blocks.get(slot.encode()) {
-            Err(e) if is_damage(&e) => return Ok(Some(Found::Corrupt(slot.generation))),
-            other => other?,
+impl Engine for DiskEngine {
+    fn commit(&self, batch: Batch) -> Result<(), EngineError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let mut log = self.log.lock();
+        let changes = batch.into_changes();
+        let draft = Draft::of(&changes, self.record_bytes_max);
+        let inner = self.filled(changes, log.next());
+        let Some(draft) = draft else {
+            let inner = inner.durability(Some(PersistMode::SyncData));
+            inner.commit().map_err(failed)?;
+            self.released.store(log.head().0, Ordering::Release);
+            log.append(Draft::new(), self.released())?;
+            self.applied.store(log.head().0, Ordering::Release);
+            return Ok(());
         };
-        Ok(value.map(|value| found(slot.key, slot.generation, value.into())))
+        if !log.has_room(draft.bytes(), self.released()) {
+            self.checkpoint()?;
+        }
+        log.append(draft, self.released())?;
+        inner.commit().map_err(failed)?;
+        self.applied.store(log.head().0, Ordering::Release);
+        Ok(())
     }
 
-    /// The newest generation of a block that is not above `up_to`.
-    pub fn newest(
+    fn checkpoint(&self) -> Result<(), EngineError> {
+        let applied = self.applied.load(Ordering::Acquire);
+        // First without the engine's lock, which commits need: then there is little left to sync.
+        journal::sync_newest(&self.dir)?;
+        self.db.persist(PersistMode::SyncData).map_err(failed)?;
+        self.released.fetch_max(applied, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn wants_checkpoint(&self) -> bool {
+        let applied = self.applied.load(Ordering::Acquire);
+        applied.saturating_sub(self.released().0) >= self.checkpoint_bytes
+    }
+
+    fn get(&self, slot: &Slot) -> Result<Option<Found>, EngineError> {
+        let value = match self.blocks.get(slot.encode()).map_err(meaning) {
+            Err(EngineError::Damaged(_)) => return Ok(Some(Found::Corrupt(slot.generation))),
+            other => other?,
+        };
+        Ok(value.map(|value| Found::new(slot.key, slot.generation, value.into())))
+    }
+
+    fn newest(
         &self,
         volume: VolumeId,
         key: BlockKey,
@@ -218,117 +225,44 @@ impl Engine {
         let Some(guard) = self.blocks.range(range).next_back() else {
             return Ok(None);
         };
-        match guard.into_inner() {
+        match guard.into_inner().map_err(meaning) {
             Ok((name, value)) => {
                 let generation = Slot::decode(&name).map_or(up_to, |slot| slot.generation);
-                Ok(Some(found(key, generation, value.into())))
+                Ok(Some(Found::new(key, generation, value.into())))
             }
-            Err(e) if is_damage(&e) => Ok(Some(Found::Corrupt(up_to))),
-            Err(e) => Err(e.into()),
+            Err(EngineError::Damaged(_)) => Ok(Some(Found::Corrupt(up_to))),
+            Err(error) => Err(error),
         }
     }
 
-    /// Slots in order within `range` as of now, without touching their data.
-    pub fn slots(
-        &self,
-        range: (Bound<[u8; SLOT_BYTES]>, Bound<[u8; SLOT_BYTES]>),
-    ) -> impl Iterator<Item = Result<Slot, EngineError>> + Send + use<> {
-        self.blocks
-            .range(range)
-            .filter_map(|guard| match guard.key() {
-                Ok(key) => Slot::decode(&key).map(Ok),
-                Err(e) => Some(Err(e.into())),
-            })
+    fn slots(&self, range: SlotRange) -> Slots {
+        let slots = self.blocks.range(range);
+        Box::new(slots.filter_map(|guard| match guard.key() {
+            Ok(key) => Slot::decode(&key).map(Ok),
+            Err(error) => Some(Err(meaning(error))),
+        }))
     }
 
-    /// Whether the slot holds anything.
-    pub fn contains(&self, slot: &Slot) -> Result<bool, EngineError> {
-        Ok(self.blocks.contains_key(slot.encode())?)
+    fn contains(&self, slot: &Slot) -> Result<bool, EngineError> {
+        self.blocks.contains_key(slot.encode()).map_err(meaning)
     }
 
-    /// The value of a `meta` key.
-    pub fn meta(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
-        Ok(self.meta.get(key)?.map(Bytes::from))
+    fn meta(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
+        let value = self.meta.get(key).map_err(meaning)?;
+        Ok(value.map(Bytes::from))
     }
 
-    /// All `meta` entries whose key starts with `prefix`, in order.
-    pub fn meta_prefix(&self, prefix: &[u8]) -> Result<Vec<(Bytes, Bytes)>, EngineError> {
+    fn meta_prefix(&self, prefix: &[u8]) -> Result<Vec<(Bytes, Bytes)>, EngineError> {
         let entries = self.meta.prefix(prefix).map(|guard| {
-            let (key, value) = guard.into_inner()?;
+            let (key, value) = guard.into_inner().map_err(meaning)?;
             Ok((Bytes::from(key), Bytes::from(value)))
         });
         entries.collect()
     }
 
-    /// Free bytes on the file system, for processes without privileges.
-    pub fn free_bytes(&self) -> std::io::Result<u64> {
+    fn free_bytes(&self) -> std::io::Result<u64> {
         let stat = nix::sys::statvfs::statvfs(&self.dir)?;
         Ok(stat.blocks_available() as u64 * stat.fragment_size() as u64)
-    }
-}
-
-impl Batch<'_> {
-    /// Sets a slot; `value` is made by [`encode_block`](crate::keys::encode_block).
-    pub fn put(&mut self, slot: &Slot, value: Bytes) {
-        let key = slot.encode();
-        self.log(Kind::PutBlock, &key, &value);
-        self.inner
-            .insert(&self.engine.blocks, key.as_slice(), value);
-    }
-
-    /// Removes a slot.
-    pub fn remove(&mut self, slot: &Slot) {
-        let key = slot.encode();
-        self.log(Kind::RemoveBlock, &key, &[]);
-        self.inner.remove(&self.engine.blocks, key.as_slice());
-    }
-
-    /// Sets a `meta` key.
-    pub fn put_meta(&mut self, key: &[u8], value: Bytes) {
-        self.log(Kind::PutMeta, key, &value);
-        self.inner.insert(&self.engine.meta, key, value);
-    }
-
-    /// Removes a `meta` key.
-    pub fn remove_meta(&mut self, key: &[u8]) {
-        self.log(Kind::RemoveMeta, key, &[]);
-        self.inner.remove(&self.engine.meta, key);
-    }
-
-    fn log(&mut self, kind: Kind, key: &[u8], value: &[u8]) {
-        // What is too large already is not logged.
-        if self.draft.bytes() <= self.engine.record_bytes_max {
-            self.draft.push(kind, key, value);
-        }
-    }
-
-    /// Makes the changes durable, and only then visible.
-    pub fn commit(self) -> Result<(), EngineError> {
-        let Batch {
-            mut inner,
-            draft,
-            engine,
-        } = self;
-        if draft.is_empty() {
-            return Ok(());
-        }
-        let mut log = engine.log.lock();
-        let Sequence(number) = log.next();
-        inner.insert(&engine.meta, APPLIED_KEY, number.to_be_bytes());
-        if draft.bytes() > engine.record_bytes_max {
-            inner.durability(Some(PersistMode::SyncData)).commit()?;
-            engine.released.store(log.head().0, Ordering::Release);
-            log.append(Draft::new(), engine.released())?;
-            engine.applied.store(log.head().0, Ordering::Release);
-            return Ok(());
-        }
-        if !log.has_room(draft.bytes(), engine.released()) {
-            engine.checkpoint()?;
-        }
-        log.append(draft, engine.released())?;
-        inner.commit()?;
-        engine.applied.store(log.head().0, Ordering::Release);
-        Ok(())
     }
 }
 
@@ -354,11 +288,46 @@ fn open_store(dir: &Path, cache_bytes: u64) -> fjall::Result<(Database, Keyspace
 }
 
 /// The last commit that the store has.
-fn last_applied(meta: &Keyspace) -> Result<Sequence, Box<dyn std::error::Error + Send + Sync>> {
-    match meta.get(APPLIED_KEY)? {
-        Some(value) => Ok(Sequence(u64::from_be_bytes(value.as_ref().try_into()?))),
-        None => Ok(Sequence::default()),
+fn last_applied(dir: &Path, meta: &Keyspace) -> Result<Sequence, OpenError> {
+    let value = meta.get(APPLIED_KEY);
+    let value = value.map_err(|source| not_opened(dir, source))?;
+    let Some(value) = value else {
+        return Ok(Sequence::default());
+    };
+    let number = value.as_ref().try_into();
+    let number = number.map_err(|source: TryFromSliceError| damaged(dir, source))?;
+    Ok(Sequence(u64::from_be_bytes(number)))
+}
+
+/// What a read that failed means: wrong contents are damage; whatever else the system says may pass, and nobody knows
+/// what is there.
+fn meaning(error: fjall::Error) -> EngineError {
+    match (&error, system_error(&error)) {
+        (fjall::Error::Poisoned | fjall::Error::KeyspaceDeleted, _) => failed(error),
+        (_, Some(source)) if !is_corruption(source) => EngineError::Unreadable(error.into()),
+        _ => EngineError::Damaged(error.into()),
     }
+}
+
+fn failed(error: fjall::Error) -> EngineError {
+    EngineError::Store(error.into())
+}
+
+/// What the store could not do while it was opened.
+fn not_opened(dir: &Path, error: fjall::Error) -> OpenError {
+    meaning(error).at_open(dir)
+}
+
+/// What the system said, if it was the system.
+fn system_error(error: &fjall::Error) -> Option<&std::io::Error> {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = source {
+        if let Some(found) = cause.downcast_ref() {
+            return Some(found);
+        }
+        source = cause.source();
+    }
+    None
 }
 
 fn unusable(dir: &Path, source: std::io::Error) -> OpenError {
@@ -387,22 +356,6 @@ fn lock(dir: &Path) -> Result<Flock<File>, OpenError> {
     })
 }
 
-fn found(key: BlockKey, generation: Generation, value: Bytes) -> Found {
-    match decode_block(generation, value) {
-        Some(block) if block.is_intact(key) => Found::Block(block),
-        _ => Found::Corrupt(generation),
-    }
-}
-
-/// Whether a failed read concerns what was read only, so that the rest may go on: wrong contents, or
-/// a device that cannot read that place.
-fn is_damage(error: &fjall::Error) -> bool {
-    !matches!(
-        error,
-        fjall::Error::Poisoned | fjall::Error::KeyspaceDeleted | fjall::Error::Unrecoverable
-    )
-}
-
 /// Input errors that mean wrong contents rather than a file that cannot be used.
 fn is_corruption(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
@@ -410,4 +363,34 @@ fn is_corruption(error: &std::io::Error) -> bool {
         error.kind(),
         ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::InvalidInput
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn only_wrong_contents_are_damage() {
+        let system = |errno: Errno| io::Error::from_raw_os_error(errno as i32);
+        for errno in [Errno::EIO, Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
+            for error in [
+                fjall::Error::Io(system(errno)),
+                fjall::Error::Storage(system(errno).into()),
+            ] {
+                assert!(meaning(error).may_pass(), "{errno}");
+            }
+        }
+        let cut_short = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        for error in [
+            fjall::Error::Storage(cut_short().into()),
+            fjall::Error::InvalidTrailer,
+        ] {
+            assert!(matches!(meaning(error), EngineError::Damaged(_)));
+        }
+        assert!(matches!(
+            meaning(fjall::Error::Poisoned),
+            EngineError::Store(_)
+        ));
+    }
 }
