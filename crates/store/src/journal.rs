@@ -13,7 +13,9 @@
 //! clear   4 | u64 keyspace                                                       all little endian
 //! ```
 //!
-//! This is the format of fjall 3 (`journal/entry.rs`); the tests write journals with the real engine.
+//! This is the format of fjall 3.1.13 (`journal/entry.rs`), which is no part of its interface: so the workspace's
+//! manifest takes exactly that version. The tests write journals with the real engine, compare one byte by byte, and
+//! fail when the version changes.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -225,6 +227,65 @@ mod tests {
         let cut = check(dir.path()).unwrap();
         assert!(cut.0.is_none());
         assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+
+    /// Another version of the engine may write its journal in another way, and this file would take whatever it does not
+    /// understand for the end. Before this number is changed: read `journal/entry.rs`, `journal/writer.rs` and
+    /// `journal/batch_reader.rs` of the new version, and see all tests of this file and of `tests::power` pass.
+    #[test]
+    fn the_engine_is_of_the_version_whose_journal_this_file_understands() {
+        let lock = include_str!("../../../Cargo.lock");
+        let version_of = |name: &str| {
+            let entry = lock.split("[[package]]").find(|entry| {
+                let mut lines = entry.lines();
+                lines.any(|line| line == format!("name = \"{name}\""))
+            });
+            let line = entry.unwrap().lines().find(|l| l.starts_with("version"));
+            line.unwrap().to_owned()
+        };
+        assert_eq!(version_of("fjall"), "version = \"3.1.13\"");
+        assert_eq!(version_of("lsm-tree"), "version = \"3.1.10\"");
+        let manifest = include_str!("../../../Cargo.toml");
+        assert!(manifest.contains("fjall = { version = \"=3.1.13\""));
+    }
+
+    /// One batch of one item, as the engine writes it.
+    #[test]
+    fn a_journal_is_what_it_was_byte_by_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = DiskEngine::open(dir.path(), 1 << 20).unwrap();
+        let mut batch = Batch::default();
+        batch.put_meta(b"key", bytes::Bytes::from_static(b"value"));
+        engine.commit(batch).unwrap();
+        drop(engine);
+        let journals = journals(dir.path()).unwrap();
+        let bytes = std::fs::read(&journals[0]).unwrap();
+        let mut expected = Vec::new();
+        let items = [
+            (2u64, &b"key"[..], &b"value"[..]),
+            (1, b"log", &1u64.to_be_bytes()),
+            (2, b"log", &1u64.to_be_bytes()),
+        ];
+        for (keyspace, key, value) in items {
+            expected.extend([ITEM, 0, 0]);
+            expected.extend(keyspace.to_le_bytes());
+            expected.extend((key.len() as u16).to_le_bytes());
+            expected.extend((value.len() as u32).to_le_bytes());
+            expected.extend((value.len() as u32).to_le_bytes());
+            expected.extend([key, value].concat());
+        }
+        let mut batch = vec![START];
+        batch.extend((items.len() as u32).to_le_bytes());
+        let head = batch.len();
+        batch.extend([0; 8]); // the sequence number, which counts what the engine itself has done before
+        batch.extend(&expected);
+        batch.push(END);
+        batch.extend(xxh3_64(&expected).to_le_bytes());
+        batch.extend(TRAILER);
+        let mut written = bytes[..sound_bytes(&bytes)].to_vec();
+        assert_eq!(written.len(), batch.len());
+        written[head..head + 8].fill(0);
+        assert_eq!(written, batch);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! ```text
 //! format                  the format of the whole directory
 //! id                      which store this is, for good                      u64
-//! log                     the number of the last commit that the engine has (crate::engine)
+//! log                     the number of the last commit that this keyspace has (crate::engine)
 //! v <name>                volume: id, settings, whether it is rebuilding     JSON
 //! e <id>                  accepted epoch and owner                           JSON
 //! k <id>                  retention                                          JSON
@@ -25,10 +25,11 @@ use crate::error::OpenError;
 use crate::keys::VolumeId;
 
 /// The format that this code writes.
-const FORMAT: &[u8] = b"understudy-zone 3";
-/// The one before it, which had no commit log: this code goes on with it.
-const FORMAT_BEFORE: &[u8] = b"understudy-zone 2";
-const FORMAT_KEY: &[u8] = b"format";
+const FORMAT: &[u8] = b"understudy-zone 4";
+/// Those before it, which this code goes on with: 2 had no commit log, in 3 the number of the last commit was in `meta`
+/// alone.
+const FORMATS_BEFORE: [&[u8]; 2] = [b"understudy-zone 2", b"understudy-zone 3"];
+pub(crate) const FORMAT_KEY: &[u8] = b"format";
 const STORE_KEY: &[u8] = b"id";
 
 /// A volume as it is kept.
@@ -104,12 +105,17 @@ pub(crate) fn from_json<T: DeserializeOwned>(dir: &Path, json: &[u8]) -> Result<
     })
 }
 
-/// Checks the directory's format, writing it if the directory is new or of the format before.
+/// Whether a directory of this format has the number of its last commit in `meta` alone.
+pub(crate) fn is_numbered_in_meta_alone(format: Option<&[u8]>) -> bool {
+    format.is_some_and(|format| FORMATS_BEFORE.contains(&format))
+}
+
+/// Checks the directory's format, writing it if the directory is new or of a format before.
 pub(crate) fn check_format(engine: &dyn Engine, dir: &Path) -> Result<(), OpenError> {
     let broken = |error: EngineError| error.at_open(dir);
     match engine.meta(FORMAT_KEY).map_err(broken)? {
         Some(found) if found == FORMAT => Ok(()),
-        Some(found) if found != FORMAT_BEFORE => Err(OpenError::Format {
+        Some(found) if !FORMATS_BEFORE.contains(&&found[..]) => Err(OpenError::Format {
             dir: dir.into(),
             found: String::from_utf8_lossy(&found).into_owned(),
             expected: String::from_utf8_lossy(FORMAT).into_owned(),

@@ -5,7 +5,9 @@
 //!
 //! A commit is durable by the [commit log](crate::log) and then handed to the engine, which makes it
 //! durable in its own time: a *checkpoint* does so for everything, and lets the log be written over. With
-//! each commit the engine keeps its number, so an open knows which records it still has to take.
+//! each commit both keyspaces keep its number, so an open knows which records it still has to take: all behind the
+//! smaller one. Each keyspace is flushed into tables of its own when it likes, and a fault of the disk may take the
+//! journal that only the other one still needed.
 //!
 //! ```text
 //! commit ─▶ log, synced ─▶ engine's memory and journal, not synced ─▶ visible
@@ -39,14 +41,15 @@ use crate::background;
 use crate::error::OpenError;
 use crate::journal;
 use crate::keys::{Slot, VolumeId};
-use crate::log::{Change, CommitLog, Draft, Kind, LogError, Position, Record, Sequence};
+use crate::log::{Change, CommitLog, Draft, Kind, LogError, Position, Record, Sequence, in_all_of};
+use crate::meta::{FORMAT_KEY, is_numbered_in_meta_alone};
 
 /// What the commit log holds before it is written over.
 const LOG_BYTES: u64 = 32 << 20;
 /// A commit of more bytes, as when much is written without a sync, goes into the engine's journal at once:
 /// written twice it would take longer, and syncing what grows costs it little.
 const RECORD_BYTES_MAX: u64 = 512 << 10;
-/// The key under which the engine keeps the number of the last commit that it has.
+/// The key under which a keyspace keeps the number of the last commit that it has.
 const APPLIED_KEY: &[u8] = b"log";
 
 /// The embedded store of one zone.
@@ -90,7 +93,10 @@ impl DiskEngine {
             fjall::Error::Locked => OpenError::Locked { dir: dir.into() },
             source => not_opened(dir, source),
         })?;
-        let applied = last_applied(dir, &meta)?;
+        let applied = last_applied(&blocks, &meta).map_err(|error| match error {
+            NotNumbered::Engine(source) => not_opened(dir, source),
+            NotNumbered::Nonsense(source) => damaged(dir, source),
+        })?;
         let opened = CommitLog::open(dir, log_bytes, applied);
         let (log, records) = opened.map_err(|error| match error {
             LogError::Io(source) => unusable(dir, source),
@@ -152,8 +158,24 @@ impl DiskEngine {
                 Kind::RemoveMeta => batch.remove(&self.meta, key),
             }
         }
-        batch.insert(&self.meta, APPLIED_KEY, number.to_be_bytes());
+        // In `blocks` it is shorter than any slot, and so in no range of them.
+        for keyspace in [&self.blocks, &self.meta] {
+            batch.insert(keyspace, APPLIED_KEY, number.to_be_bytes());
+        }
         batch
+    }
+
+    /// Moves what is in memory of records and volumes into a table, and leaves the blocks where they are.
+    #[cfg(test)]
+    pub fn flush_meta(&self) {
+        self.meta.rotate_memtable_and_wait().unwrap();
+    }
+
+    /// Leaves `blocks` as a version before did.
+    #[cfg(test)]
+    pub fn forget_number_in_blocks(&self) {
+        self.blocks.remove(APPLIED_KEY).unwrap();
+        self.checkpoint().unwrap();
     }
 
     /// The log may be written over before here.
@@ -287,16 +309,39 @@ fn open_store(dir: &Path, cache_bytes: u64) -> fjall::Result<(Database, Keyspace
     Ok((db, blocks, meta))
 }
 
-/// The last commit that the store has.
-fn last_applied(dir: &Path, meta: &Keyspace) -> Result<Sequence, OpenError> {
-    let value = meta.get(APPLIED_KEY);
-    let value = value.map_err(|source| not_opened(dir, source))?;
-    let Some(value) = value else {
-        return Ok(Sequence::default());
+/// Why nobody can tell which commits the store has.
+enum NotNumbered {
+    Engine(fjall::Error),
+    Nonsense(TryFromSliceError),
+}
+
+impl From<fjall::Error> for NotNumbered {
+    fn from(error: fjall::Error) -> NotNumbered {
+        NotNumbered::Engine(error)
+    }
+}
+
+impl From<TryFromSliceError> for NotNumbered {
+    fn from(error: TryFromSliceError) -> NotNumbered {
+        NotNumbered::Nonsense(error)
+    }
+}
+
+/// The last commit that the whole store has.
+fn last_applied(blocks: &Keyspace, meta: &Keyspace) -> Result<Sequence, NotNumbered> {
+    let number = |keyspace: &Keyspace| -> Result<Option<Sequence>, NotNumbered> {
+        let Some(value) = keyspace.get(APPLIED_KEY)? else {
+            return Ok(None);
+        };
+        let number = u64::from_be_bytes(value.as_ref().try_into()?);
+        Ok(Some(Sequence(number)))
     };
-    let number = value.as_ref().try_into();
-    let number = number.map_err(|source: TryFromSliceError| damaged(dir, source))?;
-    Ok(Sequence(u64::from_be_bytes(number)))
+    let numbers = [number(blocks)?, number(meta)?];
+    let format = meta.get(FORMAT_KEY)?;
+    Ok(in_all_of(
+        numbers,
+        is_numbered_in_meta_alone(format.as_deref()),
+    ))
 }
 
 /// What a read that failed means: wrong contents are damage; whatever else the system says may pass, and nobody knows

@@ -185,6 +185,16 @@ fn find_all(secret: u64, bytes: &Bytes, capacity: u64) -> Vec<Record> {
     places.filter_map(at).collect()
 }
 
+/// The last commit that all keyspaces of the engine have, given the last one of `blocks` and of `meta`: each makes its
+/// own durable when it likes, so nothing is known behind the smaller one. In a directory of a format before, `meta` has
+/// the only number.
+pub(crate) fn in_all_of([blocks, meta]: [Option<Sequence>; 2], in_meta_alone: bool) -> Sequence {
+    match (blocks, meta) {
+        (None, Some(meta)) if in_meta_alone => meta,
+        (blocks, meta) => blocks.min(meta).unwrap_or_default(),
+    }
+}
+
 /// The records behind `applied`, in order and without a gap.
 fn missing(mut records: Vec<Record>, applied: Sequence) -> Result<Vec<Record>, LogError> {
     records.retain(|record| record.sequence > applied);

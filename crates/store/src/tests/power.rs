@@ -205,6 +205,31 @@ fn what_was_synced_and_is_lost_all_the_same_is_refused() {
     }
 }
 
+/// The keyspace of records was flushed into a table, the blocks were in the journal only. The journal was lost in its
+/// middle, although it had been synced, and the number of the last commit, which was looked for among the records, said
+/// that nothing was missing: the zone served without blocks that it had acknowledged.
+#[test]
+fn blocks_that_are_lost_are_missed_although_the_records_are_not() {
+    let mut store = Store::new();
+    for block in 0..BLOCKS {
+        store.take(&Step::Commit(vec![(block, true)]));
+    }
+    store.take(&Step::Checkpoint);
+    let kept = store.synced;
+    for block in 0..BLOCKS {
+        store.take(&Step::Commit(vec![(block, true)]));
+    }
+    let journal = store.journal();
+    store.engine().flush_meta();
+    store.take(&Step::Checkpoint);
+    store.engine = None;
+    let mut bytes = std::fs::read(&journal).unwrap();
+    bytes[kept..].fill(0);
+    std::fs::write(&journal, &bytes).unwrap();
+    let error = open(store.dir.path()).err().expect("blocks are gone");
+    assert!(matches!(error, OpenError::Damaged { .. }), "{error:?}");
+}
+
 #[test]
 fn a_large_commit_is_not_written_twice() {
     let mut store = Store::new();

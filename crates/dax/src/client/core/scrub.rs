@@ -100,7 +100,10 @@ impl Page {
         let counting = self.round.replied().without(s.links.rebuilding());
         let may_pass = self.failed.iter().filter(|(_, failed)| **failed < TRIES);
         let may_pass: ReplicaSet = may_pass.map(|(replica, _)| *replica).collect();
-        let left = self.round.waiting().union(may_pass.without(self.round.replied()));
+        let left = self
+            .round
+            .waiting()
+            .union(may_pass.without(self.round.replied()));
         left.is_empty() && s.quorums.is_rebuild(counting)
     }
 
