@@ -34,6 +34,8 @@ pub struct StoreConfig {
     pub greeting_timeout: Duration,
     /// Connections that have not proved it yet, at most; more are turned away.
     pub strangers_max: usize,
+    /// Connections of one volume, at most; more are turned away. Each may take a megabyte for what it sends.
+    pub connections_max: usize,
     /// What volumes' keys are made from. Without one a client need not prove that it may use the volume
     /// that it names.
     #[serde(skip)]
@@ -55,6 +57,7 @@ impl Default for StoreConfig {
             network: None,
             greeting_timeout: Duration::from_secs(10),
             strangers_max: 256,
+            connections_max: 256,
             secret: None,
             tls: None,
         }

@@ -1,7 +1,8 @@
 //! One client's connection: what its threads and the committer share about it, and its way out.
 //!
 //! Invariant: a frame goes out whole; a refusal goes out before the acknowledgement that covers its
-//! number, because one at a time sends what is waiting; the committer never waits for a client.
+//! number, because one at a time sends what is waiting; the committer never waits for a client; what waits is weighed,
+//! and bounded for each volume.
 
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
@@ -10,14 +11,17 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::BytesMut;
 use dax::ids::Epoch;
-use dax::wire::{Frame, Response};
+use dax::wire::{Frame, InventoryEntry, Response};
 use parking_lot::{Condvar, Mutex};
 
 use crate::stream::Stream;
 use crate::volume::Volume;
 
-/// More answers than this waiting for one client mean that it does not read them.
-const MAX_WAITING: usize = 100_000;
+/// Bytes of answers that wait for a volume's clients, at most. One connection may have as many as are left: so whoever
+/// does not read is disconnected before others of the volume have no room, and no volume takes another's.
+const MAX_WAITING_BYTES: usize = 32 << 20;
+/// What an answer weighs beside what it carries.
+const ANSWER_WEIGHT: usize = 256;
 /// Reads of one connection that others serve, and answers it has not taken yet, at most: beyond
 /// them its own thread serves, and waits for the client.
 const MAX_PLACES: usize = 64;
@@ -42,6 +46,8 @@ pub(crate) struct Conn {
 #[derive(Default)]
 struct Waiting {
     messages: Vec<(u64, Response)>,
+    /// What they weigh, and those that are being sent.
+    bytes: usize,
     ack: Option<u64>,
     /// Somebody sends what was waiting.
     sending: bool,
@@ -133,8 +139,12 @@ impl Conn {
         if waiting.closed {
             return;
         }
+        let bytes = weight(&message);
         waiting.messages.push((id, message));
-        if waiting.messages.len() > MAX_WAITING {
+        waiting.bytes += bytes;
+        let of_volume = self.volume().map(|volume| volume.add_waiting(bytes));
+        let of_all = of_volume.unwrap_or(waiting.bytes);
+        if waiting.bytes > MAX_WAITING_BYTES.saturating_sub(of_all) {
             tracing::warn!(client = %self.peer, "client does not read its answers: disconnected");
             drop(waiting);
             return self.close();
@@ -192,15 +202,41 @@ impl Conn {
                 (waiting.ack.take(), waiting.closed)
             };
             let ack = ack.map(|upto| (0, Response::Ack { upto }));
-            for (id, message) in messages.drain(..).chain(ack) {
+            for (id, message) in messages.drain(..) {
                 if self.answer(id, &message, &mut scratch).is_err() {
-                    return self.close();
+                    return self.give_up();
                 }
+                self.sent(weight(&message));
+            }
+            if let Some((id, ack)) = ack
+                && self.answer(id, &ack, &mut scratch).is_err()
+            {
+                return self.give_up();
             }
             if closed {
-                return self.stream.shutdown(Shutdown::Both);
+                return self.give_up();
             }
             self.waiting.lock().sending = false;
+        }
+    }
+
+    /// An answer is on its way.
+    fn sent(&self, bytes: usize) {
+        let mut waiting = self.waiting.lock();
+        waiting.bytes -= bytes;
+        if let Some(volume) = self.volume() {
+            volume.end_waiting(bytes);
+        }
+    }
+
+    /// Ends the connection, and forgets what was waiting for it.
+    fn give_up(&self) {
+        self.close();
+        let mut waiting = self.waiting.lock();
+        waiting.messages = Vec::new();
+        let bytes = std::mem::take(&mut waiting.bytes);
+        if let Some(volume) = self.volume() {
+            volume.end_waiting(bytes);
         }
     }
 
@@ -222,6 +258,19 @@ impl Conn {
         self.finish();
         self.stream.shutdown(Shutdown::Both);
     }
+}
+
+/// What an answer takes while it waits, in bytes.
+fn weight(answer: &Response) -> usize {
+    let carried = match answer {
+        Response::Block(Some(block)) => block.data.len(),
+        Response::Inventory { entries, .. } => entries.len() * size_of::<InventoryEntry>(),
+        Response::Error { message, .. } | Response::WriteRefused { message, .. } => message.len(),
+        Response::Owned { grant, .. } | Response::Fenced { grant } => grant.owner.len(),
+        // The others are small, or are never kept waiting: the connection's own thread sends them.
+        _ => 0,
+    };
+    ANSWER_WEIGHT + carried
 }
 
 /// Writes both parts of a frame with one system call where possible.

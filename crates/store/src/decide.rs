@@ -325,6 +325,10 @@ impl Committer {
 
     /// Notes blocks to give back; the janitor does it, also after a restart.
     fn remove(&mut self, volume: &Arc<Volume>, removal: Removal, round: &mut Round) -> Response {
+        if !self.shared.chores.reserve(volume.id, &removal) {
+            let text = "much is waiting to be given back already";
+            return error(&Error::new(ErrorKind::Unavailable, text));
+        }
         let number = self.next_removal;
         self.next_removal += 1;
         let key = meta::removal_key(volume.id, number);
@@ -367,6 +371,7 @@ impl Committer {
         if self.undone.remove(&volume.id) {
             return self.shared.chores.remove(volume, number, removal);
         }
+        self.shared.chores.release(volume.id, &removal);
         let key = meta::removal_key(volume.id, number);
         round.metas.insert(key, None);
     }

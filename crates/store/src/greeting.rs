@@ -19,7 +19,7 @@ use bytes::Bytes;
 use dax::credentials::{Greeting, Nonce, Secret, Side};
 use dax::error::{Error, ErrorKind};
 use dax::ids::VolumeName;
-use dax::wire::{MAX_FRAME_BYTES, MAX_GREETING_BYTES, Request, Response, read_frame};
+use dax::wire::{MAX_GREETING_BYTES, MAX_REQUEST_BYTES, Request, Response, read_frame};
 
 use crate::shared::Shared;
 use crate::stream::Stream;
@@ -128,7 +128,7 @@ impl Door {
     /// The next frame; of a stranger a short one, and soon.
     pub fn next_frame(&self, input: &mut BufReader<Stream>) -> io::Result<Option<Bytes>> {
         if self.place.is_none() {
-            return read_frame(input, MAX_FRAME_BYTES);
+            return read_frame(input, MAX_REQUEST_BYTES);
         }
         let mut input = Until {
             input,

@@ -1,4 +1,6 @@
-//! Takes inventory for a scrub: what is stored, in order, each block read and verified.
+//! Takes inventory for a scrub: what is stored, in order, each block read and verified. On a thread of its own, because
+//! a scrub somewhere waits for it: it is neither behind what the janitor does without hurry, nor before what clients
+//! read.
 //!
 //! Invariant: an answer is given only under the epoch that asks, accepted durably, so that no older
 //! writer changes afterwards what it said.
@@ -9,14 +11,74 @@ use std::sync::Arc;
 use dax::error::{Error, ErrorKind};
 use dax::ids::{BlockKey, Epoch, FileId, Generation};
 use dax::wire::{INVENTORY_PAGE_BYTES, INVENTORY_PAGE_ENTRIES, InventoryEntry, Response};
+use parking_lot::{Condvar, Mutex};
 
 use crate::connection::Conn;
 use crate::decide;
 use crate::engine::{EngineError, Found};
+use crate::fair_queue::FairQueue;
 use crate::keys::Slot;
 use crate::reads;
 use crate::shared::{Shared, Work};
 use crate::volume::Volume;
+
+/// What the news of a damaged block weighs in the committer's queue.
+const DAMAGED_WEIGHT: usize = 256;
+
+/// Inventories that somebody waits for. Volumes take turns; a client has as many as it has places
+/// ([`Conn::take_place`]).
+#[derive(Default)]
+pub(crate) struct Inventories {
+    jobs: Mutex<Jobs>,
+    added: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: FairQueue<InventoryJob>,
+    closed: bool,
+}
+
+impl Inventories {
+    /// Takes a job, unless too many answers wait for its client already.
+    pub fn offer(&self, job: InventoryJob) -> bool {
+        let mut jobs = self.jobs.lock();
+        if jobs.closed || !job.conn.take_place() {
+            return false;
+        }
+        jobs.waiting.push(job.volume.id, job, 1);
+        self.added.notify_one();
+        true
+    }
+
+    /// Serves them until the zone stops. The body of their thread.
+    pub fn run(&self, shared: &Shared) {
+        while let Some(job) = self.next() {
+            if let Err(error) = job.serve(shared) {
+                return shared.fail(&error);
+            }
+        }
+    }
+
+    fn next(&self) -> Option<InventoryJob> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if jobs.closed {
+                return None;
+            }
+            if let Some((_, job)) = jobs.waiting.take_one(|_| true) {
+                return Some(job);
+            }
+            self.added.wait(&mut jobs);
+        }
+    }
+
+    /// Ends the thread, whoever waits.
+    pub fn close(&self) {
+        self.jobs.lock().closed = true;
+        self.added.notify_all();
+    }
+}
 
 /// Somebody wants to know what is stored after a block and generation.
 pub(crate) struct InventoryJob {
@@ -38,6 +100,7 @@ impl InventoryJob {
             },
         };
         self.conn.send(self.id, answer);
+        self.conn.free_place();
         Ok(())
     }
 
@@ -111,7 +174,9 @@ impl InventoryJob {
             Some(Found::Block(block)) => Some(block.version),
             Some(Found::Corrupt(_)) => {
                 shared.report_damage(&self.volume, slot.key, slot.generation);
-                shared.queue.put(slot.volume, Work::Damaged(slot), 0);
+                shared
+                    .queue
+                    .put(slot.volume, Work::Damaged(slot), DAMAGED_WEIGHT);
                 None
             }
         };

@@ -1,5 +1,5 @@
 //! Gives space back in the background: versions that no image shows, removed files, the past of the
-//! log; and takes inventory for scrubs. It only finds; the committer drops, so that dropping never races with writing.
+//! log. It only finds; the committer drops, so that dropping never races with writing.
 //!
 //! Nobody waits for it, and commits need the processor: it rests most of the time. A seal makes every block that
 //! was written since the seal before a candidate at once.
@@ -17,7 +17,6 @@ use dax::storage::Retention;
 use parking_lot::{Condvar, Mutex};
 
 use crate::engine::EngineError;
-use crate::inventory::InventoryJob;
 use crate::keys::{Slot, VolumeId};
 use crate::meta::Removal;
 use crate::shared::{Shared, Work};
@@ -27,6 +26,11 @@ use crate::volume::Volume;
 const SLOTS_PER_DROP: usize = 256;
 /// What a slot on its way to be dropped weighs in the committer's queue.
 const SLOT_WEIGHT: usize = 1024;
+
+/// Bytes of a volume's removals that are not done, at most: more are refused, and asked for again.
+const MAX_REMOVAL_BYTES: usize = 4 << 20;
+/// Files of which is remembered what is gone.
+const MAX_GONE_BEFORE: usize = 10_000;
 
 /// Candidates with fewer blocks between them are looked at in one go: to step over some is cheaper than to look a
 /// block up.
@@ -48,7 +52,6 @@ enum Chore {
     /// Look at the candidates.
     Prune(Arc<Volume>),
     Remove(Arc<Volume>, u64, Removal),
-    Inventory(InventoryJob),
 }
 
 /// What the janitor still has to do.
@@ -56,6 +59,17 @@ enum Chore {
 pub(crate) struct Chores {
     list: Mutex<(VecDeque<Chore>, bool)>,
     added: Condvar,
+    /// Bytes of the removals of each volume that are not done.
+    removals: Mutex<HashMap<VolumeId, usize>>,
+}
+
+/// What a removal takes until it is done, in bytes.
+fn removal_bytes(removal: &Removal) -> usize {
+    let files = match removal {
+        Removal::Files(files) => files.len(),
+        Removal::Before(..) => 0,
+    };
+    size_of::<Chore>() + files * size_of::<FileId>()
 }
 
 impl Chores {
@@ -84,9 +98,23 @@ impl Chores {
         self.add(Chore::Remove(volume, number, removal));
     }
 
-    /// Tell what is stored.
-    pub fn inventory(&self, job: InventoryJob) {
-        self.add(Chore::Inventory(job));
+    /// Takes room for a removal; false if the volume has as many waiting as it may have.
+    pub fn reserve(&self, volume: VolumeId, removal: &Removal) -> bool {
+        let mut removals = self.removals.lock();
+        let bytes = removals.entry(volume).or_default();
+        let enough = *bytes + removal_bytes(removal) <= MAX_REMOVAL_BYTES;
+        if enough {
+            *bytes += removal_bytes(removal);
+        }
+        enough
+    }
+
+    /// A removal is done.
+    pub fn release(&self, volume: VolumeId, removal: &Removal) {
+        if let Some(bytes) = self.removals.lock().get_mut(&volume) {
+            // What a restart left to do was not counted.
+            *bytes = bytes.saturating_sub(removal_bytes(removal));
+        }
     }
 
     /// Ends the janitor, whatever is left to do.
@@ -144,7 +172,6 @@ impl Janitor {
             Chore::Scan(volume) => self.scan(volume),
             Chore::Prune(volume) => self.prune(volume),
             Chore::Remove(volume, number, removal) => self.remove(volume, *number, removal),
-            Chore::Inventory(job) => job.serve(&self.shared),
         }
     }
 
@@ -229,6 +256,9 @@ impl Janitor {
                     return Ok(());
                 }
                 let gone = (end.max(gone), number.max(by));
+                if self.gone_before.len() >= MAX_GONE_BEFORE {
+                    self.gone_before.clear();
+                }
                 self.gone_before.insert((volume.id, file), gone);
             }
         }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  socket ─▶ receiver (one per connection) ─┬─ writes, epochs, records ─▶ queue ─▶ committer ─▶ engine
-//!                  │ reads: here, or on the pool                                      │
+//!                  │ reads: here, or on the pool; inventories on their own thread     │
 //!                  ▼                                                                  ▼
 //!               engine                        socket ◀─ sender (one per connection) ◀─ acks, replies
 //! ```

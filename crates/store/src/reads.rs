@@ -138,19 +138,18 @@ pub(crate) fn list_records(
     after: Option<&str>,
 ) -> Result<Response, EngineError> {
     let (mut entries, mut bytes, mut more) = (Vec::new(), 0, false);
-    let records = match shared.engine.meta_prefix(&record_key(volume.id, prefix)) {
-        Ok(records) => records,
-        Err(error) => return unanswered(shared, error),
-    };
-    for (key, value) in records {
-        let name = String::from_utf8_lossy(&key[RECORD_KEY_HEAD..]).into_owned();
-        if after.is_some_and(|after| name.as_str() <= after) {
-            continue;
-        }
+    let after = after.map_or(Vec::new(), |after| record_key(volume.id, after));
+    let prefix = record_key(volume.id, prefix);
+    for record in shared.engine.meta_after(&prefix, &after) {
+        let (key, value) = match record {
+            Ok(record) => record,
+            Err(error) => return unanswered(shared, error),
+        };
         if bytes >= RECORDS_PAGE_BYTES {
             more = true;
             break;
         }
+        let name = String::from_utf8_lossy(&key[RECORD_KEY_HEAD..]).into_owned();
         bytes += name.len() + value.len();
         let record = decode_record(value);
         entries.extend(record.map(|record| RecordEntry { name, record }));

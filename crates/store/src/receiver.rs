@@ -20,10 +20,12 @@ use crate::keys::VolumeId;
 use crate::reads::{ReadJob, list_records, read_record};
 use crate::shared::{Shared, Work};
 use crate::stream::Stream;
-use crate::volume::Volume;
+use crate::volume::{Seat, Volume};
 
-/// What a queued request weighs beside its data.
+/// What a queued request weighs beside its frame.
 const WORK_WEIGHT: usize = 256;
+/// A retention takes up to so many times the bytes of its frame: its images are lists.
+const LISTS_WEIGHT: usize = 8;
 /// Bytes read from the socket at once.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Work that is handed over at once, at most: more would make the queue's bound a loose one.
@@ -59,6 +61,7 @@ pub(crate) struct Receiver {
     commits: Arc<Commits>,
     conn: Arc<Conn>,
     door: Door,
+    seat: Option<Seat>,
     input: BufReader<Stream>,
     scratch: BytesMut,
     /// Work that was not handed over yet, each with its weight: so that the committer is not woken for a
@@ -86,6 +89,7 @@ impl Receiver {
             commits,
             conn,
             door: Door::new(place),
+            seat: None,
             input: BufReader::with_capacity(BUFFER_BYTES, stream),
             scratch: BytesMut::new(),
             together: Vec::new(),
@@ -135,13 +139,14 @@ impl Receiver {
             self.hand_over()?;
             return Ok(false);
         };
+        let bytes = frame.len();
         let (id, request) = match Request::decode(frame) {
             Ok(decoded) => decoded,
             Err(e) => return Err(self.protocol(0, e)),
         };
         match self.conn.volume().cloned() {
-            Some(volume) => self.handle(id, request, volume)?,
-            None => self.greet(id, request)?,
+            Some(volume) => self.handle(id, request, bytes, volume)?,
+            None => self.greet(id, request, bytes)?,
         }
         Ok(true)
     }
@@ -160,8 +165,14 @@ impl Receiver {
         Ok(self.conn.answer(id, answer, &mut self.scratch)?)
     }
 
-    fn enqueue(&mut self, id: u64, request: Request) -> Result<(), End> {
-        self.put(Work::Request(self.conn.clone(), id, request), WORK_WEIGHT)
+    /// Leaves a request, in a frame of so many bytes, to the committer.
+    fn enqueue(&mut self, id: u64, request: Request, bytes: usize) -> Result<(), End> {
+        let times = match request {
+            Request::Retain { .. } => LISTS_WEIGHT,
+            _ => 1,
+        };
+        let work = Work::Request(self.conn.clone(), id, request);
+        self.put(work, WORK_WEIGHT + bytes * times)
     }
 
     /// Puts work behind what is to be handed over.
@@ -196,12 +207,12 @@ impl Receiver {
     }
 
     /// Handles a request of a connection that has no volume yet.
-    fn greet(&mut self, id: u64, request: Request) -> Result<(), End> {
+    fn greet(&mut self, id: u64, request: Request, bytes: usize) -> Result<(), End> {
         let secret = self.shared.config.secret.as_ref();
         match self.door.hear(secret, request) {
             Ok(Step::Answer(answer)) => self.answer(id, &answer),
             Ok(Step::Bind(name, about)) => self.bind(id, &name, &about),
-            Ok(Step::Create(request)) => self.enqueue(id, request),
+            Ok(Step::Create(request)) => self.enqueue(id, request, bytes),
             Err(e) => Err(self.protocol(id, e)),
         }
     }
@@ -218,6 +229,13 @@ impl Receiver {
             };
             return self.answer(id, &answer);
         };
+        let max = self.shared.config.connections_max;
+        self.seat = Seat::take(&volume, max);
+        if self.seat.is_none() {
+            let text = format!("volume {name} has {max} connections to this zone already");
+            let error = Error::new(ErrorKind::Unavailable, text);
+            return Err(self.protocol(id, error));
+        }
         let welcome = Response::Welcome {
             protocol: about.protocol.min(PROTOCOL),
             settings: volume.settings.clone(),
@@ -230,7 +248,13 @@ impl Receiver {
         self.answer(id, &welcome)
     }
 
-    fn handle(&mut self, id: u64, request: Request, volume: Arc<Volume>) -> Result<(), End> {
+    fn handle(
+        &mut self,
+        id: u64,
+        request: Request,
+        bytes: usize,
+        volume: Arc<Volume>,
+    ) -> Result<(), End> {
         if !matches!(request, Request::Write(_) | Request::Flush) {
             // It may have to wait for what the committer does with the writes before it.
             self.hand_over()?;
@@ -272,17 +296,13 @@ impl Receiver {
                 let rebuilding = volume.is_rebuilding();
                 self.answer(id, &Response::Pong { rebuilding })
             }
-            Request::Inventory { epoch, after } => {
-                let conn = self.conn.clone();
-                self.shared.chores.inventory(InventoryJob {
-                    conn,
-                    volume,
-                    id,
-                    epoch,
-                    after,
-                });
-                Ok(())
-            }
+            Request::Inventory { epoch, after } => self.inventory(InventoryJob {
+                conn: self.conn.clone(),
+                volume,
+                id,
+                epoch,
+                after,
+            }),
             Request::Space => {
                 let space = Space {
                     used_bytes: volume.used_bytes(),
@@ -306,8 +326,21 @@ impl Receiver {
                 let text = format!("this connection is for volume {}", volume.name);
                 Err(self.protocol(id, Error::new(ErrorKind::Protocol, text)))
             }
-            other => self.enqueue(id, other),
+            other => self.enqueue(id, other, bytes),
         }
+    }
+
+    /// Leaves an inventory to the thread that takes them, unless too many answers wait for this client.
+    fn inventory(&mut self, job: InventoryJob) -> Result<(), End> {
+        let id = job.id;
+        if self.shared.inventories.offer(job) {
+            return Ok(());
+        }
+        let text = "too many answers wait for this client";
+        self.answer(
+            id,
+            &decide::error(&Error::new(ErrorKind::Unavailable, text)),
+        )
     }
 
     fn write(&mut self, number: u64, write: BlockWrite, volume: &Volume) -> Result<(), End> {

@@ -15,6 +15,7 @@ use crate::config::StoreConfig;
 use crate::connection::Conn;
 use crate::engine::{Engine, Slots};
 use crate::error::ZoneFailed;
+use crate::inventory::Inventories;
 use crate::janitor::Chores;
 use crate::keys::{Slot, VolumeId};
 use crate::meta::Removal;
@@ -66,6 +67,7 @@ pub(crate) struct Shared {
     pub reads: ReadPool,
     pub network: Option<Arc<Emulation>>,
     pub chores: Chores,
+    pub inventories: Inventories,
     pub checkpoints: Checkpoints,
     pub reserve_bytes: AtomicU64,
     pub conns: Mutex<HashMap<u64, Arc<Conn>>>,
@@ -92,6 +94,7 @@ impl Shared {
             queue: Queue::new(config.queue_bytes, config.commit_bytes),
             reads: ReadPool::new(config.read_threads),
             chores: Chores::default(),
+            inventories: Inventories::default(),
             checkpoints: Checkpoints::default(),
             reserve_bytes: AtomicU64::new(config.reserve_bytes),
             conns: Mutex::default(),
@@ -135,6 +138,7 @@ impl Shared {
         self.queue.close();
         self.reads.close();
         self.chores.close();
+        self.inventories.close();
         self.checkpoints.close();
         let conns: Vec<_> = self.conns.lock().values().cloned().collect();
         conns.iter().for_each(|conn| conn.close());

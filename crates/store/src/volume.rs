@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use dax::error::{Error, ErrorKind};
@@ -18,8 +18,8 @@ use crate::keys::VolumeId;
 use crate::meta::{self, VolumeMeta};
 use crate::meter::Meter;
 
-/// Above this many candidates a volume is scanned whole instead.
-const MAX_CANDIDATES: usize = 2_000_000;
+/// Above this many candidates, about 16 MiB, a volume is scanned whole instead.
+const MAX_CANDIDATES: usize = 500_000;
 
 /// One volume of this zone.
 pub(crate) struct Volume {
@@ -33,6 +33,9 @@ pub(crate) struct Volume {
     candidates: Mutex<Candidates>,
     opened: Instant,
     meter: Mutex<Meter>,
+    /// Bytes of answers that wait for its clients.
+    waiting_bytes: AtomicUsize,
+    connections: AtomicUsize,
 }
 
 /// Blocks that may have a version to drop.
@@ -119,6 +122,20 @@ impl Volume {
         }
     }
 
+    /// Counts bytes of an answer that waits for a client; how many do.
+    pub fn add_waiting(&self, bytes: usize) -> usize {
+        self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+
+    /// They wait no more.
+    pub fn end_waiting(&self, bytes: usize) {
+        // What was counted before the connection had its volume was not counted here.
+        let less = |waiting: usize| Some(waiting.saturating_sub(bytes));
+        let _ = self
+            .waiting_bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     /// Notes that a block got a version that a later retention may make superfluous.
     pub fn add_candidates(&self, keys: impl IntoIterator<Item = BlockKey>) {
         let mut candidates = self.candidates.lock();
@@ -135,6 +152,24 @@ impl Volume {
     /// Takes the candidates out.
     pub fn take_candidates(&self) -> Candidates {
         std::mem::take(&mut *self.candidates.lock())
+    }
+}
+
+/// One of the places for connections of a volume.
+pub(crate) struct Seat(Arc<Volume>);
+
+impl Seat {
+    /// A place among at most `max`, if one is free.
+    pub fn take(volume: &Arc<Volume>, max: usize) -> Option<Seat> {
+        let before = volume.connections.fetch_add(1, Ordering::Relaxed);
+        let seat = Seat(volume.clone());
+        (before < max).then_some(seat)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -187,6 +222,8 @@ impl Volumes {
             candidates: Mutex::default(),
             opened: Instant::now(),
             meter: Mutex::default(),
+            waiting_bytes: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
         });
         self.by_name.write().insert(name, volume.clone());
         volume

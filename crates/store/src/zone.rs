@@ -125,6 +125,11 @@ impl Zone {
             background::give_way();
             janitor.run();
         })?;
+        let for_inventories = shared.clone();
+        zone.start("inventory", move || {
+            background::give_way();
+            for_inventories.inventories.run(&for_inventories);
+        })?;
         let for_checkpoints = shared.clone();
         zone.start("checkpoints", move || {
             for_checkpoints.checkpoints.run(&for_checkpoints);
@@ -234,6 +239,7 @@ impl Zone {
         drain(&self.clients.receivers);
         self.shared.reads.close();
         self.shared.chores.close();
+        self.shared.inventories.close();
         self.shared.checkpoints.close();
         self.shared.queue.close();
         drain(&self.workers);

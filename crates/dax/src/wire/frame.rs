@@ -12,6 +12,9 @@ use crate::error::Result;
 /// The most bytes that a frame may have after its length field.
 pub const MAX_FRAME_BYTES: usize = 4 << 20;
 
+/// The largest frame of a client: a record, with its name and version. No other request is larger.
+pub const MAX_REQUEST_BYTES: usize = super::MAX_RECORD_BYTES + (64 << 10);
+
 /// The most bytes that a frame of a greeting may have: what a stranger may make us keep.
 pub const MAX_GREETING_BYTES: usize = 4 << 10;
 

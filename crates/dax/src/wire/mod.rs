@@ -30,7 +30,9 @@ mod frame;
 mod request;
 mod response;
 
-pub use frame::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, read_frame};
+pub use frame::{
+    Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, MAX_REQUEST_BYTES, read_frame,
+};
 pub use request::{BlockWrite, Request};
 pub use response::{InventoryEntry, RecordEntry, Response, StoredBlock, StoredRecord};
 

@@ -24,6 +24,7 @@
 
 use std::array::TryFromSliceError;
 use std::fs::File;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,7 +37,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 
-use super::{Batch, Engine, EngineError, Found, SlotRange, Slots};
+use super::{Batch, Engine, EngineError, Found, Metas, SlotRange, Slots};
 use crate::background;
 use crate::error::OpenError;
 use crate::journal;
@@ -274,12 +275,18 @@ impl Engine for DiskEngine {
         Ok(value.map(Bytes::from))
     }
 
-    fn meta_prefix(&self, prefix: &[u8]) -> Result<Vec<(Bytes, Bytes)>, EngineError> {
-        let entries = self.meta.prefix(prefix).map(|guard| {
+    fn meta_after(&self, prefix: &[u8], after: &[u8]) -> Metas {
+        let prefix = prefix.to_vec();
+        let from = match after > prefix.as_slice() {
+            true => Bound::Excluded(after.to_vec()),
+            false => Bound::Included(prefix.clone()),
+        };
+        let entries = self.meta.range((from, Bound::Unbounded)).map(|guard| {
             let (key, value) = guard.into_inner().map_err(meaning)?;
             Ok((Bytes::from(key), Bytes::from(value)))
         });
-        entries.collect()
+        let wanted = move |entry: &Result<(Bytes, Bytes), EngineError>| !matches!(entry, Ok((key, _)) if !key.starts_with(&prefix));
+        Box::new(entries.take_while(wanted))
     }
 
     fn free_bytes(&self) -> std::io::Result<u64> {

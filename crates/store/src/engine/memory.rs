@@ -3,18 +3,27 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use dax::ids::{BlockKey, Generation};
 use parking_lot::Mutex;
 
-use super::{Batch, Engine, EngineError, Found, SlotRange, Slots};
+use super::{Batch, Engine, EngineError, Found, Metas, SlotRange, Slots};
 use crate::keys::{Slot, VolumeId};
 use crate::log::{Change, Kind};
 
 /// The disk under an engine. Clones are the same disk, which outlives the engine.
 #[derive(Clone, Default)]
-pub(crate) struct MemoryEngine(Arc<Mutex<Disk>>);
+pub(crate) struct MemoryEngine {
+    disk: Arc<Mutex<Disk>>,
+    /// No commit becomes durable while somebody holds it.
+    pub commits: Arc<Mutex<()>>,
+    /// How many commits were begun.
+    pub begun: Arc<AtomicU64>,
+    /// The janitor looks for nothing while somebody holds it.
+    pub scans: Arc<Mutex<()>>,
+}
 
 #[derive(Default)]
 struct Disk {
@@ -60,14 +69,16 @@ impl Disk {
 impl MemoryEngine {
     /// From now on so many reads fail, one in `every`, and may succeed when they are tried again.
     pub fn fail_reads(&self, failing: u32, every: u32) {
-        let faults = &mut self.0.lock().faults;
+        let faults = &mut self.disk.lock().faults;
         (faults.failing, faults.every) = (failing, every);
     }
 }
 
 impl Engine for MemoryEngine {
     fn commit(&self, batch: Batch) -> Result<(), EngineError> {
-        let mut disk = self.0.lock();
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        let _gate = self.commits.lock();
+        let mut disk = self.disk.lock();
         for change in batch.into_changes() {
             disk.apply(change);
         }
@@ -83,7 +94,7 @@ impl Engine for MemoryEngine {
     }
 
     fn get(&self, slot: &Slot) -> Result<Option<Found>, EngineError> {
-        let mut disk = self.0.lock();
+        let mut disk = self.disk.lock();
         disk.check_read()?;
         let value = disk.blocks.get(slot.encode().as_slice()).cloned();
         Ok(value.map(|value| Found::new(slot.key, slot.generation, value)))
@@ -95,7 +106,7 @@ impl Engine for MemoryEngine {
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Found>, EngineError> {
-        let mut disk = self.0.lock();
+        let mut disk = self.disk.lock();
         disk.check_read()?;
         let (from, to) = Slot::range(volume, (key, key));
         let slots = disk.blocks.range::<[u8], _>(borrowed(&from, &to));
@@ -107,7 +118,9 @@ impl Engine for MemoryEngine {
     }
 
     fn slots(&self, (from, to): SlotRange) -> Slots {
-        let mut disk = self.0.lock();
+        let is_janitor = std::thread::current().name() == Some("zone-janitor");
+        let _gate = is_janitor.then(|| self.scans.lock());
+        let mut disk = self.disk.lock();
         if let Err(error) = disk.check_read() {
             return Box::new(std::iter::once(Err(error)));
         }
@@ -117,24 +130,28 @@ impl Engine for MemoryEngine {
     }
 
     fn contains(&self, slot: &Slot) -> Result<bool, EngineError> {
-        let mut disk = self.0.lock();
+        let mut disk = self.disk.lock();
         disk.check_read()?;
         Ok(disk.blocks.contains_key(slot.encode().as_slice()))
     }
 
     fn meta(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
-        let mut disk = self.0.lock();
+        let mut disk = self.disk.lock();
         disk.check_read()?;
         Ok(disk.meta.get(key).cloned())
     }
 
-    fn meta_prefix(&self, prefix: &[u8]) -> Result<Vec<(Bytes, Bytes)>, EngineError> {
-        let mut disk = self.0.lock();
-        disk.check_read()?;
+    fn meta_after(&self, prefix: &[u8], after: &[u8]) -> Metas {
+        let mut disk = self.disk.lock();
+        if let Err(error) = disk.check_read() {
+            return Box::new(std::iter::once(Err(error)));
+        }
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let entries = disk.meta.range::<[u8], _>(from);
         let entries = entries.take_while(|(key, _)| key.starts_with(prefix));
-        Ok(entries.map(|(k, v)| (k.clone(), v.clone())).collect())
+        let entries = entries.filter(|(key, _)| &key[..] > after);
+        let entries: Vec<_> = entries.map(|(k, v)| Ok((k.clone(), v.clone()))).collect();
+        Box::new(entries.into_iter())
     }
 
     fn free_bytes(&self) -> std::io::Result<u64> {

@@ -103,6 +103,16 @@ pub(crate) type SlotRange = (Bound<[u8; SLOT_BYTES]>, Bound<[u8; SLOT_BYTES]>);
 /// Slots in order.
 pub(crate) type Slots = Box<dyn Iterator<Item = Result<Slot, EngineError>> + Send>;
 
+/// Entries of `meta` in order.
+pub(crate) type Metas = Box<dyn Iterator<Item = Result<(Bytes, Bytes), EngineError>> + Send>;
+
+impl dyn Engine + '_ {
+    /// All `meta` entries whose key starts with `prefix`, in order.
+    pub fn meta_prefix(&self, prefix: &[u8]) -> Result<Vec<(Bytes, Bytes)>, EngineError> {
+        self.meta_after(prefix, &[]).collect()
+    }
+}
+
 /// The embedded store of one zone.
 pub(crate) trait Engine: Send + Sync {
     /// Makes the changes durable, and only then visible.
@@ -135,8 +145,8 @@ pub(crate) trait Engine: Send + Sync {
     /// The value of a `meta` key.
     fn meta(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError>;
 
-    /// All `meta` entries whose key starts with `prefix`, in order.
-    fn meta_prefix(&self, prefix: &[u8]) -> Result<Vec<(Bytes, Bytes)>, EngineError>;
+    /// The `meta` entries whose key starts with `prefix` and is greater than `after`, in order.
+    fn meta_after(&self, prefix: &[u8], after: &[u8]) -> Metas;
 
     /// Free bytes on the file system, for processes without privileges.
     fn free_bytes(&self) -> std::io::Result<u64>;

@@ -197,6 +197,11 @@ impl Client {
         self.output.set_read_timeout(Some(timeout)).unwrap();
     }
 
+    /// Waits no longer than this until the zone takes what is sent.
+    pub fn give_up_sending_after(&self, timeout: Duration) {
+        self.output.set_write_timeout(Some(timeout)).unwrap();
+    }
+
     /// The next message, if one begins to come in time.
     pub fn try_receive(&mut self) -> Option<(u64, Response)> {
         let waiting = self.input.fill_buf().map(<[u8]>::len);

@@ -6,6 +6,7 @@ mod crash;
 mod credentials;
 mod damage;
 mod fairness;
+mod hoarding;
 mod hostile;
 mod identity;
 mod isolation;
@@ -53,8 +54,12 @@ impl TestZone {
 
     /// A zone over an engine in memory.
     pub fn over(engine: MemoryEngine) -> TestZone {
+        TestZone::over_with(engine, config())
+    }
+
+    pub fn over_with(engine: MemoryEngine, config: StoreConfig) -> TestZone {
         let dir = tempfile::tempdir().unwrap();
-        let zone = Zone::over(Box::new(engine), dir.path(), config(), None).unwrap();
+        let zone = Zone::over(Box::new(engine), dir.path(), config, None).unwrap();
         let address = serve(&zone, &dir);
         TestZone { zone, address, dir }
     }

@@ -111,7 +111,10 @@ fn what_is_to_be_given_back_is_given_back_once_files_can_be_read() {
     };
     assert_eq!(c.ask(remove), Response::Done);
     let started = Instant::now();
-    let left = |engine: &MemoryEngine| engine.meta_prefix(&removals_key(VolumeId(1)));
+    let left = |engine: &MemoryEngine| {
+        let engine: &dyn Engine = engine;
+        engine.meta_prefix(&removals_key(VolumeId(1)))
+    };
     while c.used_blocks() > 0 || left(&engine).map_or(true, |left| !left.is_empty()) {
         assert!(started.elapsed() < Duration::from_secs(20), "given back");
         std::thread::sleep(Duration::from_millis(5));
