@@ -64,6 +64,7 @@ fn standby(storage: Arc<dyn Storage>) -> Node<Arc<StandbyView>> {
             spill_dir: place.path().to_path_buf(),
             memory_bytes_max: 1 << 20,
             cache_bytes: 1 << 20,
+            claim: None,
         };
         let private = private(&place, true);
         StandbyView::attach(storage, Arc::new(LAYOUT), base, live, private, options).unwrap()

@@ -312,8 +312,8 @@ impl Operator {
         if self.member(node).await? != member {
             return alive("its record moves");
         }
+        // The active gives back what is kept for it, once it had time to notice should it live all the same.
         Claim::revoke(&self.storage, node).await?;
-        Claim::release(&self.storage, node).await?;
         self.storage
             .remove_record(&member.name(), Member::AUTHORITY)
             .await?;

@@ -8,7 +8,9 @@
 //! Who gives up somebody else's claim says so in a record `revoked/<node>` first, which only the next
 //! attach removes: an owner that was about to change its claim cannot bring it back to life.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dax::ids::NodeName;
@@ -18,6 +20,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::journal::JournalPos;
 use crate::lsn::Lsn;
+
+/// How long what a revoked claim names stays, from when the revocation is durable. A live standby has this long to
+/// notice, and whoever found no revocation may rely on what it reads for at least as long.
+pub const GRACE: Duration = Duration::from_secs(30);
+/// How long a standby relies on a look at its claim ([`crate::standby::ClaimWatch`]).
+pub const VALID_FOR: Duration = Duration::from_secs(10);
 
 /// Prefix of the records' names.
 pub const CLAIM_PREFIX: &str = "claim/";
@@ -77,7 +85,7 @@ impl Claim {
     }
 
     /// Says that the claim of another node does not stand any more, whatever that node writes, until it
-    /// [begins](Self::begin) again. What it claims stays until it is [released](Self::release).
+    /// [begins](Self::begin) again. What it claims stays until it is [given back](Self::give_back).
     pub async fn revoke(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
         let name = Claim::revocation(node);
         storage
@@ -90,10 +98,27 @@ impl Claim {
         format!("{REVOKED_PREFIX}{node}")
     }
 
-    /// Gives a claim up: the own one, or a [revoked](Self::revoke) one.
+    /// The nodes whose claims were revoked and that have not attached again since.
+    pub async fn revoked(storage: &Arc<dyn Storage>) -> Result<BTreeSet<NodeName>> {
+        let records = storage.list_records(REVOKED_PREFIX).await?;
+        let names = records
+            .iter()
+            .filter_map(|(name, _)| name.strip_prefix(REVOKED_PREFIX));
+        Ok(names.filter_map(|name| NodeName::new(name).ok()).collect())
+    }
+
+    /// Gives the own claim up, by which nobody reads any more.
     pub async fn release(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
         let name = Claim::record_name(node);
         storage.remove_record(&name, Authority::Node).await?;
+        Ok(())
+    }
+
+    /// Gives somebody else's claim up, which was [revoked](Self::revoke) at least [`GRACE`] ago. `storage` owns
+    /// the epoch: one that lost it, and sleeps, gives nothing back when it wakes up.
+    pub async fn give_back(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
+        let name = Claim::record_name(node);
+        storage.remove_record(&name, Authority::Owner).await?;
         Ok(())
     }
 
@@ -135,7 +160,13 @@ mod tests {
         Claim::revoke(&storage, &node).await.unwrap();
         assert!(!Claim::stands(&storage, &node).await.unwrap());
         assert_eq!(Claim::all(&storage).await.unwrap().len(), 1);
-        Claim::release(&storage, &node).await.unwrap();
+        let revoked = Claim::revoked(&storage).await.unwrap();
+        assert!(revoked.iter().eq([&node]));
+        storage
+            .own_epoch(&NodeName::new("north").unwrap())
+            .await
+            .unwrap();
+        Claim::give_back(&storage, &node).await.unwrap();
         assert!(Claim::all(&storage).await.unwrap().is_empty());
         // The owner was asleep in the middle of narrowing its claim.
         let late = Claim::everything(node.clone());
@@ -143,5 +174,6 @@ mod tests {
         assert!(!Claim::stands(&storage, &node).await.unwrap());
         Claim::begin(&storage, &node).await.unwrap();
         assert!(Claim::stands(&storage, &node).await.unwrap());
+        assert!(Claim::revoked(&storage).await.unwrap().is_empty());
     }
 }

@@ -51,6 +51,9 @@ pub enum Error {
     /// Local disk (private files, spill) failed.
     #[error("local disk: {0}")]
     Local(#[from] std::io::Error),
+    /// The claim of this standby was given up, so what it stands on may be gone: it must attach afresh.
+    #[error("this standby's claim was given up: what it stands on may not be kept any more")]
+    ClaimLost,
     /// What is stored makes no sense (journal, snapshot, seal).
     #[error("damaged volume: {0}")]
     Damaged(String),

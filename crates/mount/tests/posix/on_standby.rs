@@ -25,6 +25,7 @@ async fn view(place: &std::path::Path) -> Arc<StandbyView> {
         // Small, so that blocks spill.
         memory_bytes_max: 256 << 10,
         cache_bytes: 256 << 10,
+        claim: None,
     };
     StandbyView::attach(storage, layout, base, live, Arc::new(private), options).unwrap()
 }

@@ -1,14 +1,18 @@
 //! What is kept for whom, and when a standby loses its claim, so that space comes back.
 //!
 //! ```text
-//!   kept ── the node's record stood still for 10 minutes ─────────────────────▶ given back
-//!     └──── it needs more log than the cap ──▶ revoked ── 30 s, and still so ──▶ given back
+//!   kept ── the node's record stood still for 10 minutes ──┐
+//!     ├──── it needs more log than the cap ────────────────┼──▶ revoked ── GRACE ──▶ given back
+//!     └──── an operator removed the node ──────────────────┘       │
+//!     ▲                                                            │
+//!     └──────────────── the node attached again ───────────────────┘
 //! ```
 //!
-//! Invariants: the active is never held back for a standby. Nothing that a live standby reads is given
-//! back before it had time to notice: it looks at its claim every second, and attaches afresh when
-//! that does not stand. One that was merely asleep finds its claim missing before it takes over (the
-//! check follows the fence, after which nothing can be given up any more).
+//! Invariants: the active is never held back for a standby. Nothing is given back but after the revocation has been
+//! durable for [`GRACE`]: a live standby has noticed by then, because it looks at its claim with every look at
+//! the heartbeat, and one that was merely asleep, or cut off, passes nothing on that it read later than its last
+//! look allows ([`volume::standby::ClaimWatch`]). It also looks before it takes over, after the fence, when
+//! nothing can be given up any more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,15 +28,13 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use volume::active::ActiveView;
-use volume::claim::Claim;
+use volume::claim::{Claim, GRACE};
 use volume::lsn::Lsn;
 
 use super::error::Result;
 
 /// How long a silent standby keeps its claim.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// How long a live one has to let go of what it reads.
-const GRACE: Duration = Duration::from_secs(30);
 /// How often claims are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
@@ -71,7 +73,7 @@ struct Mark {
     says: (String, u64),
     /// Since when it says so.
     since: Instant,
-    /// When its claim was revoked.
+    /// Since when the revocation of its claim is known to be durable.
     revoked: Option<Instant>,
 }
 
@@ -80,21 +82,28 @@ struct Mark {
 enum Verdict {
     Keep,
     /// Tell its owner to let go.
-    Revoke,
-    GiveBackSilent,
-    GiveBackRevoked,
+    Revoke(Why),
+    GiveBack,
 }
 
-/// Decides; `needed` is the log that the claim keeps, in bytes.
-fn judge(mark: &Mark, needed: u64, cap: u64, now: Instant) -> Verdict {
-    if now.duration_since(mark.since) >= TIMEOUT {
-        return Verdict::GiveBackSilent;
-    }
-    match mark.revoked {
-        _ if needed <= cap => Verdict::Keep,
-        None => Verdict::Revoke,
-        Some(at) if now.duration_since(at) >= GRACE => Verdict::GiveBackRevoked,
+/// Why a claim is revoked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Silent,
+    TooFarBehind,
+    /// Somebody else has revoked it already: done again, because that may not be durable.
+    Told,
+}
+
+/// Decides; `revoked`: there is a revocation; `needed` is the log that the claim keeps, in bytes.
+fn judge(mark: &Mark, revoked: bool, needed: u64, cap: u64, now: Instant) -> Verdict {
+    match mark.revoked.filter(|_| revoked) {
+        Some(at) if now.duration_since(at) >= GRACE => Verdict::GiveBack,
         Some(_) => Verdict::Keep,
+        None if revoked => Verdict::Revoke(Why::Told),
+        None if now.duration_since(mark.since) >= TIMEOUT => Verdict::Revoke(Why::Silent),
+        None if needed > cap => Verdict::Revoke(Why::TooFarBehind),
+        None => Verdict::Keep,
     }
 }
 
@@ -112,6 +121,7 @@ impl Keeper {
 
     async fn look(&self, marks: &mut HashMap<NodeName, Mark>) -> Result<()> {
         let claims = Claim::all(&self.storage).await?;
+        let revoked = Claim::revoked(&self.storage).await?;
         let members = Member::list(self.storage.as_ref()).await?;
         let (now, end) = (Instant::now(), self.synced.borrow().end);
         *self.told.lock() = self.retained(&claims, end);
@@ -127,37 +137,37 @@ impl Keeper {
             if mark.says != says {
                 (mark.says, mark.since) = (says, now);
             }
-            let needed = needed_bytes(&claim, end);
-            if needed <= self.cap.0 {
+            let is_revoked = revoked.contains(&claim.node);
+            if !is_revoked {
                 mark.revoked = None;
             }
-            let verdict = judge(mark, needed, self.cap.0, now);
-            if verdict == Verdict::Revoke {
-                mark.revoked = Some(now);
+            let needed = needed_bytes(&claim, end);
+            match judge(mark, is_revoked, needed, self.cap.0, now) {
+                Verdict::Keep => {}
+                Verdict::Revoke(why) => {
+                    self.revoke(&claim.node, needed, why).await?;
+                    mark.revoked = Some(Instant::now());
+                }
+                Verdict::GiveBack => {
+                    tracing::warn!(node = %claim.node, "what it needs kept is given back");
+                    Claim::give_back(&self.storage, &claim.node).await?;
+                }
             }
-            self.carry_out(verdict, &claim.node, needed).await?;
         }
         Ok(())
     }
 
-    async fn carry_out(&self, verdict: Verdict, node: &NodeName, needed: u64) -> Result<()> {
-        match verdict {
-            Verdict::Keep => {}
-            Verdict::Revoke => {
+    async fn revoke(&self, node: &NodeName, needed: u64, why: Why) -> Result<()> {
+        match why {
+            Why::Silent => {
+                tracing::warn!(%node, "silent for {} minutes: it loses its claim, and attaches afresh when it returns", TIMEOUT.as_secs() / 60);
+            }
+            Why::TooFarBehind => {
                 tracing::warn!(%node, needed_bytes = needed, cap = %self.cap, "too far behind: it loses its claim and attaches afresh");
-                Claim::revoke(&self.storage, node).await?;
             }
-            Verdict::GiveBackSilent => {
-                tracing::warn!(%node, "silent for {} minutes: what it needs kept is given back; it attaches afresh when it returns", TIMEOUT.as_secs() / 60);
-                Claim::revoke(&self.storage, node).await?;
-                Claim::release(&self.storage, node).await?;
-            }
-            Verdict::GiveBackRevoked => {
-                tracing::warn!(%node, "it did not let go: what it needs kept is given back");
-                Claim::release(&self.storage, node).await?;
-            }
+            Why::Told => {}
         }
-        Ok(())
+        Ok(Claim::revoke(&self.storage, node).await?)
     }
 
     fn retained(&self, claims: &[Claim], end: Lsn) -> Vec<Retained> {
@@ -191,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_is_lost_by_silence_and_by_lag_but_not_at_once() {
+    fn a_claim_is_lost_by_silence_by_lag_and_by_order_and_given_back_only_after_the_grace() {
         let start = Instant::now();
         let mark = |revoked| Mark {
             says: (String::new(), 0),
@@ -199,15 +209,25 @@ mod tests {
             revoked,
         };
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(judge(&mark(None), 10, 10, after(1)), Verdict::Keep);
-        assert_eq!(judge(&mark(None), 11, 10, after(1)), Verdict::Revoke);
-        let revoked = mark(Some(after(1)));
-        assert_eq!(judge(&revoked, 11, 10, after(5)), Verdict::Keep);
-        assert_eq!(judge(&revoked, 11, 10, after(31)), Verdict::GiveBackRevoked);
-        assert_eq!(judge(&revoked, 9, 10, after(31)), Verdict::Keep);
-        for needed in [0, 11] {
-            let silent = judge(&mark(None), needed, 10, after(600));
-            assert_eq!(silent, Verdict::GiveBackSilent);
+        let judge = |revoked, is_revoked, needed, now| {
+            judge(&mark(revoked), is_revoked, needed, 10, after(now))
+        };
+        assert_eq!(judge(None, false, 10, 1), Verdict::Keep);
+        assert_eq!(
+            judge(None, false, 11, 1),
+            Verdict::Revoke(Why::TooFarBehind)
+        );
+        assert_eq!(judge(None, false, 0, 600), Verdict::Revoke(Why::Silent));
+        // A revocation that was found is as good as none until it has been repeated.
+        assert_eq!(judge(None, true, 11, 700), Verdict::Revoke(Why::Told));
+        let revoked = Some(after(1));
+        for (needed, now) in [(11, 5), (9, 30)] {
+            assert_eq!(judge(revoked, true, needed, now), Verdict::Keep);
         }
+        for (needed, now) in [(11, 31), (0, 31), (9, 800)] {
+            assert_eq!(judge(revoked, true, needed, now), Verdict::GiveBack);
+        }
+        // It attached again in time.
+        assert_eq!(judge(revoked, false, 0, 31), Verdict::Keep);
     }
 }

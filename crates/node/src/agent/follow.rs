@@ -28,7 +28,7 @@ use volume::lsn::Lsn;
 use volume::recent_log::RecentLog;
 use volume::seal::Seal;
 
-use self::polling::{Poll, Polled, answered, poll_registry};
+use self::polling::{Poll, answered, lost, poll_registry};
 use self::reading::Reading;
 use super::candidates::Candidates;
 use super::context::Context;
@@ -232,6 +232,9 @@ impl<'a> Follower<'a> {
             tokio::select! {
                 biased;
                 () = self.context.driver.until(|state| !state.is_candidate()) => return Ok(()),
+                () = lost(self.standby.view.claim()) => {
+                    self.must_reattach("the active gave this standby's claim up");
+                }
                 report = self.standby.postgres.exited() => self.tell(Event::PostgresExited {
                     redo_failed: report.redo_failed(),
                     report: report.to_string(),
@@ -279,7 +282,8 @@ impl<'a> Follower<'a> {
                     let storage = self.standby.storage.clone();
                     let me = self.context.me.node.clone();
                     let in_doubt = self.detector.is_in_doubt();
-                    poll = Some(tokio::spawn(poll_registry(storage, me, in_doubt)));
+                    let claim = self.standby.view.claim().cloned();
+                    poll = Some(tokio::spawn(poll_registry(storage, me, claim, in_doubt)));
                 }
                 _ = report.tick() => {
                     self.report(&subscription);
@@ -405,14 +409,10 @@ impl<'a> Follower<'a> {
         self.tell(Event::Vacant { to });
     }
 
-    async fn polled(&mut self, read: Result<Polled>) -> Result<()> {
+    async fn polled(&mut self, read: Result<Option<Heartbeat>>) -> Result<()> {
         let now = self.context.now();
         let beat = match read {
-            Ok(Polled { claimed: false, .. }) => {
-                self.must_reattach("the active gave this standby's claim up");
-                return Ok(());
-            }
-            Ok(polled) => polled.heartbeat,
+            Ok(beat) => beat,
             Err(error) => {
                 tracing::info!(%error, "the heartbeat could not be read");
                 self.detector.failed(now);

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use dax::ids::{BlockKey, FileId, Generation};
+use dax::ids::{BlockKey, FileId, Generation, NodeName};
 use dax::storage::{Lineage, Storage};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use mount::{Mount, MountOptions};
@@ -28,12 +28,13 @@ use volume::lsn::Lsn;
 use volume::namespace::Namespace;
 use volume::private::PrivateDir;
 use volume::seal::{self, Base, Seal};
-use volume::standby::{StandbyOptions, StandbyView};
+use volume::standby::{ClaimWatch, StandbyOptions, StandbyView};
 use volume::view::View;
 
 use super::context::Context;
 use super::error::{AgentError, Result};
 use super::log::SharedLog;
+use super::moving::claiming::{Claimed, claim as claim_image};
 use super::prefetch::{Prefetcher, Setup};
 
 /// Blocks of a file that are read at once.
@@ -93,7 +94,16 @@ pub(crate) async fn load_base(
     let seal = choose(seal::load_seals(storage).await?, before_last)
         .filter(|seal| !seal.payload.is_empty())
         .ok_or_else(|| AgentError::NotInitialised(context.config.cluster.volume.clone()))?;
-    let base = Base::load(storage, &seal).await?;
+    claimed_base(storage, node, &seal).await
+}
+
+/// Loads the image of a seal, and lets the claim on everything name that alone.
+pub(crate) async fn claimed_base(
+    storage: &Arc<dyn Storage>,
+    node: &NodeName,
+    seal: &Seal,
+) -> Result<Base> {
+    let base = Base::load(storage, seal).await?;
     let claim = Claim {
         node: node.clone(),
         images: vec![seal.lineage.clone()],
@@ -101,11 +111,14 @@ pub(crate) async fn load_base(
         log_from: seal.redo,
         everything: false,
     };
-    claim.put(storage).await?;
-    Ok(base)
+    match claim_image(Arc::clone(storage), claim, Some(seal.generation)).await? {
+        Claimed::Kept(_) => Ok(base),
+        // It took so long that the claim on everything was given up.
+        Claimed::Gone | Claimed::Lost => Err(Error::ClaimLost.into()),
+    }
 }
 
-/// Attaches at `base` and starts PostgreSQL as a standby on it. `live` is the journal followed to
+/// Attaches at `base`, which this node claims, and starts PostgreSQL as a standby on it. `live` is the journal followed to
 /// what is `known` to be durable.
 pub(crate) async fn attach(
     context: &Context,
@@ -133,6 +146,7 @@ pub(crate) async fn attach(
         spill_dir: context.config.paths.spill(),
         memory_bytes_max: memory.overlay.bytes() as u64,
         cache_bytes: memory.cache.bytes() as u64,
+        claim: Some(ClaimWatch::new(context.me.node.clone())),
     };
     let layout = context.layout.clone();
     let view = StandbyView::attach(

@@ -18,7 +18,6 @@ use volume::claim::Claim;
 use volume::journal::{JournalPos, JournalTail};
 use volume::latest::Latest;
 use volume::private::PrivateDir;
-use volume::seal::Base;
 
 use super::active::{Active, read_control};
 use super::context::{Context, wall_clock};
@@ -103,7 +102,11 @@ async fn from_standby(
         return Err(AgentError::Refused("no standby runs".to_owned()));
     };
     // From here on nobody can give up what this standby stands on; perhaps somebody did before.
-    if !Claim::stands(&standby.storage, &context.me.node).await? {
+    let stands = match standby.view.claim() {
+        Some(claim) => claim.look(&standby.storage).await?,
+        None => true,
+    };
+    if !stands {
         let why = "this standby's claim was given up; it must attach afresh";
         return Err(dax::error::Error::new(ErrorKind::Conflict, why).into());
     }
@@ -205,7 +208,9 @@ async fn from_nothing(
         return Ok(tail);
     }
     tracing::info!(end = %tail.end, "replaying the log from the last seal");
-    let base = Base::load(&storage, &seal).await?;
+    // Should somebody else own the volume soon, what this node reads stays until it has noticed.
+    Claim::begin(&storage, &context.me.node).await?;
+    let base = standby::claimed_base(&storage, &context.me.node, &seal).await?;
     let journal_tail = base.tail(&storage);
     let live = latest.namespace().clone();
     let known = Known {

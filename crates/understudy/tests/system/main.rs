@@ -4,6 +4,7 @@
 //! Each test works in a directory of its own below `UNDERSTUDY_TEST_DIR` (or the temporary
 //! directory) and leaves it there only when it fails.
 
+mod asleep;
 mod bases;
 mod branches;
 mod cassandra;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use dax::error::{Error as DaxError, ErrorKind};
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version};
 use dax::storage::SyncScope;
 use futures_util::future::try_join_all;
@@ -157,7 +158,21 @@ impl Inner {
             }
         }
         let found = read_version(&self.storage, &self.lineage, key).await?;
+        if found.is_none() {
+            self.still_owns().await?;
+        }
         Ok(found.map(Cached::from))
+    }
+
+    /// A block that is not there reads as zeros, and one that a successor has given back is not there: so an active
+    /// that slept while somebody took over must not say so.
+    async fn still_owns(&self) -> Result<()> {
+        let accepted = self.storage.accepted_epoch().await?;
+        if accepted.epoch > self.epoch {
+            let why = format!("{} owns epoch {}", accepted.owner, accepted.epoch);
+            return Err(DaxError::new(ErrorKind::Fenced, why).into());
+        }
+        Ok(())
     }
 
     fn is_segment(&self, file: FileId) -> bool {

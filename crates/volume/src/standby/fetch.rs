@@ -7,7 +7,8 @@
 //! after the other. What the active sent of its log ([`RecentLog`]) is not read at all. What redo has read of the log
 //! leaves, but for the segment that the log ends in. Configuration is not cached: it is small, and its writer may
 //! change it in place. A block of an image whose version is known is read from one replica, which must have exactly
-//! that version (CAC-DB 4.5.2); all else by quorum.
+//! that version (CAC-DB 4.5.2); all else by quorum. What the storage says is passed on, or kept, only once
+//! the claim on it is known to have stood ([`super::standing`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use tokio::task::JoinSet;
 
 use super::known::{Expected, Known};
 use super::prefetch::Ahead;
+use super::standing::ClaimWatch;
 use super::state::{BlockSource, State};
 use crate::cache::{BlockCache, Cached};
 use crate::error::{Error, Result};
@@ -50,6 +52,7 @@ pub enum Residence {
 #[derive(Clone)]
 pub(crate) struct Fetcher {
     pub storage: Arc<dyn Storage>,
+    pub(super) claim: Option<ClaimWatch>,
     pub(super) cache: Arc<BlockCache>,
     /// What is known of the current base.
     pub known: Arc<Known>,
@@ -81,10 +84,16 @@ pub(crate) fn is_zero(block: &[u8]) -> bool {
 
 impl Fetcher {
     /// For one view, on its first base: all the bases that it will have continue each other.
-    pub fn new(storage: Arc<dyn Storage>, cache: Arc<BlockCache>, base: &Base) -> Fetcher {
+    pub fn new(
+        storage: Arc<dyn Storage>,
+        cache: Arc<BlockCache>,
+        base: &Base,
+        claim: Option<ClaimWatch>,
+    ) -> Fetcher {
         let known = Known::new(base.seal.generation, Arc::clone(&cache));
         Fetcher {
             storage,
+            claim,
             cache,
             known: Arc::new(known),
             ahead: Arc::new(Ahead::new()),
@@ -191,7 +200,17 @@ impl Fetcher {
     /// What a coming base has of a block, asked of a quorum. It is not learned: the base may not come.
     pub async fn look_ahead(&self, base: &Base, key: BlockKey) -> Result<Expected> {
         let found = image::read_version(&self.storage, &base.seal.lineage, key).await?;
+        self.vouch(found.is_some()).await?;
         Ok(Expected::found(found.map(Cached::from).as_ref()))
+    }
+
+    /// Makes sure of what the storage just said, before anybody hears of it or it is kept: this standby may have
+    /// slept, and it not be kept for it any more ([`super::standing`]).
+    pub(super) async fn vouch(&self, found: bool) -> Result<()> {
+        match &self.claim {
+            Some(claim) => claim.vouch(&self.storage, found).await,
+            None => Ok(()),
+        }
     }
 
     async fn stored(&self, base: &Base, key: BlockKey) -> Result<Option<Cached>> {
@@ -271,7 +290,11 @@ impl Fetcher {
         let found = match self.known.expect(base, key) {
             Some(expected) if expected.is_absent() => return Ok(None),
             Some(expected) => Some(self.expected(key, expected).await?),
-            None => image::read_version(&self.storage, &base.seal.lineage, key).await?,
+            None => {
+                let found = image::read_version(&self.storage, &base.seal.lineage, key).await?;
+                self.vouch(found.is_some()).await?;
+                found
+            }
         };
         let found = found.map(Cached::from);
         if let Some(ticket) = ticket {
@@ -284,6 +307,7 @@ impl Fetcher {
     async fn expected(&self, key: BlockKey, expected: Expected) -> Result<Block> {
         let Expected { since, version } = expected;
         let found = self.storage.read_expected(key, since, version).await?;
+        self.vouch(found.is_some()).await?;
         found.ok_or_else(|| Error::Damaged(format!("{key} has lost its version {version}")))
     }
 
@@ -349,7 +373,9 @@ impl Fetcher {
             return Ok(clipped(data, shown as usize));
         }
         let ticket = self.cache.ticket(key);
-        let Some(block) = self.storage.read(key, Generation::SINGLE).await? else {
+        let found = self.storage.read(key, Generation::SINGLE).await?;
+        self.vouch(found.is_some()).await?;
+        let Some(block) = found else {
             return Ok(zeros(block_bytes));
         };
         let block = Cached::from(block);

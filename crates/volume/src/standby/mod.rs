@@ -5,7 +5,7 @@
 //! `overlay` is what the standby's PostgreSQL changed, `ops` and `contents` how it changes;
 //! `rebase` moves the base forward; `blocks` and `spill` keep the contents of changed blocks. `view` is the mountable driver
 //! around it: `fetch` reads blocks, `prefetch` before they are asked for, `known` remembers them from
-//! base to base, `gate` stops operations for the `switch`, at which the view
+//! base to base, `standing` vouches for what the storage says, `gate` stops operations for the `switch`, at which the view
 //! becomes the active's.
 
 mod blocks;
@@ -20,6 +20,7 @@ mod overlay;
 mod prefetch;
 mod rebase;
 mod spill;
+mod standing;
 mod state;
 mod switch;
 mod switch_blocks;
@@ -44,4 +45,5 @@ pub use self::fetch::Residence;
 pub use self::known::ReadStats;
 pub use self::moves::MovePlan;
 pub use self::prefetch::PrefetchStats;
+pub use self::standing::{ClaimWatch, Clock};
 pub use self::view::{OverlayStats, StandbyOptions, StandbyView};

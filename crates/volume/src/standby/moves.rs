@@ -96,6 +96,8 @@ impl StandbyView {
             }
         }
         self.look_ahead(&mut plan, unknown).await?;
+        // The journal and the lists were there, or this is not reached.
+        self.fetcher.vouch(false).await?;
         tracing::debug!(
             generation = %plan.base.seal.generation,
             covered,

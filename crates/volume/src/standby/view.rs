@@ -19,6 +19,7 @@ use super::fetch::{Fetcher, Residence};
 use super::gate::Gate;
 use super::known::ReadStats;
 use super::overlay::is_private;
+use super::standing::ClaimWatch;
 use super::state::{Found, State};
 use super::view_io::Configuration;
 use crate::cache::BlockCache;
@@ -36,7 +37,7 @@ use crate::view::{Ino, View};
 const TURNS: usize = 64;
 
 /// What a standby view may use of this machine.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct StandbyOptions {
     /// Directory on local disk for overlay blocks that exceed memory. Nothing is left there.
     pub spill_dir: PathBuf,
@@ -44,6 +45,9 @@ pub struct StandbyOptions {
     pub memory_bytes_max: u64,
     /// Bytes of shared blocks cached.
     pub cache_bytes: u64,
+    /// The claim on what is read, which was registered before the base was chosen. Without one nothing may ever
+    /// be given back.
+    pub claim: Option<ClaimWatch>,
 }
 
 /// How large an overlay is.
@@ -94,7 +98,7 @@ impl StandbyView {
             options.memory_bytes_max,
         )?;
         let cache = Arc::new(BlockCache::new(options.cache_bytes, block_bytes));
-        let fetcher = Fetcher::new(storage, cache, &base);
+        let fetcher = Fetcher::new(storage, cache, &base, options.claim);
         let state = State::new(Arc::clone(&layout), block_bytes, base, live);
         Ok(Arc::new(StandbyView {
             layout,
@@ -156,6 +160,7 @@ impl StandbyView {
         let seal = &base.seal;
         let all = Generation::SINGLE;
         let lists = Lists::load(self.storage(), &seal.lists, seal.generation, all).await?;
+        self.fetcher.vouch(false).await?;
         Ok(self.fetcher.known.seed(&base, &lists))
     }
 
@@ -228,6 +233,11 @@ impl StandbyView {
     /// The storage that this view reads.
     pub fn storage(&self) -> &Arc<dyn Storage> {
         &self.fetcher.storage
+    }
+
+    /// The claim on what is read.
+    pub fn claim(&self) -> Option<&ClaimWatch> {
+        self.fetcher.claim.as_ref()
     }
 
     /// The private files of this view.

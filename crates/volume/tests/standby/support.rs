@@ -17,7 +17,7 @@ use volume::layout::{FileClass, Layout};
 use volume::lsn::Lsn;
 use volume::private::PrivateDir;
 use volume::seal::{Base, Seal, load_seals};
-use volume::standby::{StandbyOptions, StandbyView};
+use volume::standby::{ClaimWatch, StandbyOptions, StandbyView};
 use volume::view::{
     Attr, AttrChange, FileKind, Ino, NewInode, Ownership, RenameMode, Timestamp, View,
 };
@@ -183,6 +183,15 @@ impl Volume {
         seal: &Seal,
         memory_bytes_max: u64,
     ) -> (Arc<StandbyView>, Database) {
+        self.attach_claiming(seal, memory_bytes_max, None).await
+    }
+
+    pub async fn attach_claiming(
+        &self,
+        seal: &Seal,
+        memory_bytes_max: u64,
+        claim: Option<ClaimWatch>,
+    ) -> (Arc<StandbyView>, Database) {
         let storage = shared(&self.cluster.client());
         let base = Base::load(&storage, seal).await.unwrap();
         let live = base.namespace.clone();
@@ -190,6 +199,7 @@ impl Volume {
             spill_dir: self.disk.path().to_owned(),
             memory_bytes_max,
             cache_bytes: 1 << 20,
+            claim,
         };
         let private = self.private(true);
         let layout = Arc::new(TestLayout);

@@ -46,13 +46,15 @@ pub(crate) enum Flaw {
     EndBeforeCut,
     /// A move leaves in the cache what an earlier one kept of a block that goes now.
     KeptFromEarlier,
+    /// A standby that slept passes on what the storage says although its claim was given up.
+    AnswersAfterSleep,
     /// H2, H3: a standby reads the latest version of a block, not the sealed one.
     LatestInsteadOfSealed,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 22] = [
+    pub const ALL: [Flaw; 23] = [
         Flaw::PastTheHorizon,
         Flaw::MovedTooEarly,
         Flaw::RestartedInPlace,
@@ -74,6 +76,7 @@ impl Flaw {
         Flaw::SealedBeforeSync,
         Flaw::EndBeforeCut,
         Flaw::KeptFromEarlier,
+        Flaw::AnswersAfterSleep,
         Flaw::LatestInsteadOfSealed,
     ];
 }

@@ -48,8 +48,9 @@
 //! | `LatestSizesLeft` | 21 | the promoted server |
 //! | `ControlNotPublished` | 0 | control file |
 //! | `SealedBeforeSync` | 1 | queries |
-//! | `EndBeforeCut` | 44 | queries |
+//! | `EndBeforeCut` | 66 | queries |
 //! | `KeptFromEarlier` | 1311 | queries |
+//! | `AnswersAfterSleep` | 132 | redo |
 //! | `LatestInsteadOfSealed` | 8 | queries |
 //!
 //! In half of the histories backends hesitate where a checkpoint may come between with consequences
@@ -60,6 +61,9 @@
 //! In another one of four transactions go on changing what they made, are often rolled back right before a
 //! cut with that unsynced (`OwnTailsTaken`), and new actives may be fenced while they write the overlay back:
 //! what they show from then on is what the standby showed, or an error (`TakenBeforeWritten`).
+//!
+//! In one of eight standbys sleep now and then, and the active may give up what they claim meanwhile: when they
+//! wake up they answer as ever, or notice; nothing in between (`AnswersAfterSleep`).
 //!
 //! A move may be tried in the middle of a record as well, as it is when redo is taken to be at rest: redo
 //! at rest is redo that has applied all that is shown (`RestByFeedback`).
@@ -98,6 +102,7 @@ mod page;
 mod pool;
 mod redo;
 mod schedule;
+mod sleep;
 mod standby;
 mod tests;
 mod trace;

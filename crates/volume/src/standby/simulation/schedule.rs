@@ -20,6 +20,7 @@ use super::flaw::Flaw;
 use super::layout::{CONTROL, ModelLayout};
 use super::log::{Standing, Truth};
 use super::page::{PAGE_BYTES, directory};
+use super::sleep::Sleep;
 use super::standby::{Attach, Standby};
 use super::trace::say;
 use crate::active::{ActiveView, NoObserver, Options};
@@ -43,6 +44,8 @@ pub(super) struct Schedule {
     faithful: bool,
     /// Transactions are slow to end and often rolled back, and new actives may be fenced while they write back.
     unsettled: bool,
+    /// Standbys fall asleep, if they do in this history.
+    sleep: Option<Sleep>,
     cluster: Arc<MemoryCluster>,
     disk: TempDir,
     nodes: u32,
@@ -115,6 +118,7 @@ impl Schedule {
             hesitant: rng.random_ratio(1, 2),
             faithful: seed % 4 == 3,
             unsettled,
+            sleep: (seed % 8 == 4).then(|| Sleep::new(seed)),
             rng,
             flaw,
             active,
@@ -146,6 +150,10 @@ impl Schedule {
     }
 
     async fn step(&mut self) -> Held<()> {
+        if let Some(sleep) = &mut self.sleep {
+            let (active, standbys) = (&self.active, &mut self.standbys);
+            sleep.step(active, standbys, &mut self.coverage).await?;
+        }
         match self.rng.random_range(0..100) {
             0..20 => self.active.work(&mut self.rng).await,
             20..43 => self.step_task().await,
@@ -185,18 +193,22 @@ impl Schedule {
                 self.active.roll_back_some(&mut self.rng).await?;
             }
             if let Some(seal) = self.active.step_checkpoint().await? {
-                self.sealed(&seal);
+                self.sealed(&seal).await?;
             }
         }
         Ok(())
     }
 
-    fn sealed(&mut self, seal: &Seal) {
+    async fn sealed(&mut self, seal: &Seal) -> Held<()> {
         self.coverage.count("seals");
+        if self.sleep.is_some() {
+            self.active.view.reclaim().await?;
+        }
         if self.active.lacking.contains(&seal.generation) {
             self.coverage.count("seals without bulk pages");
             self.lacking.insert(seal.generation);
         }
+        Ok(())
     }
 
     /// A checkpoint from its beginning to its seal, with backends that get on meanwhile.
@@ -207,7 +219,7 @@ impl Schedule {
             }
             let seal = self.active.step_checkpoint().await?;
             if let Some(seal) = seal {
-                self.sealed(&seal);
+                self.sealed(&seal).await?;
                 return Ok(());
             }
             self.step_task().await?;
@@ -220,6 +232,21 @@ impl Schedule {
             return Ok(());
         }
         let at = self.rng.random_range(0..self.standbys.len());
+        if self.standbys[at].sleeps > 0 {
+            return Ok(());
+        }
+        let stepped = self.step_standby_at(at).await;
+        match stepped {
+            Err(broken) if self.standbys[at].noticed(&broken) => {
+                self.coverage.count("standbys that noticed after a sleep");
+                self.standbys.remove(at);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    async fn step_standby_at(&mut self, at: usize) -> Held<()> {
         let rng = &mut self.rng;
         let standby = &mut self.standbys[at];
         match rng.random_range(0..40) {
@@ -253,7 +280,11 @@ impl Schedule {
             28 => standby.restartpoint().await?,
             29..36 => {
                 if rng.random_ratio(2, 3) {
-                    standby.plan_move().await?;
+                    match standby.plan_move().await {
+                        // What it needs to move is gone, too; it is found out later.
+                        Err(_) if standby.forgotten => {}
+                        planned => planned?,
+                    }
                 }
                 if rng.random_ratio(2, 3) && standby.move_base().await? {
                     self.coverage.count("moves");
@@ -313,6 +344,7 @@ impl Schedule {
             initial: &self.initial,
             log: &self.active.log,
             leaked: &self.active.leaked,
+            clock: self.sleep.as_ref().map(Sleep::clock),
         };
         let standby = Standby::attach(attach, &mut self.rng).await?;
         self.standbys.push(standby);
@@ -323,6 +355,7 @@ impl Schedule {
     /// Standbys apply all that is synced, and are looked at.
     async fn catch_up(&mut self) -> Held<()> {
         self.active.flush();
+        self.standbys.retain(|standby| !standby.forgotten);
         for standby in &mut self.standbys {
             standby.show(self.active.flushed);
             while standby.applied < standby.shown.min(self.active.flushed) {
@@ -364,6 +397,10 @@ impl Schedule {
     async fn take_over_with(&mut self, mut standby: Standby) -> Held<bool> {
         let storage = self.cluster.client();
         storage.own_epoch(&standby.node).await.map_err(wrap)?;
+        let shared: Arc<dyn Storage> = storage.clone();
+        if !Claim::stands(&shared, &standby.node).await? {
+            return Ok(false);
+        }
         let latest = Latest::recover(storage.clone(), NOW).await?;
         latest.commit().await?;
         let end = self.active.flushed;

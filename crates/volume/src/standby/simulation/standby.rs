@@ -11,8 +11,9 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 
 use super::super::moves::MovePlan;
+use super::super::standing::{ClaimWatch, Clock};
 use super::super::view::{StandbyOptions, StandbyView};
-use super::checkers::{Held, Known, Looker, broken, check_names, check_relations};
+use super::checkers::{Broken, Held, Known, Looker, broken, check_names, check_relations};
 use super::files::{Files, owner};
 use super::flaw::Flaw;
 use super::layout::{CONTROL, ModelLayout};
@@ -23,6 +24,7 @@ use super::redo::failed;
 use super::trace::say;
 use super::work::DATABASES;
 use crate::claim::Claim;
+use crate::error::Error;
 use crate::lsn::Lsn;
 use crate::private::PrivateDir;
 use crate::seal::{Base, Seal, load_seals};
@@ -61,6 +63,10 @@ pub(super) struct Standby {
     pub at_attach: Truth,
     /// Records that an image could not be asked to take (N7).
     pub excused: u64,
+    /// It sleeps for so many steps.
+    pub sleeps: u32,
+    /// Its claim was given up while it slept.
+    pub forgotten: bool,
     /// Relations whose files are in the first base though they had been removed before its redo point.
     pub orphans: BTreeSet<Rel>,
 }
@@ -76,6 +82,8 @@ pub(super) struct Attach<'a> {
     pub log: &'a [Record],
     /// [`Active::leaked`](super::active::Active::leaked)
     pub leaked: &'a BTreeSet<Rel>,
+    /// Goes by it if it may sleep.
+    pub clock: Option<Clock>,
 }
 
 impl Standby {
@@ -90,6 +98,7 @@ impl Standby {
             initial,
             log,
             leaked,
+            clock,
         } = attach;
         let shared: Arc<dyn Storage> = storage.clone();
         let mut base = Base::load(&shared, seal).await?;
@@ -104,7 +113,11 @@ impl Standby {
         let options = StandbyOptions {
             spill_dir: place.to_owned(),
             memory_bytes_max: if roomy { 1 << 20 } else { 1 << 10 },
-            cache_bytes: 1 << 18,
+            // Who may sleep asks the storage again and again.
+            cache_bytes: if clock.is_some() { 1 << 8 } else { 1 << 18 },
+            claim: clock
+                .filter(|_| flaw != Some(Flaw::AnswersAfterSleep))
+                .map(|clock| ClaimWatch::by(node.clone(), clock)),
         };
         let live = base.namespace.clone();
         let view = StandbyView::attach(shared, layout, base, live, Arc::new(private), options)?;
@@ -138,6 +151,8 @@ impl Standby {
             moves: 0,
             at_attach: Truth::after(initial, log),
             excused: 0,
+            sleeps: 0,
+            forgotten: false,
             orphans: BTreeSet::new(),
         };
         standby.orphans = standby.find_orphans(&log[redo as usize..], leaked)?;
@@ -381,6 +396,11 @@ impl Standby {
         let shared: Arc<dyn Storage> = self.storage.clone();
         claim(&shared, &self.node, &self.view.bases_in_use()).await?;
         Ok(true)
+    }
+
+    /// Whether what happened to it is what becomes of one whose claim was given up: it noticed.
+    pub fn noticed(&self, broken: &Broken) -> bool {
+        self.forgotten && broken.what.contains(&Error::ClaimLost.to_string())
     }
 
     /// The database restarts on what is there, as if the overlay were a disk (N4).

@@ -1,0 +1,291 @@
+//! Whether what a standby reads of the zones is still kept for it.
+//!
+//! A block that was given back reads as one that was never written: as zeros. So a standby that slept, or
+//! could not reach the zones, must not pass on what they say before it knows that its claim stands.
+//! [`Standing`] is the rule (pure, with the time passed in), [`ClaimWatch`] asks the registry.
+//!
+//! ```text
+//!               a look at the claim that began at t: it stands
+//!   ┌──────────────────────────────────────────────────────────────────┐
+//!   ▼                                                                  │
+//! confirmed (t) ── VALID_FOR since t ──▶ in doubt: reads wait ── look ──┤
+//!   │                                                                  │ it does not
+//!   └──────────────────── a look: it does not ───────────────▶ lost ◀──┘   (final)
+//! ```
+//!
+//! Why it holds: whoever gives a claim up revokes it first, and what it names stays for another [`GRACE`]. A look
+//! that began at t and found no revocation began before the revocation was durable, so nothing was given
+//! back before t + [`GRACE`]. What arrived until then was still there when it was read. [`VALID_FOR`] is the
+//! smaller by far, for clocks that do not go alike.
+//!
+//! Invariant: what arrived later than that is passed on only after a look that began after it arrived. The same goes
+//! for the absence of a block however fresh the claim is: absence is what a block that was given back looks like,
+//! it is rare, and a machine that was paused as a whole may have a clock that stood still.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::ids::NodeName;
+use dax::storage::Storage;
+use nix::time::{ClockId, clock_gettime};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::claim::{Claim, GRACE, VALID_FOR};
+use crate::error::{Error, Result};
+
+const _: () = assert!(GRACE.as_millis() >= 2 * VALID_FOR.as_millis());
+
+/// When something arrived, or a look began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Moment {
+    /// By a clock that also goes while the machine sleeps.
+    at: Duration,
+    /// Looks that had begun by then.
+    looks: u64,
+}
+
+/// What is known of the claim.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Standing {
+    /// Looks that have begun.
+    looks: u64,
+    /// When the last of those began that found it standing.
+    confirmed: Option<Moment>,
+    lost: bool,
+}
+
+/// What becomes of something that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// It was there when it was read.
+    Sound,
+    /// Only a look that begins now can tell.
+    InDoubt,
+    /// Nobody knows what it was.
+    Lost,
+}
+
+impl Standing {
+    /// Something arrives.
+    fn arrival(&self, at: Duration) -> Moment {
+        let looks = self.looks;
+        Moment { at, looks }
+    }
+
+    /// A look begins.
+    fn look(&mut self, at: Duration) -> Moment {
+        self.looks += 1;
+        self.arrival(at)
+    }
+
+    /// That look is over.
+    fn looked(&mut self, began: Moment, stands: bool) {
+        self.lost |= !stands;
+        let is_later = |last: Moment| last.looks < began.looks;
+        if stands && self.confirmed.is_none_or(is_later) {
+            self.confirmed = Some(began);
+        }
+    }
+
+    /// Judges what arrived: a block that was found, or the news that there is none.
+    fn judge(&self, found: bool, arrived: Moment) -> Verdict {
+        let is_sound = |confirmed: Moment| match found {
+            true => arrived.at < confirmed.at + VALID_FOR,
+            false => arrived.looks < confirmed.looks,
+        };
+        match self.confirmed {
+            _ if self.lost => Verdict::Lost,
+            Some(confirmed) if is_sound(confirmed) => Verdict::Sound,
+            _ => Verdict::InDoubt,
+        }
+    }
+}
+
+/// Reads the clock that [`Standing`] goes by.
+pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// Watches the claim that a standby's reads rest on. Clones are the same watch.
+#[derive(Clone)]
+pub struct ClaimWatch {
+    node: NodeName,
+    clock: Clock,
+    standing: Arc<Mutex<Standing>>,
+    /// Held by who looks, so that those who wait share what one look finds.
+    looking: Arc<tokio::sync::Mutex<()>>,
+    lost: watch::Sender<bool>,
+}
+
+impl ClaimWatch {
+    /// For the claim of this node, which has been registered: nothing is confirmed yet.
+    pub fn new(node: NodeName) -> ClaimWatch {
+        ClaimWatch::by(node, Arc::new(since_boot))
+    }
+
+    /// The same by another clock, for tests.
+    pub fn by(node: NodeName, clock: Clock) -> ClaimWatch {
+        ClaimWatch {
+            node,
+            clock,
+            standing: Arc::default(),
+            looking: Arc::default(),
+            lost: watch::Sender::new(false),
+        }
+    }
+
+    /// Looks whether the claim stands, for all who wait for that.
+    ///
+    /// # Errors
+    /// Those of the registry; nothing is known then.
+    pub async fn look(&self, storage: &Arc<dyn Storage>) -> Result<bool> {
+        let began = self.standing.lock().look((self.clock)());
+        let stands = Claim::stands(storage, &self.node).await?;
+        self.standing.lock().looked(began, stands);
+        if !stands {
+            self.lost.send_replace(true);
+        }
+        Ok(stands)
+    }
+
+    /// Returns once what was just read is known to have been there, or not to have been: waits for a look at the
+    /// claim where that is in doubt. `found`: a block, and not the news that there is none.
+    ///
+    /// # Errors
+    /// [`Error::ClaimLost`]; those of the registry.
+    pub(crate) async fn vouch(&self, storage: &Arc<dyn Storage>, found: bool) -> Result<()> {
+        let arrived = self.standing.lock().arrival((self.clock)());
+        loop {
+            if self.settled(found, arrived)? {
+                return Ok(());
+            }
+            let _one = self.looking.lock().await;
+            // Another look may have begun late enough.
+            if self.settled(found, arrived)? {
+                return Ok(());
+            }
+            self.look(storage).await?;
+        }
+    }
+
+    fn settled(&self, found: bool, arrived: Moment) -> Result<bool> {
+        match self.standing.lock().judge(found, arrived) {
+            Verdict::Sound => Ok(true),
+            Verdict::InDoubt => Ok(false),
+            Verdict::Lost => Err(Error::ClaimLost),
+        }
+    }
+
+    /// Whether a look has found the claim gone.
+    pub fn is_lost(&self) -> bool {
+        *self.lost.borrow()
+    }
+
+    /// Returns when a look has found the claim gone.
+    pub async fn lost(&self) {
+        let mut lost = self.lost.subscribe();
+        // The sender is `self`.
+        let _ = lost.wait_for(|lost| *lost).await;
+    }
+}
+
+/// Time since the machine started, with the time that it was suspended.
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME);
+    now.expect("Linux has this clock since 2.6.39").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use dax::memory::MemoryCluster;
+    use dax::storage::VolumeSettings;
+
+    use super::*;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn judge(standing: &Standing, found: bool, arrived: u64) -> Verdict {
+        standing.judge(found, standing.arrival(at(arrived)))
+    }
+
+    #[test]
+    fn what_arrives_long_after_the_last_look_is_in_doubt_until_a_later_one() {
+        let mut standing = Standing::default();
+        assert_eq!(judge(&standing, true, 0), Verdict::InDoubt);
+        let (early, began) = (standing.look(at(90)), standing.look(at(100)));
+        standing.looked(began, true);
+        let end = 100 + VALID_FOR.as_secs();
+        // Also what arrived before the look, which found that nothing had been given back yet.
+        for arrived in [1, 100, end - 1] {
+            assert_eq!(judge(&standing, true, arrived), Verdict::Sound);
+        }
+        for arrived in [end, 700] {
+            assert_eq!(judge(&standing, true, arrived), Verdict::InDoubt);
+        }
+        // The answer to an earlier look comes last.
+        standing.looked(early, true);
+        assert_eq!(judge(&standing, true, end - 1), Verdict::Sound);
+        let began = standing.look(at(700));
+        standing.looked(began, true);
+        assert_eq!(judge(&standing, true, 700), Verdict::Sound);
+    }
+
+    #[test]
+    fn that_a_block_is_absent_needs_a_look_that_began_later_whatever_the_clock_says() {
+        let mut standing = Standing::default();
+        let under_way = standing.look(at(100));
+        let arrived = standing.arrival(at(100));
+        standing.looked(under_way, true);
+        assert_eq!(standing.judge(false, arrived), Verdict::InDoubt);
+        let later = standing.look(at(100));
+        standing.looked(later, true);
+        assert_eq!(standing.judge(false, arrived), Verdict::Sound);
+    }
+
+    #[test]
+    fn a_claim_that_is_lost_stays_lost() {
+        let mut standing = Standing::default();
+        for stands in [true, false, true] {
+            let began = standing.look(at(100));
+            standing.looked(began, stands);
+        }
+        assert_eq!(judge(&standing, true, 100), Verdict::Lost);
+    }
+
+    #[tokio::test]
+    async fn a_read_in_doubt_waits_for_a_look_and_fails_when_the_claim_is_gone() {
+        let storage: Arc<dyn Storage> = MemoryCluster::new(VolumeSettings::default()).client();
+        let node = NodeName::new("south").unwrap();
+        Claim::begin(&storage, &node).await.unwrap();
+        let seconds = Arc::new(AtomicU64::new(0));
+        let clock = Arc::clone(&seconds);
+        let clock = Arc::new(move || at(clock.load(Ordering::Relaxed)));
+        let watch = ClaimWatch::by(node.clone(), clock);
+        watch.vouch(&storage, true).await.unwrap();
+        Claim::revoke(&storage, &node).await.unwrap();
+        // What it names is kept for a while yet.
+        watch.vouch(&storage, true).await.unwrap();
+        seconds.store(GRACE.as_secs(), Ordering::Relaxed);
+        assert!(!watch.is_lost());
+        let late = watch.vouch(&storage, true).await;
+        assert!(matches!(late, Err(Error::ClaimLost)));
+        watch.lost().await;
+        assert!(watch.is_lost());
+    }
+
+    #[tokio::test]
+    async fn reads_share_a_look_and_the_absence_of_a_block_has_its_own() {
+        let cluster = MemoryCluster::new(VolumeSettings::default());
+        let storage: Arc<dyn Storage> = cluster.client();
+        let node = NodeName::new("south").unwrap();
+        Claim::begin(&storage, &node).await.unwrap();
+        let watch = ClaimWatch::by(node, Arc::new(Duration::default));
+        for found in [true, true, false, true, false] {
+            watch.vouch(&storage, found).await.unwrap();
+        }
+        assert_eq!(watch.standing.lock().looks, 3);
+    }
+}
