@@ -19,6 +19,38 @@ sync -- "$1"
 mv -f -- "$1" "$2"
 sync -- "$3""#;
 
+/// `$1`: where from; `$2`: where to; `$3`: for whom, if not for who copies.
+const COPY: &str = r#"set -e
+find "$1" -mindepth 1 -maxdepth 1 -exec cp -RL --preserve=mode -t "$2" -- {} +
+if [ -n "$3" ]; then chown -R -- "$3" "$2"; fi"#;
+
+/// Copies all that is in a directory into another one, with its modes. Symbolic links are followed; directories that
+/// exist are filled. All of it belongs to `owner` (user and group), if there is one.
+///
+/// # Errors
+/// What the first command that fails says; some of it may be there.
+pub fn copy_into(from: &Path, to: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
+    let owner = owner.map_or(String::new(), |(user, group)| format!("{user}:{group}"));
+    let script: [&OsStr; 3] = ["-c".as_ref(), COPY.as_ref(), "sh".as_ref()];
+    let places = [from.as_os_str(), to.as_os_str(), owner.as_ref()];
+    run("sh", &[&script[..], &places[..]].concat(), b"")?;
+    Ok(())
+}
+
+/// Removes all that is in a directory.
+///
+/// # Errors
+/// What `find` says.
+pub fn empty(directory: &Path) -> io::Result<()> {
+    let all = ["-mindepth", "1", "-delete"].map(OsStr::new);
+    run(
+        "find",
+        &[&[directory.as_os_str()][..], &all[..]].concat(),
+        b"",
+    )?;
+    Ok(())
+}
+
 /// Removes files, those of them that are there.
 ///
 /// # Errors
@@ -103,6 +135,35 @@ mod tests {
         remove([&place]).unwrap();
         let missing = read(&place).unwrap_err().to_string();
         assert!(missing.contains("No such file"), "{missing}");
+    }
+
+    #[test]
+    fn a_tree_is_copied_with_its_modes_into_what_is_there_and_removed() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mode = |place: &Path| fs::metadata(place).unwrap().permissions().mode() & 0o7777;
+        fs::create_dir_all(from.path().join("base/5")).unwrap();
+        fs::write(from.path().join("base/5/-n"), "rows").unwrap();
+        fs::write(from.path().join(".hidden"), "").unwrap();
+        fs::set_permissions(
+            from.path().join(".hidden"),
+            fs::Permissions::from_mode(0o640),
+        )
+        .unwrap();
+        std::os::unix::fs::symlink("base/5/-n", from.path().join("link")).unwrap();
+        fs::create_dir(to.path().join("base")).unwrap();
+        let me = (
+            nix::unistd::geteuid().as_raw(),
+            nix::unistd::getegid().as_raw(),
+        );
+        copy_into(from.path(), to.path(), Some(me)).unwrap();
+        assert_eq!(fs::read(to.path().join("base/5/-n")).unwrap(), b"rows");
+        assert_eq!(mode(&to.path().join(".hidden")), 0o640);
+        let link = to.path().join("link");
+        assert!(!link.is_symlink() && fs::read(link).unwrap() == b"rows");
+        empty(to.path()).unwrap();
+        assert!(fs::read_dir(to.path()).unwrap().next().is_none());
+        let error = copy_into(&from.path().join("missing"), to.path(), None);
+        assert!(error.unwrap_err().to_string().contains("missing"));
     }
 
     #[test]

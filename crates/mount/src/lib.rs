@@ -17,8 +17,7 @@
 //! * **One reply.** Every request is answered exactly once, also when the view panics (`EIO`) and
 //!   after [`Mount::abort`] (`EIO`), so that a process using the mount can always be killed.
 //! * **No visits.** The process that serves a mount never waits for it: its own work there is done by
-//!   children ([`child_io`]), or it could not be killed. (`understudy init`, while it copies an existing
-//!   database, is the exception: nothing depends on it yet.)
+//!   children ([`child_io`]), or it could not be killed.
 //! * **Switching.** [`Mount::switch`] changes the view between two requests, when no change is
 //!   under way in the old one, and takes the open handles along.
 //!

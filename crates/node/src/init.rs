@@ -6,8 +6,8 @@
 
 mod import;
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coordination::records::{
@@ -16,6 +16,7 @@ use coordination::records::{
 };
 use coordination::tier::create_volume;
 use dax::storage::{Storage, VolumeSettings};
+use mount::child_io;
 use pgdata::control::{CONTROL_FILE_BYTES, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
 use pgdata::sealer::Sealer;
@@ -182,16 +183,16 @@ async fn populate(
     let mount_options = mount::MountOptions::new(config.paths.mount());
     let mount = mount::Mount::start(shown, mount_options, Handle::current())?;
     let data = mount.path().to_owned();
-    let emptied = tokio::task::spawn_blocking(move || import::empty(&data));
-    emptied
-        .await
-        .expect("emptying a directory does not panic")?;
+    // What an interrupted init left.
+    visit("empty", &data, child_io::empty).await?;
     match &options.import {
         Some(from) => {
-            let (from, to) = (from.clone(), mount.path().to_owned());
-            let owner = host.owner();
-            let copied = tokio::task::spawn_blocking(move || import::copy(&from, &to, owner));
-            copied.await.expect("copying files does not panic")?;
+            let from = from.clone();
+            let owner = host
+                .owner()
+                .map(|(user, group)| (user.as_raw(), group.as_raw()));
+            let copy = move |to: &Path| child_io::copy_into(&from, to, owner);
+            visit("copy the database to", &data, copy).await?;
         }
         None => {
             let initdb = InitdbOptions {
@@ -204,17 +205,27 @@ async fn populate(
             host.installation.initdb(&initdb).await?;
         }
     }
-    let place = mount.path().join("postgresql.conf");
-    let adding = tokio::task::spawn_blocking(move || add_defaults(&place));
-    adding.await.expect("writing a file does not panic")?;
+    add_defaults(&mount.path().join("postgresql.conf")).await?;
     view.sync_all().await?;
     mount.unmount()?;
     Ok(())
 }
 
-fn add_defaults(place: &std::path::Path) -> Result<()> {
-    let failed = |e| AgentError::system(format!("cannot change {}", place.display()), e);
-    let text = std::fs::read_to_string(place).map_err(failed)?;
+/// Has something done in the mount, by children: this process could not be killed while it waits for itself.
+async fn visit<T: Send + 'static>(
+    what: &str,
+    place: &Path,
+    work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+) -> Result<T> {
+    let there = place.to_owned();
+    let done = tokio::task::spawn_blocking(move || work(&there)).await;
+    let done = done.expect("running a program does not panic");
+    done.map_err(|e| AgentError::system(format!("cannot {what} {}", place.display()), e))
+}
+
+async fn add_defaults(place: &Path) -> Result<()> {
+    let text = visit("read", place, child_io::read).await?;
+    let mut text = String::from_utf8_lossy(&text).into_owned();
     if let Err(refusals) = check(&Configuration::parse([text.as_str()])) {
         let reasons: Vec<String> = refusals.iter().map(ToString::to_string).collect();
         return Err(AgentError::Refused(reasons.join("; ")));
@@ -222,11 +233,12 @@ fn add_defaults(place: &std::path::Path) -> Result<()> {
     if text.contains(DEFAULTS) {
         return Ok(());
     }
-    let mut file = std::fs::OpenOptions::new()
-        .append(true)
-        .open(place)
-        .map_err(failed)?;
-    file.write_all(DEFAULTS.as_bytes()).map_err(failed)
+    text.push_str(DEFAULTS);
+    let replace = move |place: &Path| {
+        let partial = place.with_extension("conf.partial");
+        child_io::replace(place, &partial, text.as_bytes())
+    };
+    visit("change", place, replace).await
 }
 
 /// Seals what is there: a database that was shut down (N1).

@@ -1,11 +1,9 @@
-//! Bringing in an existing, stopped data directory.
+//! Looking at an existing, stopped data directory that is to be brought in.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use nix::unistd::{Gid, Uid};
 use pgdata::control::{ClusterState, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG};
 
@@ -49,56 +47,4 @@ pub(super) fn read_control(from: &Path) -> Result<ControlFile> {
 
 fn read_error(place: &Path, source: io::Error) -> AgentError {
     AgentError::system(format!("cannot read {}", place.display()), source)
-}
-
-/// Removes everything below a directory (what an interrupted `init` left).
-pub(super) fn empty(directory: &Path) -> Result<()> {
-    let failed = |e| AgentError::system(format!("cannot empty {}", directory.display()), e);
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        // Private directories are made for every life, and are empty.
-        let removed = match entry.file_type().map_err(failed)?.is_dir() {
-            true => fs::remove_dir_all(entry.path()),
-            false => fs::remove_file(entry.path()),
-        };
-        removed.map_err(failed)?;
-    }
-    Ok(())
-}
-
-/// Copies a tree of files and directories, with permissions, for `owner`.
-pub(super) fn copy(from: &Path, to: &Path, owner: Option<(Uid, Gid)>) -> Result<()> {
-    let entries = fs::read_dir(from).map_err(|e| read_error(from, e))?;
-    for entry in entries {
-        let entry = entry.map_err(|e| read_error(from, e))?;
-        let target = to.join(entry.file_name());
-        copy_one(&entry, &target, owner).map_err(|e| {
-            AgentError::system(format!("cannot copy {}", entry.path().display()), e)
-        })?;
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            copy(&entry.path(), &target, owner)?;
-        }
-    }
-    Ok(())
-}
-
-fn copy_one(entry: &fs::DirEntry, target: &Path, owner: Option<(Uid, Gid)>) -> io::Result<()> {
-    let found = entry.metadata()?;
-    if found.is_dir() {
-        match fs::create_dir(target) {
-            // Private directories exist already.
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            made => made?,
-        }
-    } else {
-        fs::copy(entry.path(), target)?;
-    }
-    fs::set_permissions(
-        target,
-        fs::Permissions::from_mode(found.permissions().mode() & 0o7777),
-    )?;
-    if let Some((uid, gid)) = owner {
-        nix::unistd::chown(target, Some(uid), Some(gid))?;
-    }
-    Ok(())
 }

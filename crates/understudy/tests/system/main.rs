@@ -11,6 +11,7 @@ mod cassandra;
 mod demo;
 mod failover;
 mod horizons;
+mod import;
 mod operator;
 mod page;
 mod queries;
