@@ -11,9 +11,15 @@
 
 mod client;
 mod frame;
+mod held;
+mod holding;
 mod message;
+mod outlook;
+mod positions;
+mod proxies;
 mod server;
 mod session;
+mod watching;
 
 use dax::tls::Tls;
 
@@ -22,9 +28,15 @@ use crate::records::Incarnation;
 
 pub use client::{ClientEvent, Subscription, request, subscribe};
 pub use frame::MAX_FRAME_BYTES;
-pub use message::{Identity, Notice, Peer, Progress, Request, Trigger};
+pub use message::{
+    Identity, Notice, Peer, Progress, ProxyReport, Request, Serving, StandbySeen, Trigger,
+};
+pub use outlook::News;
+pub use positions::{Position, PositionSource};
+pub use proxies::Proxy;
 pub use server::{Handler, Server, Subscriber};
 pub use session::{Session, open_session};
+pub use watching::{Watching, watch};
 
 /// Who speaks, and how it shows that it belongs to the cluster.
 #[derive(Debug, Clone)]

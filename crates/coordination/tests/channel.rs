@@ -89,6 +89,7 @@ fn trigger(lsn: u64) -> Trigger {
         journal_synced: 7,
         timeline: 1,
         starts: 0,
+        proxied: false,
     }
 }
 

@@ -52,6 +52,9 @@ pub struct ChannelConfig {
     pub listen: Address,
     /// Where other nodes reach it, if that differs.
     pub advertise: Option<Address>,
+    /// How long a planned stop of PostgreSQL waits for transactions of proxies to end. Those that are open after that end with it.
+    #[serde(default = "default_drain", with = "humantime_serde")]
+    pub drain: Duration,
 }
 
 impl ChannelConfig {
@@ -66,6 +69,7 @@ impl Default for ChannelConfig {
         ChannelConfig {
             listen: default_channel(),
             advertise: None,
+            drain: default_drain(),
         }
     }
 }
@@ -139,6 +143,10 @@ struct Raw {
     standby: StandbyConfig,
     #[serde(default)]
     tags: Tags,
+}
+
+fn default_drain() -> Duration {
+    Duration::from_secs(5)
 }
 
 fn default_channel() -> Address {

@@ -5,7 +5,9 @@ use pgdata::feed::RowsNeeded;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
-use crate::records::Incarnation;
+use super::holding::HoldOrder;
+use crate::address::Address;
+use crate::records::{Horizon, Incarnation};
 
 /// The version of these messages; peers must agree.
 pub(super) const VERSION: u16 = 1;
@@ -39,6 +41,9 @@ pub struct Trigger {
     /// such a server wrote is announced with this number only.
     #[serde(default)]
     pub starts: u32,
+    /// Proxies send reads to standbys that have replayed far enough: a standby is to tell soon how far it is.
+    #[serde(default)]
+    pub proxied: bool,
 }
 
 /// What the active tells at once and only once.
@@ -85,6 +90,50 @@ pub struct Progress {
     /// (`[standby] feedback`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needed: Option<RowsNeeded>,
+}
+
+/// An active, as proxies must know it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Serving {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Its node.
+    pub node: NodeName,
+    /// Where clients reach its PostgreSQL.
+    pub postgres: Address,
+    /// The horizons of the last epochs, its own among them, in order: every one that gave out transaction ids.
+    pub horizons: Vec<Horizon>,
+}
+
+/// A standby, as proxies must know it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbySeen {
+    /// Its node.
+    pub node: NodeName,
+    /// Where clients reach its PostgreSQL.
+    pub postgres: Address,
+    /// The end of the log that it has replayed, at least.
+    pub applied: Lsn,
+    /// Whether it is level with the active.
+    pub warm: bool,
+}
+
+/// What a proxy tells of itself, for people.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProxyReport {
+    /// Where its clients reach it.
+    pub listen: String,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Clients that wait for a server, or for the end of a hold.
+    pub waiting: u64,
+    /// Transactions that the active ran.
+    pub on_active: u64,
+    /// Transactions that standbys ran.
+    pub on_standbys: u64,
+    /// Transactions that were run again on another server, unnoticed.
+    pub replayed: u64,
 }
 
 /// What the command line, or another agent, asks for.
@@ -149,6 +198,37 @@ pub(super) enum Message {
     Answer {
         answer: serde_json::Value,
     },
+    /// How far is the log durable, with proof?
+    Ask {
+        number: u64,
+    },
+    Position {
+        number: u64,
+        epoch: Epoch,
+        durable: Lsn,
+    },
+    NoPosition {
+        number: u64,
+        why: String,
+    },
+    /// Who serves here, if somebody does.
+    Serving {
+        serving: Option<Serving>,
+    },
+    Standbys {
+        epoch: Epoch,
+        standbys: Vec<StandbySeen>,
+    },
+    Hold(HoldOrder),
+    Resume {
+        epoch: Epoch,
+        number: u64,
+    },
+    /// No transaction is open any more, and none begins.
+    Drained {
+        number: u64,
+    },
+    Proxy(ProxyReport),
     Ping,
 }
 
@@ -160,4 +240,6 @@ pub(super) enum Wants {
     Answer,
     /// A session on the agent's PostgreSQL: what follows the welcome is PostgreSQL's protocol.
     Session,
+    /// What a proxy must know, and answers to what it asks.
+    Proxy,
 }

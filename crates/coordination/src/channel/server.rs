@@ -3,6 +3,7 @@
 //! ```text
 //!   connect ── Hello ──▶ Welcome ──▶ wants an answer: Request ─▶ Answer ─▶ close
 //!                │                ├▶ wants triggers: Trigger*, Notice* ◀▶ Progress*, Ping
+//!                │                ├▶ is a proxy: see [`super::proxies`]
 //!                │                └▶ wants a session: PostgreSQL's protocol, both ways
 //!                └─▶ Refused (other volume, other version)
 //! ```
@@ -31,6 +32,7 @@ use crate::address::Address;
 
 use super::frame::{Frames, Listener, Socket, Writer, send, send_with};
 use super::message::{Identity, Message, Notice, Progress, Request, Trigger, VERSION, Wants};
+use super::proxies::{self, Proxies};
 use super::session::join;
 use super::{ChannelError, Party, Result};
 
@@ -69,7 +71,7 @@ pub struct Subscriber {
     pub progress: Option<Progress>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     me: Identity,
     tls: Option<Tls>,
     /// When a connection was refused last that an operator was told of.
@@ -82,6 +84,7 @@ struct Shared {
     subscribers: Mutex<BTreeMap<u64, Subscriber>>,
     changed: watch::Sender<u64>,
     gather: Mutex<Duration>,
+    pub(super) proxies: Proxies,
 }
 
 /// The listening side of the direct channel. Dropping it closes every connection.
@@ -114,6 +117,7 @@ impl Server {
             subscribers: Mutex::default(),
             changed: watch::channel(0).0,
             gather: Mutex::new(GATHER),
+            proxies: Proxies::new(),
         });
         Ok(Server {
             accepting: tokio::spawn(accept(listener, Arc::clone(&shared))),
@@ -125,6 +129,10 @@ impl Server {
     /// Where it listens.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     /// Announces how far this active is. Never waits; replaces what was not sent yet.
@@ -146,6 +154,7 @@ impl Server {
     pub fn retract(&self) {
         *self.shared.log.lock() = None;
         self.shared.trigger.send_replace(None);
+        self.shared.proxies.retract();
     }
 
     /// Tells every subscriber something, once. Never waits.
@@ -230,6 +239,12 @@ async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<
             let _listed = Listed::new(shared, number, who);
             send(&mut writer, &Message::Welcome { me }).await?;
             feed(shared, number, log, notices, &mut frames, &mut writer).await
+        }
+        Wants::Proxy => {
+            let notices = shared.notices.subscribe();
+            send(&mut writer, &Message::Welcome { me }).await?;
+            let proxies = &shared.proxies;
+            proxies::serve(proxies, number, who, notices, &mut frames, &mut writer).await
         }
         Wants::Session => match session(shared, is_private).await {
             Ok(server) => {
@@ -418,6 +433,6 @@ impl Drop for Listed<'_> {
     }
 }
 
-fn unexpected(what: &'static str) -> io::Error {
+pub(super) fn unexpected(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

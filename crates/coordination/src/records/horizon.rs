@@ -54,6 +54,23 @@ impl Horizon {
         Ok(known.map(|(epoch, xid)| Horizon { epoch, xid }).collect())
     }
 
+    /// Records the horizon of the epoch that begins, and returns all that are known, that one among them.
+    ///
+    /// # Errors
+    /// `Fenced` if a higher epoch exists.
+    pub async fn begin(
+        storage: &dyn Storage,
+        epoch: Epoch,
+        xid: Option<Xid8>,
+    ) -> Result<Vec<Horizon>> {
+        let begun = Horizon { epoch, xid };
+        begun.store(storage).await?;
+        let mut known = Horizon::known(storage).await?;
+        known.retain(|horizon| horizon.epoch < epoch);
+        known.push(begun);
+        Ok(known)
+    }
+
     /// Removes the oldest beyond as many as the history keeps.
     ///
     /// # Errors

@@ -52,6 +52,7 @@ macro_rules! conformance_tests {
             nobody_writes_without_an_epoch,
             wrong_sizes_are_refused,
             epochs_ascend_and_name_their_owner,
+            an_epoch_is_confirmed_until_a_newer_one_is_owned,
             a_new_owner_fences_the_old_one,
             late_writes_of_a_fenced_owner_never_appear,
             versions_ascend_across_epochs,

@@ -13,6 +13,7 @@ mod first_checkpoint;
 mod group_commit;
 mod leaving;
 mod preparing;
+mod proxied;
 mod restart;
 mod scheduled;
 mod shown;
@@ -185,6 +186,10 @@ impl Active {
             self.postgres.options().clone(),
             scheduled,
         ));
+        let standbys = tokio::spawn(proxied::tell_standbys(
+            Arc::clone(&context.server),
+            Arc::clone(&context.registry),
+        ));
         let (through, mut flushed) = mpsc::channel(4);
         let backpressure = (context.config.standby.slow == Slow::Wait).then(|| {
             let (server, sealer) = (Arc::clone(&context.server), Arc::clone(&self.sealer));
@@ -213,6 +218,12 @@ impl Active {
         if let Some(backpressure) = backpressure {
             backpressure.abort();
         }
+        let away = beaten.borrow().elapsed() > context.heartbeat().timeout;
+        let leaves = matches!(context.driver.state(), State::HandingOver | State::Stopping);
+        if leaves && !away {
+            self.hold_proxies(context).await;
+        }
+        standbys.abort();
         first.abort();
         measuring.abort();
         scheduled.abort();
@@ -220,7 +231,6 @@ impl Active {
         scrubber.abort();
         claims.abort();
         let beating = beats.abort_handle();
-        let away = beaten.borrow().elapsed() > context.heartbeat().timeout;
         let ended = match context.driver.state() {
             State::HandingOver | State::Stopping if away => {
                 tracing::warn!(
@@ -252,8 +262,12 @@ impl Active {
         context
             .board
             .report(json!({ "node": context.me.node, "epoch": self.epoch }));
+        self.hold_proxies(context).await;
         let (answer, event) = match self.restart(context, shown).await {
-            Restarted::Serves => (Ok(json!({ "restarted": true })), Event::Restarted),
+            Restarted::Serves => {
+                context.server.resume(self.epoch);
+                (Ok(json!({ "restarted": true })), Event::Restarted)
+            }
             Restarted::Fenced => {
                 let why = "another node took over meanwhile".to_owned();
                 (Err(why), Event::Superseded)
@@ -399,6 +413,7 @@ impl Active {
                     journal_synced,
                     timeline: log.timeline.0,
                     starts: starts_now,
+                    proxied: !server.proxies().is_empty(),
                 });
                 tokio::select! {
                     changed = starts.changed() => if changed.is_err() { return },

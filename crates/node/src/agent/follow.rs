@@ -44,6 +44,8 @@ use crate::machine::Event;
 
 /// How often PostgreSQL is asked how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
+/// The same while proxies wait for it to replay what it was given: redo reports nothing by itself.
+const REPORT_TO_PROXIES_EVERY: Duration = Duration::from_millis(2);
 /// How often the registry is looked at while a better standby should be taking over.
 const POLL_WAITING: Duration = Duration::from_millis(100);
 
@@ -94,6 +96,8 @@ pub(crate) struct Follower<'a> {
     timings: coordination::config::Heartbeat,
     /// An operator wants it to begin anew, without what it has in memory.
     forgets: bool,
+    /// Proxies send reads here as soon as it has replayed far enough.
+    proxied: bool,
     /// Somebody owns a higher epoch: this one is over.
     is_over: bool,
     _server_watch: ServerWatch,
@@ -141,6 +145,7 @@ impl<'a> Follower<'a> {
             reload_at: None,
             timings,
             forgets: false,
+            proxied: false,
             is_over: false,
             _server_watch: ServerWatch::start(context, &standby.postgres),
             detector: Detector::new(timings, now),
@@ -192,6 +197,11 @@ impl<'a> Follower<'a> {
         }
     }
 
+    /// Whether proxies want to know when it has replayed what its PostgreSQL was given.
+    fn proxies_wait(&self) -> bool {
+        self.proxied && self.applied < self.standby.feed.sent()
+    }
+
     fn sight(&self) -> Sight {
         let silent = self.context.now().saturating_sub(self.seen_at);
         Sight {
@@ -203,7 +213,7 @@ impl<'a> Follower<'a> {
                 applied: Some(self.applied),
                 promoted: None,
             },
-            horizon: None,
+            horizons: Vec::new(),
             old_active: Some(OldActive {
                 epoch: self.beat.epoch,
                 beat: self.beat.counter,
@@ -248,6 +258,7 @@ impl<'a> Follower<'a> {
                         self.superseded();
                     }
                     if trigger.epoch == self.epoch {
+                        self.proxied = trigger.proxied;
                         let journal = JournalPos(trigger.journal_synced);
                         self.heard_of_server(true, trigger.starts, journal);
                         let to = Known {
@@ -262,6 +273,9 @@ impl<'a> Follower<'a> {
                 Ok(()) = feedback.changed() => {
                     let seen = *feedback.borrow_and_update();
                     self.progressed(seen, &subscription).await?;
+                }
+                () = tokio::time::sleep(REPORT_TO_PROXIES_EVERY), if self.proxies_wait() => {
+                    self.standby.feed.request_reply();
                 }
                 done = self.mover.work() => {
                     let asks = self.mover.done(done, self.context.now());

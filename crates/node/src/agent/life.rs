@@ -6,11 +6,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::records::{Heartbeat, Lsns, OldActive, Record};
+use coordination::records::{Heartbeat, Horizon, Lsns, OldActive, Record};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use futures_util::FutureExt;
-use pgdata::xid::Xid8;
 use pgserver::leftovers;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -63,8 +62,8 @@ pub(super) struct Sight {
     /// How long it had shown nothing.
     pub detect: Option<Duration>,
     pub lsns: Lsns,
-    /// Which transaction ids the new epoch finds used.
-    pub horizon: Option<Xid8>,
+    /// The horizons of all epochs, that of the new one last.
+    pub horizons: Vec<Horizon>,
     pub old_active: Option<OldActive>,
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::records::{
-    Cause, Decider, Heartbeat, HistoryEntry, Horizon, OldActive, Record, append_history, unix_ms,
+    Cause, Decider, Heartbeat, HistoryEntry, Horizon, OldActive, append_history, unix_ms,
 };
 use dax::error::ErrorKind;
 use dax::storage::Storage;
@@ -85,6 +85,7 @@ pub(super) async fn take_over(context: &Context, life: &mut Life) -> Result<Phas
         _ => from_nothing(context, life, storage, announced, pulse, &mut phases).await?,
     };
     if let Body::Active(active) = &life.body {
+        active.tell_proxies(context, life.sight.horizons.clone());
         note(context, active, &life.sight, decision, phases, tail).await?;
     }
     Ok(Phase::Promote)
@@ -148,8 +149,8 @@ async fn become_active(
     let (horizon, ()) = tokio::join!(question.ask(), settling);
     let switched = takeover::promote(context, standby, latest, tail, horizon).await?;
     phases.end("promote");
-    life.sight.horizon = horizon;
     life.sight.lsns.promoted = switched.promoted;
+    life.sight.horizons = switched.horizons.clone();
     match std::mem::take(&mut life.body) {
         Body::Standby(standby, _) => {
             life.body = Body::Active(Box::new(switched.into_active(*standby, pulse)));
@@ -202,7 +203,9 @@ async fn from_nothing(
         && let Some(direct) = start_directly(&mut latest, &control, &seal.payload, tail).await?
     {
         context.driver.tell(Event::PhaseDone(Phase::Replay));
-        life.sight.horizon = Some(control.next_xid);
+        // Nothing followed the shutdown, so what its checkpoint says is exact.
+        let xid = Some(control.next_xid);
+        life.sight.horizons = Horizon::begin(storage.as_ref(), latest.epoch(), xid).await?;
         let active = direct.open(context, latest, pulse, phases).await?;
         life.body = Body::Active(Box::new(active));
         return Ok(tail);
@@ -275,10 +278,6 @@ impl Direct {
             options,
         );
         let view = Arc::new(view.await?);
-        // Nothing followed the shutdown, so what its checkpoint says is exact.
-        let xid = Some(self.control.next_xid);
-        let horizon = Horizon { epoch, xid };
-        horizon.store(storage.as_ref()).await?;
         let mount = standby::show(context, view.clone())?;
         let configuration = read_configuration(&storage, &view.namespace()).await?;
         let mut pinned = settings::active(context.version);
@@ -344,7 +343,7 @@ async fn record(
         phases: phases.into_timings(),
         log_end: tail.end,
         lsns: sight.lsns,
-        horizon: sight.horizon,
+        horizon: sight.horizons.last().and_then(|horizon| horizon.xid),
         timeline: timeline.max(tail.timeline.0),
         old_active: sight.old_active.clone(),
         unix_ms: unix_ms(),

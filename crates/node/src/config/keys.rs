@@ -22,7 +22,7 @@ pub(super) const OWN: Keys<'_> = &[
             "parameters",
         ],
     ),
-    ("channel", &["listen", "advertise"]),
+    ("channel", &["listen", "advertise", "drain"]),
     (
         "rest",
         &[

@@ -19,6 +19,7 @@
 //! ```
 
 mod bulk;
+mod ends;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +38,7 @@ use volume::recent_log::RecentLog;
 use volume::view::Timestamp;
 
 use self::bulk::BulkPages;
+use self::ends::Ends;
 use crate::control::{ClusterState, ControlFile};
 use crate::layout::PostgresLayout;
 use crate::page;
@@ -74,6 +76,7 @@ pub struct Sealer {
 /// The log as it was written, synced or not.
 struct Log {
     follower: Follower,
+    ends: Ends,
     pages: BulkPages,
 }
 
@@ -88,11 +91,13 @@ impl Sealer {
         blocks_per_segment: u32,
         epoch: Epoch,
     ) -> Arc<Sealer> {
-        let follower = Follower::new(layout.segment_size(), Start::Record(end));
+        let size = layout.segment_size();
+        let follower = Follower::new(size, Start::Record(end));
         Arc::new(Sealer {
             layout,
             log: Mutex::new(Log {
                 follower,
+                ends: Ends::new(size, end),
                 pages: BulkPages::default(),
             }),
             recent: Arc::new(RecentLog::new(epoch)),
@@ -107,6 +112,16 @@ impl Sealer {
     /// Follows how far the log is durable; what standbys may see.
     pub fn synced(&self) -> watch::Receiver<SyncedLog> {
         self.synced.subscribe()
+    }
+
+    /// The end of the last complete record that is durable: every commit that PostgreSQL has acknowledged is below. `None` if
+    /// the log was not followed to what was written last.
+    pub fn position(&self) -> Option<Lsn> {
+        let log = self.log.lock();
+        log.follower
+            .starved()
+            .is_none()
+            .then(|| self.synced.borrow().end)
     }
 
     /// What was written of the log last, synced or not.
@@ -233,18 +248,25 @@ impl WriteObserver for Sealer {
             return;
         };
         let mut log = self.log.lock();
-        let Log { follower, pages } = &mut *log;
+        let Log {
+            follower,
+            ends,
+            pages,
+        } = &mut *log;
         let at = Lsn(range.start.0 + offset);
         self.recent.put(at, data);
         let now = self.started.elapsed();
-        follower.feed(at, data, &mut |record| Sealer::note(pages, record, now));
+        follower.feed(at, data, &mut |record| {
+            ends.record(record.end);
+            Sealer::note(pages, record, now);
+        });
     }
 
     fn log_sync_started(&self, path: &str) -> u64 {
         let Some(range) = self.layout.log_range(path) else {
             return 0;
         };
-        self.log.lock().follower.end().min(range.end).0
+        self.log.lock().ends.up_to(range.end).map_or(0, |end| end.0)
     }
 
     fn log_synced(&self, _path: &str, token: u64) {

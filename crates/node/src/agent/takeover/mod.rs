@@ -174,6 +174,8 @@ pub(crate) struct Switched {
     epoch: Epoch,
     view: Arc<ActiveView>,
     sealer: Arc<Sealer>,
+    /// The horizons of all epochs.
+    pub horizons: Vec<Horizon>,
     /// Where the log was right after that.
     pub promoted: Option<Lsn>,
 }
@@ -225,14 +227,13 @@ pub(crate) async fn promote(
         ..Options::default()
     };
     let paused = standby.mount.pause().await;
-    let horizon = Horizon { epoch, xid };
-    let (view, recorded) = tokio::join!(
+    let (view, horizons) = tokio::join!(
         standby
             .view
             .become_active(latest, sealer.clone(), options, wall_clock()),
-        horizon.store(standby.storage.as_ref()),
+        Horizon::begin(standby.storage.as_ref(), epoch, xid),
     );
-    recorded?;
+    let horizons = horizons?;
     let view = Arc::new(view?);
     paused.install(view.clone())?;
     // Before anybody can look the trigger up in the active's view, whose names the kernel may remember.
@@ -244,6 +245,7 @@ pub(crate) async fn promote(
         epoch,
         view,
         sealer,
+        horizons,
         // Only the history misses it.
         promoted: session.flushed().await.ok().flatten(),
     })
