@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use understudy::cli::duration;
 
-/// Measure.
+/// Run a benchmark.
 #[derive(Debug, Parser)]
 #[command(
     name = "understudy bench",
@@ -15,7 +15,7 @@ use understudy::cli::duration;
     max_term_width = 100
 )]
 pub struct Cli {
-    /// What is logged to standard error: error, warn, info, debug, trace, or per part
+    /// What to log to standard error: error, warn, info, debug or trace, or a level for each part
     /// ("node=debug,info"). RUST_LOG does the same.
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
@@ -40,13 +40,13 @@ pub enum Bench {
 /// How much is measured, where, and how the answer is printed: options of every measurement.
 #[derive(Debug, Args)]
 pub struct Common {
-    /// Short runs on less data; above is how short.
+    /// Short runs on less data; how short is said above.
     #[arg(long)]
     pub quick: bool,
-    /// Empty directory to work in, on the disk to measure; one below the temporary directory if not given.
+    /// Empty directory to work in, on the disk to measure. Default: a new one in the temporary directory.
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Print JSON instead of tables: one object, or one line for every measurement where above says so.
+    /// Print JSON instead of tables: one object, or one line for every measurement where it is said above.
     #[arg(long)]
     pub json: bool,
 }
@@ -61,7 +61,7 @@ impl Common {
 /// Where PostgreSQL's programs are.
 #[derive(Debug, Args)]
 pub struct Programs {
-    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    /// Directory of PostgreSQL's programs. Default: Debian's newest.
     #[arg(long, value_name = "DIR")]
     pub bin: Option<PathBuf>,
 }
@@ -80,8 +80,7 @@ pub struct Runs {
 /// How much data.
 #[derive(Debug, Args)]
 pub struct Scale {
-    /// pgbench's scale: 100,000 accounts (about 15 MB) each; where there is an order entry, as many
-    /// warehouses.
+    /// pgbench's scale: 100,000 accounts (about 15 MB) each. An order entry has as many warehouses.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub scale: Option<u32>,
 }
@@ -96,12 +95,12 @@ pub struct Charts {
 
 /// Compare with PostgreSQL alone and with Patroni, on the same machines, disk and network.
 ///
-/// Machines are network namespaces, so it needs root, iproute2 and util-linux; what it compares with comes
-/// by scripts/peers. Every measurement is a line of JSON; it fails if Understudy loses anything
-/// that was acknowledged.
+/// Machines are network namespaces, so root, iproute2 and util-linux are needed; scripts/peers installs
+/// the other systems. Every measurement is a line of JSON. The benchmark fails if Understudy loses
+/// anything that was acknowledged.
 ///
 /// Five rounds with runs of 70 s on pgbench's scale 20; with --quick, about ten minutes: one round of runs
-/// of 5 s on scale 5, a short load around each loss. The directory to work in is left in place after an error.
+/// of 5 s on scale 5, and a short load around each loss. After an error, the working directory is kept.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -129,38 +128,38 @@ pub struct BenchPeers {
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32],
           value_parser = clap::value_parser!(u16).range(1..=90))]
     pub clients: Vec<u16>,
-    /// What is run; all if not given, the read-write and the read-only load of pgbench with --quick.
+    /// Loads to run. Default: all; with --quick, the read-write and the read-only load of pgbench.
     #[arg(long, value_delimiter = ',')]
     pub load: Vec<crate::peers::Mode>,
-    /// Clients of all loads but the read-write one.
+    /// Clients of all other loads.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=90))]
     pub other_clients: u16,
-    /// Clients at full speed when the active is lost; 0: it is not lost.
+    /// Clients at full speed when the active is lost; 0 leaves the loss out.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=90))]
     pub loss_clients: u16,
-    /// shared_buffers of every PostgreSQL in MB; its own default if not given.
+    /// shared_buffers of every PostgreSQL in MB.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(16..))]
     pub buffers_mb: u32,
     /// checkpoint_timeout of every PostgreSQL in seconds.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(30..=3600))]
     pub checkpoint_seconds: u32,
-    /// How long Patroni's leader may be silent, in seconds. Its own default is 30; 20 is the least that its
-    /// later versions allow.
+    /// Patroni's ttl in seconds: how long its leader may be silent. Patroni's default is 30; 20 is the least
+    /// that its later versions allow.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(10..=300))]
     pub patroni_ttl: u32,
-    /// How far the sites are apart.
+    /// How far apart the sites are.
     #[arg(long, value_enum, default_value = "one-zone")]
     pub distance: crate::peers::Distance,
-    /// Let everything run on all processors.
+    /// Run everything on all processors.
     #[arg(long)]
     pub unpinned: bool,
     /// Append every measurement to this file, as a line of JSON.
     #[arg(long, value_name = "FILE.jsonl")]
     pub output: Option<PathBuf>,
-    /// Measure nothing: report what is in this file.
+    /// Measure nothing, and report what is in this file.
     #[arg(long, value_name = "FILE.jsonl", conflicts_with = "output")]
     pub from: Option<PathBuf>,
-    /// Write peers.md and its pictures into this directory; they are made of all lines of the file.
+    /// Write peers.md and its pictures, made from all lines of the file, into this directory.
     #[arg(long, value_name = "DIR")]
     pub report: Option<PathBuf>,
 }
@@ -189,10 +188,10 @@ pub struct BenchPgbench {
     /// pgbench's clients.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub clients: u16,
-    /// Without a standby, which takes its processor time from the same machine.
+    /// Run without a standby, which would use processor time of the same machine.
     #[arg(long)]
     pub alone: bool,
-    /// With TLS between zones and nodes, as between machines; plaintext if not given, as all is on one.
+    /// Use TLS between zones and nodes, as between machines. Default: plaintext, because all is on one machine.
     #[arg(long)]
     pub tls: bool,
 }
@@ -234,10 +233,10 @@ pub struct BenchDax {
 /// Compare the block path over Apache Cassandra with its driver alone.
 ///
 /// Starts three data centres of one node each, which are fetched with Maven. Clients write and read blocks
-/// of 8 KiB through our client, and through the driver alone, in turns. Transactions are compared with the
+/// of 8 KiB through Understudy's client, and through the driver alone, in turns. Transactions are compared with the
 /// paper's two baselines: writes to all copies, or writes and reads of a quorum.
 ///
-/// Five rounds with runs of 10 s, after one that does not count; with --quick, two of 3 s.
+/// Five rounds with runs of 10 s, after a round that does not count; with --quick, two with runs of 3 s.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -254,10 +253,10 @@ pub struct BenchCassandra {
     /// What clients do.
     #[arg(long, value_delimiter = ',', value_enum, default_values = ["commit", "read", "transaction"])]
     pub load: Vec<crate::cassandra::Load>,
-    /// How far the data centres are apart. Clients are next to the first.
+    /// How far apart the data centres are. Clients are next to the first.
     #[arg(long, value_enum, default_value = "one-machine")]
     pub distance: crate::cassandra::Distance,
-    /// Clients at a time.
+    /// Numbers of concurrent clients.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub clients: Vec<u16>,
@@ -265,12 +264,12 @@ pub struct BenchCassandra {
 
 /// Lose the active in every way, again and again, and measure what clients see.
 ///
-/// Nodes live in network namespaces of their own, so it needs root, iproute2 and util-linux. Clients try
-/// again every 10 ms. Succeeds only if nothing that was acknowledged is lost.
+/// Nodes run in network namespaces of their own, so root, iproute2 and util-linux are needed. Clients try
+/// again every 10 ms. The benchmark succeeds only if nothing that was acknowledged is lost.
 ///
-/// Twenty rounds of each fault, twenty takeovers in the row, half an hour of the busy part, on pgbench's scale
-/// 7; with --quick, 3 rounds, 5 in the row, one busy minute. The directory to work in is left in place if a check
-/// fails.
+/// Twenty rounds of each fault, twenty takeovers in the row, and half an hour of the busy part, on pgbench's
+/// scale 7; with --quick, 3 rounds, 5 takeovers in the row, and one busy minute. If a check fails, the working
+/// directory is kept.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -297,31 +296,31 @@ pub struct BenchFailover {
     /// Only these faults.
     #[arg(long, value_delimiter = ',')]
     pub fault: Vec<crate::failover::Fault>,
-    /// How often each fault; 20 if not given.
+    /// How often to repeat each fault. Default: 20.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
-    /// Takeovers in the row; 20 if not given.
+    /// Takeovers in the row. Default: 20.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub row: Option<u32>,
-    /// Length of the busy part; 30m if not given.
+    /// Length of the busy part. Default: 30m.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub busy: Option<Duration>,
     /// Clients that write.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub clients: u16,
-    /// Decides the order of the row's faults.
+    /// Determines the order of the faults in the row.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
 /// Run everything at once for a long time, kill the active, and verify.
 ///
-/// pgbench's transactions, an order entry like TPC-C's and tables that come and go, on nodes with
-/// few buffers; sessions on the standby check what they are told. Then the active is killed, comes
-/// back as a standby, and everything is verified. Succeeds only if every check holds.
+/// pgbench's transactions, an order entry like TPC-C's, and tables that are created and dropped, on nodes
+/// with few buffers. Sessions on the standby check what they read. Then the active is killed and comes back
+/// as a standby, and everything is verified. The benchmark succeeds only if every check passes.
 ///
 /// Ten minutes until the kill, on pgbench's scale 4; with --quick, 20 s on scale 2, and a checkpoint every 5 s.
-/// The directory to work in is left in place if a check fails.
+/// If a check fails, the working directory is kept.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -337,26 +336,27 @@ pub struct BenchSoak {
     /// How much data.
     #[command(flatten)]
     pub scale: Scale,
-    /// How long the clients run until the kill; 10m if not given.
+    /// How long the clients run until the kill. Default: 10m.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub duration: Option<Duration>,
-    /// Transactions a second, a fifth of them order entry; with 60 of them goes a round of table changes.
-    /// 0 for as many as there can be. 300 if not given, 150 with --quick.
+    /// Transactions a second, a fifth of them order entry; there is a round of table changes for every 60 of
+    /// them. 0 means no limit. Default: 300, or 150 with --quick.
     #[arg(long)]
     pub rate: Option<u32>,
     /// Clients of each kind.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub clients: u16,
-    /// What keeps the blocks: zone servers, or Apache Cassandra in three data centres; what it says of its tables
-    /// under the load is in the report then. It takes fewer transactions a second: choose a --rate.
+    /// Where the blocks are stored: in zone servers, or in Apache Cassandra in three data centres. Then the
+    /// report contains Cassandra's statistics of its tables. It manages fewer transactions a second: choose a
+    /// --rate.
     #[arg(long, value_enum, default_value_t)]
     pub store: cluster::tier::Store,
-    /// Where the picture goes; none if not given.
+    /// File for a picture. Default: none.
     #[arg(long, value_name = "FILE.svg")]
     pub picture: Option<PathBuf>,
 }
 
-/// Measure how standbys keep up, what they cost the active, and how soon a new one is there.
+/// Measure how standbys keep up, what they cost the active, and how soon a new one is ready.
 ///
 /// On pgbench's scale 40, with 20 rounds for the cost; with --quick, about ten minutes in all, on scale 10, with
 /// 3 rounds.
@@ -380,13 +380,13 @@ pub struct BenchStandby {
     /// Pictures.
     #[command(flatten)]
     pub charts: Charts,
-    /// Which parts; all if not given.
+    /// Only these parts.
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<crate::standby::Part>,
-    /// Size of the database that a new standby joins, in MiB.
+    /// Size in MiB of the database that a new standby joins.
     #[arg(long, value_parser = clap::value_parser!(u32).range(15..))]
     pub size: Option<u32>,
-    /// Length of the load before the failure, for each way to deal with a slow standby, in seconds.
+    /// Length in seconds of the load before the failure, for each way to deal with a slow standby.
     #[arg(long, value_parser = clap::value_parser!(u32).range(10..))]
     pub seconds: Option<u32>,
     /// Runs with each number of standbys.

@@ -18,17 +18,17 @@ pub use dev::*;
 pub use operate::*;
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done; 1 failed, or a check did not hold; 2 wrong command line or configuration;
-3 not available now (zones, agent, something to install); 4 refused; 130 interrupted.
+Exit codes: 0 success; 1 failure, or a failed check; 2 invalid command line or configuration;
+3 not available now (zones, agent, something that must be installed); 4 refused; 130 interrupted.
 
 Try it:  understudy demo";
 
-/// Keeps an unmodified PostgreSQL available: standbys replay the log on shared, replicated storage
-/// and take over in about a second, without losing a commit.
+/// Keeps an unmodified PostgreSQL available: standbys replay the log from shared, replicated storage,
+/// and take over within a second or two without losing a commit.
 #[derive(Debug, Parser)]
 #[command(name = "understudy", version, after_help = AFTER_HELP, max_term_width = 100)]
 pub struct Cli {
-    /// What is logged to standard error: error, warn, info, debug, trace, or per part
+    /// What to log to standard error: error, warn, info, debug or trace, or a level for each part
     /// ("node=debug,info"). RUST_LOG does the same.
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
@@ -70,12 +70,12 @@ pub enum Command {
 /// A length of time such as `30s`, `500ms`, `2m` or `1m 30s`.
 ///
 /// # Errors
-/// It is none, or nothing; the error says what to write.
+/// The text is no length of time, or its length is zero; the error says what to write.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let parsed = humantime::parse_duration(text)
         .map_err(|error| format!("{error}; write for example 30s, 500ms or 2m"))?;
     if parsed.is_zero() {
-        return Err("must be longer than nothing".into());
+        return Err("must be longer than zero".into());
     }
     Ok(parsed)
 }
@@ -91,7 +91,7 @@ fn volume_name(text: &str) -> Result<VolumeName, String> {
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err("write a number of at least 1".into()),
+        _ => Err("must be a number of at least 1".into()),
     }
 }
 

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 
 use clap::Args;
 
-/// Measure: understudy bench --help says what.
+/// Run a benchmark; understudy bench --help lists them.
 ///
-/// Another program does it, understudy-bench, which has to be installed beside this one.
+/// The benchmarks are a program of their own, understudy-bench, which must be installed beside this one.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct Bench {
-    /// Which measurement, and its options.
+    /// The benchmark, and its options.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<OsString>,
 }

@@ -11,7 +11,7 @@ use super::{node_name, volume_name};
 
 /// Serve one zone: keep a replica of every volume's blocks in a local directory.
 ///
-/// Run one in each data centre, or rack, or on each disk. Start three before the first `init`.
+/// Run one in each data centre, in each rack, or on each disk. `init` waits until all of them serve.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -19,36 +19,36 @@ Examples:
     --identity /etc/understudy/cluster.pem
   understudy store --data ./zone-a --listen 127.0.0.1:7101")]
 pub struct Store {
-    /// Where the blocks are kept; created if it does not exist.
+    /// Directory for the blocks; created if it does not exist.
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
-    /// Where to listen: host:port or unix:/path. May be given several times. Other machines can be
-    /// served only with --identity, or with --certificate, --certificate-key and --ca.
+    /// Address to listen on: host:port or unix:/path. Can be given several times. Serving other machines
+    /// requires --identity, or --certificate, --certificate-key and --ca.
     #[arg(long, value_name = "ADDRESS", required = true)]
     pub listen: Vec<String>,
-    /// For tests on one machine: emulate the distances to clients that this file says (see
-    /// docs/OPERATIONS.md). It is watched: a change takes effect at once.
+    /// For tests on one machine: emulate the distances to clients that this file specifies (see
+    /// docs/OPERATIONS.md). The file is watched: a change takes effect at once.
     #[arg(long, value_name = "FILE", requires = "zone")]
     pub network: Option<PathBuf>,
     /// The zone that this server is in, as the network file names it.
     #[arg(long, value_name = "NAME", requires = "network")]
     pub zone: Option<String>,
-    /// The cluster's identity, the same file on every machine: whoever connects to host:port must have
-    /// it, and what is said is encrypted. understudy init makes it. Without one, or certificates of
-    /// an own authority, only this machine may connect.
+    /// The cluster's identity, the same file on every machine: clients that connect to host:port must have
+    /// it, and connections are encrypted. understudy init creates it. Without an identity, or certificates
+    /// of your own authority, only this machine can connect.
     #[arg(long, value_name = "FILE", conflicts_with = "certificate")]
     pub identity: Option<PathBuf>,
-    /// Instead, this machine's certificate of an authority of your own.
+    /// Instead of an identity: this machine's certificate, issued by your own authority.
     #[arg(long, value_name = "FILE", requires_all = ["certificate_key", "ca"])]
     pub certificate: Option<PathBuf>,
     /// The certificate's key.
     #[arg(long, value_name = "FILE", requires = "certificate")]
     pub certificate_key: Option<PathBuf>,
-    /// The authority's certificate: whoever has one of this authority may connect.
+    /// The authority's certificate: clients with a certificate of this authority can connect.
     #[arg(long, value_name = "FILE", requires = "certificate")]
     pub ca: Option<PathBuf>,
-    /// Where several databases share zones: the zones' secret. Clients must prove that they know their
-    /// volume's key, which is made from it. See understudy key.
+    /// If several databases share the zones: the zones' secret. Clients must prove that they know their
+    /// volume's key, which is derived from it. See understudy key.
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
     /// End when standard input ends.
@@ -56,11 +56,11 @@ pub struct Store {
     pub until_stdin_closes: bool,
 }
 
-/// Make the cluster's identity; the zones' secret, and from it the key of each volume.
+/// Create the cluster's identity, the zones' secret, or the key of a volume.
 ///
-/// The identity is the same file on every machine. Every zone has the same secret; a node gets the
-/// key of its volume only, and with it cannot read or write any other. Files are made so that only
-/// their owner can read them.
+/// The identity is the same file on every machine. All zones have the same secret. A node gets only the
+/// key of its volume, and cannot read or write any other volume with it. The files are created so that
+/// only their owner can read them.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -68,14 +68,14 @@ Examples:
   understudy key --new-secret /etc/understudy/zones.secret
   understudy key --secret-file /etc/understudy/zones.secret --volume main --output main.key")]
 pub struct Key {
-    /// Write a new certificate and its key into this file, which must not exist.
+    /// Write a new certificate and its key to this file, which must not exist.
     #[arg(
         long,
         value_name = "FILE",
         conflicts_with_all = ["new_secret", "secret_file", "volume", "output"]
     )]
     pub new_identity: Option<PathBuf>,
-    /// Write a new random secret into this file, which must not exist.
+    /// Write a new random secret to this file, which must not exist.
     #[arg(
         long,
         value_name = "FILE",
@@ -86,19 +86,19 @@ pub struct Key {
     /// The zones' secret: at least 32 random bytes, raw or as hexadecimal digits.
     #[arg(long, value_name = "FILE", requires = "volume")]
     pub secret_file: Option<PathBuf>,
-    /// The volume whose key to make; it need not exist yet.
+    /// The volume whose key to create; it need not exist yet.
     #[arg(long, value_name = "NAME", requires = "secret_file", value_parser = volume_name)]
     pub volume: Option<VolumeName>,
-    /// Write the key into this file, which must not exist; standard output if not given.
+    /// Write the key to this file, which must not exist. Default: standard output.
     #[arg(long, value_name = "FILE", requires = "secret_file")]
     pub output: Option<PathBuf>,
 }
 
 /// Create a volume in the zones, and an empty or imported database in it.
 ///
-/// Run it once for a cluster, on any node, before the first `node`. Takes the superuser's name and
-/// PostgreSQL's version from the configuration. Makes the cluster's identity if the configuration
-/// names one that is not there, and waits then until the zones have it.
+/// Run it once for each cluster, on any node, before the first `node`. The superuser's name and
+/// PostgreSQL's version are taken from the configuration. If the configuration names an identity that
+/// does not exist, it is created, and the command then waits until the zones have it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -111,28 +111,28 @@ pub struct Init {
     /// The node's configuration file.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// The storage tier, in place of the configuration's: nodes of Apache Cassandra and a keyspace, which
-    /// is made if it is missing. Every node's configuration must then say the same.
+    /// The storage tier, overriding the configuration: nodes of Apache Cassandra and a keyspace, which
+    /// is created if it is missing. The configuration of every node must then name the same.
     #[arg(long, value_name = "cassandra://HOST,HOST/KEYSPACE")]
     pub store: Option<String>,
-    /// Copy this data directory of a cleanly stopped PostgreSQL in place of running initdb.
+    /// Copy this data directory of a cleanly stopped PostgreSQL instead of running initdb.
     #[arg(long, value_name = "DIR")]
     pub import: Option<PathBuf>,
-    /// Copies that make a write durable (k); by default a majority that reaches two zones. There
-    /// are as many copies (N) as "zones" in the configuration lists servers.
+    /// Number of copies that make a write durable (k). Default: a majority, in at least two zones. There
+    /// are as many copies (N) as servers listed under "zones" in the configuration.
     #[arg(long, value_name = "K")]
     pub sync_replicas: Option<u8>,
-    /// How blocks are written and read. All but the default are for comparison only.
+    /// How blocks are written and read. All protocols but the default are for comparison only.
     #[arg(long, value_enum, default_value_t = BlockProtocol::StrongOptimistic)]
     pub protocol: BlockProtocol,
-    /// The file whose first line is the password of the superuser; without, nobody can log in over the
-    /// network until one is set.
+    /// File whose first line is the password of the superuser. Without a password, nobody can log in over
+    /// the network until one is set.
     #[arg(long, value_name = "FILE", conflicts_with = "import")]
     pub password_file: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Further arguments for initdb.
+    /// Additional arguments for initdb.
     #[arg(
         last = true,
         value_name = "INITDB ARGUMENTS",
@@ -143,12 +143,12 @@ pub struct Init {
 
 /// Open a session on the active with psql, as the superuser, from any node.
 ///
-/// Without a password: on the active's own machine over PostgreSQL's private socket, from other nodes through
-/// the agents' protected channel ([tls]). In a cluster without [tls], psql connects over the network from
-/// another node and asks for the password.
+/// No password is needed: on the active's own machine, psql uses PostgreSQL's private socket, and on other
+/// nodes the agents' protected channel ([tls]). In a cluster without [tls], psql connects over the network
+/// from other nodes, and asks for the password.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Ends with psql's own exit code. psql is taken from postgres.bin of the configuration, else from PATH.
+The exit code is that of psql. psql is taken from postgres.bin of the configuration, or else from PATH.
 
 Examples:
   understudy psql --config /etc/understudy/north.toml
@@ -158,7 +158,7 @@ pub struct Psql {
     /// A node's configuration file.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// The node whose PostgreSQL to ask; the active if not given.
+    /// The node to connect to. Default: the active.
     #[arg(long, value_name = "NODE", value_parser = node_name)]
     pub node: Option<NodeName>,
     /// Arguments for psql.
@@ -192,7 +192,7 @@ impl From<BlockProtocol> for Protocol {
 
 /// Run a node: agent, mount and PostgreSQL.
 ///
-/// It becomes the active if nobody is, a standby otherwise, and takes over when the active is gone.
+/// It becomes the active if there is none, and a standby otherwise, and takes over when the active fails.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

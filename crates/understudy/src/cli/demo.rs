@@ -10,10 +10,10 @@ use cluster::tier::Store;
 
 /// Show a failover: start a cluster on this machine, load it, kill the active, verify.
 ///
-/// Three zones, an active and a standby node run as child processes on free ports. Clients run
-/// pgbench's transactions; somewhere in the middle the active's agent and PostgreSQL are killed
-/// with SIGKILL. Afterwards every acknowledged commit is looked for. Succeeds only if none is lost
-/// and every check holds. Leaves nothing behind.
+/// Three zones, an active and a standby run as child processes on free ports. Clients run pgbench's
+/// transactions. Somewhere in the middle, the active's agent and PostgreSQL are killed with SIGKILL.
+/// Afterwards every acknowledged commit is looked up. The demo succeeds only if none is lost and every
+/// check passes. It leaves nothing behind but a picture.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -23,8 +23,8 @@ Examples:
   understudy demo --store cassandra
   understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
 pub struct Demo {
-    /// What keeps the blocks: zone servers, or Apache Cassandra in three data centres, which is fetched
-    /// with Maven.
+    /// Where the blocks are stored: in zone servers, or in Apache Cassandra in three data centres, which is
+    /// fetched with Maven.
     #[arg(long, value_enum, default_value_t)]
     pub store: Store,
     /// How long the clients run.
@@ -36,28 +36,28 @@ pub struct Demo {
     /// pgbench's scale: 100,000 accounts (about 15 MB) each.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub scale: u32,
-    /// Decides the moment of the kill and the rows touched; random if not given.
+    /// Determines the moment of the kill and the rows that are touched. Default: random.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Beside the load, create, change and drop tables all the time.
+    /// Create, change and drop tables all the time, in addition to the load.
     #[arg(long)]
     pub ddl: bool,
     /// Start the killed node again after the takeover, and wait until it follows as a standby.
     #[arg(long)]
     pub rejoin: bool,
-    /// Directory of PostgreSQL's programs; Debian's newest if not given.
+    /// Directory of PostgreSQL's programs. Default: Debian's newest.
     #[arg(long, value_name = "DIR")]
     pub bin: Option<PathBuf>,
-    /// Empty directory to work in; one below the temporary directory if not given.
+    /// Empty directory to work in. Default: a new one in the temporary directory.
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Leave data and logs in place.
+    /// Keep data and logs.
     #[arg(long)]
     pub keep: bool,
-    /// Print one JSON object instead of the story.
+    /// Print one JSON object instead of the report.
     #[arg(long)]
     pub json: bool,
-    /// Where the picture goes; understudy-demo-<SEED>.svg in the temporary directory if not given.
+    /// File for the picture. Default: understudy-demo-<SEED>.svg in the temporary directory.
     #[arg(long, value_name = "FILE.svg")]
     pub picture: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! Arguments of what operators ask of a running cluster.
+//! Arguments of the commands for a running cluster.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,14 +23,14 @@ pub struct Asking {
 /// How often something is shown.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Watching {
-    /// Show it again and again, every 2 seconds if not given, until interrupted.
+    /// Repeat until interrupted, every SECONDS (default: 2).
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = seconds)]
     pub watch: Option<Duration>,
 }
 
-/// Show who is active, how far standbys are, and which zones are up.
+/// Show which node is active, how far behind the standbys are, and which zones are up.
 ///
-/// Exit code 0 if a node serves, 3 if nobody does or the zones do not answer.
+/// The exit code is 0 if there is an active, and 3 if there is none or the zones do not answer.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -40,15 +40,15 @@ pub struct Status {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// Again and again.
+    /// Repeating.
     #[command(flatten)]
     pub watching: Watching,
 }
 
-/// Exchange roles as planned: the active hands over to a standby, and becomes one.
+/// Exchange roles: the active hands over to a standby, and becomes a standby.
 ///
-/// The active stops cleanly, so nothing has to be recovered; clients see a pause. Refused if nobody
-/// serves: see failover.
+/// The active stops cleanly, so no recovery is needed; clients see a pause. If there is no active, the
+/// command is refused: see failover.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -60,18 +60,18 @@ pub struct Switchover {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// The standby that shall become the active; the one that is furthest if not given.
+    /// The standby that becomes the active. Default: the one that has replayed most.
     #[arg(long, value_name = "NODE", value_parser = node_name)]
     pub to: Option<NodeName>,
-    /// When, in place of at once: RFC 3339, or "in 5m". The active carries it out; see flush.
+    /// When, if not at once: RFC 3339, or "in 5m". The active carries it out; see also flush.
     #[arg(long, value_name = "TIME")]
     pub at: Option<String>,
 }
 
-/// Let another node become the active, and wait until it serves.
+/// Make another node the active, and wait until it serves.
 ///
-/// The active is asked to stop cleanly and hand over. If it is gone, or with --force, the standby
-/// takes over as it would by itself. Nothing that was committed is lost either way.
+/// The active is asked to stop cleanly and hand over. If it has failed, or with --force, the standby
+/// takes over as it would by itself. No committed transaction is lost either way.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -81,15 +81,15 @@ pub struct Failover {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// The standby that shall become the active; the best one if not given.
+    /// The standby that becomes the active. Default: the best one.
     #[arg(long, value_name = "NODE", value_parser = node_name)]
     pub to: Option<NodeName>,
-    /// Do not wait for the old active's cooperation.
+    /// Do not wait for the cooperation of the old active.
     #[arg(long)]
     pub force: bool,
 }
 
-/// Show who was active when, why it changed, and how long each step took.
+/// Show which node was active when, why it changed, and how long each step took.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -98,15 +98,15 @@ pub struct History {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// Again and again.
+    /// Repeating.
     #[command(flatten)]
     pub watching: Watching,
-    /// How many changes, counted from the latest.
+    /// Number of changes to show, counted from the latest.
     #[arg(long, default_value_t = 20, value_parser = at_least_one)]
     pub last: usize,
 }
 
-/// Show the nodes in one table: role, state, timeline, lag, what waits for a restart.
+/// Show the nodes in a table: role, state, timeline, lag, and what waits for a restart.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -116,7 +116,7 @@ pub struct List {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// Again and again.
+    /// Repeating.
     #[command(flatten)]
     pub watching: Watching,
 }
@@ -130,14 +130,14 @@ pub struct Topology {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// Again and again.
+    /// Repeating.
     #[command(flatten)]
     pub watching: Watching,
 }
 
-/// Switch automatic takeovers off: during work on network or machines.
+/// Disable automatic takeovers, for work on the network or on machines.
 ///
-/// Everything else goes on, and orders (switchover, failover) are still carried out. See resume.
+/// Everything else continues, and switchover and failover are still carried out. See resume.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -146,15 +146,15 @@ pub struct Pause {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// Why; status shows it.
+    /// The reason, which status shows.
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Wait until every node that answers goes by it.
+    /// Wait until every node that answers has applied it.
     #[arg(long)]
     pub wait: bool,
 }
 
-/// Switch automatic takeovers on again.
+/// Enable automatic takeovers again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -163,17 +163,17 @@ pub struct Resume {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// Wait until every node that answers goes by it.
+    /// Wait until every node that answers has applied it.
     #[arg(long)]
     pub wait: bool,
 }
 
 /// Restart PostgreSQL, on one node or on all.
 ///
-/// A standby attaches afresh. The active's server stops cleanly and starts again in place; nobody takes
-/// over meanwhile. With --rolling the standbys are restarted one after the other, then one of them
-/// becomes the active: clients see one short pause. New binaries are used from then on, so that is the
-/// way to a new minor version as well.
+/// A standby reattaches. The server of the active stops cleanly and starts again in place, and no standby
+/// takes over in the meantime. With --rolling, the standbys are restarted one after the other, and then one
+/// of them becomes the active: clients see one short pause. New binaries are used from then on, so this is
+/// also how to install a new minor version.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -184,18 +184,18 @@ pub struct Restart {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// The node; the one of the configuration file if not given.
+    /// The node. Default: the node of the configuration file.
     #[arg(value_name = "NODE", value_parser = node_name, conflicts_with = "all")]
     pub node: Option<NodeName>,
     /// Every node, the active last.
     #[arg(long)]
     pub all: bool,
-    /// Switch over, in place of restarting the active in place.
+    /// Switch over instead of restarting the active in place.
     #[arg(long, requires = "all")]
     pub rolling: bool,
 }
 
-/// Have every PostgreSQL read its configuration files again.
+/// Make every PostgreSQL read its configuration files again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -206,7 +206,7 @@ pub struct Reload {
     pub asking: Asking,
 }
 
-/// Have a standby begin anew: it attaches afresh and forgets what it had in memory.
+/// Make a standby start afresh: it reattaches, and discards what it had in memory.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -220,7 +220,7 @@ pub struct Reinit {
     pub node: NodeName,
 }
 
-/// Forget a dead node: its record, and what is kept for it. Refused if it is alive.
+/// Remove a dead node: its record, and what is kept for it. Refused if the node is alive.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -247,8 +247,8 @@ pub struct ShowConfig {
 
 /// Change the configuration that all nodes share.
 ///
-/// Without options in $EDITOR. PostgreSQL's parameters are written where every node reads them, and
-/// reloaded; what needs a restart is shown by list. Heartbeats change at once.
+/// Without options, it opens in $EDITOR. PostgreSQL's parameters are written where every node reads them,
+/// and reloaded; list shows what needs a restart. Heartbeats change at once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -261,10 +261,10 @@ pub struct EditConfig {
     /// The cluster.
     #[command(flatten)]
     pub asking: Asking,
-    /// Set a value, or take it away if none is written.
+    /// Set a value, or remove it if none is given.
     #[arg(short = 's', long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Set a parameter of PostgreSQL, or take it away if no value is written.
+    /// Set a parameter of PostgreSQL, or remove it if no value is given.
     #[arg(short = 'p', long = "parameter", value_name = "NAME=VALUE")]
     pub parameter: Vec<String>,
     /// Take the whole configuration from this file (TOML, as show-config prints it); - for standard
@@ -273,7 +273,7 @@ pub struct EditConfig {
     pub apply: Option<PathBuf>,
 }
 
-/// Cancel what is planned.
+/// Cancel a planned action.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
