@@ -1,5 +1,5 @@
-# Everything a person or a machine runs here. Needs a Rust toolchain; the rest is installed by
-# `scripts/packages` with apt-get, and only when something is missing.
+# Everything that people and the continuous integration run. It needs a Rust toolchain; `scripts/packages`
+# installs the rest with apt-get, and only what is missing.
 
 SHELL := /bin/bash
 CARGO ?= cargo
@@ -11,7 +11,7 @@ PEERS_ARGS ?= --quick
 .PHONY: help packages build deb demo bench bench-peers check sim sim-cassandra sim-standby sim-node test test-unit test-system \
 	test-versions test-package test-cassandra clean
 
-help: ## Show what there is to run.
+help: ## List what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 packages: ## Install the missing Debian packages (PostgreSQL, FUSE, a linker).
@@ -21,16 +21,16 @@ build: packages ## Build the release programs: target/release/understudy, and un
 	@$(CARGO) build --release --locked -p understudy -p bench
 	@release="$$(scripts/target-dir)"/release; scripts/split-debug "$$release"/understudy "$$release"/understudy-bench
 
-deb: build ## Make a Debian package of it, with units for systemd.
+deb: build ## Build a Debian package, with systemd units.
 	@scripts/deb
 
-demo: build ## Kill a busy PostgreSQL, see another take over. DEMO_ARGS="--duration 60s" and so on.
+demo: build ## Kill a busy PostgreSQL, and see another one take over. DEMO_ARGS="--duration 60s" and so on.
 	@"$$(scripts/target-dir)"/release/understudy demo $(DEMO_ARGS)
 
-bench: build ## Compare with stock PostgreSQL. BENCH_ARGS="" for the long run.
+bench: build ## Compare with stock PostgreSQL. BENCH_ARGS="" is the long run.
 	@"$$(scripts/target-dir)"/release/understudy bench pgbench $(BENCH_ARGS)
 
-bench-peers: build ## Compare with PostgreSQL alone and Patroni; needs root. PEERS_ARGS="" for the long run.
+bench-peers: build ## Compare with PostgreSQL alone and Patroni; needs root. PEERS_ARGS="" is the long run.
 	@scripts/peers
 	@"$$(scripts/target-dir)"/release/understudy bench peers $(PEERS_ARGS)
 
@@ -38,19 +38,19 @@ check: packages ## Formatting and lints.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
-test-unit: packages ## Tests that need no cluster.
+test-unit: packages ## Run the tests that need no cluster.
 	$(CARGO) test --workspace --locked
 
-test-system: packages ## Whole clusters: started, loaded, killed, verified.
+test-system: packages ## Test whole clusters: they are started, loaded, killed and verified.
 	scripts/system-tests
 
-test-versions: packages ## Whole clusters with PostgreSQL 16 to 18, and a minor upgrade; downloads them.
+test-versions: packages ## Test whole clusters with PostgreSQL 16 to 18, and a minor upgrade; downloads the servers.
 	scripts/system-tests versions
 
-test-package: deb ## The Debian package, installed and run by a systemd of its own; needs root.
+test-package: deb ## Test the Debian package, installed and run by a systemd of its own; needs root.
 	scripts/package-test
 
-test-cassandra: packages ## Tests over real Cassandra nodes, which are downloaded.
+test-cassandra: packages ## Test on real Cassandra nodes, which are downloaded.
 	scripts/cassandra-tests
 
 sim: ## Simulate the block protocol: SEEDS=100000 schedules from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
@@ -69,8 +69,8 @@ sim-node: ## Simulate nodes that take over: SEEDS=20000 histories, or SEED=7 [TR
 	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p node --lib \
 		machine::simulation::tests::many -- --ignored --exact --nocapture
 
-test: check test-unit test-system ## All of it, as the continuous integration runs it.
+test: check test-unit test-system ## Run all tests, as the continuous integration does.
 	@echo "make test: all passed"
 
-clean: ## Remove what was built.
+clean: ## Remove everything that was built.
 	$(CARGO) clean
