@@ -120,7 +120,7 @@ pub trait Record: Serialize + DeserializeOwned + Send + Sync {
         let found = storage.list_records(Self::PREFIX).await?;
         let understood = found.into_iter().filter_map(|(name, bytes)| {
             decode(&name, &bytes)
-                .inspect_err(|error| tracing::warn!(%error, "left a record out"))
+                .inspect_err(|error| tracing::warn!(%error, "skipped an unreadable record"))
                 .ok()
         });
         Ok(understood.collect())

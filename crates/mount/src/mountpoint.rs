@@ -49,7 +49,7 @@ pub fn detach_stale(path: &Path) -> Result<bool> {
             });
         }
         attach::detach(&top.path).map_err(Error::io("detach the dead mount on", &top.path))?;
-        info!(path = %top.path.display(), "took away a mount that a dead process had left");
+        info!(path = %top.path.display(), "removed a mount that a dead process had left behind");
         found = true;
     }
     Ok(found)

@@ -68,7 +68,7 @@ pub async fn hand_over(
     let force = how == How::Forced;
     let order = Request::Failover { to, force };
     channel::request(&asked.channel, me, order, ANSWER_WITHIN).await?;
-    tracing::info!(asked = %asked.name, ?how, "asked for another active");
+    tracing::info!(asked = %asked.name, ?how, "requested another active");
     let deadline = Instant::now() + DONE_WITHIN;
     loop {
         let beat = Heartbeat::load(storage).await?;

@@ -261,7 +261,7 @@ impl Postgres {
                 pid = self.pid(),
                 ?now,
                 ?within,
-                "PostgreSQL does not stop; trying harder"
+                "PostgreSQL does not stop; trying a harder way"
             );
             mode = match now {
                 StopMode::Smart => Some(StopMode::Fast),

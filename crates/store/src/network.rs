@@ -74,7 +74,7 @@ impl Emulation {
         let network = Network::parse(&text).map_err(refused)?;
         tracing::warn!(
             file = %config.file.display(), zone = config.zone,
-            "emulates a network: what clients send and get is delayed, and may be cut"
+            "emulating a network: messages to and from clients are delayed, and connections may be cut"
         );
         Ok(Emulation {
             state: Mutex::new(State {
@@ -138,7 +138,7 @@ impl Emulation {
             Err(error) => {
                 tracing::error!(
                     %file, error,
-                    "the network file makes no sense; what it said before stays in force"
+                    "the network file is invalid; its previous contents remain in force"
                 );
                 Vec::new()
             }

@@ -113,7 +113,7 @@ impl Receiver {
         match end {
             End::Engine(e) => self.shared.fail(&e),
             End::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
-                tracing::warn!(client = %self.conn.peer, error = %e, "disconnected for what it sent");
+                tracing::warn!(client = %self.conn.peer, error = %e, "client sent an invalid message: disconnected");
             }
             End::Io(e) => tracing::debug!(client = %self.conn.peer, error = %e, "disconnected"),
             End::Stopping => {}

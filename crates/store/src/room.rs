@@ -72,7 +72,7 @@ impl Room {
                  reserve; reads go on, nothing acknowledged is lost, and writes go on by themselves"
             );
         } else {
-            tracing::info!(%dir, "the zone has room again and takes writes");
+            tracing::info!(%dir, "the zone has room again and accepts writes");
         }
     }
 }

@@ -131,7 +131,7 @@ impl Shared {
         let text = with_causes(why);
         tracing::error!(
             dir = %self.dir.display(), error = %text,
-            "the zone failed and stops; what was acknowledged is safe; check the disk, then restart it"
+            "the zone failed and stops; what was acknowledged is safe; check the disk, and restart the zone"
         );
         self.failure.lock().get_or_insert(text);
         self.begin_stop();
@@ -168,7 +168,7 @@ impl Shared {
         if damaged.len() < MAX_DAMAGED && damaged.insert(slot) {
             tracing::warn!(
                 volume = %volume.name, block = %key, %generation, dir = %self.dir.display(),
-                "a stored block fails its checksum; other zones answer for it; check this disk"
+                "a stored block fails its checksum; other zones are read instead; check this disk"
             );
         }
     }

@@ -99,7 +99,7 @@ pub fn table(report: &Report) -> String {
         (
             "base",
             format!(
-                "moved {} times, attached afresh {} times",
+                "moved {} times, reattached {} times",
                 report.base_moves, report.fresh_attaches
             ),
         ),

@@ -46,7 +46,7 @@ impl Inner {
                 if error.is_fenced() {
                     return;
                 }
-                tracing::warn!(why = describe(&error), "old generations are not given back");
+                tracing::warn!(why = describe(&error), "old generations were not reclaimed");
             }
         }
     }

@@ -216,7 +216,7 @@ async fn edit_within(
         .remove_record(&intent.name(), Intent::AUTHORITY)
         .await;
     if let Err(error) = left {
-        tracing::info!(%error, "the intent of an edit stays for a while");
+        tracing::info!(%error, "the intent of an edit was not removed, and expires later");
     }
     done
 }

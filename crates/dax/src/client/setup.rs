@@ -151,7 +151,7 @@ async fn create_in(
                 tracing::info!(
                     replica,
                     why = describe(&error),
-                    "volume not created there yet"
+                    "the volume has not been created there yet"
                 );
             }
             result => return result,

@@ -56,7 +56,7 @@ impl<T> Watched<T> {
                 }
                 Err(error) => tracing::error!(
                     files = ?self.paths, %error,
-                    "the certificates make no sense; what was there before stays in force"
+                    "the certificates are invalid; the previous ones remain in use"
                 ),
             }
         }

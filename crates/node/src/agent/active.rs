@@ -234,7 +234,7 @@ impl Active {
         let ended = match context.driver.state() {
             State::HandingOver | State::Stopping if away => {
                 tracing::warn!(
-                    "the zones do not answer: PostgreSQL is killed, the next start replays"
+                    "the zones do not answer: PostgreSQL is killed, and the next start replays the log"
                 );
                 Ok(())
             }

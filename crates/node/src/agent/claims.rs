@@ -160,10 +160,10 @@ impl Keeper {
     async fn revoke(&self, node: &NodeName, needed: u64, why: Why) -> Result<()> {
         match why {
             Why::Silent => {
-                tracing::warn!(%node, "silent for {} minutes: it loses its claim, and attaches afresh when it returns", TIMEOUT.as_secs() / 60);
+                tracing::warn!(%node, "silent for {} minutes: it loses its claim, and reattaches when it returns", TIMEOUT.as_secs() / 60);
             }
             Why::TooFarBehind => {
-                tracing::warn!(%node, needed_bytes = needed, cap = %self.cap, "too far behind: it loses its claim and attaches afresh");
+                tracing::warn!(%node, needed_bytes = needed, cap = %self.cap, "too far behind: the standby loses its claim and reattaches");
             }
             Why::Told => {}
         }

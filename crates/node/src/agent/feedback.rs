@@ -110,7 +110,7 @@ async fn keep(place: Place, node: NodeName, mut reported: watch::Receiver<Report
     while let Err(error) = report_feedback(&place.socket, &place.user, name, &mut reported).await {
         tracing::warn!(
             %error,
-            "PostgreSQL keeps no rows for queries on {name}, so vacuum may cancel them; trying again"
+            "PostgreSQL does not keep rows for queries on {name}, so vacuum may cancel them; trying again"
         );
         tokio::select! {
             () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),

@@ -187,7 +187,7 @@ impl<'a> Follower<'a> {
         tokio::select! {
             () = self.mover.stop() => {}
             () = context.out_of_time() => {
-                tracing::info!("a change of this node's claim is left under way: the zones do not answer");
+                tracing::info!("a change of this node's claim was not completed: the zones do not answer");
             }
         }
         Ended {
@@ -321,7 +321,7 @@ impl<'a> Follower<'a> {
 
     fn must_reattach(&self, why: impl Into<String>) {
         let why = why.into();
-        tracing::info!(why, "attaching afresh");
+        tracing::info!(why, "reattaching");
         self.tell(Event::MustReattach(why));
     }
 

@@ -115,7 +115,7 @@ async fn await_owner(
         tokio::time::sleep(context.heartbeat().poll).await;
     }
     if beat.epoch > before {
-        tracing::info!(active = %beat.node, epoch = %beat.epoch, "going on with the next active");
+        tracing::info!(active = %beat.node, epoch = %beat.epoch, "following the new active");
     }
     Ok(Ok(()))
 }
@@ -265,7 +265,7 @@ impl Life {
             }
         };
         if let Err(error) = cleared {
-            tracing::error!(%error, "what ran could not be ended in order");
+            tracing::error!(%error, "the previous role could not be ended in order");
             tokio::time::sleep(CLEAR_AGAIN).await;
         }
         *self = Life::default();

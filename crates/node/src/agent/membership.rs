@@ -93,7 +93,7 @@ impl Membership {
         let removed = registry.remove_record(&name, Member::AUTHORITY);
         let removed = tokio::time::timeout(SAY_WITHIN, removed).await;
         if !matches!(removed, Ok(Ok(()))) {
-            tracing::info!("the record of this node stays, although it ends");
+            tracing::info!("this node's record was not removed at the stop");
         }
     }
 }

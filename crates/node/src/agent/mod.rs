@@ -199,7 +199,7 @@ async fn live(context: &Context, orders: &mut mpsc::Receiver<Order>) -> Result<(
         if let Err(error) = life.step(context, orders).await {
             let failure = driver::failure(&error);
             if failure.superseded {
-                tracing::info!(%error, "another node owns the volume now; joining it as a standby");
+                tracing::info!(%error, "another node owns the volume now; joining as a standby");
             }
             let ends = [
                 State::Fenced,
@@ -208,7 +208,7 @@ async fn live(context: &Context, orders: &mut mpsc::Receiver<Order>) -> Result<(
                 State::Stopping,
             ];
             if ends.contains(&context.driver.state()) && !failure.superseded {
-                tracing::warn!(%error, "what ran did not end in order");
+                tracing::warn!(%error, "the last role did not end in order");
             }
             let fatal = failure.of_this_machine;
             context.driver.tell(Event::Failed(failure));

@@ -116,7 +116,7 @@ impl Scrubber {
                 self.told.lock().completed_unix_ms = Some(unix_ms());
                 let progress = self.told.lock().clone();
                 for replica in rebuilt {
-                    tracing::info!(%replica, "rebuilt; it counts again");
+                    tracing::info!(%replica, "the replica is rebuilt and counts again");
                 }
                 tracing::info!(
                     blocks = progress.blocks,

@@ -288,7 +288,7 @@ async fn seed_buffers(
     };
     let seeded = list.and_then(|list| put(context, private, BUFFERS_FILE, &list));
     if let Err(error) = seeded {
-        tracing::info!(%error, "the active's list of blocks in memory was not taken over");
+        tracing::info!(%error, "the active's list of blocks in memory was not loaded");
     }
 }
 

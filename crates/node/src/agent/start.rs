@@ -108,7 +108,7 @@ async fn from_standby(
         None => true,
     };
     if !stands {
-        let why = "this standby's claim was given up; it must attach afresh";
+        let why = "this standby's claim was given up; it must reattach";
         return Err(dax::error::Error::new(ErrorKind::Conflict, why).into());
     }
     let question = Question::prepare(standby.postgres.options(), &standby.control);
@@ -372,7 +372,7 @@ pub(crate) async fn leave(context: &Context, standby: Standby) -> Result<()> {
         Ok(released) => Ok(released?),
         Err(_) => {
             tracing::info!(
-                "the claim of this node stays, although it ends: the zones do not answer"
+                "this node's claim was not removed at the stop: the zones do not answer"
             );
             Ok(())
         }

@@ -238,7 +238,7 @@ impl Machine {
         };
         match self.state {
             State::Attaching | State::CatchingUp | State::Warm => self.failed(
-                &failure("the standby's PostgreSQL ended; attaching afresh"),
+                &failure("the standby's PostgreSQL exited; reattaching"),
                 now,
             ),
             State::TakingOver(_) => self.failed(&failure("PostgreSQL ended in a takeover"), now),

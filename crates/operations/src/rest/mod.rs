@@ -179,7 +179,7 @@ impl Rest {
         if token.is_some() && tls.is_none() && !config.listen.is_local() {
             tracing::warn!(
                 %address,
-                "orders over HTTP show their token to whoever listens on the network; give [rest] a certificate"
+                "tokens are sent over plain HTTP, where anybody on the network can read them; set a certificate in [rest]"
             );
         }
         let shared = Shared {

@@ -138,7 +138,7 @@ impl DiskEngine {
                 .map_err(|error| not_opened(&self.dir, error))?;
         }
         if !records.is_empty() {
-            tracing::info!(dir = %self.dir.display(), commits = records.len(), "took up the commit log");
+            tracing::info!(dir = %self.dir.display(), commits = records.len(), "replayed the commit log");
         }
         let done = self.checkpoint();
         done.map_err(|error| error.at_open(&self.dir))

@@ -111,7 +111,7 @@ pub async fn reload(args: cli::Reload) -> anyhow::Result<Code> {
 pub async fn reinit(args: cli::Reinit) -> anyhow::Result<Code> {
     let operator = operator(&args.asking).await?;
     operator.reinitialize(&args.node).await.map_err(explain)?;
-    let words = format!("{} attached afresh and is warm", args.node);
+    let words = format!("{} has reattached and is warm", args.node);
     Ok(said(
         &args.asking,
         json!({ "reinitialized": args.node }),

@@ -45,7 +45,7 @@ async fn the_base_follows_and_readers_see_nothing_of_it() -> Result<()> {
     let storage = registry(&stage).await?;
     let (dead, samples) = follow_for_a_while(&mut stage, &storage, MOVES, FOLLOWS).await?;
     let counted = samples.is_sorted_by_key(|sample| sample.moves);
-    ensure!(counted, "the standby attached afresh: {samples:#?}");
+    ensure!(counted, "the standby reattached: {samples:#?}");
 
     stage.cluster.start_node(&dead)?;
     stage.cluster.wait_follows(&dead, TIMEOUT).await?;

@@ -77,7 +77,7 @@ async fn standbys_come_and_go_and_the_active_too() -> Result<()> {
         let raced = !tries.contains(&(name, takeovers_tried(&stage, name)));
         ensure!(
             raced || started.contains(&(name, now)),
-            "{name} attached afresh, although it could go on: {started:?}"
+            "{name} reattached, although it could continue: {started:?}"
         );
     }
     // Who serves, or served, claims nothing.

@@ -102,7 +102,7 @@ async fn a_standby_whose_session_is_killed_attaches_afresh() -> Result<()> {
     // Its server must not restart by itself, on files that belong to another moment.
     let deadline = Instant::now() + TIMEOUT;
     while cluster
-        .agent_log_lines("the standby's PostgreSQL ended; attaching afresh")
+        .agent_log_lines("the standby's PostgreSQL exited; reattaching")
         .is_empty()
     {
         ensure!(Instant::now() < deadline, "nobody noticed");

@@ -183,7 +183,7 @@ async fn configuration(stage: &mut Stage) -> Result<()> {
     let before = started(stage, &standby).await?;
     done(stage, &["restart", &active])?;
     let look = async || started(stage, &standby).await;
-    until("the standby attaches afresh", look, |now| *now != before).await?;
+    until("the standby reattaches", look, |now| *now != before).await?;
     stage.commits(20).await?;
     roles(stage).await?;
     until(

@@ -75,7 +75,7 @@ impl Inner {
         if let Err(e) = self.reclaim().await
             && !e.is_fenced()
         {
-            tracing::warn!(error = %e, "could not give back what is no longer needed; the next seal tries again");
+            tracing::warn!(error = %e, "could not reclaim what is no longer needed; trying again at the next seal");
         }
     }
 

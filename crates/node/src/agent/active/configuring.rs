@@ -59,7 +59,7 @@ pub(super) async fn run(
                     }
                 }
                 Err(error) => {
-                    tracing::info!(%error, "commit_delay was not fitted to the distance of the zones yet");
+                    tracing::info!(%error, "commit_delay has not been adapted to the distance of the zones yet");
                 }
             }
         }

@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// heard of it.
 pub(super) async fn run(postgres: StartOptions, view: Arc<ActiveView>) {
     while let Err(error) = attend(&postgres, &view).await {
-        tracing::info!(%error, "the first checkpoint is not hurried yet: who attaches now has more to redo");
+        tracing::info!(%error, "the first checkpoint is not sped up yet: a node that attaches now has more log to replay");
         tokio::time::sleep(PAUSE).await;
     }
 }

@@ -81,10 +81,10 @@ impl Active {
             let sealed = tokio::time::timeout(STOP_WITHIN, self.seal_last()).await;
             match sealed {
                 Ok(sealed) => sealed?,
-                Err(_) => tracing::warn!("the zones do not answer; the next start replays"),
+                Err(_) => tracing::warn!("the zones do not answer; the next start replays the log"),
             }
         } else {
-            tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays");
+            tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays the log");
         }
         let reason = "stopped cleanly".to_owned();
         self.vacate(state, ActiveState::Released { to: to.clone() }, beats)

@@ -50,10 +50,12 @@ pub(super) async fn flush(postgres: &StartOptions) {
     match tokio::time::timeout(FLUSHED_WITHIN, checkpoints(postgres)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            tracing::info!(%error, "no checkpoint before the stop: the pause is longer");
+            tracing::info!(%error, "no checkpoint was completed before the stop: the pause is longer");
         }
         Err(_) => {
-            tracing::info!("the server still writes after {FLUSHED_WITHIN:?}: the pause is longer");
+            tracing::info!(
+                "the server is still writing after {FLUSHED_WITHIN:?}: the pause is longer"
+            );
         }
     }
 }

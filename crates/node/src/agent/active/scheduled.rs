@@ -75,7 +75,7 @@ pub(super) async fn run(
         if due == Due::TooLate {
             tracing::warn!(
                 at = schedule.at_unix_ms,
-                "nobody served when a switchover was due: not done"
+                "the switchover was not done: no node was the active when it was due"
             );
         } else if let Err(why) = preparing::warm(&server, schedule.to.as_ref()) {
             tracing::warn!(why, "the scheduled switchover was not done");

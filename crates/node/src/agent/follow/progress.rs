@@ -20,7 +20,7 @@ impl Follower<'_> {
     /// Begins anew if this standby is so far behind that this is better.
     pub(super) async fn judge_lag(&mut self) {
         if let Some(why) = self.why_skip().await {
-            tracing::warn!(why, "too far behind: beginning anew at the newest seal");
+            tracing::warn!(why, "too far behind: reattaching at the newest seal");
             self.context.skips.skipped(&why);
             self.tell(Event::MustReattach(why));
         }

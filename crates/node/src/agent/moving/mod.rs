@@ -164,14 +164,14 @@ impl BaseMover {
             if !self.capacity.covers(control.capacity) {
                 tracing::info!(
                     needed = ?control.capacity,
-                    "the active allows more than this standby, where redo waits for that: attaching afresh"
+                    "the active has larger settings than this standby, which redo waits for: reattaching"
                 );
                 return vec![Ask::AttachAfresh];
             }
         }
         let bases = self.view.bases_in_use().len();
         if bases > BASES_MAX {
-            tracing::info!(bases, "too many old bases are still read: attaching afresh");
+            tracing::info!(bases, "too many old bases are still read: reattaching");
             return vec![Ask::AttachAfresh];
         }
         match self.registered.as_ref() == Some(&self.wanted(None)) {
@@ -227,7 +227,7 @@ impl BaseMover {
                 tracing::info!(
                     base = %base.generation,
                     sealed = %seal.generation,
-                    "the active went on from an older seal than this standby: attaching afresh"
+                    "the active continued from an older seal than this standby's base: reattaching"
                 );
                 Input::OtherLine
             }

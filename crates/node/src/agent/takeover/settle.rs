@@ -35,8 +35,8 @@ pub(crate) async fn settle(standby: &Standby, latest: &Latest, tail: LogTail) {
             "the base moved to the last seal before the promotion"
         ),
         Ok(Ok(false)) => {}
-        Ok(Err(error)) => tracing::info!(%error, "going on from an older seal than the last one"),
-        Err(_) => tracing::info!("going on from an older seal: a move takes too long now"),
+        Ok(Err(error)) => tracing::info!(%error, "continuing from an older seal than the last one"),
+        Err(_) => tracing::info!("continuing from an older seal: a move would take too long now"),
     }
 }
 
