@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::Rng;
 
 use super::node::Node;
-use super::reign::{Doing, Reign};
+use super::owner::{Doing, Owner};
 use super::world::World;
 
 const fn ms(n: u64) -> Duration {
@@ -81,7 +81,7 @@ pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
 /// An owner that was just heard stops in the middle of commits, or of its takeover, for longer than its lease.
 /// Some of what it has sent leaves its machine only when it goes on.
 pub(super) fn freeze(world: &mut World, node: &mut Node, weather: Weather) {
-    let Some(doing) = node.reign().and_then(Reign::doing) else {
+    let Some(doing) = node.owner().and_then(Owner::doing) else {
         return;
     };
     if node.is_frozen() || !world.rng.random_bool(weather.freezes(doing)) {
@@ -119,7 +119,7 @@ pub(super) fn revive(world: &mut World, server: usize) {
 
 /// A node is killed, and starts again as another client.
 fn replace(world: &mut World, nodes: &mut [Node], victim: usize) {
-    if nodes[victim].reign().is_some() {
+    if nodes[victim].owner().is_some() {
         world.coverage.one("owners killed");
     }
     let home = nodes[victim].home();

@@ -4,8 +4,8 @@ use dax::ids::{BlockKey, Generation};
 use dax::simulation::history::{Action, Content, NOTHING, Outcome};
 
 use super::client::{LOG, place_of};
+use super::owner::{After, Doing, Owner};
 use super::recorder::Recorder;
-use super::reign::{After, Doing, Reign};
 use super::world::World;
 
 /// What an owner knows of the log.
@@ -18,7 +18,7 @@ pub(super) struct Log {
     unacknowledged: usize,
 }
 
-impl Reign {
+impl Owner {
     /// The block behind the log's end as far as it is known.
     pub fn log_end(&self) -> BlockKey {
         BlockKey::new(LOG, self.log.commits.len() as u64)

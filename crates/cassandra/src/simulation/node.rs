@@ -9,9 +9,9 @@ use rand::Rng;
 use super::client::Token;
 use super::flaw::Flaw;
 use super::model::{NodeId, Reply};
+use super::owner::Owner;
 use super::reading::{Reads, Seen};
 use super::recorder::Recorder;
-use super::reign::Reign;
 use super::world::{Told, Wake, World};
 use crate::lease::{Answer, Claim, Gate, Next, Row, Sighting, Terms};
 
@@ -26,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_millis(900);
 enum State {
     Standby,
     Claiming(Box<Claim>, OpNumber),
-    Owning(Box<Reign>),
+    Owning(Box<Owner>),
     Over,
 }
 
@@ -76,7 +76,7 @@ impl Node {
         if std::mem::take(&mut self.frozen)
             && self.epoch().is_some_and(|own| own < recorder.newest_owned)
         {
-            let attached = self.reign().is_some_and(|reign| reign.attached);
+            let attached = self.owner().is_some_and(|owner| owner.attached);
             world.coverage.one(match attached {
                 true => "zombies",
                 false => "takeovers that went on after a later one",
@@ -92,9 +92,9 @@ impl Node {
         matches!(self.state, State::Over)
     }
 
-    pub fn reign(&self) -> Option<&Reign> {
+    pub fn owner(&self) -> Option<&Owner> {
         match &self.state {
-            State::Owning(reign) => Some(reign),
+            State::Owning(owner) => Some(owner),
             _ => None,
         }
     }
@@ -137,11 +137,11 @@ impl Node {
         let pause = Duration::from_millis(world.rng.random_range(10..150));
         world.wake(self.client, pause, Wake::Work);
         match &mut self.state {
-            State::Owning(reign) if reign.attached => match world.rng.random_range(0..100) {
-                0..60 => reign.work(world, recorder),
-                60..90 => self.reads.read_single(world, recorder, reign),
+            State::Owning(owner) if owner.attached => match world.rng.random_range(0..100) {
+                0..60 => owner.work(world, recorder),
+                60..90 => self.reads.read_single(world, recorder, owner),
                 90..99 => {
-                    let base = reign.base;
+                    let base = owner.base;
                     self.reads.read_seal(world, recorder, self.client, base);
                 }
                 _ if world.rng.random_bool(0.15) && !world.calm => self.release(world),
@@ -238,9 +238,9 @@ impl Node {
         };
         recorder.end(op, Outcome::Owned(lease.epoch()));
         world.coverage.one("takeovers");
-        let reign = Reign::new(self.client, self.home, lease);
-        self.reads.promote_seals(world, recorder, &reign);
-        self.state = State::Owning(Box::new(reign));
+        let owner = Owner::new(self.client, self.home, lease);
+        self.reads.promote_seals(world, recorder, &owner);
+        self.state = State::Owning(Box::new(owner));
         self.tick(world, recorder);
     }
 
@@ -271,15 +271,15 @@ impl Node {
                 claim.renewed(&answer);
                 self.step_claim(world, recorder);
             }
-            State::Owning(reign) => {
-                let Some(mut renewal) = reign.renewal.take() else {
+            State::Owning(owner) => {
+                let Some(mut renewal) = owner.renewal.take() else {
                     return;
                 };
                 if world.has(Flaw::LeaseFromAnswer) {
-                    renewal = reign.lease.renew(world.clock(self.client));
+                    renewal = owner.lease.renew(world.clock(self.client));
                 }
-                reign.lease.renewed(&renewal, &answer);
-                reign.pass_gate(world, recorder);
+                owner.lease.renewed(&renewal, &answer);
+                owner.pass_gate(world, recorder);
                 self.tick(world, recorder);
             }
             _ => {}
@@ -292,18 +292,18 @@ impl Node {
             return self.step_claim(world, recorder);
         }
         let now = world.clock(self.client);
-        let State::Owning(reign) = &mut self.state else {
+        let State::Owning(owner) = &mut self.state else {
             return;
         };
-        if reign.lease.gate(now) == Gate::Fenced {
+        if owner.lease.gate(now) == Gate::Fenced {
             world.coverage.one("owners that learned of their fence");
             return self.over(world, recorder);
         }
-        match reign.lease.renewal_at() {
-            Some(at) if at <= now && reign.renewal.is_none() => {
-                let renewal = reign.lease.renew(now);
+        match owner.lease.renewal_at() {
+            Some(at) if at <= now && owner.renewal.is_none() => {
+                let renewal = owner.lease.renew(now);
                 let change = renewal.change.clone();
-                reign.renewal = Some(renewal);
+                owner.renewal = Some(renewal);
                 world.change(self.client, Token::Renewal, change);
             }
             Some(at) if at > now => world.wake_at(self.client, at, Wake::Lease),
@@ -312,17 +312,17 @@ impl Node {
     }
 
     fn over(&mut self, world: &mut World, recorder: &mut Recorder) {
-        if let State::Owning(reign) = &mut self.state {
-            reign.lease.fence();
-            reign.pass_gate(world, recorder);
+        if let State::Owning(owner) = &mut self.state {
+            owner.lease.fence();
+            owner.pass_gate(world, recorder);
         }
         self.state = State::Over;
     }
 
     fn release(&mut self, world: &mut World) {
-        if let State::Owning(reign) = &mut self.state
-            && reign.renewal.is_none()
-            && let Some(change) = reign.lease.release()
+        if let State::Owning(owner) = &mut self.state
+            && owner.renewal.is_none()
+            && let Some(change) = owner.lease.release()
         {
             world.coverage.one("handovers");
             world.change(self.client, Token::Release, change);
@@ -331,12 +331,12 @@ impl Node {
     }
 
     fn acknowledged(&mut self, world: &mut World, recorder: &mut Recorder, op: OpNumber) {
-        if let State::Owning(reign) = &mut self.state
-            && let Some(after) = reign.acknowledged(recorder, op)
+        if let State::Owning(owner) = &mut self.state
+            && let Some(after) = owner.acknowledged(recorder, op)
         {
-            reign.follow(world, recorder, after);
-            reign.pass_gate(world, recorder);
-            self.reads.recover(world, recorder, reign);
+            owner.follow(world, recorder, after);
+            owner.pass_gate(world, recorder);
+            self.reads.recover(world, recorder, owner);
         }
     }
 
@@ -348,15 +348,15 @@ impl Node {
         reply: &Reply,
     ) {
         match (&mut self.state, token) {
-            (State::Owning(reign), Token::Write(timestamp)) => {
-                reign.written(world, *timestamp, *reply == Reply::Written);
-                reign.pass_gate(world, recorder);
+            (State::Owning(owner), Token::Write(timestamp)) => {
+                owner.written(world, *timestamp, *reply == Reply::Written);
+                owner.pass_gate(world, recorder);
             }
-            (State::Owning(reign), Token::ReadOne(op)) => {
-                self.reads.one_replied(world, recorder, reign, *op, reply);
+            (State::Owning(owner), Token::ReadOne(op)) => {
+                self.reads.one_replied(world, recorder, owner, *op, reply);
             }
-            (State::Owning(reign), Token::Read(op)) => {
-                let seen = self.reads.owner_replied(world, recorder, reign, *op, reply);
+            (State::Owning(owner), Token::Read(op)) => {
+                let seen = self.reads.owner_replied(world, recorder, owner, *op, reply);
                 if seen == Seen::Deposed {
                     world.coverage.one("owners that read a newer epoch");
                     self.over(world, recorder);
@@ -373,6 +373,6 @@ impl Node {
     }
 
     pub fn epoch(&self) -> Option<Epoch> {
-        self.reign().map(|reign| reign.epoch)
+        self.owner().map(|owner| owner.epoch)
     }
 }

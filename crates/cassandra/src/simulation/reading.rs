@@ -15,8 +15,8 @@ use super::client::{
 };
 use super::flaw::Flaw;
 use super::model::{Cell, Level, NodeId, Place, Query, Reply, Request};
+use super::owner::{After, Owner};
 use super::recorder::Recorder;
-use super::reign::{After, Reign};
 use super::world::World;
 
 /// A read that is under way.
@@ -73,10 +73,10 @@ impl Reads {
         world.request(client, Token::Read(op), node, request);
     }
 
-    fn ask_one(&mut self, world: &mut World, reign: &Reign, op: OpNumber, query: Query) {
-        let node = reign.coordinator(world);
+    fn ask_one(&mut self, world: &mut World, owner: &Owner, op: OpNumber, query: Query) {
+        let node = owner.coordinator(world);
         let request = Request::Read(query, Level::One, vec![node]);
-        world.request(reign.client, Token::ReadOne(op), node, request);
+        world.request(owner.client, Token::ReadOne(op), node, request);
     }
 
     fn begin(&mut self, op: OpNumber, action: Action, query: Query, spans: Vec<Span>) {
@@ -127,19 +127,19 @@ impl Reads {
     }
 
     /// A new owner finds the seal that it begins with.
-    pub fn promote_seals(&mut self, world: &mut World, recorder: &mut Recorder, reign: &Reign) {
+    pub fn promote_seals(&mut self, world: &mut World, recorder: &mut Recorder, owner: &Owner) {
         let action = Action::PromoteRecord(SEALS);
-        let op = recorder.start(reign.client, Some(reign.epoch), action);
+        let op = recorder.start(owner.client, Some(owner.epoch), action);
         self.begin(op, action, exactly(place_of_record(SEALS)), Vec::new());
-        self.ask_quorum(world, recorder, reign.client, op);
+        self.ask_quorum(world, recorder, owner.client, op);
     }
 
     /// A new owner looks for the log's end.
-    pub fn recover(&mut self, world: &mut World, recorder: &mut Recorder, reign: &Reign) {
-        let key = reign.log_end();
+    pub fn recover(&mut self, world: &mut World, recorder: &mut Recorder, owner: &Owner) {
+        let key = owner.log_end();
         let promoting = |r: &Reading| r.action == Action::Promote(key);
-        if reign.log.recovering && !self.under_way.values().any(promoting) {
-            self.promote(world, recorder, reign, key);
+        if owner.log.recovering && !self.under_way.values().any(promoting) {
+            self.promote(world, recorder, owner, key);
         }
     }
 
@@ -147,36 +147,36 @@ impl Reads {
         &mut self,
         world: &mut World,
         recorder: &mut Recorder,
-        reign: &Reign,
+        owner: &Owner,
         key: BlockKey,
     ) {
         let action = Action::Promote(key);
-        let op = recorder.start(reign.client, Some(reign.epoch), action);
+        let op = recorder.start(owner.client, Some(owner.epoch), action);
         let place = place_of(key, Generation::SINGLE);
         self.begin(op, action, exactly(place), Vec::new());
-        self.ask_quorum(world, recorder, reign.client, op);
+        self.ask_quorum(world, recorder, owner.client, op);
     }
 
     /// An owner reads a block that keeps one version.
-    pub fn read_single(&mut self, world: &mut World, recorder: &mut Recorder, reign: &Reign) {
+    pub fn read_single(&mut self, world: &mut World, recorder: &mut Recorder, owner: &Owner) {
         let key = world.any_single();
         let place = place_of(key, Generation::SINGLE);
         let promoting = |r: &Reading| r.action == Action::Promote(key);
-        if !reign.known.contains_key(&place) {
+        if !owner.known.contains_key(&place) {
             if self.under_way.values().any(promoting) {
                 return;
             }
-            return self.promote(world, recorder, reign, key);
+            return self.promote(world, recorder, owner, key);
         }
         let up_to = Generation::SINGLE;
         let action = Action::Read { key, up_to };
-        let op = recorder.start(reign.client, Some(reign.epoch), action);
-        if let Some(content) = reign.pending_in(place) {
+        let op = recorder.start(owner.client, Some(owner.epoch), action);
+        if let Some(content) = owner.pending_in(place) {
             recorder.end(op, Outcome::Block(up_to, content));
             return;
         }
         self.begin(op, action, exactly(place), Vec::new());
-        self.ask_one(world, reign, op, exactly(place));
+        self.ask_one(world, owner, op, exactly(place));
     }
 
     /// One replica has answered.
@@ -184,7 +184,7 @@ impl Reads {
         &mut self,
         world: &mut World,
         recorder: &mut Recorder,
-        reign: &Reign,
+        owner: &Owner,
         op: OpNumber,
         reply: &Reply,
     ) {
@@ -197,7 +197,7 @@ impl Reads {
         };
         if let Reply::Row(row) = reply {
             let found = row.as_ref().map(|(_, cell)| cell);
-            let expected = reign.known.get(&place).map(|(version, _)| *version);
+            let expected = owner.known.get(&place).map(|(version, _)| *version);
             if world.has(Flaw::UncheckedReads) || found.map(|c| c.timestamp) == expected {
                 world.coverage.one("reads from one replica");
                 recorder.end(op, Outcome::Block(Generation::SINGLE, content(found)));
@@ -206,7 +206,7 @@ impl Reads {
             }
             world.coverage.one("answers that were stale");
         }
-        self.ask_quorum(world, recorder, reign.client, op);
+        self.ask_quorum(world, recorder, owner.client, op);
     }
 
     /// A quorum has answered a reader without an epoch.
@@ -264,19 +264,19 @@ impl Reads {
         &mut self,
         world: &mut World,
         recorder: &mut Recorder,
-        reign: &mut Reign,
+        owner: &mut Owner,
         op: OpNumber,
         reply: &Reply,
     ) -> Seen {
         let action = self.under_way.get(&op).map(|r| r.action);
         let (Reply::Row(row), Some(action)) = (reply, action) else {
-            self.ask_quorum(world, recorder, reign.client, op);
+            self.ask_quorum(world, recorder, owner.client, op);
             return Seen::Fine;
         };
         let cell = row.as_ref().map(|(_, cell)| cell);
         recorder.read(op, cell.map(|cell| cell.timestamp));
         let foreign = matches!(action, Action::ReadSeal { .. } | Action::Get(_));
-        let newer = cell.is_some_and(|cell| epoch_of(cell.timestamp) > reign.epoch);
+        let newer = cell.is_some_and(|cell| epoch_of(cell.timestamp) > owner.epoch);
         if newer && !foreign && !world.has(Flaw::ClockTimestamps) {
             self.under_way.remove(&op);
             recorder.end(op, Outcome::Fenced);
@@ -286,34 +286,34 @@ impl Reads {
             Action::Promote(key) => {
                 self.under_way.remove(&op);
                 let place = place_of(key, Generation::SINGLE);
-                let found = Self::promoted(world, reign, place, cell);
+                let found = Self::promoted(world, owner, place, cell);
                 world.coverage.one("versions promoted");
                 let outcome = Outcome::Block(Generation::SINGLE, found);
                 let after = (key.file == LOG).then_some(After::Recovered(found));
-                reign.wait(world, op, outcome, after);
+                owner.wait(world, op, outcome, after);
             }
             Action::PromoteRecord(record) => {
                 self.under_way.remove(&op);
-                let found = Self::promoted(world, reign, place_of_record(record), cell);
+                let found = Self::promoted(world, owner, place_of_record(record), cell);
                 let outcome = Outcome::Record(found);
-                reign.wait(world, op, outcome, Some(After::Attach(found)));
+                owner.wait(world, op, outcome, Some(After::Attach(found)));
             }
             _ => {
-                self.replied(world, recorder, reign.client, op, reply);
+                self.replied(world, recorder, owner.client, op, reply);
             }
         }
-        reign.pass_gate(world, recorder);
+        owner.pass_gate(world, recorder);
         Seen::Fine
     }
 
     /// Writes again what a promotion found, unless the owner has written the row meanwhile.
     fn promoted(
         world: &mut World,
-        reign: &mut Reign,
+        owner: &mut Owner,
         place: Place,
         cell: Option<&Cell>,
     ) -> Content {
-        if let Some((_, content)) = reign.known.get(&place) {
+        if let Some((_, content)) = owner.known.get(&place) {
             return *content;
         }
         let found = content(cell);
@@ -325,7 +325,7 @@ impl Reads {
             || absent && world.has(Flaw::AbsenceNotPromoted);
         if !skipped {
             let tombstone = absent && world.has(Flaw::AbsenceAsTombstone);
-            reign.write(world, place, found, tombstone);
+            owner.write(world, place, found, tombstone);
         }
         found
     }

@@ -9,7 +9,7 @@ use super::support::{Database, Volume};
 
 /// One life of an active and of the standby that follows it.
 #[derive(Debug, Clone)]
-struct Reign {
+struct Life {
     before_seal: Vec<Change>,
     /// Sealed, but the standby stays at the seal before.
     after_attach: Vec<Change>,
@@ -23,11 +23,11 @@ struct Reign {
     checks: u8,
 }
 
-fn reign() -> impl Strategy<Value = Reign> {
+fn life() -> impl Strategy<Value = Life> {
     let some = |n| prop::collection::vec(change(), 0..n);
     let work = (some(24), some(16), some(16), some(8));
     let chance = (any::<u8>(), any::<bool>(), any::<u8>());
-    (work, chance).prop_map(|(work, (survives, syncs, checks))| Reign {
+    (work, chance).prop_map(|(work, (survives, syncs, checks))| Life {
         before_seal: work.0,
         after_attach: work.1,
         after_second_seal: work.2,
@@ -51,37 +51,37 @@ async fn work(active: &Database, model: &mut Files, changes: &[Change]) -> Vec<C
     log
 }
 
-async fn run(reigns: Vec<Reign>) {
+async fn run(lives: Vec<Life>) {
     let volume = Volume::new();
     let (mut storage, mut active) = volume.init().await;
     active.rmdir("base/5").unwrap();
     let mut model = Files::default();
     work(&active, &mut model, &prelude()).await;
     let mut lsn = 100;
-    for reign in reigns {
-        work(&active, &mut model, &reign.before_seal).await;
+    for life in lives {
+        work(&active, &mut model, &life.before_seal).await;
         lsn += 100;
         active.seal(lsn).await;
         let (view, standby) = volume.attach().await;
         let mut replayed = model.clone();
         assert_same(&standby.tree("base").await, &replayed, "a fresh standby");
 
-        let mut log = work(&active, &mut model, &reign.after_attach).await;
+        let mut log = work(&active, &mut model, &life.after_attach).await;
         active.seal(lsn + 50).await;
-        log.extend(work(&active, &mut model, &reign.after_second_seal).await);
-        work(&active, &mut model.clone(), &reign.unfinished).await;
-        if reign.syncs {
+        log.extend(work(&active, &mut model, &life.after_second_seal).await);
+        work(&active, &mut model.clone(), &life.unfinished).await;
+        if life.syncs {
             active.view.sync_all().await.unwrap();
         }
         view.show_log(active.active.as_ref().unwrap().namespace(), Lsn(lsn + 99));
         assert_same(&standby.tree("base").await, &replayed, "before redo");
 
-        let mut survivors = reign.survives;
+        let mut survivors = life.survives;
         let mut dead = false;
         for (at, change) in log.iter().enumerate() {
             replayed.apply(change);
             perform(&standby, change).await;
-            if at % 8 == usize::from(reign.checks % 8) {
+            if at % 8 == usize::from(life.checks % 8) {
                 assert_same(
                     &standby.tree("base").await,
                     &replayed,
@@ -121,7 +121,7 @@ proptest! {
     #![proptest_config(super::support::cases(64))]
 
     #[test]
-    fn every_view_holds_what_its_part_of_the_log_says(reigns in prop::collection::vec(reign(), 1..4)) {
-        block_on(run(reigns));
+    fn every_view_holds_what_its_part_of_the_log_says(lives in prop::collection::vec(life(), 1..4)) {
+        block_on(run(lives));
     }
 }

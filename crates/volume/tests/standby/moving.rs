@@ -416,21 +416,24 @@ async fn a_plan_to_a_seal_of_a_dead_branch_is_dropped() {
     active.put("base/5/1000", &blocks(&[1; 4])).await;
     active.seal(100).await;
     let (view, standby) = volume.attach().await;
-    let (heir, heirs) = volume.attach().await;
+    let (successor, successors) = volume.attach().await;
 
     let dead = active.seal(200).await;
     let base = view.load_next(&dead).await.unwrap();
-    for view in [&view, &heir] {
+    for view in [&view, &successor] {
         view.show_log(base.namespace.clone(), Lsn(400));
     }
     let planned = view.plan_move(base).await.unwrap();
     let both = blocks(&[2; 4]);
-    for database in [&heirs, &standby] {
+    for database in [&successors, &standby] {
         database.write("base/5/1000", 0, &both).await.unwrap();
     }
-    let (_, next) = volume.take_over(&heir).await;
+    let (_, next) = volume.take_over(&successor).await;
     let alive = next.seal(300).await;
-    assert!(!alive.continues(&dead), "the heir stood on the seal before");
+    assert!(
+        !alive.continues(&dead),
+        "the successor stood on the seal before"
+    );
 
     let base = view.load_next(&alive).await.unwrap();
     let plan = view.plan_move(base).await.unwrap();

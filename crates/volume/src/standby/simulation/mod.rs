@@ -77,7 +77,7 @@
 //! made, has neither, so a move took the name away as a stub's.
 //!
 //! History 5027 is why a directory keeps its id at a takeover although redo had removed it and made it again
-//! (`switch_plan`'s `same_in_base`). The heir replayed the copy of a database that its base had already, and gave
+//! (`switch_plan`'s `same_in_base`). The successor replayed the copy of a database that its base had already, and gave
 //! the directory a new id, its files the old ones. Another standby had adopted the directory by its old id. When it
 //! took over in its turn it put the old directory in place, of which the files were no part any more.
 //!

@@ -54,7 +54,7 @@ pub(super) enum After {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Reign {
+pub(super) struct Owner {
     pub client: ClientId,
     pub home: NodeId,
     pub epoch: Epoch,
@@ -80,10 +80,10 @@ pub(super) struct Reign {
     written: BTreeMap<BlockKey, Vec<Generation>>,
 }
 
-impl Reign {
-    pub fn new(client: ClientId, home: NodeId, lease: Lease) -> Reign {
+impl Owner {
+    pub fn new(client: ClientId, home: NodeId, lease: Lease) -> Owner {
         let epoch = lease.epoch();
-        Reign {
+        Owner {
             client,
             home,
             epoch,
