@@ -12,7 +12,7 @@ use understudy::commands::{interrupted, on_runtime, start_logging};
 use understudy::exit::{Code, Failure};
 
 use crate::cli::{self, Common};
-use crate::{cassandra, dax, failover, peers, pgbench, soak, standby};
+use crate::{cassandra, chaos, dax, failover, peers, pgbench, soak, standby};
 
 /// Runs a benchmark and prints tables, or its report as JSON.
 ///
@@ -30,6 +30,7 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Dax(args) => run_dax(args).await,
         cli::Bench::Cassandra(args) => run_cassandra(args).await,
         cli::Bench::Soak(args) => run_soak(args).await,
+        cli::Bench::Chaos(args) => run_chaos(args).await,
         cli::Bench::Standby(args) => run_standby(args).await,
         cli::Bench::Failover(args) => run_failover(args).await,
         cli::Bench::Peers(args) => run_peers(args).await,
@@ -156,6 +157,34 @@ async fn run_soak(args: cli::BenchSoak) -> anyhow::Result<Code> {
         report.picture = Some(file);
     }
     print(&args.common, &report, soak::table)?;
+    Ok(verdict(report.passed))
+}
+
+async fn run_chaos(args: cli::BenchChaos) -> anyhow::Result<Code> {
+    let mut workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let seconds = Duration::from_secs;
+    let either = |given, quick, whole| args.common.either(given, seconds(quick), seconds(whole));
+    let options = chaos::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        duration: either(args.duration, 60, 600),
+        seed: args.seed,
+        rate: f64::from(args.rate),
+        heartbeat: args.heartbeat,
+        flaw: args.flaw,
+    };
+    let result = tokio::select! {
+        report = Box::pin(chaos::run(&options, say)) => report,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    keep_unless(
+        &mut workspace,
+        matches!(&result, Ok(report) if report.passed),
+    );
+    let mut report = result?;
+    report.data = workspace.is_kept().then(|| workspace.path().to_owned());
+    print(&args.common, &report, chaos::table)?;
     Ok(verdict(report.passed))
 }
 

@@ -1,6 +1,7 @@
 //! Measurements that a user can repeat with one command.
 
 pub mod cassandra;
+pub mod chaos;
 pub mod cli;
 pub mod commands;
 pub mod dax;

@@ -6,6 +6,7 @@
 
 pub mod clients;
 mod credentials;
+pub mod disk;
 mod logs;
 pub mod ports;
 pub mod process;
@@ -194,6 +195,11 @@ impl Cluster {
     pub fn kill_zone(&mut self, number: usize) -> Option<Kill> {
         let zone = self.zones.get_mut(number - 1)?;
         zone.process.take().map(|mut process| process.kill_all())
+    }
+
+    /// A zone server's process, counted as in [`start_zone`](Cluster::start_zone).
+    pub fn zone_process(&mut self, number: usize) -> Option<&mut Process> {
+        self.zones.get_mut(number - 1)?.process.as_mut()
     }
 
     /// Changes the emulated network; the zones follow within a moment.

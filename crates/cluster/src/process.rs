@@ -98,9 +98,7 @@ impl Process {
 
     /// Lets all of it go on.
     pub fn resume(&self) {
-        for pid in family(self.pid()) {
-            send(pid, Signal::SIGCONT);
-        }
+        resume(&family(self.pid()));
     }
 
     /// Kills all of it at once, as a machine that loses power. Everything is first stopped, so that
@@ -167,6 +165,21 @@ pub fn last_lines(path: &Path, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let from = lines.len().saturating_sub(count);
     lines[from..].join("\n")
+}
+
+/// Stops these processes (SIGSTOP) and nothing below them.
+pub fn pause(pids: &[Pid]) {
+    pids.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
+}
+
+/// Lets these processes go on.
+pub fn resume(pids: &[Pid]) {
+    pids.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
+}
+
+/// Kills these processes and nothing below them.
+pub fn kill_each(pids: &[Pid]) {
+    pids.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
 }
 
 fn send(pid: Pid, signal: Signal) {

@@ -177,6 +177,25 @@ impl Sites {
         ])
     }
 
+    /// Changes what the line from one node to another does to packets; `None` is the centre.
+    ///
+    /// # Errors
+    /// There is no such node, or they are not apart: at a bridge there are no lines.
+    pub fn set_line(
+        &self,
+        from: Option<&str>,
+        to: Option<&str>,
+        quality: Quality,
+    ) -> anyhow::Result<()> {
+        let wan = self.wan.as_ref().context("no lines at a bridge")?;
+        let place = |end: Option<&str>| match end {
+            Some(node) => self.place(node).context("no such node"),
+            None => Ok(self.nodes.len()),
+        };
+        wan.set(place(from)?, place(to)?, quality);
+        Ok(())
+    }
+
     /// On all lines from and to a node.
     fn set_loss(&self, wan: &Wan, at: usize, loss_permille: u16) {
         for (from, to) in pairs(self.nodes.len() + 1) {

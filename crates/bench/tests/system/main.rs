@@ -1,6 +1,7 @@
 //! Benchmarks that end with a verdict, in their short form, as system tests. Run with `make test-system`,
 //! which builds the command that they measure as well.
 
+mod chaos;
 mod soak;
 
 use std::path::{Path, PathBuf};

@@ -211,8 +211,8 @@ async fn open_any<W: Work>(shared: &Shared) -> Result<W, String> {
     Err(trouble)
 }
 
-/// The same connection string for one server at a time.
-fn each_server(all: &tokio_postgres::Config) -> Vec<tokio_postgres::Config> {
+/// The same connection string for one server at a time, as libpq tries them.
+pub fn each_server(all: &tokio_postgres::Config) -> Vec<tokio_postgres::Config> {
     let places = all.get_hosts().iter().zip(all.get_ports());
     let one = |(host, port): (&Host, &u16)| {
         let mut one = tokio_postgres::Config::new();

@@ -51,7 +51,7 @@ const SESSIONS_END_WITHIN: Duration = Duration::from_secs(2);
 /// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
 /// may hold redo up (N12 ii).
 const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
-/// A replay that does not move for this long is given up, so that another node can try.
+/// A replay that neither reports nor reads anything for this long is given up, so that another node can try.
 const REPLAY_STALLS: Duration = Duration::from_secs(120);
 /// How long PostgreSQL may take to end recovery once all is replayed.
 const PROMOTE_WITHIN: Duration = Duration::from_secs(60);
@@ -284,10 +284,11 @@ async fn replay_to(standby: &Standby, end: Lsn) -> Result<()> {
     let impatient = keep_ending_sessions(standby);
     tokio::pin!(impatient);
     let mut progress = standby.feed.feedback();
+    let mut reads = standby.view.watch_redo();
     loop {
         tokio::select! {
             _ = &mut applied => return Ok(()),
-            moved = moves(&mut progress) => if !moved {
+            moved = moves(&mut progress, &mut reads, REPLAY_STALLS) => if !moved {
                 return Err(PostgresError::Timeout {
                     what: "replay any further",
                     after: REPLAY_STALLS,
@@ -301,12 +302,27 @@ async fn replay_to(standby: &Standby, end: Lsn) -> Result<()> {
     }
 }
 
-/// Whether the replayed position moves within [`REPLAY_STALLS`].
-async fn moves(progress: &mut watch::Receiver<Option<Feedback>>) -> bool {
+/// Whether replay moves within so long: by what PostgreSQL reports, or by where it reads the log. It reports nothing
+/// before it has read all log that it finds in its directory, which may take longer on a slow machine.
+async fn moves(
+    progress: &mut watch::Receiver<Option<Feedback>>,
+    reads: &mut watch::Receiver<(Lsn, Lsn)>,
+    within: Duration,
+) -> bool {
     let applied = |feedback: &Option<Feedback>| feedback.map(|f| f.apply);
-    let before = applied(&progress.borrow_and_update());
-    let moved = progress.wait_for(|now| applied(now) != before);
-    tokio::time::timeout(REPLAY_STALLS, moved).await.is_ok()
+    let before = (
+        applied(&progress.borrow_and_update()),
+        *reads.borrow_and_update(),
+    );
+    let moved = async {
+        tokio::select! {
+            Ok(_) = progress.wait_for(|now| applied(now) != before.0) => {}
+            Ok(_) = reads.wait_for(|now| *now != before.1) => {}
+            // Nobody is left who could say more.
+            else => std::future::pending().await,
+        }
+    };
+    tokio::time::timeout(within, moved).await.is_ok()
 }
 
 /// Ends the sessions of clients from [`REPLAY_PATIENCE`] on, until it is dropped.
@@ -331,5 +347,33 @@ async fn keep_ending_sessions(standby: &Standby) -> Infallible {
             Ok(Err(error)) => tracing::debug!(%error, "no sessions ended this time"),
             Err(_) => tracing::debug!("PostgreSQL does not answer: trying anew to end sessions"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a slow machine redo read for more than two minutes what it had in its directory, and reported nothing: each
+    /// takeover was given up, and begun anew from the same seal, for ever.
+    #[tokio::test]
+    async fn redo_that_reads_moves_although_nothing_is_reported_yet() {
+        let (_feed, mut progress) = watch::channel(None);
+        let (redo, mut reads) = watch::channel((Lsn(0), Lsn(8192)));
+        let within = Duration::from_secs(60);
+        {
+            let moved = moves(&mut progress, &mut reads, within);
+            tokio::pin!(moved);
+            tokio::select! {
+                biased;
+                _ = &mut moved => panic!("nothing has moved"),
+                () = std::future::ready(()) => {}
+            }
+            redo.send_replace((Lsn(8192), Lsn(16384)));
+            assert!(moved.await);
+        }
+        assert!(!moves(&mut progress, &mut reads, Duration::ZERO).await);
+        drop(redo);
+        assert!(!moves(&mut progress, &mut reads, Duration::ZERO).await);
     }
 }

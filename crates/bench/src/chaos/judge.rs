@@ -1,0 +1,307 @@
+//! The verdict: everything that clients were told, against what is there in the end and what they were shown.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use cluster::clients::clock::Offset;
+use cluster::clients::history::{History, Outcome};
+use cluster::clients::schema::Server;
+use cluster::clients::session::connect;
+use cluster::clients::verify::{self, Check};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Options;
+use super::check::lists::{Lists, Transaction};
+use super::check::numbers::Drawn;
+use super::check::prepared::Prepared;
+use super::check::readers::Snapshot;
+use super::check::{lists, numbers, prepared, readers};
+use super::clients::{lists as appenders, numbers as drawers, prepared as coordinators};
+use super::report::{Counts, Report};
+use super::stage::{Clients, Stage};
+
+/// How long clients may take to finish what they are at.
+const STOP_WITHIN: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// So many anomalies of a kind are told.
+const TOLD: usize = 10;
+/// A silence that is longer than this counts as an outage.
+const OUTAGE: Duration = Duration::from_millis(1_000);
+
+/// What PostgreSQL says only if what it reads is not what it wrote.
+const CORRUPTION: [&str; 14] = [
+    "invalid page",
+    "could not read block",
+    "could not access status of transaction",
+    "missing chunk number",
+    "unexpected data beyond EOF",
+    "WAL contains references to invalid pages",
+    "is not a valid",
+    "cache lookup failed",
+    "could not find block",
+    "failed to re-find",
+    "found xmin",
+    "wrong hash",
+    "has wrong size",
+    "right sibling",
+];
+/// And what it says if its mount refuses it everything, because its node was replaced or its agent was killed.
+const FENCED: [&str; 5] = [
+    "Input/output error",
+    "Read-only file system",
+    "Transport endpoint is not connected",
+    "Software caused connection abort",
+    "read only 0 of",
+];
+
+/// What the clients know.
+struct Told {
+    transfers: History,
+    lists: Vec<Transaction>,
+    numbers: Vec<Drawn>,
+    prepared: Vec<Prepared>,
+    snapshots: Vec<Snapshot>,
+    ddl_rounds: u64,
+}
+
+impl Clients {
+    async fn stop(self) -> Told {
+        let snapshots = self.readers.take();
+        let (transfers, lists, numbers, prepared, ddl_rounds) = tokio::join!(
+            self.transfers.stop(),
+            self.lists.stop(),
+            self.numbers.stop(),
+            self.prepared.stop(),
+            self.churn.stop()
+        );
+        Told {
+            transfers,
+            lists,
+            numbers,
+            prepared,
+            snapshots,
+            ddl_rounds,
+        }
+    }
+}
+
+/// Stops everything and judges.
+///
+/// # Errors
+/// Nobody answers although everything was whole again.
+pub(super) async fn report(
+    options: &Options,
+    stage: Stage,
+    whole: Result<(), String>,
+) -> anyhow::Result<Report> {
+    let Stage {
+        clients,
+        roles,
+        orders,
+        mut cluster,
+        disks,
+        sites,
+        clocks,
+        clock,
+        struck,
+        ended,
+        healed,
+        ..
+    } = stage;
+    let end = clock.now();
+    let mut checks = vec![Check {
+        name: "everything is whole again after each round",
+        passed: whole.is_ok(),
+        detail: match &whole {
+            Ok(()) => format!("{} rounds", healed.len()),
+            Err(why) => format!("after {} rounds: {why}", healed.len()),
+        },
+    }];
+    drop((roles, orders));
+    let mut report = Report {
+        passed: false,
+        seed: options.seed,
+        flaw: options.flaw,
+        heartbeat: options.heartbeat.clone(),
+        seconds: end.seconds(),
+        epochs: 0,
+        counts: Counts::default(),
+        outages_ms: Vec::new(),
+        checks: Vec::new(),
+        struck,
+        ended,
+        healed_s: healed.iter().map(|took| took.as_secs_f64()).collect(),
+        clocks: clocks.is_some(),
+        data: None,
+    };
+    let stopped = tokio::time::timeout(STOP_WITHIN, clients.stop()).await;
+    match stopped {
+        Ok(told) => {
+            report.counts = counts(&told);
+            report.outages_ms = outages(&told.transfers, end);
+            let judged = judge(options, &mut cluster, &told, &mut report).await;
+            match judged {
+                Ok(found) => checks.extend(found),
+                Err(error) => checks.push(failed("the database answers", format!("{error:#}"))),
+            }
+        }
+        Err(_) => checks.push(failed("clients can finish", "they wait for ever".into())),
+    }
+    checks.extend(logs(&cluster));
+    report.passed = checks.iter().all(|check| check.passed);
+    report.checks = checks;
+    cluster.shutdown();
+    drop((disks, sites, clocks));
+    Ok(report)
+}
+
+fn failed(name: &'static str, detail: String) -> Check {
+    Check {
+        name,
+        passed: false,
+        detail,
+    }
+}
+
+fn counts(told: &Told) -> Counts {
+    let of = |outcome| told.lists.iter().filter(|t| t.outcome == outcome).count() as u64;
+    Counts {
+        transfers: told.transfers.count(Outcome::Acknowledged),
+        transfers_unknown: told.transfers.count(Outcome::Unknown),
+        lists: of(Outcome::Acknowledged),
+        lists_unknown: of(Outcome::Unknown),
+        lists_refused: of(Outcome::Refused),
+        numbers: told.numbers.len() as u64,
+        prepared: told.prepared.len() as u64,
+        snapshots: told.snapshots.len() as u64,
+        ddl_rounds: told.ddl_rounds,
+    }
+}
+
+/// The silences of the transfers, longest first, in milliseconds.
+fn outages(history: &History, end: Offset) -> Vec<u64> {
+    let mut ends: Vec<Offset> = history.commits().map(|commit| commit.ended).collect();
+    ends.push(end);
+    let silences = ends.windows(2).map(|pair| pair[1].since(pair[0]));
+    let mut long: Vec<u64> = silences
+        .filter(|silence| *silence > OUTAGE)
+        .map(|silence| silence.as_millis() as u64)
+        .collect();
+    long.sort_unstable_by(|a, b| b.cmp(a));
+    long
+}
+
+async fn judge(
+    options: &Options,
+    cluster: &mut cluster::Cluster,
+    told: &Told,
+    report: &mut Report,
+) -> anyhow::Result<Vec<Check>> {
+    let active = cluster.wait_active(TIMEOUT).await?;
+    let server = cluster.server(&active)?;
+    let status: Value = serde_json::from_str(&cluster.ask("status").await?)?;
+    report.epochs = status["epoch"].as_u64().context("no epoch")?;
+    let client = connect(&server.config()).await?;
+    let decided = coordinators::sweep(&client, &told.prepared).await?;
+    let last = appenders::all(&client).await?;
+    let rows = drawers::all(&client).await?;
+    let halves = coordinators::all(&client).await?;
+    let mut checks = transfers(&server, &told.transfers).await?;
+    let strict = lists::check(&told.lists, &last);
+    keep(options, "lists.json", &told.lists, &last, strict.is_empty())?;
+    checks.push(check(
+        "appends are strictly serializable, and none is lost",
+        &strict,
+        format!("{} transactions", told.lists.len()),
+    ));
+    let past = readers::check(&told.snapshots, &told.lists, &last, 0);
+    checks.push(check(
+        "reads on standbys are of the past, in order",
+        &past,
+        format!("{} snapshots", told.snapshots.len()),
+    ));
+    checks.push(check(
+        "numbers of a sequence are given once, in order",
+        &numbers::check(&told.numbers, &rows),
+        format!("{} numbers", told.numbers.len()),
+    ));
+    let mut two_phase = prepared::check(&told.prepared, &halves);
+    two_phase.extend(
+        decided
+            .iter()
+            .map(|id| prepared::Anomaly::Undone { id: *id }),
+    );
+    checks.push(check(
+        "prepared transactions end as was decided",
+        &two_phase,
+        format!("{} transactions", told.prepared.len()),
+    ));
+    checks.push(verify::amcheck(&cluster.options().bin, &server).await?);
+    checks.extend(verify::visibility(&server).await?);
+    Ok(checks)
+}
+
+async fn transfers(server: &Server, history: &History) -> anyhow::Result<Vec<Check>> {
+    Ok(verify::database(server, history).await?.1)
+}
+
+/// Anomalies as a check.
+fn check<A: Serialize>(name: &'static str, anomalies: &[A], sound: String) -> Check {
+    let told = anomalies.iter().take(TOLD);
+    let told: Vec<String> = told
+        .filter_map(|anomaly| serde_json::to_string(anomaly).ok())
+        .collect();
+    Check {
+        name,
+        passed: anomalies.is_empty(),
+        detail: match anomalies.len() {
+            0 => sound,
+            count => format!("{count} anomalies in {sound}: {}", told.join(" ")),
+        },
+    }
+}
+
+/// Leaves the history of the lists in the directory, if there is something to be looked for.
+fn keep(
+    options: &Options,
+    file: &str,
+    transactions: &[Transaction],
+    last: &Lists,
+    sound: bool,
+) -> anyhow::Result<()> {
+    if sound {
+        return Ok(());
+    }
+    let path = options.dir.join(file);
+    let text = serde_json::to_string(&(transactions, last))?;
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What is in the logs of a cluster only if something is wrong with it.
+fn logs(cluster: &cluster::Cluster) -> Vec<Check> {
+    let panics = cluster.agent_log_lines("panicked at");
+    let lost = cluster.agent_log_lines("no zone has an intact copy");
+    let fenced = |line: &str| FENCED.iter().any(|word| line.contains(word));
+    let corrupt = cluster.unexpected_log_lines(|_, line| {
+        fenced(line) || !CORRUPTION.iter().any(|word| line.contains(word))
+    });
+    let corrupt: Vec<String> = corrupt
+        .into_iter()
+        .filter(|line| !line.contains("panicked at"))
+        .collect();
+    [
+        ("no agent and no zone panicked", panics),
+        ("no block is damaged everywhere", lost),
+        ("PostgreSQL reads what it wrote", corrupt),
+    ]
+    .map(|(name, lines)| Check {
+        name,
+        passed: lines.is_empty(),
+        detail: match lines.first() {
+            Some(first) => format!("{} lines, for example {first}", lines.len()),
+            None => "no line of a log says otherwise".into(),
+        },
+    })
+    .to_vec()
+}

@@ -1,0 +1,66 @@
+//! `understudy bench chaos` in its short form: a minute of random faults that has to end well, and one with a flaw
+//! that has to be found.
+
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Result, ensure};
+use cluster::scratch::Scratch;
+use serde_json::Value;
+
+use crate::program;
+
+fn chaos(scratch: &Scratch, arguments: &[&str]) -> Result<(Output, Value)> {
+    let output = Command::new(program())
+        .args(["bench", "chaos", "--quick", "--json", "--data"])
+        .arg(scratch.path().join("work"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()?;
+    let report = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    Ok((output, report))
+}
+
+#[test]
+#[ignore = "system test: make test-system"]
+fn a_minute_of_chaos_loses_nothing() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("needs root, for networks and disks");
+        return Ok(());
+    }
+    let scratch = Scratch::new("chaos")?;
+    let (output, report) = chaos(&scratch, &["--seed", "20"])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let checks = &report["checks"];
+    ensure!(
+        output.status.success(),
+        "{}: {said}\n{checks:#}",
+        output.status
+    );
+    let struck = report["struck"].as_array().map_or(0, Vec::len);
+    ensure!(struck > 5, "only {struck} faults: {said}");
+    for count in ["transfers", "lists", "numbers", "prepared", "snapshots"] {
+        let count = &report["counts"][count];
+        ensure!(count.as_u64() > Some(0), "{:#}", report["counts"]);
+    }
+    scratch.succeed()
+}
+
+/// Transactions that write on the active and read on a standby: whoever cannot find that finds nothing.
+#[test]
+#[ignore = "system test: make test-system"]
+fn chaos_with_stale_reads_is_found_out() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("needs root, for networks and disks");
+        return Ok(());
+    }
+    let scratch = Scratch::new("stale")?;
+    let (output, report) = chaos(&scratch, &["--flaw", "stale-reads", "--duration", "5s"])?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1), "{}: {said}", output.status);
+    let checks = report["checks"].as_array().into_iter().flatten();
+    let failed: Vec<&Value> = checks.filter(|check| check["passed"] == false).collect();
+    let found =
+        |check: &&Value| check["name"] == "appends are strictly serializable, and none is lost";
+    ensure!(failed.len() == 1 && failed.iter().any(found), "{failed:#?}");
+    scratch.succeed()
+}
