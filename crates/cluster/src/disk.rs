@@ -88,7 +88,7 @@ impl Disk {
             return Ok(None);
         }
         // Every byte of the disk is as likely as every other.
-        let mut at = u64::try_from(u128::from(bytes) * u128::from(place) >> 32).unwrap_or(0);
+        let mut at = u64::try_from((u128::from(bytes) * u128::from(place)) >> 32).unwrap_or(0);
         for (path, length) in files {
             if at < length {
                 flip(&path, at, count.min(length - at))?;

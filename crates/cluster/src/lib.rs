@@ -145,7 +145,9 @@ impl Cluster {
         let own = self.options.init_arguments.iter().map(String::as_str);
         let mut arguments = vec!["init", "--config", &config];
         arguments.extend(own);
-        arguments.extend(["--", "--auth-host=trust"]);
+        if self.options.engine.is_none() {
+            arguments.extend(["--", "--auth-host=trust"]);
+        }
         self.run(&arguments).await.map(drop)
     }
 

@@ -44,8 +44,12 @@ pub struct Options {
     pub heartbeat: String,
     /// `RUST_LOG` for the children, if it shall differ from ours.
     pub log_filter: Option<String>,
-    /// PostgreSQL parameters for every node.
+    /// Parameters of the server for every node.
     pub parameters: Vec<(String, String)>,
+    /// Another server than PostgreSQL: the lines of the nodes' `[engine]`, without the port.
+    pub engine: Option<Vec<String>>,
+    /// The volume's name.
+    pub volume: String,
     /// Distances to emulate between zones, which are named "0", "1", ... Each zone server is in its
     /// own; the nodes are in zones 0, 1, ..., and again from 0. Without, all are in one place.
     pub network: Option<Network>,
@@ -82,6 +86,8 @@ impl Options {
             heartbeat: "fast".into(),
             log_filter: None,
             parameters: Vec::new(),
+            engine: None,
+            volume: VOLUME.to_owned(),
             network: None,
             sites: None,
             tls: false,
@@ -203,14 +209,11 @@ fn text(
     let address = node.address;
     let mut text = format!(
         "name = \"{}\"\n\
-         volume = \"{VOLUME}\"\n\
+         volume = \"{}\"\n\
          {storage}\n\
          data = \"{}\"\n\
          \n\
-         [postgres]\n\
-         bin = \"{}\"\n\
-         port = {}\n\
-         listen_addresses = \"{address}\"\n\
+         {}\n\
          \n\
          [heartbeat]\n\
          preset = \"{}\"\n\
@@ -222,9 +225,9 @@ fn text(
          listen = \"{address}:{}\"\n\
          token = \"{}\"\n",
         node.name,
+        options.volume,
         node.data.display(),
-        options.bin.display(),
-        node.port,
+        server_lines(options, node),
         options.heartbeat,
         node.rest_port,
         credentials.token.display(),
@@ -249,11 +252,32 @@ fn text(
         let _ = write!(text, "\n[standby]\n{}\n", options.standby.join("\n"));
     }
     if !options.parameters.is_empty() {
-        text.push_str("\n[postgres.parameters]\n");
+        let table = if options.engine.is_some() {
+            "engine"
+        } else {
+            "postgres"
+        };
+        // Writing to a String never fails.
+        let _ = write!(text, "\n[{table}.parameters]\n");
         for (name, value) in &options.parameters {
             // Writing to a String never fails.
             let _ = writeln!(text, "{name} = \"{value}\"");
         }
     }
     text
+}
+
+/// The table of the server that the node runs.
+fn server_lines(options: &Options, node: &NodeSettings) -> String {
+    let (address, port) = (node.address, node.port);
+    match &options.engine {
+        Some(lines) => format!(
+            "[engine]\nport = {port}\nlisten = \"{address}\"\n{}",
+            lines.join("\n")
+        ),
+        None => format!(
+            "[postgres]\nbin = \"{}\"\nport = {port}\nlisten_addresses = \"{address}\"",
+            options.bin.display()
+        ),
+    }
 }

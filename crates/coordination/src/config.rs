@@ -6,11 +6,13 @@
 //! process needs (a node's server, its memory, its directory) is that one's own.
 
 mod cassandra;
+mod channel;
 mod check;
 mod keys;
 mod parameter;
 mod rest;
 mod size;
+mod storage;
 mod timing;
 mod tls;
 
@@ -26,10 +28,12 @@ use serde::Deserialize;
 use crate::address::Address;
 
 pub use cassandra::{CassandraConfig, FencingChoice, Place};
+pub use channel::ChannelConfig;
 pub use keys::{Keys, SHARED_KEYS, check_keys};
 pub use parameter::Parameter;
 pub use rest::RestConfig;
 pub use size::ByteSize;
+pub use storage::StorageConfig;
 pub use timing::{Heartbeat, HeartbeatChoice, Preset};
 pub use tls::TlsConfig;
 

@@ -15,9 +15,10 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 use nix::libc;
 use volume::error::Error;
@@ -598,6 +599,20 @@ impl Filesystem for Adapter {
         reply: ReplyLseek,
     ) {
         // The kernel then says itself what is always right: all data up to the size.
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// Regular files are always ready. The kernel knows that by itself once it has been told, here, that nobody asks.
+    fn poll(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _notifier: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
         reply.error(Errno::ENOSYS);
     }
 

@@ -12,8 +12,10 @@ mod standby;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use coordination::address::Address;
-use coordination::config::{ByteSize, ClusterConfig, ConfigError, RestConfig, Tags, check_keys};
+use coordination::config::{
+    ByteSize, ChannelConfig, ClusterConfig, ConfigError, RestConfig, StorageConfig, Tags,
+    check_keys,
+};
 use serde::Deserialize;
 
 pub use paths::{AgentLock, Paths};
@@ -41,61 +43,6 @@ pub struct Config {
     pub standby: StandbyConfig,
     /// What this node may become.
     pub tags: Tags,
-}
-
-/// `[channel]`
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ChannelConfig {
-    /// Where this node's agent listens. Other machines can reach it only with `[tls]`.
-    #[serde(default = "default_channel")]
-    pub listen: Address,
-    /// Where other nodes reach it, if that differs.
-    pub advertise: Option<Address>,
-    /// How long a planned stop of PostgreSQL waits for transactions of proxies to end. Those that are open after that end with it.
-    #[serde(default = "default_drain", with = "humantime_serde")]
-    pub drain: Duration,
-}
-
-impl ChannelConfig {
-    /// What goes into the node's record.
-    pub fn advertised(&self) -> &Address {
-        self.advertise.as_ref().unwrap_or(&self.listen)
-    }
-}
-
-impl Default for ChannelConfig {
-    fn default() -> Self {
-        ChannelConfig {
-            listen: default_channel(),
-            advertise: None,
-            drain: default_drain(),
-        }
-    }
-}
-
-/// `[storage]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct StorageConfig {
-    /// How long after a scrub of all copies the next one begins.
-    #[serde(with = "humantime_serde")]
-    pub scrub_every: Duration,
-    /// Bytes of blocks that a scrub, or bringing a zone up to date, compares in a second.
-    pub scrub_rate: ByteSize,
-    /// Log that is kept for a standby at most: one that needs more loses its claim and attaches afresh.
-    /// The active is never held back.
-    pub claim_cap: ByteSize,
-}
-
-impl Default for StorageConfig {
-    fn default() -> Self {
-        StorageConfig {
-            scrub_every: Duration::from_secs(24 * 3600),
-            scrub_rate: ByteSize::mib(32),
-            claim_cap: ByteSize::mib(16 << 10),
-        }
-    }
 }
 
 /// `[memory]`
@@ -143,17 +90,6 @@ struct Raw {
     standby: StandbyConfig,
     #[serde(default)]
     tags: Tags,
-}
-
-fn default_drain() -> Duration {
-    Duration::from_secs(5)
-}
-
-fn default_channel() -> Address {
-    Address::Tcp {
-        host: "127.0.0.1".to_owned(),
-        port: 7432,
-    }
 }
 
 impl Config {

@@ -90,10 +90,11 @@ fn whom<'m>(
     how: How,
 ) -> Result<&'m Member, HandoverError> {
     let named = |member: &&Member| to.is_none_or(|to| member.name == *to);
-    let standby = members
-        .iter()
-        .filter(|m| m.role == Role::Standby)
-        .find(named);
+    // Where another server than PostgreSQL is hosted, those who may take over hold nothing: spares.
+    let of_role = |role: Role| members.iter().filter(move |m| m.role == role);
+    let standby = of_role(Role::Standby)
+        .find(named)
+        .or_else(|| of_role(Role::Spare).find(named));
     let active = members
         .iter()
         .find(|m| m.role == Role::Active && m.state == MemberState::Serving);

@@ -9,8 +9,12 @@ use std::process::Output;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use super::{PostgresError, Result, RunAs, spawn};
+use supervise::{RunAs, spawn};
 
+use super::{PostgresError, Result};
+
+/// Variables of the caller that begin so would change what PostgreSQL's programs do.
+pub(super) const PG_VARIABLES: &str = "PG";
 /// The oldest major version that is supported.
 pub const OLDEST_MAJOR: u32 = 13;
 
@@ -135,7 +139,7 @@ impl Installation {
             }
         }
         let program = bin.join("postgres");
-        let output = spawn::command(&program)
+        let output = spawn::command(&program, PG_VARIABLES)
             .arg("--version")
             .output()
             .map_err(|e| refuse(&program, &format!("cannot be run ({e})")))?;
@@ -168,7 +172,7 @@ impl Installation {
         let file = directory.path().join("postgresql.conf");
         std::fs::write(&file, configuration).map_err(failed)?;
         // Asked for one value it reads the file and ends; as the first argument this is allowed to root.
-        let output = spawn::command(&self.bin.join("postgres"))
+        let output = spawn::command(&self.bin.join("postgres"), PG_VARIABLES)
             .args(["-C", "data_directory", "-D"])
             .arg(directory.path())
             .env("LC_ALL", "C")
@@ -225,7 +229,7 @@ impl Installation {
         if options.run_as.is_none() && nix::unistd::Uid::effective().is_root() {
             return Err(PostgresError::Root);
         }
-        let mut command = spawn::command(&self.bin.join("initdb"));
+        let mut command = spawn::command(&self.bin.join("initdb"), PG_VARIABLES);
         command
             .arg("-D")
             .arg(&options.data)

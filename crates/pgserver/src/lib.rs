@@ -2,23 +2,18 @@
 //! cleaned up after.
 //!
 //! ```text
-//!   install ──▶ initdb                        logfile: what it says, rotated
+//!   install ──▶ initdb                        logfile: what it says
 //!      │                                         ▲
 //!      ▼                                         │
-//!   server ──▶ supervisor ──▶ spawn ──▶ postmaster ◀── session: SQL of the agent
-//!                  │ a thread per server     │
-//!                  └──── exit report ◀───────┘ SIGQUIT when that thread ends
+//!   server ──▶ supervise::Child ──▶ postmaster ──┘ ◀── session: SQL of the agent
+//!                  │                     │ SIGQUIT when the agent ends
+//!                  └──── exit report ◀───┘
 //!   leftovers: kills what an earlier agent left, before anything is started
 //! ```
 //!
-//! Invariant: no server of this node outlives its agent's interest in it. The postmaster gets
-//! SIGQUIT (immediate shutdown) when the agent dies, whatever kills the agent; a server that
-//! survived that all the same is found and killed before another one is started ([`leftovers`]).
-//! So two servers never run on one node's directory, and never one that nobody watches.
-//!
-//! Why a thread per server: `PR_SET_PDEATHSIG` fires when the *thread* that forked ends, not the
-//! process, so a pool's worker must not fork it. And the kernel clears the setting when the user
-//! changes, so it is set after that, just before `exec`.
+//! Invariant: no server of this node outlives its agent's interest in it ([`supervise`] sees to that). The
+//! postmaster gets SIGQUIT (immediate shutdown) when the agent dies, whatever kills the agent. So two servers never
+//! run on one node's directory, and never one that nobody watches.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -39,21 +34,18 @@ pub mod install;
 pub mod leftovers;
 pub mod logfile;
 mod options;
-mod run_as;
 mod server;
 pub mod session;
-mod spawn;
-mod supervisor;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use install::{InitdbOptions, Installation, Password, PgVersion};
 pub use options::{ExitReport, StartOptions, StopMode};
-pub use run_as::RunAs;
 pub use server::{Postgres, Reloader};
 pub use session::Session;
-pub use supervisor::check_port;
+use supervise::ChildError;
+pub use supervise::RunAs;
 
 /// Why something about the server failed; the messages say what to change.
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +121,43 @@ pub enum PostgresError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+impl From<ChildError> for PostgresError {
+    fn from(error: ChildError) -> PostgresError {
+        match error {
+            ChildError::NoUser { user } => PostgresError::NoUser { user },
+            ChildError::Root => PostgresError::Root,
+            ChildError::PortInUse { address, port } => PostgresError::PortInUse { address, port },
+            ChildError::Timeout {
+                what,
+                after,
+                detail,
+            } => PostgresError::Timeout {
+                what,
+                after,
+                detail,
+            },
+            ChildError::System { what, source } => PostgresError::System { what, source },
+            other => PostgresError::Answer(other.to_string()),
+        }
+    }
+}
+
+/// The user to become before PostgreSQL is started; see [`RunAs::resolve`].
+///
+/// # Errors
+/// [`PostgresError::NoUser`], or [`PostgresError::Root`]: PostgreSQL refuses to be root.
+pub fn run_as(user: &str) -> Result<Option<RunAs>> {
+    Ok(RunAs::resolve(user)?)
+}
+
+/// Tries PostgreSQL's addresses; see [`supervise::check_port`].
+///
+/// # Errors
+/// [`PostgresError::PortInUse`]
+pub fn check_port(listen_addresses: &str, port: u16) -> Result<()> {
+    Ok(supervise::check_port(listen_addresses, port)?)
 }
 
 impl PostgresError {

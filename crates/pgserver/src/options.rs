@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use nix::sys::signal::Signal;
 
-use super::{RunAs, logfile};
+use supervise::{Exit, RunAs};
+
+use super::logfile;
 
 /// What a server is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +60,13 @@ pub struct ExitReport {
     pub signal: Option<i32>,
     /// The last lines of its log.
     pub log: Vec<String>,
+}
+
+impl From<Exit> for ExitReport {
+    fn from(exit: Exit) -> ExitReport {
+        let Exit { code, signal, log } = exit;
+        ExitReport { code, signal, log }
+    }
 }
 
 impl ExitReport {

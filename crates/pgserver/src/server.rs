@@ -1,26 +1,19 @@
-//! A running server: started, watched, signalled, stopped.
-//!
-//! ```text
-//!   start ─▶ running ── waitid(WNOWAIT) ─▶ exited (told at once) ─▶ children killed ─▶ clean
-//! ```
-//!
-//! The exit is told before the process is reaped and signals are sent under the same lock as the
-//! reaping, so no signal ever reaches a reused pid.
+//! A running server: started, watched, promoted, stopped.
 
 use std::convert::Infallible;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, Uid};
-use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use mount::child_io;
+use nix::sys::signal::Signal;
+use nix::unistd::Uid;
+use supervise::{Child, ChildError, Launch, Signals};
 use tokio::time::Instant;
 
-use super::logfile::LogFile;
-use super::supervisor::{Status, Supervisor};
-use super::{ExitReport, Installation, PostgresError, Result, Session, StartOptions, StopMode};
+use super::install::PG_VARIABLES;
+use super::{
+    ExitReport, Installation, PostgresError, Result, Session, StartOptions, StopMode, leftovers,
+};
 
 /// How often a standby is told to look for the trigger of its promotion.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -31,26 +24,19 @@ const SESSION_LASTS: Duration = Duration::from_secs(5);
 /// A server that was started. Dropping it asks for an immediate shutdown and does not wait.
 #[derive(Debug)]
 pub struct Postgres {
-    pid: Pid,
+    child: Child,
     options: StartOptions,
-    log: LogFile,
-    /// Whether the pid is still the server's (running or not yet reaped).
-    ours: Arc<Mutex<bool>>,
-    status: watch::Receiver<Status>,
     started: SystemTime,
 }
 
 /// Makes a server read its configuration files again, as long as it runs.
 #[derive(Debug, Clone)]
-pub struct Reloader {
-    pid: Pid,
-    ours: Arc<Mutex<bool>>,
-}
+pub struct Reloader(Signals);
 
 impl Reloader {
     /// See [`Postgres::reload`].
     pub fn reload(&self) {
-        signal(self.pid, &self.ours, Signal::SIGHUP);
+        self.0.send(Signal::SIGHUP);
     }
 }
 
@@ -64,24 +50,24 @@ impl Postgres {
         if options.run_as.is_none() && Uid::effective().is_root() {
             return Err(PostgresError::Root);
         }
-        let program = installation.bin().join("postgres");
-        let (started, starting) = oneshot::channel();
-        let supervisor = Supervisor {
-            program,
-            options: options.clone(),
+        let before = options.clone();
+        let launch = Launch {
+            program: installation.bin().join("postgres"),
+            arguments: arguments(&options),
+            server: leftovers::server(&options.data),
+            run: options.run.clone(),
+            log: options.log.clone(),
+            run_as: options.run_as.clone(),
+            on_death: Signal::SIGQUIT,
+            without: PG_VARIABLES,
+            before: Box::new(move || {
+                forget_lock_files(&before)?;
+                supervise::check_port(&before.listen_addresses, before.port)
+            }),
         };
-        std::thread::Builder::new()
-            .name("postmaster".to_owned())
-            .spawn(move || supervisor.run(started))
-            .map_err(|e| PostgresError::system("cannot start a thread", e))?;
-        let gone = |_| PostgresError::Answer("the postmaster's thread ended".to_owned());
-        let running = starting.await.map_err(gone)??;
         Ok(Postgres {
-            pid: running.pid,
+            child: Child::start(launch).await?,
             options,
-            log: running.log,
-            ours: running.ours,
-            status: running.status,
             started: SystemTime::now(),
         })
     }
@@ -94,7 +80,7 @@ impl Postgres {
 
     /// The postmaster's process id.
     pub fn pid(&self) -> i32 {
-        self.pid.as_raw()
+        self.child.pid()
     }
 
     /// How it was started.
@@ -104,27 +90,19 @@ impl Postgres {
 
     /// The last lines of its log.
     pub fn log_tail(&self, lines: usize) -> Vec<String> {
-        self.log.tail(lines)
+        self.child.log_tail(lines)
     }
 
     /// How it ended, if it did.
     pub fn exit(&self) -> Option<ExitReport> {
-        self.status.borrow().exit.clone()
+        self.child.exit().map(ExitReport::from)
     }
 
     /// Resolves as soon as the postmaster has ended, for whatever reason. Its children may live for
     /// moments more. Does not borrow: keep it in a task.
     pub fn exited(&self) -> impl Future<Output = ExitReport> + Send + 'static {
-        let mut status = self.status.clone();
-        async move {
-            let ended = status.wait_for(|s| s.exit.is_some()).await;
-            let exit = ended.ok().and_then(|s| s.exit.clone());
-            exit.unwrap_or(ExitReport {
-                code: None,
-                signal: None,
-                log: Vec::new(),
-            })
-        }
+        let exited = self.child.exited();
+        async move { exited.await.into() }
     }
 
     /// Waits until the server accepts the agent's connection.
@@ -239,10 +217,7 @@ impl Postgres {
 
     /// The same for who does not have the server.
     pub fn reloader(&self) -> Reloader {
-        Reloader {
-            pid: self.pid,
-            ours: Arc::clone(&self.ours),
-        }
+        Reloader(self.child.signals())
     }
 
     /// Stops the server and returns how it ended, when nothing of it is left. If it takes longer
@@ -277,45 +252,58 @@ impl Postgres {
     /// # Errors
     /// [`PostgresError::Timeout`] only if a process hangs in the kernel.
     pub async fn kill(&self) -> Result<ExitReport> {
-        // The postmaster first, under the lock; its children are the supervisor's business.
-        self.signal(Signal::SIGKILL);
-        self.cleaned().await
+        Ok(self.child.kill().await?.into())
     }
 
     async fn cleaned(&self) -> Result<ExitReport> {
-        let mut status = self.status.clone();
-        let limit = Duration::from_secs(15);
-        let waited = tokio::time::timeout(limit, status.wait_for(|s| s.clean)).await;
-        match waited {
-            Ok(Ok(status)) => status
-                .exit
-                .clone()
-                .ok_or_else(|| PostgresError::Answer("no exit status".to_owned())),
-            _ => Err(PostgresError::Timeout {
-                what: "go away",
-                after: limit,
-                detail: ": a process of it hangs in the kernel".to_owned(),
-            }),
-        }
+        Ok(self.child.cleaned().await?.into())
     }
 
     fn signal(&self, wanted: Signal) {
-        signal(self.pid, &self.ours, wanted);
+        self.child.signal(wanted);
     }
 }
 
-fn signal(pid: Pid, ours: &Mutex<bool>, signal: Signal) {
-    let ours = ours.lock();
-    if *ours {
-        // The pid is running or a zombie that only the supervisor can reap, under this lock.
-        let _ = kill(pid, signal);
-    }
+/// What the postmaster is told.
+fn arguments(options: &StartOptions) -> Vec<String> {
+    let data = ["-D".to_owned(), options.data.display().to_string()];
+    let settings = settings(options)
+        .into_iter()
+        .flat_map(|s| ["-c".to_owned(), s]);
+    data.into_iter().chain(settings).collect()
 }
 
-impl Drop for Postgres {
-    fn drop(&mut self) {
-        self.signal(Signal::SIGQUIT);
-    }
+fn settings(options: &StartOptions) -> Vec<String> {
+    // Ours first where the caller may know better, last where it may not.
+    let log = [
+        ("logging_collector", "off".to_owned()),
+        ("log_destination", "stderr".to_owned()),
+        ("lc_messages", "C".to_owned()),
+    ];
+    let fixed = [
+        ("port", options.port.to_string()),
+        ("listen_addresses", options.listen_addresses.clone()),
+        ("unix_socket_directories", options.run.display().to_string()),
+    ];
+    let given = options
+        .settings
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.clone()));
+    let all = log.into_iter().chain(given).chain(fixed);
+    all.map(|(name, value)| format!("{name}={value}")).collect()
+}
+
+/// Removes PostgreSQL's own lock files. They protect from a second server on one directory, which
+/// the search for leftovers has just ruled out; but they take a zombie for a running server, and
+/// zombies stay where nobody reaps them, as in many containers.
+fn forget_lock_files(options: &StartOptions) -> Result<(), ChildError> {
+    let data = options.data.join("postmaster.pid");
+    let socket = format!(".s.PGSQL.{}.lock", options.port);
+    let socket = options.run.join(socket);
+    child_io::remove([&data, &socket]).map_err(|source| ChildError::System {
+        what: "cannot remove the stale lock files".to_owned(),
+        source,
+    })
 }
 
 fn describe(error: &PostgresError) -> String {

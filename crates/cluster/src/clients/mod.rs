@@ -4,6 +4,7 @@ pub mod churn;
 pub mod clock;
 pub mod history;
 pub mod load;
+pub mod mysql;
 pub mod pace;
 pub mod schema;
 pub mod session;

@@ -35,6 +35,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use volume::active::ActiveView;
+use volume::scrubber::{self, Scrubber};
 use volume::view::View;
 
 use self::restart::Restarted;
@@ -46,7 +47,6 @@ use super::error::Result;
 use super::feedback::FeedbackConnections;
 use super::protection;
 use super::pulse::Pulse;
-use super::scrub::{self, Scrubber};
 use super::server_watch::ServerWatch;
 use super::status::Order;
 use super::throughput;
@@ -75,7 +75,7 @@ pub(crate) struct Active {
 
 /// What the background tasks of an active tell for its status.
 struct Told {
-    scrub: scrub::Told,
+    scrub: scrubber::Told,
     retained: claims::Told,
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
@@ -153,11 +153,12 @@ impl Active {
             told: Arc::clone(&retained),
         };
         let claims = tokio::spawn(keeper.run());
-        let scrubbing = scrub::Told::default();
+        let scrubbing = scrubber::Told::default();
         let scrubber = Scrubber {
             storage: self.storage.clone(),
             view: Arc::clone(&self.view),
-            config: context.config.storage,
+            every: context.config.storage.scrub_every,
+            bytes_per_second: context.config.storage.scrub_rate.0,
             told: Arc::clone(&scrubbing),
         };
         let scrubber = tokio::spawn(scrubber.run());

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use coordination::address::Address;
 use coordination::channel::{Identity, Party, Server};
 use coordination::config::Heartbeat;
-use coordination::records::{Cluster, Control, Member, Record, ServerFacts};
+use coordination::records::{Cluster, Control, EngineFacts, Member, Record, ServerFacts};
 use coordination::tier;
 use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
@@ -210,7 +210,7 @@ impl Host {
     pub(crate) fn check(config: &Config) -> Result<Host> {
         let installation = Installation::find(&config.postgres.bin)?;
         let version = MajorVersion::parse(&installation.version().to_string())?;
-        let run_as = RunAs::resolve(&config.postgres.run_as)?;
+        let run_as = pgserver::run_as(&config.postgres.run_as)?;
         Ok(Host {
             installation,
             version,
@@ -249,5 +249,14 @@ pub(crate) fn wall_clock() -> Timestamp {
 /// The cluster's facts, or the advice to create one.
 pub(crate) async fn load_cluster(config: &Config, storage: &dyn Storage) -> Result<Cluster> {
     let found = Cluster::load(storage).await?;
+    if found.is_none()
+        && let Some(hosted) = EngineFacts::load(storage).await?
+    {
+        return Err(AgentError::Refused(format!(
+            "the volume {} holds a database of {}; give the configuration [engine] in place of [postgres], or choose \
+             another volume",
+            config.cluster.volume, hosted.engine
+        )));
+    }
     found.ok_or_else(|| AgentError::NotInitialised(config.cluster.volume.clone()))
 }

@@ -24,7 +24,6 @@ mod moving;
 mod prefetch;
 mod protection;
 mod pulse;
-mod scrub;
 mod server_watch;
 mod slow;
 pub(crate) mod standby;
@@ -41,8 +40,8 @@ use std::time::Duration;
 use coordination::channel::{Handler, Party, Server};
 use coordination::records::Cluster;
 use dax::storage::Storage;
-use pgserver::logfile::{Rotation, keep_rotating};
 use pgserver::{check_port, leftovers};
+use supervise::logfile::{Rotation, keep_rotating};
 use tokio::sync::mpsc;
 
 use self::context::{Context, Host};

@@ -11,15 +11,7 @@ impl Raw {
         self.postgres.check()?;
         self.rest.check()?;
         self.standby.check()?;
-        let advertised = self.channel.advertised();
-        if advertised.is_wildcard() {
-            let why = format!(
-                "other nodes cannot connect to {advertised}; set it to a name or address of this machine"
-            );
-            return Err(ConfigError::invalid("channel.advertise", why));
-        }
-        cluster.check_protected("channel.listen", &self.channel.listen)?;
-        cluster.check_protected("channel.advertise", advertised)?;
+        self.channel.check(cluster)?;
         self.memory.cache.check("memory.cache")?;
         self.memory.overlay.check("memory.overlay")?;
         self.storage.scrub_rate.check("storage.scrub_rate")?;

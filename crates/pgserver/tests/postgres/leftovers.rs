@@ -72,8 +72,8 @@ async fn another_clusters_server_is_left_alone() {
     let (ours, theirs) = (Cluster::new(), Cluster::new());
     let (_postgres, session) = theirs.ready().await;
     // Even if our pid file, by accident, names it.
-    let note = std::fs::read_to_string(theirs.options.run.join("postmaster.pid")).unwrap();
-    std::fs::write(ours.options.run.join("postmaster.pid"), note).unwrap();
+    let note = std::fs::read_to_string(theirs.options.run.join("child.pid")).unwrap();
+    std::fs::write(ours.options.run.join("child.pid"), note).unwrap();
     assert_eq!(
         leftovers::clean(&ours.options.run, &ours.options.data).unwrap(),
         0

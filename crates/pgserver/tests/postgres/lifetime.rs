@@ -24,7 +24,7 @@ async fn starts_serves_and_stops_cleanly() {
     let report = postgres.stop(StopMode::Fast, READY).await.unwrap();
     assert!(report.is_clean(), "{report}");
     assert!(cluster.processes().is_empty());
-    assert!(!cluster.options.run.join("postmaster.pid").exists());
+    assert!(!cluster.options.run.join("child.pid").exists());
     assert!(
         report.log.iter().any(|l| l.contains("shut down")),
         "{:?}",

@@ -115,6 +115,10 @@ pub struct Init {
     /// is created if it is missing. The configuration of every node must then name the same.
     #[arg(long, value_name = "cassandra://HOST,HOST/KEYSPACE")]
     pub store: Option<String>,
+    /// Which server the configuration must be for, if not PostgreSQL: mariadb, or command. See
+    /// docs/ENGINES.md.
+    #[arg(long, value_name = "KIND")]
+    pub engine: Option<String>,
     /// Copy this data directory of a cleanly stopped PostgreSQL instead of running initdb.
     #[arg(long, value_name = "DIR")]
     pub import: Option<PathBuf>,

@@ -3,10 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::duration;
 use cluster::tier::Store;
+
+/// Servers that a demonstration can host besides PostgreSQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum HostedEngine {
+    /// MariaDB (Debian: mariadb-server-core and mariadb-client).
+    Mariadb,
+}
 
 /// Show a failover: start a cluster on this machine, load it, kill the active, verify.
 ///
@@ -21,8 +28,15 @@ Examples:
   understudy demo --duration 60s --clients 16 --ddl
   understudy demo --seed 42 --json >result.json
   understudy demo --store cassandra
+  understudy demo --engine mariadb --kills 20
   understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
 pub struct Demo {
+    /// Another server than PostgreSQL: MariaDB, which is restarted on the other node when its machine is killed.
+    #[arg(long, value_enum)]
+    pub engine: Option<HostedEngine>,
+    /// With --engine: how often the machine of the active is killed.
+    #[arg(long, default_value_t = 1, requires = "engine", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub kills: u32,
     /// Where the blocks are stored: in zone servers, or in Apache Cassandra in three data centres, which is
     /// fetched with Maven.
     #[arg(long, value_enum, default_value_t)]

@@ -1,8 +1,7 @@
 //! What `understudy status` says of Apache Cassandra, where that is the storage tier.
 
-use coordination::config::FencingChoice;
+use coordination::config::{ClusterConfig, FencingChoice};
 use dax::storage::ReplicaStatus;
-use node::config::Config;
 use serde::Serialize;
 
 /// The storage tier as this configuration has it, and its data centres as they look from here.
@@ -27,9 +26,9 @@ struct DataCentre {
 
 impl CassandraView {
     /// None if zones are the storage tier.
-    pub(super) fn new(config: &Config, replicas: &[ReplicaStatus]) -> Option<CassandraView> {
-        let place = config.cluster.store.as_ref()?;
-        let settings = &config.cluster.cassandra;
+    pub(super) fn new(config: &ClusterConfig, replicas: &[ReplicaStatus]) -> Option<CassandraView> {
+        let place = config.store.as_ref()?;
+        let settings = &config.cassandra;
         let leased = settings.fencing == FencingChoice::Lease;
         let names = settings.data_centres.iter().zip(0u8..);
         let data_centres = names.map(|(name, zone)| {
@@ -73,8 +72,7 @@ mod tests {
 
     use super::*;
 
-    const CONFIG: &str = "name = \"north\"\nvolume = \"main\"\ndata = \"/d\"\n\
-                          store = \"cassandra://127.0.0.1/blocks\"\n[postgres]\nbin = \"/b\"\n";
+    const CONFIG: &str = "name = \"north\"\nvolume = \"main\"\n                          store = \"cassandra://127.0.0.1/blocks\"\n";
 
     fn replica(zone: u8, up: bool) -> ReplicaStatus {
         ReplicaStatus {
@@ -94,7 +92,7 @@ mod tests {
 
     #[test]
     fn data_centres_are_told_by_name() {
-        let config = Config::parse(CONFIG).unwrap();
+        let config = ClusterConfig::parse(CONFIG, None).unwrap();
         let replicas = [replica(0, true), replica(1, false), replica(2, true)];
         let view = CassandraView::new(&config, &replicas).unwrap();
         assert_eq!(
@@ -110,7 +108,8 @@ mod tests {
     #[test]
     fn verified_syncs_have_no_lease() {
         let verifying = format!("{CONFIG}[cassandra]\nfencing = \"verify\"\n");
-        let view = CassandraView::new(&Config::parse(&verifying).unwrap(), &[]).unwrap();
+        let view =
+            CassandraView::new(&ClusterConfig::parse(&verifying, None).unwrap(), &[]).unwrap();
         assert_eq!(view.lease_ms, None);
         assert!(
             view.line()
@@ -125,7 +124,7 @@ mod tests {
             "zones = [\"127.0.0.1:7101\"]",
         );
         assert_eq!(
-            CassandraView::new(&Config::parse(&zones).unwrap(), &[]),
+            CassandraView::new(&ClusterConfig::parse(&zones, None).unwrap(), &[]),
             None
         );
     }

@@ -64,8 +64,9 @@ pub async fn edit(args: cli::EditConfig) -> anyhow::Result<Code> {
         }
         return Ok(Code::Ok);
     };
-    let by = registry.config.cluster.name.as_str();
-    let bin = &registry.config.postgres.bin;
+    let config = registry.postgres()?;
+    let by = config.cluster.name.as_str();
+    let bin = &config.postgres.bin;
     let edited = configure::edit(&*registry.storage, by, &edit, bin).await;
     let control = edited.map_err(|error| refused(error, draft))?;
     match args.asking.json {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cli;
-use crate::demo::{self, Options, timeline};
+use crate::demo::{self, Options, hosted, timeline};
 use crate::exit::Code;
 
 /// Runs the demo and prints its story, or its report as JSON.
@@ -11,6 +11,9 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
     let seed = args
         .seed
         .unwrap_or_else(|| rand::random_range(1..1_000_000));
+    if args.engine.is_some() {
+        return host(args, seed).await;
+    }
     let picture = args.picture.unwrap_or_else(|| default_picture(seed));
     let options = Options {
         store: args.store,
@@ -34,6 +37,33 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         print!("{}", timeline::render(&report));
+    }
+    Ok(if report.passed {
+        Code::Ok
+    } else {
+        Code::Failed
+    })
+}
+
+/// The demo with MariaDB.
+async fn host(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
+    let options = hosted::Options {
+        between: args.duration / (args.kills + 1),
+        kills: args.kills,
+        clients: args.clients,
+        seed,
+        bin: args.bin,
+        data: args.data,
+        keep: args.keep,
+    };
+    let report = tokio::select! {
+        report = Box::pin(hosted::run(&options)) => report?,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", hosted::render(&report));
     }
     Ok(if report.passed {
         Code::Ok

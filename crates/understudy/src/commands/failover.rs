@@ -24,7 +24,7 @@ pub async fn switch_over(args: cli::Switchover) -> anyhow::Result<Code> {
 
 async fn change(asking: &cli::Asking, to: Option<NodeName>, how: How) -> anyhow::Result<Code> {
     let registry = Registry::open(&asking.config).await?;
-    let me = Party::new(&registry.config.cluster)?;
+    let me = Party::new(registry.config.cluster())?;
     eprintln!("understudy: waiting for the new active");
     let done = hand_over(&*registry.storage, &me, to, how).await;
     let new = done.map_err(explain)?;

@@ -1,19 +1,24 @@
 //! `understudy node`: the agent of one node, and its HTTP interface.
 
+use std::path::PathBuf;
+
 use node::agent::Agent;
 use node::config::Config;
 use operations::rest::{Facts, Rest};
 
+use super::registry::AnyConfig;
 use crate::cli;
 use crate::exit::Code;
 
 /// Runs the agent until it is asked to end.
 pub async fn run(args: cli::Node) -> anyhow::Result<Code> {
-    let config = Config::load(&args.config)?;
     let asked_to_end = super::asked_to_end(args.until_stdin_closes);
     // The command itself runs on the main thread, which is none of the runtime's workers: whatever wakes
     // the agent would switch threads, and what the agent wakes would switch back.
-    let agent = tokio::spawn(Box::pin(serve(config, asked_to_end)));
+    let agent = match AnyConfig::load(&args.config)? {
+        AnyConfig::Postgres(config) => tokio::spawn(Box::pin(serve(*config, asked_to_end))),
+        AnyConfig::Engine(config) => tokio::spawn(Box::pin(host(*config, asked_to_end))),
+    };
     match agent.await {
         Ok(ended) => ended?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -42,5 +47,22 @@ async fn serve(
         agent.handler(),
     )
     .await?;
+    Ok(agent.run(asked_to_end).await?)
+}
+
+/// The same for a node that hosts another server than PostgreSQL.
+async fn host(
+    config: engine::config::Config,
+    asked_to_end: impl Future<Output = ()> + Send + 'static,
+) -> anyhow::Result<()> {
+    let (rest, cluster) = (config.rest.clone(), config.cluster.clone());
+    let agent = engine::agent::Agent::prepare(config).await?;
+    let facts = Facts {
+        scope: cluster.volume.to_string(),
+        node: cluster.name.to_string(),
+        server_version: 0,
+        bin: PathBuf::new(),
+    };
+    let _rest = Rest::bind(&rest, &cluster, facts, agent.party(), agent.board()).await?;
     Ok(agent.run(asked_to_end).await?)
 }

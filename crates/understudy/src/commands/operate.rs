@@ -71,7 +71,7 @@ pub async fn restart(args: cli::Restart) -> anyhow::Result<Code> {
     let tell = |step: &str| eprintln!("understudy: {step}");
     let node = args
         .node
-        .unwrap_or_else(|| registry.config.cluster.name.clone());
+        .unwrap_or_else(|| registry.config.cluster().name.clone());
     let (done, what) = match (args.all, args.rolling) {
         (true, true) => (
             operator.restart_rolling(tell).await,

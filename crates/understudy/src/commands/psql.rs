@@ -34,7 +34,7 @@ const DATABASE: &str = "postgres";
 /// Opens the session; this process ends with psql.
 pub async fn run(args: cli::Psql) -> anyhow::Result<Code> {
     let registry = Registry::open(&args.config).await?;
-    let config = &registry.config;
+    let config = registry.postgres()?;
     let mut psql = Command::new(program(config));
     psql.args(&args.arguments);
     for name in ["PGHOSTADDR", "PGSERVICE", "PGTARGETSESSIONATTRS"] {
@@ -118,7 +118,7 @@ async fn open(registry: &Registry, me: &Party, node: Option<&NodeName>) -> anyho
     loop {
         let found = find(registry, node).await?;
         let failed = match &found {
-            Some(member) => match way(registry, me, member).await {
+            Some(member) => match way(registry.postgres()?, me, member).await {
                 Ok(way) => return Ok(way),
                 Err(error) => error.into(),
             },
@@ -131,8 +131,7 @@ async fn open(registry: &Registry, me: &Party, node: Option<&NodeName>) -> anyho
     }
 }
 
-async fn way(registry: &Registry, me: &Party, member: &Member) -> Result<Way, ChannelError> {
-    let config = &registry.config;
+async fn way(config: &Config, me: &Party, member: &Member) -> Result<Way, ChannelError> {
     let socket = config.paths.socket(config.postgres.port);
     if member.name == config.cluster.name && BlockingStream::connect(socket).is_ok() {
         return Ok(Way::Socket);
@@ -163,7 +162,7 @@ struct Tunnel {
 impl Tunnel {
     async fn run(self, psql: Command, first: Session) -> anyhow::Result<Code> {
         let directory = tempfile::tempdir().context("cannot make a directory for a socket")?;
-        let port = self.registry.config.postgres.port;
+        let port = self.registry.postgres()?.postgres.port;
         let place = directory.path().join(format!(".s.PGSQL.{port}"));
         let listener = UnixListener::bind(place).context("cannot make a socket for psql")?;
         // psql gets it too, and cancels its query.

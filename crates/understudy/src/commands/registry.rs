@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::channel::Party;
+use coordination::config::ClusterConfig;
 use dax::storage::Storage;
 use node::config::Config;
 use operations::operate::Operator;
@@ -14,10 +15,39 @@ use crate::exit::{Code, Failure};
 /// Zones that answer do so much sooner.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The configuration of a node, whatever server it runs.
+pub(super) enum AnyConfig {
+    /// PostgreSQL, with standbys.
+    Postgres(Box<Config>),
+    /// A server of another kind.
+    Engine(Box<engine::config::Config>),
+}
+
+impl AnyConfig {
+    /// Reads and checks a configuration file.
+    pub(super) fn load(file: &Path) -> anyhow::Result<AnyConfig> {
+        let text = std::fs::read_to_string(file);
+        if text.is_ok_and(|text| engine::config::Config::is_one(&text)) {
+            return Ok(AnyConfig::Engine(Box::new(engine::config::Config::load(
+                file,
+            )?)));
+        }
+        Ok(AnyConfig::Postgres(Box::new(Config::load(file)?)))
+    }
+
+    /// What every process of the cluster has.
+    pub(super) fn cluster(&self) -> &ClusterConfig {
+        match self {
+            AnyConfig::Postgres(config) => &config.cluster,
+            AnyConfig::Engine(config) => &config.cluster,
+        }
+    }
+}
+
 /// A cluster as a node's configuration file shows the way to it.
 pub(super) struct Registry {
     /// The configuration.
-    pub config: Config,
+    pub config: AnyConfig,
     /// A handle that owns no epoch.
     pub storage: Arc<dyn Storage>,
 }
@@ -25,12 +55,10 @@ pub(super) struct Registry {
 impl Registry {
     /// Connects to the storage tier of the configuration file.
     pub(super) async fn open(file: &Path) -> anyhow::Result<Registry> {
-        let config = Config::load(file)?;
-        let client = coordination::tier::connect(&config.cluster, "command");
-        let storage = match (
-            tokio::time::timeout(TIMEOUT, client).await,
-            &config.cluster.store,
-        ) {
+        let config = AnyConfig::load(file)?;
+        let cluster = config.cluster();
+        let client = coordination::tier::connect(cluster, "command");
+        let storage = match (tokio::time::timeout(TIMEOUT, client).await, &cluster.store) {
             (Ok(storage), _) => storage?,
             (Err(_), None) => return Err(no_zones().into()),
             (Err(_), Some(_)) => return Err(no_cassandra().into()),
@@ -38,11 +66,24 @@ impl Registry {
         Ok(Registry { config, storage })
     }
 
+    /// The configuration of a node with PostgreSQL.
+    pub(super) fn postgres(&self) -> anyhow::Result<&Config> {
+        match &self.config {
+            AnyConfig::Postgres(config) => Ok(config),
+            AnyConfig::Engine(_) => Err(Failure::new(
+                Code::Refused,
+                "the configuration is of a node that hosts another server than PostgreSQL".to_owned(),
+            )
+            .advise("Use that server's own tools for what it keeps in its configuration and its sessions.")
+            .into()),
+        }
+    }
+
     /// What gives orders to the cluster.
     pub(super) fn operator(&self) -> anyhow::Result<Operator> {
         Ok(Operator {
             storage: self.storage.clone(),
-            me: Party::new(&self.config.cluster)?,
+            me: Party::new(self.config.cluster())?,
         })
     }
 }

@@ -3,7 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use coordination::channel::{self, Party, Request};
-use coordination::records::{Cluster, Control, Heartbeat, Member, MemberState, Record, Role};
+use coordination::records::{
+    Cluster, Control, EngineFacts, Heartbeat, Member, MemberState, Record, Role,
+};
 use dax::ids::{Generation, ReplicaId};
 use dax::storage::{ReplicaStatus, StorageCounters, Usage};
 use serde::Serialize;
@@ -34,6 +36,9 @@ pub(super) struct Status {
     /// How many standbys there are and should be, as the active says.
     pub protection: Option<Value>,
     pub cluster: Option<Cluster>,
+    /// If the volume hosts another server than PostgreSQL.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<EngineFacts>,
     heartbeat: Option<Heartbeat>,
     /// What operators want of the whole cluster.
     pub control: Control,
@@ -105,9 +110,10 @@ pub async fn run(args: cli::Status) -> anyhow::Result<Code> {
 /// Asks the registry and every node.
 pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let storage = &*registry.storage;
-    let (cluster, heartbeat, members, control) = in_time(async {
+    let (cluster, engine, heartbeat, members, control) = in_time(async {
         Ok((
             Cluster::load(storage).await?,
+            EngineFacts::load(storage).await?,
             Heartbeat::load(storage).await?,
             Member::list(storage).await?,
             Control::read(storage).await?,
@@ -117,7 +123,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     // Without it the rest is worth knowing all the same.
     let usage = in_time(async { Ok(storage.usage().await?) }).await;
     let usage = usage.unwrap_or_default();
-    let me = Party::new(&registry.config.cluster)?;
+    let me = Party::new(registry.config.cluster())?;
     let mut asked = tokio::task::JoinSet::new();
     for member in members {
         asked.spawn(ask(member, me.clone(), heartbeat.clone()));
@@ -128,16 +134,22 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
     let protection_since_unix_ms = protection.and_then(|p| p["since_unix_ms"].as_u64());
     let replicas = replicas(&nodes, registry);
     Ok(Status {
-        cassandra: CassandraView::new(&registry.config, &replicas),
+        cassandra: CassandraView::new(registry.config.cluster(), &replicas),
         protection_since_unix_ms,
         protection: protection.cloned(),
-        volume: registry.config.cluster.volume.to_string(),
+        volume: registry.config.cluster().volume.to_string(),
         active: active(&nodes).map(|node| node.member.name.to_string()),
         epoch: heartbeat.as_ref().map_or(0, |beat| beat.epoch.0),
-        protected: nodes
-            .iter()
-            .any(|node| node.is(Role::Standby, MemberState::Warm)),
+        protected: nodes.iter().any(|node| {
+            let waits = if engine.is_some() {
+                Role::Spare
+            } else {
+                Role::Standby
+            };
+            node.is(waits, MemberState::Warm)
+        }),
         cluster,
+        engine,
         heartbeat,
         control,
         replicas: replicas
@@ -217,7 +229,11 @@ fn table(status: &Status) -> String {
     let since = status.protection_since_unix_ms.map_or(String::new(), ago);
     let protection = status.protection.as_ref();
     let degraded = protection.is_some_and(|p| p["level"] == "degraded");
+    let engine = status.engine.as_ref();
     out.push_str(&match (&status.active, status.protected) {
+        (Some(active), protected) if engine.is_some() => engine.map_or(String::new(), |engine| {
+            engine_line(active, engine, protected)
+        }),
         (Some(active), true) if degraded => {
             format!(
                 "{active} serves, DEGRADED{since}: {}\n\n",
@@ -256,6 +272,15 @@ fn table(status: &Status) -> String {
     out.push_str(&scrub_line(status.scrub.as_ref()));
     out.push_str(&retained_lines(status.retained.as_ref()));
     out
+}
+
+/// Who serves a database of another kind than PostgreSQL.
+fn engine_line(active: &str, engine: &EngineFacts, protected: bool) -> String {
+    let waits = match protected {
+        true => "another node waits to take over",
+        false => "NO OTHER NODE waits to take over",
+    };
+    format!("{active} serves {}, {waits}\n\n", engine.engine)
 }
 
 /// How many standbys are missing.
@@ -479,6 +504,7 @@ impl Status {
             protection_since_unix_ms: None,
             protection: None,
             cluster: None,
+            engine: None,
             heartbeat: None,
             control: Control::default(),
             nodes,

@@ -1,5 +1,6 @@
 //! `understudy demo`: kill a busy PostgreSQL, watch another take over, count what is there.
 
+pub mod hosted;
 mod lag;
 pub mod picture;
 mod progress;

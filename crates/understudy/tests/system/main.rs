@@ -9,6 +9,7 @@ mod bases;
 mod branches;
 mod cassandra;
 mod demo;
+mod engines;
 mod failover;
 mod horizons;
 mod import;

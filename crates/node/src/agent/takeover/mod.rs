@@ -314,10 +314,18 @@ async fn moves(
         applied(&progress.borrow_and_update()),
         *reads.borrow_and_update(),
     );
+    // What is seen is let go at once: it must not be held while something is waited for.
+    let reported = async {
+        progress
+            .wait_for(|now| applied(now) != before.0)
+            .await
+            .map(drop)
+    };
+    let read = async { reads.wait_for(|now| *now != before.1).await.map(drop) };
     let moved = async {
         tokio::select! {
-            Ok(_) = progress.wait_for(|now| applied(now) != before.0) => {}
-            Ok(_) = reads.wait_for(|now| *now != before.1) => {}
+            Ok(()) = reported => {}
+            Ok(()) = read => {}
             // Nobody is left who could say more.
             else => std::future::pending().await,
         }

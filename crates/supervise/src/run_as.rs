@@ -1,19 +1,19 @@
-//! Who PostgreSQL runs as: it refuses to be root.
+//! Who a server runs as: never root.
 
 use std::ffi::CString;
 
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 
-use super::{PostgresError, Result};
+use super::{ChildError, Result};
 
-/// A user to become before a program of PostgreSQL is started.
+/// A user to become before a program is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunAs {
     /// The user.
     pub uid: Uid,
     /// Its primary group.
     pub gid: Gid,
-    /// All its groups (PostgreSQL may read keys through one of them).
+    /// All its groups (a server may read keys through one of them).
     pub groups: Vec<Gid>,
 }
 
@@ -21,23 +21,23 @@ impl RunAs {
     /// Resolves `user`; `None` if this process is not root, so that nothing can or must change.
     ///
     /// # Errors
-    /// [`PostgresError::NoUser`], or [`PostgresError::Root`] if the user is root itself.
+    /// [`ChildError::NoUser`], or [`ChildError::Root`] if the user is root itself.
     pub fn resolve(user: &str) -> Result<Option<RunAs>> {
         if !Uid::effective().is_root() {
             return Ok(None);
         }
-        let no_user = || PostgresError::NoUser {
+        let no_user = || ChildError::NoUser {
             user: user.to_owned(),
         };
         let found = User::from_name(user)
-            .map_err(|e| PostgresError::system(format!("cannot look up user \"{user}\""), e))?
+            .map_err(|e| ChildError::system(format!("cannot look up user \"{user}\""), e))?
             .ok_or_else(no_user)?;
         if found.uid.is_root() {
-            return Err(PostgresError::Root);
+            return Err(ChildError::Root);
         }
         let name = CString::new(user).map_err(|_| no_user())?;
         let groups = getgrouplist(&name, found.gid).map_err(|e| {
-            PostgresError::system(format!("cannot look up the groups of \"{user}\""), e)
+            ChildError::system(format!("cannot look up the groups of \"{user}\""), e)
         })?;
         Ok(Some(RunAs {
             uid: found.uid,
@@ -62,7 +62,7 @@ mod tests {
             assert_eq!(RunAs::resolve("whoever").unwrap(), None);
             return;
         }
-        assert!(matches!(RunAs::resolve("root"), Err(PostgresError::Root)));
+        assert!(matches!(RunAs::resolve("root"), Err(ChildError::Root)));
         let error = RunAs::resolve("nobody-of-this-name")
             .unwrap_err()
             .to_string();

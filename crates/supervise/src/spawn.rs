@@ -1,7 +1,8 @@
-//! Starting programs of PostgreSQL: as which user, in which session, with which environment.
+//! Starting programs: as which user, in which session, with which environment.
 
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use nix::sys::prctl::set_pdeathsig;
@@ -10,12 +11,12 @@ use nix::unistd::{Pid, getppid, setgid, setgroups, setsid, setuid};
 
 use super::RunAs;
 
-/// A command without the caller's `PG*` variables, which would change what the program does, and without the
-/// service manager's socket: that a server is ready, or stops, is not for it to say (Debian's is built to).
-pub(super) fn command(program: &std::path::Path) -> Command {
+/// A command without the caller's variables that begin so, which would change what the program does, and without
+/// the service manager's socket: that a server is ready, or stops, is not for it to say (Debian's are built to).
+pub fn command(program: &Path, without: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("PG") || name == "NOTIFY_SOCKET" {
+        if name.to_string_lossy().starts_with(without) || name == "NOTIFY_SOCKET" {
             command.env_remove(name);
         }
     }
@@ -25,10 +26,10 @@ pub(super) fn command(program: &std::path::Path) -> Command {
 }
 
 /// Makes the child run as `run_as`, and get `on_death` when the thread that spawns it ends.
-pub(super) fn prepare(command: &mut Command, run_as: Option<RunAs>, on_death: Option<Signal>) {
+pub fn prepare(command: &mut Command, run_as: Option<RunAs>, on_death: Option<Signal>) {
     let agent = Pid::this();
     let become_child = move || -> io::Result<()> {
-        // A session of its own: a terminal's Ctrl-C for the agent must not reach PostgreSQL.
+        // A session of its own: a terminal's Ctrl-C for the agent must not reach the server.
         setsid()?;
         // A server that is told to read its files again before it listens for that would die of it. It reads them
         // after it has begun to listen.

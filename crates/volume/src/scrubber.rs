@@ -1,4 +1,4 @@
-//! Scrubs the volume in the background for as long as this node is the active.
+//! Scrubs the volume in the background for as long as its owner keeps it open.
 //!
 //! ```text
 //!   waiting ── the last scrub is old, or a zone has lost its disk or missed too much ──▶ scrubbing
@@ -10,17 +10,15 @@
 //! database for long.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use coordination::records::unix_ms;
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
-use volume::active::{ActiveView, ScrubStep};
 
-use super::error::Result;
-use crate::config::StorageConfig;
+use crate::active::{ActiveView, ScrubStep};
+use crate::error::Result;
 
 /// A new active has better things to do than its first scrub.
 const FIRST_AFTER: Duration = Duration::from_secs(120);
@@ -31,7 +29,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// How far the scrub is; part of the node's status.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct ScrubProgress {
+pub struct ScrubProgress {
     /// A scrub is on its way.
     pub running: bool,
     /// Blocks compared by the present scrub, or by the last one.
@@ -56,13 +54,19 @@ impl ScrubProgress {
 }
 
 /// Where the progress is told.
-pub(crate) type Told = Arc<Mutex<ScrubProgress>>;
+pub type Told = Arc<Mutex<ScrubProgress>>;
 
 /// Scrubs when there is reason to.
-pub(super) struct Scrubber {
+pub struct Scrubber {
+    /// The owner's handle.
     pub storage: Arc<dyn Storage>,
+    /// The open volume.
     pub view: Arc<ActiveView>,
-    pub config: StorageConfig,
+    /// How long after a scrub of all copies the next one begins.
+    pub every: Duration,
+    /// Bytes of blocks that it compares in a second, at most.
+    pub bytes_per_second: u64,
+    /// Where the progress is told.
     pub told: Told,
 }
 
@@ -79,7 +83,7 @@ impl Scrubber {
             self.told.lock().running = false;
             next = Instant::now()
                 + match done {
-                    Ok(()) => self.config.scrub_every,
+                    Ok(()) => self.every,
                     Err(error) => {
                         tracing::info!(%error, "scrub not finished; trying again");
                         RETRY_AFTER
@@ -113,7 +117,7 @@ impl Scrubber {
                 tracing::error!(%block, "no zone has an intact copy: restore the database from a backup");
             }
             if let Some(rebuilt) = step.complete {
-                self.told.lock().completed_unix_ms = Some(unix_ms());
+                self.told.lock().completed_unix_ms = Some(unix_ms(SystemTime::now()));
                 let progress = self.told.lock().clone();
                 for replica in rebuilt {
                     tracing::info!(%replica, "the replica is rebuilt and counts again");
@@ -127,8 +131,13 @@ impl Scrubber {
                 return Ok(());
             }
             let bytes = (step.blocks * block_bytes) as f64;
-            let pace = Duration::from_secs_f64(bytes / self.config.scrub_rate.0 as f64);
+            let pace = Duration::from_secs_f64(bytes / self.bytes_per_second as f64);
             tokio::time::sleep_until(begun + pace).await;
         }
     }
+}
+
+fn unix_ms(now: SystemTime) -> u64 {
+    let since = now.duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }

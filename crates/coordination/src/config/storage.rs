@@ -1,0 +1,31 @@
+//! `[storage]`: what an active does about the storage tier in the background.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::ByteSize;
+
+/// `[storage]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StorageConfig {
+    /// How long after a scrub of all copies the next one begins.
+    #[serde(with = "humantime_serde")]
+    pub scrub_every: Duration,
+    /// Bytes of blocks that a scrub, or bringing a zone up to date, compares in a second.
+    pub scrub_rate: ByteSize,
+    /// Log that is kept for a standby at most: one that needs more loses its claim and attaches afresh.
+    /// The active is never held back.
+    pub claim_cap: ByteSize,
+}
+
+impl Default for StorageConfig {
+    fn default() -> Self {
+        StorageConfig {
+            scrub_every: Duration::from_secs(24 * 3600),
+            scrub_rate: ByteSize::mib(32),
+            claim_cap: ByteSize::mib(16 << 10),
+        }
+    }
+}
