@@ -66,24 +66,30 @@ struct Told {
 }
 
 impl Clients {
-    async fn stop(self) -> Told {
+    /// Lets every client finish what it is at; if some cannot, which.
+    async fn stop(self) -> Result<Told, String> {
         let snapshots = self.readers.take();
         let (transfers, lists, numbers, prepared, ddl_rounds) = tokio::join!(
-            self.transfers.stop(),
-            self.lists.stop(),
-            self.numbers.stop(),
-            self.prepared.stop(),
-            self.churn.stop()
+            within("transfers", self.transfers.stop()),
+            within("appends", self.lists.stop()),
+            within("numbers", self.numbers.stop()),
+            within("prepared transactions", self.prepared.stop()),
+            within("table changes", self.churn.stop())
         );
-        Told {
-            transfers,
-            lists,
-            numbers,
-            prepared,
+        Ok(Told {
+            transfers: transfers?,
+            lists: lists?,
+            numbers: numbers?,
+            prepared: prepared?,
             snapshots,
-            ddl_rounds,
-        }
+            ddl_rounds: ddl_rounds?,
+        })
     }
+}
+
+async fn within<T>(what: &str, stopped: impl Future<Output = T>) -> Result<T, String> {
+    let stopped = tokio::time::timeout(STOP_WITHIN, stopped).await;
+    stopped.map_err(|_| format!("{what} wait for ever"))
 }
 
 /// Stops everything and judges.
@@ -135,8 +141,7 @@ pub(super) async fn report(
         clocks: clocks.is_some(),
         data: None,
     };
-    let stopped = tokio::time::timeout(STOP_WITHIN, clients.stop()).await;
-    match stopped {
+    match clients.stop().await {
         Ok(told) => {
             report.counts = counts(&told);
             report.outages_ms = outages(&told.transfers, end);
@@ -146,7 +151,7 @@ pub(super) async fn report(
                 Err(error) => checks.push(failed("the database answers", format!("{error:#}"))),
             }
         }
-        Err(_) => checks.push(failed("clients can finish", "they wait for ever".into())),
+        Err(why) => checks.push(failed("clients can finish", why)),
     }
     checks.extend(logs(&cluster));
     report.passed = checks.iter().all(|check| check.passed);

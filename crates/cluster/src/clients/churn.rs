@@ -12,6 +12,9 @@ use tokio::task::JoinHandle;
 use super::pace::Pace;
 use super::session::connect;
 
+/// A round that takes longer has lost its server.
+const ROUND_WITHIN: Duration = Duration::from_secs(60);
+
 /// A running churn client.
 #[derive(Debug)]
 pub struct Churn {
@@ -68,12 +71,17 @@ async fn run(
                 _ = stop.changed() => return,
             }
             let number = rounds.load(Ordering::Relaxed);
-            if let Err(error) = round(&client, number).await {
-                tracing::debug!(%error, "a round of table changes broke off");
-                if client.is_closed() {
-                    break;
+            match tokio::time::timeout(ROUND_WITHIN, round(&client, number)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "a round of table changes broke off");
+                    if client.is_closed() {
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                // A server that vanished while its network was cut never says so.
+                Err(_) => break,
             }
             rounds.fetch_add(1, Ordering::Relaxed);
         }

@@ -334,12 +334,12 @@ mod tests {
 
     fn value_of(recipe: &Recipe, name: &str) -> Option<String> {
         let prefix = format!("--{name}=");
-        let values = recipe
+        let mut values = recipe
             .server
             .arguments
             .iter()
             .filter_map(|a| a.strip_prefix(&prefix));
-        values.last().map(str::to_owned)
+        values.next_back().map(str::to_owned)
     }
 
     #[test]

@@ -197,10 +197,8 @@ async fn wait_active(cluster: &mut Cluster, from: u64) -> anyhow::Result<(String
 }
 
 fn phases(history: &Value, epoch: u64) -> Value {
-    let entries = history.as_array().into_iter().flatten();
-    let entry = entries
-        .filter(|entry| entry["epoch"].as_u64() == Some(epoch))
-        .last();
+    let mut entries = history.as_array().into_iter().flatten();
+    let entry = entries.rfind(|entry| entry["epoch"].as_u64() == Some(epoch));
     entry
         .map(|entry| entry["phases"].clone())
         .unwrap_or_default()

@@ -264,8 +264,8 @@ mod tests {
         let history = [
             told(0, 1, vec![Append(1, 10), read(1, &[10])]),
             told(2, 9, vec![read(1, &[10]), Append(2, 20), Append(2, 21)]),
-            // Beside the one before: both orders would do.
-            told(3, 4, vec![read(2, &[]), Append(1, 11)]),
+            // Beside the one before, which did not see it.
+            told(3, 4, vec![read(3, &[]), Append(1, 11)]),
             transaction(Outcome::Unknown, 5, 6, vec![Append(1, 12)]),
             transaction(Outcome::Unknown, 5, 6, vec![Append(1, 13)]),
             transaction(Outcome::Refused, 5, 6, vec![Append(1, 14)]),
