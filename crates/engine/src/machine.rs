@@ -186,7 +186,7 @@ pub struct Decision {
 pub struct Limits {
     /// How long each better candidate is given to own the epoch.
     pub head_start: Duration,
-    /// After a handover to another node this one stands back for so long.
+    /// After a handover, or a server that ended again and again, this node leaves the place to others for so long.
     pub stand_back: Duration,
     /// A server that ends more often than `restarts_max` times within this time is not restarted in place.
     pub restarts_within: Duration,
@@ -489,6 +489,8 @@ impl Machine {
         }
         if self.endings.len() as u32 > self.limits.restarts_max {
             self.endings.clear();
+            // Or else it would be the first to take the place that it has just left.
+            self.stands_back_until = now + self.limits.stand_back;
             self.clear(true);
             return vec![Effect::Alarm(format!(
                 "the server ends again and again; another node may take over: {report}"

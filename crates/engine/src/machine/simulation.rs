@@ -236,6 +236,9 @@ impl World {
             }
             State::Clearing | State::Stopping if due => {
                 self.nodes[index].server = None;
+                if !cut {
+                    self.beat(index, ActiveState::PostgresDead);
+                }
                 self.tell(index, Event::Cleared);
             }
             _ => {}

@@ -139,7 +139,17 @@ fn a_server_that_ends_is_started_in_place_but_not_for_ever() {
     m.on(Event::ServerEnded("signal 11".into()), at(2000));
     assert_eq!(m.state(), State::Clearing);
     m.on(Event::Cleared, at(2100));
-    assert_eq!(m.state(), State::BackingOff, "another node is let go first");
+    m.on(Event::Tick, at(3000));
+    m.on(
+        seen("north", ActiveState::PostgresDead, Verdict::Alive),
+        at(3000),
+    );
+    assert_eq!(m.state(), State::Waiting, "another node is let go first");
+    m.on(
+        seen("north", ActiveState::PostgresDead, Verdict::Alive),
+        at(12_500),
+    );
+    assert_eq!(m.state(), State::Fencing, "there is none");
 }
 
 #[test]
