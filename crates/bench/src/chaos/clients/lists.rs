@@ -184,11 +184,6 @@ async fn transact(session: &Client, other: Option<&Client>, steps: Vec<Op>) -> (
     }
 }
 
-fn appended(done: &[Op], key: Key) -> bool {
-    done.iter()
-        .any(|op| matches!(op, Op::Append(k, _) if *k == key))
-}
-
 /// Everything but COMMIT.
 async fn prepare(
     session: &Client,
@@ -203,8 +198,6 @@ async fn prepare(
                 answer(session.execute(APPEND, &[&key, &value])).await?;
                 done.push(Op::Append(key, value));
             }
-            // A standby cannot know of it; what it can know too late is to be found.
-            Op::Read(key, _) if other.is_some() && appended(done, key) => {}
             Op::Read(key, _) => {
                 let reader = other.unwrap_or(session);
                 let row = answer(reader.query_opt(READ, &[&key])).await?;
