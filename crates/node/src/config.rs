@@ -18,7 +18,7 @@ use coordination::config::{
 };
 use serde::Deserialize;
 
-pub use paths::{AgentLock, Paths};
+pub use paths::Paths;
 pub use postgres::PostgresConfig;
 pub use standby::{Slow, StandbyConfig};
 

@@ -51,7 +51,7 @@ pub use self::error::{AgentError, Result};
 use self::life::Life;
 use self::membership::Membership;
 use self::status::{Order, StatusBoard};
-use crate::config::{AgentLock, Config};
+use crate::config::Config;
 use crate::machine::{Event, Limits, Machine, State};
 
 /// How often standbys hear of the log where a look at it asks a quorum of Cassandra's nodes.
@@ -66,7 +66,7 @@ pub struct Agent {
     board: Arc<StatusBoard>,
     orders: mpsc::Receiver<Order>,
     server: Server,
-    _only: AgentLock,
+    _only: supervise::Lock,
 }
 
 impl Agent {
@@ -161,7 +161,7 @@ impl Agent {
 }
 
 /// Makes the local directories, becomes their only agent, and cleans up after one that was killed.
-pub(crate) fn prepare(config: &Config, host: &Host) -> Result<AgentLock> {
+pub(crate) fn prepare(config: &Config, host: &Host) -> Result<supervise::Lock> {
     let paths = &config.paths;
     let cannot_use = |e| AgentError::system(format!("cannot use {}", paths.data().display()), e);
     paths.create(host.owner()).map_err(cannot_use)?;

@@ -5,18 +5,15 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::{Gid, Uid};
+use supervise::Lock;
+use supervise::directory::make;
 
 /// Places below a node's `data` directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     data: PathBuf,
 }
-
-/// Held by the one agent of a directory.
-#[derive(Debug)]
-pub struct AgentLock(#[expect(dead_code, reason = "kept for its drop")] Flock<fs::File>);
 
 impl Paths {
     /// Places below `data`.
@@ -60,16 +57,8 @@ impl Paths {
     ///
     /// # Errors
     /// `WouldBlock` if another agent runs; else what the local file system says.
-    pub fn lock(&self) -> io::Result<AgentLock> {
-        let path = self.data.join("agent.lock");
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)?;
-        // Forked children do not keep it: the file is closed at exec.
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| e)?;
-        Ok(AgentLock(lock))
+    pub fn lock(&self) -> io::Result<Lock> {
+        Lock::take(&self.data)
     }
 
     /// PostgreSQL's Unix socket for `port`.
@@ -98,19 +87,6 @@ impl Paths {
             Err(e) => Err(e),
         }
     }
-}
-
-fn make(path: &Path, mode: u32) -> io::Result<()> {
-    if !path.is_dir() {
-        fs::create_dir_all(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-    }
-    // A directory that was there keeps what its owner chose, except that nothing private is opened.
-    let now = fs::metadata(path)?.permissions().mode() & 0o777;
-    if mode == 0o700 && now != mode {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
