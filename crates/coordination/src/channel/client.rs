@@ -24,8 +24,9 @@ use crate::address::Address;
 use dax::tls::Distrust;
 
 use super::frame::{Frames, Socket, Writer, send};
-use super::message::{Message, Notice, Peer, Progress, Request, Trigger, VERSION, Wants};
-use super::server::{PING_EVERY, SILENCE};
+use super::message::{
+    Message, Notice, PING_EVERY, Peer, Progress, Request, SILENCE, Trigger, VERSION, Wants,
+};
 use super::{ChannelError, Party, Result};
 
 const RETRY_EVERY: Duration = Duration::from_millis(100);

@@ -1,5 +1,7 @@
 //! What agents say to each other.
 
+use std::time::Duration;
+
 use dax::ids::{Epoch, Generation, NodeName, VolumeName};
 use pgdata::feed::RowsNeeded;
 use serde::{Deserialize, Serialize};
@@ -11,6 +13,10 @@ use crate::records::{Horizon, Incarnation};
 
 /// The version of these messages; peers must agree.
 pub(super) const VERSION: u16 = 1;
+/// A connection that says nothing for this long gets a [`Message::Ping`].
+pub(super) const PING_EVERY: Duration = Duration::from_secs(1);
+/// A peer that says nothing for this long is gone.
+pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
 /// Who this agent is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -20,9 +20,11 @@ use tokio::time::Instant;
 
 use super::frame::{Frames, Writer, send};
 use super::holding::{HoldOrder, Holding, ProxyNumber};
-use super::message::{Identity, Message, Notice, ProxyReport, Serving, StandbySeen};
+use super::message::{
+    Identity, Message, Notice, PING_EVERY, ProxyReport, SILENCE, Serving, StandbySeen,
+};
 use super::positions::{Answer, Answering, PositionSource, Question};
-use super::server::{PING_EVERY, SILENCE, Server, unexpected};
+use super::server::{Server, unexpected};
 
 /// A proxy hears of the standbys' positions at most so often.
 const GATHER: Duration = Duration::from_millis(5);

@@ -31,15 +31,12 @@ use volume::recent_log::RecentLog;
 use crate::address::Address;
 
 use super::frame::{Frames, Listener, Socket, Writer, send, send_with};
-use super::message::{Identity, Message, Notice, Progress, Request, Trigger, VERSION, Wants};
+use super::message::{
+    Identity, Message, Notice, PING_EVERY, Progress, Request, SILENCE, Trigger, VERSION, Wants,
+};
 use super::proxies::{self, Proxies};
 use super::session::join;
 use super::{ChannelError, Party, Result};
-
-/// A connection that says nothing for this long gets a [`Message::Ping`].
-pub(super) const PING_EVERY: Duration = Duration::from_secs(1);
-/// A peer that says nothing for this long is gone.
-pub(super) const SILENCE: Duration = Duration::from_secs(5);
 
 /// A subscriber hears of the log at most so often. A busy active makes log durable more often than that, and
 /// each time costs both sides a message, and whoever reads the log from a zone the whole of its last block.

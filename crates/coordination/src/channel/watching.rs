@@ -17,10 +17,9 @@ use tokio::time::Instant;
 use super::Party;
 use super::client::open;
 use super::frame::{Frames, Writer, send};
-use super::message::{Message, ProxyReport, Serving, Wants};
+use super::message::{Message, PING_EVERY, ProxyReport, SILENCE, Serving, Wants};
 use super::outlook::{Heard, News, Outlook};
 use super::positions::{Position, Rounds};
-use super::server::{PING_EVERY, SILENCE};
 use crate::address::Address;
 use crate::records::{ActiveState, Heartbeat, Horizon, Member, Record, RecordError};
 

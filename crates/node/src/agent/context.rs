@@ -19,16 +19,34 @@ use pgdata::warmth;
 use pgserver::{Installation, RunAs, StartOptions};
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use volume::lsn::Lsn;
 use volume::view::{Ownership, Timestamp};
 
 use super::driver::MachineDriver;
 use super::error::{AgentError, Result};
-use super::membership::Reached;
 use super::slow::Skips;
-use super::start::SAY_WITHIN;
 use super::status::StatusBoard;
 use crate::config::Config;
 use crate::machine::State;
+
+/// How long the end of an agent waits for the zones to hear of it.
+pub(super) const SAY_WITHIN: Duration = Duration::from_secs(2);
+
+/// How far a standby is, for its record.
+#[derive(Debug, Default)]
+pub(crate) struct Reached(Mutex<(Lsn, Lsn)>);
+
+impl Reached {
+    /// The log that its PostgreSQL was given, and has replayed.
+    pub(crate) fn set(&self, received: Lsn, applied: Lsn) {
+        *self.0.lock() = (received, applied);
+    }
+
+    /// What was set last.
+    pub(crate) fn get(&self) -> (Lsn, Lsn) {
+        *self.0.lock()
+    }
+}
 
 /// See the module.
 pub(crate) struct Context {

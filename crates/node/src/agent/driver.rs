@@ -9,13 +9,18 @@ use coordination::records::{MemberState, Role};
 use parking_lot::Mutex;
 use pgserver::{ExitReport, PostgresError};
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::error::AgentError;
-use super::status::Order;
 use crate::machine::table::EventKind;
 use crate::machine::{Ask, Decision, Effect, Event, Failure, Machine, SealChoice, State};
+
+/// Something that an operator, or another node, asked for; the sender answers it.
+pub(crate) struct Order {
+    pub request: Request,
+    pub answer: oneshot::Sender<Result<Value, String>>,
+}
 
 /// See the module.
 pub(crate) struct MachineDriver {

@@ -32,13 +32,13 @@ use self::polling::{Poll, answered, lost, poll_registry};
 use self::reading::Reading;
 use super::candidates::Candidates;
 use super::context::Context;
+use super::driver::Order;
 use super::error::Result;
 use super::life::Sight;
 use super::moving::{Ask, BaseMover};
 use super::server_watch::ServerWatch;
 use super::slow::Lag;
 use super::standby::{Known, Standby};
-use super::status::Order;
 use super::warmth::{self, Warmer};
 use crate::machine::Event;
 

@@ -10,24 +10,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
 
-use super::context::Context;
+use super::context::{Context, Reached, SAY_WITHIN};
 use super::driver::MachineDriver;
 use super::error::Result;
-use super::start::SAY_WITHIN;
 
 /// How often it is written; at once when the state changes.
 const EVERY: Duration = Duration::from_millis(500);
-
-/// How far a standby is, for its record.
-#[derive(Debug, Default)]
-pub(crate) struct Reached(Mutex<(Lsn, Lsn)>);
-
-impl Reached {
-    /// The log that its PostgreSQL was given, and has replayed.
-    pub(crate) fn set(&self, received: Lsn, applied: Lsn) {
-        *self.0.lock() = (received, applied);
-    }
-}
 
 /// Writes the record for as long as the agent runs.
 pub(super) struct Membership(JoinHandle<()>);
@@ -63,7 +51,7 @@ impl Writer {
         member.server = self.facts.lock().clone();
         (member.role, member.state) = self.driver.member();
         (member.received, member.applied) = match member.role {
-            Role::Standby => *self.reached.0.lock(),
+            Role::Standby => self.reached.get(),
             Role::Active | Role::Spare => (Lsn::ZERO, Lsn::ZERO),
         };
         Ok(member.store(self.registry.as_ref()).await?)

@@ -1,6 +1,6 @@
 //! The agent: it does what the node's state asks for, one state after the other.
 //!
-//! [`machine`](crate::machine) decides what the node is; [`life`] has the work of each state; the
+//! [`machine`](crate::machine) decides what the node is; [`roles`] has the work of each state; the
 //! [`driver`] stands between them. Whatever goes wrong is told to the machine as well, which tries again
 //! from the beginning. What all lives share is in [`context`]; what is thought of a silent active is in
 //! [`detector`](coordination::detector).
@@ -24,6 +24,7 @@ mod moving;
 mod prefetch;
 mod protection;
 mod pulse;
+mod roles;
 mod server_watch;
 mod slow;
 pub(crate) mod standby;
@@ -46,11 +47,11 @@ use tokio::sync::mpsc;
 
 use self::context::{Context, Host};
 use self::controls::Controls;
-use self::driver::MachineDriver;
+use self::driver::{MachineDriver, Order};
 pub use self::error::{AgentError, Result};
 use self::life::Life;
 use self::membership::Membership;
-use self::status::{Order, StatusBoard};
+use self::status::StatusBoard;
 use crate::config::Config;
 use crate::machine::{Event, Limits, Machine, State};
 

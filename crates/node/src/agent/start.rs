@@ -20,7 +20,7 @@ use volume::latest::Latest;
 use volume::private::PrivateDir;
 
 use super::active::{Active, read_control};
-use super::context::{Context, wall_clock};
+use super::context::{Context, SAY_WITHIN, wall_clock};
 use super::error::{AgentError, Result};
 use super::life::{Body, Life, Sight};
 use super::pulse::Pulse;
@@ -34,8 +34,6 @@ use crate::machine::{Decision, Event, Phase, State};
 const START_WITHIN: Duration = Duration::from_secs(60);
 /// How long a standby's server may take to stop before it is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
-/// How long the end of an agent waits for the zones to hear of it.
-pub(super) const SAY_WITHIN: Duration = Duration::from_secs(2);
 
 /// Attaches to the active that beats.
 pub(crate) async fn join(

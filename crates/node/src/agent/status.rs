@@ -11,13 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
-use super::driver::MachineDriver;
-
-/// Something that an operator, or another node, asked for; the sender answers it.
-pub(crate) struct Order {
-    pub request: Request,
-    pub answer: oneshot::Sender<Result<Value, String>>,
-}
+use super::driver::{MachineDriver, Order};
 
 /// Reports this node's status and hands orders to its current life.
 pub(crate) struct StatusBoard {

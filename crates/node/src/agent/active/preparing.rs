@@ -17,7 +17,7 @@ use pgserver::{Result, Session, StartOptions};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::agent::status::Order;
+use crate::agent::driver::Order;
 
 /// How long a standby is given to get level.
 const LEVEL_WITHIN: Duration = Duration::from_secs(2);

@@ -6,7 +6,7 @@ use coordination::channel::Request;
 use serde_json::json;
 use volume::journal::JournalPos;
 
-use super::super::status::Order;
+use super::super::driver::Order;
 use super::{Follower, POLL_WAITING};
 use crate::machine::{Event, Machine};
 
