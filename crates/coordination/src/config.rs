@@ -50,16 +50,16 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is no TOML, or a value has the wrong type.
-    #[error("the configuration makes no sense: {0}")]
+    #[error("the configuration cannot be understood: {0}")]
     Syntax(#[from] toml::de::Error),
     /// A key that nothing reads.
-    #[error("line {line}: unknown key \"{key}\"; {advice}")]
+    #[error("line {line}: unknown key \"{key}\"")]
     UnknownKey {
         /// With its table in front.
         key: String,
         /// Counted from 1.
         line: usize,
-        /// What was probably meant.
+        /// What was probably meant, as a sentence.
         advice: String,
     },
     /// A value that cannot work.
@@ -73,6 +73,14 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
+    /// What to write instead, if that is known.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            ConfigError::UnknownKey { advice, .. } => Some(advice),
+            _ => None,
+        }
+    }
+
     /// A refusal of the value at `key`, with its table in front; `why` says what to change.
     pub fn invalid(key: &str, why: impl Into<String>) -> ConfigError {
         ConfigError::Invalid {

@@ -1,4 +1,4 @@
-//! Why a mount cannot be started, each with what to do about it.
+//! Why a mount cannot be started, each with a hint what to do about it.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,17 +11,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// `/dev/fuse` does not exist.
-    #[error(
-        "/dev/fuse is missing: load the module (modprobe fuse), or start the container with --device /dev/fuse"
-    )]
+    #[error("/dev/fuse is missing")]
     DeviceMissing,
     /// `/dev/fuse` exists and may not be opened.
-    #[error(
-        "/dev/fuse may not be opened: let users (chmod 666 /dev/fuse), run as root, or start the container with --device /dev/fuse --cap-add SYS_ADMIN"
-    )]
+    #[error("/dev/fuse may not be opened")]
     DeviceDenied(#[source] io::Error),
     /// An ordinary user needs the set-user-id helper.
-    #[error("fusermount3 is missing: install fuse3, or run as root")]
+    #[error("fusermount3 is missing")]
     HelperMissing,
     /// fusermount3 refused; its own message follows.
     #[error("fusermount3 refused to mount on {path}: {message}")]
@@ -32,14 +28,10 @@ pub enum Error {
         message: String,
     },
     /// An ordinary user asked for `allow_other`.
-    #[error(
-        "other users may not be let in: add user_allow_other to /etc/fuse.conf, or mount without allow_other"
-    )]
+    #[error("other users may not be let in")]
     AllowOtherDenied,
     /// The kernel refused the mount for lack of privilege.
-    #[error(
-        "the kernel refused to mount on {path}: run as root, or give the container --cap-add SYS_ADMIN (and an apparmor profile that allows mount)"
-    )]
+    #[error("the kernel refused to mount on {path}")]
     Denied {
         /// The mount point.
         path: PathBuf,
@@ -47,16 +39,16 @@ pub enum Error {
         source: io::Error,
     },
     /// The mount point does not exist.
-    #[error("mount point {0} does not exist: create it (mkdir -p {0})")]
+    #[error("mount point {0} does not exist")]
     MountPointMissing(PathBuf),
     /// The mount point is something else than a directory.
-    #[error("mount point {0} is not a directory: choose another path")]
+    #[error("mount point {0} is not a directory")]
     NotDirectory(PathBuf),
     /// The mount point has names in it, which the mount would hide.
-    #[error("mount point {0} is not empty: choose an empty directory")]
+    #[error("mount point {0} is not empty")]
     NotEmpty(PathBuf),
     /// Something alive is mounted there.
-    #[error("{path} is in use by a mount of type {kind}: unmount it first (umount {path})")]
+    #[error("{path} is in use by a mount of type {kind}")]
     AlreadyMounted {
         /// The mount point.
         path: PathBuf,
@@ -64,9 +56,7 @@ pub enum Error {
         kind: String,
     },
     /// The view that is shown lets the kernel cache; another cannot take its place.
-    #[error(
-        "the mounted view lets the kernel cache names and pages, so it cannot be replaced: unmount and start afresh"
-    )]
+    #[error("the mounted view lets the kernel cache names and pages, so it cannot be replaced")]
     CachingView,
     /// Anything else.
     #[error("{action} {path}: {source}")]
@@ -81,6 +71,38 @@ pub enum Error {
 }
 
 impl Error {
+    /// What its operator can do about it, if that is known.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Error::DeviceMissing => {
+                "Load the module (modprobe fuse), or start the container with --device /dev/fuse."
+            }
+            Error::DeviceDenied(_) => {
+                "Let users (chmod 666 /dev/fuse), run as root, or start the container with --device /dev/fuse \
+                 --cap-add SYS_ADMIN."
+            }
+            Error::HelperMissing => "Install fuse3, or run as root.",
+            Error::AllowOtherDenied => {
+                "Add user_allow_other to /etc/fuse.conf, or mount without allow_other."
+            }
+            Error::Denied { .. } => {
+                "Run as root, or give the container --cap-add SYS_ADMIN (and an AppArmor profile that allows \
+                 mounts)."
+            }
+            Error::MountPointMissing(path) => {
+                return Some(format!("Create it: mkdir -p {}", path.display()));
+            }
+            Error::NotDirectory(_) => "Choose another path.",
+            Error::NotEmpty(_) => "Choose an empty directory.",
+            Error::AlreadyMounted { path, .. } => {
+                return Some(format!("Unmount it first: umount {}", path.display()));
+            }
+            Error::CachingView => "Unmount, and start afresh.",
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+
     /// An [`Error::Io`], for `map_err`.
     pub(crate) fn io(
         action: &'static str,

@@ -488,7 +488,7 @@ fn mount_points_that_cannot_be_used() {
     fs::write(fixture.at("f"), b"").unwrap();
     let directory = tempfile::tempdir().unwrap();
     let missing = start(&directory.path().join("missing"));
-    assert!(missing.to_string().contains("mkdir -p"), "{missing}");
+    assert!(missing.hint().unwrap().contains("mkdir -p"), "{missing}");
     fs::write(directory.path().join("f"), b"").unwrap();
     let full = start(directory.path());
     assert!(full.to_string().contains("not empty"), "{full}");

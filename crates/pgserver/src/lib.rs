@@ -47,12 +47,12 @@ pub use session::Session;
 use supervise::ChildError;
 pub use supervise::RunAs;
 
-/// Why something about the server failed; the messages say what to change.
+/// Why something about the server failed; [`hint`](PostgresError::hint) says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostgresError {
     /// A program is missing or cannot be run.
-    #[error("{path}: {why}; set postgres.bin to the directory of PostgreSQL's programs", path = path.display())]
+    #[error("cannot use {path}: {why}", path = path.display())]
     Installation {
         /// The program or directory.
         path: PathBuf,
@@ -70,16 +70,16 @@ pub enum PostgresError {
         needed: u32,
     },
     /// The user that PostgreSQL should run as does not exist.
-    #[error("there is no user \"{user}\" to run PostgreSQL as; create it or set postgres.run_as")]
+    #[error("there is no user \"{user}\" to run PostgreSQL as")]
     NoUser {
         /// The name.
         user: String,
     },
     /// PostgreSQL refuses to run as root.
-    #[error("PostgreSQL does not run as root; set postgres.run_as to an unprivileged user")]
+    #[error("PostgreSQL does not run as root")]
     Root,
     /// Something else listens there.
-    #[error("port {port} is in use at {address}; stop what listens there or set postgres.port")]
+    #[error("port {port} is in use at {address}")]
     PortInUse {
         /// The address.
         address: String,
@@ -161,6 +161,24 @@ pub fn check_port(listen_addresses: &str, port: u16) -> Result<()> {
 }
 
 impl PostgresError {
+    /// What its operator can do about it, if that is known.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            PostgresError::Installation { .. } => {
+                Some("Set postgres.bin to the directory of PostgreSQL's programs.")
+            }
+            PostgresError::Version { .. } => {
+                Some("Set postgres.bin to the programs of the cluster's major version.")
+            }
+            PostgresError::NoUser { .. } => Some("Create the user, or set postgres.run_as."),
+            PostgresError::Root => Some("Set postgres.run_as to an unprivileged user."),
+            PostgresError::PortInUse { .. } => {
+                Some("Stop what listens there, or set postgres.port.")
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn system(
         what: impl Into<String>,
         source: impl Into<std::io::Error>,

@@ -1,4 +1,10 @@
-//! The one place where errors become an exit code, a message and a remedy.
+//! The one place where errors become an exit code and what is printed, as PostgreSQL's programs print it.
+//!
+//! ```text
+//! understudy: error: what happened
+//! understudy: detail: what caused it, down to what the system said
+//! understudy: hint: What can be done about it.
+//! ```
 //!
 //! | code | meaning |
 //! |---|---|
@@ -16,6 +22,7 @@ use coordination::channel::ChannelError;
 use coordination::config::ConfigError;
 use coordination::records::RecordError;
 use node::agent::AgentError;
+use operations::rest::RestError;
 
 /// What the process ends with. See the module for when which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,18 +87,15 @@ pub fn report(result: anyhow::Result<Code>) -> ExitCode {
     match result {
         Ok(code) => code.into(),
         Err(error) => {
-            let (code, remedy) = judge(&error);
-            eprintln!("understudy: {}", sentence(&error));
-            if let Some(remedy) = remedy {
-                eprintln!("  {remedy}");
-            }
+            let (code, hint) = judge(&error);
+            eprint!("{}", lines(&error, hint.as_deref()));
             code.into()
         }
     }
 }
 
-/// The whole chain of causes in one line, without saying the same twice.
-fn sentence(error: &anyhow::Error) -> String {
+/// What happened, the chain of its causes without saying the same twice, and a hint.
+fn lines(error: &anyhow::Error, hint: Option<&str>) -> String {
     let mut said: Vec<String> = Vec::new();
     for cause in error.chain() {
         let text = cause.to_string();
@@ -99,7 +103,16 @@ fn sentence(error: &anyhow::Error) -> String {
             said.push(text);
         }
     }
-    said.join(": ")
+    let mut lines = String::new();
+    let causes = said.split_off(1).join(": ");
+    let parts = [("error", said.concat()), ("detail", causes)];
+    let hint = ("hint", hint.unwrap_or_default().to_owned());
+    for (part, text) in parts.into_iter().chain([hint]) {
+        if !text.is_empty() {
+            lines += &format!("understudy: {part}: {text}\n");
+        }
+    }
+    lines
 }
 
 fn judge(error: &anyhow::Error) -> (Code, Option<String>) {
@@ -123,8 +136,16 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<S
     if let Some(error) = cause.downcast_ref::<AgentError>() {
         return of_agent(error);
     }
-    if cause.is::<ConfigError>() {
-        return Some((Code::Usage, None));
+    if let Some(error) = cause.downcast_ref::<ConfigError>() {
+        return Some((Code::Usage, error.hint().map(str::to_owned)));
+    }
+    if let Some(error) = cause.downcast_ref::<RestError>() {
+        let code = match error {
+            RestError::Certificate(error) => return Some(of_storage(error)),
+            RestError::Refused(_) => Code::Usage,
+            _ => Code::Failed,
+        };
+        return Some((code, None));
     }
     if let Some(error) = cause.downcast_ref::<ChannelError>() {
         return Some(of_channel(error));
@@ -150,12 +171,14 @@ fn of_record(error: &RecordError) -> Option<(Code, Option<String>)> {
 }
 
 fn of_agent(error: &AgentError) -> Option<(Code, Option<String>)> {
+    let hint = error.hint();
     match error {
         AgentError::Storage(error) => Some(of_storage(error)),
         AgentError::Record(error) => of_record(error),
         AgentError::Channel(error) => Some(of_channel(error)),
-        AgentError::NotInitialised(_) => Some((Code::Usage, None)),
-        AgentError::Initialised(_) => Some((Code::Refused, None)),
+        AgentError::NotInitialised(_) => Some((Code::Usage, hint)),
+        AgentError::Initialised(_) => Some((Code::Refused, hint)),
+        AgentError::Postgres(_) | AgentError::Mount(_) => Some((Code::Failed, hint)),
         AgentError::Version(_) | AgentError::Refused(_) => Some((Code::Usage, None)),
         _ => None,
     }
@@ -222,7 +245,12 @@ mod tests {
             judge(&error),
             (Code::Unavailable, Some("Start one.".into()))
         );
-        assert_eq!(sentence(&error), "cannot read the status: no zone answers");
+        assert_eq!(
+            lines(&error, Some("Start one.")),
+            "understudy: error: cannot read the status\n\
+             understudy: detail: no zone answers\n\
+             understudy: hint: Start one.\n"
+        );
     }
 
     #[test]
@@ -233,6 +261,7 @@ mod tests {
     #[test]
     fn a_cause_that_repeats_its_effect_is_said_once() {
         let error = anyhow::anyhow!("disk full").context("cannot write: disk full");
-        assert_eq!(sentence(&error), "cannot write: disk full");
+        let said = "understudy: error: cannot write: disk full\n";
+        assert_eq!(lines(&error, None), said);
     }
 }

@@ -103,11 +103,11 @@ impl<'a> Known<'a> {
         let elsewhere = elsewhere.find(|(_, keys)| keys.contains(&found));
         match (elsewhere, nearest(found, known)) {
             (Some(("", _)), _) => {
-                "it belongs to the top level, before the first [table]".to_owned()
+                "It belongs to the top level, before the first [table].".to_owned()
             }
-            (Some((other, _)), _) => format!("it belongs to [{other}]"),
-            (None, Some(near)) => format!("did you mean \"{near}\"?"),
-            (None, None) => format!("known keys are {}", known.join(", ")),
+            (Some((other, _)), _) => format!("It belongs to [{other}]."),
+            (None, Some(near)) => format!("Did you mean \"{near}\"?"),
+            (None, None) => format!("Known keys are {}.", known.join(", ")),
         }
     }
 }

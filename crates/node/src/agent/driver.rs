@@ -187,7 +187,9 @@ pub(crate) fn failure(error: &AgentError) -> Failure {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn chain(error: &AgentError) -> String {
+    let hint = error.hint();
+    let error: &dyn std::error::Error = error;
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -197,5 +199,8 @@ fn chain(error: &dyn std::error::Error) -> String {
         }
         source = cause.source();
     }
-    text
+    match hint {
+        Some(hint) => format!("{text} (hint: {hint})"),
+        None => text,
+    }
 }

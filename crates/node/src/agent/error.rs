@@ -28,10 +28,10 @@ pub enum AgentError {
     #[error(transparent)]
     Channel(#[from] ChannelError),
     /// The volume holds no database yet.
-    #[error("the volume {0} holds no database; create one with \"understudy init\"")]
+    #[error("the volume {0} holds no database")]
     NotInitialised(dax::ids::VolumeName),
     /// The volume holds a database already.
-    #[error("the volume {0} holds a database already; choose another volume name")]
+    #[error("the volume {0} holds a database already")]
     Initialised(dax::ids::VolumeName),
     /// The control file cannot be understood.
     #[error("global/pg_control: {0}")]
@@ -60,6 +60,17 @@ impl AgentError {
         AgentError::System {
             what: what.into(),
             source,
+        }
+    }
+
+    /// What an operator can do about it, if that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            AgentError::NotInitialised(_) => Some("Create one: understudy init.".to_owned()),
+            AgentError::Initialised(_) => Some("Choose another name for the volume.".to_owned()),
+            AgentError::Postgres(error) => error.hint().map(str::to_owned),
+            AgentError::Mount(error) => error.hint(),
+            _ => None,
         }
     }
 

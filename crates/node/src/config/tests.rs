@@ -66,17 +66,33 @@ fn the_example_shows_every_key() {
 
 #[test]
 fn unknown_keys_are_refused_with_line_and_near_match() {
-    assert_eq!(
-        refusal("[heartbeat]\nintervall = \"1s\"\n"),
-        "line 9: unknown key \"heartbeat.intervall\"; did you mean \"interval\"?"
-    );
-    assert!(refusal("poll = \"1s\"\n").contains("it belongs to [heartbeat]"));
-    let top = Config::parse(&format!("nmae = \"a\"\n{MINIMAL}")).unwrap_err();
-    assert!(
-        top.to_string()
-            .contains("line 1: unknown key \"nmae\"; did you mean \"name\"?")
-    );
-    assert!(refusal("[colours]\n").contains("known keys are name, volume"));
+    let top = format!("nmae = \"a\"\n{MINIMAL}");
+    for (refused, what, hint) in [
+        (
+            with("[heartbeat]\nintervall = \"1s\"\n"),
+            "line 9: unknown key \"heartbeat.intervall\"",
+            "Did you mean \"interval\"?",
+        ),
+        (
+            with("poll = \"1s\"\n"),
+            "line 8: unknown key \"postgres.poll\"",
+            "It belongs to [heartbeat].",
+        ),
+        (
+            Config::parse(&top),
+            "line 1: unknown key \"nmae\"",
+            "Did you mean \"name\"?",
+        ),
+        (
+            with("[colours]\n"),
+            "line 8: unknown key \"colours\"",
+            "Known keys are name, volume",
+        ),
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.to_string(), what);
+        assert!(error.hint().unwrap().starts_with(hint), "{error:?}");
+    }
 }
 
 #[test]

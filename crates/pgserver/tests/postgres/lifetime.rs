@@ -313,7 +313,8 @@ async fn a_port_in_use_is_named() {
         .unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, PostgresError::PortInUse { .. }), "{text}");
-    assert!(text.contains(&cluster.options.port.to_string()) && text.contains("postgres.port"));
+    assert!(text.contains(&cluster.options.port.to_string()));
+    assert!(error.hint().unwrap().contains("postgres.port"));
 }
 
 #[tokio::test]

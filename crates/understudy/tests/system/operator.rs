@@ -94,9 +94,9 @@ async fn what_cannot_work_is_refused_with_a_remedy() -> Result<()> {
             "name = ",
             "nmae = \"x\"\nname = ",
             2,
-            "did you mean \"name\"",
+            "Did you mean \"name\"",
         ),
-        ("node", "/bin\"", "/no-bin\"", 1, "set postgres.bin"),
+        ("node", "/bin\"", "/no-bin\"", 1, "Set postgres.bin"),
         (
             "status",
             "volume = \"",
