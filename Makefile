@@ -65,8 +65,8 @@ sim-standby: ## Simulate standbys behind a model of PostgreSQL: SEEDS=12000 hist
 	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p volume --lib \
 		standby::simulation::tests::many -- --ignored --exact --nocapture
 
-sim-node: ## Simulate nodes that take over: SEEDS=20000 histories, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
-	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p node --lib \
+sim-node: ## Simulate nodes that take over: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p node --lib \
 		machine::simulation::tests::many -- --ignored --exact --nocapture
 
 test: check test-unit test-system ## Run all tests, as the continuous integration does.

@@ -61,7 +61,7 @@ impl World {
             Purpose::Poll => self.polled(at, &replies),
             Purpose::BeforeFence { sent } => self.before_fence(at, sent, &replies),
             Purpose::Own(_) if lost => {
-                self.tally.count("races lost");
+                self.coverage.one("races lost");
                 self.tell(at, superseded)
             }
             Purpose::Own(epoch) => self.owns(at, epoch),
@@ -189,7 +189,7 @@ impl World {
         };
         self.tell(at, control)?;
         if self.nodes[at].state != State::TakingOver(Phase::Fence) {
-            self.tally.count("paused at the last moment");
+            self.coverage.one("paused at the last moment");
             return Ok(());
         }
         let (accepted, _) = newest(replies);

@@ -36,7 +36,7 @@ impl World {
             if let Effect::Enlist(spare) = effect
                 && let Some(spare) = self.nodes.iter().position(|n| n.name == spare && n.up)
             {
-                self.tally.count("enlisted");
+                self.coverage.one("enlisted");
                 let delay = self.delay(at);
                 self.say(spare, delay, Word::Event(Event::Asked(Ask::Enlist)));
             }
@@ -71,7 +71,7 @@ impl World {
             State::CatchingUp if before == State::Attaching => self.attached(at),
             State::CatchingUp if matches!(before, State::TakingOver(_)) => self.await_successor(at),
             State::Serving if before == State::TakingOver(Phase::Promote) => {
-                self.tally.count("takeovers");
+                self.coverage.one("takeovers");
                 self.nodes[at].next_commit = now;
                 let node = &self.nodes[at];
                 let (owner, owned) = (node.owner(), node.owned.unwrap_or_default());
@@ -90,7 +90,7 @@ impl World {
             _ => {}
         }
         if after == State::Fenced {
-            self.tally.count("fenced");
+            self.coverage.one("fenced");
         }
         Ok(())
     }
@@ -124,7 +124,7 @@ impl World {
 
     /// A standby goes on with the next active.
     pub(super) fn rebind(&mut self, at: usize, beat: LastBeat) {
-        self.tally.count("followed the next");
+        self.coverage.one("followed the next");
         let node = &mut self.nodes[at];
         (node.beat, node.awaits_until) = (Some(beat), None);
         self.attached(at);
@@ -289,7 +289,7 @@ impl World {
         let detector = self.nodes[at].detector.as_mut();
         let verdict = detector.map_or(Verdict::Alive, |detector| detector.verdict(now));
         if matches!(verdict, Verdict::Blind { .. }) {
-            self.tally.count("blind");
+            self.coverage.one("blind");
         }
         self.tell(at, Event::Judged(verdict))
     }
@@ -318,7 +318,7 @@ impl World {
             Phase::Replay | Phase::Promote => {
                 let dies = !self.healthy && self.rng.random_bool(0.05);
                 if dies {
-                    self.tally.count("takeovers that died");
+                    self.coverage.one("takeovers that died");
                     return self.tell(
                         at,
                         Event::PostgresExited {

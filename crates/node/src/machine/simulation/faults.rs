@@ -296,7 +296,7 @@ impl World {
                 }
             }
             Fault::Order { node, to } => {
-                self.tally.count("orders");
+                self.coverage.one("orders");
                 let to = to.map(|to| self.nodes[to].name.clone());
                 let force = self.rng.random_bool(0.3);
                 let ask = Event::Asked(Ask::Failover { to, force });
@@ -311,7 +311,7 @@ impl World {
                     self.plan(self.now + 20, Fault::AtTakeover { time });
                     return Ok(());
                 };
-                self.tally.count("takeovers hit");
+                self.coverage.one("takeovers hit");
                 if time < 1500 {
                     self.kill(at, false);
                     let again = self.now + 200 + time;
@@ -325,7 +325,7 @@ impl World {
     }
 
     fn freeze(&mut self, node: usize, time: u64) {
-        self.tally.count("frozen");
+        self.coverage.one("frozen");
         let until = self.now + time;
         self.nodes[node].frozen_until = self.nodes[node].frozen_until.max(until);
     }
@@ -334,7 +334,7 @@ impl World {
         if !self.nodes[node].up {
             return;
         }
-        self.tally.count("killed");
+        self.coverage.one("killed");
         let owned = self.nodes[node].owned;
         self.nodes[node].up = false;
         self.nodes[node].attached_to = None;

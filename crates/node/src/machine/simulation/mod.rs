@@ -23,8 +23,9 @@ use coordination::detector::Hint;
 use coordination::records::Member;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use simulate::{Coverage, Outcome};
 
-use self::checks::{Broken, Checks, Held};
+use self::checks::{Checks, Held};
 use self::faults::Fault;
 use self::flaw::Flaw;
 use self::node::{Node, Operation, Purpose};
@@ -88,16 +89,6 @@ impl Word {
     }
 }
 
-/// How often something happened: a simulation in which nothing does proves nothing.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-struct Tally(BTreeMap<&'static str, u64>);
-
-impl Tally {
-    fn count(&mut self, what: &'static str) {
-        *self.0.entry(what).or_default() += 1;
-    }
-}
-
 struct World {
     rng: SmallRng,
     now: u64,
@@ -117,7 +108,7 @@ struct World {
     slow: Vec<u64>,
     paused_at: Option<u64>,
     checks: Checks,
-    tally: Tally,
+    coverage: Coverage,
 }
 
 impl World {
@@ -143,24 +134,27 @@ impl World {
             members: BTreeMap::new(),
             paused_at: None,
             checks: Checks::default(),
-            tally: Tally::default(),
+            coverage: Coverage::default(),
             rng,
         }
     }
 
     /// One history.
-    fn run(seed: u64, flaw: Option<Flaw>, trace: bool) -> Result<Tally, Broken> {
+    fn run(seed: u64, flaw: Option<Flaw>, trace: bool) -> Outcome {
         let mut world = World::new(seed, flaw, trace);
         let ended = match world.healthy {
             true => world.run_healthy(),
             false => world.run_with_faults(),
         };
-        world.tally.count("histories");
-        let epochs = world.checks.epochs() as u64;
-        *world.tally.0.entry("epochs").or_default() += epochs;
-        let commits = world.checks.acknowledged.len() as u64;
-        *world.tally.0.entry("commits").or_default() += commits;
-        ended.map(|()| world.tally)
+        let mut coverage = world.coverage;
+        coverage.one("histories");
+        coverage.some("epochs", world.checks.epochs() as u64);
+        coverage.some("commits", world.checks.acknowledged.len() as u64);
+        Outcome {
+            coverage,
+            broken: ended.err().map(|broken| broken.to_string()),
+            trace: 0,
+        }
     }
 
     fn at(&mut self, time: u64, what: Happening) {
