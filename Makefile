@@ -57,8 +57,8 @@ sim: ## Simulate the block protocol: SEEDS=100000 schedules from FIRST=0 on, or 
 	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p dax --lib \
 		simulation::tests::many -- --ignored --exact --nocapture
 
-sim-cassandra: ## Simulate fencing on Cassandra: SEEDS=20000 schedules, or SEED=7 [TRACE=1] [FLAW=NoGate] for one.
-	SEEDS="$(SEEDS)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p cassandra --lib \
+sim-cassandra: ## Simulate fencing on Cassandra: SEEDS=20000 schedules from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoGate] for one.
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p cassandra --lib \
 		simulation::tests::many -- --ignored --exact --nocapture
 
 sim-standby: ## Simulate standbys behind a model of PostgreSQL: SEEDS=12000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NamesTaken] for one.

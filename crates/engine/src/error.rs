@@ -8,7 +8,7 @@ use coordination::config::ConfigError;
 use coordination::records::RecordError;
 use dax::error::ErrorKind;
 
-/// See the module; the messages say what to change.
+/// See the module; [`hint`](EngineError::hint) says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -48,7 +48,7 @@ pub enum EngineError {
         report: String,
     },
     /// The server does not become ready.
-    #[error("{name} was not ready within {after:?}; see {log}, or raise engine.ready_within")]
+    #[error("{name} was not ready within {after:?}")]
     NotReady {
         /// What the server is.
         name: String,
@@ -83,6 +83,19 @@ impl EngineError {
         EngineError::System {
             what: what.into(),
             source,
+        }
+    }
+
+    /// What an operator can do about it, if that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            EngineError::Mount(error) => error.hint(),
+            EngineError::Config(error) => error.hint().map(str::to_owned),
+            EngineError::Child(error) => error.hint().map(str::to_owned),
+            EngineError::NotReady { log, .. } => {
+                Some(format!("See {log}, or raise engine.ready_within."))
+            }
+            _ => None,
         }
     }
 

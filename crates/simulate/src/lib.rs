@@ -61,7 +61,7 @@ pub struct Outcome {
     pub coverage: Coverage,
     /// Which promise was broken, and how; ends the run.
     pub broken: Option<String>,
-    /// A digest of all that happened in it, in order: the same for the same seed.
+    /// A digest of all that happened in it, in order; 0 if none is made. The same for the same seed.
     pub trace: u64,
 }
 

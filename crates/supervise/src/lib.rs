@@ -40,21 +40,21 @@ pub use directory::Lock;
 pub use port::check_port;
 pub use run_as::RunAs;
 
-/// Why something about a child process failed; the messages say what to change.
+/// Why something about a child process failed; [`hint`](ChildError::hint) says what to change.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChildError {
     /// The user that it should run as does not exist.
-    #[error("there is no user \"{user}\" to run the server as; create it or set run_as")]
+    #[error("there is no user \"{user}\" to run the server as")]
     NoUser {
         /// The name.
         user: String,
     },
     /// The user that it should run as is root.
-    #[error("the server must not run as root; set run_as to an unprivileged user")]
+    #[error("the server must not run as root")]
     Root,
     /// Something else listens there.
-    #[error("port {port} is in use at {address}; stop what listens there or choose another port")]
+    #[error("port {port} is in use at {address}")]
     PortInUse {
         /// The address.
         address: String,
@@ -82,6 +82,18 @@ pub enum ChildError {
 }
 
 impl ChildError {
+    /// What its operator can do about it, if that is known.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            ChildError::NoUser { .. } => Some("Create the user, or set run_as."),
+            ChildError::Root => Some("Set run_as to an unprivileged user."),
+            ChildError::PortInUse { .. } => {
+                Some("Stop what listens there, or choose another port.")
+            }
+            _ => None,
+        }
+    }
+
     fn system(what: impl Into<String>, source: impl Into<std::io::Error>) -> ChildError {
         ChildError::System {
             what: what.into(),

@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use coordination::channel::ChannelError;
 use coordination::config::ConfigError;
 use coordination::records::RecordError;
+use engine::EngineError;
 use node::agent::AgentError;
 use operations::rest::RestError;
 
@@ -53,23 +54,23 @@ impl From<Code> for ExitCode {
 pub struct Failure {
     code: Code,
     message: String,
-    remedy: Option<String>,
+    hint: Option<String>,
 }
 
 impl Failure {
-    /// A failure without a remedy; `message` is one sentence without a full stop.
+    /// A failure without a hint; `message` is one sentence without a full stop.
     pub fn new(code: Code, message: impl Into<String>) -> Failure {
         Failure {
             code,
             message: message.into(),
-            remedy: None,
+            hint: None,
         }
     }
 
-    /// The same with advice.
+    /// The same, with a hint: a whole sentence.
     #[must_use]
-    pub fn advise(mut self, remedy: impl Into<String>) -> Failure {
-        self.remedy = Some(remedy.into());
+    pub fn advise(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
         self
     }
 }
@@ -125,7 +126,7 @@ fn judge(error: &anyhow::Error) -> (Code, Option<String>) {
 /// What one error of the chain says by its type.
 fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<String>)> {
     if let Some(failure) = cause.downcast_ref::<Failure>() {
-        return Some((failure.code, failure.remedy.clone()));
+        return Some((failure.code, failure.hint.clone()));
     }
     if let Some(error) = cause.downcast_ref::<dax::error::Error>() {
         return Some(of_storage(error));
@@ -135,6 +136,9 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<S
     }
     if let Some(error) = cause.downcast_ref::<AgentError>() {
         return of_agent(error);
+    }
+    if let Some(error) = cause.downcast_ref::<EngineError>() {
+        return of_engine(error);
     }
     if let Some(error) = cause.downcast_ref::<ConfigError>() {
         return Some((Code::Usage, error.hint().map(str::to_owned)));
@@ -184,6 +188,16 @@ fn of_agent(error: &AgentError) -> Option<(Code, Option<String>)> {
     }
 }
 
+fn of_engine(error: &EngineError) -> Option<(Code, Option<String>)> {
+    match error {
+        EngineError::Storage(error) => Some(of_storage(error)),
+        EngineError::Record(error) => of_record(error),
+        EngineError::Channel(error) => Some(of_channel(error)),
+        EngineError::Config(_) => Some((Code::Usage, error.hint())),
+        _ => error.hint().map(|hint| (Code::Failed, Some(hint))),
+    }
+}
+
 fn of_channel(error: &ChannelError) -> (Code, Option<String>) {
     match error {
         ChannelError::Refused { .. } | ChannelError::Timeout { .. } => (
@@ -199,7 +213,7 @@ fn of_channel(error: &ChannelError) -> (Code, Option<String>) {
 /// What the storage tier's kind of error means to a person.
 fn of_storage(error: &dax::error::Error) -> (Code, Option<String>) {
     use dax::error::ErrorKind;
-    let (code, remedy) = match error.kind() {
+    let (code, hint) = match error.kind() {
         ErrorKind::Unavailable => (
             Code::Unavailable,
             "Start the zones (understudy store), and compare their addresses with \"zones\" in \
@@ -227,7 +241,7 @@ fn of_storage(error: &dax::error::Error) -> (Code, Option<String>) {
         ),
         _ => return (Code::Failed, None),
     };
-    (code, Some(remedy.to_owned()))
+    (code, Some(hint.to_owned()))
 }
 
 #[cfg(test)]
@@ -236,7 +250,7 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn the_cause_decides_the_code_and_the_advice() {
+    fn the_cause_decides_the_code_and_the_hint() {
         let failure = Failure::new(Code::Unavailable, "no zone answers").advise("Start one.");
         let error = Err::<(), _>(failure)
             .context("cannot read the status")

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use dax::simulation::checkers::Violation;
-use dax::simulation::coverage::Coverage;
 use dax::simulation::history::{Event, Shelf};
 use rand::Rng;
+use simulate::Outcome;
 
 use super::client::{block_of, content};
 use super::faults::{self, Weather};
@@ -20,33 +20,26 @@ const CALM: Duration = Duration::from_secs(24);
 /// Between two looks at what replicas have.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// How a schedule ended.
-#[derive(Debug, Clone)]
-pub struct Report {
-    pub coverage: Coverage,
-    /// Equal for two runs of a seed.
-    pub trace_hash: u64,
-    pub violation: Option<Violation>,
-}
-
 /// Runs a seed, with something broken if that is wanted.
-pub fn run(seed: u64, flaw: Option<Flaw>, print: bool) -> Report {
+///
+/// That nothing goes on any more is no promise that a flaw is caught by.
+pub fn run(seed: u64, flaw: Option<Flaw>, print: bool) -> Outcome {
     let mut schedule = Schedule::new(seed, flaw, print);
     schedule.storm();
     schedule.calm();
     let Schedule {
-        mut world,
-        recorder,
-        ..
+        world, recorder, ..
     } = schedule;
-    world.coverage.one("schedules");
-    world
-        .coverage
-        .some("commits acknowledged", recorder.commits.count());
-    Report {
-        coverage: world.coverage,
-        trace_hash: world.trace.hash(),
-        violation: recorder.violation,
+    let trace = world.trace.hash();
+    let mut coverage = world.coverage;
+    coverage.one("schedules");
+    coverage.some("commits acknowledged", recorder.commits.count());
+    let violation = recorder.violation;
+    let violation = violation.filter(|v| flaw.is_none() || v.checker != "liveness");
+    Outcome {
+        coverage,
+        broken: violation.map(|v| format!("{}: {}", v.checker, v.what)),
+        trace,
     }
 }
 

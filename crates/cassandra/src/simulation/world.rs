@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use dax::ids::BlockKey;
-use dax::simulation::coverage::Coverage;
 use dax::simulation::history::ClientId;
 use dax::simulation::trace::Trace;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use simulate::Coverage;
 
 use super::client::{KEYS, SINGLES, Token};
 use super::flaw::Flaw;

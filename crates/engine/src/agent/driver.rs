@@ -130,7 +130,9 @@ pub(super) fn failure(error: &EngineError) -> Failure {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+fn chain(error: &EngineError) -> String {
+    let hint = error.hint();
+    let error: &dyn std::error::Error = error;
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -140,5 +142,8 @@ fn chain(error: &dyn std::error::Error) -> String {
         }
         source = cause.source();
     }
-    text
+    match hint {
+        Some(hint) => format!("{text} (hint: {hint})"),
+        None => text,
+    }
 }

@@ -93,7 +93,6 @@
 mod active;
 mod checkers;
 mod checkpoint;
-mod coverage;
 mod files;
 pub(crate) mod flaw;
 mod layout;

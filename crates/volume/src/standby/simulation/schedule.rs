@@ -9,12 +9,12 @@ use dax::memory::{MemoryCluster, MemoryStorage};
 use dax::storage::{Storage, VolumeSettings};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use simulate::{Coverage, Outcome};
 use tempfile::TempDir;
 
 use super::active::Active;
 use super::checkers::{Broken, Held, Looker, broken, check_names, check_relations};
 use super::checkpoint::Checkpoint;
-use super::coverage::Coverage;
 use super::files::{Files, owner};
 use super::flaw::Flaw;
 use super::layout::{CONTROL, ModelLayout};
@@ -58,17 +58,32 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Runs the history of a seed.
-    pub async fn run(seed: u64, flaw: Option<Flaw>) -> (Held<()>, Coverage) {
-        let mut schedule = match Schedule::begin(seed, flaw).await {
-            Ok(schedule) => schedule,
-            Err(broken) => return (Err(broken), Coverage::default()),
-        };
-        let done = schedule.go().await;
-        schedule.coverage.count("histories");
-        let records = schedule.active.log.len() as u64;
-        schedule.coverage.add("records", records);
-        (done, schedule.coverage)
+    /// Runs the history of a seed, and prints its steps if that is wanted.
+    pub fn run(seed: u64, flaw: Option<Flaw>, trace: bool) -> Outcome {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        super::trace::print(trace);
+        let (done, coverage) = runtime.block_on(async {
+            match Schedule::begin(seed, flaw).await {
+                Ok(schedule) => schedule.finish().await,
+                Err(broken) => (Err(broken), Coverage::default()),
+            }
+        });
+        Outcome {
+            coverage,
+            broken: done.err().map(|broken| broken.to_string()),
+            trace: 0,
+        }
+    }
+
+    async fn finish(mut self) -> (Held<()>, Coverage) {
+        let done = self.go().await;
+        self.coverage.one("histories");
+        let records = self.active.log.len() as u64;
+        self.coverage.some("records", records);
+        (done, self.coverage)
     }
 
     async fn begin(seed: u64, flaw: Option<Flaw>) -> Held<Schedule> {
@@ -200,12 +215,12 @@ impl Schedule {
     }
 
     async fn sealed(&mut self, seal: &Seal) -> Held<()> {
-        self.coverage.count("seals");
+        self.coverage.one("seals");
         if self.sleep.is_some() {
             self.active.view.reclaim().await?;
         }
         if self.active.lacking.contains(&seal.generation) {
-            self.coverage.count("seals without bulk pages");
+            self.coverage.one("seals without bulk pages");
             self.lacking.insert(seal.generation);
         }
         Ok(())
@@ -238,7 +253,7 @@ impl Schedule {
         let stepped = self.step_standby_at(at).await;
         match stepped {
             Err(broken) if self.standbys[at].noticed(&broken) => {
-                self.coverage.count("standbys that noticed after a sleep");
+                self.coverage.one("standbys that noticed after a sleep");
                 self.standbys.remove(at);
                 Ok(())
             }
@@ -268,7 +283,7 @@ impl Schedule {
                 let most = if self.faithful { 100 } else { 20 };
                 for _ in 0..rng.random_range(1..most) {
                     standby.step(&self.active.log).await?;
-                    self.coverage.count("records applied");
+                    self.coverage.one("records applied");
                 }
             }
             20..28 => {
@@ -287,7 +302,7 @@ impl Schedule {
                     }
                 }
                 if rng.random_ratio(2, 3) && standby.move_base().await? {
-                    self.coverage.count("moves");
+                    self.coverage.one("moves");
                     standby.check(&self.active.orphans).await?;
                 }
             }
@@ -306,7 +321,7 @@ impl Schedule {
         }
         let least = if self.faithful { 40 } else { 4 };
         if self.rng.random_ratio(1, least) {
-            self.coverage.count("standbys crashed");
+            self.coverage.one("standbys crashed");
             self.standbys.remove(at);
         }
     }
@@ -348,7 +363,7 @@ impl Schedule {
         };
         let standby = Standby::attach(attach, &mut self.rng).await?;
         self.standbys.push(standby);
-        self.coverage.count("attaches");
+        self.coverage.one("attaches");
         Ok(())
     }
 
@@ -362,7 +377,7 @@ impl Schedule {
                 standby.step(&self.active.log).await?;
             }
             standby.check(&self.active.orphans).await?;
-            self.coverage.add("records excused (N7)", standby.excused);
+            self.coverage.some("records excused (N7)", standby.excused);
         }
         Ok(())
     }
@@ -386,10 +401,10 @@ impl Schedule {
             let at = self.rng.random_range(0..self.standbys.len());
             let standby = self.standbys.remove(at);
             if self.take_over_with(standby).await? {
-                self.coverage.count("takeovers");
+                self.coverage.one("takeovers");
                 return Ok(true);
             }
-            self.coverage.count("takeovers that died");
+            self.coverage.one("takeovers that died");
         }
     }
 
@@ -421,7 +436,7 @@ impl Schedule {
             }
         }
         standby.check(&self.active.orphans).await?;
-        self.coverage.add("records excused (N7)", standby.excused);
+        self.coverage.some("records excused (N7)", standby.excused);
         say(|| format!("switch: {}", standby.describe()));
         let control = standby.files.read(CONTROL).await?;
         let before = tree(&standby.files)?;
@@ -490,7 +505,7 @@ impl Schedule {
             }
         }
         if fenced {
-            self.coverage.count("fenced while writing back");
+            self.coverage.one("fenced while writing back");
         }
         crash(&self.active.storage, &mut self.rng);
         Ok(true)

@@ -9,11 +9,11 @@ use std::time::Duration;
 use dax::storage::Storage;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use simulate::Coverage;
 
 use super::super::standing::Clock;
 use super::active::Active;
 use super::checkers::Held;
-use super::coverage::Coverage;
 use super::standby::Standby;
 use crate::claim::{Claim, GRACE, VALID_FOR};
 
@@ -65,7 +65,7 @@ impl Sleep {
             self.pass(GRACE.as_secs());
             Claim::give_back(&shared, &standby.node).await?;
             standby.forgotten = true;
-            coverage.count("standbys forgotten in their sleep");
+            coverage.one("standbys forgotten in their sleep");
         }
         Ok(())
     }
