@@ -63,9 +63,8 @@ mod tests {
             return;
         }
         assert!(matches!(RunAs::resolve("root"), Err(ChildError::Root)));
-        let error = RunAs::resolve("nobody-of-this-name")
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("nobody-of-this-name") && error.contains("run_as"));
+        let error = RunAs::resolve("nobody-of-this-name").unwrap_err();
+        assert!(error.to_string().contains("nobody-of-this-name"));
+        assert!(error.hint().is_some_and(|hint| hint.contains("run_as")));
     }
 }
