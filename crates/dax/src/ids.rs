@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// One writer's ownership of a volume (DAX 4.3: each failure of the hosted DBMS bounds an epoch).
+/// One writer's reign over a volume (DAX 4.3: each failure of the hosted DBMS bounds an epoch).
 ///
 /// At most one client ever owns an epoch. Epochs stay below 2^23, so that `(epoch, seq)` also fits
 /// a 64-bit timestamp.

@@ -11,8 +11,10 @@ pub mod conformance;
 pub mod credentials;
 pub mod error;
 pub mod ids;
+pub mod membership;
 pub mod memory;
 pub mod replica;
+pub mod sightings;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 pub mod storage;

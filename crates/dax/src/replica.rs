@@ -16,6 +16,15 @@ pub enum Refusal {
     Unannounced,
 }
 
+/// What became of a membership that a replica was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heard {
+    /// It is newer than the one that was kept; it must be durable before anybody hears of it.
+    New,
+    /// It is not newer.
+    Old,
+}
+
 /// What became of an `OwnEpoch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
@@ -90,6 +99,21 @@ impl Fence {
             std::cmp::Ordering::Equal if epoch != Epoch::NONE => Ok(()),
             _ => Err(Refusal::Unannounced),
         }
+    }
+}
+
+/// Whether a client that goes by the membership of version `known` may count an answer of a replica that
+/// keeps that of version `kept`. Questions under an epoch need no such look: whoever owned it met every quorum
+/// that its predecessors' memberships were kept by, and nobody else makes newer ones.
+pub fn may_count(known: Version, kept: Version) -> bool {
+    known >= kept
+}
+
+/// What a replica that keeps the membership of version `kept` makes of one that it is told.
+pub fn hear(kept: Version, told: Version) -> Heard {
+    match told > kept {
+        true => Heard::New,
+        false => Heard::Old,
     }
 }
 

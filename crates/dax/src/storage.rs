@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{
     BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, StoreId, Version, ZoneId,
 };
+use crate::membership::{Change, Membership};
 
 /// The most replicas that a volume can have.
 pub const MAX_REPLICAS: u8 = 16;
@@ -355,6 +356,14 @@ pub struct StorageCounters {
     pub copies_mended: u64,
 }
 
+/// What a storage tier says whose members are none of our business.
+fn no_members() -> Error {
+    Error::new(
+        ErrorKind::Invalid,
+        "this storage tier looks after its own servers: exchange those of Cassandra with nodetool",
+    )
+}
+
 /// A volume's storage. See the module.
 ///
 /// **Waiting.** While too few zones answer, [`csync`](Storage::csync), the reads and the record
@@ -412,6 +421,36 @@ pub trait Storage: Send + Sync + 'static {
     /// # Errors
     /// `Fenced`, or `Invalid` if the handle owns no epoch.
     fn next_version(&self) -> Result<Version>;
+
+    /// Who the volume's members are, as far as this handle knows; none where the storage tier keeps no such list, or it
+    /// is not recorded yet.
+    fn membership(&self) -> Option<Membership> {
+        None
+    }
+
+    /// Copies that make a write durable now (the paper's k); what the volume was made with, unless its members changed.
+    fn sync_replicas(&self) -> u8 {
+        let members = self.membership();
+        members.map_or(self.settings().sync_replicas, |m| m.sync_replicas)
+    }
+
+    /// Begins an exchange of members: those who join are sent everything by the next [scrub](Storage::scrub), at the
+    /// end of which they count, and those who leave do not. Returns once the beginning is kept by enough.
+    ///
+    /// # Errors
+    /// `Fenced`, or `Invalid` if the handle owns no epoch, the change makes no sense, or this storage tier looks after
+    /// its own members; `Conflict` if another one is under way, or the members are not recorded yet.
+    async fn change_members(&self, _change: Change) -> Result<()> {
+        Err(no_members())
+    }
+
+    /// Gives up the exchange that is under way.
+    ///
+    /// # Errors
+    /// As [`change_members`](Storage::change_members); `Invalid` if none is under way.
+    async fn cancel_change(&self) -> Result<()> {
+        Err(no_members())
+    }
 
     /// *Write(CSYNC)*, DAX 4: takes the block for all replicas and returns at once. The block counts
     /// as durable only after a later [`csync`](Storage::csync). `data` is one whole block. A pending

@@ -21,7 +21,9 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use dax::ids::{BlockKey, Epoch};
+use dax::membership::Membership;
 use dax::replica::Fence;
+use dax::sightings::Sightings;
 use dax::storage::{EpochGrant, Retention, Traffic};
 use dax::wire::{BlockWrite, Response};
 
@@ -77,6 +79,10 @@ pub(crate) struct Round {
     pub replies: Vec<(Arc<Conn>, u64, Response)>,
     pub grants: Vec<(Arc<Volume>, EpochGrant)>,
     pub retentions: Vec<(Arc<Volume>, Retention)>,
+    pub memberships: Vec<(Arc<Volume>, Box<Membership>)>,
+    pub sightings: Vec<(Arc<Volume>, Arc<Sightings>)>,
+    /// Volumes that lack what this store had acknowledged.
+    pub went_back: Vec<Arc<Volume>>,
     /// Volumes that are complete again.
     pub rebuilt: Vec<Arc<Volume>>,
     pub promotes: Vec<(Epoch, ReadJob)>,
@@ -239,6 +245,7 @@ impl Committer {
             shared.engine.commit(batch)?;
             shared.checkpoints.consider(&shared);
         }
+        let commit = shared.engine.last_commit();
         for touched in round.touched.into_values() {
             touched.volume.publish_slots(touched.slots_after());
             touched.volume.count(&touched.written);
@@ -246,13 +253,22 @@ impl Committer {
         }
         for (conn, upto) in round.writes.into_values() {
             conn.applied(upto);
-            conn.acknowledge(upto, &mut self.scratch);
+            conn.acknowledge(upto, commit, &mut self.scratch);
+        }
+        for volume in round.went_back {
+            tracing::warn!(
+                volume = %volume.name,
+                "this directory is an earlier state of itself: the volume counts no more until it is rebuilt"
+            );
+            volume.publish_rebuilding();
         }
         for volume in round.rebuilt {
             tracing::info!(volume = %volume.name, "rebuilt");
             volume.publish_rebuilt();
         }
         self.publish(round.grants, round.retentions);
+        self.publish_members(round.memberships);
+        self.publish_sightings(round.sightings);
         for (conn, id, reply) in round.replies {
             conn.send(id, reply);
         }
@@ -289,6 +305,38 @@ impl Committer {
         for (volume, retention) in retentions {
             volume.publish_retention(retention);
             self.shared.chores.prune(volume);
+        }
+    }
+
+    /// Shows durable memberships, and tells those who go by older ones, before anybody hears that they are kept.
+    fn publish_members(&self, memberships: Vec<(Arc<Volume>, Box<Membership>)>) {
+        for (volume, membership) in memberships {
+            tracing::info!(
+                volume = %volume.name, version = %membership.version,
+                zones = membership.members.len(), changing = membership.change.is_some(),
+                "was told who the volume's zones are"
+            );
+            volume.publish_membership(membership.clone());
+            for conn in self.shared.conns.lock().values() {
+                let same = conn.volume().is_some_and(|v| v.id == volume.id);
+                if same && conn.is_behind(&membership) {
+                    conn.send(0, Response::Members(membership.clone()));
+                }
+            }
+        }
+    }
+
+    /// Shows what is known of the stores, and tells everybody, before anything else is answered.
+    fn publish_sightings(&self, sightings: Vec<(Arc<Volume>, Arc<Sightings>)>) {
+        for (volume, sightings) in sightings {
+            volume.publish_sightings(sightings.clone());
+            for conn in self.shared.conns.lock().values() {
+                let same = conn.volume().is_some_and(|v| v.id == volume.id);
+                if same && conn.known_commit(1) == 1 {
+                    let sightings = Box::new(Sightings::clone(&sightings));
+                    conn.send(0, Response::Sightings(sightings));
+                }
+            }
         }
     }
 

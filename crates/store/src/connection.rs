@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::BytesMut;
-use dax::ids::Epoch;
+use dax::ids::{Epoch, Version};
+use dax::membership::Membership;
+use dax::replica;
 use dax::wire::{Frame, InventoryEntry, Response};
 use parking_lot::{Condvar, Mutex};
 
@@ -34,6 +36,7 @@ pub(crate) struct Conn {
     pub peer: String,
     volume: OnceLock<Arc<Volume>>,
     announced: AtomicU32,
+    known: Mutex<Known>,
     applied: Mutex<u64>,
     progress: Condvar,
     places: AtomicUsize,
@@ -43,12 +46,22 @@ pub(crate) struct Conn {
     stream: Stream,
 }
 
+/// By which members the client counts.
+#[derive(Debug, Clone, Copy)]
+enum Known {
+    /// Those of its configuration: it speaks a protocol without members.
+    Configured,
+    /// Those of this version, or of a newer one.
+    Version(Version),
+}
+
 #[derive(Default)]
 struct Waiting {
     messages: Vec<(u64, Response)>,
     /// What they weigh, and those that are being sent.
     bytes: usize,
-    ack: Option<u64>,
+    /// The last write that is durable, and the commit that made it so.
+    ack: Option<(u64, u64)>,
     /// Somebody sends what was waiting.
     sending: bool,
     closed: bool,
@@ -68,6 +81,7 @@ impl Conn {
             peer,
             volume: OnceLock::new(),
             announced: AtomicU32::new(0),
+            known: Mutex::new(Known::Version(Version::ZERO)),
             applied: Mutex::new(0),
             progress: Condvar::new(),
             places: AtomicUsize::new(0),
@@ -87,6 +101,40 @@ impl Conn {
     /// The volume it is bound to.
     pub fn volume(&self) -> Option<&Arc<Volume>> {
         self.volume.get()
+    }
+
+    /// The client goes by the members of its configuration, for good.
+    pub fn goes_by_configuration(&self) {
+        *self.known.lock() = Known::Configured;
+    }
+
+    /// The number of a commit, for a client that knows what that is.
+    pub fn known_commit(&self, commit: u64) -> u64 {
+        match *self.known.lock() {
+            Known::Configured => 0,
+            Known::Version(_) => commit,
+        }
+    }
+
+    /// The client goes by the members of this version from now on, or by newer ones.
+    pub fn knows(&self, version: Version) {
+        if let Known::Version(known) = &mut *self.known.lock() {
+            *known = version.max(*known);
+        }
+    }
+
+    /// Whether the client goes by older members than these, and can be told.
+    pub fn is_behind(&self, kept: &Membership) -> bool {
+        matches!(*self.known.lock(), Known::Version(known) if known < kept.version)
+    }
+
+    /// Whether the client may count an answer of a store that keeps these members. One that goes by its
+    /// configuration has those that the volume was made with.
+    pub fn may_count(&self, kept: &Membership) -> bool {
+        match *self.known.lock() {
+            Known::Configured => kept.is_original(),
+            Known::Version(known) => replica::may_count(known, kept.version),
+        }
     }
 
     /// The highest epoch under which the client has spoken.
@@ -152,20 +200,21 @@ impl Conn {
         self.wake.notify_one();
     }
 
-    /// Acknowledges every write up to this number; never waits. At once if nothing else is on its way
+    /// Acknowledges every write up to this number, durable by this commit; never waits. At once if nothing else is on its way
     /// and the client takes it: to wake the sender for it would take longer than to send it.
-    pub fn acknowledge(&self, upto: u64, scratch: &mut BytesMut) {
+    pub fn acknowledge(&self, upto: u64, commit: u64, scratch: &mut BytesMut) {
+        let commit = self.known_commit(commit);
         let mut waiting = self.waiting.lock();
         let idle = waiting.is_idle() && !waiting.closed;
         let writer = idle.then(|| self.writer.try_lock()).flatten();
         let Some(mut writer) = writer.filter(|writer| writer.takes_a_little()) else {
-            waiting.ack = Some(upto);
+            waiting.ack = Some((upto, commit));
             self.wake.notify_one();
             return;
         };
         waiting.sending = true;
         drop(waiting);
-        let frame = Response::Ack { upto }.encode(0, scratch);
+        let frame = Response::Ack { upto, commit }.encode(0, scratch);
         let sent = write_frame(&mut *writer, &frame);
         drop(writer);
         let mut waiting = self.waiting.lock();
@@ -201,7 +250,7 @@ impl Conn {
                 std::mem::swap(&mut messages, &mut waiting.messages);
                 (waiting.ack.take(), waiting.closed)
             };
-            let ack = ack.map(|upto| (0, Response::Ack { upto }));
+            let ack = ack.map(|(upto, commit)| (0, Response::Ack { upto, commit }));
             for (id, message) in messages.drain(..) {
                 if self.answer(id, &message, &mut scratch).is_err() {
                     return self.give_up();

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind};
 use dax::ids::{Epoch, Generation, Version, VolumeName};
-use dax::replica::{Claim, Refusal, replaces};
+use dax::membership::Membership;
+use dax::replica::{Claim, Heard, Refusal, replaces};
+use dax::sightings::Sightings;
 use dax::storage::{Retention, VolumeSettings};
 use dax::wire::{BlockWrite, Request, Response, StoredRecord};
 
@@ -146,9 +148,15 @@ impl Committer {
             volume,
             settings,
             rebuild,
+            membership,
         } = request
         {
-            return Ok(Some(self.create(volume, settings, rebuild, round)));
+            return Ok(Some(self.create(
+                (volume, settings),
+                rebuild,
+                membership,
+                round,
+            )));
         }
         let Some(volume) = conn.volume().cloned() else {
             return Ok(Some(error(&unbound())));
@@ -162,6 +170,9 @@ impl Committer {
                 if let Err(e) = volume.check_complete()
                     && !settled
                 {
+                    return Ok(Some(error(&e)));
+                }
+                if !settled && let Err(e) = check_known(&volume, conn, round) {
                     return Ok(Some(error(&e)));
                 }
                 conn.announce(epoch);
@@ -192,7 +203,10 @@ impl Committer {
                 version,
                 value,
             } => {
-                let refused = epoch.and_then(|epoch| self.admit(&volume, epoch).err());
+                let refused = match epoch {
+                    Some(epoch) => self.admit(&volume, epoch).err(),
+                    None => check_known(&volume, conn, round).err(),
+                };
                 match refused {
                     Some(e) => error(&e),
                     None => {
@@ -215,6 +229,22 @@ impl Committer {
                     Ok(()) => self.remove(&volume, Removal::Before(file, block), round),
                 }
             }
+            Request::SetMembers { epoch, membership } => match self.admit(&volume, epoch) {
+                Err(e) => error(&e),
+                Ok(()) => hear(&volume, conn, membership, round),
+            },
+            Request::Sightings { epoch, sightings } => match self.admit(&volume, epoch) {
+                Err(e) => error(&e),
+                Ok(()) => see(&volume, Arc::from(sightings), round),
+            },
+            Request::WentBack { epoch, run } => match self.admit(&volume, epoch) {
+                Err(e) => error(&e),
+                Ok(()) if run != self.shared.run => error(&Error::new(
+                    ErrorKind::Conflict,
+                    "the zone has been started anew since",
+                )),
+                Ok(()) => went_back(&volume, round),
+            },
             Request::Rebuilt { epoch } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
                 Ok(()) => rebuilt(&volume, round),
@@ -228,9 +258,9 @@ impl Committer {
 
     fn create(
         &mut self,
-        name: VolumeName,
-        settings: VolumeSettings,
+        (name, settings): (VolumeName, VolumeSettings),
         rebuilding: bool,
+        membership: Option<Box<Membership>>,
         round: &mut Round,
     ) -> Response {
         if let Err(e) = settings.check() {
@@ -263,7 +293,13 @@ impl Committer {
             .insert(meta::volume_key(&name), Some(to_json(&about)));
         // It may be seen before it is durable: nobody can write to it before that, because nobody
         // can own an epoch earlier than in a later round, or in this one and be answered.
-        self.shared.volumes.insert(name, about);
+        let volume = self.shared.volumes.insert(name, about);
+        if let Some(membership) = membership {
+            round
+                .metas
+                .insert(meta::members_key(id), Some(to_json(&membership)));
+            volume.publish_membership(membership);
+        }
         self.fences.insert(id, dax::replica::Fence::default());
         Response::Done
     }
@@ -395,14 +431,73 @@ impl Stored {
     }
 }
 
-fn rebuilt(volume: &Arc<Volume>, round: &mut Round) -> Response {
+/// The same as [`Volume::check_known`], for what this round has decided already.
+fn check_known(volume: &Arc<Volume>, conn: &Conn, round: &Round) -> Result<(), Error> {
+    let decided = round.memberships.iter().rev();
+    let mut decided = decided.filter(|(v, _)| v.id == volume.id);
+    match decided.next() {
+        Some((_, kept)) if conn.may_count(kept) => Ok(()),
+        Some(_) => Err(Error::new(
+            ErrorKind::Unavailable,
+            format!("the zones of volume {} are changing", volume.name),
+        )),
+        None => volume.check_known(conn),
+    }
+}
+
+/// Keeps a membership, if it is newer than what was kept or decided.
+fn hear(
+    volume: &Arc<Volume>,
+    conn: &Conn,
+    membership: Box<Membership>,
+    round: &mut Round,
+) -> Response {
+    let decided = round.memberships.iter().rev();
+    let mut decided = decided.filter(|(v, _)| v.id == volume.id);
+    let kept = match decided.next() {
+        Some((_, kept)) => kept.version,
+        None => volume.membership().map_or(Version::ZERO, |m| m.version),
+    };
+    conn.knows(membership.version);
+    if dax::replica::hear(kept, membership.version) == Heard::Old {
+        return Response::MembersKept { version: kept };
+    }
+    let version = membership.version;
+    let key = meta::members_key(volume.id);
+    round.metas.insert(key, Some(to_json(&membership)));
+    round.memberships.push((volume.clone(), membership));
+    Response::MembersKept { version }
+}
+
+/// Keeps how far stores were seen to be, if that is news.
+fn see(volume: &Arc<Volume>, sightings: Arc<Sightings>, round: &mut Round) -> Response {
+    if sightings.version > volume.sightings().version {
+        let key = meta::sightings_key(volume.id);
+        round.metas.insert(key, Some(to_json(&*sightings)));
+        round.sightings.push((volume.clone(), sightings));
+    }
+    Response::Done
+}
+
+/// The volume is to be rebuilt.
+fn went_back(volume: &Arc<Volume>, round: &mut Round) -> Response {
+    mark(volume, true, round);
+    round.went_back.push(volume.clone());
+    Response::Done
+}
+
+fn mark(volume: &Volume, rebuilding: bool, round: &mut Round) {
     let about = VolumeMeta {
         id: volume.id.0,
         settings: volume.settings.clone(),
-        rebuilding: false,
+        rebuilding,
     };
     let key = meta::volume_key(&volume.name);
     round.metas.insert(key, Some(to_json(&about)));
+}
+
+fn rebuilt(volume: &Arc<Volume>, round: &mut Round) -> Response {
+    mark(volume, false, round);
     round.rebuilt.push(volume.clone());
     Response::Done
 }

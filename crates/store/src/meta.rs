@@ -7,6 +7,8 @@
 //! log                     the number of the last commit that this keyspace has (crate::engine)
 //! v <name>                volume: id, settings, whether it is rebuilding     JSON
 //! e <id>                  accepted epoch and owner                           JSON
+//! m <id>                  who the volume's members are, if it was told      JSON
+//! s <id>                  how far the volume's stores were seen to be       JSON
 //! k <id>                  retention                                          JSON
 //! n <id>                  how many slots the volume's blocks take            u64
 //! r <id> <name>           record: version, value
@@ -57,6 +59,14 @@ pub(crate) fn volume_key(name: &VolumeName) -> Vec<u8> {
 
 pub(crate) fn epoch_key(volume: VolumeId) -> Vec<u8> {
     [b"e".as_slice(), &volume.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn members_key(volume: VolumeId) -> Vec<u8> {
+    [b"m".as_slice(), &volume.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn sightings_key(volume: VolumeId) -> Vec<u8> {
+    [b"s".as_slice(), &volume.0.to_be_bytes()].concat()
 }
 
 pub(crate) fn retention_key(volume: VolumeId) -> Vec<u8> {

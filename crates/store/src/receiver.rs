@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use dax::error::{Error, ErrorKind};
-use dax::ids::{BlockKey, VolumeName};
+use dax::ids::{BlockKey, Version, VolumeName};
+use dax::sightings::{Sightings, Standing};
 use dax::storage::{Space, Traffic};
 use dax::wire::{BlockWrite, PROTOCOL, Request, Response};
 
@@ -242,10 +243,46 @@ impl Receiver {
             grant: volume.grant(),
             rebuilding: volume.is_rebuilding(),
             store: Some(self.shared.id),
+            membership: volume.membership(),
+            standing: Some(Box::new(Standing {
+                position: self.shared.position(),
+                sightings: Sightings::clone(&volume.sightings()),
+            })),
         };
-        self.conn.bind(volume);
+        let (mut members, mut seen) = (Version::ZERO, Version::ZERO);
+        if let Response::Welcome {
+            membership,
+            standing: Some(standing),
+            ..
+        } = &welcome
+        {
+            members = membership.as_ref().map_or(members, |m| m.version);
+            seen = standing.sightings.version;
+        }
+        match about.protocol {
+            ..3 => self.conn.goes_by_configuration(),
+            _ => self.conn.knows(members),
+        }
         tracing::debug!(client = %self.conn.peer, name = %about.client, volume = %name, "connected");
-        self.answer(id, &welcome)
+        self.answer(id, &welcome)?;
+        self.conn.bind(volume.clone());
+        self.catch_up(&volume, members, seen);
+        Ok(())
+    }
+
+    /// Tells the client what became known between its welcome and its being told of everything.
+    fn catch_up(&self, volume: &Volume, members: Version, seen: Version) {
+        if self.conn.known_commit(1) == 0 {
+            return;
+        }
+        if let Some(newer) = volume.membership().filter(|m| m.version > members) {
+            self.conn.send(0, Response::Members(newer));
+        }
+        let sightings = volume.sightings();
+        if sightings.version > seen {
+            let sightings = Box::new(Sightings::clone(&sightings));
+            self.conn.send(0, Response::Sightings(sightings));
+        }
     }
 
     fn handle(
@@ -266,8 +303,11 @@ impl Receiver {
                 | Request::GetRecord { .. }
                 | Request::ListRecords { .. }
         );
-        if counts && let Err(e) = volume.check_complete() {
-            return self.answer(id, &decide::error(&e));
+        if counts {
+            let complete = volume.check_complete();
+            if let Err(e) = complete.and_then(|()| volume.check_known(&self.conn)) {
+                return self.answer(id, &decide::error(&e));
+            }
         }
         match request {
             Request::Write(write) => self.write(id, write, &volume),
@@ -278,6 +318,10 @@ impl Receiver {
                 });
                 self.put(Work::Flush, WORK_WEIGHT)?;
                 self.hand_over()
+            }
+            Request::Know { version } => {
+                self.conn.knows(version);
+                Ok(())
             }
             Request::Usage => self.answer(id, &Response::Usage(volume.usage())),
             Request::Read { key, up_to } => {
@@ -294,7 +338,8 @@ impl Receiver {
             Request::Epoch => self.answer(id, &Response::Epoch(volume.grant())),
             Request::Ping => {
                 let rebuilding = volume.is_rebuilding();
-                self.answer(id, &Response::Pong { rebuilding })
+                let commit = self.conn.known_commit(self.shared.engine.last_commit());
+                self.answer(id, &Response::Pong { rebuilding, commit })
             }
             Request::Inventory { epoch, after } => self.inventory(InventoryJob {
                 conn: self.conn.clone(),

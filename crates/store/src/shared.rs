@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dax::ids::{BlockKey, FileId, Generation, StoreId};
+use dax::sightings::Position;
 use dax::wire::{BlockWrite, Request};
 use parking_lot::{Condvar, Mutex};
 
@@ -61,6 +62,8 @@ pub(crate) struct Shared {
     pub dir: PathBuf,
     /// Which store this is.
     pub id: StoreId,
+    /// Tells this run of the process from all others.
+    pub run: u64,
     pub engine: Box<dyn Engine>,
     pub volumes: Volumes,
     pub queue: Queue<Work>,
@@ -86,7 +89,7 @@ impl Shared {
         config: StoreConfig,
         network: Option<Arc<Emulation>>,
         dir: PathBuf,
-        id: StoreId,
+        (id, run): (StoreId, u64),
         engine: Box<dyn Engine>,
         volumes: Volumes,
     ) -> Shared {
@@ -108,8 +111,18 @@ impl Shared {
             network,
             dir,
             id,
+            run,
             engine,
             volumes,
+        }
+    }
+
+    /// How far the store is.
+    pub fn position(&self) -> Position {
+        Position {
+            run: self.run,
+            began: self.engine.began(),
+            commit: self.engine.last_commit(),
         }
     }
 

@@ -9,9 +9,12 @@ use std::time::Instant;
 
 use dax::error::{Error, ErrorKind};
 use dax::ids::{BlockKey, Epoch, VolumeName};
+use dax::membership::Membership;
+use dax::sightings::Sightings;
 use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
 use parking_lot::{Mutex, RwLock};
 
+use crate::connection::Conn;
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
 use crate::keys::VolumeId;
@@ -28,6 +31,8 @@ pub(crate) struct Volume {
     pub settings: VolumeSettings,
     rebuilding: AtomicBool,
     grant: Mutex<EpochGrant>,
+    membership: Mutex<Option<Box<Membership>>>,
+    sightings: Mutex<Arc<Sightings>>,
     retention: Mutex<Option<Retention>>,
     slots: AtomicU64,
     candidates: Mutex<Candidates>,
@@ -75,6 +80,46 @@ impl Volume {
             true => Err(Error::new(
                 ErrorKind::Unavailable,
                 format!("volume {} is being rebuilt in this zone", self.name),
+            )),
+        }
+    }
+
+    /// Who the volume's members are, as far as this store was told.
+    pub fn membership(&self) -> Option<Box<Membership>> {
+        self.membership.lock().clone()
+    }
+
+    /// Makes a durable membership known.
+    pub fn publish_membership(&self, membership: Box<Membership>) {
+        *self.membership.lock() = Some(membership);
+    }
+
+    /// How far the volume's stores were seen to be, as this one was told.
+    pub fn sightings(&self) -> Arc<Sightings> {
+        self.sightings.lock().clone()
+    }
+
+    /// Makes durable sightings known.
+    pub fn publish_sightings(&self, sightings: Arc<Sightings>) {
+        *self.sightings.lock() = sightings;
+    }
+
+    /// Makes it known, durably, that the volume is to be rebuilt.
+    pub fn publish_rebuilding(&self) {
+        self.rebuilding.store(true, Ordering::SeqCst);
+    }
+
+    /// The error of a question whose answer a client that goes by older members would count.
+    pub fn check_known(&self, conn: &Conn) -> Result<(), Error> {
+        let membership = self.membership.lock();
+        match membership.as_ref().is_none_or(|kept| conn.may_count(kept)) {
+            true => Ok(()),
+            false => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "volume {} has other zones than this client goes by",
+                    self.name
+                ),
             )),
         }
     }
@@ -195,6 +240,13 @@ impl Volumes {
             if let Some(json) = engine.meta(&meta::epoch_key(volume.id)).map_err(broken)? {
                 volume.publish_grant(meta::from_json(dir, &json)?);
             }
+            if let Some(json) = engine.meta(&meta::members_key(volume.id)).map_err(broken)? {
+                volume.publish_membership(meta::from_json(dir, &json)?);
+            }
+            let key = meta::sightings_key(volume.id);
+            if let Some(json) = engine.meta(&key).map_err(broken)? {
+                volume.publish_sightings(Arc::new(meta::from_json(dir, &json)?));
+            }
             let key = meta::retention_key(volume.id);
             if let Some(json) = engine.meta(&key).map_err(broken)? {
                 volume.publish_retention(meta::from_json(dir, &json)?);
@@ -217,6 +269,8 @@ impl Volumes {
                 epoch: Epoch::NONE,
                 owner: String::new(),
             }),
+            membership: Mutex::new(None),
+            sightings: Mutex::default(),
             retention: Mutex::new(None),
             slots: AtomicU64::new(0),
             candidates: Mutex::default(),

@@ -99,12 +99,15 @@ impl Zone {
     ) -> Result<Zone, OpenError> {
         meta::check_format(&*engine, dir)?;
         let id = meta::store_id(&*engine, dir)?;
+        let run = dax::ids::StoreId::random()
+            .map_err(OpenError::Random)?
+            .number();
         let volumes = Volumes::load(&*engine, dir)?;
         let shared = Arc::new(Shared::new(
             config,
             network,
             dir.into(),
-            id,
+            (id, run),
             engine,
             volumes,
         ));

@@ -11,15 +11,17 @@ use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::driver::Driver;
+use super::core::Advice;
+use super::driver::{Dial, Driver};
 use super::greeting::Greeting;
 use super::outbox::{transmit, write_all};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::ReplicaId;
 use crate::tls::{Distrust, Tls};
-use crate::wire::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, Request, Response};
+use crate::wire::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_WELCOME_BYTES, Request, Response};
 
 /// How long connecting and greeting may take together.
 const GREETING: Duration = Duration::from_secs(5);
@@ -79,7 +81,7 @@ impl Stream {
         write_all(&mut self.writer, [&frame])
             .await
             .map_err(failed)?;
-        let frame = self.reader.next(MAX_GREETING_BYTES).await.map_err(failed)?;
+        let frame = self.reader.next(MAX_WELCOME_BYTES).await.map_err(failed)?;
         let (_, response) = Response::decode(frame)?;
         Ok(response)
     }
@@ -108,11 +110,25 @@ impl Backoff {
     }
 }
 
-/// Keeps one replica connected for as long as the client lives.
-pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, address: String) {
+/// Keeps the replicas connected that the driver wants, for as long as the client lives.
+pub(super) async fn keep_all_connected(driver: Arc<Driver>, mut dials: UnboundedReceiver<Dial>) {
+    let mut connections = JoinSet::new();
+    while let Some(dial) = dials.recv().await {
+        connections.spawn(keep_connected(Arc::clone(&driver), dial));
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+/// Keeps one replica connected for as long as that is wanted.
+async fn keep_connected(driver: Arc<Driver>, dial: Dial) {
+    let Dial {
+        replica,
+        address,
+        number,
+    } = dial;
     let mut backoff = Backoff::new();
     let mut reported = false;
-    loop {
+    while driver.is_dialed(replica, number) {
         match driver.introduction.greet(&address).await {
             Ok(Greeting::Known(greeted)) if greeted.settings == *driver.settings() => {
                 match driver.replica_up(replica, &greeted.arrival) {
@@ -131,20 +147,21 @@ pub(super) async fn keep_connected(driver: Arc<Driver>, replica: ReplicaId, addr
                 let why = "the replica knows the volume with other settings";
                 report(&driver, replica, &address, why.into(), &mut reported);
             }
-            Ok(Greeting::Unknown(_)) if driver.may_rebuild() => {
-                tracing::warn!(%replica, address, "the replica has lost the volume: rebuilding it");
-                let introduction = &driver.introduction;
-                match introduction.create(&address, driver.settings(), true).await {
-                    Ok(()) => continue,
-                    Err(error) => {
-                        report(&driver, replica, &address, describe(&error), &mut reported);
+            Ok(Greeting::Unknown(store)) => match driver.advise(replica, store) {
+                Advice::Create(membership) => {
+                    tracing::warn!(%replica, address, "the replica does not know the volume: it is sent all of it");
+                    let (introduction, settings) = (&driver.introduction, driver.settings());
+                    let members = membership.as_ref();
+                    let created = introduction.create(&address, settings, true, members).await;
+                    match created {
+                        Ok(()) => continue,
+                        Err(error) => {
+                            report(&driver, replica, &address, describe(&error), &mut reported);
+                        }
                     }
                 }
-            }
-            Ok(Greeting::Unknown(_)) => {
-                let why = driver.introduction.no_volume(&address).to_string();
-                report(&driver, replica, &address, why, &mut reported);
-            }
+                Advice::Leave(why) => report(&driver, replica, &address, why, &mut reported),
+            },
             Err(error) => report(&driver, replica, &address, describe(&error), &mut reported),
         }
         backoff.wait().await;

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
-use super::core::{Arrival, Call, Core, Effect, OpId, Output, Time};
+use super::core::{Advice, Arrival, Call, Core, Effect, OpId, Output, Time};
 use super::greeting::Introduction;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Generation, ReplicaId, Version};
+use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, Version};
 use crate::storage::{Block, VolumeSettings};
 use crate::wire::{Frame, Response};
 
@@ -33,9 +33,20 @@ pub(super) struct Driver {
 struct Inner {
     core: Core,
     waiters: HashMap<OpId, oneshot::Sender<Result<Output>>>,
-    links: Vec<Option<Outbox>>,
+    links: HashMap<ReplicaId, Outbox>,
     connections: u64,
+    /// The number of the dial that is wanted for each replica.
+    dials: HashMap<ReplicaId, u64>,
+    dialer: UnboundedSender<Dial>,
     scratch: BytesMut,
+}
+
+/// A replica to be kept connected, until the driver wants it otherwise.
+pub(super) struct Dial {
+    pub replica: ReplicaId,
+    pub address: String,
+    /// Tells it from later ones for the replica.
+    pub number: u64,
 }
 
 struct Outbox {
@@ -44,20 +55,25 @@ struct Outbox {
 }
 
 impl Driver {
-    pub fn new(core: Core, introduction: Introduction, replicas: usize) -> Driver {
-        Driver {
+    /// A driver, and what it wants to be connected.
+    pub fn new(core: Core, introduction: Introduction) -> (Driver, UnboundedReceiver<Dial>) {
+        let (dialer, dials) = unbounded_channel();
+        let driver = Driver {
             introduction,
             settings: core.settings().clone(),
             started: Instant::now(),
             inner: Mutex::new(Inner {
                 core,
                 waiters: HashMap::new(),
-                links: (0..replicas).map(|_| None).collect(),
+                links: HashMap::new(),
                 connections: 0,
+                dials: HashMap::new(),
+                dialer,
                 scratch: BytesMut::with_capacity(SCRATCH_BYTES),
             }),
             fenced: watch::Sender::new(false),
-        }
+        };
+        (driver, dials)
     }
 
     pub fn settings(&self) -> &VolumeSettings {
@@ -128,7 +144,7 @@ impl Driver {
             i.core.replica_up(now, replica, arrival)?;
             i.connections += 1;
             let connection = i.connections;
-            i.links[usize::from(replica.0)] = Some(Outbox { connection, frames });
+            i.links.insert(replica, Outbox { connection, frames });
             Ok(connection)
         })?;
         Ok((connection, outbox))
@@ -137,14 +153,25 @@ impl Driver {
     pub fn replica_down(&self, replica: ReplicaId, connection: u64, why: &str) {
         self.change(|i, now| {
             if i.is_current(replica, connection) {
-                i.links[usize::from(replica.0)] = None;
+                i.links.remove(&replica);
                 i.core.replica_down(now, replica, why.to_owned());
             }
         });
     }
 
-    pub fn may_rebuild(&self) -> bool {
-        self.peek(Core::may_rebuild)
+    /// What to do about a store that does not know the volume; see [`Core::advise`].
+    pub fn advise(&self, replica: ReplicaId, store: Option<StoreId>) -> Advice {
+        self.change(|i, now| i.core.advise(now, replica, store))
+    }
+
+    /// Carries out what the core wants before anything has happened.
+    pub fn begin(&self) {
+        self.change(|_, _| ());
+    }
+
+    /// Whether a connection is still wanted as it was when it had this number.
+    pub fn is_dialed(&self, replica: ReplicaId, dial: u64) -> bool {
+        self.inner.lock().dials.get(&replica) == Some(&dial)
     }
 
     pub fn replica_trouble(&self, replica: ReplicaId, why: String) {
@@ -178,7 +205,7 @@ impl Driver {
 
 impl Inner {
     fn is_current(&self, replica: ReplicaId, connection: u64) -> bool {
-        let link = self.links[usize::from(replica.0)].as_ref();
+        let link = self.links.get(&replica);
         link.is_some_and(|l| l.connection == connection)
     }
 
@@ -188,7 +215,9 @@ impl Inner {
             waiters,
             links,
             scratch,
-            ..
+            dials,
+            dialer,
+            connections,
         } = self;
         for effect in core.effects() {
             match effect {
@@ -197,14 +226,29 @@ impl Inner {
                     id,
                     request,
                 } => {
-                    if let Some(link) = &links[usize::from(replica.0)] {
+                    if let Some(link) = links.get(&replica) {
                         // A connection that is going down loses frames; its end tells the core.
                         let _ = link.frames.send(request.encode(id, scratch));
                     }
                 }
                 Effect::Disconnect { replica, why } => {
                     tracing::debug!(%replica, why, "giving the connection up");
-                    links[usize::from(replica.0)] = None;
+                    links.remove(&replica);
+                }
+                Effect::Dial { replica, address } => {
+                    *connections += 1;
+                    let number = *connections;
+                    dials.insert(replica, number);
+                    // Who dials ends only with the client.
+                    let _ = dialer.send(Dial {
+                        replica,
+                        address,
+                        number,
+                    });
+                }
+                Effect::HangUp { replica } => {
+                    links.remove(&replica);
+                    dials.remove(&replica);
                 }
                 Effect::Done { op, result } => {
                     if let Some(waiter) = waiters.remove(&op) {

@@ -9,6 +9,7 @@ use super::core::Arrival;
 use crate::credentials::{self, Nonce, Side, VolumeKey};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{StoreId, VolumeName};
+use crate::membership::Membership;
 use crate::storage::VolumeSettings;
 use crate::tls::Tls;
 use crate::wire::{PROTOCOL, Request, Response};
@@ -34,7 +35,7 @@ pub(super) struct Greeted {
 
 /// What a replica answers to a greeting.
 pub(super) enum Greeting {
-    Known(Greeted),
+    Known(Box<Greeted>),
     /// It does not know the volume. Which store it is, if it says.
     Unknown(Option<StoreId>),
 }
@@ -61,16 +62,20 @@ impl Introduction {
                     grant,
                     rebuilding,
                     store,
+                    membership,
+                    standing,
                     ..
-                }) => Ok(Greeting::Known(Greeted {
+                }) => Ok(Greeting::Known(Box::new(Greeted {
                     stream,
                     settings,
                     arrival: Arrival {
                         grant,
                         rebuilding,
                         store,
+                        membership,
+                        standing,
                     },
-                })),
+                }))),
                 Ok(Response::NoVolume { store }) => Ok(Greeting::Unknown(Some(store))),
                 Ok(other) => Err(unexpected(address, &other)),
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(Greeting::Unknown(None)),
@@ -80,12 +85,13 @@ impl Introduction {
         within(address, greeting).await
     }
 
-    /// Connects, says hello and has the volume made, to be rebuilt if the replica has lost it.
+    /// Connects, says hello and has the volume made with these members, to be rebuilt if the replica has lost it.
     pub async fn create(
         &self,
         address: &str,
         settings: &VolumeSettings,
         rebuild: bool,
+        membership: Option<&Membership>,
     ) -> Result<()> {
         let attempt = async {
             let mut stream = Stream::open(address, self.tls.as_ref()).await?;
@@ -99,6 +105,7 @@ impl Introduction {
                 volume: self.volume.clone(),
                 settings: settings.clone(),
                 rebuild,
+                membership: membership.cloned().map(Box::new),
             };
             match stream.ask(&create).await?.into_result()? {
                 Response::Done => Ok(()),

@@ -6,6 +6,7 @@
 mod connection;
 pub(crate) mod core;
 mod driver;
+mod entries;
 mod greeting;
 mod outbox;
 mod setup;
@@ -21,6 +22,7 @@ use crate::credentials::VolumeKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::ReplicaId;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
+use crate::membership::{Change, Membership};
 use crate::storage::{
     Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
     Space, Storage, StorageCounters, SyncScope, Usage, VolumeSettings,
@@ -31,6 +33,7 @@ use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
 use greeting::Introduction;
 
+pub use entries::{Identity, identify};
 pub use setup::create_volume;
 
 /// How often the core hears that time has passed.
@@ -41,8 +44,8 @@ const TICK: Duration = Duration::from_millis(20);
 pub struct ClientConfig {
     /// The volume to open.
     pub volume: VolumeName,
-    /// One address per replica: `host:port` or `unix:/path`, zone by zone. Every client of a volume
-    /// lists the same replicas in the same order.
+    /// Addresses of replicas: `host:port` or `unix:/path`. One that answers tells who all of the volume's members are.
+    /// To make a volume, and as long as its members are not recorded: one per replica, zone by zone.
     pub replicas: Vec<String>,
     /// For the zone servers' logs.
     pub client_name: String,
@@ -111,24 +114,28 @@ impl Client {
     /// # Errors
     /// `NotFound` or `Denied` if a majority of the replicas does not know the volume, or refuses the
     /// key or is refused for lack of it; `Invalid` if the number of replicas is not the volume's
-    /// number of replicas; `Protocol` if something else answers.
+    /// number of replicas; `Conflict` if one of them is not one of the volume's recorded members; `Protocol` if
+    /// something else answers.
     pub async fn connect(config: ClientConfig) -> Result<Arc<Client>> {
         let introduction = Introduction::new(&config);
-        let settings = setup::find_settings(&config.replicas, &introduction).await?;
+        let (settings, membership) = setup::find_volume(&config.replicas, &introduction).await?;
+        if let Some(members) = &membership {
+            entries::check(&config.replicas, members, &introduction).await?;
+        }
         let core_config = CoreConfig {
-            addresses: config.replicas.clone(),
+            addresses: config.replicas,
+            membership,
             pending_bytes_max: config.pending_bytes_max,
             version_list_max: config.version_list_max,
+            sightings_every: core::SIGHTINGS_EVERY,
             replica_timeout: config.replica_timeout,
         };
         let core = Core::new(core_config, settings);
-        let replicas = config.replicas.len();
-        let driver = Arc::new(Driver::new(core, introduction, replicas));
+        let (driver, dials) = Driver::new(core, introduction);
+        let driver = Arc::new(driver);
+        driver.begin();
         let mut tasks = JoinSet::new();
-        for (replica, address) in (0u8..).map(ReplicaId).zip(config.replicas) {
-            let driver = Arc::clone(&driver);
-            tasks.spawn(connection::keep_connected(driver, replica, address));
-        }
+        tasks.spawn(connection::keep_all_connected(Arc::clone(&driver), dials));
         tasks.spawn(tick(Arc::clone(&driver)));
         Ok(Arc::new(Client {
             driver,
@@ -340,11 +347,32 @@ impl Storage for Client {
     }
 
     async fn end_scrub(&self) -> Result<Vec<ReplicaId>> {
-        self.call(Call::EndScrub, |output| match output {
+        let rebuilt = self.call(Call::EndScrub, |output| match output {
             Output::Rebuilt(replicas) => Some(replicas),
             _ => None,
-        })
-        .await
+        });
+        let rebuilt = rebuilt.await?;
+        // Who joins has been sent everything now.
+        let ended = self.call(Call::FinishChange, |output| match output {
+            Output::Ended(ended) => Some(ended),
+            _ => None,
+        });
+        if ended.await? {
+            tracing::info!("the exchange of zones is complete");
+        }
+        Ok(rebuilt)
+    }
+
+    fn membership(&self) -> Option<Membership> {
+        self.driver.peek(|core| core.membership().cloned())
+    }
+
+    async fn change_members(&self, change: Change) -> Result<()> {
+        self.call(Call::ChangeMembers(change), unit).await
+    }
+
+    async fn cancel_change(&self) -> Result<()> {
+        self.call(Call::CancelChange, unit).await
     }
 
     async fn space(&self) -> Result<Space> {

@@ -17,10 +17,11 @@ use tokio::task::JoinSet;
 
 use super::ClientConfig;
 use super::connection::{Backoff, describe};
-use super::core::{Arrival, same_store};
+use super::core::Arrival;
 use super::greeting::{Greeting, Introduction};
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{Epoch, StoreId, VolumeName};
+use crate::ids::{Epoch, ReplicaId, StoreId, VolumeName};
+use crate::membership::{Member, Membership, same_store};
 use crate::storage::VolumeSettings;
 
 /// Makes the volume that `config` names in its replicas. A fresh one is made once every replica has said
@@ -42,7 +43,7 @@ pub async fn create_volume(config: &ClientConfig, settings: &VolumeSettings) -> 
         let (replica, introduction) = (replica.clone(), introduction.clone());
         attempts.spawn(async move { (index, ask(&replica, &introduction).await) });
     }
-    let mut survey = Survey::new(replicas);
+    let mut survey = Survey::new(replicas, settings);
     while !survey.is_known()
         && let Some(attempt) = attempts.join_next().await
     {
@@ -53,12 +54,23 @@ pub async fn create_volume(config: &ClientConfig, settings: &VolumeSettings) -> 
             Knows::This(found, _) if found != *settings => {
                 return Err(other_settings(volume, &found));
             }
-            answer => survey.note(index, &answer)?,
+            answer => survey.note(index, answer)?,
         }
     }
-    let rebuild = survey.is_in_use(volume)?;
-    for index in survey.unknown {
-        create_in(&replicas[index], &introduction, settings, rebuild).await?;
+    let membership = survey.membership()?;
+    for (index, store) in &survey.unknown {
+        let Some(rebuild) = survey.is_lost(volume, *store, membership.as_ref())? else {
+            continue;
+        };
+        let replica = &replicas[*index];
+        create_in(
+            replica,
+            &introduction,
+            settings,
+            rebuild,
+            membership.as_ref(),
+        )
+        .await?;
     }
     Ok(())
 }
@@ -66,34 +78,43 @@ pub async fn create_volume(config: &ClientConfig, settings: &VolumeSettings) -> 
 /// What the replicas have said so far.
 struct Survey<'a> {
     replicas: &'a [String],
+    settings: &'a VolumeSettings,
     stores: BTreeMap<StoreId, usize>,
     known: usize,
     /// One of them may have been part of something.
     owned: bool,
-    unknown: Vec<usize>,
+    unknown: Vec<(usize, Option<StoreId>)>,
+    /// The newest that is recorded.
+    recorded: Option<Membership>,
 }
 
 impl Survey<'_> {
-    fn new(replicas: &[String]) -> Survey<'_> {
+    fn new<'a>(replicas: &'a [String], settings: &'a VolumeSettings) -> Survey<'a> {
         Survey {
             replicas,
+            settings,
             stores: BTreeMap::new(),
             known: 0,
             owned: false,
             unknown: Vec::new(),
+            recorded: None,
         }
     }
 
-    fn note(&mut self, index: usize, answer: &Knows) -> Result<()> {
+    fn note(&mut self, index: usize, answer: Knows) -> Result<()> {
         let store = match answer {
             Knows::This(_, arrival) => {
                 self.known += 1;
                 self.owned |= arrival.rebuilding || arrival.grant.epoch > Epoch::NONE;
+                let version = |m: Option<&Membership>| m.map(|m| m.version);
+                if version(arrival.membership.as_deref()) > version(self.recorded.as_ref()) {
+                    self.recorded = arrival.membership.map(|m| *m);
+                }
                 arrival.store
             }
             Knows::Nothing(store) => {
-                self.unknown.push(index);
-                *store
+                self.unknown.push((index, store));
+                store
             }
         };
         if let Some(store) = store {
@@ -111,22 +132,52 @@ impl Survey<'_> {
         self.known > self.replicas.len() / 2
     }
 
-    /// Whether a replica without the volume has lost it, rather than never had it.
-    fn is_in_use(&self, volume: &VolumeName) -> Result<bool> {
-        if self.is_known() {
-            return Ok(true);
+    /// The members that are recorded; of a new volume, those that were asked.
+    fn membership(&self) -> Result<Option<Membership>> {
+        let all_met = self.stores.len() == self.replicas.len();
+        if self.recorded.is_some() || self.known > 0 || !all_met {
+            return Ok(self.recorded.clone());
         }
-        if !self.owned {
-            return Ok(false);
+        let member = |(store, index): (&StoreId, &usize)| Member {
+            store: *store,
+            address: self.replicas[*index].clone(),
+            zone: self.settings.zone_of(ReplicaId(*index as u8)),
+        };
+        let mut members: Vec<(usize, Member)> =
+            self.stores.iter().map(|at| (*at.1, member(at))).collect();
+        members.sort_by_key(|(index, _)| *index);
+        let members = members.into_iter().map(|(_, member)| member).collect();
+        Membership::first(self.settings, members, Membership::FIRST).map(Some)
+    }
+
+    /// Whether a store without the volume has lost it, rather than never had it; none if that is for
+    /// the volume's owner to say.
+    fn is_lost(
+        &self,
+        volume: &VolumeName,
+        store: Option<StoreId>,
+        membership: Option<&Membership>,
+    ) -> Result<Option<bool>> {
+        let is_member = membership.is_none_or(|m| store.is_some_and(|s| m.member(s).is_some()));
+        if self.is_known() {
+            let fresh = !self.owned && membership.is_some();
+            return Ok(is_member.then_some(!fresh));
         }
         let (known, all) = (self.known, self.replicas.len());
-        Err(Error::new(
-            ErrorKind::Conflict,
-            format!(
+        let conflict = |message: String| Err(Error::new(ErrorKind::Conflict, message));
+        if self.owned {
+            return conflict(format!(
                 "volume {volume} was in use, and only {known} of {all} zones know it: the others have lost \
                  it, and with them what it held, unless their directories come back"
-            ),
-        ))
+            ));
+        }
+        if !is_member {
+            return conflict(format!(
+                "volume {volume} was begun with other zones; nobody ever used it: give it another name, or \
+                 start over with empty directories"
+            ));
+        }
+        Ok(Some(false))
     }
 }
 
@@ -143,10 +194,14 @@ async fn create_in(
     introduction: &Introduction,
     settings: &VolumeSettings,
     rebuild: bool,
+    membership: Option<&Membership>,
 ) -> Result<()> {
     let mut backoff = Backoff::new();
     loop {
-        match introduction.create(replica, settings, rebuild).await {
+        match introduction
+            .create(replica, settings, rebuild, membership)
+            .await
+        {
             Err(error) if is_passing(&error) => {
                 tracing::info!(
                     replica,
@@ -164,19 +219,19 @@ fn is_passing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Full)
 }
 
-/// How a volume is laid out, from the first replica that knows it. A few replicas that do not know it,
+/// How a volume is laid out and who its members are, from the first replica that knows it. A few replicas that do not know it,
 /// or cannot be trusted, keep nobody from using the others.
 ///
 /// # Errors
 /// `NotFound` or `Denied` if a majority of the replicas answers so.
-pub(super) async fn find_settings(
+pub(super) async fn find_volume(
     replicas: &[String],
     introduction: &Introduction,
-) -> Result<VolumeSettings> {
+) -> Result<(VolumeSettings, Option<Membership>)> {
     let mut attempts = JoinSet::new();
     for replica in replicas {
         let (replica, introduction) = (replica.clone(), introduction.clone());
-        attempts.spawn(async move { settings_at(&replica, &introduction).await });
+        attempts.spawn(async move { volume_at(&replica, &introduction).await });
     }
     let mut refusals = Vec::new();
     while let Some(attempt) = attempts.join_next().await {
@@ -184,10 +239,12 @@ pub(super) async fn find_settings(
             continue;
         };
         match result {
-            Ok(settings) => {
+            Ok((settings, membership)) => {
                 settings.check()?;
-                check_replicas(replicas, &settings)?;
-                return Ok(settings);
+                if membership.is_none() {
+                    check_replicas(replicas, &settings)?;
+                }
+                return Ok((settings, membership));
             }
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Denied) => {
                 tracing::info!(why = describe(&error), "replica cannot be used");
@@ -234,15 +291,18 @@ async fn ask(replica: &str, introduction: &Introduction) -> Result<Knows> {
     }
 }
 
-/// The settings that one replica knows.
-async fn settings_at(replica: &str, introduction: &Introduction) -> Result<VolumeSettings> {
+/// What one replica knows of the volume.
+async fn volume_at(
+    replica: &str,
+    introduction: &Introduction,
+) -> Result<(VolumeSettings, Option<Membership>)> {
     match ask(replica, introduction).await? {
-        Knows::This(settings, _) => Ok(settings),
+        Knows::This(settings, arrival) => Ok((settings, arrival.membership.map(|m| *m))),
         Knows::Nothing(_) => Err(introduction.no_volume(replica)),
     }
 }
 
-/// Each replica keeps one replica, for now.
+/// Without recorded members, the addresses are the members.
 fn check_replicas(replicas: &[String], settings: &VolumeSettings) -> Result<()> {
     if replicas.len() != usize::from(settings.replicas) {
         return Err(Error::new(

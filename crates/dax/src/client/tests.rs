@@ -11,6 +11,7 @@ use tokio::net::UnixListener;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::core::Arrival;
 use super::core::tests::peer::{Peer, Sent};
 use super::*;
 use crate::credentials::{Greeting, Nonce, Proof, Secret, Side};
@@ -37,9 +38,15 @@ impl Replica {
         self.told += usize::from(!matches!(request, Request::Hello { .. }));
         let sent = match request {
             Request::CreateVolume {
-                settings, rebuild, ..
+                settings,
+                rebuild,
+                membership,
+                ..
             } => {
-                self.peer.rebuilding |= rebuild && self.settings.is_none();
+                if self.settings.is_none() {
+                    self.peer.rebuilding |= rebuild;
+                    self.peer.membership = membership;
+                }
                 let known = self.settings.get_or_insert_with(|| settings.clone());
                 let reply = match *known == settings {
                     true => Response::Done,
@@ -65,7 +72,7 @@ impl Replica {
 
     fn hello(&mut self, conn: u64, volume: VolumeName, client: Nonce) -> Response {
         let Some(key) = &self.key else {
-            return self.welcome();
+            return self.welcome(conn);
         };
         let zone = Nonce::random().unwrap();
         let greeting = Greeting {
@@ -78,23 +85,32 @@ impl Replica {
         Response::Challenge { nonce: zone, proof }
     }
 
-    fn proven(&self, conn: u64, proof: &Proof) -> Response {
+    fn proven(&mut self, conn: u64, proof: &Proof) -> Response {
         let key = self.key.as_ref().unwrap();
         assert!(key.is_proven(Side::Client, &self.greetings[&conn], proof));
-        self.welcome()
+        self.welcome(conn)
     }
 
-    fn welcome(&self) -> Response {
+    fn welcome(&mut self, conn: u64) -> Response {
+        let Arrival {
+            grant,
+            rebuilding,
+            store,
+            membership,
+            standing,
+        } = self.peer.welcome(conn);
         match &self.settings {
             Some(settings) => Response::Welcome {
                 protocol: PROTOCOL,
                 settings: settings.clone(),
-                grant: self.peer.fence.grant().clone(),
-                rebuilding: self.peer.rebuilding,
-                store: self.peer.store,
+                grant,
+                rebuilding,
+                store,
+                membership,
+                standing,
             },
-            None if self.peer.store.is_some() => Response::NoVolume {
-                store: self.peer.store.expect("just looked"),
+            None if store.is_some() => Response::NoVolume {
+                store: store.expect("just looked"),
             },
             None => Response::Error {
                 kind: ErrorKind::NotFound,

@@ -5,6 +5,7 @@
 //! than that no protocol survives.
 
 use super::history::ClientId;
+use super::replica::Replica;
 use super::schedule::Schedule;
 use super::world::World;
 use crate::client::core::Time;
@@ -22,13 +23,16 @@ enum Fault {
     Damage,
     Full,
     LoseTheRoom,
+    Copy,
+    GoBack,
+    Relay,
     PauseWriter,
     CrashWriter,
     Depose,
     PauseReader,
 }
 
-const ALL: [Fault; 13] = [
+const ALL: [Fault; 16] = [
     Fault::Cut,
     Fault::Stall,
     Fault::Partition,
@@ -38,37 +42,41 @@ const ALL: [Fault; 13] = [
     Fault::Damage,
     Fault::Full,
     Fault::LoseTheRoom,
+    Fault::Copy,
+    Fault::GoBack,
+    Fault::Relay,
     Fault::PauseWriter,
     Fault::CrashWriter,
     Fault::Depose,
     Fault::PauseReader,
 ];
 
-/// What follows where fewer than k replicas have room, so that nothing becomes durable.
+/// What goes wrong step by step, because it seldom would by chance.
 #[derive(Debug, Clone, Copy)]
-enum Squeeze {
-    /// One of them loses its disk.
+enum Plot {
+    /// Fewer than k replicas have room, so that nothing becomes durable. One of them loses its disk.
     Lose(u8),
     /// It is rebuilt from the full ones; then one of those has room.
     Relieve(u8),
+    /// One of three has missed what the others made durable. When it is back, the writer dies.
+    Missed([u8; 3]),
+    /// There is another writer: the second loses its disk, and the third is away.
+    Turn([u8; 3]),
+    /// The one that missed something is the only one to rebuild the lost one from.
+    Rebuild(u8),
 }
 
 /// It takes about so long.
-const SQUEEZE_TIME: Time = Time::from_millis(1500);
+const PLOT_TIME: Time = Time::from_millis(1500);
 
 #[derive(Debug)]
 pub(super) struct Faults {
     allowed: Vec<Fault>,
-    /// Fewer than k replicas have room.
-    squeeze: Option<Squeeze>,
+    plot: Option<Plot>,
     /// The longest time between two.
     pub pause_us: u64,
-}
-
-/// How many replicas may lack what they once acknowledged.
-fn tolerated(settings: &VolumeSettings) -> usize {
-    let (replicas, sync) = (settings.replicas, settings.sync_replicas);
-    (sync - 1).min(replicas - sync).into()
+    /// Operators exchange stores.
+    pub exchanges: bool,
 }
 
 impl Faults {
@@ -79,13 +87,17 @@ impl Faults {
         if world.chance(60) {
             allowed.retain(|fault| *fault != Fault::LoseTheRoom);
         }
+        if world.chance(50) {
+            allowed.retain(|fault| *fault != Fault::Relay);
+        }
         if allowed.is_empty() {
             allowed.push(Fault::Depose);
         }
         Faults {
             allowed,
-            squeeze: None,
+            plot: None,
             pause_us: 20_000 + world.below(150_000),
+            exchanges: world.chance(50),
         }
     }
 }
@@ -93,8 +105,9 @@ impl Faults {
 impl Schedule {
     /// How long things go wrong.
     pub fn storm_time(&mut self) -> Time {
-        let rebuilt = match self.faults.allowed.contains(&Fault::LoseTheRoom) {
-            true => SQUEEZE_TIME,
+        let long = [Fault::LoseTheRoom, Fault::Relay];
+        let rebuilt = match self.faults.allowed.iter().any(|fault| long.contains(fault)) {
+            true => PLOT_TIME,
             false => Time::ZERO,
         };
         rebuilt + Time::from_millis(400 + self.world.below(1400))
@@ -102,12 +115,15 @@ impl Schedule {
 
     /// Something goes wrong.
     pub fn fault(&mut self) {
-        match self.faults.squeeze {
-            Some(squeeze) if self.world.chance(75) => self.squeeze(squeeze),
+        match self.faults.plot {
+            Some(plot) if self.world.chance(75) => self.go_on(plot),
+            None if self.faults.allowed.contains(&Fault::Relay) && self.world.chance(30) => {
+                let first = self.world.below(3) as u8;
+                self.begin_relay(first);
+            }
             _ => self.any_fault(),
         }
-        let stored = self.world.stored();
-        self.event(&stored);
+        self.take_stock();
     }
 
     fn any_fault(&mut self) {
@@ -122,7 +138,7 @@ impl Schedule {
                 self.crash_replica(replica, torn, 300_000);
             }
             Fault::CrashAll => {
-                for replica in 0..self.world.settings.replicas {
+                for replica in 0..self.world.replicas.len() as u8 {
                     let torn = self.world.chance(50);
                     self.crash_replica(replica, torn, 100_000);
                 }
@@ -136,7 +152,14 @@ impl Schedule {
                     .coverage
                     .one("disks that filled up or were cleared");
             }
-            Fault::LoseTheRoom => self.leave_room_at_too_few(replica),
+            Fault::Copy => {
+                self.world.replicas.iter_mut().for_each(Replica::copy);
+            }
+            Fault::GoBack => self.go_back(replica),
+            Fault::Relay => self.begin_relay(replica),
+            Fault::LoseTheRoom => {
+                self.leave_room_at_too_few(replica % self.world.settings.replicas);
+            }
             Fault::PauseWriter => {
                 if let Some(client) = self.any_writer() {
                     self.world.pause_client(client, 700_000);
@@ -169,32 +192,67 @@ impl Schedule {
             let has_room = (number + replicas - first) % replicas < sync_replicas - 1;
             self.world.replicas[usize::from(number)].peer.full = !has_room;
         }
-        self.faults.squeeze = Some(Squeeze::Lose(first));
+        self.faults.plot = Some(Plot::Lose(first));
         self.world.coverage.one("times that fewer than k had room");
     }
 
     /// Whether fewer than k replicas have room, with more to come.
     pub fn is_squeezed(&self) -> bool {
-        self.faults.squeeze.is_some()
+        matches!(self.faults.plot, Some(Plot::Lose(_) | Plot::Relieve(_)))
     }
 
-    fn squeeze(&mut self, squeeze: Squeeze) {
-        match squeeze {
-            Squeeze::Lose(replica) => {
-                self.lose_disk(replica);
-                self.faults.squeeze = Some(Squeeze::Relieve(replica));
+    /// One of three members is away while the others go on.
+    fn begin_relay(&mut self, first: u8) {
+        let members = self.world.rosters().swap_remove(0).members;
+        if let [a, b, c] = members[..] {
+            let mut three = [a as u8, b as u8, c as u8];
+            three.rotate_left(usize::from(first) % 3);
+            self.crash_replica(three[0], false, 150_000);
+            self.faults.plot = Some(Plot::Missed(three));
+        }
+    }
+
+    fn go_on(&mut self, plot: Plot) {
+        match plot {
+            Plot::Missed(three) => {
+                if self.world.replicas[usize::from(three[0])].up {
+                    if let Some(writer) = self.newest_writer() {
+                        self.crash_writer(self.writers[writer].client);
+                    }
+                    self.faults.plot = Some(Plot::Turn(three));
+                }
             }
-            Squeeze::Relieve(replica) if !self.world.replicas[usize::from(replica)].counts() => {
+            Plot::Turn([_, lost, away]) => {
+                if self.newest_writer().is_some() {
+                    self.lose_disk(lost);
+                    self.crash_replica(away, false, 1_200_000);
+                    self.faults.plot = Some(Plot::Rebuild(away));
+                    self.world.coverage.one("rebuilds where only one was left");
+                }
+            }
+            Plot::Rebuild(away) => {
+                if let Some(writer) = self.newest_writer() {
+                    self.scrub(writer);
+                }
+                if self.world.replicas[usize::from(away)].up {
+                    self.faults.plot = None;
+                }
+            }
+            Plot::Lose(replica) => {
+                self.lose_disk(replica);
+                self.faults.plot = Some(Plot::Relieve(replica));
+            }
+            Plot::Relieve(replica) if !self.world.replicas[usize::from(replica)].counts() => {
                 if let Some(writer) = self.newest_writer() {
                     self.scrub(writer);
                 }
             }
-            Squeeze::Relieve(_) => {
+            Plot::Relieve(_) => {
                 let mut replicas = self.world.replicas.iter_mut();
                 if let Some(full) = replicas.find(|r| r.peer.full) {
                     full.peer.full = false;
                 }
-                self.faults.squeeze = None;
+                self.faults.plot = None;
                 self.world.coverage.one("times that one had room again");
             }
         }
@@ -239,17 +297,8 @@ impl Schedule {
         }
     }
 
-    /// Whether one more replica may lose something.
-    fn may_lose(&self, replica: u8) -> bool {
-        let tolerated = tolerated(&self.world.settings);
-        let replicas = self.world.replicas.iter().enumerate();
-        let hurt =
-            replicas.filter(|(n, r)| *n != usize::from(replica) && (!r.counts() || !r.is_intact()));
-        hurt.count() < tolerated
-    }
-
     fn lose_disk(&mut self, replica: u8) {
-        if self.may_lose(replica) {
+        if self.world.may_lose(replica) {
             self.crash_replica(replica, false, 200_000);
             self.world.coverage.one("disks lost");
             self.world.note(17, [replica.into(), 0, 0], || {
@@ -259,9 +308,22 @@ impl Schedule {
         }
     }
 
+    /// A store is stopped, and its directory put back to what it was when somebody copied it.
+    fn go_back(&mut self, replica: u8) {
+        if !self.world.is_copy_known_as_old(replica) || !self.world.may_lose(replica) {
+            return;
+        }
+        self.crash_replica(replica, false, 200_000);
+        self.world.coverage.one("stores that went back");
+        self.world.note(19, [replica.into(), 0, 0], || {
+            format!("replica {replica} goes on with an old copy of its directory")
+        });
+        self.world.replicas[usize::from(replica)].go_back();
+    }
+
     fn damage(&mut self, replica: u8) {
         let which = self.world.below(100);
-        if self.may_lose(replica) && self.world.replicas[usize::from(replica)].damage(which) {
+        if self.world.may_lose(replica) && self.world.replicas[usize::from(replica)].damage(which) {
             self.world.coverage.one("copies damaged");
             self.world.note(18, [replica.into(), which, 0], || {
                 format!("replica {replica} has a damaged copy")

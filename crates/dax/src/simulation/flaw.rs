@@ -38,11 +38,24 @@ pub(crate) enum Flaw {
     LostAcksCount,
     /// An owner tells a position without proof that its epoch still stands.
     PositionWithoutProof,
+    /// Who counts by an older membership than a store keeps is not told, and answered all the same: a quorum of
+    /// each of two memberships.
+    OldMembersCount,
+    /// Who comes to the members counts before it has everything.
+    JoinsUnfilled,
+    /// A replica that lost its disk counts again after it was compared with one other.
+    RebuiltFromOne,
+    /// Answers of replicas that have not accepted the owner's epoch count.
+    UnadmittedReads,
+    /// Replicas let go of versions for any owner, deposed ones too.
+    UnfencedRemoval,
+    /// A store that lacks what it had acknowledged counts as before.
+    WentBackCounts,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 17] = [
+    pub const ALL: [Flaw; 23] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -60,5 +73,11 @@ impl Flaw {
         Flaw::StoreCountsTwice,
         Flaw::LostAcksCount,
         Flaw::PositionWithoutProof,
+        Flaw::OldMembersCount,
+        Flaw::JoinsUnfilled,
+        Flaw::RebuiltFromOne,
+        Flaw::UnadmittedReads,
+        Flaw::UnfencedRemoval,
+        Flaw::WentBackCounts,
     ];
 }

@@ -71,6 +71,13 @@ pub enum Outcome {
 /// Durable contents of a replica's blocks.
 pub type Shelf = BTreeMap<(BlockKey, Generation), Content>;
 
+/// Replicas whose copies count, and how many of them make a write durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roster {
+    pub members: Vec<usize>,
+    pub sync: usize,
+}
+
 /// One thing that happened.
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -107,6 +114,15 @@ pub enum Event {
         seals: [Content; 2],
         end: Generation,
     },
+    /// The owner of an epoch needs no block of the file before this one any more, and writes none.
+    Removed {
+        epoch: Epoch,
+        file: FileId,
+        before: u64,
+    },
+    /// Whose copies count from now on, by place in what is stored: a write is durable once it is on enough of
+    /// one of them.
+    Rosters(Vec<Roster>),
     /// What each replica has durably; none where it has lost everything and does not count.
     Stored(Vec<Option<Shelf>>),
 }

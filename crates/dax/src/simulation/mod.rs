@@ -24,6 +24,8 @@ pub mod settings;
 pub mod trace;
 
 #[cfg(test)]
+mod exchanges;
+#[cfg(test)]
 mod faults;
 #[cfg(test)]
 pub(crate) mod flaw;

@@ -14,7 +14,8 @@ use super::history::{DAMAGED, Shelf};
 use super::world::content_of;
 use crate::client::core::Time;
 use crate::client::core::tests::peer::{ConnId, Peer, Sent};
-use crate::ids::Epoch;
+use crate::ids::{Epoch, StoreId};
+use crate::membership::Membership;
 use crate::storage::EpochGrant;
 use crate::wire::{Request, Response, StoredBlock};
 
@@ -29,6 +30,10 @@ pub(crate) struct Replica {
     pub up: bool,
     /// Its disk is empty, and nobody has told it to begin anew.
     pub empty: bool,
+    /// What its directory held once: somebody has copied it.
+    copy: Option<Box<Peer>>,
+    /// It goes on with that copy, and has not been rebuilt.
+    went_back: bool,
 }
 
 impl Replica {
@@ -56,7 +61,11 @@ impl Replica {
             Request::Write(_) => {
                 self.queue.push((conn, id, request));
                 let early = self.peer.flaw == Some(Flaw::AckBeforeCommit);
-                let ack = early.then_some((conn, 0, Response::Ack { upto: id }));
+                let ack = Response::Ack {
+                    upto: id,
+                    commit: 0,
+                };
+                let ack = early.then_some((conn, 0, ack));
                 (ack.into_iter().collect(), Some(false))
             }
             Request::Flush => (Vec::new(), Some(true)),
@@ -67,6 +76,9 @@ impl Replica {
             | Request::RemoveFiles { .. }
             | Request::RemoveBlocksBefore { .. }
             | Request::Inventory { .. }
+            | Request::SetMembers { .. }
+            | Request::Sightings { .. }
+            | Request::WentBack { .. }
             | Request::Rebuilt { .. } => {
                 self.queue.push((conn, id, request));
                 (Vec::new(), Some(true))
@@ -77,10 +89,24 @@ impl Replica {
             | Request::ListRecords { .. }
             | Request::Space
             | Request::Usage
+            | Request::Know { .. }
             | Request::Ping
             | Request::Hello { .. }
             | Request::Proof { .. }
             | Request::CreateVolume { .. } => (self.peer.handle(conn, id, request), None),
+        }
+    }
+
+    /// Which store it is.
+    pub fn store(&self) -> StoreId {
+        self.peer.store.expect("every replica here is a store")
+    }
+
+    /// A store that never heard of the volume.
+    pub fn blank(store: u64, flaw: Option<Flaw>) -> Replica {
+        Replica {
+            empty: true,
+            ..Replica::new(store, flaw)
         }
     }
 
@@ -89,11 +115,13 @@ impl Replica {
         let before = self.peer.fence.grant().clone();
         let mut sent = Vec::new();
         for (conn, id, request) in std::mem::take(&mut self.queue) {
+            let rebuilt = matches!(request, Request::Rebuilt { .. });
             if !matches!(request, Request::Write(_)) {
                 // What comes after a write sees it.
                 sent.extend(self.peer.commit());
             }
             sent.extend(self.peer.handle(conn, id, request));
+            self.went_back &= !rebuilt || self.peer.rebuilding;
         }
         sent.extend(self.peer.commit());
         let now = self.peer.fence.grant();
@@ -124,6 +152,7 @@ impl Replica {
                 self.peer.commit();
             }
         }
+        self.peer.hang_up();
     }
 
     /// Loses its disk; it goes on with an empty one, as another store.
@@ -132,11 +161,39 @@ impl Replica {
         self.peer = Peer::new(store, flaw);
         self.queue.clear();
         self.empty = true;
+        self.copy = None;
+        self.went_back = false;
+    }
+
+    /// Somebody copies its directory, as it is on the disk.
+    pub fn copy(&mut self) {
+        self.copy = Some(Box::new(self.peer.clone()));
+    }
+
+    /// The number of the last commit that the copy has.
+    pub fn copied_commit(&self) -> Option<u64> {
+        let copy = self
+            .copy
+            .as_ref()
+            .filter(|copy| copy.store == self.peer.store);
+        copy.map(|copy| copy.position.commit)
+    }
+
+    /// The copy takes the directory's place. It is down.
+    pub fn go_back(&mut self) {
+        if let Some(copy) = self.copy.take() {
+            self.peer = *copy;
+            self.peer.hang_up();
+            self.peer.crash();
+            self.queue.clear();
+            self.went_back = true;
+        }
     }
 
     /// Is told that the volume exists and that it has lost it.
-    pub fn begin_anew(&mut self) {
+    pub fn begin_anew(&mut self, membership: Option<Membership>) {
         self.empty = false;
+        self.peer.membership = membership.map(Box::new);
         self.peer.rebuilding = self.peer.flaw != Some(Flaw::RebuildingCounts);
     }
 
@@ -158,7 +215,7 @@ impl Replica {
 
     /// Whether it counts in quorums, or will once it is up.
     pub fn counts(&self) -> bool {
-        !self.empty && !self.peer.rebuilding
+        !self.empty && !self.peer.rebuilding && !self.went_back
     }
 
     /// What it has durably; none if it does not count.

@@ -21,6 +21,8 @@ use crate::storage::ScrubPage;
 /// Blocks that keep one version, and blocks with generations: few, so that operations meet.
 pub(super) const SINGLES: FileId = FileId(2);
 pub(super) const DATA: FileId = FileId(9);
+/// A file with one version of each block, whose beginning its writers give back.
+pub(super) const TAIL: FileId = FileId(5);
 pub(super) const KEYS: u64 = 3;
 
 /// How long the calm may take until everything has ended and is equal.
@@ -162,6 +164,11 @@ impl Schedule {
         self.intents.insert((client, id), (op, intent));
     }
 
+    /// Starts what is no business of the checkers.
+    pub fn quietly(&mut self, client: ClientId, call: Call, intent: Intent) {
+        self.start(client, call, Action::Other, intent);
+    }
+
     fn ended(&mut self, op: OpNumber, outcome: Outcome) {
         self.world
             .note(21, [op, 0, 0], || format!("{op} ends: {outcome:?}"));
@@ -199,6 +206,8 @@ impl Schedule {
             Err(error) if error.kind() == ErrorKind::Conflict && *intent == Intent::Own => {
                 return Some(Outcome::Fenced);
             }
+            // Somebody else has changed the members meanwhile.
+            Err(_) if *intent == Intent::Exchange => return Some(Outcome::Done),
             // Right for an image that was let go; for another one a checker misses the block.
             Err(error) if error.kind() == ErrorKind::Corrupt && *intent == Intent::ReadListed => {
                 return Some(Outcome::Block(Generation::SINGLE, NOTHING));
@@ -228,7 +237,12 @@ impl Schedule {
             | Output::Grant(_)
             | Output::Records(_)
             | Output::Space(_)
-            | Output::Usage(_) => Outcome::Done,
+            | Output::Usage(_)
+            | Output::Ended(false) => Outcome::Done,
+            Output::Ended(true) => {
+                self.world.coverage.one("exchanges ended");
+                Outcome::Done
+            }
         })
     }
 
@@ -272,8 +286,7 @@ impl Schedule {
         self.even_out();
         self.read_everything();
         self.settle("the last reads end");
-        let stored = self.world.stored();
-        self.event(&stored);
+        self.take_stock();
     }
 
     /// Operators look after those who cannot reach all replicas.
@@ -292,7 +305,7 @@ impl Schedule {
     }
 
     /// Lets time pass until nothing waits.
-    fn settle(&mut self, what: &'static str) {
+    pub fn settle(&mut self, what: &'static str) {
         let end = self.world.now + SETTLED_WITHIN;
         loop {
             self.collect();
@@ -370,6 +383,7 @@ impl Schedule {
                 self.scrub(writer);
             }
             self.settle("a scrub ends");
+            self.end_exchange(self.world.now + SETTLED_WITHIN / 2 > end);
             let Some(differing) = self.differing() else {
                 self.world
                     .coverage
@@ -395,7 +409,13 @@ impl Schedule {
     /// wrote, and the images of its seals. (Unsynced remains of dead epochs may stay where they are.)
     fn differing(&self) -> Option<String> {
         let mut first = None;
-        for (number, replica) in self.world.replicas.iter().enumerate() {
+        let rosters = self.world.rosters();
+        let changing = self.world.members().is_some_and(|m| m.change.is_some());
+        if changing || !self.world.replaced().is_empty() {
+            return Some(format!("members change: {:?}", self.world.members()));
+        }
+        for number in rosters[0].members.iter().copied() {
+            let replica = &self.world.replicas[number];
             let Some(shelf) = replica.shelf() else {
                 return Some(format!("replica {number} does not count"));
             };
@@ -421,7 +441,8 @@ impl Schedule {
                     .filter(|(k, g)| k == key && image.lineage.contains(*g));
                 of_block.map(|(_, g)| *g).max() == Some(*generation)
             };
-            *generation == Generation::SINGLE
+            // What was given back may have come back from a replica that was away.
+            key.file != TAIL && *generation == Generation::SINGLE
                 || Some(generation.epoch) == last
                 || images.iter().any(newest_of)
         };

@@ -102,6 +102,10 @@ fn many() {
         assert_eq!(violation, None);
         return;
     }
+    if let Some(flaw) = flaw(&Flaw::ALL) {
+        let caught = first_to_catch(flaw, number("SEEDS").unwrap_or(SCHEDULES));
+        return println!("{flaw:?}: {caught:?}");
+    }
     let seeds = number("SEEDS").unwrap_or(100_000);
     let first = number("FIRST").unwrap_or(0);
     let coverage = run_many(first, seeds, true).unwrap_or_else(|f| panic!("{}", f.describe()));

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use super::flaw::Flaw;
 use super::history::{Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome, RecordId};
-use super::schedule::{DATA, KEYS, SINGLES, Schedule};
+use super::schedule::{DATA, KEYS, SINGLES, Schedule, TAIL};
 use super::world::{BLOCK_BYTES, data_of};
 use crate::client::core::{Call, Core};
-use crate::ids::{BlockKey, Epoch, Generation, Version};
+use crate::ids::{BlockIndex, BlockKey, Epoch, Generation, Version};
 use crate::storage::{Authority, Lineage, Retention, ScrubPage, SyncScope};
 
 /// The record that names the last seal, the owner's other record, and one that a node writes.
@@ -37,6 +37,8 @@ pub(super) enum Intent {
     Scrub,
     Mend(Option<(BlockKey, Generation)>),
     EndScrub,
+    /// Something about the members.
+    Exchange,
     /// Nothing follows.
     Plain,
 }
@@ -60,6 +62,8 @@ pub(super) struct Writer {
     last: Option<(BlockKey, Content, Version)>,
     /// What its seals list: the newest version of each data block.
     listed: Listed,
+    /// The first block of [`TAIL`] that it has not given back.
+    tail: u64,
 }
 
 /// The newest version of blocks in an image.
@@ -167,7 +171,11 @@ impl Schedule {
         let client = self.writers[writer].client;
         let key = self.key();
         match self.world.below(100) {
-            0..42 => {
+            0..4 => {
+                let block = self.writers[writer].tail + self.world.below(2);
+                self.write(writer, BlockKey::new(TAIL, block));
+            }
+            4..42 => {
                 self.write(writer, key);
             }
             42..54 => self.sync(writer),
@@ -188,7 +196,18 @@ impl Schedule {
             }
             80..88 => self.seal(writer),
             88..94 => self.record(writer),
-            94..97 => self.scrub(writer),
+            94 => self.scrub(writer),
+            95 => self.remove_tail(writer),
+            96 => match self.faults.exchanges {
+                true => self.exchange(client),
+                false => self.scrub(writer),
+            },
+            97 if self.world.chance(35) => {
+                let Writer { epoch, seals, .. } = self.writers[writer];
+                if seals.iter().all(|seal| *seal != NOTHING) {
+                    self.retain(client, epoch, seals);
+                }
+            }
             97 if self.world.chance(50) => {
                 self.world.coverage.one("questions whether an epoch stands");
                 self.start(client, Call::Confirm, Action::Confirm, Intent::Plain);
@@ -277,7 +296,7 @@ impl Schedule {
     pub fn write(&mut self, writer: usize, key: BlockKey) -> bool {
         let Writer { client, epoch, .. } = self.writers[writer];
         let generation = match key.file {
-            SINGLES => Generation::SINGLE,
+            SINGLES | TAIL => Generation::SINGLE,
             _ => self.writers[writer].generation(),
         };
         // Data is written on top of an image.
@@ -445,6 +464,21 @@ impl Schedule {
         self.start(client, call, Action::Other, Intent::Plain);
     }
 
+    /// Gives back one more block of what has no end.
+    fn remove_tail(&mut self, writer: usize) {
+        let w = &mut self.writers[writer];
+        w.tail += 1;
+        let (client, epoch, before) = (w.client, w.epoch, w.tail);
+        self.event(&Event::Removed {
+            epoch,
+            file: TAIL,
+            before,
+        });
+        self.world.coverage.one("removals");
+        let call = Call::RemoveBlocksBefore(TAIL, BlockIndex(before));
+        self.start(client, call, Action::Other, Intent::Plain);
+    }
+
     /// Seals whose images must still be whole.
     pub fn kept_seals(&self) -> Vec<Content> {
         let writer = self.newest_writer().map(|index| &self.writers[index]);
@@ -573,6 +607,7 @@ impl Schedule {
             (Intent::EndScrub, Outcome::Done, Some(writer)) => {
                 self.world.coverage.one("scrubs completed");
                 self.writers[writer].scrubbing = false;
+                self.finish_exchange(client);
             }
             _ => {}
         }
@@ -593,6 +628,7 @@ impl Schedule {
             recording: false,
             last: None,
             listed: Listed::new(),
+            tail: 0,
         });
         let call = Call::PromoteRecord(name(SEAL));
         self.start(client, call, Action::PromoteRecord(SEAL), Intent::Base);

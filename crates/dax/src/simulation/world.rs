@@ -13,14 +13,16 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::coverage::Coverage;
+use super::exchanges::first_members;
 use super::flaw::Flaw;
 use super::history::{ClientId, Content, Event, NOTHING};
 use super::replica::Replica;
 use super::trace::Trace;
 use crate::client::core::tests::peer::{ConnId, Sent};
-use crate::client::core::{Arrival, Core, CoreConfig, Effect, OpId, Output, Time};
+use crate::client::core::{Advice, Arrival, Core, CoreConfig, Effect, OpId, Output, Time};
 use crate::error::Result;
 use crate::ids::ReplicaId;
+use crate::membership::Membership;
 use crate::storage::VolumeSettings;
 use crate::wire::{Request, Response};
 
@@ -29,6 +31,9 @@ pub(crate) const BLOCK_BYTES: usize = 16;
 
 /// How often a core hears of time.
 const TICK: Time = Time::from_millis(20);
+
+/// More than there ever are.
+const MAX_STORES: usize = 32;
 
 /// To the replica, and back.
 const DIRECTIONS: [usize; 2] = [0, 1];
@@ -104,10 +109,12 @@ pub(crate) struct Client {
     pub paused_until: Time,
     /// Messages to and from each replica are held back until then.
     pub blocked: Vec<[Time; 2]>,
-    /// By entry.
-    links: Vec<Option<ConnId>>,
-    /// The replica that each entry of its configuration leads to.
-    entries: Vec<u8>,
+    /// The connection of each entry.
+    links: BTreeMap<u8, ConnId>,
+    /// Where each replica that the core wants connected is.
+    entries: BTreeMap<u8, u8>,
+    /// Two entries of its configuration lead to one replica.
+    twins: bool,
 }
 
 /// What a client's operation gave.
@@ -126,6 +133,12 @@ pub(crate) struct World {
     next_conn: ConnId,
     /// How many stores there have been.
     stores: u64,
+    /// How many times one of them has started.
+    runs: u64,
+    /// Who counts as long as nobody has recorded it.
+    pub unrecorded: Membership,
+    /// Who counts, once somebody has.
+    pub recorded: Option<Membership>,
     agenda: BinaryHeap<Reverse<Planned>>,
     next: u64,
     endings: Vec<Ending>,
@@ -135,6 +148,17 @@ pub(crate) struct World {
     commit_us: u64,
     /// Faults are over.
     calm: bool,
+}
+
+/// Where a replica is reached.
+pub(crate) fn address_of(replica: u8) -> String {
+    format!("replica{replica}")
+}
+
+/// The replica that is reached there.
+pub(crate) fn index_of(address: &str) -> u8 {
+    let number = address.trim_start_matches("replica").parse();
+    number.expect("addresses are made here")
 }
 
 /// The data of a block or record with these contents.
@@ -167,14 +191,20 @@ impl World {
             ..spread
         };
         let (delay_us, commit_us) = (rng.random_range(200..4000), rng.random_range(500..20_000));
-        World {
+        let replicas: Vec<Replica> = (1..=u64::from(settings.replicas))
+            .map(|store| Replica::new(store, flaw))
+            .collect();
+        let recorded = rng.random_ratio(1, 2) && flaw != Some(Flaw::LostAcksCount);
+        let unrecorded = first_members(&replicas, &settings);
+        let mut world = World {
             now: Time::ZERO,
             flaw,
             clients: Vec::new(),
-            replicas: (1..=u64::from(settings.replicas))
-                .map(|store| Replica::new(store, flaw))
-                .collect(),
+            replicas,
+            unrecorded,
+            recorded: None,
             stores: u64::from(settings.replicas),
+            runs: 1000,
             trace,
             coverage: Coverage::default(),
             connections: BTreeMap::new(),
@@ -187,7 +217,14 @@ impl World {
             calm: false,
             rng,
             settings,
+        };
+        if recorded {
+            let first = world.unrecorded.clone();
+            let peers = world.replicas.iter_mut().map(|r| &mut r.peer);
+            peers.for_each(|peer| peer.membership = Some(Box::new(first.clone())));
         }
+        world.note_members();
+        world
     }
 
     // --- chance ----------------------------------------------------------------------------------
@@ -249,7 +286,11 @@ impl World {
                 self.note(3, [replica.into(), 0, 0], || {
                     format!("replica {replica} is back")
                 });
-                self.replicas[usize::from(replica)].up = true;
+                self.runs += 1;
+                let runs = self.runs;
+                let replica = &mut self.replicas[usize::from(replica)];
+                replica.up = true;
+                replica.peer.start(runs);
             }
             Happening::Connect(client, replica) => self.connect(client, replica),
             Happening::Welcome(conn, arrival) => self.welcome(conn, arrival),
@@ -268,55 +309,79 @@ impl World {
     // --- clients ---------------------------------------------------------------------------------
 
     pub fn add_client(&mut self) -> ClientId {
-        let count = self.replicas.len();
+        let (addresses, twins) = self.entries();
+        let membership = self.hearsay();
         let config = CoreConfig {
-            addresses: (0..count).map(|z| format!("replica{z}")).collect(),
+            addresses,
+            membership,
             // Small, so that memory is short, entries are evicted and windows fill up.
             pending_bytes_max: BLOCK_BYTES * self.rng.random_range(6..40),
             version_list_max: 4,
+            sightings_every: millis(100),
             replica_timeout: millis(200),
         };
         let mut core = Core::new(config, self.settings.clone());
         core.distort(self.flaw, BLOCK_BYTES * self.rng.random_range(2..20));
-        let entries = self.entries();
         self.clients.push(Client {
-            entries,
             core,
             alive: true,
             paused_until: Time::ZERO,
-            blocked: vec![[Time::ZERO; 2]; count],
-            links: vec![None; count],
+            blocked: vec![[Time::ZERO; 2]; MAX_STORES],
+            links: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            twins,
         });
         let client = self.clients.len() - 1;
-        for replica in 0..self.settings.replicas {
-            self.plan_in(5000, Happening::Connect(client, replica));
-        }
+        self.with(client, |_, _| ());
         self.plan_in(20_000, Happening::Tick(client));
         client
     }
 
     /// Where the entries of a client's configuration lead: now and then, two of them to one replica.
-    fn entries(&mut self) -> Vec<u8> {
+    fn entries(&mut self) -> (Vec<String>, bool) {
         let count = self.settings.replicas;
         let mut entries: Vec<u8> = (0..count).collect();
-        if count > 1 && !self.calm && self.chance(8) {
+        let twins = count > 1 && !self.calm && self.chance(8);
+        if twins {
             let twin = self.below(u64::from(count) - 1) as usize;
             entries[twin + 1] = entries[twin];
             self.coverage.one("clients with two entries for one store");
         }
-        entries
+        (entries.into_iter().map(address_of).collect(), twins)
     }
 
-    /// Whether two entries of the client's configuration lead to one replica.
+    /// Who a new client believes the members are: what one of them that is there has heard.
+    fn hearsay(&mut self) -> Option<Membership> {
+        let known = self.members()?.clone();
+        let members = known
+            .members
+            .iter()
+            .map(|m| usize::from(index_of(&m.address)));
+        let there: Vec<usize> = members
+            .filter(|at| self.replicas[*at].up && !self.replicas[*at].empty)
+            .collect();
+        let which = self.below(there.len().max(1) as u64) as usize;
+        let asked = there.get(which).map(|at| &self.replicas[*at].peer);
+        asked.map_or(Some(known), |peer| peer.membership.as_deref().cloned())
+    }
+
+    /// Whether two entries of the client's configuration lead to one replica, and it does not know better.
     pub fn is_misconfigured(&self, client: ClientId) -> bool {
-        let entries = &self.clients[client].entries;
-        entries.windows(2).any(|pair| pair[0] == pair[1])
+        let client = &self.clients[client];
+        client.twins && client.core.membership().is_none()
     }
 
     /// A replica loses its disk.
     pub fn lose_disk(&mut self, replica: u8) {
         self.stores += 1;
         self.replicas[usize::from(replica)].lose_disk(self.stores);
+    }
+
+    /// A store that holds nothing of the volume; its place.
+    pub fn add_store(&mut self) -> usize {
+        self.stores += 1;
+        self.replicas.push(Replica::blank(self.stores, self.flaw));
+        self.replicas.len() - 1
     }
 
     pub fn is_paused(&self, client: ClientId) -> bool {
@@ -337,6 +402,15 @@ impl World {
                     request,
                 } => self.send(client, replica, id, request),
                 Effect::Disconnect { replica, .. } => self.give_up(client, replica.0),
+                Effect::Dial { replica, address } => {
+                    let entries = &mut self.clients[client].entries;
+                    entries.insert(replica.0, index_of(&address));
+                    self.plan_in(5000, Happening::Connect(client, replica.0));
+                }
+                Effect::HangUp { replica } => {
+                    self.give_up(client, replica.0);
+                    self.clients[client].entries.remove(&replica.0);
+                }
                 Effect::Done { op, result } => self.endings.push((client, op, result)),
                 Effect::Fenced => self.coverage.one("writers that learned of their fence"),
             }
@@ -362,7 +436,7 @@ impl World {
     // --- connections -----------------------------------------------------------------------------
 
     fn send(&mut self, client: ClientId, replica: ReplicaId, id: u64, request: Request) {
-        let Some(conn) = self.clients[client].links[usize::from(replica.0)] else {
+        let Some(conn) = self.clients[client].links.get(&replica.0).copied() else {
             return;
         };
         if let Some(connection) = self.connections.get_mut(&conn) {
@@ -448,6 +522,7 @@ impl World {
         }
         r.commit_at = None;
         let sent = r.commit();
+        self.note_members();
         let answers = sent.len() as u64;
         self.note(2, [replica.into(), answers, 0], || {
             format!("replica {replica} commits, {answers} answers")
@@ -483,10 +558,12 @@ impl World {
 
     fn connect(&mut self, client: ClientId, entry: u8) {
         let c = &self.clients[client];
-        if !c.alive || c.links[usize::from(entry)].is_some() {
+        let Some(replica) = c.entries.get(&entry).copied() else {
+            return;
+        };
+        if !c.alive || c.links.contains_key(&entry) {
             return;
         }
-        let replica = c.entries[usize::from(entry)];
         let index = usize::from(replica);
         let until = c
             .paused_until
@@ -495,21 +572,16 @@ impl World {
         if until > self.now {
             return self.plan(until, Happening::Connect(client, entry));
         }
-        if self.replicas[index].up && self.replicas[index].empty && c.core.may_rebuild() {
-            self.note(5, [client as u64, replica.into(), 0], || {
-                format!("client {client} tells replica {replica} to begin anew")
-            });
-            self.coverage
-                .one("replicas that began anew with an empty disk");
-            self.replicas[index].begin_anew();
+        if self.replicas[index].up && self.replicas[index].empty {
+            self.advise(client, entry, replica);
         }
-        let r = &self.replicas[index];
+        let r = &mut self.replicas[index];
         if !r.up || r.empty {
             return self.plan_in(40_000, Happening::Connect(client, entry));
         }
         let conn = self.next_conn;
         self.next_conn += 1;
-        let arrival = r.peer.arrival();
+        let arrival = r.peer.welcome(conn);
         let connection = Connection {
             client,
             entry,
@@ -521,8 +593,24 @@ impl World {
             held: [Time::ZERO; 2],
         };
         self.connections.insert(conn, connection);
-        self.clients[client].links[usize::from(entry)] = Some(conn);
+        self.clients[client].links.insert(entry, conn);
         self.plan_in(self.delay_us, Happening::Welcome(conn, arrival));
+    }
+
+    /// A client meets a store that does not know the volume.
+    fn advise(&mut self, client: ClientId, entry: u8, replica: u8) {
+        let store = self.replicas[usize::from(replica)].store();
+        let advice = self.with(client, |core, now| {
+            core.advise(now, ReplicaId(entry), Some(store))
+        });
+        if let Advice::Create(membership) = advice {
+            self.note(5, [client as u64, replica.into(), 0], || {
+                format!("client {client} tells replica {replica} to begin anew")
+            });
+            self.coverage
+                .one("replicas that began anew with an empty disk");
+            self.replicas[usize::from(replica)].begin_anew(membership);
+        }
     }
 
     fn welcome(&mut self, conn: ConnId, arrival: Arrival) {
@@ -549,7 +637,7 @@ impl World {
 
     /// The client closes a connection. What it has sent may still arrive, all of it or a part.
     fn give_up(&mut self, client: ClientId, entry: u8) {
-        let Some(conn) = self.clients[client].links[usize::from(entry)].take() else {
+        let Some(conn) = self.clients[client].links.remove(&entry) else {
             return;
         };
         let until = self.now + self.lingering();
@@ -601,7 +689,7 @@ impl World {
         if let Some(c) = self.connections.get_mut(&conn) {
             c.open = false;
         }
-        self.clients[client].links[usize::from(replica)] = None;
+        self.clients[client].links.remove(&replica);
         self.with(client, |core, now| {
             core.replica_down(now, ReplicaId(replica), "cut".into());
         });
@@ -673,10 +761,9 @@ impl World {
             format!("client {client} dies")
         });
         self.clients[client].alive = false;
-        for link in 0..self.replicas.len() {
+        for conn in std::mem::take(&mut self.clients[client].links).into_values() {
             let until = self.now + self.lingering();
-            let conn = self.clients[client].links[link].take();
-            if let Some(c) = conn.and_then(|conn| self.connections.get_mut(&conn)) {
+            if let Some(c) = self.connections.get_mut(&conn) {
                 c.open = false;
                 c.until[0] = c.until[0].min(until);
             }
@@ -693,11 +780,11 @@ impl World {
         self.clients[client].paused_until = until;
         // A part of what it has sent takes as long as it sleeps.
         let max = max_us + 100_000;
-        for link in 0..self.replicas.len() {
+        let conns: Vec<ConnId> = self.clients[client].links.values().copied().collect();
+        for conn in conns {
             let held = self.now + self.micros(max);
             let slow = self.chance(50);
-            let conn = self.clients[client].links[link].filter(|_| slow);
-            if let Some(c) = conn.and_then(|conn| self.connections.get_mut(&conn)) {
+            if let Some(c) = self.connections.get_mut(&conn).filter(|_| slow) {
                 c.held[0] = c.held[0].max(held);
             }
         }
@@ -713,6 +800,7 @@ impl World {
         });
         let r = &mut self.replicas[usize::from(replica)];
         r.crash(torn, &mut self.rng);
+        self.note_members();
         let open = self
             .connections
             .iter()

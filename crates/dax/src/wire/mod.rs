@@ -27,11 +27,13 @@
 
 mod codec;
 mod frame;
+mod members;
 mod request;
 mod response;
 
 pub use frame::{
-    Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, MAX_REQUEST_BYTES, read_frame,
+    Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, MAX_REQUEST_BYTES, MAX_WELCOME_BYTES,
+    read_frame,
 };
 pub use request::{BlockWrite, Request};
 pub use response::{InventoryEntry, RecordEntry, Response, StoredBlock, StoredRecord};
@@ -42,8 +44,8 @@ use crate::ids::{BlockKey, Generation, Version};
 
 /// The version of the protocol that this code speaks.
 ///
-/// 2: a zone says which store it is.
-pub const PROTOCOL: u16 = 2;
+/// 2: a zone says which store it is. 3: and who the volume's members are.
+pub const PROTOCOL: u16 = 3;
 
 /// The largest value of a record, in bytes.
 pub const MAX_RECORD_BYTES: usize = 1 << 20;

@@ -7,6 +7,8 @@ use super::frame::Frame;
 use crate::credentials::{Nonce, Proof};
 use crate::error::Result;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version, VolumeName};
+use crate::membership::Membership;
+use crate::sightings::Sightings;
 use crate::storage::{Retention, VolumeSettings};
 
 /// One block on its way to a replica.
@@ -60,6 +62,21 @@ pub enum Request {
         /// The volume exists elsewhere and this replica has lost it, or never had it: it counts in
         /// no quorum until `Rebuilt`.
         rebuild: bool,
+        /// Who the volume's members are, if that is recorded.
+        membership: Option<Box<Membership>>,
+    },
+    /// Keep this membership, if it is newer than the one that is kept; durable before the reply. Reply:
+    /// `MembersKept`, or error `Fenced`, `Conflict` (epoch not announced).
+    SetMembers {
+        /// The epoch that the client owns.
+        epoch: Epoch,
+        /// The membership.
+        membership: Box<Membership>,
+    },
+    /// From now on the client counts by the membership of this version, or a newer one. No reply.
+    Know {
+        /// Its version.
+        version: Version,
     },
     /// Stores a block. No reply; see `Ack` and `WriteRefused`. The frame's id is the write's number.
     Write(BlockWrite),
@@ -143,6 +160,22 @@ pub enum Request {
         /// The first block to keep.
         block: BlockIndex,
     },
+    /// Keep how far the stores were seen to be, if it is newer than what is kept. Reply: `Done`, or error `Fenced`,
+    /// `Conflict`.
+    Sightings {
+        /// The epoch that the client owns.
+        epoch: Epoch,
+        /// What was seen.
+        sightings: Box<Sightings>,
+    },
+    /// This store lacks what it had acknowledged: it counts in no quorum until `Rebuilt`. Reply: `Done`, or error
+    /// `Fenced`, `Conflict` (also if the process is another one by now).
+    WentBack {
+        /// The authority.
+        epoch: Epoch,
+        /// The run of the process that is meant.
+        run: u64,
+    },
     /// Which versions of which blocks are stored, in order of (block, generation), each verified
     /// against its checksum; one page. Reply: `Inventory`, or error `Fenced`, `Conflict`.
     Inventory {
@@ -183,6 +216,12 @@ mod tag {
     pub const SPACE: u8 = 15;
     pub const PING: u8 = 16;
     pub const PROOF: u8 = 17;
+    /// The same with members, since protocol 3.
+    pub const CREATE_WITH_MEMBERS: u8 = 24;
+    pub const SET_MEMBERS: u8 = 22;
+    pub const KNOW: u8 = 23;
+    pub const SIGHTINGS: u8 = 25;
+    pub const WENT_BACK: u8 = 26;
     pub const USAGE: u8 = 30;
     pub const INVENTORY: u8 = 20;
     pub const REBUILT: u8 = 21;
@@ -193,7 +232,12 @@ impl Request {
         match self {
             Request::Hello { .. } => tag::HELLO,
             Request::Proof { .. } => tag::PROOF,
-            Request::CreateVolume { .. } => tag::CREATE_VOLUME,
+            Request::CreateVolume {
+                membership: None, ..
+            } => tag::CREATE_VOLUME,
+            Request::CreateVolume { .. } => tag::CREATE_WITH_MEMBERS,
+            Request::SetMembers { .. } => tag::SET_MEMBERS,
+            Request::Know { .. } => tag::KNOW,
             Request::Write(_) => tag::WRITE,
             Request::Flush => tag::FLUSH,
             Request::Read { .. } => tag::READ,
@@ -206,6 +250,8 @@ impl Request {
             Request::Retain { .. } => tag::RETAIN,
             Request::RemoveFiles { .. } => tag::REMOVE_FILES,
             Request::RemoveBlocksBefore { .. } => tag::REMOVE_BLOCKS_BEFORE,
+            Request::Sightings { .. } => tag::SIGHTINGS,
+            Request::WentBack { .. } => tag::WENT_BACK,
             Request::Inventory { .. } => tag::INVENTORY,
             Request::Rebuilt { .. } => tag::REBUILT,
             Request::Space => tag::SPACE,
@@ -243,11 +289,20 @@ impl Request {
                 volume,
                 settings,
                 rebuild,
+                membership,
             } => {
                 out.text(volume.as_str());
                 out.settings(settings);
                 out.bool(*rebuild);
+                if membership.is_some() {
+                    out.membership(membership.as_deref());
+                }
             }
+            Request::SetMembers { epoch, membership } => {
+                out.epoch(*epoch);
+                out.membership(Some(membership));
+            }
+            Request::Know { version } => out.version(*version),
             Request::Write(write) => return write.encode(out),
             Request::Flush | Request::Epoch | Request::Space | Request::Usage | Request::Ping => {}
             Request::Read { key, up_to } => {
@@ -302,6 +357,14 @@ impl Request {
                 out.u64(file.0);
                 out.u64(block.0);
             }
+            Request::Sightings { epoch, sightings } => {
+                out.epoch(*epoch);
+                out.sightings(sightings);
+            }
+            Request::WentBack { epoch, run } => {
+                out.epoch(*epoch);
+                out.u64(*run);
+            }
             Request::Inventory { epoch, after } => {
                 out.epoch(*epoch);
                 out.bool(after.is_some());
@@ -323,7 +386,8 @@ impl Request {
     pub fn decode(frame: Bytes) -> Result<(u64, Request)> {
         let mut d = Decoder(frame);
         let id = d.u64()?;
-        let request = match d.u8()? {
+        let tag = d.u8()?;
+        let request = match tag {
             tag::HELLO => Request::Hello {
                 protocol: d.u16()?,
                 volume: d.volume()?,
@@ -334,10 +398,21 @@ impl Request {
             tag::PROOF => Request::Proof {
                 proof: Proof(d.array()?),
             },
-            tag::CREATE_VOLUME => Request::CreateVolume {
+            tag::CREATE_VOLUME | tag::CREATE_WITH_MEMBERS => Request::CreateVolume {
                 volume: d.volume()?,
                 settings: d.settings()?,
                 rebuild: d.bool()?,
+                membership: match tag {
+                    tag::CREATE_VOLUME => None,
+                    _ => d.membership()?,
+                },
+            },
+            tag::SET_MEMBERS => Request::SetMembers {
+                epoch: d.epoch()?,
+                membership: (d.membership()?).ok_or_else(|| malformed("no members"))?,
+            },
+            tag::KNOW => Request::Know {
+                version: d.version()?,
             },
             tag::WRITE => Request::Write(BlockWrite::decode(&mut d)?),
             tag::FLUSH => Request::Flush,
@@ -401,6 +476,14 @@ impl Request {
                 epoch: d.epoch()?,
                 file: FileId(d.u64()?),
                 block: BlockIndex(d.u64()?),
+            },
+            tag::SIGHTINGS => Request::Sightings {
+                epoch: d.epoch()?,
+                sightings: Box::new(d.sightings()?),
+            },
+            tag::WENT_BACK => Request::WentBack {
+                epoch: d.epoch()?,
+                run: d.u64()?,
             },
             tag::INVENTORY => Request::Inventory {
                 epoch: d.epoch()?,

@@ -7,6 +7,8 @@ use super::frame::Frame;
 use crate::credentials::{Nonce, Proof};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, StoreId, Version};
+use crate::membership::Membership;
+use crate::sightings::{Sightings, Standing};
 use crate::storage::{EpochGrant, Space, Usage, VolumeSettings};
 
 /// A block as a replica keeps it.
@@ -66,6 +68,22 @@ pub enum Response {
         rebuilding: bool,
         /// Which store this is; a zone that speaks protocol 1 does not say.
         store: Option<StoreId>,
+        /// Who the volume's members are, as far as this store knows: nothing that it answers on this
+        /// connection counts for a client that goes by an older one.
+        membership: Option<Box<Membership>>,
+        /// How far this store is, and what it was told of others; since protocol 3.
+        standing: Option<Box<Standing>>,
+    },
+    /// Push: there is a newer membership than the one that this connection knows. Until the client says
+    /// that it [knows](super::Request::Know) it, what would count in a quorum is refused.
+    Members(Box<Membership>),
+    /// Push: how far stores were seen to be, newer than what this connection was told before. Whatever is answered
+    /// after this store keeps it is answered after this.
+    Sightings(Box<Sightings>),
+    /// Reply to `SetMembers`: the version that is kept now.
+    MembersKept {
+        /// That version; higher than the one sent if the store knew a newer one.
+        version: Version,
     },
     /// Reply to `Hello` of protocol 2: this store does not know the volume. (Before, an error
     /// `NotFound`.)
@@ -85,6 +103,8 @@ pub enum Response {
     Ack {
         /// The number of the last durable write.
         upto: u64,
+        /// The number of the store's commit that made it so; 0 before protocol 3.
+        commit: u64,
     },
     /// Push: this write had no effect.
     WriteRefused {
@@ -139,6 +159,8 @@ pub enum Response {
     Pong {
         /// As in `Welcome`.
         rebuilding: bool,
+        /// The number of the store's last commit; 0 before protocol 3.
+        commit: u64,
     },
     /// Reply to a request that failed.
     Error {
@@ -157,6 +179,12 @@ pub enum Response {
 mod tag {
     pub const WELCOME: u8 = 1;
     pub const NO_VOLUME: u8 = 16;
+    pub const MEMBERS: u8 = 17;
+    pub const MEMBERS_KEPT: u8 = 18;
+    /// With the number of a commit, which protocol 2 does not have.
+    pub const SIGHTINGS: u8 = 19;
+    pub const ACK_OF_COMMIT: u8 = 22;
+    pub const PONG_OF_COMMIT: u8 = 23;
     pub const ACK: u8 = 2;
     pub const WRITE_REFUSED: u8 = 3;
     pub const BLOCK: u8 = 4;
@@ -180,8 +208,12 @@ impl Response {
         match self {
             Response::Welcome { .. } => tag::WELCOME,
             Response::NoVolume { .. } => tag::NO_VOLUME,
+            Response::Members(_) => tag::MEMBERS,
+            Response::MembersKept { .. } => tag::MEMBERS_KEPT,
+            Response::Sightings(_) => tag::SIGHTINGS,
             Response::Challenge { .. } => tag::CHALLENGE,
-            Response::Ack { .. } => tag::ACK,
+            Response::Ack { commit: 0, .. } => tag::ACK,
+            Response::Ack { .. } => tag::ACK_OF_COMMIT,
             Response::WriteRefused { .. } => tag::WRITE_REFUSED,
             Response::Block(_) => tag::BLOCK,
             Response::Epoch(_) => tag::EPOCH,
@@ -192,7 +224,8 @@ impl Response {
             Response::Done => tag::DONE,
             Response::Space(_) => tag::SPACE,
             Response::Usage(_) => tag::USAGE,
-            Response::Pong { .. } => tag::PONG,
+            Response::Pong { commit: 0, .. } => tag::PONG,
+            Response::Pong { .. } => tag::PONG_OF_COMMIT,
             Response::Inventory { .. } => tag::INVENTORY,
             Response::Error { .. } => tag::ERROR,
             Response::Fenced { .. } => tag::FENCED,
@@ -227,6 +260,8 @@ impl Response {
                 grant,
                 rebuilding,
                 store,
+                membership,
+                standing,
             } => {
                 out.u16(*protocol);
                 out.settings(settings);
@@ -235,13 +270,25 @@ impl Response {
                 if *protocol >= 2 {
                     out.store(*store);
                 }
+                if *protocol >= 3 {
+                    out.membership(membership.as_deref());
+                    out.standing(standing.as_deref());
+                }
             }
+            Response::Members(membership) => out.membership(Some(membership)),
+            Response::MembersKept { version } => out.version(*version),
+            Response::Sightings(sightings) => out.sightings(sightings),
             Response::NoVolume { store } => out.store(Some(*store)),
             Response::Challenge { nonce, proof } => {
                 out.array(&nonce.0);
                 out.array(&proof.0);
             }
-            Response::Ack { upto } => out.u64(*upto),
+            Response::Ack { upto, commit } => {
+                out.u64(*upto);
+                if *commit > 0 {
+                    out.u64(*commit);
+                }
+            }
             Response::WriteRefused {
                 number,
                 kind,
@@ -292,7 +339,12 @@ impl Response {
                 }
             }
             Response::Done => {}
-            Response::Pong { rebuilding } => out.bool(*rebuilding),
+            Response::Pong { rebuilding, commit } => {
+                out.bool(*rebuilding);
+                if *commit > 0 {
+                    out.u64(*commit);
+                }
+            }
             Response::Space(space) => {
                 out.u64(space.used_bytes);
                 out.u64(space.free_bytes);
@@ -317,13 +369,28 @@ impl Response {
         let response = match d.u8()? {
             tag::WELCOME => decode_welcome(&mut d)?,
             tag::NO_VOLUME => Response::NoVolume {
-                store: (d.store()?).ok_or_else(|| malformed("a store without an id"))?,
+                store: d.some_store()?,
             },
+            tag::MEMBERS => {
+                let membership = d.membership()?;
+                Response::Members(membership.ok_or_else(|| malformed("no members"))?)
+            }
+            tag::MEMBERS_KEPT => Response::MembersKept {
+                version: d.version()?,
+            },
+            tag::SIGHTINGS => Response::Sightings(Box::new(d.sightings()?)),
             tag::CHALLENGE => Response::Challenge {
                 nonce: Nonce(d.array()?),
                 proof: Proof(d.array()?),
             },
-            tag::ACK => Response::Ack { upto: d.u64()? },
+            tag::ACK => Response::Ack {
+                upto: d.u64()?,
+                commit: 0,
+            },
+            tag::ACK_OF_COMMIT => Response::Ack {
+                upto: d.u64()?,
+                commit: d.u64()?,
+            },
             tag::WRITE_REFUSED => Response::WriteRefused {
                 number: d.u64()?,
                 kind: d.error_kind()?,
@@ -351,6 +418,11 @@ impl Response {
             tag::USAGE => Response::Usage(d.usage()?),
             tag::PONG => Response::Pong {
                 rebuilding: d.bool()?,
+                commit: 0,
+            },
+            tag::PONG_OF_COMMIT => Response::Pong {
+                rebuilding: d.bool()?,
+                commit: d.u64()?,
             },
             tag::INVENTORY => decode_inventory(&mut d)?,
             tag::ERROR => Response::Error {
@@ -366,15 +438,23 @@ impl Response {
 
 fn decode_welcome(d: &mut Decoder) -> Result<Response> {
     let protocol = d.u16()?;
+    let (settings, grant, rebuilding) = (d.settings()?, d.grant()?, d.bool()?);
+    let store = match protocol {
+        ..2 => None,
+        _ => d.store()?,
+    };
+    let (membership, standing) = match protocol {
+        ..3 => (None, None),
+        _ => (d.membership()?, d.standing()?),
+    };
     Ok(Response::Welcome {
         protocol,
-        settings: d.settings()?,
-        grant: d.grant()?,
-        rebuilding: d.bool()?,
-        store: match protocol {
-            ..2 => None,
-            _ => d.store()?,
-        },
+        settings,
+        grant,
+        rebuilding,
+        store,
+        membership,
+        standing,
     })
 }
 

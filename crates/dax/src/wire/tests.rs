@@ -3,8 +3,9 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::credentials::{Nonce, Proof};
 use crate::error::ErrorKind;
-use crate::ids::StoreId;
-use crate::ids::{BlockIndex, Epoch, FileId, VolumeName};
+use crate::ids::{BlockIndex, Epoch, FileId, StoreId, VolumeName, ZoneId};
+use crate::membership::{Change, Member, Membership};
+use crate::sightings::{Position, Sighting, Sightings, Standing};
 use crate::storage::{EpochGrant, Lineage, Retention, Space, Traffic, Usage, VolumeSettings};
 use bytes::BytesMut;
 use proptest::prelude::*;
@@ -25,6 +26,42 @@ fn grant() -> EpochGrant {
     }
 }
 
+fn membership() -> Box<Membership> {
+    let member = |number: u8| Member {
+        store: StoreId::new(number.into()).unwrap(),
+        address: format!("host{number}:7101"),
+        zone: ZoneId(number),
+    };
+    let stores = |numbers: &[u64]| numbers.iter().filter_map(|n| StoreId::new(*n)).collect();
+    Box::new(Membership {
+        version: VERSION,
+        changes: 4,
+        sync_replicas: 2,
+        members: vec![member(1), member(2), member(3)],
+        change: Some(Change {
+            joining: vec![member(4)],
+            leaving: stores(&[2]),
+            sync_replicas: 2,
+            begun: VERSION,
+            back: false,
+            joint: true,
+        }),
+        former: stores(&[8, 9]),
+    })
+}
+
+fn sightings() -> Sightings {
+    let seen = |number| Sighting {
+        store: StoreId::new(number).unwrap(),
+        run: 5,
+        commit: 900 + number,
+    };
+    Sightings {
+        version: VERSION,
+        stores: vec![seen(1), seen(2)],
+    }
+}
+
 fn requests() -> Vec<Request> {
     let volume = VolumeName::new("v").unwrap();
     let data = Bytes::from(vec![5; 64]);
@@ -40,9 +77,29 @@ fn requests() -> Vec<Request> {
             proof: Proof([9; 32]),
         },
         Request::CreateVolume {
-            volume,
+            volume: volume.clone(),
             settings: VolumeSettings::default(),
             rebuild: true,
+            membership: None,
+        },
+        Request::CreateVolume {
+            volume,
+            settings: VolumeSettings::default(),
+            rebuild: false,
+            membership: Some(membership()),
+        },
+        Request::SetMembers {
+            epoch: Epoch(3),
+            membership: membership(),
+        },
+        Request::Know { version: VERSION },
+        Request::Sightings {
+            epoch: Epoch(3),
+            sightings: Box::new(sightings()),
+        },
+        Request::WentBack {
+            epoch: Epoch(3),
+            run: 11,
         },
         Request::Write(BlockWrite {
             epoch: Epoch(3),
@@ -131,6 +188,15 @@ fn responses() -> Vec<Response> {
             grant: grant(),
             rebuilding: true,
             store: StoreId::new(77),
+            membership: Some(membership()),
+            standing: Some(Box::new(Standing {
+                position: Position {
+                    run: 11,
+                    began: 12,
+                    commit: 13,
+                },
+                sightings: sightings(),
+            })),
         },
         Response::Welcome {
             protocol: 1,
@@ -138,7 +204,12 @@ fn responses() -> Vec<Response> {
             grant: grant(),
             rebuilding: false,
             store: None,
+            membership: None,
+            standing: None,
         },
+        Response::Members(membership()),
+        Response::MembersKept { version: VERSION },
+        Response::Sightings(Box::new(sightings())),
         Response::NoVolume {
             store: StoreId::new(78).unwrap(),
         },
@@ -146,7 +217,8 @@ fn responses() -> Vec<Response> {
             nonce: Nonce([10; 32]),
             proof: Proof([11; 32]),
         },
-        Response::Ack { upto: 8 },
+        Response::Ack { upto: 8, commit: 0 },
+        Response::Ack { upto: 8, commit: 9 },
         Response::WriteRefused {
             number: 4,
             kind: ErrorKind::Full,
@@ -189,7 +261,14 @@ fn responses() -> Vec<Response> {
             recent: Traffic::default(),
             recent_ms: 8,
         }),
-        Response::Pong { rebuilding: false },
+        Response::Pong {
+            rebuilding: false,
+            commit: 0,
+        },
+        Response::Pong {
+            rebuilding: false,
+            commit: 9,
+        },
         Response::Inventory {
             entries: [Some(VERSION), None]
                 .map(|version| InventoryEntry {

@@ -250,6 +250,19 @@ impl Pending {
         entries.collect()
     }
 
+    /// A replica is gone for good: nothing is held for it, and what it has counts no more.
+    pub fn forget_replica(&mut self, replica: ReplicaId) {
+        let mut gone = Vec::new();
+        for entry in self.slots.iter_mut().flatten() {
+            entry.missing.remove(replica);
+            entry.acked.remove(replica);
+            if entry.missing.is_empty() {
+                gone.push(entry.version.seq);
+            }
+        }
+        gone.into_iter().for_each(|seq| self.remove(seq));
+    }
+
     /// Whether this replica can do without the write: it is synced, and a newer one of the same block
     /// and generation is on its way to the replica.
     pub fn is_superfluous(&self, seq: Seq, replica: ReplicaId) -> bool {

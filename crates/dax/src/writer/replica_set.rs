@@ -4,15 +4,15 @@ use crate::ids::ReplicaId;
 
 /// A set of replicas.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ReplicaSet(u16);
+pub struct ReplicaSet(u32);
 
 impl ReplicaSet {
-    /// The most replicas that a volume can have.
-    pub const MAX_REPLICAS: usize = 16;
+    /// The most replicas that a client can have links to: two memberships at once.
+    pub const MAX_REPLICAS: usize = 32;
 
     /// The first so many replicas.
     pub fn first(replicas: usize) -> ReplicaSet {
-        ReplicaSet(((1u32 << replicas) - 1) as u16)
+        ReplicaSet(((1u64 << replicas) - 1) as u32)
     }
     /// Adds one.
     pub fn insert(&mut self, replica: ReplicaId) {

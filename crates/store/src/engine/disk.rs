@@ -61,6 +61,10 @@ pub(crate) struct DiskEngine {
     dir: PathBuf,
     /// Locked while a commit is made.
     log: Mutex<CommitLog>,
+    /// The number of the last commit that was found when it was opened.
+    began: u64,
+    /// The number of the last commit.
+    last: AtomicU64,
     /// A [`Position`]: the engine has everything before it.
     applied: AtomicU64,
     /// A [`Position`]: the engine has it durably.
@@ -112,6 +116,8 @@ impl DiskEngine {
             blocks,
             meta,
             dir: dir.into(),
+            began: log.next().0.saturating_sub(1),
+            last: AtomicU64::new(log.next().0.saturating_sub(1)),
             applied: AtomicU64::new(log.head().0),
             released: AtomicU64::new(log.head().0),
             record_bytes_max: (log_bytes / 4).min(RECORD_BYTES_MAX) as usize,
@@ -193,6 +199,7 @@ impl Engine for DiskEngine {
         let mut log = self.log.lock();
         let changes = batch.into_changes();
         let draft = Draft::of(&changes, self.record_bytes_max);
+        let Sequence(number) = log.next();
         let inner = self.filled(changes, log.next());
         let Some(draft) = draft else {
             let inner = inner.durability(Some(PersistMode::SyncData));
@@ -200,6 +207,7 @@ impl Engine for DiskEngine {
             self.released.store(log.head().0, Ordering::Release);
             log.append(Draft::new(), self.released())?;
             self.applied.store(log.head().0, Ordering::Release);
+            self.last.store(number, Ordering::Release);
             return Ok(());
         };
         if !log.has_room(draft.bytes(), self.released()) {
@@ -208,7 +216,16 @@ impl Engine for DiskEngine {
         log.append(draft, self.released())?;
         inner.commit().map_err(failed)?;
         self.applied.store(log.head().0, Ordering::Release);
+        self.last.store(number, Ordering::Release);
         Ok(())
+    }
+
+    fn began(&self) -> u64 {
+        self.began
+    }
+
+    fn last_commit(&self) -> u64 {
+        self.last.load(Ordering::Acquire)
     }
 
     fn checkpoint(&self) -> Result<(), EngineError> {

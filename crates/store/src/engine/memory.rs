@@ -29,6 +29,7 @@ pub(crate) struct MemoryEngine {
 struct Disk {
     blocks: BTreeMap<Bytes, Bytes>,
     meta: BTreeMap<Bytes, Bytes>,
+    commits: u64,
     faults: Faults,
 }
 
@@ -82,7 +83,16 @@ impl Engine for MemoryEngine {
         for change in batch.into_changes() {
             disk.apply(change);
         }
+        disk.commits += 1;
         Ok(())
+    }
+
+    fn began(&self) -> u64 {
+        self.last_commit()
+    }
+
+    fn last_commit(&self) -> u64 {
+        self.disk.lock().commits
     }
 
     fn checkpoint(&self) -> Result<(), EngineError> {

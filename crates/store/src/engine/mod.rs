@@ -148,6 +148,12 @@ pub(crate) trait Engine: Send + Sync {
     /// The `meta` entries whose key starts with `prefix` and is greater than `after`, in order.
     fn meta_after(&self, prefix: &[u8], after: &[u8]) -> Metas;
 
+    /// The number of the last commit that was there when the engine was opened.
+    fn began(&self) -> u64;
+
+    /// The number of the last commit.
+    fn last_commit(&self) -> u64;
+
     /// Free bytes on the file system, for processes without privileges.
     fn free_bytes(&self) -> std::io::Result<u64>;
 }

@@ -13,7 +13,10 @@ use crate::tests::config;
 use crate::{OpenError, StoreConfig, Zone};
 
 const SINGLE: Generation = Generation::SINGLE;
-const PONG: Response = Response::Pong { rebuilding: false };
+
+fn is_pong(answer: &Response) -> bool {
+    matches!(answer, Response::Pong { .. })
+}
 const LATENCY: Duration = Duration::from_millis(40);
 
 /// A zone "here" with a network file.
@@ -90,12 +93,12 @@ fn connecting_and_asking_take_their_time_from_afar_only() {
     assert!(time(|| client = Some(t.client("far"))) >= LATENCY * 4);
     let mut far = client.unwrap();
     for _ in 0..3 {
-        let ping = || assert_eq!(far.ask(Request::Ping), PONG);
+        let ping = || assert!(is_pong(&far.ask(Request::Ping)));
         assert!(time(ping) >= LATENCY * 2);
     }
     assert!(t.zone.network().unwrap().link("here").is_none());
     let mut near = t.client("near");
-    assert_eq!(near.ask(Request::Ping), PONG);
+    assert!(is_pong(&near.ask(Request::Ping)));
 }
 
 #[test]

@@ -150,6 +150,7 @@ impl Client {
             volume: VolumeName::new(volume).unwrap(),
             settings: settings(),
             rebuild: false,
+            membership: None,
         })
     }
 
@@ -178,7 +179,7 @@ impl Client {
         let frame = read_frame(&mut self.input, MAX_FRAME_BYTES).unwrap();
         let (id, response) = Response::decode(frame.expect("the zone hung up")).unwrap();
         match &response {
-            Response::Ack { upto } => {
+            Response::Ack { upto, .. } => {
                 assert!(*upto > self.acked, "acks go up");
                 self.acked = *upto;
             }

@@ -37,7 +37,7 @@ impl Bench {
         meta::check_format(&*engine, dir.path()).unwrap();
         let volumes = Volumes::load(&*engine, dir.path()).unwrap();
         let id = dax::ids::StoreId::random().unwrap();
-        let shared = Shared::new(config(), None, dir.path().into(), id, engine, volumes);
+        let shared = Shared::new(config(), None, dir.path().into(), (id, 1), engine, volumes);
         let shared = Arc::new(shared);
         Bench {
             committer: Committer::new(shared.clone(), 1),
@@ -61,6 +61,7 @@ impl Bench {
             volume: volume.clone(),
             settings: settings(),
             rebuild: false,
+            membership: None,
         };
         self.put(VolumeId::NONE, Work::Request(conn.clone(), 1, create));
         self.step();

@@ -122,6 +122,7 @@ fn a_volume_is_made_once() {
             volume: name.clone(),
             settings,
             rebuild: false,
+            membership: None,
         })
     };
     let odd = VolumeSettings {

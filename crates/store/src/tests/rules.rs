@@ -55,7 +55,13 @@ fn nothing_is_acknowledged_before_a_flush_or_the_delay() {
     });
     let mut c = Client::owner(&t.address, "v", 1);
     c.write(write(key(1, 0), SINGLE, v(1, 1)));
-    assert_eq!(c.ask(Request::Ping), Response::Pong { rebuilding: false });
+    assert!(matches!(
+        c.ask(Request::Ping),
+        Response::Pong {
+            rebuilding: false,
+            ..
+        }
+    ));
     assert_eq!(c.acked, 0);
 
     c.flush();
@@ -172,7 +178,13 @@ fn a_graceful_stop_acknowledges_what_was_received() {
         c.write(write(key(1, seq), SINGLE, v(1, seq)));
     }
     // The answer has come back, so the writes before it were received.
-    assert_eq!(c.ask(Request::Ping), Response::Pong { rebuilding: false });
+    assert!(matches!(
+        c.ask(Request::Ping),
+        Response::Pong {
+            rebuilding: false,
+            ..
+        }
+    ));
     assert_eq!(c.acked, 0);
     let t = t.restart();
     c.wait_acked();

@@ -6,6 +6,8 @@ use bytes::Bytes;
 
 use crate::error::Result;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
+use crate::membership::{Change, Membership};
+use crate::sightings::Standing;
 use crate::storage::{
     Authority, Block, Difference, EpochGrant, Retention, ScrubCursor, ScrubPage, Space, SyncScope,
     Usage,
@@ -28,6 +30,10 @@ pub(crate) struct Arrival {
     pub rebuilding: bool,
     /// Which store it is; one of the version before does not say.
     pub store: Option<StoreId>,
+    /// Who the volume's members are, as far as it knows.
+    pub membership: Option<Box<Membership>>,
+    /// How far it is, and what it was told of others; one of the version before does not say.
+    pub standing: Option<Box<Standing>>,
 }
 
 /// Who asked a replica something.
@@ -36,6 +42,9 @@ pub(crate) enum Asker {
     Op(OpId),
     Ping,
     Announcement,
+    Members,
+    Sightings,
+    Back,
     Chore(u64),
 }
 
@@ -50,6 +59,10 @@ pub(crate) enum Effect {
     },
     /// Close the connection to a replica; the core has taken it as down already.
     Disconnect { replica: ReplicaId, why: String },
+    /// Keep a connection to this address for the replica from now on, instead of an earlier one.
+    Dial { replica: ReplicaId, address: String },
+    /// Keep no connection for the replica any more; what was sent before still goes out.
+    HangUp { replica: ReplicaId },
     /// An operation is complete.
     Done { op: OpId, result: Result<Output> },
     /// A higher epoch exists. Sent once.
@@ -71,6 +84,8 @@ pub(crate) enum Output {
     Usage(Vec<(ReplicaId, Usage)>),
     Scrubbed(ScrubPage),
     Rebuilt(Vec<ReplicaId>),
+    /// Whether an exchange of members ended.
+    Ended(bool),
 }
 
 /// What a caller wants; see [`crate::storage::Storage`] for each.
@@ -107,6 +122,9 @@ pub(crate) enum Call {
     Scrub(Option<ScrubCursor>),
     Mend(Vec<Difference>),
     EndScrub,
+    ChangeMembers(Change),
+    CancelChange,
+    FinishChange,
     Space,
     Usage,
 }
@@ -114,9 +132,14 @@ pub(crate) enum Call {
 /// Settings of the core.
 #[derive(Debug, Clone)]
 pub(crate) struct CoreConfig {
+    /// One per replica, in order; not used if the members are known.
     pub addresses: Vec<String>,
+    /// The members, if they are recorded.
+    pub membership: Option<Membership>,
     pub pending_bytes_max: usize,
     pub version_list_max: usize,
+    /// How often the stores are told of each other.
+    pub sightings_every: Time,
     /// A replica that is silent for so long is taken as down.
     pub replica_timeout: Time,
 }

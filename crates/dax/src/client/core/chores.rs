@@ -79,6 +79,15 @@ impl Chores {
         vec![op]
     }
 
+    /// A replica is gone for good.
+    pub fn forget(&mut self, replica: ReplicaId) {
+        for chore in &mut self.chores {
+            chore.left.remove(replica);
+            chore.told.remove(replica);
+        }
+        self.chores.retain(|c| !c.left.is_empty());
+    }
+
     /// A replica went down: it is told again when it returns.
     pub fn lost(&mut self, replica: ReplicaId) {
         self.chores.iter_mut().for_each(|c| c.told.remove(replica));

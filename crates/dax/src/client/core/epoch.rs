@@ -37,6 +37,11 @@ impl Look {
         }
     }
 
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        self.round.restart();
+    }
+
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         if let Err(error) = self.take(id, event, s) {
             return Some(Err(error));
@@ -94,6 +99,11 @@ impl Confirm {
         Confirm { look, own }
     }
 
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        self.look.restart();
+    }
+
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         #[cfg(test)]
         if s.flaw == Some(crate::simulation::flaw::Flaw::PositionWithoutProof) {
@@ -141,6 +151,14 @@ impl Claim {
             owner,
             timeout: UNDECIDED_MIN + Time::from_millis(spread),
             step: Step::Looking(Look::new(quorums)),
+        }
+    }
+
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        match &mut self.step {
+            Step::Looking(look) | Step::LookingWho { look, .. } => look.restart(),
+            Step::Proposing { round, .. } => round.restart(),
         }
     }
 

@@ -7,18 +7,19 @@
 //!     └──── connection lost ───┘      └─ refused: full ──▶ rests, then the queue again
 //! ```
 //!
-//! Its parts: [`writes`], [`lazy`] who are sent theirs later, and what is [`missed`].
+//! Its parts: whose link it is ([`seats`]), [`writes`], [`lazy`] who are sent theirs later, and what is [`missed`].
 //!
 //! Invariant: what was in flight when a connection broke is sent again first.
 
 mod lazy;
 mod missed;
+mod seats;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, ZoneId};
+use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, Version, ZoneId};
+use crate::sightings::{Position, Sighting};
 use crate::storage::{ReplicaStatus, VolumeSettings};
 use crate::wire::Request;
 
@@ -61,7 +62,21 @@ pub(crate) struct Link {
     store: Option<StoreId>,
     /// The store that was turned away here last, because another entry leads to it, too.
     refused: Option<StoreId>,
+    /// The store of the membership that belongs here.
+    expected: Option<StoreId>,
+    /// It is a member, or will be and counts already.
+    votes: bool,
+    /// Nobody is here any more.
+    gone: bool,
+    /// The membership that it keeps, as far as known.
+    told: Version,
+    /// It is being told a newer one.
+    telling: bool,
     up: bool,
+    /// How far the store is, as it says on this connection.
+    position: Option<Position>,
+    /// It went back, and does not know it yet.
+    back: bool,
     /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum.
     rebuilding: bool,
     /// It has accepted this handle's epoch since it was connected: its answers are under the fence.
@@ -110,6 +125,9 @@ pub(crate) struct Links {
     trail_bytes: u64,
     /// Who is sent its writes with the next tick.
     lazy: ReplicaSet,
+    /// Whoever has not accepted this handle's epoch answers, too: one of the simulation's flaws.
+    #[cfg(test)]
+    pub unadmitted_count: bool,
 }
 
 impl Links {
@@ -117,6 +135,7 @@ impl Links {
         let link = |(replica, address): (u8, &String)| Link {
             address: address.clone(),
             zone: settings.zone_of(ReplicaId(replica)),
+            votes: true,
             ..Link::default()
         };
         Links {
@@ -128,6 +147,8 @@ impl Links {
             linger_bytes: writes::LINGER_BYTES,
             trail_bytes: writes::TRAIL_BYTES,
             lazy: ReplicaSet::default(),
+            #[cfg(test)]
+            unadmitted_count: false,
         }
     }
 
@@ -164,12 +185,14 @@ impl Links {
     /// may still take a write of the dead epoch after it answered, which would then be durable
     /// without any reader of the new epoch having seen it.
     pub fn askable(&self) -> ReplicaSet {
-        self.those(|link| link.up && !link.rebuilding && (link.admitted || !self.owned))
+        self.those(|link| {
+            link.up && link.votes && !link.rebuilding && (link.admitted || !self.owned)
+        })
     }
 
     /// Replicas with a say in who owns an epoch.
     pub fn voters(&self) -> ReplicaSet {
-        self.up().without(self.rebuilding())
+        self.those(|link| link.up && link.votes && !link.rebuilding)
     }
 
     /// Replicas that have accepted this handle's epoch, rebuilding ones included.
@@ -186,34 +209,60 @@ impl Links {
     /// which epoch it had accepted: an owner who has been deposed, and does not know it, could bring
     /// it up and complete a sync with it.
     pub fn counting(&self) -> ReplicaSet {
-        let all = ReplicaSet::first(self.links.len());
-        all.without(self.those(|link| link.rebuilding))
-    }
-
-    /// Which store a replica is.
-    ///
-    /// # Errors
-    /// `Conflict` if another replica is that store already.
-    pub fn recognize(&mut self, replica: ReplicaId, store: Option<StoreId>) -> Result<()> {
-        if let Some(store) = store {
-            let first = *self.stores.entry(store).or_insert(replica);
-            if first != replica {
-                self.link(replica).refused = Some(store);
-                let (one, other) = (
-                    &self.link(first).address.clone(),
-                    &self.link(replica).address,
-                );
-                return Err(same_store(store, one, other));
-            }
-        }
-        let link = self.link(replica);
-        (link.store, link.refused) = (store, None);
-        Ok(())
+        self.those(|link| link.votes && !link.rebuilding)
     }
 
     /// Whether a replica said that it counts in no quorum yet; returns what it said before.
     pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) -> bool {
         std::mem::replace(&mut self.link(replica).rebuilding, rebuilding)
+    }
+
+    /// A connection stands, to a store that is so far; `back` if it went back and is to be told. Whether this is
+    /// another run of it than the one before.
+    pub fn stands(&mut self, replica: ReplicaId, position: Option<Position>, back: bool) -> bool {
+        let link = self.link(replica);
+        let run = |position: Option<Position>| position.map(|position| position.run);
+        let begun_anew = run(position) != run(link.position);
+        (link.position, link.back) = (position, back);
+        begun_anew
+    }
+
+    /// The stores whose connections stand, and how far they are.
+    pub fn positions(&self) -> impl Iterator<Item = (ReplicaId, Option<StoreId>, Position)> {
+        let those = self.each().filter(|(_, link)| link.up && !link.rebuilding);
+        those.filter_map(|(replica, link)| Some((replica, link.store, link.position?)))
+    }
+
+    /// A store has made this commit; which one it is, and in which run, if it is where it should be.
+    pub fn advance(&mut self, replica: ReplicaId, commit: u64) -> Option<(StoreId, u64, u64)> {
+        let link = self.link(replica);
+        let position = link.position.as_mut().filter(|_| !link.back)?;
+        position.commit = position.commit.max(commit);
+        Some((link.store?, position.run, position.commit))
+    }
+
+    /// The run of a store that went back and is to be told so.
+    pub fn run_of_back(&self, replica: ReplicaId) -> Option<u64> {
+        let link = &self.links[usize::from(replica.0)];
+        link.position
+            .filter(|_| link.back)
+            .map(|position| position.run)
+    }
+
+    /// A store knows that it went back; where it is now.
+    pub fn back_over(&mut self, replica: ReplicaId) -> Option<Sighting> {
+        let link = self.link(replica);
+        link.back = false;
+        let (store, Position { run, commit, .. }) = link.store.zip(link.position)?;
+        Some(Sighting { store, run, commit })
+    }
+
+    /// The stores that have ever been met where somebody is expected.
+    pub fn stores(&self) -> Vec<StoreId> {
+        let there = self.links.iter().filter(|link| !link.gone);
+        there
+            .filter_map(|link| link.store.or(link.expected))
+            .collect()
     }
 
     /// The replicas that have lost what they acknowledged, as one's arrival shows: its own, and that of the entry
@@ -319,6 +368,14 @@ impl Links {
         }
     }
 
+    /// The same for what any operation asked.
+    pub fn forget_all_asked(&mut self) {
+        for link in &mut self.links {
+            link.asked
+                .retain(|_, asked| !matches!(asked.asker, Asker::Op(_)));
+        }
+    }
+
     /// Notes that a replica is alive, and how far away it is.
     pub fn heard(&mut self, replica: ReplicaId, now: Time) {
         self.link(replica).heard = now;
@@ -353,6 +410,7 @@ impl Links {
         let link = self.link(replica);
         link.up = false;
         link.admitted = false;
+        link.telling = false;
         link.trouble = Some(why);
         link.asked.clear();
         link.in_flight_bytes = 0;
@@ -436,19 +494,11 @@ impl Links {
             rebuilding: link.rebuilding,
             trouble: link.trouble.clone(),
         };
-        self.each().map(status).collect()
+        let there = self.each().filter(|(_, link)| !link.gone);
+        let mut status: Vec<ReplicaStatus> = there.map(status).collect();
+        status.sort_by_key(|replica| replica.zone);
+        status
     }
-}
-
-/// What an operator is told of two addresses that lead to one store.
-pub(crate) fn same_store(store: StoreId, one: &str, other: &str) -> Error {
-    Error::new(
-        ErrorKind::Conflict,
-        format!(
-            "{one} and {other} are one store ({store}), which can count once only: both addresses lead to \
-             the same server, or the directory of one is a copy of the other's"
-        ),
-    )
 }
 
 impl Link {

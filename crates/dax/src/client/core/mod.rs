@@ -6,9 +6,11 @@
 //! [`quorum`], [`links`]; and, here: once fenced, always fenced.
 
 mod calls;
+mod change;
 mod chores;
 mod epoch;
 mod links;
+mod members;
 mod promote;
 mod quorum;
 mod reads;
@@ -16,6 +18,7 @@ mod records;
 mod repair;
 mod scrub;
 mod shared;
+mod sightings;
 mod space;
 mod usage;
 
@@ -24,14 +27,17 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
+use crate::ids::{BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
+use crate::membership::Membership;
+use crate::sightings::Sightings;
 use crate::storage::{Block, ReplicaStatus, StorageCounters, VolumeSettings};
 use crate::wire::{Request, Response};
 use crate::writer::pending;
 
 pub(crate) use calls::{Arrival, Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
-pub(crate) use links::same_store;
+pub(crate) use members::Advice;
 use shared::Shared;
+pub(crate) use sightings::SIGHTINGS_EVERY;
 
 /// What happened to an operation.
 #[derive(Debug)]
@@ -66,6 +72,10 @@ enum Op {
     Scrub(scrub::Page),
     Mend(scrub::Mend),
     EndScrub(scrub::End),
+    Begin(change::Begin),
+    Finish(change::Finish),
+    /// It could be told at once.
+    Told(Output),
     /// Nobody waits for it.
     Repair(repair::Repair),
 }
@@ -84,6 +94,8 @@ pub(crate) struct Core {
     shared: Shared,
     ops: HashMap<OpId, Op>,
     next_op: u64,
+    /// Operations are to be woken, because they have to ask again.
+    restarted: bool,
 }
 
 impl Core {
@@ -92,6 +104,7 @@ impl Core {
             shared: Shared::new(config, settings),
             ops: HashMap::new(),
             next_op: 1,
+            restarted: false,
         }
     }
 
@@ -117,7 +130,13 @@ impl Core {
     }
 
     pub fn replicas(&self) -> Vec<ReplicaStatus> {
-        self.shared.links.status()
+        let mut replicas = self.shared.links.status();
+        let members = self.shared.membership.as_ref();
+        if members.is_some_and(|m| m.change.is_some()) {
+            // At the end of it, the exchange ends.
+            replicas.iter_mut().for_each(|r| r.scrub_wanted = true);
+        }
+        replicas
     }
 
     /// Breaks something on purpose, and bounds the bytes on their way to a replica, for the simulation.
@@ -126,6 +145,8 @@ impl Core {
         self.shared.flaw = flaw;
         self.shared.handle.pending_evicted =
             flaw == Some(crate::simulation::flaw::Flaw::PendingEvicted);
+        self.shared.links.unadmitted_count =
+            flaw == Some(crate::simulation::flaw::Flaw::UnadmittedReads);
         self.shared.links.set_window(window_bytes);
     }
 
@@ -267,6 +288,12 @@ impl Core {
             Call::Scrub(after) => Op::Scrub(scrub::Page::new(after, s)?),
             Call::Mend(differences) => Op::Mend(scrub::Mend::new(&differences, s)?),
             Call::EndScrub => Op::EndScrub(scrub::End::new(s)?),
+            Call::ChangeMembers(change) => Op::Begin(change::Begin::new(change, s)?),
+            Call::CancelChange => Op::Begin(change::Begin::cancel(s)?),
+            Call::FinishChange => match change::Finish::new(s)? {
+                Some(finish) => Op::Finish(finish),
+                None => Op::Told(Output::Ended(false)),
+            },
             Call::Space => Op::Space(space::Ask::new(s.quorums)),
             Call::Usage => Op::Usage(usage::Ask::new(s.quorums)),
         })
@@ -275,34 +302,80 @@ impl Core {
     /// A connection stands and the replica welcomed us.
     ///
     /// # Errors
-    /// `Conflict` if it is the store that another replica of this client is already: the connection is
-    /// of no use, and nothing changed.
+    /// `Conflict` if it is not the store that belongs there, or the one that another replica of this client
+    /// is already: the connection is of no use.
     pub fn replica_up(&mut self, now: Time, replica: ReplicaId, arrival: &Arrival) -> Result<()> {
         self.shared.now = now;
+        if let Some(standing) = &arrival.standing {
+            self.hear_sightings(&standing.sightings);
+        }
+        let position = arrival.standing.as_ref().map(|standing| standing.position);
+        let back = self.shared.went_back(arrival.store, position.as_ref());
+        let rebuilding = arrival.rebuilding || back;
         let links = &self.shared.links;
-        let emptied = links.emptied_by(replica, arrival.store, arrival.rebuilding);
+        let emptied = links.emptied_by(replica, arrival.store, rebuilding);
         // Also if the one who arrives is turned away: what this entry led to before is there no more.
         for replica in emptied.iter() {
             self.emptied(replica);
         }
-        self.shared.recognize(replica, arrival.store)?;
+        let recognized = self.shared.recognize(replica, arrival);
+        self.restart();
+        recognized?;
+        self.shared.check_back(replica, back)?;
         self.shared.observe(&arrival.grant);
-        self.shared.set_rebuilding(replica, arrival.rebuilding);
+        self.shared.set_rebuilding(replica, rebuilding);
+        // One that says so itself needs not be told.
+        let untold = back && !arrival.rebuilding;
+        let begun_anew = self.shared.links.stands(replica, position, untold);
+        self.shared.noted(replica, 0);
+        if begun_anew {
+            // Others who answered before this run began may not have known how far its store had been.
+            self.restart_all();
+        }
+        let kept = arrival
+            .membership
+            .as_ref()
+            .map_or(Version::ZERO, |m| m.version);
+        self.shared.links.keeps(replica, kept);
+        if kept < self.shared.members_version() {
+            self.shared.say_known(replica);
+        }
         self.shared.replica_up(replica);
         self.wake_all();
         Ok(())
     }
 
-    /// Whether a replica that has lost the volume may be told to begin anew: only by the owner, who
-    /// then sees to it that the replica gets everything.
-    pub fn may_rebuild(&self) -> bool {
-        self.shared.handle.check_writer().is_ok()
+    /// A store says how far it was told that stores are. Those who are not there are given up: what they say when
+    /// they are met again decides.
+    fn hear_sightings(&mut self, sightings: &Sightings) {
+        self.shared.learn_sightings(sightings);
+        for replica in self.shared.contradicted() {
+            self.emptied(replica);
+        }
+    }
+
+    /// What to do about a store that does not know the volume, where a replica should be.
+    pub fn advise(&mut self, now: Time, replica: ReplicaId, store: Option<StoreId>) -> Advice {
+        self.shared.now = now;
+        if self.shared.links.is_another(replica, store) {
+            self.emptied(replica);
+        }
+        let advice = self.shared.advise(replica, store);
+        self.restart();
+        self.wake_all();
+        advice
+    }
+
+    /// Who counts, if that is recorded.
+    pub fn membership(&self) -> Option<&Membership> {
+        self.shared.membership.as_ref()
     }
 
     /// A connection is gone.
     pub fn replica_down(&mut self, now: Time, replica: ReplicaId, why: String) {
         self.shared.now = now;
         self.shared.replica_down(replica, why);
+        self.shared.tell_of_lost();
         self.shared.scrub_lost(replica);
         self.shared.chores.lost(replica);
         for op in self.op_ids() {
@@ -345,6 +418,10 @@ impl Core {
         }
         self.shared.wake_refused();
         self.shared.send_what_waited();
+        self.shared.record_members();
+        self.shared.tell_members();
+        self.shared.tell_sightings_in_time();
+        self.restart();
         self.wake_all();
         self.repair();
     }
@@ -354,7 +431,8 @@ impl Core {
         self.shared.now = now;
         self.shared.links.heard(replica, now);
         match response {
-            Response::Ack { upto } => {
+            Response::Ack { upto, commit } => {
+                self.shared.noted(replica, commit);
                 self.shared.acked(replica, upto);
                 self.repair();
             }
@@ -364,6 +442,13 @@ impl Core {
                 message,
             } => self.shared.write_refused(replica, number, kind, message),
             Response::Fenced { grant } => self.shared.observe(&grant),
+            Response::Members(membership) => {
+                self.shared.learn(&membership);
+                self.shared.say_known(replica);
+                self.restart();
+                self.wake_all();
+            }
+            Response::Sightings(sightings) => self.hear_sightings(&sightings),
             reply => self.reply(replica, id, reply),
         }
         self.settle();
@@ -386,16 +471,26 @@ impl Core {
                     self.step(op, Event::Wake);
                 }
             }
+            Asker::Members => {
+                self.shared.members_told(replica, &reply);
+                self.wake_all();
+            }
+            Asker::Sightings => {}
+            Asker::Back => self.shared.back_told(replica, &reply),
             Asker::Announcement => {
                 if matches!(reply, Response::Owned { accepted: true, .. }) {
                     self.shared.links.admit(replica);
+                    self.shared.tell_members();
+                    self.shared.say_back(replica);
                     // Whoever waited for its answer may ask it now.
                     self.wake_all();
                 }
             }
             Asker::Ping => {
-                if let Response::Pong { rebuilding } = reply {
-                    self.shared.set_rebuilding(replica, rebuilding);
+                if let Response::Pong { rebuilding, commit } = reply {
+                    self.shared.noted(replica, commit);
+                    let back = self.shared.links.run_of_back(replica).is_some();
+                    self.shared.set_rebuilding(replica, rebuilding || back);
                 }
             }
         }
@@ -414,6 +509,22 @@ impl Core {
         self.settle();
     }
 
+    /// If the members have changed: every operation forgets the answers it has, which say nothing about
+    /// the new ones, and asks again when it is woken next.
+    fn restart(&mut self) {
+        if std::mem::take(&mut self.shared.members_news) {
+            self.restart_all();
+        }
+    }
+
+    fn restart_all(&mut self) {
+        self.shared.links.forget_all_asked();
+        for op in self.ops.values_mut() {
+            op.restart();
+        }
+        self.restarted = true;
+    }
+
     /// Gives an operation an event, and completes it if that gave a result.
     fn step(&mut self, id: OpId, event: Event) {
         let Some(mut op) = self.ops.remove(&id) else {
@@ -422,8 +533,10 @@ impl Core {
         match op.on(id, event, &mut self.shared) {
             None => {
                 self.ops.insert(id, op);
+                self.restart();
             }
             Some(result) => {
+                self.restart();
                 self.end(id, &op);
                 self.shared.done(id, result);
             }
@@ -444,6 +557,9 @@ impl Core {
     /// Follows up on what the last input changed: syncs that are complete, room, the fence.
     fn settle(&mut self) {
         self.fail_if_fenced();
+        if std::mem::take(&mut self.restarted) {
+            self.wake_all();
+        }
         while self.shared.progress {
             self.shared.progress = false;
             for op in self.shared.complete_syncs() {
@@ -498,6 +614,26 @@ impl Op {
         }
     }
 
+    /// Members changed: what was answered is forgotten.
+    fn restart(&mut self) {
+        match self {
+            Op::Read(op) => op.restart(),
+            Op::Promote(op) => op.restart(),
+            Op::Look(op) => op.restart(),
+            Op::Confirm(op) => op.restart(),
+            Op::Claim(op) => op.restart(),
+            Op::Record(op) => op.restart(),
+            Op::List(op) => op.restart(),
+            Op::Space(op) => op.restart(),
+            Op::Usage(op) => op.restart(),
+            Op::Scrub(op) => op.restart(),
+            Op::EndScrub(op) => op.restart(),
+            Op::Repair(op) => op.restart(),
+            Op::Finish(op) => op.restart(),
+            Op::Room(_) | Op::Sync | Op::Chore | Op::Mend(_) | Op::Begin(_) | Op::Told(_) => {}
+        }
+    }
+
     fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match self {
             Op::Room(bytes) => s.has_room(*bytes).then_some(Ok(Output::Unit)),
@@ -521,6 +657,9 @@ impl Op {
             Op::Scrub(op) => op.on(id, event, s),
             Op::Mend(op) => op.on(s),
             Op::EndScrub(op) => op.on(id, event, s),
+            Op::Begin(op) => op.on(s),
+            Op::Finish(op) => op.on(id, event, s),
+            Op::Told(output) => Some(Ok(output.clone())),
             Op::Repair(op) => op.on(id, event, s),
         }
     }

@@ -56,6 +56,18 @@ impl Promote {
         }
     }
 
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        match &mut self.step {
+            Step::Asking { round, timeout } => {
+                round.restart();
+                *timeout = None;
+            }
+            Step::Reading(read) => read.restart(),
+            Step::Start | Step::Writing(_) => {}
+        }
+    }
+
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match event {
             Event::Start => return self.start(id, s),
@@ -189,7 +201,8 @@ impl Promote {
         let version = |b: &Option<StoredBlock>| b.as_ref().map_or(Version::ZERO, |b| b.version);
         let first = version(&round.replies[0].1);
         let agree = round.replies.iter().all(|(_, b)| version(b) == first);
-        let complete = all.without(replied).is_empty();
+        // Whoever joins gets what is written, also by those who died, and answers nothing yet.
+        let complete = s.links.everybody().without(replied).is_empty();
         if agree && !complete && first != Version::ZERO && !round.waiting().is_empty() {
             // The others may agree, too, which saves the write: a moment to answer.
             let until =

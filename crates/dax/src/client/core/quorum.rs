@@ -63,7 +63,13 @@ impl Roster {
         self.replicas() - least + 1
     }
 
-    fn has(self, replicas: ReplicaSet, enough: usize) -> bool {
+    /// Meets every quorum of this roster: what all of these know, nobody who counts by it can miss.
+    pub fn full(self) -> usize {
+        self.epoch().max(self.sync)
+    }
+
+    /// Whether `enough` of these are members.
+    pub fn has(self, replicas: ReplicaSet, enough: usize) -> bool {
         replicas.intersection(self.members).len() >= enough
     }
 }
@@ -71,7 +77,9 @@ impl Roster {
 /// Which sets of replicas make which quorum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quorums {
-    roster: Roster,
+    now: Roster,
+    /// While members change: a quorum is one of both.
+    next: Option<Roster>,
 }
 
 impl Quorums {
@@ -79,48 +87,68 @@ impl Quorums {
     pub fn new(settings: &VolumeSettings) -> Quorums {
         let members = ReplicaSet::first(settings.replicas.into());
         Quorums {
-            roster: Roster::new(members, settings.sync_replicas, settings.protocol),
+            now: Roster::new(members, settings.sync_replicas, settings.protocol),
+            next: None,
         }
+    }
+
+    /// The quorums of a roster, or of two at once.
+    pub fn joint(now: Roster, next: Option<Roster>) -> Quorums {
+        Quorums { now, next }
+    }
+
+    fn has(self, replicas: ReplicaSet, enough: impl Fn(Roster) -> usize) -> bool {
+        let mut rosters = [Some(self.now), self.next].into_iter().flatten();
+        rosters.all(|roster| roster.has(replicas, enough(roster)))
     }
 
     /// All replicas that have a copy of each block.
     pub fn all(self) -> ReplicaSet {
-        self.roster.members
+        let next = self.next.map_or(self.now.members, |next| next.members);
+        self.now.members.union(next)
     }
 
-    /// How many replicas a write waits for.
-    pub fn sync(self) -> usize {
-        self.roster.sync
+    /// How many replicas a write waits for, if any so many will do.
+    pub fn sync(self) -> Option<usize> {
+        self.next.is_none().then_some(self.now.sync)
     }
 
     /// How many replicas a read by quorum asks first.
     pub fn read_spread(self) -> usize {
-        self.roster.read()
+        match self.next {
+            None => self.now.read(),
+            Some(_) => self.all().len(),
+        }
     }
 
     /// Whether a write that these have is durable.
     pub fn is_synced(self, replicas: ReplicaSet) -> bool {
-        self.roster.has(replicas, self.roster.sync)
+        self.has(replicas, |roster| roster.sync)
     }
 
     /// Whether these know every write that is durable.
     pub fn is_read(self, replicas: ReplicaSet) -> bool {
-        self.roster.has(replicas, self.roster.read())
+        self.has(replicas, Roster::read)
     }
 
     /// Whether these suffice for a record.
     pub fn is_majority(self, replicas: ReplicaSet) -> bool {
-        self.roster.has(replicas, self.roster.majority())
+        self.has(replicas, Roster::majority)
     }
 
     /// Whether an epoch that these have accepted is owned.
     pub fn is_epoch(self, replicas: ReplicaSet) -> bool {
-        self.roster.has(replicas, self.roster.epoch())
+        self.has(replicas, Roster::epoch)
+    }
+
+    /// Whether these meet every quorum; see [`Roster::full`].
+    pub fn is_full(self, replicas: ReplicaSet) -> bool {
+        self.has(replicas, Roster::full)
     }
 
     /// Whether what these have is all that a replica can have forgotten; see [`Roster::rebuild`].
     pub fn is_rebuild(self, replicas: ReplicaSet) -> bool {
-        self.roster.has(replicas, self.roster.rebuild())
+        self.has(replicas, Roster::rebuild)
     }
 }
 
@@ -182,6 +210,15 @@ impl<R> Round<R> {
         from <= to
     }
 
+    /// Members changed: what was answered counts no more, and everybody is asked again.
+    pub fn restart(&mut self) {
+        self.replies.clear();
+        self.waiting = ReplicaSet::default();
+        self.damaged.clear();
+        self.resting = ReplicaSet::default();
+        self.widen_at = None;
+    }
+
     /// Replicas whose answer is on its way, as far as known.
     pub fn waiting(&self) -> ReplicaSet {
         self.waiting
@@ -204,6 +241,8 @@ impl<R> Round<R> {
         let among = match self.request {
             Request::OwnEpoch { .. } | Request::Epoch => links.voters(),
             Request::Inventory { .. } => links.admitted(),
+            #[cfg(test)]
+            _ if links.unadmitted_count => links.voters(),
             _ => links.askable(),
         };
         if !self.resting.is_empty() && now >= self.retry_at {
@@ -323,6 +362,10 @@ mod tests {
                 if tolerated > 0 {
                     assert!(q.rebuild() < replicas);
                 }
+                for quorum in [sync, q.read(), q.majority(), q.epoch()] {
+                    assert!(q.full() + quorum > replicas);
+                }
+                assert!(q.full() <= replicas);
                 for quorum in [sync, q.majority(), q.epoch()] {
                     assert!((quorum - 1) + q.rebuild() > replicas - 1);
                 }

@@ -67,6 +67,11 @@ impl Read {
         }
     }
 
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        self.round.restart();
+    }
+
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         let result = match event {
             Event::Start => self.start(s),

@@ -118,6 +118,14 @@ impl RecordOp {
         };
     }
 
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        match &mut self.step {
+            Step::Getting(round) => round.restart(),
+            Step::Putting { round, .. } => round.restart(),
+        }
+    }
+
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         let result = self.advance(id, event, s);
         if !matches!(result, Ok(None)) {
@@ -283,6 +291,12 @@ impl List {
             newest: BTreeMap::new(),
             prefix,
         }
+    }
+
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        self.round.restart();
+        self.pages.clear();
     }
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {

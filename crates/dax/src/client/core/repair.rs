@@ -30,6 +30,11 @@ impl Repair {
         }
     }
 
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        self.read.restart();
+    }
+
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match self.read.on(id, event, s)? {
             Ok(Output::Block(Some(block))) if block.generation == self.generation => {

@@ -20,6 +20,7 @@ use crate::replica::prune;
 use crate::storage::{Difference, Retention, ScrubCursor, ScrubPage};
 use crate::wire::{InventoryEntry, Request, Response, StoredRecord};
 
+use super::change::copy_records;
 use super::quorum::{ReplicaSet, Round};
 use super::records::List;
 use super::shared::Shared;
@@ -56,9 +57,14 @@ impl Page {
         let request = Request::Inventory { epoch, after };
         Ok(Page {
             after,
-            round: Round::new(request, s.quorums.all().len()),
+            round: Round::new(request, s.links.everybody().len()),
             failed: BTreeMap::new(),
         })
+    }
+
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        self.round.restart();
     }
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
@@ -104,6 +110,10 @@ impl Page {
             .round
             .waiting()
             .union(may_pass.without(self.round.replied()));
+        #[cfg(test)]
+        if s.flaw == Some(crate::simulation::flaw::Flaw::RebuiltFromOne) {
+            return left.is_empty() && !counting.is_empty();
+        }
         left.is_empty() && s.quorums.is_rebuild(counting)
     }
 
@@ -241,6 +251,11 @@ impl End {
         })
     }
 
+    /// The present replica's turn begins again; what was copied to it stays there.
+    pub fn restart(&mut self) {
+        self.step = Step::Next;
+    }
+
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match self.advance(id, event, s) {
             Err(error) => Some(Err(error)),
@@ -250,6 +265,8 @@ impl End {
     }
 
     fn advance(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<()> {
+        let up = s.links.up();
+        self.waiting.retain(|replica| up.contains(*replica));
         let Some(replica) = self.waiting.last().copied() else {
             return Ok(());
         };
@@ -312,22 +329,12 @@ impl End {
         records: BTreeMap<String, StoredRecord>,
         s: &mut Shared,
     ) -> Result<()> {
-        let epoch = s.handle.check_writer()?;
         s.links.forget_asked(id);
         if records.is_empty() {
             return self.tell(id, replica, s);
         }
         self.step = Step::Copying(records.len());
-        for (name, StoredRecord { version, value }) in records {
-            let request = Request::PutRecord {
-                epoch: Some(epoch),
-                name,
-                version,
-                value,
-            };
-            s.links
-                .ask(replica, Asker::Op(id), request, s.now, &mut s.out);
-        }
+        copy_records(id, ReplicaSet::from_iter([replica]), &records, s)?;
         Ok(())
     }
 

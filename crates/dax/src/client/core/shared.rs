@@ -1,11 +1,13 @@
 //! What all operations of a client share: the links, the pending writes, the version list, the epoch.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
+use crate::membership::Membership;
+use crate::sightings::{Sighting, Sightings};
 use crate::storage::{Block, Difference, EpochGrant, Retention, SyncScope, VolumeSettings};
 use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum};
 
@@ -37,16 +39,32 @@ pub(super) struct Shared {
     pub progress: bool,
     /// What was said last to be kept.
     pub retention: Option<Retention>,
+    /// Who counts, if that is recorded.
+    pub membership: Option<Membership>,
+    /// A newer membership is gone by: what was asked must be asked again.
+    pub members_news: bool,
+    /// What was told last of how far the stores were.
+    pub sightings: Sightings,
+    /// What this owner has seen itself.
+    pub seen: BTreeMap<StoreId, Sighting>,
+    /// When the stores are told next.
+    pub sightings_due: Time,
     /// Rebuilding replicas that have taken part in the present scrub from its beginning.
     scrubbed: ReplicaSet,
+    /// Replicas that a whole scrub of this handle has looked at.
+    pub compared: ReplicaSet,
     /// What is broken on purpose.
     #[cfg(test)]
     pub flaw: Option<Flaw>,
 }
 
 impl Shared {
-    pub fn new(config: CoreConfig, settings: VolumeSettings) -> Shared {
-        Shared {
+    pub fn new(mut config: CoreConfig, settings: VolumeSettings) -> Shared {
+        let membership = config.membership.take();
+        if membership.is_some() {
+            config.addresses.clear();
+        }
+        let mut shared = Shared {
             quorums: Quorums::new(&settings),
             now: Time::ZERO,
             links: Links::new(&config.addresses, &settings),
@@ -58,12 +76,26 @@ impl Shared {
             fence_news: false,
             progress: false,
             retention: None,
+            membership: None,
+            members_news: false,
+            sightings: Sightings::default(),
+            seen: BTreeMap::new(),
+            sightings_due: Time::ZERO,
             scrubbed: ReplicaSet::default(),
+            compared: ReplicaSet::default(),
             #[cfg(test)]
             flaw: None,
             config,
             settings,
+        };
+        match membership {
+            Some(membership) => shared.go_by(membership),
+            None => shared.links.everybody().iter().for_each(|replica| {
+                let address = shared.links.address(replica).to_owned();
+                shared.out.push(Effect::Dial { replica, address });
+            }),
         }
+        shared
     }
 
     /// What a client takes for the newest answer if it compares timestamps alone.
@@ -159,15 +191,6 @@ impl Shared {
 
     // --- replicas -----------------------------------------------------------------------------------
 
-    /// Which store a replica is. No store is two replicas: its one disk would acknowledge twice.
-    pub fn recognize(&mut self, replica: ReplicaId, store: Option<StoreId>) -> Result<()> {
-        #[cfg(test)]
-        if self.flaw == Some(Flaw::StoreCountsTwice) {
-            return Ok(());
-        }
-        self.links.recognize(replica, store)
-    }
-
     /// A replica lost its disk: what it has acknowledged is there no more, and is sent again.
     pub fn forget_acks(&mut self, replica: ReplicaId) {
         #[cfg(test)]
@@ -182,16 +205,20 @@ impl Shared {
     pub fn set_rebuilding(&mut self, replica: ReplicaId, rebuilding: bool) {
         let was = self.links.set_rebuilding(replica, rebuilding);
         if was && !rebuilding {
-            let enough = self.enough();
-            self.handle.pending.judge(enough);
-            self.progress = true;
+            self.judge_pending();
         }
     }
 
     /// A replica is there (again): announce the epoch, then send what it lacks, then the chores.
     pub fn replica_up(&mut self, replica: ReplicaId) {
         self.links.connected(replica, self.now);
-        self.announce(replica);
+        #[cfg(test)]
+        let late = self.flaw == Some(Flaw::UnadmittedReads);
+        #[cfg(not(test))]
+        let late = false;
+        if !late {
+            self.announce(replica);
+        }
         self.pump(replica);
         self.chores
             .send(replica, self.now, &mut self.links, &mut self.out);
@@ -207,14 +234,19 @@ impl Shared {
 
     /// A tick: what has waited for it is sent.
     pub fn send_what_waited(&mut self) {
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::UnadmittedReads) {
+            let late = self.links.up().without(self.links.admitted());
+            late.iter().for_each(|replica| self.announce(replica));
+        }
         self.links.choose_lazy(self.quorums.sync(), self.now);
-        self.send_all_queued(self.quorums.all());
+        self.send_all_queued(self.links.everybody());
     }
 
     /// A tick for all but the lazy replicas, who stay what they are.
     #[cfg(test)]
     pub fn send_lingering(&mut self) {
-        let all = self.quorums.all();
+        let all = self.links.everybody();
         self.send_all_queued(all.without(self.links.lazy()));
     }
 
@@ -267,7 +299,7 @@ impl Shared {
             (Some(Flaw::GenerationsMerged), Some(pending)) => pending.generation,
             _ => generation,
         };
-        let (replicas, bytes) = (self.quorums.all(), data.len());
+        let (replicas, bytes) = (self.links.everybody(), data.len());
         self.handle.store(version, key, generation, data, replicas);
         self.handle.counters.writes += 1;
         self.links.write(version.seq, bytes, replicas);
@@ -276,7 +308,7 @@ impl Shared {
     }
 
     fn pump_all(&mut self) {
-        let replicas = self.quorums.all();
+        let replicas = self.links.everybody();
         replicas.iter().for_each(|replica| self.pump(replica));
     }
 
@@ -292,12 +324,19 @@ impl Shared {
         let Ok(epoch) = self.handle.check_writer() else {
             return;
         };
-        self.links
-            .pump(replica, epoch, &mut self.handle.pending, &mut self.out);
+        // Between two memberships, whoever has everything must have each write that was durable.
+        let may_skip = self.quorums.sync().is_some();
+        self.links.pump(
+            replica,
+            epoch,
+            &mut self.handle.pending,
+            may_skip,
+            &mut self.out,
+        );
     }
 
     /// Whether those who have acknowledged a write make it durable, as far as they count now.
-    fn enough(&self) -> impl Fn(ReplicaSet) -> bool + Copy + use<> {
+    pub fn enough(&self) -> impl Fn(ReplicaSet) -> bool + Copy + use<> {
         let (quorums, counting) = (self.quorums, self.links.counting());
         let enough = move |acked: ReplicaSet| quorums.is_synced(acked.intersection(counting));
         #[cfg(test)]
@@ -328,9 +367,12 @@ impl Shared {
     /// A scrub starts at the beginning.
     pub fn begin_scrub(&mut self) {
         self.scrubbed = self.links.admitted();
-        self.scrubbed
-            .iter()
-            .for_each(|replica| self.links.forget_unknown(replica));
+        for replica in self.scrubbed.iter() {
+            if self.links.misses_unknown(replica) {
+                self.compared.remove(replica);
+            }
+            self.links.forget_unknown(replica);
+        }
     }
 
     /// These took part in the present page.
@@ -345,7 +387,9 @@ impl Shared {
 
     /// The rebuilding replicas that a whole scrub has looked at.
     pub fn end_scrub(&mut self) -> ReplicaSet {
-        std::mem::take(&mut self.scrubbed).intersection(self.links.rebuilding())
+        let scrubbed = std::mem::take(&mut self.scrubbed);
+        self.compared = self.compared.union(scrubbed);
+        scrubbed.intersection(self.links.rebuilding())
     }
 
     /// Whether a newer write of the block is on its way to the replica, or the block is gone.
@@ -456,7 +500,7 @@ impl Shared {
     // --- removal ---------------------------------------------------------------------------------
 
     pub fn chore(&mut self, op: OpId, request: Request) {
-        let replicas = self.quorums.all();
+        let replicas = self.links.everybody();
         self.chores.add(op, request, replicas);
         for replica in self.links.up().iter() {
             self.chores

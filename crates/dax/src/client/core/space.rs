@@ -20,6 +20,11 @@ impl Ask {
         }
     }
 
+    /// See [`super::quorum::Round::restart`].
+    pub fn restart(&mut self) {
+        self.round.restart();
+    }
+
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         let taken = self.round.take(event, s.now, |reply| match reply {
             Response::Space(space) => Ok(space),

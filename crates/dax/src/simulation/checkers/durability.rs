@@ -4,17 +4,21 @@
 use std::collections::BTreeMap;
 
 use super::super::history::{
-    Action, Content, DAMAGED, Event, History, NOTHING, OpNumber, Outcome, Shelf, Started,
+    Action, Content, DAMAGED, Event, History, NOTHING, OpNumber, Outcome, Roster, Shelf, Started,
 };
 use super::Checker;
 use super::floors::{Floor, Floors};
 use super::noc::origin;
-use crate::ids::{BlockKey, Epoch, Generation};
+use crate::ids::{BlockKey, Epoch, FileId, Generation};
 
 #[derive(Debug)]
 pub(super) struct Durability {
     sync_replicas: usize,
+    /// Without any, all replicas count.
+    rosters: Vec<Roster>,
     singles: Floors<BlockKey>,
+    /// Files whose beginnings were given back: by which epoch's owner, before which block.
+    removed: Vec<(FileId, Epoch, u64)>,
     /// The newest synced contents of each block in each generation.
     data: BTreeMap<(BlockKey, Generation), Content>,
     /// Generations up to this may have been given back.
@@ -27,7 +31,9 @@ impl Durability {
     pub fn new(sync_replicas: usize) -> Durability {
         Durability {
             sync_replicas,
+            rosters: Vec::new(),
             singles: Floors::default(),
+            removed: Vec::new(),
             data: BTreeMap::new(),
             retained_end: Generation::SINGLE,
             began: BTreeMap::new(),
@@ -48,6 +54,12 @@ impl Checker for Durability {
             } => self.started(*op, *epoch, *action),
             Event::Ended { op, outcome } => return self.ended(history, *op, *outcome),
             Event::Retained { end, .. } => self.retained_end = self.retained_end.max(*end),
+            Event::Removed {
+                epoch,
+                file,
+                before,
+            } => self.removed.push((*file, *epoch, *before)),
+            Event::Rosters(rosters) => self.rosters.clone_from(rosters),
             Event::Stored(shelves) => return self.stored(history, shelves),
             _ => {}
         }
@@ -131,24 +143,67 @@ impl Durability {
         Ok(())
     }
 
+    /// Whether an owner of this epoch, or of a later one, has given the block back.
+    fn is_removed(&self, key: BlockKey, written: Epoch) -> bool {
+        let given_back = |(file, epoch, before): &(FileId, Epoch, u64)| {
+            *file == key.file && *epoch >= written && key.block.0 < *before
+        };
+        self.removed.iter().any(given_back)
+    }
+
     fn stored(&self, history: &History, shelves: &[Option<Shelf>]) -> Result<(), String> {
+        let all = [Roster {
+            members: (0..shelves.len()).collect(),
+            sync: self.sync_replicas,
+        }];
+        let rosters = match self.rosters.is_empty() {
+            true => &all[..],
+            false => &self.rosters,
+        };
+        let mut whys = Vec::new();
+        for roster in rosters {
+            let those: Vec<Option<&Shelf>> = roster
+                .members
+                .iter()
+                .map(|at| shelves[*at].as_ref())
+                .collect();
+            match self.stored_on(history, &those, roster.sync) {
+                Ok(()) => return Ok(()),
+                Err(why) => whys.push(why),
+            }
+        }
+        Err(whys.join("; and "))
+    }
+
+    fn stored_on(
+        &self,
+        history: &History,
+        shelves: &[Option<&Shelf>],
+        sync: usize,
+    ) -> Result<(), String> {
         let lost = shelves.iter().filter(|s| s.is_none()).count();
         // A damaged copy is lost, too: it counts as one that was there.
-        let enough = |holders: usize| holders + lost >= self.sync_replicas;
+        let enough = |holders: usize| holders + lost >= sync;
         let on = |slot: (BlockKey, Generation), holds: &dyn Fn(Content) -> bool| {
             let shelves = shelves.iter().flatten();
             let found = shelves.map(|shelf| shelf.get(&slot).copied().unwrap_or(NOTHING));
             found.filter(|c| *c == DAMAGED || holds(*c)).count()
         };
-        for (key, floor) in self.singles.iter() {
+        let needed = |(key, floor): &(&BlockKey, &Floor)| !self.is_removed(**key, floor.origin.0);
+        for (key, floor) in self.singles.iter().filter(needed) {
             let holds = |content| {
                 let origin = origin(history, *key, Generation::SINGLE, content);
                 origin.is_ok_and(|origin| floor.allows(content, origin))
             };
             let holders = on((*key, Generation::SINGLE), &holds);
             if !enough(holders) {
+                let found = shelves.iter().map(|shelf| {
+                    let slot = (*key, Generation::SINGLE);
+                    shelf.map(|shelf| shelf.get(&slot).copied().unwrap_or(NOTHING))
+                });
+                let found: Vec<_> = found.collect();
                 return Err(format!(
-                    "{key}: {floor:?} is on {holders} replicas, with {lost} lost"
+                    "{key}: {floor:?} is on {holders} replicas, with {lost} lost: {found:?}"
                 ));
             }
         }
@@ -195,6 +250,28 @@ mod tests {
         for (contents, right) in cases {
             let mut s = script();
             s.event(stored(contents, Generation::SINGLE));
+            match right {
+                true => s.holds(),
+                false => s.breaks("replicas"),
+            }
+        }
+    }
+
+    #[test]
+    fn while_members_change_k_of_either_will_do_and_then_only_the_new() {
+        let roster = |members: &[usize]| Roster {
+            members: members.to_vec(),
+            sync: 2,
+        };
+        let (old, new) = (roster(&[0, 1]), roster(&[1, 2]));
+        for (rosters, right) in [
+            (vec![old.clone()], true),
+            (vec![old, new.clone()], true),
+            (vec![new], false),
+        ] {
+            let mut s = script();
+            s.event(Event::Rosters(rosters));
+            s.event(stored([Some(1), Some(2), Some(0)], Generation::SINGLE));
             match right {
                 true => s.holds(),
                 false => s.breaks("replicas"),

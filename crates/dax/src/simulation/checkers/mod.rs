@@ -8,6 +8,7 @@ mod durability;
 mod fence;
 mod floors;
 mod noc;
+mod owners;
 mod records;
 mod seals;
 mod stability;
@@ -51,6 +52,7 @@ impl Checkers {
             Box::new(stability::Stability::default()),
             Box::new(durability::Durability::new(sync_replicas)),
             Box::new(fence::Fence::default()),
+            Box::new(owners::Owners::default()),
             Box::new(seals::Seals::default()),
             Box::new(records::Records::default()),
         ])

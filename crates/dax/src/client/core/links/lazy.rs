@@ -27,19 +27,24 @@ const LATE_REST_MIN: Time = Time::from_millis(100);
 const LATE_REST_MAX: Time = Time::from_secs(1);
 
 impl Links {
-    /// A tick: chooses anew who trails, where `sync` replicas make a write durable. What has waited until now
-    /// is to be sent.
-    pub fn choose_lazy(&mut self, sync: usize, now: Time) {
+    /// A tick: chooses anew who trails, where `sync` replicas make a write durable; nobody where no number
+    /// says it. What has waited until now is to be sent.
+    pub fn choose_lazy(&mut self, sync: Option<usize>, now: Time) {
         self.links
             .iter_mut()
             .for_each(|link| link.look_for_lateness(now));
         self.dismiss_lazy();
-        if !self.owned || !self.links.iter().all(Link::is_whole) {
+        let mut there = self.links.iter().filter(|link| !link.gone);
+        if !self.owned || !there.all(Link::is_whole) {
             return;
         }
+        let Some(sync) = sync else {
+            return;
+        };
         // Differences below a millisecond are no distance.
         let mut nearest: Vec<(bool, u128, ReplicaId)> = self
             .each()
+            .filter(|(_, link)| !link.gone)
             .map(|(replica, link)| (now < link.late_until, link.distance().as_millis(), replica))
             .collect();
         nearest.sort_unstable();

@@ -40,12 +40,14 @@ impl Links {
         }
     }
 
-    /// Sends queued writes while the window has room, and a flush if somebody waits for one.
+    /// Sends queued writes while the window has room, and a flush if somebody waits for one; what a newer
+    /// write makes superfluous at the replica is left out if it `may_skip`.
     pub fn pump(
         &mut self,
         replica: ReplicaId,
         epoch: Epoch,
         pending: &mut Pending,
+        may_skip: bool,
         out: &mut Effects,
     ) {
         let window_bytes = self.window_bytes;
@@ -56,7 +58,7 @@ impl Links {
         while link.in_flight_bytes < window_bytes
             && let Some(seq) = link.queue.pop_front()
         {
-            if pending.is_superfluous(seq, replica) {
+            if may_skip && pending.is_superfluous(seq, replica) {
                 let bytes = pending.get(seq).map_or(0, |e| e.data.len());
                 pending.ack(seq, replica, |_| true);
                 link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::peer::Peer;
+use crate::membership::{Member, Membership};
 
 pub(super) const BLOCK: u32 = 4096;
 
@@ -18,13 +19,26 @@ pub(super) struct Desk {
     pub results: HashMap<OpId, Result<Output>>,
     pub fenced: bool,
     pub disconnects: Vec<ReplicaId>,
+    pub hung_up: Vec<ReplicaId>,
+}
+
+/// The membership of the first so many stores, where the settings have them.
+pub(super) fn members(settings: &VolumeSettings) -> Membership {
+    let members = (0..settings.replicas).map(|r| Member {
+        store: StoreId::new(u64::from(r) + 1).unwrap(),
+        address: format!("replica{r}"),
+        zone: settings.zone_of(ReplicaId(r)),
+    });
+    Membership::first(settings, members.collect(), Membership::FIRST).unwrap()
 }
 
 pub(super) fn config(replicas: usize) -> CoreConfig {
     CoreConfig {
         addresses: (0..replicas).map(|z| format!("replica{z}")).collect(),
+        membership: None,
         pending_bytes_max: 16 * BLOCK as usize,
         version_list_max: 1000,
+        sightings_every: Time::from_secs(5),
         replica_timeout: Time::from_secs(2),
     }
 }
@@ -40,14 +54,26 @@ impl Desk {
     }
 
     pub fn with(settings: VolumeSettings) -> Desk {
+        let first = members(&settings);
+        Desk::build(settings, Some(first))
+    }
+
+    /// Where nobody has recorded the members.
+    pub fn unrecorded() -> Desk {
+        Desk::build(VolumeSettings::default(), None)
+    }
+
+    fn build(settings: VolumeSettings, membership: Option<Membership>) -> Desk {
         let settings = VolumeSettings {
             block_size_bytes: BLOCK,
             ..settings
         };
         let count = settings.replicas;
         let replicas = usize::from(count);
+        let mut config = config(replicas);
+        config.membership = membership.clone();
         let mut desk = Desk {
-            core: Core::new(config(replicas), settings),
+            core: Core::new(config, settings),
             now: Time::from_secs(1),
             peers: (1..=u64::from(count)).map(|s| Peer::new(s, None)).collect(),
             up: vec![false; replicas],
@@ -55,7 +81,11 @@ impl Desk {
             results: HashMap::new(),
             fenced: false,
             disconnects: Vec::new(),
+            hung_up: Vec::new(),
         };
+        for peer in &mut desk.peers {
+            peer.membership = membership.clone().map(Box::new);
+        }
         (0..count).for_each(|replica| desk.connect(replica));
         desk
     }
@@ -67,12 +97,27 @@ impl Desk {
 
     pub fn owner_with(settings: VolumeSettings) -> Desk {
         let mut desk = Desk::with(settings);
-        let epoch = desk.finish(Call::OwnEpoch {
+        desk.own();
+        desk
+    }
+
+    pub fn own(&mut self) {
+        let epoch = self.finish(Call::OwnEpoch {
             owner: "a/1".into(),
         });
         assert_eq!(epoch.unwrap(), Output::Epoch(Epoch(1)));
-        desk.run();
-        desk
+        self.run();
+    }
+
+    /// A replica that is new gets its place; it is connected when a test says so.
+    fn dialed(&mut self, replica: ReplicaId) {
+        let place = usize::from(replica.0);
+        while self.peers.len() <= place {
+            let store = self.peers.len() as u64 + 1;
+            self.peers.push(Peer::new(store, None));
+            self.up.push(false);
+            self.outbox.push(Vec::new());
+        }
     }
 
     pub fn collect(&mut self) {
@@ -92,6 +137,11 @@ impl Desk {
                     assert!(self.results.insert(op, result).is_none(), "done once");
                 }
                 Effect::Fenced => self.fenced = true,
+                Effect::Dial { replica, .. } => self.dialed(replica),
+                Effect::HangUp { replica } => {
+                    self.up[usize::from(replica.0)] = false;
+                    self.hung_up.push(replica);
+                }
                 Effect::Disconnect { replica, .. } => {
                     self.up[usize::from(replica.0)] = false;
                     self.outbox[usize::from(replica.0)].clear();
@@ -109,7 +159,7 @@ impl Desk {
 
     /// The same, for a replica that may be refused.
     pub fn arrive(&mut self, replica: u8) -> Result<()> {
-        let arrival = self.peers[usize::from(replica)].arrival();
+        let arrival = self.peers[usize::from(replica)].welcome(0);
         let arrived = self.core.replica_up(self.now, ReplicaId(replica), &arrival);
         self.up[usize::from(replica)] = arrived.is_ok();
         self.collect();

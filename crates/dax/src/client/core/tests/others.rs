@@ -181,7 +181,8 @@ fn what_was_refused_is_not_sent_again_once_a_newer_write_is_there() {
 
 #[test]
 fn two_entries_that_lead_to_one_store_count_once() {
-    let mut d = Desk::owner();
+    let mut d = Desk::unrecorded();
+    d.own();
     let one = d.peers[0].store;
     d.disconnect(2);
     // The other's place was given to the first one's address.
@@ -213,7 +214,8 @@ fn two_entries_that_lead_to_one_store_count_once() {
 /// connection was made first. What r0 had acknowledged was gone with it, and was counted.
 #[test]
 fn a_lost_disk_that_comes_back_under_another_entry_is_lost_under_its_own() {
-    let mut d = Desk::owner();
+    let mut d = Desk::unrecorded();
+    d.own();
     d.disconnect(2);
     d.peers[2].store = d.peers[0].store;
     d.arrive(2).unwrap_err();

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use crate::client::core::Arrival;
 use crate::error::ErrorKind;
 use crate::ids::{BlockKey, Epoch, Generation, StoreId, Version};
-use crate::replica::{self, Claim, Fence, Refusal};
+use crate::membership::Membership;
+use crate::replica::{self, Claim, Fence, Heard, Refusal};
+use crate::sightings::{Position, Sightings, Standing};
 use crate::simulation::flaw::Flaw;
 use crate::storage::{Retention, Space};
 use crate::wire::{
@@ -18,14 +20,22 @@ pub(crate) type ConnId = u64;
 /// A message from a replica: connection, id, response.
 pub(crate) type Sent = (ConnId, u64, Response);
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Peer {
     pub store: Option<StoreId>,
     pub fence: Fence,
+    /// Who counts, as it was told.
+    pub membership: Option<Box<Membership>>,
+    /// The membership that each open connection knows.
+    known: BTreeMap<ConnId, Version>,
     pub blocks: BTreeMap<(BlockKey, Generation), StoredBlock>,
     pub records: BTreeMap<String, StoredRecord>,
     /// Received, not durable.
     buffer: Vec<(ConnId, u64, BlockWrite)>,
+    /// How far it is.
+    pub position: Position,
+    /// What it was told of others.
+    pub sightings: Sightings,
     pub full: bool,
     pub rebuilding: bool,
     /// So many questions for its inventory are answered with an error that passes.
@@ -56,22 +66,111 @@ impl Peer {
         Peer {
             store: StoreId::new(store),
             flaw,
+            position: Position {
+                run: store,
+                ..Position::default()
+            },
             ..Peer::default()
         }
     }
 
     /// What it says when a connection stands.
-    pub fn arrival(&self) -> Arrival {
+    pub fn welcome(&mut self, conn: ConnId) -> Arrival {
+        self.known.insert(conn, self.kept());
         Arrival {
+            membership: self.membership.clone(),
             grant: self.fence.grant().clone(),
             rebuilding: self.rebuilding,
             store: self.store,
+            standing: Some(Box::new(Standing {
+                position: self.position,
+                sightings: self.sightings.clone(),
+            })),
         }
+    }
+
+    /// Its process starts, for the `run`th time of all.
+    pub fn start(&mut self, run: u64) {
+        let commit = self.position.commit;
+        self.position = Position {
+            run,
+            began: commit,
+            commit,
+        };
+    }
+
+    fn kept(&self) -> Version {
+        self.membership
+            .as_ref()
+            .map_or(Version::ZERO, |m| m.version)
+    }
+
+    /// Whether the client may count the answer to this.
+    fn may_count(&self, conn: ConnId, request: &Request) -> bool {
+        let counts = match request {
+            Request::Read { .. }
+            | Request::Epoch
+            | Request::GetRecord { .. }
+            | Request::ListRecords { .. } => true,
+            Request::OwnEpoch { settled, .. } => !settled,
+            Request::PutRecord { epoch, .. } => epoch.is_none(),
+            _ => false,
+        };
+        let known = self.known.get(&conn).copied().unwrap_or_default();
+        let checked = self.flaw != Some(Flaw::OldMembersCount);
+        !counts || !checked || replica::may_count(known, self.kept())
+    }
+
+    /// Keeps a membership, and tells the other connections.
+    fn hear(&mut self, conn: ConnId, id: u64, membership: Box<Membership>) -> Vec<Sent> {
+        if replica::hear(self.kept(), membership.version) == Heard::New {
+            self.membership = Some(membership.clone());
+        }
+        let version = self.kept();
+        self.know(conn, membership.version);
+        let told = self.flaw != Some(Flaw::OldMembersCount);
+        let behind = self.known.iter();
+        let behind = behind.filter(|(_, known)| told && **known < version);
+        let news = self.membership.clone().expect("just looked at");
+        let told = behind.map(|(conn, _)| (*conn, 0, Response::Members(news.clone())));
+        let mut sent: Vec<Sent> = told.collect();
+        sent.push((conn, id, Response::MembersKept { version }));
+        sent
+    }
+
+    /// Keeps how far others are, and tells everybody.
+    fn keep_sightings(&mut self, conn: ConnId, id: u64, sightings: Sightings) -> Vec<Sent> {
+        let mut sent = Vec::new();
+        if sightings.version > self.sightings.version {
+            self.sightings = sightings;
+            let told = self.known.keys();
+            let push = |conn| {
+                let sightings = Box::new(self.sightings.clone());
+                (conn, 0, Response::Sightings(sightings))
+            };
+            sent.extend(told.copied().map(push));
+        }
+        sent.push((conn, id, Response::Done));
+        sent
+    }
+
+    fn know(&mut self, conn: ConnId, version: Version) {
+        let known = self.known.entry(conn).or_default();
+        *known = version.max(*known);
     }
 
     /// Handles a request; writes wait for [`Peer::commit`].
     pub fn handle(&mut self, conn: ConnId, id: u64, request: Request) -> Vec<Sent> {
         let response = match request {
+            request if !self.may_count(conn, &request) => error(ErrorKind::Unavailable),
+            Request::SetMembers { epoch, membership } => match self.admit(epoch) {
+                Ok(()) => return self.hear(conn, id, membership),
+                Err(why) => error(refusal(why)),
+            },
+            Request::Know { version } => {
+                self.know(conn, version);
+                return Vec::new();
+            }
             Request::Read { .. }
             | Request::Promote { .. }
             | Request::Epoch
@@ -94,15 +193,31 @@ impl Peer {
             Request::Flush => return self.commit(),
             Request::Ping => Response::Pong {
                 rebuilding: self.rebuilding,
+                commit: self.position.commit,
+            },
+            Request::Sightings { epoch, sightings } => match self.admit(epoch) {
+                Ok(()) => return self.keep_sightings(conn, id, *sightings),
+                Err(why) => error(refusal(why)),
+            },
+            Request::WentBack { epoch, run } => match self.admit(epoch) {
+                Ok(()) if run == self.position.run => {
+                    self.rebuilding = self.flaw != Some(Flaw::RebuildingCounts);
+                    Response::Done
+                }
+                Ok(()) => error(ErrorKind::Conflict),
+                Err(why) => error(refusal(why)),
             },
             Request::Inventory { epoch, after } => match self.admit(epoch) {
                 Ok(()) => self.inventory(after),
                 Err(why) => error(refusal(why)),
             },
-            Request::Rebuilt { .. } => {
-                self.rebuilding = false;
-                Response::Done
-            }
+            Request::Rebuilt { epoch } => match self.admit(epoch) {
+                Ok(()) => {
+                    self.rebuilding = false;
+                    Response::Done
+                }
+                Err(why) => error(refusal(why)),
+            },
             Request::Epoch => Response::Epoch(self.fence.grant().clone()),
             Request::OwnEpoch {
                 epoch,
@@ -175,19 +290,15 @@ impl Peer {
                 used_bytes: self.blocks.len() as u64,
                 free_bytes: 1000 - self.blocks.len() as u64,
             }),
-            Request::RemoveFiles { files, .. } => {
-                self.blocks.retain(|(key, _), _| !files.contains(&key.file));
-                self.buffer.retain(|(_, _, w)| !files.contains(&w.key.file));
-                Response::Done
-            }
-            Request::RemoveBlocksBefore { file, block, .. } => {
-                self.blocks
-                    .retain(|(key, _), _| key.file != file || key.block >= block);
-                self.buffer
-                    .retain(|(_, _, w)| w.key.file != file || w.key.block >= block);
-                Response::Done
-            }
-            Request::Retain { epoch, retention } => match self.admit(epoch) {
+            Request::RemoveFiles { epoch, files } => match self.admit_removal(epoch) {
+                Ok(()) => self.remove(|key| files.contains(&key.file)),
+                Err(why) => error(refusal(why)),
+            },
+            Request::RemoveBlocksBefore { epoch, file, block } => match self.admit_removal(epoch) {
+                Ok(()) => self.remove(|key| key.file == file && key.block < block),
+                Err(why) => error(refusal(why)),
+            },
+            Request::Retain { epoch, retention } => match self.admit_removal(epoch) {
                 Ok(()) => {
                     self.prune(&retention);
                     Response::Done
@@ -196,6 +307,19 @@ impl Peer {
             },
             other => panic!("not expected here: {other:?}"),
         }
+    }
+
+    fn admit_removal(&self, epoch: Epoch) -> Result<(), Refusal> {
+        match self.flaw {
+            Some(Flaw::UnfencedRemoval) => Ok(()),
+            _ => self.admit(epoch),
+        }
+    }
+
+    fn remove(&mut self, gone: impl Fn(&BlockKey) -> bool) -> Response {
+        self.blocks.retain(|(key, _), _| !gone(key));
+        self.buffer.retain(|(_, _, w)| !gone(&w.key));
+        Response::Done
     }
 
     /// Pages of three, to exercise paging.
@@ -286,9 +410,16 @@ impl Peer {
                 self.blocks.insert((write.key, write.generation), block);
             }
         }
+        self.position.commit += 1;
+        let commit = self.position.commit;
         let acks = upto.into_iter();
-        sent.extend(acks.map(|(conn, upto)| (conn, 0, Response::Ack { upto })));
+        sent.extend(acks.map(|(conn, upto)| (conn, 0, Response::Ack { upto, commit })));
         sent
+    }
+
+    /// Its connections are gone.
+    pub fn hang_up(&mut self) {
+        self.known.clear();
     }
 
     /// What was not durable is gone.

@@ -4,7 +4,6 @@ use super::super::*;
 use super::desk::{Desk, SINGLE, byte_of, data, key};
 use super::peer::Peer;
 use crate::error::ErrorKind;
-use crate::ids::StoreId;
 use crate::storage::{Authority, ScrubPage, SyncScope};
 
 impl Desk {
@@ -51,10 +50,10 @@ impl Desk {
     /// The replica comes back with an empty disk, and is told to begin anew.
     fn lose_everything(&mut self, replica: u8) {
         self.disconnect(replica);
-        let store = self.peers[usize::from(replica)].store;
-        let another = store.map_or(1, StoreId::number).wrapping_add(100);
-        let mut empty = Peer::new(another, None);
-        empty.rebuilding = true;
+        let was = &self.peers[usize::from(replica)];
+        let (store, membership) = (was.store.unwrap(), was.membership.clone());
+        let mut empty = Peer::new(store.number(), None);
+        (empty.rebuilding, empty.membership) = (true, membership);
         self.peers[usize::from(replica)] = empty;
         self.connect(replica);
         self.run();

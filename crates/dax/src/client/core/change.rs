@@ -1,0 +1,268 @@
+//! Changing who the members are: one exchange at a time, by the owner of the epoch.
+//!
+//! ```text
+//!   begin ──▶ [a scrub: who joins is sent everything] ──▶ joint ─ kept by a full quorum of both
+//!                                                           │
+//!        the members after it, kept by a full quorum ◀── those of a full quorum of them have every write
+//!                                                        and every record that was made before
+//! ```
+//!
+//! Invariants: the members after a change count alone only once nobody can count the members before alone
+//! any more, and a full quorum of them has all that was durable among those before. Nothing that an
+//! earlier owner has done is believed, but what it had stores keep. docs/PROTOCOL.md, *Members*, argues.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::ids::{ReplicaId, Version};
+use crate::membership::{Change, Membership};
+use crate::wire::{Request, Response, StoredRecord};
+
+use super::quorum::{ReplicaSet, Roster};
+use super::records::List;
+use super::shared::Shared;
+use super::{Asker, Event, OpId, Output, unexpected};
+use crate::writer::pending::Seq;
+
+/// Begins an exchange, or gives it up; done once a full quorum keeps that.
+#[derive(Debug)]
+pub(super) struct Begin {
+    version: Version,
+}
+
+impl Begin {
+    pub fn new(change: Change, s: &mut Shared) -> Result<Begin> {
+        let (membership, version) = recorded(s)?;
+        s.go_by(membership.begin(change, version)?);
+        Ok(Begin { version })
+    }
+
+    pub fn cancel(s: &mut Shared) -> Result<Begin> {
+        let (membership, version) = recorded(s)?;
+        s.go_by(membership.cancel(version)?);
+        Ok(Begin { version })
+    }
+
+    pub fn on(&self, s: &Shared) -> Option<Result<Output>> {
+        s.is_kept(self.version).then_some(Ok(Output::Unit))
+    }
+}
+
+fn recorded(s: &mut Shared) -> Result<(Membership, Version)> {
+    s.handle.check_writer()?;
+    let Some(membership) = s.membership.clone() else {
+        let unrecorded = "the volume's zones are not recorded yet: that happens once all of them have been \
+                          reached, each with the present version";
+        return Err(Error::new(ErrorKind::Conflict, unrecorded));
+    };
+    Ok((membership, s.new_version()))
+}
+
+impl Shared {
+    /// Whether a full quorum keeps this membership.
+    fn is_kept(&self, version: Version) -> bool {
+        self.quorums.is_full(self.links.keepers(version))
+    }
+
+    /// Replicas that a whole scrub of this handle has looked at, and that lack nothing which it could not
+    /// remember since.
+    fn looked_through(&self) -> ReplicaSet {
+        let lacks = |replica: &ReplicaId| self.links.misses_unknown(*replica);
+        let those = self.compared.intersection(self.links.admitted());
+        let those = those.without(self.links.rebuilding());
+        those.iter().filter(|replica| !lacks(replica)).collect()
+    }
+
+    /// Of those, the ones that have every write up to `upto`, and what the scrub found missing.
+    fn whole(&self, upto: Seq) -> ReplicaSet {
+        let has_all = |replica: &ReplicaId| {
+            self.links.is_mended(*replica) && self.handle.pending.is_complete(*replica, upto)
+        };
+        self.looked_through().iter().filter(has_all).collect()
+    }
+
+    /// Whether these are enough of those who are left alone after the change, and all that join.
+    fn may_end(&self, membership: &Membership, replicas: ReplicaSet) -> bool {
+        #[cfg(test)]
+        if self.flaw == Some(crate::simulation::flaw::Flaw::JoinsUnfilled) {
+            return true;
+        }
+        let (members, sync) = membership.outcome();
+        let places = members.iter().filter_map(|m| self.links.place(m.store));
+        let roster = Roster::new(places.collect(), sync, self.settings.protocol);
+        let joining = membership.change.iter().filter(|change| !change.back);
+        let joining = joining.flat_map(|change| &change.joining);
+        let mut places = joining.map(|m| self.links.place(m.store));
+        let joined = places.all(|place| place.is_some_and(|place| replicas.contains(place)));
+        joined && roster.has(replicas, roster.full())
+    }
+}
+
+/// Ends an exchange whose stores a scrub has looked through; says whether it could.
+#[derive(Debug)]
+pub(super) struct Finish {
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    /// Until a full quorum of both keeps that both count.
+    Establishing,
+    /// Until enough have every write up to here.
+    CatchingUp(Seq),
+    /// Reading the records, to copy them to these.
+    Listing(Seq, ReplicaSet, Box<List>),
+    /// From these, so many answers are missing.
+    Copying(Seq, BTreeMap<ReplicaId, usize>),
+    /// Until a full quorum of those who are left keeps that.
+    Ending(Version),
+}
+
+impl Finish {
+    /// None if there is nothing to end, or a scrub has to look through the stores first.
+    pub fn new(s: &mut Shared) -> Result<Option<Finish>> {
+        s.handle.check_writer()?;
+        let Some(membership) = s.membership.clone().filter(|m| m.change.is_some()) else {
+            return Ok(None);
+        };
+        if !s.may_end(&membership, s.looked_through()) {
+            return Ok(None);
+        }
+        if !membership
+            .change
+            .as_ref()
+            .is_some_and(|change| change.joint)
+        {
+            let version = s.new_version();
+            s.go_by(membership.joint(version));
+        }
+        Ok(Some(Finish {
+            step: Step::Establishing,
+        }))
+    }
+
+    /// Members changed: records are to be read and copied once more.
+    pub fn restart(&mut self) {
+        if let Step::Listing(upto, ..) | Step::Copying(upto, _) = &self.step {
+            self.step = Step::CatchingUp(*upto);
+        }
+    }
+
+    pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
+        self.advance(id, event, s)
+            .map(|ended| ended.map(Output::Ended))
+            .transpose()
+    }
+
+    fn advance(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<Option<bool>> {
+        let Some(membership) = s.membership.clone() else {
+            return Ok(Some(false));
+        };
+        if let Step::Ending(version) = self.step {
+            return Ok(s.is_kept(version).then_some(true));
+        }
+        if !s.may_end(&membership, s.looked_through()) {
+            // Somebody has lost what it had, or is away: a scrub begins anew.
+            return Ok(Some(false));
+        }
+        match (&mut self.step, event) {
+            (Step::Establishing, _) if s.is_kept(membership.version) => {
+                self.step = Step::CatchingUp(s.handle.last_seq());
+                return self.advance(id, Event::Wake, s);
+            }
+            (Step::CatchingUp(upto), _) => {
+                let (upto, whole) = (*upto, s.whole(*upto));
+                if s.may_end(&membership, whole) {
+                    let mut list = Box::new(List::new(String::new(), s.quorums));
+                    let listed = list.on(id, Event::Start, s);
+                    debug_assert!(listed.is_none(), "nobody was asked yet");
+                    self.step = Step::Listing(upto, whole, list);
+                }
+            }
+            (Step::Listing(upto, whole, list), event) => {
+                if let Some(listed) = list.on(id, event, s) {
+                    listed?;
+                    let (upto, whole, records) = (*upto, *whole, list.take_newest());
+                    s.links.forget_asked(id);
+                    let counts = copy_records(id, whole, &records, s)?;
+                    self.step = Step::Copying(upto, counts);
+                    return self.copied(s, &membership, None);
+                }
+            }
+            (Step::Copying(..), Event::Reply(replica, reply)) => {
+                return self.copied(s, &membership, Some((replica, reply)));
+            }
+            (Step::Copying(upto, counts), Event::Lost(replica))
+                if counts.contains_key(&replica) =>
+            {
+                s.links.forget_asked(id);
+                self.step = Step::CatchingUp(*upto);
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    /// A record arrived somewhere; the change ends with the last one.
+    fn copied(
+        &mut self,
+        s: &mut Shared,
+        membership: &Membership,
+        reply: Option<(ReplicaId, Response)>,
+    ) -> Result<Option<bool>> {
+        let Step::Copying(upto, counts) = &mut self.step else {
+            return Ok(None);
+        };
+        match reply {
+            Some((replica, Response::RecordStored { .. })) => {
+                if let Some(count) = counts.get_mut(&replica) {
+                    *count -= 1;
+                }
+            }
+            Some((_, Response::Error { .. })) => {
+                self.step = Step::CatchingUp(*upto);
+                return Ok(None);
+            }
+            Some((replica, other)) => return Err(unexpected(replica, &other)),
+            None => {}
+        }
+        if counts.values().all(|count| *count == 0) {
+            let copied: ReplicaSet = counts.keys().copied().collect();
+            let whole = copied.intersection(s.whole(*upto));
+            if !s.may_end(membership, whole) {
+                self.step = Step::CatchingUp(*upto);
+                return Ok(None);
+            }
+            let version = s.new_version();
+            self.step = Step::Ending(version);
+            s.go_by(membership.done(version));
+        }
+        Ok(None)
+    }
+}
+
+/// Sends these replicas the records as they are, under this handle's epoch; how many to each.
+pub(super) fn copy_records(
+    id: OpId,
+    replicas: ReplicaSet,
+    records: &BTreeMap<String, StoredRecord>,
+    s: &mut Shared,
+) -> Result<BTreeMap<ReplicaId, usize>> {
+    let epoch = s.handle.check_writer()?;
+    for replica in replicas.iter() {
+        for (name, StoredRecord { version, value }) in records {
+            let request = Request::PutRecord {
+                epoch: Some(epoch),
+                name: name.clone(),
+                version: *version,
+                value: value.clone(),
+            };
+            s.links
+                .ask(replica, Asker::Op(id), request, s.now, &mut s.out);
+        }
+    }
+    Ok(replicas
+        .iter()
+        .map(|replica| (replica, records.len()))
+        .collect())
+}
