@@ -49,6 +49,7 @@ pub struct Cluster {
     zones: Vec<Member>,
     nodes: Vec<Member>,
     settings: Vec<NodeSettings>,
+    credentials: Credentials,
 }
 
 impl Cluster {
@@ -89,6 +90,7 @@ impl Cluster {
             zones: zones.collect(),
             nodes: nodes.collect(),
             settings,
+            credentials,
             options,
         })
     }
@@ -191,6 +193,38 @@ impl Cluster {
         let options = &self.options;
         let zone = self.zones.get_mut(number - 1).context("no such zone")?;
         start(options, zone)
+    }
+
+    /// One more zone server, which no configuration lists, with an empty directory; its number and its address.
+    /// It does not run yet.
+    ///
+    /// # Errors
+    /// No port is free.
+    pub fn add_zone(&mut self) -> anyhow::Result<(usize, String)> {
+        let (at, port) = (self.zones.len(), ports::free()?);
+        self.zones.push(Member {
+            name: settings::zone_name(at),
+            arguments: zone_arguments(&self.options, &self.credentials, at, port),
+            process: None,
+        });
+        Ok((at + 1, format!("{}:{port}", self.options.zone_address(at))))
+    }
+
+    /// Where a zone server is reached, counted as in [`start_zone`](Cluster::start_zone).
+    ///
+    /// # Errors
+    /// There is no such zone.
+    pub fn zone_address(&self, number: usize) -> anyhow::Result<String> {
+        let zone = self.zones.get(number - 1).context("no such zone")?;
+        let mut arguments = zone
+            .arguments
+            .iter()
+            .skip_while(|a| *a != "--listen")
+            .skip(1);
+        arguments
+            .next()
+            .cloned()
+            .context("a zone listens somewhere")
     }
 
     /// Kills a zone server, counted as in [`start_zone`](Cluster::start_zone).

@@ -34,6 +34,8 @@ pub struct Options {
     pub memory: Vec<String>,
     /// Lines of the nodes' `[standby]`.
     pub standby: Vec<String>,
+    /// Lines of the nodes' `[storage]`.
+    pub storage: Vec<String>,
     /// Programs that run a node: its name, and the command that its own is given to (`nice -n 10`).
     pub wrappers: Vec<(String, Vec<String>)>,
     /// The nodes' names; the first becomes the active.
@@ -80,6 +82,7 @@ impl Options {
             init_arguments: Vec::new(),
             memory: Vec::new(),
             standby: Vec::new(),
+            storage: Vec::new(),
             wrappers: Vec::new(),
             nodes: vec!["north".into(), "south".into()],
             spares: Vec::new(),
@@ -250,6 +253,9 @@ fn text(
     }
     if !options.standby.is_empty() {
         let _ = write!(text, "\n[standby]\n{}\n", options.standby.join("\n"));
+    }
+    if !options.storage.is_empty() {
+        let _ = write!(text, "\n[storage]\n{}\n", options.storage.join("\n"));
     }
     if !options.parameters.is_empty() {
         let table = if options.engine.is_some() {

@@ -26,3 +26,4 @@ pub mod configure;
 pub mod handover;
 pub mod operate;
 pub mod rest;
+pub mod zones;

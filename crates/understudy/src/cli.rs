@@ -5,6 +5,7 @@ mod cluster;
 mod demo;
 mod dev;
 mod operate;
+mod zone;
 
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ pub use bench::*;
 pub use demo::*;
 pub use dev::*;
 pub use operate::*;
+pub use zone::*;
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 success; 1 failure, or a failed check; 2 invalid command line or configuration;
@@ -59,6 +61,8 @@ pub enum Command {
     Reload(Reload),
     Reinit(Reinit),
     Remove(Remove),
+    #[command(subcommand)]
+    Zone(Zone),
     ShowConfig(ShowConfig),
     EditConfig(EditConfig),
     Demo(Demo),

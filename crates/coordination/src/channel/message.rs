@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dax::ids::{Epoch, Generation, NodeName, VolumeName};
+use dax::ids::{Epoch, Generation, NodeName, StoreId, VolumeName};
 use pgdata::feed::RowsNeeded;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
@@ -168,6 +168,17 @@ pub enum Request {
         #[serde(default)]
         journal: u64,
     },
+    /// Exchange zones: these join, and those leave (asked of the active). Answered once that is recorded.
+    Exchange {
+        /// Those that come.
+        joining: Vec<dax::membership::Member>,
+        /// Those that go.
+        leaving: Vec<StoreId>,
+        /// Copies that make a write durable afterwards.
+        sync_replicas: u8,
+    },
+    /// Give up the exchange of zones that is under way (asked of the active).
+    CancelExchange,
     /// Anything a later version adds; refused by name.
     #[serde(untagged)]
     Unknown(serde_json::Value),

@@ -9,6 +9,7 @@
 
 mod beating;
 mod configuring;
+mod exchanging;
 mod first_checkpoint;
 mod group_commit;
 mod leaving;
@@ -98,7 +99,7 @@ impl ServingTasks {
         told: &configuring::Told,
         storage: &dyn Storage,
     ) -> ServingTasks {
-        let sync_replicas = storage.settings().sync_replicas;
+        let sync_replicas = storage.sync_replicas();
         let configuring = configuring::run(
             context.control.clone(),
             context.config.paths.mount(),
@@ -318,6 +319,9 @@ impl Active {
                             preparing::prepare(order, postgres, server, asked.through.clone());
                         }
                         Request::Reload { .. } => drop(order.answer.send(self.reload().await)),
+                        Request::Exchange { .. } | Request::CancelExchange => {
+                            exchanging::order(Arc::clone(&self.storage), order);
+                        }
                         _ => context.driver.order(order),
                     }
                     continue;

@@ -120,7 +120,11 @@ impl MachineDriver {
         let ask = match order.request {
             Request::Failover { to, force } => Ask::Failover { to, force },
             Request::Enlist => Ask::Enlist,
-            Request::Restart | Request::Reinitialize | Request::Reload { .. } => {
+            Request::Restart
+            | Request::Reinitialize
+            | Request::Reload { .. }
+            | Request::Exchange { .. }
+            | Request::CancelExchange => {
                 let why = format!("this node is {} and cannot do that now", self.state());
                 // Whoever asked may have gone.
                 let _ = order.answer.send(Err(why));

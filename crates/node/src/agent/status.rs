@@ -59,6 +59,9 @@ impl StatusBoard {
         if let Some(storage) = self.storage.lock().as_ref() {
             status["replicas"] = json!(storage.replicas());
             status["storage"] = json!(storage.counters());
+            if let Some(members) = storage.membership() {
+                status["members"] = json!(members);
+            }
         }
         status
     }

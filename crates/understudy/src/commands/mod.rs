@@ -17,6 +17,7 @@ mod registry;
 mod status;
 mod store;
 mod watch;
+mod zone;
 
 use std::io::IsTerminal;
 
@@ -51,6 +52,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Reload(args) => on_runtime(operate::reload(args)),
         Command::Reinit(args) => on_runtime(operate::reinit(args)),
         Command::Remove(args) => on_runtime(operate::remove(args)),
+        Command::Zone(command) => on_runtime(zone::run(command)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
         Command::EditConfig(args) => on_runtime(configure::edit(args)),
         Command::Bench(args) => bench::run(&args, cli.log.as_deref()),

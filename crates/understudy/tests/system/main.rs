@@ -10,6 +10,7 @@ mod branches;
 mod cassandra;
 mod demo;
 mod engines;
+mod exchange;
 mod failover;
 mod horizons;
 mod import;

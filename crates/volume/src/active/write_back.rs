@@ -178,7 +178,7 @@ impl Inner {
         let replicas = self.storage.replicas().into_iter();
         let mut pending: Vec<u64> = replicas.map(|replica| replica.pending_bytes).collect();
         pending.sort_unstable();
-        let needed = usize::from(self.storage.settings().sync_replicas);
+        let needed = usize::from(self.storage.sync_replicas());
         let behind = pending.get(needed.saturating_sub(1));
         behind.is_some_and(|bytes| *bytes > BACKLOG_BLOCKS * self.block_size)
     }

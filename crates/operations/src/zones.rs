@@ -1,0 +1,399 @@
+//! Exchanging zones while the cluster serves: one joins, one leaves, one takes another's place.
+//!
+//! ```text
+//!   look who the members are ─▶ ask the newcomers which stores they are ─▶ order the active ─▶ watch it
+//! ```
+//!
+//! The active carries an exchange out, and whoever takes over goes on with it; nothing here is needed for that, and
+//! asking again for what is under way, or done, only watches it.
+
+use std::time::Duration;
+
+use coordination::channel::{self, Request};
+use coordination::config::ClusterConfig;
+use coordination::records::{Member as Node, MemberState, Record, Role};
+use dax::client::identify;
+use dax::ids::{StoreId, ZoneId};
+use dax::membership::{Change, Member, Membership, usual_sync_replicas};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::operate::{OperateError, Operator, Result};
+
+/// How long the active may take until enough zones have recorded an order.
+const ORDER_WITHIN: Duration = Duration::from_secs(20);
+/// How often it is looked how far an exchange is.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long an agent may take to say how it is.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// How long a zone may take to say which store it is.
+const IDENTIFY_WITHIN: Duration = Duration::from_secs(10);
+
+/// What is wanted of the zones.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Addresses of those that come.
+    pub joining: Vec<String>,
+    /// Addresses, or store ids, of those that go.
+    pub leaving: Vec<String>,
+    /// Where those that come without taking another's place are; a zone of its own for each, if not given.
+    pub zone: Option<u8>,
+    /// Copies that make a write durable afterwards; as few as are safe, if not given.
+    pub sync_replicas: Option<u8>,
+}
+
+/// How far an exchange is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Progress {
+    /// Blocks that the scrub which fills the newcomers has compared.
+    pub blocks: u64,
+    /// About so many there are.
+    pub blocks_total: u64,
+    /// Copies that it has sent.
+    pub copies: u64,
+    /// Both old and new zones count already: it is about to end.
+    pub joint: bool,
+    /// What is left at the present speed.
+    pub left: Option<Duration>,
+}
+
+/// How an exchange ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// As wanted; these are the members.
+    Done(Membership),
+    /// It was given up; these are the members.
+    GivenUp(Membership),
+}
+
+fn refused<T>(why: impl Into<String>) -> Result<T> {
+    Err(OperateError::Refused(why.into()))
+}
+
+/// The members, which Cassandra does not have.
+///
+/// # Errors
+/// [`OperateError::Refused`] with what to do.
+pub fn members(operator: &Operator, config: &ClusterConfig) -> Result<Membership> {
+    if config.store.is_some() {
+        return refused(
+            "this cluster's storage tier is Cassandra, which looks after its own servers: add and remove them \
+             with nodetool",
+        );
+    }
+    match operator.storage.membership() {
+        Some(membership) => Ok(membership),
+        None => refused(
+            "the volume's zones are not recorded yet: that happens once an active of this version has reached \
+             all of them, each of this version, too",
+        ),
+    }
+}
+
+fn find<'m>(membership: &'m Membership, name: &str) -> Result<&'m Member> {
+    let known = |m: &&Member| m.address == name || m.store.to_string() == name;
+    let found = membership.everybody().find(known);
+    found.ok_or_else(|| OperateError::Refused(format!("{name} is no zone of the volume")))
+}
+
+/// Whether the members are as wanted.
+fn is_done(membership: &Membership, wanted: &Wanted) -> bool {
+    let has = |address: &String| membership.members.iter().any(|m| m.address == *address);
+    let named = |name: &String| find(membership, name).is_ok();
+    membership.change.is_none()
+        && wanted.joining.iter().all(has)
+        && !wanted.leaving.iter().any(named)
+}
+
+/// Whether what is under way is what is wanted.
+fn is_under_way(membership: &Membership, wanted: &Wanted) -> bool {
+    let Some(change) = membership.change.as_ref().filter(|change| !change.back) else {
+        return false;
+    };
+    let joins = |address: &String| change.joining.iter().any(|m| m.address == *address);
+    let leaves =
+        |name: &String| find(membership, name).is_ok_and(|m| change.leaving.contains(&m.store));
+    change.joining.len() == wanted.joining.len()
+        && change.leaving.len() == wanted.leaving.len()
+        && wanted.joining.iter().all(joins)
+        && wanted.leaving.iter().all(leaves)
+}
+
+impl Operator {
+    /// Begins what is wanted, unless it is under way or done already.
+    ///
+    /// # Errors
+    /// [`OperateError::Refused`] if another exchange is under way or this one makes no sense;
+    /// [`OperateError::Channel`] if the active did not take the order.
+    pub async fn begin_exchange(&self, config: &ClusterConfig, wanted: &Wanted) -> Result<()> {
+        let membership = members(self, config)?;
+        if is_done(&membership, wanted) || is_under_way(&membership, wanted) {
+            return Ok(());
+        }
+        if let Some(change) = &membership.change {
+            return refused(format!(
+                "another exchange is under way ({}): wait for it, or give it up with understudy zone cancel",
+                describe(&membership, change)
+            ));
+        }
+        let change = self.change(config, &membership, wanted).await?;
+        self.order(Request::Exchange {
+            joining: change.joining,
+            leaving: change.leaving,
+            sync_replicas: change.sync_replicas,
+        })
+        .await
+    }
+
+    /// Gives up what is under way.
+    ///
+    /// # Errors
+    /// As [`begin_exchange`](Operator::begin_exchange).
+    pub async fn cancel_exchange(&self, config: &ClusterConfig) -> Result<()> {
+        if members(self, config)?.change.is_none() {
+            return refused("no exchange of zones is under way");
+        }
+        self.order(Request::CancelExchange).await
+    }
+
+    async fn change(
+        &self,
+        config: &ClusterConfig,
+        membership: &Membership,
+        wanted: &Wanted,
+    ) -> Result<Change> {
+        let mut leaving = Vec::new();
+        for name in &wanted.leaving {
+            leaving.push(find(membership, name)?.clone());
+        }
+        let mut change = Change {
+            leaving: leaving.iter().map(|m| m.store).collect(),
+            ..Change::default()
+        };
+        let next = membership
+            .members
+            .iter()
+            .map(|m| m.zone.0 + 1)
+            .max()
+            .unwrap_or(0);
+        for (at, address) in wanted.joining.iter().enumerate() {
+            let store = newcomer(config, address).await?;
+            let place = leaving.get(at).map(|m| m.zone);
+            let own = wanted
+                .zone
+                .unwrap_or(next.saturating_add((at - leaving.len().min(at)) as u8));
+            change.joining.push(Member {
+                store,
+                address: address.clone(),
+                zone: place.unwrap_or(ZoneId(own)),
+            });
+        }
+        let mut after = membership.clone();
+        after.change = Some(change.clone());
+        let usual = usual_sync_replicas(&after.target());
+        change.sync_replicas = wanted.sync_replicas.unwrap_or(usual);
+        Ok(change)
+    }
+
+    /// The node that serves, and what it says of itself.
+    async fn serving(&self) -> Result<(Node, Value)> {
+        for node in Node::list(self.storage.as_ref()).await? {
+            let Ok(status) =
+                channel::request(&node.channel, &self.me, Request::Status, ANSWER_WITHIN).await
+            else {
+                continue;
+            };
+            let role = serde_json::from_value(status["role"].clone());
+            let state = serde_json::from_value(status["state"].clone());
+            if matches!((role, state), (Ok(Role::Active), Ok(MemberState::Serving))) {
+                return Ok((node, status));
+            }
+        }
+        refused("nobody serves, and only the active can exchange zones")
+    }
+
+    async fn order(&self, order: Request) -> Result<()> {
+        let (active, _) = self.serving().await?;
+        channel::request(&active.channel, &self.me, order, ORDER_WITHIN).await?;
+        Ok(())
+    }
+
+    /// Watches an exchange until it has ended; `tell` hears how far it is. While nobody serves, it waits.
+    ///
+    /// # Errors
+    /// [`OperateError`]
+    pub async fn watch_exchange(
+        &self,
+        wanted: Option<&Wanted>,
+        mut tell: impl FnMut(&Progress),
+    ) -> Result<Outcome> {
+        let mut speed = Speed::default();
+        loop {
+            if let Ok((_, status)) = self.serving().await
+                && let Ok(membership) =
+                    serde_json::from_value::<Membership>(status["members"].clone())
+            {
+                let Some(change) = &membership.change else {
+                    let done = wanted.is_some_and(|wanted| is_done(&membership, wanted));
+                    return Ok(match done {
+                        true => Outcome::Done(membership),
+                        false => Outcome::GivenUp(membership),
+                    });
+                };
+                let joint = change.joint;
+                let total = self.blocks().await;
+                tell(&speed.progress(&status, joint, total));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// About how many blocks each zone keeps.
+    async fn blocks(&self) -> u64 {
+        let usage = tokio::time::timeout(ANSWER_WITHIN, self.storage.usage()).await;
+        let usage = usage
+            .ok()
+            .and_then(std::result::Result::ok)
+            .unwrap_or_default();
+        usage
+            .iter()
+            .map(|(_, usage)| usage.blocks)
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+/// Which store a newcomer is, which must hold nothing of the volume.
+async fn newcomer(config: &ClusterConfig, address: &str) -> Result<StoreId> {
+    let client = config.client("zone")?;
+    let asked = tokio::time::timeout(IDENTIFY_WITHIN, identify(&client, address)).await;
+    let Ok(asked) = asked else {
+        return refused(format!(
+            "{address} does not answer: start the zone there first (understudy store)"
+        ));
+    };
+    let identity = match asked {
+        Ok(identity) => identity,
+        Err(error) => return refused(format!("{address} cannot be used: {error}")),
+    };
+    if identity.knows_volume {
+        return refused(format!(
+            "{address} holds something of the volume already, which may be old: stop it, empty its directory, \
+             start it, and ask again"
+        ));
+    }
+    Ok(identity.store)
+}
+
+/// An exchange in words.
+pub fn describe(membership: &Membership, change: &Change) -> String {
+    let joining: Vec<&str> = change.joining.iter().map(|m| m.address.as_str()).collect();
+    let leaving = change.leaving.iter().map(|store| {
+        let member = membership.member(*store);
+        member.map_or_else(|| store.to_string(), |m| m.address.clone())
+    });
+    let leaving: Vec<String> = leaving.collect();
+    let (joining, leaving) = (joining.join(", "), leaving.join(", "));
+    let what = match (joining.is_empty(), leaving.is_empty()) {
+        (false, false) => format!("{joining} for {leaving}"),
+        (false, true) => format!("{joining} joins"),
+        _ => format!("{leaving} leaves"),
+    };
+    match change.back {
+        true => format!("{what}; being given up"),
+        false => what,
+    }
+}
+
+/// Estimates from how fast it went so far.
+#[derive(Debug, Default)]
+struct Speed {
+    first: Option<(Instant, u64)>,
+}
+
+impl Speed {
+    fn progress(&mut self, status: &Value, joint: bool, total: u64) -> Progress {
+        let number = |name: &str| status["scrub"][name].as_u64().unwrap_or(0);
+        let running = status["scrub"]["running"].as_bool() == Some(true);
+        let blocks = if running { number("blocks") } else { 0 };
+        let now = Instant::now();
+        let (since, before) = *self.first.get_or_insert((now, blocks));
+        if blocks < before {
+            // Another scrub, or another active's.
+            self.first = Some((now, blocks));
+        }
+        let (took, done) = (now.duration_since(since), blocks.saturating_sub(before));
+        let left =
+            (done > 0).then(|| took.mul_f64(total.saturating_sub(blocks) as f64 / done as f64));
+        Progress {
+            blocks,
+            blocks_total: total.max(blocks),
+            copies: if running { number("mended") } else { 0 },
+            joint,
+            left,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dax::ids::Version;
+    use dax::storage::VolumeSettings;
+
+    fn member(number: u8) -> Member {
+        Member {
+            store: StoreId::new(number.into()).unwrap(),
+            address: format!("zone{number}:7101"),
+            zone: ZoneId(number),
+        }
+    }
+
+    fn three() -> Membership {
+        let members = (1..=3).map(member).collect();
+        Membership::first(&VolumeSettings::default(), members, Membership::FIRST).unwrap()
+    }
+
+    fn version(seq: u64) -> Version {
+        Version {
+            seq,
+            ..Membership::FIRST
+        }
+    }
+
+    fn replace(new: u8, old: u8) -> Wanted {
+        Wanted {
+            joining: vec![member(new).address],
+            leaving: vec![member(old).address],
+            ..Wanted::default()
+        }
+    }
+
+    #[test]
+    fn what_is_wanted_is_recognized_while_it_is_under_way_and_when_it_is_done() {
+        let (before, wanted) = (three(), replace(4, 3));
+        assert!(!is_done(&before, &wanted) && !is_under_way(&before, &wanted));
+        let change = Change {
+            joining: vec![member(4)],
+            leaving: vec![member(3).store],
+            sync_replicas: 2,
+            ..Change::default()
+        };
+        let begun = before.begin(change, version(2)).unwrap();
+        assert!(is_under_way(&begun, &wanted) && !is_done(&begun, &wanted));
+        assert!(!is_under_way(&begun, &replace(5, 3)), "another newcomer");
+        let by_id = Wanted {
+            leaving: vec![member(3).store.to_string()],
+            ..wanted.clone()
+        };
+        assert!(is_under_way(&begun, &by_id));
+        assert_eq!(
+            describe(&begun, begun.change.as_ref().unwrap()),
+            "zone4:7101 for zone3:7101"
+        );
+        let done = begun.joint(version(3)).done(version(4));
+        assert!(is_done(&done, &wanted) && !is_under_way(&done, &wanted));
+        let given_up = begun.cancel(version(3)).unwrap();
+        assert!(!is_done(&given_up, &wanted));
+    }
+}
