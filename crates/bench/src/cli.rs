@@ -36,6 +36,7 @@ pub enum Bench {
     Standby(BenchStandby),
     Failover(BenchFailover),
     Peers(BenchPeers),
+    Zones(BenchZones),
 }
 
 /// How much is measured, where, and how the answer is printed: options of every measurement.
@@ -312,6 +313,33 @@ pub struct BenchFailover {
     /// Determines the order of the faults in the row.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+}
+
+/// Exchange a zone under load: how long that takes, and what clients see of it.
+///
+/// Commits are counted for 30 s, then another zone takes the third one's place, then they are counted again; on
+/// pgbench's scale 20, with --quick 2 and 5 s. Succeeds only if no client met an error and nothing is lost.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  understudy bench zones --quick
+  understudy bench zones --scale 70 --scrub-rate 256MiB --json      # 1 GB")]
+pub struct BenchZones {
+    /// What every measurement can be told.
+    #[command(flatten)]
+    pub common: Common,
+    /// PostgreSQL.
+    #[command(flatten)]
+    pub programs: Programs,
+    /// How much data.
+    #[command(flatten)]
+    pub scale: Scale,
+    /// Clients that write.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub clients: u16,
+    /// How much is compared in a second at most (storage.scrub_rate).
+    #[arg(long, value_name = "SIZE")]
+    pub scrub_rate: Option<String>,
 }
 
 /// Run everything at once for a long time, kill the active, and verify.

@@ -13,6 +13,7 @@ use understudy::exit::{Code, Failure};
 
 use crate::cli::{self, Common};
 use crate::{cassandra, chaos, dax, failover, peers, pgbench, soak, standby};
+use crate::{cassandra, dax, failover, peers, pgbench, soak, standby, zones};
 
 /// Runs a benchmark and prints tables, or its report as JSON.
 ///
@@ -34,6 +35,7 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Standby(args) => run_standby(args).await,
         cli::Bench::Failover(args) => run_failover(args).await,
         cli::Bench::Peers(args) => run_peers(args).await,
+        cli::Bench::Zones(args) => run_zones(args).await,
     }
 }
 
@@ -255,6 +257,30 @@ async fn run_failover(args: cli::BenchFailover) -> anyhow::Result<Code> {
         write(dir, "failover.svg", &failover::draw(&report))?;
     }
     print(&args.common, &report, failover::table)?;
+    Ok(verdict(report.passed))
+}
+
+async fn run_zones(args: cli::BenchZones) -> anyhow::Result<Code> {
+    let mut workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let options = zones::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        clients: args.clients,
+        scale: args.common.either(args.scale.scale, 2, 20),
+        around: Duration::from_secs(args.common.either(None, 5, 30)),
+        scrub_rate: args.scrub_rate,
+    };
+    let result = tokio::select! {
+        report = Box::pin(zones::run(&options, say)) => report,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    keep_unless(
+        &mut workspace,
+        matches!(&result, Ok(report) if report.passed),
+    );
+    let report = result?;
+    print(&args.common, &report, zones::table)?;
     Ok(verdict(report.passed))
 }
 

@@ -12,3 +12,4 @@ pub mod pgbench;
 pub mod soak;
 pub mod standby;
 pub mod statistics;
+pub mod zones;
