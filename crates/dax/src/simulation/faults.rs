@@ -58,16 +58,16 @@ enum Plot {
     Lose(u8),
     /// It is rebuilt from the full ones; then one of those has room.
     Relieve(u8),
-    /// One of three has missed what the others made durable. When it is back, the writer dies.
+    /// One of three is away and misses what the others make durable. The writer dies before it is back.
     Missed([u8; 3]),
-    /// There is another writer: the second loses its disk, and the third is away.
+    /// It is back, and there is another writer: the second loses its disk, and the third is away.
     Turn([u8; 3]),
     /// The one that missed something is the only one to rebuild the lost one from.
     Rebuild(u8),
 }
 
 /// It takes about so long.
-const PLOT_TIME: Time = Time::from_millis(1500);
+const PLOT_TIME: Time = Time::from_millis(2000);
 
 #[derive(Debug)]
 pub(super) struct Faults {
@@ -207,7 +207,7 @@ impl Schedule {
         if let [a, b, c] = members[..] {
             let mut three = [a as u8, b as u8, c as u8];
             three.rotate_left(usize::from(first) % 3);
-            self.crash_replica(three[0], false, 150_000);
+            self.crash_replica(three[0], false, 800_000);
             self.faults.plot = Some(Plot::Missed(three));
         }
     }
@@ -215,15 +215,15 @@ impl Schedule {
     fn go_on(&mut self, plot: Plot) {
         match plot {
             Plot::Missed(three) => {
-                if self.world.replicas[usize::from(three[0])].up {
-                    if let Some(writer) = self.newest_writer() {
-                        self.crash_writer(self.writers[writer].client);
-                    }
-                    self.faults.plot = Some(Plot::Turn(three));
+                // Else it would be sent what it has missed.
+                if let Some(writer) = self.newest_writer() {
+                    self.crash_writer(self.writers[writer].client);
                 }
+                self.faults.plot = Some(Plot::Turn(three));
             }
-            Plot::Turn([_, lost, away]) => {
-                if self.newest_writer().is_some() {
+            Plot::Turn([missed, lost, away]) => {
+                let back = self.world.replicas[usize::from(missed)].up;
+                if back && self.newest_writer().is_some() {
                     self.lose_disk(lost);
                     self.crash_replica(away, false, 1_200_000);
                     self.faults.plot = Some(Plot::Rebuild(away));
