@@ -12,8 +12,7 @@ use understudy::commands::{interrupted, on_runtime, start_logging};
 use understudy::exit::{Code, Failure};
 
 use crate::cli::{self, Common};
-use crate::{cassandra, chaos, dax, failover, peers, pgbench, soak, standby};
-use crate::{cassandra, dax, failover, peers, pgbench, soak, standby, zones};
+use crate::{cassandra, chaos, dax, failover, peers, pgbench, soak, standby, zones};
 
 /// Runs a benchmark and prints tables, or its report as JSON.
 ///

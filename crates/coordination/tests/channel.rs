@@ -32,7 +32,10 @@ impl Handler for Echo {
             Request::Status => Ok(json!({ "state": "active" })),
             Request::Failover { to, force } => Ok(json!({ "to": to, "force": force })),
             Request::Reload { journal } => Ok(json!({ "journal": journal })),
-            Request::Restart | Request::Reinitialize => Ok(json!({})),
+            Request::Restart
+            | Request::Reinitialize
+            | Request::Exchange { .. }
+            | Request::CancelExchange => Ok(json!({})),
             Request::Enlist => std::future::pending().await,
             Request::Unknown(_) => Err("this agent does not know that request".into()),
         }

@@ -107,7 +107,7 @@ pub(super) fn freeze(world: &mut World, node: &mut Node, weather: Weather) {
 
 /// Where one server alone has what an owner is promoting, that server crashes: a successor finds nothing.
 fn lose_sight(world: &mut World, node: &Node) {
-    let Some(reign) = node.reign() else {
+    let Some(reign) = node.owner() else {
         return;
     };
     let place = place_of(reign.log_end(), Generation::SINGLE);

@@ -58,7 +58,7 @@ async fn open(asking: &Asking) -> anyhow::Result<(Registry, Operator)> {
 
 async fn list(asking: &Asking) -> anyhow::Result<Code> {
     let (registry, operator) = open(asking).await?;
-    let membership = members(&operator, &registry.config.cluster).map_err(explain)?;
+    let membership = members(&operator, registry.config.cluster()).map_err(explain)?;
     let replicas = registry.storage.replicas();
     match asking.json {
         true => println!("{}", json!({ "members": membership, "replicas": replicas })),
@@ -98,7 +98,7 @@ fn table(membership: &Membership, replicas: &[ReplicaStatus]) -> String {
 async fn cancel(asking: &Asking) -> anyhow::Result<Code> {
     let (registry, operator) = open(asking).await?;
     operator
-        .cancel_exchange(&registry.config.cluster)
+        .cancel_exchange(registry.config.cluster())
         .await
         .map_err(explain)?;
     let outcome = operator
@@ -116,7 +116,7 @@ async fn cancel(asking: &Asking) -> anyhow::Result<Code> {
 async fn exchange(args: &Exchanging, wanted: Wanted, careful: bool) -> anyhow::Result<Code> {
     let asking = &args.asking;
     let (registry, operator) = open(asking).await?;
-    let cluster = &registry.config.cluster;
+    let cluster = registry.config.cluster();
     let before = members(&operator, cluster).map_err(explain)?;
     let left = (before.members.len() + wanted.joining.len()).saturating_sub(wanted.leaving.len());
     if careful && left < SAFE_ZONES {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::super::history::{Action, ClientId, Content, Event, History, OpNumber, Outcome};
 use super::Checker;
-use crate::ids::Epoch;
+use crate::ids::{BlockKey, Epoch};
 
 #[derive(Debug, Default)]
 pub(super) struct Fence {
@@ -13,7 +13,16 @@ pub(super) struct Fence {
     /// The highest epoch that was known to be owned when each operation began.
     began: BTreeMap<OpNumber, Epoch>,
     /// Writes that were made when a newer epoch was owned already.
-    too_late: BTreeMap<Content, Epoch>,
+    too_late: BTreeMap<Content, Late>,
+}
+
+/// A write of a deposed owner.
+#[derive(Debug)]
+struct Late {
+    epoch: Epoch,
+    key: BlockKey,
+    /// The epoch that was owned.
+    newer: Epoch,
 }
 
 impl Fence {
@@ -30,8 +39,25 @@ impl Checker for Fence {
 
     fn check(&mut self, history: &History, event: &Event) -> Result<(), String> {
         match *event {
-            Event::Wrote { epoch, content, .. } if epoch < self.newest() => {
-                self.too_late.insert(content, self.newest());
+            Event::Wrote {
+                epoch,
+                key,
+                content,
+                ..
+            } if epoch < self.newest() => {
+                let newer = self.newest();
+                self.too_late.insert(content, Late { epoch, key, newer });
+            }
+            // A sync does not wait for what its writer has given back: it says nothing of that.
+            Event::Removed {
+                epoch,
+                file,
+                before,
+            } => {
+                let given_back = |late: &Late| {
+                    late.epoch == epoch && late.key.file == file && late.key.block.0 < before
+                };
+                self.too_late.retain(|_, late| !given_back(late));
             }
             Event::Started {
                 op,
@@ -71,9 +97,9 @@ impl Fence {
             (action, Outcome::Done) if action.is_sync() => {
                 let mut covered = history.covered(started);
                 let late = covered.find_map(|w| Some((w, self.too_late.get(&w.content)?)));
-                if let Some((write, epoch)) = late {
+                if let Some((write, Late { newer, .. })) = late {
                     return Err(format!(
-                        "client {client} synced {write:?}, made when {epoch} was owned"
+                        "client {client} synced {write:?}, made when {newer} was owned"
                     ));
                 }
             }
@@ -93,7 +119,7 @@ impl Fence {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scripts::Script;
+    use super::super::scripts::{KEY, Script};
     use super::*;
 
     #[test]
@@ -125,6 +151,26 @@ mod tests {
         s.write(1, 1);
         s.sync(1);
         s.breaks("made when");
+    }
+
+    #[test]
+    fn a_sync_says_nothing_of_what_its_writer_has_given_back() {
+        for (before, right) in [(1, true), (0, false)] {
+            let mut s = Script::new(Fence::default());
+            s.own(1);
+            s.own(2);
+            s.write(1, 1);
+            s.event(Event::Removed {
+                epoch: Epoch(1),
+                file: KEY.file,
+                before,
+            });
+            s.sync(1);
+            match right {
+                true => s.holds(),
+                false => s.breaks("made when"),
+            }
+        }
     }
 
     #[test]
