@@ -14,7 +14,7 @@ pub struct StoreConfig {
     /// Bytes of the file system to leave free: block writes are refused below it, so that the engine
     /// never meets a full disk, and epochs, records and removals still find room.
     pub reserve_bytes: u64,
-    /// Bytes of memory for the engine's cache of what it read.
+    /// Bytes of memory for the engine's cache of what it read. The kernel caches its files as well.
     pub cache_bytes: u64,
     /// How long a write waits for others to share its fsync when nobody asks for it.
     #[serde(with = "humantime_serde")]
@@ -49,7 +49,7 @@ impl Default for StoreConfig {
     fn default() -> StoreConfig {
         StoreConfig {
             reserve_bytes: 1 << 30,
-            cache_bytes: 64 << 20,
+            cache_bytes: 16 << 20,
             commit_delay: Duration::from_millis(20),
             commit_bytes: 4 << 20,
             queue_bytes: 64 << 20,

@@ -50,6 +50,10 @@ const LOG_BYTES: u64 = 32 << 20;
 /// A commit of more bytes, as when much is written without a sync, goes into the engine's journal at once:
 /// written twice it would take longer, and syncing what grows costs it little.
 const RECORD_BYTES_MAX: u64 = 512 << 10;
+/// New blocks that a zone has in memory before the engine writes them into its files: twice as many while it does.
+const BLOCKS_MEMTABLE_BYTES: u64 = 16 << 20;
+/// The same of everything else: the same few keys again and again, with a version for each commit.
+const META_MEMTABLE_BYTES: u64 = 2 << 20;
 /// The key under which a keyspace keeps the number of the last commit that it has.
 const APPLIED_KEY: &[u8] = b"log";
 
@@ -325,11 +329,12 @@ fn open_store(dir: &Path, cache_bytes: u64) -> fjall::Result<(Database, Keyspace
     let apart_from_keys = KvSeparationOptions::default().compression(CompressionType::None);
     let apart = || {
         KeyspaceCreateOptions::default()
-            .max_memtable_size(32 << 20)
+            .max_memtable_size(BLOCKS_MEMTABLE_BYTES)
             .with_kv_separation(Some(apart_from_keys))
     };
     let blocks = db.keyspace("blocks", apart)?;
-    let meta = db.keyspace("meta", KeyspaceCreateOptions::default)?;
+    let small = || KeyspaceCreateOptions::default().max_memtable_size(META_MEMTABLE_BYTES);
+    let meta = db.keyspace("meta", small)?;
     Ok((db, blocks, meta))
 }
 

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use coordination::config::ByteSize;
 use dax::ids::{NodeName, VolumeName};
 use dax::storage::Protocol;
 
@@ -51,6 +52,9 @@ pub struct Store {
     /// volume's key, which is derived from it. See understudy key.
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
+    /// Memory for what was read, beside the kernel's cache of the zone's files.
+    #[arg(long, value_name = "SIZE", default_value = "16MiB")]
+    pub cache: ByteSize,
     /// End when standard input ends.
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,

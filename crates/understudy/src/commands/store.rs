@@ -22,6 +22,7 @@ pub async fn run(args: cli::Store) -> anyhow::Result<Code> {
     let config = StoreConfig {
         secret,
         tls: files.map(Tls::load).transpose()?,
+        cache_bytes: args.cache.0,
         network: network.map(|(file, zone)| Emulated { file, zone }),
         ..StoreConfig::default()
     };
