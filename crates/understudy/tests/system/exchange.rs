@@ -30,10 +30,28 @@ impl Stage {
         Ok(addresses.map(str::to_owned).collect())
     }
 
-    /// Another zone with an empty directory, which runs; its number and address.
-    fn new_zone(&mut self) -> Result<(usize, String)> {
+    /// Whether every replica is up, and none is being rebuilt.
+    fn counts_everywhere(&self) -> Result<bool> {
+        let north = self.cluster.node("north")?.config.clone();
+        let status = json(&understudy(&["status", "--json"], &north)?)?;
+        let replicas = status["replicas"].as_array().context("no replicas")?;
+        Ok(replicas
+            .iter()
+            .all(|r| r["up"] == true && r["rebuilding"] == false))
+    }
+
+    /// Another zone with an empty directory, which listens; its number and address.
+    async fn new_zone(&mut self) -> Result<(usize, String)> {
         let (number, address) = self.cluster.add_zone()?;
         self.cluster.start_zone(number)?;
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        while tokio::net::TcpStream::connect(&address).await.is_err() {
+            ensure!(
+                tokio::time::Instant::now() < deadline,
+                "{address} does not listen"
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         Ok((number, address))
     }
 }
@@ -47,14 +65,14 @@ async fn zones_are_exchanged_under_load_and_clients_see_no_error() -> Result<()>
     let old = (1..=3)
         .map(|zone| stage.cluster.zone_address(zone))
         .collect::<Result<Vec<_>>>()?;
-    let (four, new) = stage.new_zone()?;
+    let (four, new) = stage.new_zone().await?;
     stage.zone(&["replace", &old[2], &new]).await?;
     ensure!(stage.zone_members().await? == [&old[0], &old[1], &new].map(String::clone));
     stage.cluster.kill_zone(3).context("zone 3 runs")?;
     stage.commits(100).await?;
 
-    let (five, fifth) = stage.new_zone()?;
-    let (_, sixth) = stage.new_zone()?;
+    let (five, fifth) = stage.new_zone().await?;
+    let (_, sixth) = stage.new_zone().await?;
     stage.zone(&["add", &fifth, &sixth]).await?;
     ensure!(stage.zone_members().await?.len() == 5);
     stage.commits(100).await?;
@@ -81,7 +99,7 @@ async fn zones_are_exchanged_under_load_and_clients_see_no_error() -> Result<()>
 async fn an_exchange_outlives_the_active_and_zones() -> Result<()> {
     let mut stage = Stage::set("exchange-cut").await?;
     let old = stage.cluster.zone_address(3)?;
-    let (four, new) = stage.new_zone()?;
+    let (four, new) = stage.new_zone().await?;
     stage.zone(&["replace", "--no-wait", &old, &new]).await?;
     let (dead, killed) = stage.kill_active().await?;
     stage.outage_after(killed).await?;
@@ -99,7 +117,7 @@ async fn an_exchange_outlives_the_active_and_zones() -> Result<()> {
     // Given up as well: the members are as before.
     stage.cluster.kill_zone(3).context("zone 3 runs")?;
     let before = stage.zone_members().await?;
-    let (_, next) = stage.new_zone()?;
+    let (_, next) = stage.new_zone().await?;
     stage.zone(&["add", "--no-wait", &next]).await?;
     // It may have ended before that.
     if stage.zone(&["cancel"]).await.is_ok() {
@@ -117,7 +135,7 @@ async fn an_exchange_outlives_the_active_and_zones() -> Result<()> {
 #[ignore = "system test: make test-system"]
 async fn a_node_that_lists_another_zone_is_refused() -> Result<()> {
     let mut stage = Stage::set("exchange-lists").await?;
-    let (_, stranger) = stage.new_zone()?;
+    let (_, stranger) = stage.new_zone().await?;
     let listed = stage.cluster.zone_address(3)?;
     let config = stage.cluster.node("south")?.config.clone();
     let text = std::fs::read_to_string(&config)?;
@@ -177,19 +195,11 @@ async fn a_zone_on_an_old_copy_of_its_directory_is_rebuilt() -> Result<()> {
     stage.cluster.start_zone(3)?;
     let log = stage.cluster.logs().join("zone-3.log");
     let deadline = tokio::time::Instant::now() + TIMEOUT;
-    while !std::fs::read_to_string(&log)?.contains("rebuilt") {
+    let said = "is an earlier state of itself";
+    while !std::fs::read_to_string(&log)?.contains(said) || !stage.counts_everywhere()? {
         ensure!(tokio::time::Instant::now() < deadline, "it is not rebuilt");
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    let said = std::fs::read_to_string(&log)?;
-    ensure!(said.contains("is an earlier state of itself"), "{said}");
-    let north = stage.cluster.node("north")?.config.clone();
-    let status = json(&understudy(&["status", "--json"], &north)?)?;
-    let replicas = status["replicas"].as_array().context("no replicas")?;
-    ensure!(
-        replicas.iter().all(|r| r["rebuilding"] == false),
-        "{status:#}"
-    );
 
     // Every quorum needs it from now on.
     stage.cluster.kill_zone(1).context("zone 1 runs")?;
