@@ -96,7 +96,7 @@ async fn one_store_under_two_addresses_counts_once() {
 
     // Nor used.
     let used = Client::connect(config("v")).await;
-    let error = used.err().expect("two entries lead to one store");
+    let error = used.expect_err("two entries lead to one store");
     assert_eq!(error.kind(), ErrorKind::Conflict);
     assert!(error.to_string().contains("are one store"), "{error}");
 }
@@ -113,7 +113,7 @@ async fn a_configuration_with_another_zone_is_refused() {
     };
     let [a, b, c] = [0, 1, 2].map(|zone: usize| zones[zone].address.as_str());
     let refused = Client::connect(config(&[a, b, &stranger.address])).await;
-    let error = refused.err().expect("the stranger is no member");
+    let error = refused.expect_err("the stranger is no member");
     assert_eq!(error.kind(), ErrorKind::Conflict);
     let text = error.to_string();
     assert!(text.contains("is not one of the volume's zones"), "{text}");

@@ -8,7 +8,7 @@ use dax::membership::Change;
 use dax::storage::Storage;
 use serde_json::json;
 
-use super::super::status::Order;
+use super::super::driver::Order;
 
 /// How long the zones may take to record it; it stands all the same.
 const RECORDED_WITHIN: Duration = Duration::from_secs(15);
