@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use dax::ids::Generation;
 use rand::Rng;
 
-use super::client::place_of;
 use super::node::Node;
 use super::owner::{Doing, Owner};
 use super::world::World;
@@ -29,10 +27,10 @@ pub(super) enum Weather {
 
 impl Weather {
     pub fn any(world: &mut World) -> Weather {
-        match world.rng.random_range(0..5) {
+        match world.rng.random_range(0..4) {
             0 => Weather::Mixed,
             1 => Weather::Zombies,
-            2 | 3 => Weather::Relays,
+            2 => Weather::Relays,
             _ => Weather::Forgetful,
         }
     }
@@ -94,38 +92,12 @@ pub(super) fn freeze(world: &mut World, node: &mut Node, weather: Weather) {
         Doing::Takeover => "owners frozen in the middle of a takeover",
         Doing::Promotion => "owners frozen in the middle of a promotion",
     });
-    if doing == Doing::Promotion && world.rng.random_bool(0.8) {
-        lose_sight(world, node);
-    }
     let length = ms(world.rng.random_range(3_500..9_000));
     world.pause_client(node.client, length);
     // What a successor chooses meanwhile, it chooses without what this one has found.
     let late = if doing == Doing::Promotion { 0.9 } else { 0.5 };
     world.stall(2 * length, late);
     node.freeze();
-}
-
-/// Where one server alone has what an owner is promoting, that server crashes: a successor finds nothing.
-fn lose_sight(world: &mut World, node: &Node) {
-    let Some(reign) = node.owner() else {
-        return;
-    };
-    let place = place_of(reign.log_end(), Generation::SINGLE);
-    let count = world.cluster.setup().nodes;
-    let has = |server: &usize| {
-        world
-            .cluster
-            .replica(*server)
-            .live()
-            .any(|(at, _)| at == place)
-    };
-    let holders: Vec<usize> = (0..count).filter(has).collect();
-    if let [only] = holders[..] {
-        world
-            .coverage
-            .one("crashes of the one server that has what is promoted");
-        crash(world, only);
-    }
 }
 
 fn crash(world: &mut World, server: usize) {
