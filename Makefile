@@ -8,7 +8,7 @@ BENCH_ARGS ?= --quick
 PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build deb demo bench bench-peers check sim sim-cassandra sim-standby sim-node test test-unit test-system \
+.PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node test test-unit test-system \
 	test-versions test-package test-cassandra clean
 
 help: ## List what there is to run.
@@ -55,6 +55,10 @@ test-cassandra: packages ## Test on real Cassandra nodes, which are downloaded.
 
 sim: ## Simulate the block protocol: SEEDS=100000 schedules from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
 	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p dax --lib \
+		simulation::tests::many -- --ignored --exact --nocapture
+
+sim-zones: ## Simulate zones over engines in memory: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=MetaNumberAlone] for one.
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p store --lib \
 		simulation::tests::many -- --ignored --exact --nocapture
 
 sim-cassandra: ## Simulate fencing on Cassandra: SEEDS=20000 schedules from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoGate] for one.

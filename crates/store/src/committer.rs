@@ -53,6 +53,9 @@ pub(crate) struct Committer {
     pub(crate) next_removal: u64,
     /// Volumes of which slots could not be dropped, because nobody could tell whether they are there.
     pub(crate) undone: HashSet<VolumeId>,
+    /// Wrong on purpose: it does not look at them.
+    #[cfg(test)]
+    pub(crate) undone_forgotten: bool,
     round: Round,
     /// The work of a step; empty between steps, kept for its memory.
     work: Vec<Work>,
@@ -167,6 +170,8 @@ impl Committer {
             next_volume: volumes.iter().map(|v| v.id.0 + 1).max().unwrap_or(1),
             next_removal,
             undone: HashSet::new(),
+            #[cfg(test)]
+            undone_forgotten: false,
             versions: Versions::new(REMEMBERED_SLOTS),
             room: Room::new(),
             round: Round::default(),

@@ -92,6 +92,28 @@ impl Conn {
         })
     }
 
+    /// A connection whose answers are collected by whoever drives the zone, over a socket that nothing is sent on.
+    #[cfg(test)]
+    pub fn collecting(id: u64, stream: &Stream) -> Conn {
+        let conn = Conn::new(id, format!("client {id}"), stream).unwrap();
+        conn.waiting.lock().sending = true;
+        conn
+    }
+
+    /// What would be sent next, in its order.
+    #[cfg(test)]
+    pub fn collect(&self) -> Vec<(u64, Response)> {
+        let mut waiting = self.waiting.lock();
+        let mut messages = std::mem::take(&mut waiting.messages);
+        let ack = waiting.ack.take();
+        messages.extend(ack.map(|(upto, commit)| (0, Response::Ack { upto, commit })));
+        let bytes = std::mem::take(&mut waiting.bytes);
+        if let Some(volume) = self.volume() {
+            volume.end_waiting(bytes);
+        }
+        messages
+    }
+
     /// Binds the connection to its volume, for good.
     pub fn bind(&self, volume: Arc<Volume>) {
         // The first one stays; a connection that has one says no hello.

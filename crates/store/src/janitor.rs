@@ -167,6 +167,21 @@ impl Janitor {
         }
     }
 
+    /// Does what there is to do, until something cannot be done at present.
+    #[cfg(test)]
+    pub fn work_off(&mut self) {
+        loop {
+            let Some(chore) = self.shared.chores.list.lock().0.pop_front() else {
+                return;
+            };
+            match self.do_one(&chore) {
+                Ok(()) => {}
+                Err(error) if error.may_pass() => return self.shared.chores.add(chore),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     fn do_one(&mut self, chore: &Chore) -> Result<(), EngineError> {
         match chore {
             Chore::Scan(volume) => self.scan(volume),

@@ -36,6 +36,8 @@ mod receiver;
 mod room;
 mod secure;
 mod shared;
+#[cfg(test)]
+mod simulation;
 mod stream;
 #[cfg(test)]
 mod tests;

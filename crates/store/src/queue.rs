@@ -145,6 +145,12 @@ impl<T> Queue<T> {
         }
     }
 
+    /// Whether nothing waits.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.state.lock().lanes.is_empty()
+    }
+
     /// Takes nothing more in.
     pub fn close(&self) {
         self.state.lock().closed = true;

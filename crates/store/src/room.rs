@@ -15,6 +15,7 @@ const MAX_ADMITTED: u64 = 64 << 20;
 
 /// Whether there is room for block writes.
 pub(crate) struct Room {
+    look_every: Duration,
     looked: Option<Instant>,
     /// Bytes that may be written before looking again.
     admitted: u64,
@@ -23,7 +24,13 @@ pub(crate) struct Room {
 
 impl Room {
     pub fn new() -> Room {
+        Room::looking_every(LOOK_EVERY)
+    }
+
+    /// One that looks again after this long.
+    pub fn looking_every(look_every: Duration) -> Room {
         Room {
+            look_every,
             looked: None,
             admitted: 0,
             full: false,
@@ -33,7 +40,7 @@ impl Room {
     /// Whether `bytes` more may be written; takes them if so.
     pub fn admit(&mut self, shared: &Shared, bytes: u64) -> bool {
         let cost = bytes * WRITES_PER_BYTE;
-        if self.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) || self.admitted < cost {
+        if self.looked.is_none_or(|at| at.elapsed() >= self.look_every) || self.admitted < cost {
             self.look(shared);
         }
         if self.admitted < cost {

@@ -263,7 +263,7 @@ impl Drop for Zone {
 }
 
 /// Puts what a restart left to do on the janitor's list; returns the next number of a removal.
-fn resume_chores(shared: &Shared) -> Result<u64, OpenError> {
+pub(crate) fn resume_chores(shared: &Shared) -> Result<u64, OpenError> {
     let broken = |error: EngineError| error.at_open(&shared.dir);
     let mut next = 1;
     for volume in shared.volumes.all() {

@@ -1,17 +1,25 @@
-//! An engine in memory, with the faults of a disk: reads fail for a while.
+//! An engine in memory, with the faults of a disk: what was not synced is lost, now and then what was synced as well;
+//! copies are damaged, reads fail for a while, the disk is full.
+//!
+//! It is made durable as the real one is: a commit by its record in a log that is written over, then by a journal of both
+//! keyspaces that is synced at checkpoints, then by the tables of each keyspace, which is flushed when it likes. What an
+//! opening makes of what it finds, the same code decides ([`crate::log::in_all_of`], [`crate::log::check_gap`]).
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use dax::ids::{BlockKey, Generation};
 use parking_lot::Mutex;
 
 use super::{Batch, Engine, EngineError, Found, Metas, SlotRange, Slots};
-use crate::keys::{Slot, VolumeId};
-use crate::log::{Change, Kind};
+use crate::keys::{HEAD_BYTES, Slot, VolumeId};
+use crate::log::{Change, Kind, LogError, Sequence, check_gap, in_all_of};
+
+/// Records that the log has room for: few, so that it goes round.
+const LOG_RECORDS: usize = 6;
 
 /// The disk under an engine. Clones are the same disk, which outlives the engine.
 #[derive(Clone, Default)]
@@ -27,10 +35,32 @@ pub(crate) struct MemoryEngine {
 
 #[derive(Default)]
 struct Disk {
-    blocks: BTreeMap<Bytes, Bytes>,
-    meta: BTreeMap<Bytes, Bytes>,
-    commits: u64,
+    last: u64,
+    /// The newest commits; those up to `released` may be written over.
+    log: BTreeMap<u64, Vec<Change>>,
+    released: u64,
+    /// Commits that the tables of some keyspace lack; of these, so many are synced.
+    journal: Vec<(u64, Vec<Change>)>,
+    synced: usize,
+    blocks: Keyspace,
+    meta: Keyspace,
     faults: Faults,
+}
+
+#[derive(Default)]
+struct Keyspace {
+    /// What reads see.
+    live: BTreeMap<Bytes, Bytes>,
+    /// What was flushed, with the commits up to this number.
+    tables: BTreeMap<Bytes, Bytes>,
+    flushed: u64,
+}
+
+/// Which keyspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Space {
+    Blocks,
+    Meta,
 }
 
 #[derive(Default)]
@@ -39,16 +69,50 @@ struct Faults {
     failing: u32,
     every: u32,
     reads: u32,
+    full: bool,
+    /// Wrong on purpose: what cannot be read is called damaged.
+    unreadable_is_damage: bool,
+}
+
+impl Space {
+    fn of(kind: Kind) -> Space {
+        match kind {
+            Kind::PutBlock | Kind::RemoveBlock => Space::Blocks,
+            Kind::PutMeta | Kind::RemoveMeta => Space::Meta,
+        }
+    }
 }
 
 impl Disk {
-    fn apply(&mut self, Change { kind, key, value }: Change) {
-        match kind {
-            Kind::PutBlock => self.blocks.insert(key, value),
-            Kind::RemoveBlock => self.blocks.remove(&key),
-            Kind::PutMeta => self.meta.insert(key, value),
-            Kind::RemoveMeta => self.meta.remove(&key),
-        };
+    fn space(&mut self, space: Space) -> &mut Keyspace {
+        match space {
+            Space::Blocks => &mut self.blocks,
+            Space::Meta => &mut self.meta,
+        }
+    }
+
+    /// Takes a commit, as far as a keyspace's tables lack it.
+    fn apply(&mut self, number: u64, changes: &[Change]) {
+        for Change { kind, key, value } in changes.iter().cloned() {
+            let keyspace = self.space(Space::of(kind));
+            if number <= keyspace.flushed {
+                continue;
+            }
+            match kind {
+                Kind::PutBlock | Kind::PutMeta => keyspace.live.insert(key, value),
+                Kind::RemoveBlock | Kind::RemoveMeta => keyspace.live.remove(&key),
+            };
+        }
+    }
+
+    fn append(&mut self, number: u64, changes: Vec<Change>) {
+        self.apply(number, &changes);
+        self.journal.push((number, changes));
+    }
+
+    fn checkpoint(&mut self) {
+        self.synced = self.journal.len();
+        self.released = self.last;
     }
 
     /// Whether this read fails.
@@ -68,6 +132,104 @@ impl Disk {
 }
 
 impl MemoryEngine {
+    /// A keyspace moves what it has in memory into tables; the journal keeps what the other one still needs.
+    pub fn flush(&self, space: Space) {
+        let mut disk = self.disk.lock();
+        let last = disk.last;
+        let keyspace = disk.space(space);
+        keyspace.tables = keyspace.live.clone();
+        keyspace.flushed = last;
+        let needed_after = disk.blocks.flushed.min(disk.meta.flushed);
+        let before = disk.journal.len();
+        disk.journal.retain(|(number, _)| *number > needed_after);
+        let gone = before - disk.journal.len();
+        disk.synced = disk.synced.saturating_sub(gone);
+    }
+
+    /// The machine crashes and starts again: of the commits in the journal that were not synced, `kept` are there, and a
+    /// fault of the disk takes the last `lost` of those that were.
+    ///
+    /// # Errors
+    /// Acknowledged commits are gone: the store is not opened.
+    pub fn crash(&self, kept: usize, lost: usize, meta_alone: bool) -> Result<(), LogError> {
+        let mut disk = self.disk.lock();
+        let left = match lost {
+            0 => (disk.synced + kept).min(disk.journal.len()),
+            lost => disk.synced.saturating_sub(lost),
+        };
+        let mut journal = std::mem::take(&mut disk.journal);
+        journal.truncate(left);
+        for space in [Space::Blocks, Space::Meta] {
+            let keyspace = disk.space(space);
+            keyspace.live = keyspace.tables.clone();
+        }
+        let newest = journal.last().map_or(0, |(number, _)| *number);
+        for (number, changes) in journal {
+            disk.append(number, changes);
+        }
+        let number = |flushed: u64| Some(Sequence(flushed.max(newest)));
+        let meta = number(disk.meta.flushed);
+        let blocks = if meta_alone {
+            meta
+        } else {
+            number(disk.blocks.flushed)
+        };
+        let Sequence(applied) = in_all_of([blocks, meta], false);
+        let records: Vec<_> = disk
+            .log
+            .range(applied + 1..)
+            .map(|(n, c)| (*n, c.clone()))
+            .collect();
+        let numbers = records.iter().map(|(n, _)| (Sequence(*n), false));
+        check_gap(Sequence(applied), numbers)?;
+        disk.last = applied.max(disk.log.keys().next_back().copied().unwrap_or_default());
+        for (number, changes) in records {
+            disk.append(number, changes);
+        }
+        disk.checkpoint();
+        disk.faults.failing = 0;
+        Ok(())
+    }
+
+    /// Whether there is room.
+    pub fn set_full(&self, full: bool) {
+        self.disk.lock().faults.full = full;
+    }
+
+    /// Calls what cannot be read damaged, as the engine once did.
+    pub fn call_unreadable_damaged(&self) {
+        self.disk.lock().faults.unreadable_is_damage = true;
+    }
+
+    /// Damages what is stored in the `n`-th slot, and says which; none if there is nothing.
+    pub fn damage(&self, n: u64) -> Option<Slot> {
+        let mut disk = self.disk.lock();
+        let n = n.checked_rem(disk.blocks.live.len() as u64)?;
+        let name = disk.blocks.live.keys().nth(n as usize)?.clone();
+        let Keyspace { live, tables, .. } = &mut disk.blocks;
+        let damaged = |value: &Bytes| {
+            let mut bytes = BytesMut::from(&value[..]);
+            bytes[HEAD_BYTES - 1] ^= 1;
+            bytes.freeze()
+        };
+        for values in [live, tables] {
+            if let Some(value) = values.get_mut(&name) {
+                *value = damaged(value);
+            }
+        }
+        Slot::decode(&name)
+    }
+
+    /// Every block that is stored, intact or not, without any faults.
+    pub fn stored(&self) -> BTreeMap<Slot, Found> {
+        let disk = self.disk.lock();
+        let slots = disk.blocks.live.iter().filter_map(|(name, value)| {
+            let slot = Slot::decode(name)?;
+            Some((slot, Found::new(slot.key, slot.generation, value.clone())))
+        });
+        slots.collect()
+    }
+
     /// From now on so many reads fail, one in `every`, and may succeed when they are tried again.
     pub fn fail_reads(&self, failing: u32, every: u32) {
         let faults = &mut self.disk.lock().faults;
@@ -80,10 +242,20 @@ impl Engine for MemoryEngine {
         self.begun.fetch_add(1, Ordering::Relaxed);
         let _gate = self.commits.lock();
         let mut disk = self.disk.lock();
-        for change in batch.into_changes() {
-            disk.apply(change);
+        if batch.is_empty() {
+            return Ok(());
         }
-        disk.commits += 1;
+        let oldest = disk.log.keys().next().copied();
+        if disk.log.len() >= LOG_RECORDS && oldest > Some(disk.released) {
+            disk.checkpoint();
+        }
+        while disk.log.len() >= LOG_RECORDS {
+            disk.log.pop_first();
+        }
+        disk.last += 1;
+        let (number, changes) = (disk.last, batch.into_changes());
+        disk.log.insert(number, changes.clone());
+        disk.append(number, changes);
         Ok(())
     }
 
@@ -92,21 +264,28 @@ impl Engine for MemoryEngine {
     }
 
     fn last_commit(&self) -> u64 {
-        self.disk.lock().commits
+        self.disk.lock().last
     }
 
     fn checkpoint(&self) -> Result<(), EngineError> {
+        self.disk.lock().checkpoint();
         Ok(())
     }
 
     fn wants_checkpoint(&self) -> bool {
-        false
+        let disk = self.disk.lock();
+        disk.last - disk.released >= LOG_RECORDS as u64 / 2
     }
 
     fn get(&self, slot: &Slot) -> Result<Option<Found>, EngineError> {
         let mut disk = self.disk.lock();
-        disk.check_read()?;
-        let value = disk.blocks.get(slot.encode().as_slice()).cloned();
+        match disk.check_read() {
+            Err(_) if disk.faults.unreadable_is_damage => {
+                return Ok(Some(Found::Corrupt(slot.generation)));
+            }
+            checked => checked?,
+        }
+        let value = disk.blocks.live.get(slot.encode().as_slice()).cloned();
         Ok(value.map(|value| Found::new(slot.key, slot.generation, value)))
     }
 
@@ -119,7 +298,7 @@ impl Engine for MemoryEngine {
         let mut disk = self.disk.lock();
         disk.check_read()?;
         let (from, to) = Slot::range(volume, (key, key));
-        let slots = disk.blocks.range::<[u8], _>(borrowed(&from, &to));
+        let slots = disk.blocks.live.range::<[u8], _>(borrowed(&from, &to));
         let shown = slots.filter_map(|(name, value)| {
             let slot = Slot::decode(name).filter(|slot| slot.generation <= up_to)?;
             Some(Found::new(key, slot.generation, value.clone()))
@@ -134,7 +313,7 @@ impl Engine for MemoryEngine {
         if let Err(error) = disk.check_read() {
             return Box::new(std::iter::once(Err(error)));
         }
-        let names = disk.blocks.range::<[u8], _>(borrowed(&from, &to));
+        let names = disk.blocks.live.range::<[u8], _>(borrowed(&from, &to));
         let slots: Vec<_> = names.filter_map(|(name, _)| Slot::decode(name)).collect();
         Box::new(slots.into_iter().map(Ok))
     }
@@ -142,13 +321,13 @@ impl Engine for MemoryEngine {
     fn contains(&self, slot: &Slot) -> Result<bool, EngineError> {
         let mut disk = self.disk.lock();
         disk.check_read()?;
-        Ok(disk.blocks.contains_key(slot.encode().as_slice()))
+        Ok(disk.blocks.live.contains_key(slot.encode().as_slice()))
     }
 
     fn meta(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
         let mut disk = self.disk.lock();
         disk.check_read()?;
-        Ok(disk.meta.get(key).cloned())
+        Ok(disk.meta.live.get(key).cloned())
     }
 
     fn meta_after(&self, prefix: &[u8], after: &[u8]) -> Metas {
@@ -157,7 +336,7 @@ impl Engine for MemoryEngine {
             return Box::new(std::iter::once(Err(error)));
         }
         let from = (Bound::Included(prefix), Bound::Unbounded);
-        let entries = disk.meta.range::<[u8], _>(from);
+        let entries = disk.meta.live.range::<[u8], _>(from);
         let entries = entries.take_while(|(key, _)| key.starts_with(prefix));
         let entries = entries.filter(|(key, _)| &key[..] > after);
         let entries: Vec<_> = entries.map(|(k, v)| Ok((k.clone(), v.clone()))).collect();
@@ -165,7 +344,10 @@ impl Engine for MemoryEngine {
     }
 
     fn free_bytes(&self) -> std::io::Result<u64> {
-        Ok(1 << 40)
+        Ok(match self.disk.lock().faults.full {
+            true => 0,
+            false => 1 << 40,
+        })
     }
 }
 

@@ -199,15 +199,26 @@ pub(crate) fn in_all_of([blocks, meta]: [Option<Sequence>; 2], in_meta_alone: bo
 fn missing(mut records: Vec<Record>, applied: Sequence) -> Result<Vec<Record>, LogError> {
     records.retain(|record| record.sequence > applied);
     records.sort_by_key(|record| record.sequence);
+    let numbers = records.iter().map(|r| (r.sequence, r.is_elsewhere()));
+    check_gap(applied, numbers)?;
+    Ok(records)
+}
+
+/// Whether records continue what an engine has up to `applied`; those that are `elsewhere` only say that the engine has
+/// them.
+pub(crate) fn check_gap(
+    applied: Sequence,
+    records: impl IntoIterator<Item = (Sequence, bool)>,
+) -> Result<(), LogError> {
     let mut expected = applied;
-    for record in &records {
+    for (sequence, elsewhere) in records {
         expected = expected.next();
-        if record.sequence != expected || record.is_elsewhere() {
+        if sequence != expected || elsewhere {
             let missing = expected.0;
             return Err(LogError::Gap { missing });
         }
     }
-    Ok(records)
+    Ok(())
 }
 
 #[cfg(test)]

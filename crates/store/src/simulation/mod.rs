@@ -1,0 +1,44 @@
+//! Zones in virtual time: the real committer, janitor, inventories and put rule of several zones over engines in memory,
+//! driven step by step from one seed, with what goes wrong with disks and processes.
+//!
+//! ```text
+//!   schedule ──▶ owners (what a writer does, in short) ──requests──▶ replica: committer, janitor ──▶ engine in memory
+//!       │            ▲                                                    │
+//!       │            └───────────────── answers ◀─────────────────────────┘
+//!       └──▶ checks after every step: what was acknowledged, what was synced, who may write
+//! ```
+//!
+//! `dax::simulation` has the real clients, and replicas that follow the rules of `dax::replica`; here are the real
+//! replicas, and a client that is short enough to be right. A seed gives the same history every time.
+
+mod checks;
+mod faults;
+mod owner;
+mod replica;
+mod schedule;
+mod scrub;
+mod tests;
+mod workload;
+
+/// One thing done wrong on purpose, which the checks must see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// A read that fails and may succeed later is called damage, so nothing counts as stored there.
+    UnreadableIsDamage,
+    /// Whether commits are missing is judged by the number that the keyspace `meta` has.
+    MetaNumberAlone,
+    /// What a replica acknowledges while it is being rebuilt counts.
+    RebuildingAcksCount,
+    /// A removal is forgotten although not all of its blocks could be dropped.
+    UndoneForgotten,
+}
+
+impl Flaw {
+    /// All of them.
+    pub const ALL: [Flaw; 4] = [
+        Flaw::UnreadableIsDamage,
+        Flaw::MetaNumberAlone,
+        Flaw::RebuildingAcksCount,
+        Flaw::UndoneForgotten,
+    ];
+}
