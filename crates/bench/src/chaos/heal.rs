@@ -37,7 +37,11 @@ impl Stage {
         let (mut goal, mut told) = (None, began);
         loop {
             self.tick()?;
-            let missing = match self.missing().await {
+            let missing = match self.end_exchange(began.elapsed()).await? {
+                None => self.missing().await,
+                exchanging => exchanging,
+            };
+            let missing = match missing {
                 Some(why) => why,
                 None => {
                     let goal = *goal.get_or_insert_with(|| self.commits() + COMMITS);

@@ -13,6 +13,7 @@
 mod check;
 mod clients;
 mod clocks;
+mod exchanges;
 mod faults;
 mod heal;
 mod judge;
@@ -63,15 +64,17 @@ pub enum Flaw {
     TwoDisks,
 }
 
-/// Nodes and zones.
-const SIZE: Size = Size { nodes: 3, zones: 3 };
+/// Nodes and zone servers.
+const SIZE: Size = Size { nodes: 3, zones: 4 };
+/// Zones that the volume begins with: one zone server is no member, and is exchanged for one.
+const MEMBERS: u8 = 3;
 
 /// Runs all of it; `say` hears what is going on.
 ///
 /// # Errors
 /// The cluster cannot be started, or cannot be asked at the end. What is found wrong is no error but a report.
 pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report> {
-    say("starting 3 zones and 3 nodes, each in a network of its own");
+    say("starting 4 zones, of which one is spare, and 3 nodes, each in a network of its own");
     let mut stage = Box::pin(Stage::set(options)).await?;
     let mut schedule = Schedule::new(options.seed, SIZE);
     let mut round = 0;

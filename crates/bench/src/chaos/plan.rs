@@ -85,6 +85,8 @@ pub(crate) enum Fault {
     Failover,
     Restart(Target),
     Reinit(Target),
+    /// The zone that is no member takes this one's place.
+    Exchange(u8),
 }
 
 /// A fault, so long after the one before it, and how long it lasts.
@@ -175,7 +177,8 @@ impl Schedule {
             70..78 => Fault::JumpClock(self.target(), self.jump()),
             78..86 => Fault::Switchover,
             86..89 => Fault::Failover,
-            89..96 => Fault::Restart(self.node()),
+            89..93 => Fault::Restart(self.node()),
+            93..97 => Fault::Exchange(self.zone()),
             _ => Fault::Reinit(self.node()),
         }
     }
@@ -297,6 +300,7 @@ impl Fault {
             Fault::Failover => "failover ordered",
             Fault::Restart(_) => "restart ordered",
             Fault::Reinit(_) => "reinit ordered",
+            Fault::Exchange(_) => "zone exchanged",
         }
     }
 }
@@ -307,7 +311,7 @@ mod tests {
 
     use super::*;
 
-    const SIZE: Size = Size { nodes: 3, zones: 3 };
+    const SIZE: Size = Size { nodes: 3, zones: 4 };
 
     fn rounds(seed: u64, count: usize) -> Vec<Vec<Strike>> {
         Schedule::new(seed, SIZE).take(count).collect()
@@ -323,7 +327,7 @@ mod tests {
     fn every_kind_of_fault_comes_within_an_hour_or_so() {
         let strikes: Vec<Strike> = rounds(1, 100).concat();
         let kinds: BTreeSet<&str> = strikes.iter().map(|s| s.fault.kind()).collect();
-        assert_eq!(kinds.len(), 26, "{kinds:?}");
+        assert_eq!(kinds.len(), 27, "{kinds:?}");
         let longest = Duration::from_millis(LASTS_MS);
         assert!(strikes.iter().all(|s| s.lasts < longest));
     }

@@ -26,7 +26,7 @@ use super::clocks::Clocks;
 use super::faults::{Faults, Member};
 use super::plan::{Line, Way};
 use super::report::{Ended, Struck};
-use super::{Flaw, Options, SIZE};
+use super::{Flaw, MEMBERS, Options, SIZE};
 
 /// How long anything may take at the start.
 const TIMEOUT: Duration = Duration::from_secs(180);
@@ -59,6 +59,10 @@ pub(super) struct Stage {
     pub clock: Clock,
     pub flaw: Option<Flaw>,
     pub faults: Faults,
+    /// The zone server that is no member.
+    pub spare: u8,
+    /// An exchange was ordered in this round.
+    pub exchanging: bool,
     /// Lines that are not perfect: who, to whom or to everybody, which way.
     pub lines: Vec<(Member, Option<Member>, Way, Line)>,
     /// What was stopped of each member.
@@ -99,6 +103,9 @@ impl Stage {
             .collect::<anyhow::Result<Vec<Disk>>>()?;
         let settings = settings(options, &sites, clocks.as_ref())?;
         let mut cluster = Cluster::create(settings)?;
+        for _ in MEMBERS..SIZE.zones {
+            cluster.add_zone()?;
+        }
         cluster.start_first().await?;
         let active = cluster.wait_active(TIMEOUT).await?;
         let server = cluster.server(&active)?;
@@ -120,6 +127,8 @@ impl Stage {
             clock,
             flaw: options.flaw,
             faults: Faults::new(options.flaw == Some(Flaw::TwoDisks)),
+            spare: MEMBERS,
+            exchanging: false,
             lines: Vec::new(),
             stopped: HashMap::new(),
             fallen: HashMap::new(),
@@ -189,7 +198,7 @@ fn settings(
     let mut settings = cluster::Options::new(&options.dir, &options.bin, &options.understudy);
     settings.tls = true;
     settings.nodes = NODES.map(str::to_owned).to_vec();
-    settings.zones = usize::from(SIZE.zones);
+    settings.zones = usize::from(MEMBERS);
     settings.sites = Some(Arc::clone(sites));
     settings.heartbeat.clone_from(&options.heartbeat);
     // Whatever is found has to be explained afterwards.

@@ -24,7 +24,7 @@ const LEFT_BYTES: u64 = 512 << 20;
 /// Bytes that rot at a place, and places.
 const ROT: (u64, u32) = (16, 8);
 
-type Outcome = Result<(), Refusal>;
+pub(super) type Outcome = Result<(), Refusal>;
 
 impl Stage {
     /// Plays a round, until its last fault has struck.
@@ -43,7 +43,8 @@ impl Stage {
             self.strike(strike, say)?;
         }
         if self.flaw == Some(Flaw::TwoDisks) {
-            for zone in 0..2 {
+            let spare = self.spare;
+            for zone in (0..SIZE.zones).filter(|zone| *zone != spare).take(2) {
                 self.lose_disk(zone, self.now() + Duration::from_secs(1))
                     .ok();
             }
@@ -149,7 +150,7 @@ impl Stage {
                 Target::Zone(zone)
             }
             // Who hands over is asked, if anybody serves; an operator asks anybody.
-            Fault::Switchover | Fault::Failover => Target::Node(0),
+            Fault::Switchover | Fault::Failover | Fault::Exchange(_) => Target::Node(0),
         };
         self.resolve(target)
     }
@@ -206,6 +207,7 @@ impl Stage {
             Fault::Failover => self.order(&["failover", "--force"], None),
             Fault::Restart(_) => self.order(&["restart"], Some(member)),
             Fault::Reinit(_) => self.order(&["reinit"], Some(member)),
+            Fault::Exchange(zone) => self.order_exchange(zone),
         }
     }
 
@@ -326,7 +328,7 @@ impl Stage {
     }
 
     /// What an operator asks for, with any node's configuration; the answer is not waited for.
-    fn order(&mut self, words: &[&str], node: Option<Member>) -> anyhow::Result<Outcome> {
+    pub fn order(&mut self, words: &[&str], node: Option<Member>) -> anyhow::Result<Outcome> {
         let options = self.cluster.options();
         let any = self.cluster.node(&name(Member::Node(0)))?;
         let mut command = Command::new(&options.understudy);
