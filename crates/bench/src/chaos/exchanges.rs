@@ -62,7 +62,7 @@ impl Stage {
             let spare = self.address(self.spare)?;
             let hopeless = self.faults.damaged().contains(&self.spare) || healed > GIVEN_UP_AFTER;
             if joins(change, &spare) && change["back"] != true && hopeless {
-                self.order(&["zone", "cancel"], None)?;
+                self.order(&["zone", "cancel"], None)?.ok();
             }
             return Ok(Some(format!("zones are being exchanged: {change}")));
         }
