@@ -69,8 +69,9 @@ pub struct Membership {
     pub members: Vec<Member>,
     /// What is being changed.
     pub change: Option<Change>,
-    /// Stores that were members, the last ones: whoever still lists one is not wrong about the volume.
-    pub former: Vec<StoreId>,
+    /// The last ones that left, where they were then: whoever still lists one of these addresses is out of date, not
+    /// wrong about the volume, whatever answers there now.
+    pub former: Vec<Member>,
 }
 
 fn invalid(message: String) -> Error {
@@ -140,7 +141,7 @@ fn check(members: &[Member], sync_replicas: u8) -> Result<()> {
 /// What an operator is told of two addresses that lead to one store.
 pub fn same_store(store: StoreId, one: &str, other: &str) -> Error {
     Error::new(
-        ErrorKind::Conflict,
+        ErrorKind::Invalid,
         format!(
             "{one} and {other} are one store ({store}), which can count once only: both addresses lead to \
              the same server, or the directory of one is a copy of the other's"
@@ -158,7 +159,7 @@ impl Membership {
     /// The first members of a volume.
     ///
     /// # Errors
-    /// `Invalid` or `Conflict` if they cannot be; the message says what to change.
+    /// `Invalid` if they cannot be; the message says what to change.
     pub fn first(
         settings: &VolumeSettings,
         members: Vec<Member>,
@@ -282,10 +283,12 @@ impl Membership {
             ..self.clone()
         };
         match &self.change {
-            Some(change) if change.back => next.leave(change.joining.iter().map(|m| m.store)),
+            Some(change) if change.back => next.leave(&change.joining),
             Some(change) => {
                 next.changes += 1;
-                next.leave(change.leaving.iter().copied());
+                let leaves = |m: &&Member| change.leaving.contains(&m.store);
+                let leaving: Vec<Member> = self.members.iter().filter(leaves).cloned().collect();
+                next.leave(&leaving);
             }
             None => {}
         }
@@ -310,10 +313,16 @@ impl Membership {
         Ok(if joint { next } else { next.done(version) })
     }
 
-    fn leave(&mut self, stores: impl Iterator<Item = StoreId>) {
-        self.former.extend(stores);
+    /// Whether an entry of a configuration that leads to this store is known: as a member's, or as one that left.
+    pub fn knows(&self, address: &str, store: StoreId) -> bool {
+        let mut former = self.former.iter();
+        self.member(store).is_some() || former.any(|m| m.store == store || m.address == address)
+    }
+
+    fn leave(&mut self, leaving: &[Member]) {
+        self.former.extend_from_slice(leaving);
         let members = &self.members;
-        let gone = |store: &StoreId| !members.iter().any(|m| m.store == *store);
+        let gone = |former: &Member| !members.iter().any(|m| m.store == former.store);
         self.former.retain(gone);
         let over = self.former.len().saturating_sub(FORMER_MAX);
         self.former.drain(..over);
@@ -373,13 +382,17 @@ mod tests {
         assert!(!joint.is_original());
         let done = joint.done(v(3));
         assert_eq!(stores(&done.members), [1, 3, 4]);
-        assert_eq!((done.changes, done.former.clone()), (1, vec![id(2)]));
+        assert_eq!((done.changes, stores(&done.former)), (1, vec![2]));
+        // Its directory was emptied, and it waits for another use: whoever still lists its address is out of date.
+        assert!(done.knows("zone2:7101", id(7)));
+        assert!(done.knows("elsewhere:7101", id(2)));
+        assert!(!done.knows("zone7:7101", id(7)));
         assert!(!done.is_original() && done.change.is_none());
         // One that left may come back.
         let back = done.begin(exchange(&[2], &[4], 2), v(4)).unwrap();
         let back = back.joint(v(5)).done(v(6));
         assert_eq!(stores(&back.members), [1, 2, 3]);
-        assert_eq!(back.former, vec![id(4)]);
+        assert_eq!(stores(&back.former), [4]);
     }
 
     #[test]
@@ -393,7 +406,7 @@ mod tests {
         for given_up in [at_once, back.done(v(4))] {
             assert_eq!(stores(&given_up.members), [1, 2, 3]);
             assert!(given_up.is_original());
-            assert_eq!(given_up.former, vec![id(4), id(5)]);
+            assert_eq!(stores(&given_up.former), [4, 5]);
             assert_eq!(given_up.sync_replicas, 2);
         }
     }

@@ -50,7 +50,7 @@ async fn identify_as(introduction: &Introduction, address: &str) -> Result<Ident
 /// Looks where the entries lead that are no member's address; those that do not answer now are passed over.
 ///
 /// # Errors
-/// `Conflict` if one of them leads to a store that is no member and never was, or to the store of another entry.
+/// `Invalid` if one of them leads to a store that is no member and never was, where none ever was, or to the store of another entry.
 pub(super) async fn check(
     entries: &[String],
     membership: &Membership,
@@ -85,7 +85,7 @@ pub(super) async fn check(
         if let Some((_, twin)) = twin {
             return Err(same_store(*store, twin, entry));
         }
-        if membership.member(*store).is_none() && !membership.former.contains(store) {
+        if !membership.knows(entry, *store) {
             return Err(stranger(entry, *store, membership));
         }
         found.push((*store, entry));
@@ -100,7 +100,7 @@ fn stranger(entry: &str, store: StoreId, membership: &Membership) -> Error {
         .map(|m: &Member| m.address.as_str())
         .collect();
     Error::new(
-        ErrorKind::Conflict,
+        ErrorKind::Invalid,
         format!(
             "{entry} (store {store}) is not one of the volume's zones, which are {}: list those in \"zones\", or \
              exchange the zone with: understudy zone replace",

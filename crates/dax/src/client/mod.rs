@@ -114,7 +114,7 @@ impl Client {
     /// # Errors
     /// `NotFound` or `Denied` if a majority of the replicas does not know the volume, or refuses the
     /// key or is refused for lack of it; `Invalid` if the number of replicas is not the volume's
-    /// number of replicas; `Conflict` if one of them is not one of the volume's recorded members; `Protocol` if
+    /// number of replicas, or one of them is not one of the volume's recorded members and never was; `Protocol` if
     /// something else answers.
     pub async fn connect(config: ClientConfig) -> Result<Arc<Client>> {
         let introduction = Introduction::new(&config);

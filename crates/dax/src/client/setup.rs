@@ -30,9 +30,9 @@ use crate::storage::VolumeSettings;
 /// use, replicas that do not know it are told that they have lost it. Waits while replicas are missing.
 ///
 /// # Errors
-/// `Conflict` if it exists with other settings, if two of the replicas are one store, or if it was in use
-/// and most of its replicas do not know it any more; `Invalid` if the settings make no sense; `Denied` if
-/// a replica refuses the key, or is refused.
+/// `Conflict` if it exists with other settings, or if it was in use and most of its replicas do not know it any
+/// more; `Invalid` if the settings make no sense, or two of the replicas are one store; `Denied` if a replica refuses
+/// the key, or is refused.
 pub async fn create_volume(config: &ClientConfig, settings: &VolumeSettings) -> Result<()> {
     settings.check()?;
     let (replicas, volume) = (&config.replicas, &config.volume);

@@ -20,7 +20,7 @@ impl Encoder<'_> {
         self.u64(v.changes);
         self.u8(v.sync_replicas);
         self.members(&v.members);
-        self.stores(&v.former);
+        self.members(&v.former);
         self.bool(v.change.is_some());
         if let Some(change) = &v.change {
             self.members(&change.joining);
@@ -76,7 +76,7 @@ impl Decoder {
             changes: self.u64()?,
             sync_replicas: self.u8()?,
             members: self.members()?,
-            former: self.stores()?,
+            former: self.members()?,
             change: None,
         };
         if self.bool()? {

@@ -46,7 +46,7 @@ fn membership() -> Box<Membership> {
             back: false,
             joint: true,
         }),
-        former: stores(&[8, 9]),
+        former: vec![member(8), member(9)],
     })
 }
 

@@ -91,13 +91,13 @@ async fn one_store_under_two_addresses_counts_once() {
     // A volume is not made so.
     let made = create_volume(&config("w"), &VolumeSettings::default()).await;
     let error = made.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("are one store"), "{error}");
 
     // Nor used.
     let used = Client::connect(config("v")).await;
     let error = used.expect_err("two entries lead to one store");
-    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("are one store"), "{error}");
 }
 
@@ -114,7 +114,7 @@ async fn a_configuration_with_another_zone_is_refused() {
     let [a, b, c] = [0, 1, 2].map(|zone: usize| zones[zone].address.as_str());
     let refused = Client::connect(config(&[a, b, &stranger.address])).await;
     let error = refused.expect_err("the stranger is no member");
-    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     let text = error.to_string();
     assert!(text.contains("is not one of the volume's zones"), "{text}");
     assert!(text.contains(c), "it says which zones are: {text}");

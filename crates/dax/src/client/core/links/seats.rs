@@ -120,7 +120,7 @@ impl Links {
     /// Which store a replica is, as long as no membership says it.
     ///
     /// # Errors
-    /// `Conflict` if another replica is that store already.
+    /// `Invalid` if another replica is that store already.
     pub fn recognize(&mut self, replica: ReplicaId, store: Option<StoreId>) -> Result<()> {
         if let Some(store) = store {
             let first = *self.stores.entry(store).or_insert(replica);

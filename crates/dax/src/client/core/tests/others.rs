@@ -188,7 +188,7 @@ fn two_entries_that_lead_to_one_store_count_once() {
     // The other's place was given to the first one's address.
     d.peers[2].store = one;
     let error = d.arrive(2).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Conflict);
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(
         error.to_string().contains("replica0 and replica2"),
         "{error}"
