@@ -12,7 +12,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{ReplicaId, StoreId, Version};
-use crate::membership::{Change, Member, Membership};
+use crate::membership::{Change, Member, Membership, same_store};
 use crate::storage::VolumeSettings;
 use crate::wire::{Request, Response};
 
@@ -168,26 +168,27 @@ impl Shared {
         }
     }
 
-    /// A member's directory was made anew: the store that is there now takes its place.
+    /// A directory was made anew: the store that is there now takes the place of the one that was.
     fn replace_lost(&mut self, membership: &Membership, lost: StoreId, store: StoreId) -> Advice {
-        let Some(place) = membership.members.iter().find(|m| m.store == lost) else {
-            return Advice::Leave(format!(
-                "its directory was emptied while it was joining: it is store {store} now, and {lost} was \
-                 to join; cancel the exchange and begin it again"
-            ));
+        let Some(place) = membership.member(lost).cloned() else {
+            return Advice::Leave(format!("store {lost} was there, which is no zone any more"));
         };
-        let joining = membership.change.iter().flat_map(|change| &change.joining);
-        if joining
-            .into_iter()
-            .any(|m| m.store == store && m.address == place.address)
-        {
-            return Advice::Leave(format!(
-                "store {store} takes the place of {lost}, which was there"
-            ));
-        }
         if let Some(taken) = membership.member(store) {
-            let error = crate::membership::same_store(store, &taken.address, &place.address);
-            return Advice::Leave(error.to_string());
+            return Advice::Leave(match taken.address == place.address {
+                true => format!("store {store} takes the place of {lost}, which was there"),
+                false => same_store(store, &taken.address, &place.address).to_string(),
+            });
+        }
+        let joining = membership.change.iter().flat_map(|change| &change.joining);
+        let mut here = joining.filter(|m| m.address == place.address);
+        if let Some(emptied) = here.next().map(|m| m.store) {
+            let begun = self.join_anew(membership, emptied, store);
+            return Advice::Leave(match begun {
+                Ok(does) => {
+                    format!("store {emptied} was to join, and its directory was emptied: {does}")
+                }
+                Err(error) => format!("its directory was emptied while it was joining: {error}"),
+            });
         }
         let change = Change {
             joining: vec![Member {
@@ -210,6 +211,32 @@ impl Shared {
                 "store {lost} was there, and its directory was emptied: {error}"
             )),
         }
+    }
+
+    /// Another store is where one was to join, which can never have everything: it joins instead, or the exchange goes
+    /// back where the lost one counts already. Says which.
+    fn join_anew(
+        &mut self,
+        membership: &Membership,
+        emptied: StoreId,
+        store: StoreId,
+    ) -> Result<String> {
+        let change = membership.change.clone().unwrap_or_default();
+        if change.back {
+            return Ok("the exchange goes back".to_owned());
+        }
+        let given_up = membership.cancel(self.new_version())?;
+        if change.joint {
+            self.go_by(given_up);
+            return Ok("the exchange is given up".to_owned());
+        }
+        let mut joining = change.joining;
+        for member in joining.iter_mut().filter(|m| m.store == emptied) {
+            member.store = store;
+        }
+        let version = self.new_version();
+        self.go_by(given_up.begin(Change { joining, ..change }, version)?);
+        Ok(format!("store {store} joins instead"))
     }
 
     /// The owner of a volume whose members were never recorded does so once it has met all of them.

@@ -210,6 +210,24 @@ fn two_entries_that_lead_to_one_store_count_once() {
     assert_eq!(d.core.replicas()[2].store, StoreId::new(99));
 }
 
+/// A lost disk was being replaced, and the new one was lost as well: the exchange waited for that store for ever.
+#[test]
+fn a_store_that_is_emptied_while_it_joins_is_replaced_by_the_next_one() {
+    let mut d = Desk::owner();
+    let (lost, now) = (d.peers[2].store, d.now);
+    d.disconnect(2);
+    for store in [50, 60] {
+        d.core.advise(now, ReplicaId(2), StoreId::new(store));
+        let membership = d.core.membership().unwrap();
+        assert!(membership.members.iter().any(|m| Some(m.store) == lost));
+        let change = membership.change.as_ref().unwrap();
+        let joining: Vec<_> = change.joining.iter().map(|m| m.store).collect();
+        assert_eq!(joining, [StoreId::new(store).unwrap()]);
+        assert_eq!(change.joining[0].address, "replica2");
+        assert_eq!(change.leaving, [lost.unwrap()]);
+    }
+}
+
 /// r2's entry led to r0's store. The store lost its disk and came back with a new id: under r2's name, because that
 /// connection was made first. What r0 had acknowledged was gone with it, and was counted.
 #[test]
