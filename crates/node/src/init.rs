@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coordination::records::{
-    ActiveState, Cause, Cluster, Decider, Heartbeat, HistoryEntry, Lsns, Record, append_history,
-    unix_ms,
+    ActiveState, Cause, Cluster, Decider, EngineFacts, Heartbeat, HistoryEntry, Lsns, Record,
+    append_history, unix_ms,
 };
 use coordination::tier::create_volume;
 use dax::storage::{Storage, VolumeSettings};
@@ -96,6 +96,12 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
     let storage = connect(config).await?;
     if Cluster::load(storage.as_ref()).await?.is_some() {
         return Err(AgentError::Initialised(config.cluster.volume.clone()));
+    }
+    if let Some(hosted) = EngineFacts::load(storage.as_ref()).await? {
+        return Err(AgentError::Refused(format!(
+            "the volume {} holds a database of {} already; choose another volume name",
+            config.cluster.volume, hosted.engine
+        )));
     }
     fill(config, &host, &options, storage).await
 }
