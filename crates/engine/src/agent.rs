@@ -4,6 +4,7 @@
 //! Invariant: what one life holds (server, mount, handle to the volume) is gone before the next one begins, the
 //! server before its mount.
 
+mod admission;
 mod board;
 mod claim;
 mod driver;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::channel::{Party, Server};
-use coordination::records::{Control, EngineFacts, Record};
+use coordination::records::{Control, EngineFacts};
 use coordination::tier;
 use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
@@ -44,7 +45,8 @@ pub(crate) struct Context {
     pub party: Party,
     pub recipe: Recipe,
     pub run_as: Option<RunAs>,
-    pub facts: EngineFacts,
+    /// What the volume says of its database, as it was read last.
+    pub facts: Mutex<EngineFacts>,
     pub server: Server,
     pub driver: Arc<Driver>,
     /// A handle that never owns an epoch.
@@ -121,11 +123,11 @@ impl Agent {
             connected = tier::connect(&self.config.cluster, self.config.cluster.name.as_str()) => connected?,
             () = self.driver.until(|state| state == State::Stopping) => return Ok(()),
         };
-        let facts = load_facts(&self.config, registry.as_ref()).await?;
+        let facts = admission::load_facts(&self.config, registry.as_ref()).await?;
         let recipe = self
             .config
             .recipe(registry.settings().block_size_bytes, "root")?;
-        check_facts(&facts, &recipe)?;
+        admission::check(&facts, &recipe).await?;
         for warning in &recipe.warnings {
             tracing::warn!("{warning}");
         }
@@ -143,7 +145,7 @@ impl Agent {
             party: self.party,
             recipe,
             run_as: self.run_as,
-            facts,
+            facts: Mutex::new(facts),
             server: self.server,
             driver: self.driver,
             registry,
@@ -206,36 +208,6 @@ pub(crate) fn prepare_directory(
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(failed(e)),
         _ => Ok(lock),
     }
-}
-
-/// What was said of the database when it was made.
-async fn load_facts(config: &Config, storage: &dyn Storage) -> Result<EngineFacts> {
-    let facts = EngineFacts::load(storage).await?;
-    facts.ok_or_else(|| {
-        EngineError::Machine(format!(
-            "the volume {} holds no database of this kind; create one with \"understudy init\"",
-            config.cluster.volume
-        ))
-    })
-}
-
-/// The configuration must fit what the volume holds.
-fn check_facts(facts: &EngineFacts, recipe: &Recipe) -> Result<()> {
-    if facts.engine != recipe.name {
-        return Err(EngineError::Machine(format!(
-            "the volume holds a database of {}, and this node is configured for {}; set engine.kind and \
-             engine.command as on the other nodes, or choose another volume",
-            facts.engine, recipe.name
-        )));
-    }
-    if facts.page_bytes != recipe.page_bytes {
-        return Err(EngineError::Machine(format!(
-            "the database has pages of {} bytes, and this node is configured for {}; set the page size as it was \
-             when the database was made",
-            facts.page_bytes, recipe.page_bytes
-        )));
-    }
-    Ok(())
 }
 
 pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {

@@ -45,6 +45,7 @@ const OWN: Keys<'_> = &[
             "stop_signal",
             "private",
             "page_size",
+            "version",
         ],
     ),
     ("channel", &["listen", "advertise", "drain"]),
@@ -156,7 +157,7 @@ pub struct EngineConfig {
     /// MariaDB: system variables by name.
     #[serde(default)]
     pub parameters: BTreeMap<String, Parameter>,
-    /// Command: the program and its arguments; `{data}`, `{run}` and `{tmp}` are replaced.
+    /// Command: the program and its arguments; `{data}`, `{run}`, `{tmp}`, `{listen}` and `{port}` are replaced.
     #[serde(default)]
     pub command: Vec<String>,
     /// Command: makes a new database in the empty volume.
@@ -174,6 +175,9 @@ pub struct EngineConfig {
     /// Command: the size of the largest write that must not be torn.
     #[serde(default = "default_page_size")]
     pub page_size: ByteSize,
+    /// Command: a program that prints the server's version, so that an older one refuses what a newer one wrote.
+    #[serde(default)]
+    pub version: Vec<String>,
 }
 
 fn default_listen() -> String {
@@ -323,6 +327,7 @@ impl EngineConfig {
             ("engine.init", !self.init.is_empty()),
             ("engine.ready", !self.ready.is_empty()),
             ("engine.private", !self.private.is_empty()),
+            ("engine.version", !self.version.is_empty()),
         ];
         let only_mariadb = [
             ("engine.bin", self.bin.is_some()),
@@ -347,6 +352,7 @@ impl EngineConfig {
         for (key, command) in [
             ("engine.command", &self.command),
             ("engine.init", &self.init),
+            ("engine.version", &self.version),
         ] {
             if command
                 .first()
@@ -394,16 +400,27 @@ impl EngineConfig {
         }
     }
 
+    /// A configured command that knows where the server listens.
+    fn with_port(&self, command: &[String]) -> Vec<String> {
+        let port = self.port.map(|port| port.to_string()).unwrap_or_default();
+        let replaced = |word: &String| {
+            let word = word.replace("{listen}", &self.listen);
+            word.replace("{port}", &port)
+        };
+        command.iter().map(replaced).collect()
+    }
+
     fn by_command(&self, places: &Places, block_bytes: u32) -> Result<Recipe, ConfigError> {
-        let server = places.expand(&self.command);
+        let server = places.expand(&self.with_port(&self.command));
         let server =
             server.ok_or_else(|| ConfigError::invalid("engine.command", "name a program"))?;
-        let ready = match (self.ready.first().map(String::as_str), self.ready.get(1)) {
+        let ready = self.with_port(&self.ready);
+        let ready = match (ready.first().map(String::as_str), ready.get(1)) {
             (Some(CONNECTS), Some(address)) => {
                 Ready::Connects(address.replace("{run}", &places.run.to_string_lossy()))
             }
             _ => {
-                let program = places.expand(&self.ready);
+                let program = places.expand(&ready);
                 Ready::Program(
                     program
                         .ok_or_else(|| ConfigError::invalid("engine.ready", "name a program"))?,
@@ -447,6 +464,7 @@ impl EngineConfig {
                 .into_iter()
                 .collect(),
             page_bytes,
+            version: places.expand(&self.version),
         })
     }
 }

@@ -65,7 +65,8 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
     let owner = administrator()?;
     let mut settings = options.settings.clone();
     // Whether the programs are there, and the settings make sense, is known before a volume is made.
-    let planned = config.recipe(settings.block_size_bytes, &owner)?;
+    let planned = config.recipe(BLOCK_BYTES_MAX, &owner)?;
+    let version = server::version(&planned).await?;
     settings.block_size_bytes = settings
         .block_size_bytes
         .max(planned.page_bytes.min(BLOCK_BYTES_MAX));
@@ -98,6 +99,7 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
         engine: recipe.name.clone(),
         page_bytes: recipe.page_bytes,
         created_unix_ms: unix_ms(),
+        version: version.map(|version| version.to_string()),
     };
     facts.store(storage.as_ref()).await?;
     storage.release().await?;

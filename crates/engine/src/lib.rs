@@ -36,5 +36,6 @@ pub mod layout;
 pub mod machine;
 pub mod recipe;
 mod server;
+mod version;
 
 pub use error::{EngineError, Result};

@@ -70,6 +70,8 @@ pub struct Recipe {
     pub warnings: Vec<String>,
     /// The size in bytes that the volume's blocks must have at least, so that no page is torn.
     pub page_bytes: u32,
+    /// Prints the server's version.
+    pub version: Option<Invocation>,
 }
 
 impl Places {

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::config::Paths;
 use crate::error::{EngineError, Result};
 use crate::recipe::{Invocation, Ready, Recipe};
+use crate::version::Version;
 
 /// Between two looks whether a server is ready.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -223,6 +224,33 @@ pub(crate) async fn run(invocation: &Invocation, run_as: Option<RunAs>) -> Resul
         program,
         output: format!("{}\n{last}", output.status),
     })
+}
+
+/// What the installed server says its version is; `None` if the recipe does not ask for it.
+///
+/// # Errors
+/// `Machine` if it says none.
+pub(crate) async fn version(recipe: &Recipe) -> Result<Option<Version>> {
+    let Some(invocation) = &recipe.version else {
+        return Ok(None);
+    };
+    let program = invocation.program.display().to_string();
+    let mut command = tokio::process::Command::from(spawn::command(&invocation.program, HIDDEN));
+    command.args(&invocation.arguments).stdin(Stdio::null());
+    let output = command.kill_on_drop(true).output().await;
+    let output = output.map_err(|e| EngineError::system(format!("cannot run {program}"), e))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let found = Version::find(&said).filter(|_| output.status.success());
+    let silent = || {
+        let arguments = invocation.arguments.join(" ");
+        EngineError::Machine(format!(
+            "\"{program} {arguments}\" prints no version, so whether it can open the database is not known \
+             ({}): {}",
+            output.status,
+            said.trim()
+        ))
+    };
+    found.map(Some).ok_or_else(silent)
 }
 
 fn describe(exit: &Exit) -> String {

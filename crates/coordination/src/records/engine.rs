@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 
-/// Facts about the database in a volume; written once, by `init`. A volume has either this record or
-/// [`Cluster`](super::Cluster).
+/// Facts about the database in a volume; written by `init`, and by an owner whose server is newer than all before it.
+/// A volume has either this record or [`Cluster`](super::Cluster).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineFacts {
     /// Which server: `MariaDB`, or the name of a configured program.
@@ -16,6 +16,9 @@ pub struct EngineFacts {
     /// When the database was created, Unix milliseconds; for people only.
     #[serde(default)]
     pub created_unix_ms: u64,
+    /// The newest version of the server that was started on the volume (`10.11.19`), if it is known.
+    #[serde(default)]
+    pub version: Option<String>,
 }
 
 impl Record for EngineFacts {

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use volume::lsn::Lsn;
 
 use super::Context;
+use super::admission;
 use super::board::Order;
 use super::claim::{Pulse, fence};
 use super::opened::Opened;
@@ -120,7 +121,10 @@ impl Life {
                 context.party.me.node.as_str(),
             )
             .await?;
+            // Before anybody is fenced: this node may not be able to serve at all.
+            let installed = admission::admit(context, storage.as_ref()).await?;
             let (epoch, pulse) = fence(context, &storage, seen).await?;
+            admission::note(context, storage.as_ref(), installed.as_ref()).await?;
             Ok::<_, EngineError>((storage, epoch, pulse))
         };
         let Some(owned) = attend(context, orders, State::Fencing, owning).await else {
@@ -161,7 +165,13 @@ impl Life {
             self.says(ActiveState::TakingOver);
             running.stop().await?;
         }
+        // In place, the programs may be newer than they were when the epoch was taken.
+        let in_place = self.phases.is_none();
         let starting = async {
+            if in_place {
+                let installed = admission::admit(context, storage.as_ref()).await?;
+                admission::note(context, storage.as_ref(), installed.as_ref()).await?;
+            }
             let server = Hosted::start(
                 &context.recipe,
                 &context.config.paths,
@@ -222,7 +232,7 @@ impl Life {
         let reporting = async {
             loop {
                 context.board.report(json!({
-                    "engine": context.facts,
+                    "engine": &*context.facts.lock(),
                     "epoch": self.epoch,
                     "server_pid": server.pid(),
                     "scrub": opened.scrubbed(),
@@ -284,7 +294,9 @@ impl Life {
 
     fn end(&mut self, context: &Context) {
         *self = Life::default();
-        context.board.report(json!({ "engine": context.facts }));
+        context
+            .board
+            .report(json!({ "engine": &*context.facts.lock() }));
         context.driver.tell(Event::Cleared);
     }
 

@@ -14,6 +14,9 @@ use super::Context;
 use crate::error::Result;
 use crate::machine::{Event, LastBeat, Seen, State};
 
+/// How often the nodes' records are listed while the active beats; they change twice a second.
+const LIST_EVERY: Duration = Duration::from_secs(1);
+
 /// What a waiting node knows.
 pub(super) struct Watch {
     detector: Detector,
@@ -25,10 +28,15 @@ pub(super) struct Watch {
     channel: Option<Subscription>,
     events: mpsc::UnboundedReceiver<ClientEvent>,
     sender: mpsc::UnboundedSender<ClientEvent>,
+    /// The nodes' records, and when they were listed.
+    members: Vec<Member>,
+    listed: Option<Duration>,
     /// What each node's record said last, and when that changed.
     records: HashMap<NodeName, (String, u64, Duration)>,
     progress: Duration,
     last: Option<Beat>,
+    /// The last beat said that nobody serves.
+    vacant: bool,
 }
 
 impl Watch {
@@ -43,9 +51,12 @@ impl Watch {
             channel: None,
             events,
             sender,
+            members: Vec::new(),
+            listed: None,
             records: HashMap::new(),
             progress: now,
             last: None,
+            vacant: false,
         }
     }
 
@@ -67,9 +78,14 @@ impl Watch {
     async fn look(&mut self, context: &Context) -> Result<()> {
         let storage = context.registry.as_ref();
         self.detector.asked(context.driver.now());
+        let lists = self.lists(context.driver.now());
         let read = async {
             let beat = Heartbeat::load(storage).await?;
-            Ok::<_, crate::error::EngineError>((beat, Member::list(storage).await?))
+            let members = match lists {
+                true => Some(Member::list(storage).await?),
+                false => None,
+            };
+            Ok::<_, crate::error::EngineError>((beat, members))
         };
         let limit = self.detector.slow() * 10;
         let Ok(read) = tokio::time::timeout(limit, read).await else {
@@ -77,6 +93,9 @@ impl Watch {
             return Ok(());
         };
         let (beat, members) = read.inspect_err(|_| self.detector.failed(context.driver.now()))?;
+        if let Some(members) = members {
+            self.note(members, context.driver.now());
+        }
         let now = context.driver.now();
         if let Some(beat) = &beat {
             self.detector.retime(
@@ -88,7 +107,8 @@ impl Watch {
                 ),
             );
             self.seen = self.seen.max(beat.epoch);
-            self.follow(context, beat, &members);
+            self.vacant = beat.state.is_vacant();
+            self.follow(context, beat);
         }
         let this = beat.as_ref().map(|beat| Beat {
             epoch: beat.epoch,
@@ -98,9 +118,8 @@ impl Watch {
             (self.last, self.progress) = (this, now);
         }
         self.detector.answered(this, now);
-        self.note(&members, now);
         let seen = Seen {
-            better: self.better(context, &members, now),
+            better: self.better(context, now),
             verdict: self.detector.verdict(now),
             beat: beat.map(|beat| LastBeat {
                 beat: Beat {
@@ -116,13 +135,23 @@ impl Watch {
         Ok(())
     }
 
+    /// Whether the nodes' records are worth a look: now and then, and each time while somebody has to take over or
+    /// the active is not known yet.
+    fn lists(&self, now: Duration) -> bool {
+        let old = self
+            .listed
+            .is_none_or(|at| now.saturating_sub(at) >= LIST_EVERY);
+        old || self.channel.is_none() || self.detector.is_in_doubt() || self.vacant
+    }
+
     /// Listens to whoever beats.
-    fn follow(&mut self, context: &Context, beat: &Heartbeat, members: &[Member]) {
+    fn follow(&mut self, context: &Context, beat: &Heartbeat) {
         if self.active.as_ref() == Some(&beat.node) && self.channel.is_some() {
             return;
         }
         let me = &context.party.me.node;
-        let active = members
+        let active = self
+            .members
             .iter()
             .find(|m| m.name == beat.node && m.name != *me);
         self.active = active.map(|m| m.name.clone());
@@ -154,8 +183,8 @@ impl Watch {
         self.detector.hint(hint, context.driver.now());
     }
 
-    fn note(&mut self, members: &[Member], now: Duration) {
-        for member in members {
+    fn note(&mut self, members: Vec<Member>, now: Duration) {
+        for member in &members {
             let says = (member.incarnation.0.clone(), member.updated);
             let known = self.records.get(&member.name);
             if known.is_none_or(|(life, updated, _)| (life, updated) != (&says.0, &says.1)) {
@@ -163,20 +192,22 @@ impl Watch {
                     .insert(member.name.clone(), (says.0, says.1, now));
             }
         }
+        (self.members, self.listed) = (members, Some(now));
     }
 
     /// How many living nodes that wait as well should go first: those with a higher priority, then by name.
-    fn better(&self, context: &Context, members: &[Member], now: Duration) -> u8 {
+    fn better(&self, context: &Context, now: Duration) -> u8 {
         let (me, mine) = (&context.party.me.node, context.config.tags.priority);
         let alive = |m: &&Member| {
             let moved = self.records.get(&m.name);
             moved.is_some_and(|(.., at)| {
-                now.saturating_sub(*at) < context.config.cluster.heartbeat.timeout
+                now.saturating_sub(*at) < context.config.cluster.heartbeat.timeout + LIST_EVERY
             })
         };
         let waits = |m: &&Member| !m.tags.nofailover && Some(&m.name) != self.active.as_ref();
         let first = |m: &&Member| m.name != *me && (m.tags.priority, me) > (mine, &m.name);
-        let better = members
+        let better = self
+            .members
             .iter()
             .filter(alive)
             .filter(waits)

@@ -10,8 +10,9 @@
 //! | `innodb_temp_data_file_path`, `tmpdir` | local | temporary tables die with the server, so they are not replicated |
 //! | `socket`, `pid_file`, `log_error` | local | of this run only |
 //!
-//! Settings that would lose what was acknowledged are refused with the reason, wherever the operator wrote them in
-//! this node's configuration.
+//! Settings that would lose what was acknowledged are refused with the reason ([`settings`]).
+
+mod settings;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -44,55 +45,6 @@ pub struct MariaDb {
 /// InnoDB's page size unless the operator chose another one when the database was made.
 const DEFAULT_PAGE_BYTES: u32 = 16 << 10;
 
-/// Set by the agent; the reason is the rest of a sentence.
-const RESERVED: [(&str, &str); 12] = [
-    ("datadir", "it is the mounted volume"),
-    ("socket", "it is in the node's run directory"),
-    ("pid_file", "it is in the node's run directory"),
-    ("log_error", "it is <data>/server.log"),
-    ("port", "use engine.port"),
-    ("bind_address", "use engine.listen"),
-    ("user", "use engine.run_as"),
-    ("tmpdir", "it is a local directory"),
-    ("innodb_temp_data_file_path", "it is a private file"),
-    (
-        "innodb_data_home_dir",
-        "all of the database is in the volume",
-    ),
-    (
-        "innodb_log_group_home_dir",
-        "all of the database is in the volume",
-    ),
-    (
-        "innodb_undo_directory",
-        "all of the database is in the volume",
-    ),
-];
-
-/// A setting and the only values that lose nothing; the reason is the rest of a sentence.
-const DURABLE: [(&str, &[&str], &str); 4] = [
-    (
-        "innodb_flush_log_at_trx_commit",
-        &["1", "3"],
-        "with another value acknowledged transactions are lost when the server or its machine is",
-    ),
-    (
-        "sync_binlog",
-        &["1"],
-        "with another value the binary log lacks acknowledged transactions after a takeover",
-    ),
-    (
-        "innodb_flush_method",
-        &["O_DIRECT", "O_DSYNC", "fsync"],
-        "with another value nothing is synced to the zones",
-    ),
-    (
-        "innodb_read_only",
-        &["OFF", "0"],
-        "a read-only server cannot recover",
-    ),
-];
-
 const PROGRAM: &str = "mariadbd";
 const INSTALL: &str = "mariadb-install-db";
 const USUAL: [&str; 3] = ["/usr/sbin", "/usr/bin", "/usr/local/mysql/bin"];
@@ -103,10 +55,16 @@ impl MariaDb {
     /// # Errors
     /// A sentence that says what is missing or refused, and what to do.
     pub fn recipe(&self, places: &Places, block_bytes: u32, owner: &str) -> Result<Recipe, String> {
-        self.check()?;
+        settings::check(&self.parameters)?;
         let page_bytes = self.page_bytes()?;
+        settings::check_doublewrite(&self.parameters, page_bytes, block_bytes)?;
+        let program = self.find(PROGRAM)?;
+        let version = Invocation {
+            program: program.clone(),
+            arguments: vec!["--version".to_owned()],
+        };
         let server = Invocation {
-            program: self.find(PROGRAM)?,
+            program,
             arguments: self.arguments(places, page_bytes <= block_bytes),
         };
         Ok(Recipe {
@@ -121,8 +79,9 @@ impl MariaDb {
             private: private(),
             listens: vec![(self.listen.clone(), self.port)],
             reached: format!("{}:{}", self.host(), self.port),
-            warnings: self.warnings(page_bytes, block_bytes),
+            warnings: settings::warnings(&self.parameters, page_bytes, block_bytes),
             page_bytes,
+            version: Some(version),
         })
     }
 
@@ -132,34 +91,6 @@ impl MariaDb {
             "" | "*" | "0.0.0.0" | "::" => "localhost",
             host => host,
         }
-    }
-
-    fn check(&self) -> Result<(), String> {
-        for (name, value) in &self.parameters {
-            let key = format!("engine.parameters.{name}");
-            let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
-            if name.is_empty() || !name.bytes().all(plain) {
-                return Err(format!(
-                    "\"{key}\": write the name of a MariaDB system variable in small letters with underscores"
-                ));
-            }
-            if value.contains(['\0', '\n']) {
-                return Err(format!(
-                    "\"{key}\": the value contains a line break or a zero byte"
-                ));
-            }
-            if let Some((_, why)) = RESERVED.iter().find(|(reserved, _)| reserved == name) {
-                return Err(format!("\"{key}\" cannot be set here: {why}"));
-            }
-            let durable = DURABLE.iter().find(|(durable, ..)| durable == name);
-            if let Some((_, safe, why)) = durable
-                && !safe.iter().any(|safe| safe.eq_ignore_ascii_case(value))
-            {
-                let safe = safe.join(" or ");
-                return Err(format!("\"{key}\" = {value} is refused: {why}; use {safe}"));
-            }
-        }
-        Ok(())
     }
 
     fn page_bytes(&self) -> Result<u32, String> {
@@ -195,11 +126,11 @@ impl MariaDb {
     /// `mariadb-install-db` is not where the server is on every system.
     fn find_install(&self) -> Result<PathBuf, String> {
         self.find(INSTALL).or_else(|error| {
-            let beside = self
-                .bin
-                .as_ref()
-                .and_then(|bin| Some(bin.parent()?.join("bin").join(INSTALL)));
-            beside.filter(|path| path.exists()).ok_or(error)
+            let beside = self.bin.as_ref().and_then(|bin| bin.parent());
+            let places = beside.into_iter().flat_map(|home| {
+                ["bin", "scripts"].map(|directory| home.join(directory).join(INSTALL))
+            });
+            places.into_iter().find(|path| path.exists()).ok_or(error)
         })
     }
 
@@ -256,26 +187,6 @@ impl MariaDb {
             .into_iter()
             .chain(settings)
             .collect()
-    }
-
-    fn warnings(&self, page_bytes: u32, block_bytes: u32) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if page_bytes > block_bytes {
-            warnings.push(format!(
-                "InnoDB's pages of {page_bytes} bytes do not fit the volume's blocks of {block_bytes}: every page is \
-                 written twice (innodb_doublewrite). Hint: make the volume with blocks as large as the pages."
-            ));
-        }
-        let is_on = |name: &str| {
-            let value = self.parameters.get(name);
-            value.is_some_and(|value| !value.eq_ignore_ascii_case("off") && value != "0")
-        };
-        if page_bytes <= block_bytes && is_on("innodb_doublewrite") {
-            warnings.push(
-                "innodb_doublewrite is on although no page can be torn here: every page is written twice".to_owned(),
-            );
-        }
-        warnings
     }
 }
 
@@ -353,38 +264,16 @@ mod tests {
     }
 
     #[test]
-    fn what_would_lose_commits_is_refused_with_the_reason() {
-        for (name, value) in [
-            ("innodb_flush_log_at_trx_commit", "0"),
-            ("innodb_flush_log_at_trx_commit", "2"),
-            ("sync_binlog", "0"),
-            ("innodb_flush_method", "nosync"),
-        ] {
-            let why = with(&[(name, value)]).unwrap_err();
-            assert!(why.contains(name) && why.contains("use "), "{why}");
-        }
-        assert!(with(&[("innodb_flush_log_at_trx_commit", "1")]).is_ok());
-    }
-
-    #[test]
-    fn what_the_agent_sets_cannot_be_set_and_the_rest_can() {
-        for (name, _) in RESERVED {
-            assert!(
-                with(&[(name, "x")])
-                    .unwrap_err()
-                    .contains("cannot be set here")
-            );
-        }
+    fn what_an_operator_sets_is_checked_and_passed_on() {
+        assert!(with(&[("innodb_flush_log_at_trx_commit", "0")]).is_err());
+        assert!(with(&[("innodb_page_size", "32k"), ("innodb_doublewrite", "0")]).is_err());
+        assert!(with(&[("innodb_page_size", "17k")]).is_err());
         let recipe = with(&[("innodb_buffer_pool_size", "256M")]).unwrap();
         assert_eq!(
             value_of(&recipe, "innodb-buffer-pool-size").unwrap(),
             "256M"
         );
         assert_eq!(value_of(&recipe, "datadir").unwrap(), "/v");
-        for name in ["Port", "a-b", "", "x y"] {
-            assert!(with(&[(name, "1")]).is_err(), "{name}");
-        }
-        assert!(with(&[("innodb_page_size", "17k")]).is_err());
     }
 
     #[test]

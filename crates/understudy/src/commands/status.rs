@@ -280,7 +280,9 @@ fn engine_line(active: &str, engine: &EngineFacts, protected: bool) -> String {
         true => "another node waits to take over",
         false => "NO OTHER NODE waits to take over",
     };
-    format!("{active} serves {}, {waits}\n\n", engine.engine)
+    let version = engine.version.as_ref().map(|version| format!(" {version}"));
+    let version = version.unwrap_or_default();
+    format!("{active} serves {}{version}, {waits}\n\n", engine.engine)
 }
 
 /// How many standbys are missing.
