@@ -9,7 +9,7 @@ PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
 .PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node test test-unit test-system \
-	test-versions test-package test-cassandra clean
+	test-versions test-servers test-package test-cassandra clean
 
 help: ## List what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -46,6 +46,9 @@ test-system: packages ## Test whole clusters: they are started, loaded, killed a
 
 test-versions: packages ## Test whole clusters with PostgreSQL 16 to 18, and a minor upgrade; downloads the servers.
 	scripts/system-tests versions
+
+test-servers: packages ## Test clusters with MySQL and with a newer MariaDB, which are downloaded.
+	scripts/system-tests servers
 
 test-package: deb ## Test the Debian package, installed and run by a systemd of its own; needs root.
 	scripts/package-test

@@ -1,10 +1,14 @@
 //! The command line of the measurements: what each can be told, and what all can be told.
 
+mod mariadb;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use understudy::cli::duration;
+
+pub use self::mariadb::BenchMariadb;
 
 /// Run a benchmark.
 #[derive(Debug, Parser)]
@@ -37,6 +41,7 @@ pub enum Bench {
     Failover(BenchFailover),
     Peers(BenchPeers),
     Zones(BenchZones),
+    Mariadb(BenchMariadb),
 }
 
 /// How much is measured, where, and how the answer is printed: options of every measurement.

@@ -12,7 +12,7 @@ use understudy::commands::{interrupted, on_runtime, start_logging};
 use understudy::exit::{Code, Failure};
 
 use crate::cli::{self, Common};
-use crate::{cassandra, chaos, dax, failover, peers, pgbench, soak, standby, zones};
+use crate::{cassandra, chaos, dax, failover, mariadb, peers, pgbench, soak, standby, zones};
 
 /// Runs a benchmark and prints tables, or its report as JSON.
 ///
@@ -35,6 +35,7 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Failover(args) => run_failover(args).await,
         cli::Bench::Peers(args) => run_peers(args).await,
         cli::Bench::Zones(args) => run_zones(args).await,
+        cli::Bench::Mariadb(args) => run_mariadb(args).await,
     }
 }
 
@@ -280,6 +281,32 @@ async fn run_zones(args: cli::BenchZones) -> anyhow::Result<Code> {
     );
     let report = result?;
     print(&args.common, &report, zones::table)?;
+    Ok(verdict(report.passed))
+}
+
+async fn run_mariadb(args: cli::BenchMariadb) -> anyhow::Result<Code> {
+    let mut workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let either = |given, quick, whole| args.common.either(given, quick, whole);
+    let options = mariadb::Options {
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        clients: args.clients,
+        accounts: either(args.accounts, 100_000, 1_000_000),
+        seconds: either(args.runs.seconds, 3, 10),
+        rounds: either(args.runs.rounds, 1, 5),
+        kills: either(args.kills, 1, 5),
+        before: either(None, 5, 20),
+    };
+    let result = tokio::select! {
+        report = Box::pin(mariadb::run(&options, say)) => report,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    keep_unless(
+        &mut workspace,
+        matches!(&result, Ok(report) if report.passed),
+    );
+    let report = result?;
+    print(&args.common, &report, mariadb::table)?;
     Ok(verdict(report.passed))
 }
 

@@ -7,6 +7,7 @@ pub mod commands;
 pub mod dax;
 pub mod failover;
 pub(crate) mod lag;
+pub mod mariadb;
 pub mod peers;
 pub mod pgbench;
 pub mod soak;

@@ -8,6 +8,7 @@ pub mod clients;
 mod credentials;
 pub mod disk;
 mod logs;
+pub mod mariadb;
 pub mod ports;
 pub mod process;
 pub mod programs;

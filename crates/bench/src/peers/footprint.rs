@@ -89,7 +89,7 @@ fn by_program<T: std::ops::AddAssign + Default>(
 }
 
 /// Processor time of a process and of its children that have ended, in seconds.
-fn cpu_seconds(pid: Pid) -> Option<f64> {
+pub(crate) fn cpu_seconds(pid: Pid) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks_a_second = sysconf(SysconfVar::CLK_TCK).ok()??;
     Some(cpu_ticks(&stat)? as f64 / ticks_a_second as f64)

@@ -6,7 +6,7 @@
 //! Invariant: only one system exists at a time, so that nothing of another one is in its figures.
 
 mod chart;
-mod footprint;
+pub(crate) mod footprint;
 mod load;
 mod loss;
 mod patroni;

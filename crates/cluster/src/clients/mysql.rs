@@ -1,7 +1,9 @@
 //! Clients of a MariaDB: transactions that are counted, and the search for each of them afterwards.
 //!
-//! Each client inserts rows `(client, n)` into a ledger and moves money between accounts in the same transaction; `n`
-//! is never used twice. Whatever fails is followed by a new connection and the next `n`.
+//! Each client inserts rows `(client, n)` into a ledger in the same transaction as what else it does ([`Work`]); `n` is
+//! never used twice. Whatever fails is followed by a new connection and the next `n`.
+
+mod work;
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -12,10 +14,11 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder};
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use tokio::task::JoinHandle;
 
+pub use self::work::Work;
 use super::clock::Clock;
 use super::history::{Attempt, History, Outcome};
 
@@ -27,6 +30,8 @@ const RETRY_EVERY: Duration = Duration::from_millis(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// What each account has at first.
 const MONEY: i64 = 1000;
+/// The code of a server that does not accept who connects.
+const ACCESS_DENIED: u16 = 1045;
 
 /// A server that may be the active.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,14 +49,7 @@ pub struct Server {
 pub async fn connect(servers: &[Server]) -> anyhow::Result<Conn> {
     let mut failed = None;
     for server in servers {
-        let options = OptsBuilder::default()
-            .ip_or_hostname(server.address.to_string())
-            .tcp_port(server.port)
-            .user(Some(USER))
-            .pass(Some(USER))
-            .db_name(Some("test"))
-            .prefer_socket(false);
-        match tokio::time::timeout(ANSWER_WITHIN, Conn::new(Opts::from(options))).await {
+        match tokio::time::timeout(ANSWER_WITHIN, log_in(*server)).await {
             Ok(Ok(connection)) => return Ok(connection),
             Ok(Err(error)) => failed = Some(error.into()),
             Err(_) => failed = Some(anyhow::anyhow!("no answer from port {}", server.port)),
@@ -60,17 +58,53 @@ pub async fn connect(servers: &[Server]) -> anyhow::Result<Conn> {
     Err(failed.unwrap_or_else(|| anyhow::anyhow!("no servers")))
 }
 
+async fn log_in(server: Server) -> Result<Conn, mysql_async::Error> {
+    let options = OptsBuilder::default()
+        .ip_or_hostname(server.address.to_string())
+        .tcp_port(server.port)
+        .user(Some(USER))
+        .db_name(Some("test"))
+        .prefer_socket(false);
+    let with_password = options.clone().pass(Some(USER));
+    match Conn::new(Opts::from(with_password)).await {
+        // The greeting of MySQL 5.5.9 does not end the name of its method as the protocol demands, so that no
+        // password can be sent; the account has none there.
+        Err(mysql_async::Error::Server(refused)) if refused.code == ACCESS_DENIED => {
+            Conn::new(Opts::from(options)).await
+        }
+        connected => connected,
+    }
+}
+
 /// What the administrator runs once, by the server's own client on its socket.
 pub fn setup_statements(accounts: u32) -> String {
     format!(
-        "CREATE DATABASE test;\n\
+        "CREATE DATABASE IF NOT EXISTS test;\n\
          CREATE USER {USER}@'%' IDENTIFIED BY '{USER}';\n\
          GRANT ALL ON test.* TO {USER}@'%';\n\
-         USE test;\n\
-         CREATE TABLE ledger (client INT, n BIGINT, filler CHAR(64), PRIMARY KEY (client, n)) ENGINE=InnoDB;\n\
-         CREATE TABLE accounts (id INT PRIMARY KEY, money BIGINT, filler CHAR(64)) ENGINE=InnoDB;\n\
-         INSERT INTO accounts SELECT seq, {MONEY}, 'x' FROM seq_1_to_{accounts};\n"
+         USE test;\n{}",
+        work::tables(accounts, MONEY)
     )
+}
+
+/// The password of the account that clients use, for the server's own programs.
+pub fn account() -> (&'static str, &'static str) {
+    (USER, USER)
+}
+
+/// What a group of clients does.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// What each does.
+    pub work: Work,
+    /// How many they are.
+    pub clients: u16,
+    /// The number of the first; no two groups on the same database may share numbers.
+    pub first: i32,
+    /// Accounts that there are.
+    pub accounts: u32,
+    /// Decides which are touched.
+    pub seed: u64,
 }
 
 /// Clients at work.
@@ -81,22 +115,23 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts so many clients.
-    pub fn start(servers: &[Server], clients: u16, accounts: u32, seed: u64, clock: Clock) -> Load {
+    /// Starts the clients of a plan.
+    pub fn start(servers: &[Server], plan: &Plan, clock: Clock) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let client = |number: u16| {
             let client = Client {
-                number: i32::from(number),
+                number: plan.first + i32::from(number),
                 servers: servers.to_vec(),
-                accounts,
-                rng: SmallRng::seed_from_u64(seed ^ u64::from(number) << 32),
+                work: plan.work,
+                accounts: plan.accounts,
+                rng: SmallRng::seed_from_u64(plan.seed ^ u64::from(number) << 32),
                 clock,
                 stop: Arc::clone(&stop),
             };
             tokio::spawn(client.run())
         };
         Load {
-            clients: (0..clients).map(client).collect(),
+            clients: (0..plan.clients).map(client).collect(),
             stop,
         }
     }
@@ -118,6 +153,7 @@ impl Load {
 struct Client {
     number: i32,
     servers: Vec<Server>,
+    work: Work,
     accounts: u32,
     rng: SmallRng,
     clock: Clock,
@@ -157,24 +193,16 @@ impl Client {
     }
 
     async fn transact(&mut self, connection: &mut Conn, n: i64) -> Outcome {
-        let (mut from, mut to) = (
-            self.rng.random_range(1..=self.accounts),
-            self.rng.random_range(1..=self.accounts),
-        );
-        // In one order, so that no two clients wait for each other.
-        if from > to {
-            (from, to) = (to, from);
-        }
-        let statements = [
-            "BEGIN".to_owned(),
-            format!("INSERT INTO ledger VALUES ({}, {n}, 'x')", self.number),
-            format!("UPDATE accounts SET money = money - 1 WHERE id = {from}"),
-            format!("UPDATE accounts SET money = money + 1 WHERE id = {to}"),
-        ];
+        let statements = self
+            .work
+            .statements(self.number, n, self.accounts, &mut self.rng);
         for statement in statements {
             if connection.query_drop(statement).await.is_err() {
                 return Outcome::Refused;
             }
+        }
+        if !self.work.commits() {
+            return Outcome::Acknowledged;
         }
         match connection.query_drop("COMMIT").await {
             Ok(()) => Outcome::Acknowledged,
@@ -252,13 +280,28 @@ fn judge(rows: &[(i32, i64)], money: i64, history: &History, accounts: u32) -> V
     }
 }
 
-/// Has the server's own programs check all tables, and each page's checksum of those whose files are given.
+/// Counts what is wrong with the large rows that clients with numbers from `first` on wrote; no such client may be at
+/// work.
 ///
 /// # Errors
-/// They find something, or cannot be run.
+/// The database does not answer.
+pub async fn wrong_large_rows(servers: &[Server], first: i32) -> anyhow::Result<u64> {
+    let mut connection = connect(servers).await?;
+    let mut wrong = 0;
+    for question in [work::damaged_rows(), work::misplaced_rows(first)] {
+        let count: Option<u64> = connection.query_first(question).await?;
+        wrong += count.context("no count")?;
+    }
+    Ok(wrong)
+}
+
+/// Has the server check all tables.
+///
+/// # Errors
+/// It finds something, or does not answer.
 pub async fn check_tables(servers: &[Server]) -> anyhow::Result<()> {
     let mut connection = connect(servers).await?;
-    for table in ["ledger", "accounts"] {
+    for table in ["ledger", "accounts", "large"] {
         let rows: Vec<(String, String, String, String)> = connection
             .query(format!("CHECK TABLE {table} EXTENDED"))
             .await?;

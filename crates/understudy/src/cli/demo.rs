@@ -29,6 +29,7 @@ Examples:
   understudy demo --seed 42 --json >result.json
   understudy demo --store cassandra
   understudy demo --engine mariadb --kills 20
+  understudy demo --engine mariadb --kills 20 --large-writes
   understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
 pub struct Demo {
     /// Another server than PostgreSQL: MariaDB, which is restarted on the other node when its machine is killed.
@@ -37,6 +38,9 @@ pub struct Demo {
     /// With --engine: how often the machine of the active is killed.
     #[arg(long, default_value_t = 1, requires = "engine", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub kills: u32,
+    /// With --engine: half of the clients write large rows, and before each recovery every page is looked at.
+    #[arg(long, requires = "engine")]
+    pub large_writes: bool,
     /// Where the blocks are stored: in zone servers, or in Apache Cassandra in three data centres, which is
     /// fetched with Maven.
     #[arg(long, value_enum, default_value_t)]

@@ -48,6 +48,8 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
 /// The demo with MariaDB.
 async fn host(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
     let options = hosted::Options {
+        store: args.store,
+        large_writes: args.large_writes,
         between: args.duration / (args.kills + 1),
         kills: args.kills,
         clients: args.clients,

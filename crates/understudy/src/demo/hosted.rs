@@ -2,19 +2,21 @@
 //! another one, and look for every commit.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 use cluster::clients::clock::Clock;
-use cluster::clients::mysql::{self, Load, Server, Verdict};
+use cluster::clients::history::History;
+use cluster::clients::mysql::{self, Load, Plan, Verdict, Work};
+use cluster::mariadb::pages::{Inspector, Pages};
+use cluster::mariadb::{self, Kill};
+use cluster::tier::{Store, Tier};
 use cluster::workspace::Workspace;
 use cluster::{Cluster, Options as ClusterOptions};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use serde_json::Value;
-use tokio::time::Instant;
 
 use super::progress::Progress;
 use super::timeline::thousands;
@@ -22,6 +24,10 @@ use super::timeline::thousands;
 /// What the user chose.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// What keeps the blocks.
+    pub store: Store,
+    /// Half of the clients write large rows, and every page is looked at after each kill, before the server recovers.
+    pub large_writes: bool,
     /// Length of the load before the first kill, and after each.
     pub between: Duration,
     /// How often the active's machine is killed.
@@ -67,18 +73,21 @@ pub struct Report {
     pub downtime_worst_ms: f64,
     /// Commits a second over the whole run, outages included.
     pub tps: f64,
-    /// What the server's own check of its tables says.
+    /// What the server's own check of its tables says; with large writes, after each takeover, too.
     pub tables: String,
+    /// With large writes: large rows that are not whole, or should not be there, or are missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wrong_large_rows: Option<u64>,
+    /// With large writes: what every page looked like before each recovery.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pages: Option<Pages>,
     /// Repeats the run.
     pub seed: u64,
 }
 
 const ACCOUNTS: u32 = 20_000;
-/// How long another node may take to serve.
-const TAKEOVER_WITHIN: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Users that a server may run as when we are root, the first that exists.
-const USERS: [&str; 2] = ["mysql", "nobody"];
+/// Clients that write large rows have numbers from here on.
+const LARGE_FIRST: i32 = 10_000;
 
 /// Runs the demo. Dropping the future ends it and cleans up.
 ///
@@ -94,47 +103,63 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     result
 }
 
+/// The database and what stands below it. Fields are dropped in this order.
+struct Stage {
+    cluster: Cluster,
+    tier: Tier,
+    inspector: Option<Inspector>,
+}
+
 async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
     let progress = Progress::new();
-    let mut cluster = set_stage(options, dir, &progress).await?;
-    let servers = servers(&cluster);
+    let mut stage = set_stage(options, dir, &progress).await?;
+    let servers = mariadb::servers(&stage.cluster);
     let clock = Clock::start();
-    let load = Load::start(&servers, options.clients, ACCOUNTS, options.seed, clock);
+    let loads = start_load(options, &stage, clock);
     let mut rng = SmallRng::seed_from_u64(options.seed);
     let mut kills = Vec::new();
+    let mut tables = Ok(());
     for _ in 0..options.kills {
         let wait = options.between.mul_f64(rng.random_range(0.5..1.5));
         tokio::time::sleep(wait).await;
-        kills.push(kill_and_wait(&mut cluster, &progress).await?);
+        let kill = mariadb::kill_active(&mut stage.cluster, |what| progress.say(what)).await?;
+        if options.large_writes {
+            tables = tables.and(check_next(&stage.cluster, &kill).await);
+        }
+        kills.push(kill);
     }
     tokio::time::sleep(options.between).await;
     progress.say("verifying");
-    let history = load.stop().await?;
+    let history = stop(loads).await?;
     let ran = clock.now();
-    wait_active(&mut cluster, 0).await?;
+    mariadb::wait_active(&mut stage.cluster, 0).await?;
     let verdict = mysql::verify(&servers, &history, ACCOUNTS).await?;
-    let tables = match mysql::check_tables(&servers).await {
+    let wrong_large_rows = match options.large_writes {
+        true => Some(mysql::wrong_large_rows(&servers, LARGE_FIRST).await?),
+        false => None,
+    };
+    let tables = match tables.and(mysql::check_tables(&servers).await) {
         Ok(()) => "OK".to_owned(),
         Err(error) => format!("{error:#}"),
     };
-    let entries: Value = serde_json::from_str(&cluster.ask("history").await?)?;
-    let outages = kills.iter().map(|kill| {
-        let outage = history
-            .outage(clock.at(kill.at))
-            .context("no commit after a kill")?;
-        Ok(Outage {
-            killed: kill.node.clone(),
-            downtime_ms: outage.first_after.since(outage.last_before).as_secs_f64() * 1000.0,
-            phases: phases(&entries, kill.epoch),
-        })
-    });
-    let outages: Vec<Outage> = outages.collect::<anyhow::Result<_>>()?;
-    cluster.shutdown();
+    let outages = outages(&stage.cluster, &history, clock, &kills).await?;
+    let pages = match &stage.inspector {
+        Some(inspector) => Some(look_at_pages(&mut stage.cluster, inspector).await?),
+        None => None,
+    };
+    stage.cluster.shutdown();
+    tokio::task::block_in_place(|| drop(stage.tier));
+    progress.set_state("done");
     let mut downtimes: Vec<f64> = outages.iter().map(|outage| outage.downtime_ms).collect();
     downtimes.sort_by(f64::total_cmp);
-    progress.set_state("done");
+    let damaged = pages
+        .as_ref()
+        .is_some_and(|pages| !pages.damaged.is_empty());
     Ok(Report {
-        passed: verdict.holds() && tables == "OK",
+        passed: verdict.holds()
+            && tables == "OK"
+            && wrong_large_rows.unwrap_or_default() == 0
+            && !damaged,
         engine: "MariaDB".to_owned(),
         downtime_ms: downtimes
             .get(downtimes.len() / 2)
@@ -145,55 +170,81 @@ async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
         verdict,
         outages,
         tables,
+        wrong_large_rows,
+        pages,
         seed: options.seed,
     })
 }
 
-/// A kill that was carried out.
-struct Kill {
-    node: String,
-    /// When all of its processes were dead.
-    at: SystemTime,
-    /// The epoch that followed.
-    epoch: u64,
+fn start_load(options: &Options, stage: &Stage, clock: Clock) -> Vec<Load> {
+    let large = match options.large_writes {
+        true => options.clients.div_ceil(2),
+        false => 0,
+    };
+    let groups = [
+        (Work::Transfers, options.clients - large, 0),
+        (Work::LargeRows, large, LARGE_FIRST),
+    ];
+    let servers = mariadb::servers(&stage.cluster);
+    let start = |(work, clients, first)| {
+        let plan = Plan {
+            work,
+            clients,
+            first,
+            accounts: ACCOUNTS,
+            seed: options.seed,
+        };
+        Load::start(&servers, &plan, clock)
+    };
+    groups.into_iter().map(start).collect()
 }
 
-async fn kill_and_wait(cluster: &mut Cluster, progress: &Progress) -> anyhow::Result<Kill> {
-    let (node, epoch) = wait_active(cluster, 0).await?;
-    let killed = cluster
-        .kill_node(&node)
-        .context("the active does not run")?;
-    let at = SystemTime::now();
-    progress.say(&format!(
-        "killed {node} with its server: {} processes",
-        killed.processes
-    ));
-    let (next, epoch) = wait_active(cluster, epoch + 1).await?;
-    progress.say(&format!("{next} serves, epoch {epoch}"));
-    cluster.start_node(&node)?;
-    Ok(Kill { node, at, epoch })
-}
-
-/// Waits until a node serves under an epoch not before `from`.
-async fn wait_active(cluster: &mut Cluster, from: u64) -> anyhow::Result<(String, u64)> {
-    let deadline = Instant::now() + TAKEOVER_WITHIN;
-    loop {
-        // While nobody serves it fails, and says so by its exit code.
-        if let Ok(status) = cluster.ask("status").await {
-            let status: Value = serde_json::from_str(&status)?;
-            let epoch = status["epoch"].as_u64().unwrap_or_default();
-            if let (Some(active), true) = (status["active"].as_str(), epoch >= from) {
-                return Ok((active.to_owned(), epoch));
-            }
-        }
-        cluster.check_running()?;
-        ensure!(
-            Instant::now() < deadline,
-            "no node serves after {TAKEOVER_WITHIN:?}; the logs are in {}",
-            cluster.logs().display()
-        );
-        tokio::time::sleep(LOOK_EVERY).await;
+async fn stop(loads: Vec<Load>) -> anyhow::Result<History> {
+    let mut attempts = Vec::new();
+    for load in loads {
+        attempts.extend_from_slice(load.stop().await?.attempts());
     }
+    Ok(History::new(attempts))
+}
+
+/// Has whoever took over check all tables, under load.
+async fn check_next(cluster: &Cluster, kill: &Kill) -> anyhow::Result<()> {
+    let next = cluster.node(&kill.next)?;
+    mariadb::check(mysql::Server {
+        address: next.address,
+        port: next.port,
+    })
+    .await
+}
+
+async fn outages(
+    cluster: &Cluster,
+    history: &History,
+    clock: Clock,
+    kills: &[Kill],
+) -> anyhow::Result<Vec<Outage>> {
+    let entries: Value = serde_json::from_str(&cluster.ask("history").await?)?;
+    let outage = |kill: &Kill| {
+        let outage = history
+            .outage(clock.at(kill.at))
+            .context("no commit after a kill")?;
+        Ok(Outage {
+            killed: kill.node.clone(),
+            downtime_ms: outage.length().as_secs_f64() * 1000.0,
+            phases: phases(&entries, kill.epoch),
+        })
+    };
+    kills.iter().map(outage).collect()
+}
+
+/// What was found before each recovery, after it was seen that damage would have been found.
+async fn look_at_pages(cluster: &mut Cluster, inspector: &Inspector) -> anyhow::Result<Pages> {
+    let (active, _) = mariadb::wait_active(cluster, 0).await?;
+    // A table of the server's own, which nobody writes while its file is copied.
+    let node = cluster.node(&active)?;
+    let file = node.data.join("volume/mysql/transaction_registry.ibd");
+    inspector.notices_damage(&file).await?;
+    inspector.pages()
 }
 
 fn phases(history: &Value, epoch: u64) -> Value {
@@ -204,89 +255,42 @@ fn phases(history: &Value, epoch: u64) -> Value {
         .unwrap_or_default()
 }
 
-fn servers(cluster: &Cluster) -> Vec<Server> {
-    let node = |name: &str| cluster.node(name).ok();
-    let nodes = cluster.names().filter_map(node);
-    nodes
-        .map(|node| Server {
-            address: node.address,
-            port: node.port,
-        })
-        .collect()
-}
-
 /// Starts the cluster and fills the tables.
-async fn set_stage(options: &Options, dir: &Path, progress: &Progress) -> anyhow::Result<Cluster> {
+async fn set_stage(options: &Options, dir: &Path, progress: &Progress) -> anyhow::Result<Stage> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let tier = Tier::start(options.store, dir, |what| progress.say(what)).await?;
     let mut settings = ClusterOptions::new(dir, Path::new("/"), &program);
-    let bin = options
-        .bin
-        .as_ref()
-        .map(|bin| format!("bin = \"{}\"", bin.display()));
-    let lines = [
-        "kind = \"mariadb\"".to_owned(),
-        format!("run_as = \"{}\"", server_user()?),
-    ];
-    settings.engine = Some(lines.into_iter().chain(bin).collect());
-    settings.parameters = vec![("innodb_buffer_pool_size".to_owned(), "64M".to_owned())];
+    tier.serve(&mut settings);
+    let inspector = match options.large_writes {
+        true => Some(Inspector::install(dir, options.bin.as_deref())?),
+        false => None,
+    };
+    let inspected = inspector.as_ref().map(Inspector::bin);
+    settings.engine = Some(mariadb::engine(inspected.or(options.bin.as_deref()))?);
+    // With large writes, most pages have to leave a small pool at once.
+    let pool = if options.large_writes { "16M" } else { "64M" };
+    settings.parameters = vec![("innodb_buffer_pool_size".to_owned(), pool.to_owned())];
+    let zones = match settings.zones {
+        0 => String::new(),
+        zones => format!("{zones} zones and "),
+    };
     progress.say(&format!(
-        "starting 3 zones and 2 nodes with MariaDB in {}",
+        "starting {zones}2 nodes with MariaDB in {}",
         dir.display()
     ));
     let mut cluster = Cluster::create(settings)?;
-    for zone in 1..=3 {
-        cluster.start_zone(zone)?;
-    }
-    cluster.init().await?;
-    let names: Vec<String> = cluster.names().map(str::to_owned).collect();
-    for name in &names {
-        cluster.start_node(name)?;
-    }
-    let (active, _) = wait_active(&mut cluster, 0).await?;
+    let active = mariadb::start(&mut cluster).await?;
     progress.say(&format!(
         "{active} serves; making {} accounts",
         thousands(u64::from(ACCOUNTS))
     ));
     let socket = cluster.node(&active)?.data.join("run/server.sock");
-    administrate(&socket, &mysql::setup_statements(ACCOUNTS)).await?;
-    Ok(cluster)
-}
-
-/// Who the server runs as: the first of the usual users that exists.
-fn server_user() -> anyhow::Result<&'static str> {
-    let exists =
-        |user: &&&str| nix::unistd::User::from_name(user).is_ok_and(|found| found.is_some());
-    USERS
-        .iter()
-        .find(exists)
-        .copied()
-        .context("there is neither a user mysql nor nobody")
-}
-
-/// Runs statements as the administrator, by MariaDB's own client.
-async fn administrate(socket: &Path, statements: &str) -> anyhow::Result<()> {
-    let mut client = tokio::process::Command::new("mariadb");
-    client
-        .arg("--no-defaults")
-        .arg(format!("--socket={}", socket.display()));
-    let mut child = client
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .context("cannot run mariadb, MariaDB's client: apt-get install mariadb-client")?;
-    let mut input = child.stdin.take().context("its standard input is a pipe")?;
-    tokio::io::AsyncWriteExt::write_all(&mut input, statements.as_bytes()).await?;
-    drop(input);
-    let output = child.wait_with_output().await?;
-    if !output.status.success() {
-        bail!(
-            "mariadb failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(())
+    mariadb::administrate(&socket, &mysql::setup_statements(ACCOUNTS)).await?;
+    Ok(Stage {
+        cluster,
+        tier,
+        inspector,
+    })
 }
 
 /// The story in a few lines.
@@ -310,6 +314,16 @@ pub fn render(report: &Report) -> String {
         "DO NOT AGREE"
     };
     text.push_str(&format!("  sums {sums}, tables: {}\n", report.tables));
+    if let Some(pages) = &report.pages {
+        text.push_str(&format!(
+            "  {} starts on files that were there: {} pages looked at before recovery, {} files with a TORN page; {} \
+             large rows wrong\n",
+            pages.starts,
+            thousands(pages.pages),
+            pages.damaged.len(),
+            report.wrong_large_rows.unwrap_or_default(),
+        ));
+    }
     let verdict = if report.passed { "passed" } else { "FAILED" };
     text.push_str(&format!("\n  {verdict} (seed {})\n", report.seed));
     text

@@ -68,6 +68,13 @@ fn the_demo_loses_nothing() -> Result<()> {
     crate::demo::watch("demo-cassandra", &["--store", "cassandra"], 100.0)
 }
 
+#[test]
+#[ignore = "on Cassandra: make test-cassandra"]
+fn mariadb_loses_nothing() -> Result<()> {
+    let more = ["--store", "cassandra", "--duration", "24s"];
+    crate::engines::watch("mariadb-cassandra", 3, &more).map(drop)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "on Cassandra: make test-cassandra"]
 async fn zombies_commit_nothing_with_hints() -> Result<()> {

@@ -39,7 +39,7 @@ os.close(direct)
 database = sqlite3.connect(os.path.join(directory, "rows.db"), isolation_level=None)
 database.execute(f"PRAGMA journal_mode={mode}")
 # With FULL a commit in DELETE mode is a removed file whose directory is not synced: a power failure undoes it.
-database.execute("PRAGMA synchronous=EXTRA")
+database.execute("PRAGMA synchronous=" + ("EXTRA" if mode == "DELETE" else "FULL"))
 database.execute("CREATE TABLE IF NOT EXISTS rows (n INTEGER PRIMARY KEY, filler TEXT)")
 
 
@@ -71,5 +71,6 @@ def stop(*_):
 
 
 signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 with Server(("127.0.0.1", port), Handler) as server:
     server.serve_forever()
