@@ -1,4 +1,20 @@
-//! Measurements that a user can repeat with one command.
+//! Measurements that a user can repeat with one command, `understudy bench`.
+//!
+//! ```text
+//!   cli ──▶ commands ──▶ a measurement: clusters (crate `cluster`) in turn, loads on them, faults
+//!                            │
+//!                            └──▶ lines of JSON ──▶ report: tables and pictures of those lines alone
+//! ```
+//!
+//! Invariants: a measurement checks what it measured (whatever clients were told must be there), fails if that is not
+//! so, and prints what it ran on; a report is made of the kept lines, so that anybody can make it again.
+//!
+//! ```
+//! use bench::statistics::Sample;
+//!
+//! let sample = Sample::of(vec![3.0, 1.0, 2.0]);
+//! assert_eq!((sample.median, sample.spread), (2.0, 1.0));
+//! ```
 
 pub mod cassandra;
 pub mod chaos;

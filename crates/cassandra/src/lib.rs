@@ -1,17 +1,36 @@
 //! Apache Cassandra, unmodified, as the storage tier.
 //!
+//! ```text
+//!   Storage (of dax) ──▶ client ──▶ statements ──▶ Cassandra: a row for each version of a block, a cell's timestamp
+//!                          │                                   for its version, one row that says whose epoch it is
+//!                          ├── writer, queue: what is pending, and what a read must find (pure)
+//!                          └── lease: the time in which the owner may acknowledge (pure) ──▶ the gate
+//! ```
+//!
 //! `docs/PROTOCOL.md` ("On Cassandra") has the rows, the gate and why nothing is lost; its rules (C1, L1,
 //! ...) are named in the code that keeps them. [`Client`] is a [`dax::storage::Storage`]. What decides
-//! is pure: `writer` (pending writes and what reads must return), `lane`, `lease`, `row`, `schema`.
+//! is pure: `writer` (pending writes and what reads must return), `send_queue`, `lease`, `row`, `schema`.
 //! [`server`] runs a cluster of it on this machine, for trying out and for tests.
+//!
+//! Invariants: nothing is acknowledged but while the lease stands on the owner's own clock (the gate), and a new owner
+//! begins only when every lease before it has ended; the order of versions is the order of Cassandra's timestamps.
+//!
+//! ```
+//! use cassandra::row::timestamp;
+//! use dax::ids::{Epoch, Version};
+//!
+//! let version = |epoch, seq| Version { epoch: Epoch(epoch), seq };
+//! // A later epoch wins over whatever an earlier one still has under way.
+//! assert!(timestamp(version(2, 1)) > timestamp(version(1, 1_000_000)));
+//! ```
 
 pub mod client;
 pub mod config;
 mod connect;
-mod lane;
 pub mod lease;
 pub mod row;
 pub mod schema;
+mod send_queue;
 pub mod server;
 mod setup;
 #[cfg(test)]

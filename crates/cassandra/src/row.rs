@@ -91,6 +91,24 @@ pub fn blocks_per_chunk(block_size_bytes: u32) -> u64 {
     CHUNK_BYTES / u64::from(block_size_bytes)
 }
 
+/// A partition: a file and the number of the chunk in it.
+pub type Chunk = (FileId, u64);
+
+/// A row to be written.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Which block.
+    pub key: BlockKey,
+    /// In which generation.
+    pub generation: Generation,
+    /// Its version.
+    pub version: Version,
+    /// Over all of these and the contents.
+    pub checksum: u32,
+    /// The contents; none say that there is no block.
+    pub data: Bytes,
+}
+
 /// A version of a block as it was read. Without contents it says that there is no block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {

@@ -1,8 +1,8 @@
 //! What a client decides about its writes and reads, without a socket, clock or task.
 //!
 //! Owns a [`Handle`] and the queues of what is to be sent. A write goes to one place, Cassandra, which says when
-//! enough replicas have it; so there is one replica here. Invariants: those of [`Handle`]; a write leaves `sync_pending` only when it, or a later one of the same
-//! row, was acknowledged, or its file is gone.
+//! enough replicas have it; so there is one replica here. Invariants: those of [`Handle`]; a write leaves
+//! `sync_pending` only when it, or a later one of the same row, was acknowledged, or its file is gone.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,14 +14,11 @@ use dax::writer::pending::{Pending, Seq};
 use dax::writer::versions::Known;
 use dax::writer::{Handle, ReplicaSet};
 
-use crate::lane::Lane;
-use crate::row::{self, SEQ_END};
+use crate::row::{self, Chunk, Row, SEQ_END};
+use crate::send_queue::SendQueue;
 
 /// The one place that writes go to.
 const THERE: ReplicaId = ReplicaId(0);
-
-/// A partition: a file and the number of the chunk in it.
-pub type Chunk = (FileId, u64);
 
 /// Bounds of one client.
 #[derive(Debug, Clone)]
@@ -30,29 +27,14 @@ pub struct Limits {
     pub pending_bytes_max: usize,
     /// Entries of the version list.
     pub version_list_max: usize,
-    /// Requests on their way at a time, in each lane.
+    /// Requests on their way at a time, in each queue.
     pub requests_max: usize,
-}
-
-/// A row to be written.
-#[derive(Debug, Clone)]
-pub struct Row {
-    /// Which block.
-    pub key: BlockKey,
-    /// In which generation.
-    pub generation: Generation,
-    /// Its version.
-    pub version: Version,
-    /// Over all of these and the contents.
-    pub checksum: u32,
-    /// The contents; none say that there is no block.
-    pub data: Bytes,
 }
 
 /// Rows of one partition, for one request.
 #[derive(Debug)]
 pub struct Batch {
-    lane: usize,
+    queue: usize,
     /// The partition.
     pub chunk: Chunk,
     /// The rows, oldest first.
@@ -79,9 +61,9 @@ pub struct Writer {
     pub handle: Handle,
     settings: VolumeSettings,
     limits: Limits,
-    /// Log, journal and configuration have a lane of their own: a commit does not wait behind what a
+    /// Log, journal and configuration have a queue of their own: a commit does not wait behind what a
     /// checkpoint writes.
-    lanes: [Lane; 2],
+    queues: [SendQueue; 2],
     indexed: HashSet<Chunk>,
     dirty: HashMap<Chunk, Generation>,
 }
@@ -93,7 +75,7 @@ impl Writer {
             handle: Handle::new(&settings, limits.version_list_max),
             settings,
             limits,
-            lanes: Default::default(),
+            queues: Default::default(),
             indexed: HashSet::new(),
             dirty: HashMap::new(),
         }
@@ -104,7 +86,7 @@ impl Writer {
         let news = self.handle.fence(why);
         if news {
             self.handle.pending.clear();
-            self.lanes.iter_mut().for_each(Lane::clear);
+            self.queues.iter_mut().for_each(SendQueue::clear);
         }
         news
     }
@@ -152,7 +134,7 @@ impl Writer {
         if generation > Generation::SINGLE {
             self.note_dirty(chunk, generation);
         }
-        self.lanes[lane_of(generation)].push(chunk, version.seq);
+        self.queues[queue_of(generation)].push(chunk, version.seq);
         Ok(version)
     }
 
@@ -164,17 +146,17 @@ impl Writer {
     /// Whether [`next_batch`](Self::next_batch) may have something.
     pub fn may_send(&self) -> bool {
         let max = self.limits.requests_max;
-        self.lanes.iter().any(|lane| lane.may_send(max))
+        self.queues.iter().any(|queue| queue.may_send(max))
     }
 
     /// What to send next; none while enough is on its way.
     pub fn next_batch(&mut self) -> Option<Batch> {
         let (pending, max) = (&self.handle.pending, self.limits.requests_max);
-        let lanes = self.lanes.iter_mut().enumerate();
-        let next = lanes.map(|(n, lane)| Some((n, lane.next(max, |seq| wanted(pending, seq))?)));
-        let (lane, (chunk, rows)) = next.flatten().next()?;
+        let queues = self.queues.iter_mut().enumerate();
+        let next = queues.map(|(n, queue)| Some((n, queue.next(max, |seq| wanted(pending, seq))?)));
+        let (queue, (chunk, rows)) = next.flatten().next()?;
         Some(Batch {
-            lane,
+            queue,
             chunk,
             rows,
             index: !self.indexed.contains(&chunk),
@@ -190,7 +172,7 @@ impl Writer {
 
     /// Enough replicas have a batch, or nobody wants it any more.
     pub fn sent(&mut self, batch: &Batch, acknowledged: bool) {
-        self.lanes[batch.lane].done(batch.chunk);
+        self.queues[batch.queue].done(batch.chunk);
         if !acknowledged {
             return;
         }
@@ -277,7 +259,7 @@ fn wanted(pending: &Pending, seq: Seq) -> Option<Row> {
     })
 }
 
-fn lane_of(generation: Generation) -> usize {
+fn queue_of(generation: Generation) -> usize {
     usize::from(generation > Generation::SINGLE)
 }
 

@@ -1,8 +1,26 @@
 //! A whole cluster on this machine, for the demo, the benchmarks and the system tests: zones and
 //! nodes as child processes, which can be killed, paused and started again; and its [`clients`].
 //!
+//! ```text
+//!   Options ──▶ Cluster ──▶ zones, nodes: child processes ◀── sites, disk, wan: what is cut, slow or far away
+//!                               ▲
+//!   clients ── transactions ────┘
+//!      └──▶ History: what each client was told ──▶ verify: is all of it there, and nothing else?
+//! ```
+//!
 //! Invariant: when a [`Cluster`] is dropped, for whatever reason, its processes are dead and its
 //! mounts are gone.
+//!
+//! The verdict is pure:
+//!
+//! ```
+//! use cluster::clients::history::History;
+//! use cluster::clients::verify::compare;
+//!
+//! // Nobody tried anything, and yet the ledger has a row.
+//! let comparison = compare(&History::default(), &[(1, 1)]);
+//! assert_eq!(comparison.unexpected, [(1, 1)]);
+//! ```
 
 pub mod clients;
 mod credentials;

@@ -89,11 +89,11 @@ pub enum ChannelError {
     },
     /// The peer does not belong to our cluster, or does not believe that we do.
     #[error("the agent at {address} {why}")]
-    Distrusted {
+    Rejected {
         /// Where.
         address: crate::address::Address,
         /// What is wrong, in words.
-        why: dax::tls::Distrust,
+        why: dax::tls::Rejection,
     },
     /// Connections cannot be protected.
     #[error(transparent)]

@@ -16,7 +16,7 @@ mod storage;
 mod timing;
 mod tls;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dax::client::ClientConfig;
 use dax::credentials::VolumeKey;
@@ -70,6 +70,17 @@ pub enum ConfigError {
         /// What is wrong and what to change.
         why: String,
     },
+}
+
+/// The text of a configuration file.
+///
+/// # Errors
+/// [`ConfigError::Read`]
+pub fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 impl ConfigError {

@@ -164,7 +164,7 @@ impl StoreId {
     pub fn random() -> Result<StoreId> {
         loop {
             let mut bytes = [0; 8];
-            crate::credentials::fill(&mut bytes)?;
+            crate::entropy::fill(&mut bytes)?;
             if let Some(id) = StoreId::new(u64::from_le_bytes(bytes)) {
                 return Ok(id);
             }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{Epoch, StoreId, Version, ZoneId};
-use crate::storage::{MAX_REPLICAS, VolumeSettings};
+use crate::settings::{MAX_REPLICAS, VolumeSettings};
 
 /// The longest address of a member, in bytes.
 pub const MAX_ADDRESS_BYTES: usize = 256;

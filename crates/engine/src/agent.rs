@@ -15,7 +15,6 @@ mod watch;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use coordination::channel::{Party, Server};
 use coordination::records::{Control, EngineFacts};
@@ -26,7 +25,7 @@ use parking_lot::Mutex;
 use supervise::logfile::{Rotation, keep_rotating};
 use supervise::{RunAs, leftovers};
 use tokio::sync::mpsc;
-use volume::view::{Ownership, Timestamp};
+use volume::view::Ownership;
 
 pub use self::board::Board;
 use self::board::Order;
@@ -217,11 +216,4 @@ pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {
         uid: uid.as_raw(),
         gid: gid.as_raw(),
     }
-}
-
-/// Now, as files carry it.
-pub(crate) fn wall_clock() -> Timestamp {
-    let now = std::time::SystemTime::now();
-    let since = now.duration_since(std::time::SystemTime::UNIX_EPOCH);
-    Timestamp(since.map_or(0, |d: Duration| d.as_nanos() as i64))
 }

@@ -245,10 +245,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError`]; each says what to change.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let text = coordination::config::read(path)?;
         Config::parse(&text)
     }
 

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use coordination::records::{Cluster, EngineFacts, Record, unix_ms};
 use coordination::tier;
@@ -21,7 +22,7 @@ use volume::latest::format;
 use volume::view::View;
 
 use crate::agent::opened::{open_view, seal};
-use crate::agent::{ownership, prepare_directory, wall_clock};
+use crate::agent::{ownership, prepare_directory};
 use crate::config::{Config, Kind};
 use crate::error::{EngineError, Result};
 use crate::layout::HostedLayout;
@@ -76,7 +77,7 @@ pub async fn run(config: &Config, options: InitOptions) -> Result<Created> {
     refuse_occupied(config, storage.as_ref()).await?;
     storage.own_epoch(&config.cluster.name).await?;
     let root = ownership(run_as.as_ref());
-    match format(&storage, root, wall_clock()).await {
+    match format(&storage, root, SystemTime::now().into()).await {
         // An earlier init did not finish.
         Ok(_) | Err(volume::error::Error::Exists) => {}
         Err(e) => return Err(e.into()),

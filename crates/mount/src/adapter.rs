@@ -23,17 +23,18 @@ use fuser::{
 use nix::libc;
 use volume::error::Error;
 use volume::private::is_private;
-use volume::view::{Attr, AttrChange, NewInode, Ownership, View};
+use volume::view::{AttrChange, NewInode, Ownership, View};
 
 use crate::errno::stale;
 use crate::handles::is_cached;
 use crate::joiner::{carry_out, over, settle};
 use crate::opening::{
-    Created, clear_set_id, create_and_open, cut_to_nothing, inherit_group, listing, open_counted,
+    Created, changed_ttl, clear_set_id, create_and_open, cut_to_nothing, inherit_group, listing,
+    open_counted,
 };
-use crate::operation::{Core, Effect, now, timestamp};
+use crate::operation::{Core, Effect};
 use crate::translate::{
-    NAME_MAX, check_name, fallocate_mode, file_attr, file_type, ino, no_entry, open_flags,
+    NAME_MAX, check_name, fallocate_mode, file_attr, file_type, ino, no_entry, now, open_flags,
     permissions, rename_mode,
 };
 
@@ -94,11 +95,6 @@ impl Adapter {
                 reply.ok();
             });
     }
-}
-
-/// How long the kernel may keep the attributes of what a request has just made or changed.
-pub(crate) fn changed_ttl(view: &dyn View, attr: &Attr) -> Duration {
-    view.keep(attr).min(view.cache_policy().metadata)
 }
 
 fn owner(request: &Request, mode: u32) -> Ownership {
@@ -193,7 +189,7 @@ impl Filesystem for Adapter {
             gid,
             size,
             mtime: mtime.map(|t| match t {
-                TimeOrNow::SpecificTime(t) => timestamp(t),
+                TimeOrNow::SpecificTime(t) => t.into(),
                 TimeOrNow::Now => now,
             }),
         };

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use volume::error::Result;
 use volume::view::{Ino, View};
 
-use crate::operation::now;
+use crate::translate::now;
 
 /// The database's page, in bytes.
 const PAGE: u64 = 8192;

@@ -1,6 +1,12 @@
 //! The FUSE adapter: the one place where file operations become volume operations, and errors
 //! become errno.
 //!
+//! ```text
+//!   kernel ──▶ one thread reads requests ──▶ operation ──▶ view: at once, or a future that is polled once and waits
+//!     ▲                                        │                        on the runtime
+//!     └───────────── reply, exactly one ◀──────┴── gate: the place where views are switched
+//! ```
+//!
 //! A [`Mount`] shows one [`volume::view::View`] at one directory. It knows nothing of blocks,
 //! generations or PostgreSQL; it keeps these invariants for the view behind it:
 //!
@@ -23,6 +29,20 @@
 //!
 //! What the kernel may cache comes from the view ([`volume::view::CachePolicy`],
 //! [`volume::view::OpenMode`]); see [`Mount::switch`] for why nothing stale survives a switch.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use mount::{Mount, MountOptions};
+//! use volume::view::View;
+//!
+//! async fn show(view: Arc<dyn View>) -> mount::Result<()> {
+//!     let runtime = tokio::runtime::Handle::current();
+//!     let mount = Mount::start(view, MountOptions::new("/mnt/volume"), runtime)?;
+//!     println!("{}", mount.path().display());
+//!     mount.unmount()
+//! }
+//! ```
 
 mod adapter;
 mod attach;

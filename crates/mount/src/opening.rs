@@ -10,11 +10,10 @@ use volume::view::{
     Attr, AttrChange, DirEntry, FileKind, Ino, NewInode, OpenMode, Ownership, View,
 };
 
-use crate::adapter::changed_ttl;
 use crate::handles::{Handles, Listing};
 use crate::joiner::settle;
-use crate::operation::{Core, now};
-use crate::translate::check_name;
+use crate::operation::Core;
+use crate::translate::{check_name, now};
 
 /// A file that was created and opened in one request.
 pub(crate) struct Created {
@@ -26,6 +25,11 @@ pub(crate) struct Created {
     pub(crate) handle: u64,
     /// How to treat it.
     pub(crate) mode: OpenMode,
+}
+
+/// How long the kernel may keep the attributes of what a request has just made or changed.
+pub(crate) fn changed_ttl(view: &dyn View, attr: &Attr) -> Duration {
+    view.keep(attr).min(view.cache_policy().metadata)
 }
 
 /// Opens a file in the view and counts the handle.

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use fuser::{
     Errno, INodeNo, Notifier, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tracing::{error, warn};
 use volume::error::Result as ViewResult;
-use volume::view::{Ino, Timestamp, View};
+use volume::view::{Ino, View};
 
 use crate::errno::ErrorLog;
 use crate::gate::Gate;
@@ -251,18 +251,4 @@ impl Core {
             Err(e) => reply.refuse(self.errors.reply(operation, &e)),
         }
     }
-}
-
-/// The time of a request.
-pub(crate) fn now() -> Timestamp {
-    timestamp(SystemTime::now())
-}
-
-/// Nanoseconds since 1970; times beyond about 1677 to 2262 become the nearest that fits.
-pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
-    let nanoseconds = match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
-        Err(e) => i64::try_from(e.duration().as_nanos()).map_or(i64::MIN, |before| -before),
-    };
-    Timestamp(nanoseconds)
 }

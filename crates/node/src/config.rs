@@ -106,10 +106,7 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn load_on(path: &Path, store: Option<&str>) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let text = coordination::config::read(path)?;
         Config::parse_on(&text, store)
     }
 

@@ -9,6 +9,7 @@ mod import;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use coordination::records::{
     ActiveState, Cause, Cluster, Decider, EngineFacts, Heartbeat, HistoryEntry, Lsns, Record,
@@ -32,7 +33,7 @@ use volume::lsn::Lsn;
 use volume::private::PrivateDir;
 use volume::view::{Ino, View};
 
-use crate::agent::context::{Host, connect, ownership, wall_clock};
+use crate::agent::context::{Host, connect, ownership};
 use crate::agent::error::{AgentError, Result};
 use crate::agent::prepare;
 use crate::config::Config;
@@ -114,12 +115,12 @@ async fn fill(
 ) -> Result<Created> {
     storage.own_epoch(&config.cluster.name).await?;
     let root = ownership(host.run_as.as_ref());
-    match format(&storage, root, wall_clock()).await {
+    match format(&storage, root, SystemTime::now().into()).await {
         // An earlier init did not finish.
         Ok(_) | Err(Error::Exists) => {}
         Err(e) => return Err(e.into()),
     }
-    let latest = Latest::recover(storage.clone(), wall_clock()).await?;
+    let latest = Latest::recover(storage.clone(), SystemTime::now().into()).await?;
     let segment_size = match &options.import {
         Some(from) => import::read_control(from)?.segment_size,
         None => segment_size(&options.initdb)?,

@@ -2,8 +2,29 @@
 //! page headers, log and timelines, the blocks that redo is about to read, both sides of its streaming
 //! protocol, and the settings that a server on shared storage needs.
 //!
+//! ```text
+//!   paths ──▶ layout: shared, private, log, discarded         settings ──▶ postgresql.conf
+//!   global/pg_control ──▶ control, sealer: is this checkpoint a seal?
+//!   log ──▶ segment, timeline, wal ──▶ lookahead: which blocks redo reads next
+//!            │
+//!            └──▶ feed: a walsender for the standby's PostgreSQL ◀── feedback: its needs, told to the active's
+//! ```
+//!
 //! Everything but the drivers of [`feed`] and [`feedback`] is pure: bytes and paths in, facts out. PostgreSQL 13 to 18
 //! on little-endian 64-bit machines, with log pages of 8 KiB.
+//!
+//! Invariants: bytes that are not understood are an error or "unknown", never a guess, because seals and takeovers are
+//! decided by them; nothing here changes a file of PostgreSQL.
+//!
+//! ```
+//! use pgdata::parse_lsn;
+//! use pgdata::segment::{SegmentName, SegmentSize};
+//!
+//! let name = SegmentName::parse("000000020000000100000023", SegmentSize::DEFAULT).expect("a segment");
+//! let at = parse_lsn("1/23456789").expect("a position");
+//! assert!(name.range(SegmentSize::DEFAULT).contains(&at));
+//! assert_eq!(name.timeline.0, 2);
+//! ```
 
 mod bytes_at;
 pub mod control;

@@ -5,7 +5,7 @@
 //! tells where redo is, and fetches what [`Lookahead::pop`] returns.
 //!
 //! ```text
-//!     redo                      decoded                     window         horizon
+//!     redo                      decoded                     window       replay limit
 //!   ───┼──────── references ───────┼──────── to be read ───────┼──────────────┼──▶
 //! ```
 //!
@@ -31,7 +31,7 @@ use crate::wal::{BlockRef, Detail, Follower, Record, Start, Stop};
 const PAGE: u64 = LOG_PAGE_BYTES as u64;
 /// Log is read in pieces that end on multiples of this, so that none spans two segments.
 const CHUNK_BYTES: u64 = 512 << 10;
-/// So close to the horizon nothing is read that passes by anyway.
+/// So close to the replay limit nothing is read that passes by anyway.
 const TAIL_BYTES: u64 = 128 << 10;
 
 /// So far redo goes back to read the start of a record again whose end was not there yet.
@@ -133,15 +133,15 @@ impl Lookahead {
         }
     }
 
-    /// The log to read next, if the log ends at `horizon`; never more than can be used.
-    pub fn wants(&self, horizon: Lsn) -> Option<Range<Lsn>> {
+    /// The log to read next, if the log ends at `replay_limit`; never more than can be used.
+    pub fn wants(&self, replay_limit: Lsn) -> Option<Range<Lsn>> {
         if self.waiting.len() >= self.limits.waiting_max {
             return None;
         }
         let end = match self.beyond {
-            Some(at) => at.min(horizon),
-            None if self.passing => page_of(Lsn(horizon.0.saturating_sub(TAIL_BYTES))),
-            None => horizon,
+            Some(at) => at.min(replay_limit),
+            None if self.passing => page_of(Lsn(replay_limit.0.saturating_sub(TAIL_BYTES))),
+            None => replay_limit,
         };
         let window = self.redo.0.saturating_add(self.limits.window_bytes);
         let end = end.min(page_of(Lsn(window)));

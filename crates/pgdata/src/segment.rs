@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use volume::lsn::Lsn;
 
-use crate::timeline::TimelineId;
+use crate::timeline::{History, TimelineId};
 
 /// Bytes in a page of the log (`XLOG_BLCKSZ`).
 pub const LOG_PAGE_BYTES: usize = 8192;
@@ -70,6 +70,18 @@ impl SegmentName {
         SegmentName {
             timeline,
             number: size.number(at),
+        }
+    }
+
+    /// The file to read the log at `at` from: the newest timeline of `history` that has the segment, as PostgreSQL
+    /// chooses. (The new timeline's first segment begins with a copy of the old one's bytes.)
+    pub fn to_read(history: &History, at: Lsn, size: SegmentSize) -> SegmentName {
+        let number = size.number(at);
+        let mut newest_first = history.entries().iter().rev();
+        let entry = newest_first.find(|entry| size.number(entry.begin) <= number);
+        SegmentName {
+            timeline: entry.map_or(history.timeline(), |entry| entry.timeline),
+            number,
         }
     }
 
@@ -138,6 +150,18 @@ mod tests {
         ] {
             assert_eq!(SegmentName::parse(bad, SegmentSize::DEFAULT), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn log_is_read_from_the_newest_timeline_that_has_the_segment() {
+        let text = "1\t0/3000000\tx\n3\t0/5000148\tx\n";
+        let history = History::parse(TimelineId(4), text).unwrap();
+        let size = SegmentSize::DEFAULT;
+        let timeline_of = |at| SegmentName::to_read(&history, Lsn(at), size).timeline.0;
+        assert_eq!(timeline_of(0x2FFFFFF), 1);
+        assert_eq!(timeline_of(0x3000000), 3);
+        assert_eq!(timeline_of(0x4FFFFFF), 3);
+        assert_eq!(timeline_of(0x5000000), 4, "copied at the promotion");
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub fn active(version: MajorVersion) -> Vec<Setting> {
     let mut pinned: Vec<Setting> = [
         // Block writes are atomic and sealed generations are complete: no torn pages.
         ("full_page_writes", "off"),
-        // Segments appear with zeros; recycled ones would show old bytes past the horizon (H8).
+        // Segments appear with zeros; recycled ones would show old bytes past the replay limit (H8).
         ("wal_init_zero", "off"),
         ("wal_recycle", "off"),
         // fsync is the volume's sync point; the mount knows fdatasync, not O_DSYNC.

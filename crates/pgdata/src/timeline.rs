@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
 use crate::parse_lsn;
-use crate::segment::{SegmentName, SegmentSize};
 
 /// The number of a timeline; the first is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -175,18 +174,6 @@ impl History {
             .timeline
     }
 
-    /// The file to read the log at `at` from: the newest timeline that has the segment, as PostgreSQL
-    /// chooses. (The new timeline's first segment begins with a copy of the old one's bytes.)
-    pub fn segment_at(&self, at: Lsn, size: SegmentSize) -> SegmentName {
-        let number = size.number(at);
-        let has = |entry: &&Entry| size.number(entry.begin) <= number;
-        let entry = self.entries.iter().rev().find(has).unwrap_or(self.last());
-        SegmentName {
-            timeline: entry.timeline,
-            number,
-        }
-    }
-
     /// The end of what this history and `other` have in common, and the last common timeline; `None`
     /// if they share nothing.
     pub fn common_with(&self, other: &History) -> Option<(TimelineId, Lsn)> {
@@ -241,14 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn log_is_read_from_the_newest_timeline_that_has_the_segment() {
+    fn a_byte_belongs_to_one_timeline() {
         let history = history();
-        let size = SegmentSize::DEFAULT;
-        let timeline_of = |at| history.segment_at(Lsn(at), size).timeline.0;
-        assert_eq!(timeline_of(0x2FFFFFF), 1);
-        assert_eq!(timeline_of(0x3000000), 3);
-        assert_eq!(timeline_of(0x4FFFFFF), 3);
-        assert_eq!(timeline_of(0x5000000), 4, "copied at the promotion");
         assert_eq!(history.timeline_at(Lsn(0x5000147)).0, 3);
         assert_eq!(history.timeline_at(Lsn(0x5000148)).0, 4);
     }

@@ -14,21 +14,21 @@ use bytes::Bytes;
 use common::Cluster;
 use parking_lot::Mutex;
 use pgdata::control::{Capacity, ControlFile};
-use pgdata::feed::{Feed, Horizon, Identity, LogSource, SourceError};
+use pgdata::feed::{Feed, Identity, LogSource, ReplayLimit, SourceError};
 use pgdata::parse_lsn;
-use pgdata::segment::{LOG_PAGE_BYTES, SegmentSize};
+use pgdata::segment::{LOG_PAGE_BYTES, SegmentName, SegmentSize};
 use pgdata::settings::{MajorVersion, Setting, StandbyOptions, active, arguments, standby};
 use pgdata::timeline::{History, TimelineId};
 use tokio::sync::watch;
 use volume::lsn::Lsn;
 
-/// Serves the log of a directory, up to a horizon that the test moves.
+/// Serves the log of a directory, up to a replay limit that the test moves.
 struct DirectorySource {
     wal: PathBuf,
     size: SegmentSize,
     system_identifier: u64,
-    horizon: watch::Sender<Horizon>,
-    /// Positions beyond the horizon that were asked for: there must be none.
+    replay_limit: watch::Sender<ReplayLimit>,
+    /// Positions beyond the replay limit that were asked for: there must be none.
     beyond: Mutex<Vec<Lsn>>,
 }
 
@@ -36,7 +36,7 @@ impl DirectorySource {
     fn of(cluster: &Cluster, end: Lsn) -> Arc<DirectorySource> {
         let bytes = std::fs::read(cluster.data().join("global/pg_control")).unwrap();
         let control = ControlFile::parse(&bytes).unwrap();
-        let horizon = Horizon {
+        let replay_limit = ReplayLimit {
             timeline: control.timeline,
             end,
         };
@@ -44,15 +44,15 @@ impl DirectorySource {
             wal: cluster.wal(),
             size: control.segment_size,
             system_identifier: control.system_identifier,
-            horizon: watch::Sender::new(horizon),
+            replay_limit: watch::Sender::new(replay_limit),
             beyond: Mutex::default(),
         })
     }
 
     fn advance(&self, end: Lsn) {
-        self.horizon.send_if_modified(|horizon| {
-            let further = end > horizon.end;
-            horizon.end = horizon.end.max(end);
+        self.replay_limit.send_if_modified(|replay_limit| {
+            let further = end > replay_limit.end;
+            replay_limit.end = replay_limit.end.max(end);
             further
         });
     }
@@ -68,23 +68,23 @@ impl DirectorySource {
 #[async_trait]
 impl LogSource for DirectorySource {
     async fn identity(&self) -> Result<Identity, SourceError> {
-        let horizon = *self.horizon.borrow();
+        let replay_limit = *self.replay_limit.borrow();
         Ok(Identity {
             system_identifier: self.system_identifier,
-            horizon,
+            replay_limit,
         })
     }
 
-    async fn wait_beyond(&self, seen: Horizon) -> Horizon {
-        let mut horizon = self.horizon.subscribe();
-        *horizon.wait_for(|now| *now != seen).await.unwrap()
+    async fn wait_beyond(&self, seen: ReplayLimit) -> ReplayLimit {
+        let mut replay_limit = self.replay_limit.subscribe();
+        *replay_limit.wait_for(|now| *now != seen).await.unwrap()
     }
 
     async fn read(&self, on: TimelineId, from: Lsn, max: usize) -> Result<Bytes, SourceError> {
-        if from.0 + max as u64 > self.horizon.borrow().end.0 {
+        if from.0 + max as u64 > self.replay_limit.borrow().end.0 {
             self.beyond.lock().push(from);
         }
-        let name = self.history_of(on).await.segment_at(from, self.size);
+        let name = SegmentName::to_read(&self.history_of(on).await, from, self.size);
         let file = std::fs::File::open(self.wal.join(name.file_name(self.size)))?;
         let room = (name.range(self.size).end.0 - from.0) as usize;
         let mut bytes = vec![0; max.min(room)];
@@ -101,7 +101,7 @@ impl LogSource for DirectorySource {
     }
 }
 
-/// Moves the horizon to what the primary has flushed, for ever.
+/// Moves the replay limit to what the primary has flushed, for ever.
 fn follow(primary: Arc<Cluster>, source: Arc<DirectorySource>) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move {
         loop {
@@ -207,11 +207,11 @@ async fn a_standby_follows_a_running_primary_and_is_promoted() {
     };
     within("the rows that its queries need", reported).await;
 
-    // While the horizon is held nothing arrives, but progress is still reported: redo is at rest.
+    // While the replay limit is held nothing arrives, but progress is still reported: redo is at rest.
     following.abort();
     let _ = following.await;
     primary.sql(&["INSERT INTO pgbench_history SELECT 1, 1, 1, 0, now()"]);
-    let held = source.identity().await.unwrap().horizon.end;
+    let held = source.identity().await.unwrap().replay_limit.end;
     let end = flushed(&primary);
     let rest = within("an answer", feed.applied(held)).await;
     assert!(rest.apply == held && feed.sent() == held && held < end);
@@ -228,7 +228,7 @@ async fn a_standby_follows_a_running_primary_and_is_promoted() {
     assert_eq!(
         *source.beyond.lock(),
         [],
-        "asked for log beyond the horizon"
+        "asked for log beyond the replay_limit"
     );
 }
 
@@ -255,7 +255,7 @@ async fn a_standby_follows_the_log_to_a_new_timeline() {
     primary.promote();
     primary.sql(&["INSERT INTO t VALUES (2)"]);
     let end = flushed(&primary);
-    source.horizon.send_replace(Horizon {
+    source.replay_limit.send_replace(ReplayLimit {
         timeline: TimelineId(2),
         end,
     });

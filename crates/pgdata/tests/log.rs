@@ -386,7 +386,7 @@ fn a_real_log_is_read_as_postgresql_reads_it() {
 fn records_of(cluster: &Cluster, history: &History, from: Lsn, size: SegmentSize) -> Vec<Record> {
     let mut records = Vec::new();
     let read = |range: Range<Lsn>| {
-        let name = history.segment_at(range.start, size);
+        let name = SegmentName::to_read(history, range.start, size);
         let bytes = fs::read(cluster.wal().join(name.file_name(size))).unwrap_or_default();
         let at = |lsn: Lsn| (lsn.bytes_since(name.range(size).start) as usize).min(bytes.len());
         Ok::<_, ()>(bytes[at(range.start)..at(range.end)].to_vec())

@@ -140,12 +140,16 @@ impl<F: Copy + Debug + Send + Sync> Simulation<F> {
     }
 
     /// What the environment asks for: `SEEDS` of them from `FIRST` on, or one `SEED`, with `TRACE=1` to
-    /// see it step by step, and `FLAW` to switch a rule off.
+    /// see it step by step, and `FLAW` to switch a rule off. With `FLAW` and no `SEED`, the first seed that catches it
+    /// is looked for.
     ///
     /// # Panics
     /// As [`keeps_promises`](Simulation::keeps_promises).
     pub fn as_asked(&self) {
         let started = Instant::now();
+        if asked::number("SEED").is_none() && asked::flaw(self.flaws).is_some() {
+            return self.catches_flaws(asked::number("SEEDS").unwrap_or(self.seeds));
+        }
         let (first, seeds) = match asked::number("SEED") {
             Some(seed) => (seed, 1),
             None => {

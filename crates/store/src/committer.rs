@@ -278,7 +278,7 @@ impl Committer {
             conn.send(id, reply);
         }
         for (volume, number, removal) in round.removals {
-            shared.chores.remove(volume, number, removal);
+            shared.tasks.remove(volume, number, removal);
         }
         for (epoch, job) in round.promotes {
             self.promote(epoch, job);
@@ -309,7 +309,7 @@ impl Committer {
         }
         for (volume, retention) in retentions {
             volume.publish_retention(retention);
-            self.shared.chores.prune(volume);
+            self.shared.tasks.prune(volume);
         }
     }
 

@@ -361,7 +361,7 @@ impl Committer {
 
     /// Notes blocks to give back; the janitor does it, also after a restart.
     fn remove(&mut self, volume: &Arc<Volume>, removal: Removal, round: &mut Round) -> Response {
-        if !self.shared.chores.reserve(volume.id, &removal) {
+        if !self.shared.tasks.reserve(volume.id, &removal) {
             let text = "much is waiting to be given back already";
             return error(&Error::new(ErrorKind::Unavailable, text));
         }
@@ -408,9 +408,9 @@ impl Committer {
         #[cfg(test)]
         let undone = undone && !self.undone_forgotten;
         if undone {
-            return self.shared.chores.remove(volume, number, removal);
+            return self.shared.tasks.remove(volume, number, removal);
         }
-        self.shared.chores.release(volume.id, &removal);
+        self.shared.tasks.release(volume.id, &removal);
         let key = meta::removal_key(volume.id, number);
         round.metas.insert(key, None);
     }
@@ -444,7 +444,7 @@ fn check_known(volume: &Arc<Volume>, conn: &Conn, round: &Round) -> Result<(), E
             ErrorKind::Unavailable,
             format!("the zones of volume {} are changing", volume.name),
         )),
-        None => volume.check_known(conn),
+        None => volume.check_known(|kept| conn.may_count(kept)),
     }
 }
 

@@ -78,7 +78,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: crate::network::NetworkError,
+        source: crate::network::file::NetworkError,
     },
     /// Other machines could connect, and nobody would have to prove anything.
     #[error(

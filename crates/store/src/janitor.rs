@@ -46,7 +46,7 @@ const WORK_MIN: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(100);
 
 /// Something to do in the background.
-enum Chore {
+enum Task {
     /// Look at every block of a volume: once after a start.
     Scan(Arc<Volume>),
     /// Look at the candidates.
@@ -56,8 +56,8 @@ enum Chore {
 
 /// What the janitor still has to do.
 #[derive(Default)]
-pub(crate) struct Chores {
-    list: Mutex<(VecDeque<Chore>, bool)>,
+pub(crate) struct Tasks {
+    list: Mutex<(VecDeque<Task>, bool)>,
     added: Condvar,
     /// Bytes of the removals of each volume that are not done.
     removals: Mutex<HashMap<VolumeId, usize>>,
@@ -69,33 +69,33 @@ fn removal_bytes(removal: &Removal) -> usize {
         Removal::Files(files) => files.len(),
         Removal::Before(..) => 0,
     };
-    size_of::<Chore>() + files * size_of::<FileId>()
+    size_of::<Task>() + files * size_of::<FileId>()
 }
 
-impl Chores {
-    fn add(&self, chore: Chore) {
-        self.list.lock().0.push_back(chore);
+impl Tasks {
+    fn add(&self, task: Task) {
+        self.list.lock().0.push_back(task);
         self.added.notify_one();
     }
 
     /// Find what can be dropped in a volume of which nothing is known.
     pub fn scan(&self, volume: Arc<Volume>) {
-        self.add(Chore::Scan(volume));
+        self.add(Task::Scan(volume));
     }
 
     /// The volume's retention has changed.
     pub fn prune(&self, volume: Arc<Volume>) {
         let mut list = self.list.lock();
-        let queued = |c: &Chore| matches!(c, Chore::Prune(v) if v.id == volume.id);
+        let queued = |c: &Task| matches!(c, Task::Prune(v) if v.id == volume.id);
         if !list.0.iter().any(queued) {
-            list.0.push_back(Chore::Prune(volume));
+            list.0.push_back(Task::Prune(volume));
             self.added.notify_one();
         }
     }
 
     /// Give blocks back.
     pub fn remove(&self, volume: Arc<Volume>, number: u64, removal: Removal) {
-        self.add(Chore::Remove(volume, number, removal));
+        self.add(Task::Remove(volume, number, removal));
     }
 
     /// Takes room for a removal; false if the volume has as many waiting as it may have.
@@ -123,7 +123,7 @@ impl Chores {
         self.added.notify_all();
     }
 
-    fn next(&self) -> Option<Chore> {
+    fn next(&self) -> Option<Task> {
         let mut list = self.list.lock();
         while list.0.is_empty() && !list.1 {
             self.added.wait(&mut list);
@@ -152,12 +152,12 @@ impl Janitor {
 
     /// Works until the zone stops.
     pub fn run(mut self) {
-        while let Some(chore) = self.shared.chores.next() {
-            match self.do_one(&chore) {
+        while let Some(task) = self.shared.tasks.next() {
+            match self.do_one(&task) {
                 Ok(()) => {}
                 Err(error) if error.may_pass() => {
                     self.shared.report_unreadable(&error);
-                    self.shared.chores.add(chore);
+                    self.shared.tasks.add(task);
                     std::thread::sleep(REST_MAX);
                 }
                 // Nothing is given back until the zone starts anew; what it answers is right all the same.
@@ -171,22 +171,22 @@ impl Janitor {
     #[cfg(test)]
     pub fn work_off(&mut self) {
         loop {
-            let Some(chore) = self.shared.chores.list.lock().0.pop_front() else {
+            let Some(task) = self.shared.tasks.list.lock().0.pop_front() else {
                 return;
             };
-            match self.do_one(&chore) {
+            match self.do_one(&task) {
                 Ok(()) => {}
-                Err(error) if error.may_pass() => return self.shared.chores.add(chore),
+                Err(error) if error.may_pass() => return self.shared.tasks.add(task),
                 Err(error) => panic!("{error}"),
             }
         }
     }
 
-    fn do_one(&mut self, chore: &Chore) -> Result<(), EngineError> {
-        match chore {
-            Chore::Scan(volume) => self.scan(volume),
-            Chore::Prune(volume) => self.prune(volume),
-            Chore::Remove(volume, number, removal) => self.remove(volume, *number, removal),
+    fn do_one(&mut self, task: &Task) -> Result<(), EngineError> {
+        match task {
+            Task::Scan(volume) => self.scan(volume),
+            Task::Prune(volume) => self.prune(volume),
+            Task::Remove(volume, number, removal) => self.remove(volume, *number, removal),
         }
     }
 

@@ -10,6 +10,17 @@
 //!                  ▼                                                                  ▼
 //!               engine                        socket ◀─ sender (one per connection) ◀─ acks, replies
 //! ```
+//!
+//! ```no_run
+//! use store::{StoreConfig, Zone};
+//!
+//! # fn serve(config: StoreConfig) -> Result<(), Box<dyn std::error::Error>> {
+//! let zone = Zone::open("/var/lib/understudy/zone", config)?;
+//! println!("listens at {}", zone.serve("127.0.0.1:7101")?);
+//! zone.wait()?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod background;
 mod checkpoints;

@@ -13,7 +13,7 @@
 //! Not emulated: bandwidth, and anything but connections to zone servers (the agents' channel,
 //! PostgreSQL's own clients).
 
-mod file;
+pub(crate) mod file;
 mod line;
 mod relay;
 #[cfg(test)]

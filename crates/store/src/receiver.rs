@@ -305,7 +305,9 @@ impl Receiver {
         );
         if counts {
             let complete = volume.check_complete();
-            if let Err(e) = complete.and_then(|()| volume.check_known(&self.conn)) {
+            if let Err(e) =
+                complete.and_then(|()| volume.check_known(|kept| self.conn.may_count(kept)))
+            {
                 return self.answer(id, &decide::error(&e));
             }
         }

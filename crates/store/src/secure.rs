@@ -15,7 +15,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use dax::tls::Distrust;
+use dax::tls::Rejection;
 use parking_lot::Mutex;
 use rustls::{ServerConfig, ServerConnection};
 
@@ -94,7 +94,7 @@ impl Secure {
                             // Told to the client as far as it listens.
                             let _ = self.flush();
                         }
-                        let why = format!("the client {}", Distrust::from(&error));
+                        let why = format!("the client {}", Rejection::from(&error));
                         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
                     }
                 }

@@ -17,7 +17,7 @@ use crate::connection::Conn;
 use crate::engine::{Engine, Slots};
 use crate::error::ZoneFailed;
 use crate::inventory::Inventories;
-use crate::janitor::Chores;
+use crate::janitor::Tasks;
 use crate::keys::{Slot, VolumeId};
 use crate::meta::Removal;
 use crate::network::Emulation;
@@ -69,7 +69,7 @@ pub(crate) struct Shared {
     pub queue: Queue<Work>,
     pub reads: ReadPool,
     pub network: Option<Arc<Emulation>>,
-    pub chores: Chores,
+    pub tasks: Tasks,
     pub inventories: Inventories,
     pub checkpoints: Checkpoints,
     pub reserve_bytes: AtomicU64,
@@ -96,7 +96,7 @@ impl Shared {
         Shared {
             queue: Queue::new(config.queue_bytes, config.commit_bytes),
             reads: ReadPool::new(config.read_threads),
-            chores: Chores::default(),
+            tasks: Tasks::default(),
             inventories: Inventories::default(),
             checkpoints: Checkpoints::default(),
             reserve_bytes: AtomicU64::new(config.reserve_bytes),
@@ -150,7 +150,7 @@ impl Shared {
         self.begin_stop();
         self.queue.close();
         self.reads.close();
-        self.chores.close();
+        self.tasks.close();
         self.inventories.close();
         self.checkpoints.close();
         let conns: Vec<_> = self.conns.lock().values().cloned().collect();

@@ -14,7 +14,6 @@ use dax::sightings::Sightings;
 use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
 use parking_lot::{Mutex, RwLock};
 
-use crate::connection::Conn;
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
 use crate::keys::VolumeId;
@@ -109,10 +108,11 @@ impl Volume {
         self.rebuilding.store(true, Ordering::SeqCst);
     }
 
-    /// The error of a question whose answer a client that goes by older members would count.
-    pub fn check_known(&self, conn: &Conn) -> Result<(), Error> {
+    /// The error of a question whose answer a client that goes by older members would count; `counts` says whether it
+    /// may.
+    pub fn check_known(&self, counts: impl FnOnce(&Membership) -> bool) -> Result<(), Error> {
         let membership = self.membership.lock();
-        match membership.as_ref().is_none_or(|kept| conn.may_count(kept)) {
+        match membership.as_ref().is_none_or(|kept| counts(kept)) {
             true => Ok(()),
             false => Err(Error::new(
                 ErrorKind::Unavailable,

@@ -111,7 +111,7 @@ impl Zone {
             engine,
             volumes,
         ));
-        let next_removal = resume_chores(&shared)?;
+        let next_removal = resume_tasks(&shared)?;
         let commits = Arc::new(Commits::new(shared.clone(), next_removal));
         let zone = Zone {
             workers: Mutex::default(),
@@ -241,7 +241,7 @@ impl Zone {
         }
         drain(&self.clients.receivers);
         self.shared.reads.close();
-        self.shared.chores.close();
+        self.shared.tasks.close();
         self.shared.inventories.close();
         self.shared.checkpoints.close();
         self.shared.queue.close();
@@ -263,7 +263,7 @@ impl Drop for Zone {
 }
 
 /// Puts what a restart left to do on the janitor's list; returns the next number of a removal.
-pub(crate) fn resume_chores(shared: &Shared) -> Result<u64, OpenError> {
+pub(crate) fn resume_tasks(shared: &Shared) -> Result<u64, OpenError> {
     let broken = |error: EngineError| error.at_open(&shared.dir);
     let mut next = 1;
     for volume in shared.volumes.all() {
@@ -272,9 +272,9 @@ pub(crate) fn resume_chores(shared: &Shared) -> Result<u64, OpenError> {
             let number = meta::removal_number(&key);
             next = next.max(number + 1);
             let removal = meta::from_json(&shared.dir, &json)?;
-            shared.chores.remove(volume.clone(), number, removal);
+            shared.tasks.remove(volume.clone(), number, removal);
         }
-        shared.chores.scan(volume);
+        shared.tasks.scan(volume);
     }
     Ok(next)
 }

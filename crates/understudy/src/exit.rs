@@ -204,7 +204,7 @@ fn of_channel(error: &ChannelError) -> (Code, Option<String>) {
             Code::Unavailable,
             Some("Is the node running? See: understudy status.".to_owned()),
         ),
-        ChannelError::Refusal { .. } | ChannelError::Distrusted { .. } => (Code::Refused, None),
+        ChannelError::Refusal { .. } | ChannelError::Rejected { .. } => (Code::Refused, None),
         ChannelError::Unprotected(error) => of_storage(error),
         _ => (Code::Failed, None),
     }

@@ -5,7 +5,7 @@ use crate::lsn::Lsn;
 /// How the blocks of a file are kept (design: file classes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum FileClass {
-    /// The write-ahead log: one version per block, read by standbys up to the horizon.
+    /// The write-ahead log: one version per block, read by standbys up to the replay limit.
     Log,
     /// The database: one version per block and generation.
     Data,
@@ -48,7 +48,7 @@ pub trait Layout: Send + Sync + 'static {
     }
 
     /// For a log file: the log positions of its first byte and of the byte after its last, if it is
-    /// one that the horizon applies to (a segment). Files without (history files) are shown whole.
+    /// one that the replay limit applies to (a segment). Files without (history files) are shown whole.
     fn log_range(&self, path: &str) -> Option<std::ops::Range<Lsn>>;
 
     /// Private directories that must exist before the database starts, parents first.

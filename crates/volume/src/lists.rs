@@ -294,19 +294,6 @@ impl Writes {
     }
 }
 
-/// The lists of a seal of the image that ends at `after`, for the next seal to go on with. `seals` may
-/// be of several lines; every list of a seal that goes on from that image is in one of theirs.
-pub(crate) fn leading_to(after: Generation, seals: &[crate::seal::Seal]) -> Vec<ListRef> {
-    let chain = |seal: &crate::seal::Seal| {
-        let upto = seal.lists.iter().filter(|list| list.to <= after);
-        let upto: Vec<ListRef> = upto.cloned().collect();
-        upto.last()
-            .is_some_and(|last| last.to == after)
-            .then_some(upto)
-    };
-    seals.iter().rev().find_map(chain).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use dax::memory::MemoryCluster;

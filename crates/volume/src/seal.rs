@@ -128,6 +128,19 @@ pub(crate) async fn put_seals(storage: &Arc<dyn Storage>, seals: &[Seal]) -> Res
     Ok(())
 }
 
+/// The lists of a seal of the image that ends at `after`, for the next seal to go on with. `seals` may
+/// be of several lines; every list of a seal that goes on from that image is in one of theirs.
+pub(crate) fn lists_leading_to(after: Generation, seals: &[Seal]) -> Vec<ListRef> {
+    let chain = |seal: &Seal| {
+        let upto = seal.lists.iter().filter(|list| list.to <= after);
+        let upto: Vec<ListRef> = upto.cloned().collect();
+        upto.last()
+            .is_some_and(|last| last.to == after)
+            .then_some(upto)
+    };
+    seals.iter().rev().find_map(chain).unwrap_or_default()
+}
+
 fn parse(record: Option<Bytes>) -> Result<Vec<Seal>> {
     let Some(bytes) = record else {
         return Ok(Vec::new());

@@ -5,7 +5,7 @@
 //! are answered on the thread that reads requests; those that may wait are async. Time comes in as
 //! an argument.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -35,6 +35,16 @@ impl Ino {
     serde::Deserialize,
 )]
 pub struct Timestamp(pub i64);
+
+/// Times beyond about 1677 to 2262 become the nearest that fits.
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Timestamp {
+        Timestamp(match time.duration_since(UNIX_EPOCH) {
+            Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
+            Err(e) => i64::try_from(e.duration().as_nanos()).map_or(i64::MIN, |before| -before),
+        })
+    }
+}
 
 /// What an inode is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

@@ -10,7 +10,7 @@ use scylla::client::session::Session;
 use scylla::statement::Consistency;
 use scylla::statement::prepared::PreparedStatement;
 
-use super::side::KEYSPACE;
+use super::KEYSPACE;
 
 /// Blocks in a partition, as the block path has them.
 const CHUNK_BLOCKS: i64 = 128;

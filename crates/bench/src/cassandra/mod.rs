@@ -30,6 +30,9 @@ use timed::{Run, Work};
 pub use places::Distance;
 pub use report::{Measured, Other, Report, Row, table};
 
+/// All sides' keyspace.
+const KEYSPACE: &str = "understudy";
+
 /// What is measured how.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -169,7 +172,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
 /// Every side's rows lie in files of the same kind then: who wrote last has no more of them in memory.
 fn settle(cluster: &server::Cluster) -> anyhow::Result<()> {
     for node in 0..cluster.contact_points().len() {
-        cluster.tool(node, &["flush", side::KEYSPACE])?;
+        cluster.tool(node, &["flush", KEYSPACE])?;
     }
     Ok(())
 }

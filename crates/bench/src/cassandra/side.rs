@@ -10,11 +10,9 @@ use dax::storage::{Storage, SyncScope, VolumeSettings};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-use super::Load;
 use super::driver::Driver;
+use super::{KEYSPACE, Load};
 
-/// All sides' keyspace.
-pub(super) const KEYSPACE: &str = "understudy";
 /// The data centre that clients are in.
 const HERE: &str = "dc1";
 /// Blocks of each client: eight partitions.

@@ -1,7 +1,8 @@
 //! The picture: every system's throughput before and after the loss of its active, from the kill on.
 
+use std::collections::BTreeMap;
+
 use super::loss::Loss;
-use super::report::Section;
 use super::system::Kind;
 use understudy::svg::{Scale, Svg};
 
@@ -15,9 +16,8 @@ const PLOT: f64 = 96.0;
 const SLICES: f64 = 2.0;
 
 /// Draws the median loss of each system, one below the other, all with the same axes.
-pub(super) fn draw(section: &Section) -> String {
-    let typical: Vec<(Kind, &Loss)> = section
-        .losses
+pub(super) fn draw(title: &str, losses: &BTreeMap<Kind, Vec<Loss>>) -> String {
+    let typical: Vec<(Kind, &Loss)> = losses
         .iter()
         .filter_map(|(kind, losses)| Some((*kind, median(losses)?)))
         .collect();
@@ -34,7 +34,7 @@ pub(super) fn draw(section: &Section) -> String {
         "start",
         "Throughput when the active's machine is killed",
     );
-    svg.text(40.0, 62.0, "muted", "start", &section.title());
+    svg.text(40.0, 62.0, "muted", "start", title);
     let rates = typical.iter().flat_map(|(_, loss)| rates(loss));
     let highest = rates.map(|(_, rate)| rate).fold(1.0, f64::max);
     let ends = typical.iter().map(|(_, loss)| {

@@ -6,9 +6,8 @@
 use std::path::Path;
 
 use anyhow::Context;
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 
+use super::mode::{Mode, Rate, Tables};
 use super::{Options, tpcc, ycsb};
 use crate::pgbench::{run_pgbench, tps};
 use cluster::clients::schema::Server;
@@ -17,53 +16,6 @@ use cluster::clients::schema::Server;
 const LOGGED_SHARE: f64 = 0.05;
 /// What the names of pgbench's logs begin with.
 const LOG: &str = "log";
-
-/// What the transactions do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// pgbench's TPC-B.
-    ReadWrite,
-    /// pgbench's `--select-only`.
-    ReadOnly,
-    /// YCSB A: half reads, half updates.
-    YcsbA,
-    /// YCSB B: one update in twenty.
-    YcsbB,
-    /// YCSB C: reads.
-    YcsbC,
-    /// TPC-C, by go-tpc.
-    TpcC,
-}
-
-impl Mode {
-    /// As it is called in reports.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Mode::ReadWrite => "read-write",
-            Mode::ReadOnly => "read-only",
-            Mode::YcsbA => "YCSB A",
-            Mode::YcsbB => "YCSB B",
-            Mode::YcsbC => "YCSB C",
-            Mode::TpcC => "TPC-C",
-        }
-    }
-
-    /// Which tables it needs besides pgbench's.
-    fn tables(self) -> Option<Tables> {
-        match self {
-            Mode::ReadWrite | Mode::ReadOnly => None,
-            Mode::YcsbA | Mode::YcsbB | Mode::YcsbC => Some(Tables::Ycsb),
-            Mode::TpcC => Some(Tables::TpcC),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tables {
-    Ycsb,
-    TpcC,
-}
 
 /// Creates what the loads need besides pgbench's tables.
 pub(super) async fn create(options: &Options, server: &Server) -> anyhow::Result<()> {
@@ -80,19 +32,6 @@ pub(super) async fn create(options: &Options, server: &Server) -> anyhow::Result
         }
     }
     Ok(())
-}
-
-/// What one run gave.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Rate {
-    /// Transactions a second.
-    pub tps: f64,
-    /// Transactions.
-    pub transactions: u64,
-    /// Latency that half of them stay below, in milliseconds.
-    pub p50_ms: f64,
-    /// Latency that all but a hundredth stay below, in milliseconds.
-    pub p99_ms: f64,
 }
 
 /// Runs one for some seconds. `dir` must not exist, and is gone afterwards.

@@ -9,6 +9,7 @@ mod chart;
 pub(crate) mod footprint;
 mod load;
 mod loss;
+mod mode;
 mod patroni;
 mod probe;
 mod record;
@@ -27,12 +28,15 @@ use clap::ValueEnum;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+use self::understudy::Understudy;
 use cluster::clients::schema::{self, Server};
 use cluster::process::pin;
 use footprint::{Counters, flush};
-pub use load::Mode;
+pub use mode::Mode;
+use patroni::Patroni;
 pub use record::{Finding, Record, Setting, append, read};
 pub use report::Report;
+use single::Single;
 pub use system::Kind;
 use system::{Machines, OTHER_CORE, System};
 pub use tpcc::is_there as has_go_tpc;
@@ -163,6 +167,22 @@ pub async fn run(
     Ok(())
 }
 
+/// Starts a system with an empty database.
+async fn start(
+    kind: Kind,
+    options: &Options,
+    machines: &Machines,
+    dir: &Path,
+) -> anyhow::Result<Box<dyn System>> {
+    Ok(match kind {
+        Kind::Stock => Box::new(Single::start(options, machines, dir).await?),
+        Kind::PatroniAsync => Box::new(Patroni::start(options, machines, dir, false).await?),
+        Kind::PatroniSync => Box::new(Patroni::start(options, machines, dir, true).await?),
+        Kind::Understudy => Box::new(Understudy::start(options, machines, dir, true).await?),
+        Kind::Cold => Box::new(Understudy::start(options, machines, dir, false).await?),
+    })
+}
+
 /// One system from its creation to its end.
 async fn visit(
     options: &Options,
@@ -172,7 +192,7 @@ async fn visit(
 ) -> anyhow::Result<()> {
     std::fs::create_dir(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let machines = Machines::create(options.pinned, options.distance)?;
-    let mut system = system::start(kind, options, &machines, dir).await?;
+    let mut system = start(kind, options, &machines, dir).await?;
     let active = active(system.as_ref())?;
     schema::create(&options.bin, &active, options.scale).await?;
     probe::create(&active.config()).await?;

@@ -3,8 +3,8 @@
 use rand::rngs::SmallRng;
 use tokio_postgres::{Client, Config, Error, Statement};
 
-use cluster::clients::load::Work;
 use cluster::clients::session::connect;
+use cluster::clients::work::Work;
 
 /// Where the rows go.
 pub(super) const TABLE: &str = "understudy_probe";

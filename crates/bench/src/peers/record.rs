@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Distance;
 use super::footprint::Footprint;
-use super::load::{Mode, Rate};
 use super::loss::Loss;
+use super::mode::{Mode, Rate};
 use super::system::Kind;
 
 /// A line.

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::footprint::Footprint;
-use super::load::{Mode, Rate};
 use super::loss::Loss;
+use super::mode::{Mode, Rate};
 use super::record::{Finding, Record, Setting};
 use super::system::Kind;
 use super::{Distance, chart};
@@ -65,7 +65,7 @@ impl Report {
             if !section.losses.is_empty() {
                 let name = format!("peers-{}.svg", at + 1);
                 let _ = writeln!(text, "\n![loss of the active]({name})");
-                files.push((name, chart::draw(section)));
+                files.push((name, chart::draw(&section.title(), &section.losses)));
             }
         }
         files.push(("peers.md".to_owned(), text));

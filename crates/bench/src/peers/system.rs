@@ -13,9 +13,6 @@ use clap::ValueEnum;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::patroni::Patroni;
-use super::single::Single;
-use super::understudy::Understudy;
 use super::{Distance, Options};
 use cluster::clients::schema::Server;
 use cluster::process::Kill;
@@ -179,22 +176,6 @@ const REGIONS: [usize; 6] = [0, 1, 0, 1, 2, 0];
 /// Half the round trip between two machines. `trips` are between regions 0 and 1, 0 and 2, 1 and 2.
 fn one_way(trips: [f64; 3], from: usize, to: usize) -> Duration {
     sites::one_way(trips, REGIONS[from], REGIONS[to])
-}
-
-/// Starts a system with an empty database.
-pub(super) async fn start(
-    kind: Kind,
-    options: &Options,
-    machines: &Machines,
-    dir: &Path,
-) -> anyhow::Result<Box<dyn System>> {
-    Ok(match kind {
-        Kind::Stock => Box::new(Single::start(options, machines, dir).await?),
-        Kind::PatroniAsync => Box::new(Patroni::start(options, machines, dir, false).await?),
-        Kind::PatroniSync => Box::new(Patroni::start(options, machines, dir, true).await?),
-        Kind::Understudy => Box::new(Understudy::start(options, machines, dir, true).await?),
-        Kind::Cold => Box::new(Understudy::start(options, machines, dir, false).await?),
-    })
 }
 
 /// The parameters that every PostgreSQL gets; all others are its own defaults, or the system's.

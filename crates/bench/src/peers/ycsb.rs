@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::Options;
-use super::load::Mode;
+use super::mode::Mode;
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 

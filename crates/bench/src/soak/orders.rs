@@ -7,9 +7,9 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use tokio_postgres::{Client, Config, Error, Statement};
 
-use cluster::clients::load::Work;
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
+use cluster::clients::work::Work;
 
 /// How much there is, for each warehouse.
 const CUSTOMERS: i32 = 300;

@@ -18,8 +18,8 @@ use super::Inner;
 use super::reads::{Cell, decode};
 use super::trace::traced;
 use crate::connect::{describe, of_request, unexpected};
+use crate::row::Chunk;
 use crate::row::{Stored, chunk_of, file_column};
-use crate::writer::Chunk;
 
 /// The most blocks that are asked for at once.
 const BLOCKS_MAX: usize = 64;

@@ -19,8 +19,8 @@ use super::Inner;
 use super::records::of_next_row;
 use super::trace::traced;
 use crate::connect::{describe, of_page, of_request, unexpected};
+use crate::row::Chunk;
 use crate::row::{self, file_column, generation, timestamp};
-use crate::writer::Chunk;
 
 /// Partitions that are deleted at a time.
 const AT_A_TIME: usize = 16;

@@ -19,8 +19,9 @@ use tokio::sync::oneshot;
 use super::trace::traced;
 use super::{Inner, State, SyncWait};
 use crate::connect::of_request;
+use crate::row::{Chunk, Row};
 use crate::row::{cell_parts, file_column, generation_column, timestamp};
-use crate::writer::{Batch, Chunk, Row};
+use crate::writer::Batch;
 
 /// A block's cell, written without putting its parts together first.
 struct Cell<'a>(&'a Row);

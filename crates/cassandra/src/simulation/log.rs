@@ -8,16 +8,6 @@ use super::owner::{After, Doing, Owner};
 use super::recorder::Recorder;
 use super::world::World;
 
-/// What an owner knows of the log.
-#[derive(Debug, Default)]
-pub(super) struct Log {
-    /// All commits in order, also those that are not acknowledged yet.
-    pub commits: Vec<Content>,
-    /// Its end is still looked for.
-    pub recovering: bool,
-    unacknowledged: usize,
-}
-
 impl Owner {
     /// The block behind the log's end as far as it is known.
     pub fn log_end(&self) -> BlockKey {

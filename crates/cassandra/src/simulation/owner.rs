@@ -10,7 +10,6 @@ use rand::Rng;
 
 use super::client::{DATA, KEYS, OTHER, SEALS, Token, bytes, place_of, place_of_record, version};
 use super::flaw::Flaw;
-use super::log::Log;
 use super::model::{Cell, Level, Mutation, NodeId, Place, Request, Timestamp};
 use super::recorder::{Recorder, Seal};
 use super::world::{Wake, World};
@@ -50,6 +49,16 @@ pub(super) enum After {
         position: usize,
         content: Content,
     },
+}
+
+/// What an owner knows of the log.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    /// All commits in order, also those that are not acknowledged yet.
+    pub commits: Vec<Content>,
+    /// Its end is still looked for.
+    pub recovering: bool,
+    pub unacknowledged: usize,
 }
 
 /// See the module.

@@ -9,3 +9,4 @@ pub mod pace;
 pub mod schema;
 pub mod session;
 pub mod verify;
+pub mod work;

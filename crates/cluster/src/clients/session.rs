@@ -7,7 +7,7 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use tokio_postgres::{Client, Config, Error, NoTls, Statement};
 
-use super::load::Work;
+use super::work::Work;
 
 /// What one transaction does: pgbench's TPC-B, and one row of the ledger.
 #[derive(Debug, Clone, Copy)]

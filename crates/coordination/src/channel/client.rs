@@ -21,7 +21,7 @@ use volume::lsn::Lsn;
 use volume::recent_log::RecentLog;
 
 use crate::address::Address;
-use dax::tls::Distrust;
+use dax::tls::Rejection;
 
 use super::frame::{Frames, Socket, Writer, send};
 use super::message::{
@@ -228,7 +228,7 @@ fn failed(error: &ChannelError) -> ClientEvent {
     match error {
         ChannelError::Refused { .. } => ClientEvent::Refused,
         ChannelError::Refusal { why, .. } => ClientEvent::Rejected(why.clone()),
-        ChannelError::Distrusted { .. } | ChannelError::Unprotected(_) => {
+        ChannelError::Rejected { .. } | ChannelError::Unprotected(_) => {
             ClientEvent::Rejected(error.to_string())
         }
         other => ClientEvent::Unreachable(other.to_string()),
@@ -271,9 +271,9 @@ async fn greet(
         },
     })?;
     let (reader, mut writer) = socket.call(me.tls.as_ref()).await?;
-    let io = |source| match Distrust::of(&source) {
+    let io = |source| match Rejection::of(&source) {
         // The agent looks at our certificate after we have looked at its own.
-        Some(why) => ChannelError::Distrusted { address: at(), why },
+        Some(why) => ChannelError::Rejected { address: at(), why },
         None => ChannelError::Io {
             address: at(),
             source,

@@ -233,6 +233,11 @@ impl Frames {
     }
 }
 
+/// A peer that does not keep to what was agreed.
+pub(super) fn unexpected(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

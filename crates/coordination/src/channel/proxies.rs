@@ -18,13 +18,12 @@ use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::Instant;
 
-use super::frame::{Frames, Writer, send};
+use super::frame::{Frames, Writer, send, unexpected};
 use super::holding::{HoldOrder, Holding, ProxyNumber};
 use super::message::{
     Identity, Message, Notice, PING_EVERY, ProxyReport, SILENCE, Serving, StandbySeen,
 };
 use super::positions::{Answer, Answering, PositionSource, Question};
-use super::server::{Server, unexpected};
 
 /// A proxy hears of the standbys' positions at most so often.
 const GATHER: Duration = Duration::from_millis(5);
@@ -99,19 +98,16 @@ impl Proxies {
     fn note(&self) {
         self.changed.send_modify(|n| *n += 1);
     }
-}
 
-impl Server {
     /// Tells proxies that this node serves, and answers them from `source`.
-    pub fn serve_proxies(&self, serving: Serving, source: Arc<dyn PositionSource>) {
-        let proxies = &self.shared().proxies;
-        *proxies.answering.lock() = Some(Answering::start(source));
-        proxies.serving.send_replace(Some(serving));
+    pub(super) fn serve(&self, serving: Serving, source: Arc<dyn PositionSource>) {
+        *self.answering.lock() = Some(Answering::start(source));
+        self.serving.send_replace(Some(serving));
     }
 
-    /// Tells proxies which standbys there are, and how far. Never waits; replaces what was not sent yet.
-    pub fn tell_standbys(&self, standbys: Vec<StandbySeen>) {
-        self.shared().proxies.standbys.send_if_modified(|told| {
+    /// See [`Server::tell_standbys`](super::Server::tell_standbys).
+    pub(super) fn tell_standbys(&self, standbys: Vec<StandbySeen>) {
+        self.standbys.send_if_modified(|told| {
             let changed = *told != standbys;
             *told = standbys;
             changed
@@ -119,25 +115,22 @@ impl Server {
     }
 
     /// The proxies that are connected.
-    pub fn proxies(&self) -> Vec<Proxy> {
-        let connected = self.shared().proxies.connected.lock();
+    pub(super) fn connected(&self) -> Vec<Proxy> {
+        let connected = self.connected.lock();
         connected.values().cloned().collect()
     }
 
-    /// Has all proxies let no transaction begin, and waits until those that are open have ended, but for no longer than `drain`.
-    /// Whatever happens, proxies hold for no longer than `at_most`. Without proxies it returns at once.
-    pub async fn hold(&self, epoch: Epoch, drain: Duration, at_most: Duration) {
-        let proxies = &self.shared().proxies;
-        let mut changed = proxies.changed.subscribe();
-        let connected: Vec<ProxyNumber> = proxies.connected.lock().keys().copied().collect();
-        let now = proxies.started.elapsed();
-        proxies
-            .holding
+    /// See [`Server::hold`](super::Server::hold).
+    pub(super) async fn hold(&self, epoch: Epoch, drain: Duration, at_most: Duration) {
+        let mut changed = self.changed.subscribe();
+        let connected: Vec<ProxyNumber> = self.connected.lock().keys().copied().collect();
+        let now = self.started.elapsed();
+        self.holding
             .lock()
             .hold(epoch, connected, drain, at_most, now);
-        proxies.told.send_replace(Told::Hold);
+        self.told.send_replace(Told::Hold);
         let drained = async {
-            while !proxies.holding.lock().is_quiet(proxies.started.elapsed()) {
+            while !self.holding.lock().is_quiet(self.started.elapsed()) {
                 if changed.changed().await.is_err() {
                     return;
                 }
@@ -152,10 +145,9 @@ impl Server {
     }
 
     /// Lets proxies begin transactions again, if they hold.
-    pub fn resume(&self, epoch: Epoch) {
-        let proxies = &self.shared().proxies;
-        if let Some(number) = proxies.holding.lock().resume() {
-            proxies.told.send_replace(Told::Resume { epoch, number });
+    pub(super) fn resume(&self, epoch: Epoch) {
+        if let Some(number) = self.holding.lock().resume() {
+            self.told.send_replace(Told::Resume { epoch, number });
         }
     }
 }

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use dax::ids::Epoch;
 use dax::tls::Tls;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
@@ -30,11 +31,13 @@ use volume::recent_log::RecentLog;
 
 use crate::address::Address;
 
-use super::frame::{Frames, Listener, Socket, Writer, send, send_with};
+use super::frame::{Frames, Listener, Socket, Writer, send, send_with, unexpected};
 use super::message::{
-    Identity, Message, Notice, PING_EVERY, Progress, Request, SILENCE, Trigger, VERSION, Wants,
+    Identity, Message, Notice, PING_EVERY, Progress, Request, SILENCE, Serving, StandbySeen,
+    Trigger, VERSION, Wants,
 };
-use super::proxies::{self, Proxies};
+use super::positions::PositionSource;
+use super::proxies::{self, Proxies, Proxy};
 use super::session::join;
 use super::{ChannelError, Party, Result};
 
@@ -128,10 +131,6 @@ impl Server {
         &self.address
     }
 
-    pub(super) fn shared(&self) -> &Shared {
-        &self.shared
-    }
-
     /// Announces how far this active is. Never waits; replaces what was not sent yet.
     pub fn publish(&self, trigger: Trigger) {
         self.shared.trigger.send_replace(Some(trigger));
@@ -168,6 +167,32 @@ impl Server {
     /// Changes whenever a subscriber comes, goes or tells its progress.
     pub fn subscribers_changed(&self) -> watch::Receiver<u64> {
         self.shared.changed.subscribe()
+    }
+
+    /// Tells proxies that this node serves, and answers them from `source`.
+    pub fn serve_proxies(&self, serving: Serving, source: Arc<dyn PositionSource>) {
+        self.shared.proxies.serve(serving, source);
+    }
+
+    /// Tells proxies which standbys there are, and how far. Never waits; replaces what was not sent yet.
+    pub fn tell_standbys(&self, standbys: Vec<StandbySeen>) {
+        self.shared.proxies.tell_standbys(standbys);
+    }
+
+    /// The proxies that are connected.
+    pub fn proxies(&self) -> Vec<Proxy> {
+        self.shared.proxies.connected()
+    }
+
+    /// Has all proxies let no transaction begin, and waits until those that are open have ended, but for no longer
+    /// than `drain`. Whatever happens, proxies hold for no longer than `at_most`. Without proxies it returns at once.
+    pub async fn hold(&self, epoch: Epoch, drain: Duration, at_most: Duration) {
+        self.shared.proxies.hold(epoch, drain, at_most).await;
+    }
+
+    /// Lets proxies begin transactions again, if they hold.
+    pub fn resume(&self, epoch: Epoch) {
+        self.shared.proxies.resume(epoch);
     }
 }
 
@@ -428,8 +453,4 @@ impl Drop for Listed<'_> {
         self.shared.subscribers.lock().remove(&self.number);
         self.shared.changed.send_modify(|n| *n += 1);
     }
-}
-
-pub(super) fn unexpected(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
 }

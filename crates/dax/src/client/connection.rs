@@ -3,98 +3,24 @@
 //! Invariant: what is read from a connection reaches the core only while that connection is the
 //! replica's current one; frames go out in the order the core made them.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 use super::core::Advice;
 use super::driver::{Dial, Driver};
 use super::greeting::Greeting;
-use super::outbox::{transmit, write_all};
-use crate::error::{Error, ErrorKind, Result};
+use super::outbox::transmit;
+use super::stream::{Reader, Stream};
+use crate::error::Error;
 use crate::ids::ReplicaId;
-use crate::tls::{Distrust, Tls};
-use crate::wire::{Frame, FrameReader, MAX_FRAME_BYTES, MAX_WELCOME_BYTES, Request, Response};
-
-/// How long connecting and greeting may take together.
-const GREETING: Duration = Duration::from_secs(5);
+use crate::wire::{Frame, MAX_FRAME_BYTES, Response};
 
 /// Waits between attempts to connect.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-
-type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
-pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
-
-/// Both directions of a stream.
-pub(super) struct Stream {
-    pub reader: Reader,
-    pub writer: Writer,
-}
-
-impl Stream {
-    /// Connects to `unix:/path` or, protected by `tls`, to `host:port`.
-    pub async fn open(address: &str, tls: Option<&Tls>) -> Result<Stream> {
-        let failed = |error: io::Error| {
-            let message = format!("no connection to {address}");
-            Error::with_source(ErrorKind::Unavailable, message, error)
-        };
-        if let Some(path) = address.strip_prefix("unix:") {
-            let stream = UnixStream::connect(path).await.map_err(failed)?;
-            let (reader, writer) = stream.into_split();
-            return Ok(Stream {
-                reader: FrameReader::new(Box::new(reader)),
-                writer: Box::new(writer),
-            });
-        }
-        let stream = TcpStream::connect(address).await.map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        if let Some(tls) = tls {
-            let (reader, writer) = tokio::io::split(tls.connect(stream, address).await?);
-            return Ok(Stream {
-                reader: FrameReader::new(Box::new(reader)),
-                writer: Box::new(writer),
-            });
-        }
-        let (reader, writer) = stream.into_split();
-        Ok(Stream {
-            reader: FrameReader::new(Box::new(reader)),
-            writer: Box::new(writer),
-        })
-    }
-
-    /// Sends a request and reads the next message, in a greeting.
-    pub async fn ask(&mut self, request: &Request) -> Result<Response> {
-        let failed = |error: io::Error| match Distrust::of(&error) {
-            // The zone looks at our certificate after we have looked at its own.
-            Some(why) => Error::new(ErrorKind::Denied, format!("the zone {why}")),
-            None => Error::with_source(ErrorKind::Unavailable, "the connection broke", error),
-        };
-        let frame = request.encode(1, &mut BytesMut::new());
-        write_all(&mut self.writer, [&frame])
-            .await
-            .map_err(failed)?;
-        let frame = self.reader.next(MAX_WELCOME_BYTES).await.map_err(failed)?;
-        let (_, response) = Response::decode(frame)?;
-        Ok(response)
-    }
-}
-
-/// Bounds the time of a greeting.
-pub(super) async fn within<T>(
-    address: &str,
-    attempt: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    let late = |_| Error::new(ErrorKind::Unavailable, format!("{address} does not answer"));
-    timeout(GREETING, attempt).await.map_err(late)?
-}
 
 /// Waits longer after each failure.
 pub(super) struct Backoff(Duration);

@@ -4,8 +4,8 @@
 //! until the zone has proved to know the key.
 
 use super::ClientConfig;
-use super::connection::{Stream, within};
 use super::core::Arrival;
+use super::stream::{Stream, within};
 use crate::credentials::{self, Nonce, Side, VolumeKey};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{StoreId, VolumeName};

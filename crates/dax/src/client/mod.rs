@@ -10,6 +10,7 @@ mod entries;
 mod greeting;
 mod outbox;
 mod setup;
+mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;

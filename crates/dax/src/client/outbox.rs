@@ -3,12 +3,9 @@
 //!
 //! Invariant: frames leave in the order they were queued.
 
-use std::io::{self, IoSlice};
-
-use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::connection::Writer;
+use super::stream::{Writer, write_all};
 use crate::wire::Frame;
 
 /// Frames that go into one system call.
@@ -24,24 +21,4 @@ pub(super) async fn transmit(mut outbox: UnboundedReceiver<Frame>, mut writer: W
         queued.clear();
     }
     "it does not answer".to_owned()
-}
-
-/// Writes frames with as few system calls as possible and without copying.
-pub(super) async fn write_all<'f>(
-    writer: &mut Writer,
-    frames: impl IntoIterator<Item = &'f Frame>,
-) -> io::Result<()> {
-    let parts = frames.into_iter().flat_map(Frame::parts);
-    let parts = parts.filter(|part| !part.is_empty());
-    let mut slices: Vec<IoSlice<'_>> = parts.map(IoSlice::new).collect();
-    let mut rest = &mut slices[..];
-    while !rest.is_empty() {
-        let written = writer.write_vectored(rest).await?;
-        if written == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        IoSlice::advance_slices(&mut rest, written);
-    }
-    // What was encrypted may wait still.
-    writer.flush().await
 }

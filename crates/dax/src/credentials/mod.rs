@@ -19,6 +19,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
+use crate::entropy::fill;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::VolumeName;
 
@@ -171,17 +172,6 @@ impl Nonce {
 
 fn mac(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
-}
-
-/// Random bytes from the system.
-///
-/// # Errors
-/// `Unavailable` if it has none.
-pub(crate) fn fill(bytes: &mut [u8]) -> Result<()> {
-    getrandom::fill(bytes).map_err(|error| {
-        let message = "the system gives no random numbers";
-        Error::with_source(ErrorKind::Unavailable, message, error)
-    })
 }
 
 impl fmt::Debug for Secret {

@@ -10,17 +10,15 @@
 //! `make sim` runs many seeds, `make sim SEED=7` one of them again; docs/PROTOCOL.md says what is
 //! simulated and what is checked. A seed gives the same trace every time. Built for tests only.
 //!
-//! The history, its checkers, the coverage and the trace are open to simulations of other backends (the
+//! The history, its checkers and the trace are open to simulations of other backends (the
 //! feature `simulation`): they know nothing of clients, messages or replicas.
 
 pub mod checkers;
-pub mod coverage;
 #[allow(
     missing_docs,
     reason = "the fields of an event are what they are called"
 )]
 pub mod history;
-pub mod settings;
 pub mod trace;
 
 #[cfg(test)]
@@ -31,8 +29,6 @@ mod faults;
 pub(crate) mod flaw;
 #[cfg(test)]
 mod replica;
-#[cfg(test)]
-mod runner;
 #[cfg(test)]
 mod schedule;
 #[cfg(test)]

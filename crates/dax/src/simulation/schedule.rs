@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use super::checkers::{Checkers, Violation};
-use super::coverage::Coverage;
 use super::faults::Faults;
 use super::flaw::Flaw;
 use super::history::{
@@ -31,15 +30,6 @@ const SETTLED_WITHIN: Time = Time::from_secs(30);
 /// Between two scrubs in the calm.
 const SCRUB_PAUSE: Time = Time::from_millis(50);
 
-/// How a schedule ended.
-#[derive(Debug, Clone)]
-pub(crate) struct Report {
-    pub coverage: Coverage,
-    /// Equal for two runs of a seed.
-    pub trace_hash: u64,
-    pub violation: Option<Violation>,
-}
-
 pub(super) struct Schedule {
     pub world: World,
     pub checkers: Checkers,
@@ -59,7 +49,7 @@ pub(super) struct Schedule {
 
 impl Schedule {
     /// Runs a seed, with something broken if that is wanted.
-    pub fn run(seed: u64, flaw: Option<Flaw>, print: bool) -> Report {
+    pub fn run(seed: u64, flaw: Option<Flaw>, print: bool) -> simulate::Outcome {
         let mut schedule = Schedule::new(seed, flaw, print);
         schedule.storm();
         schedule.calm();
@@ -87,7 +77,7 @@ impl Schedule {
         }
     }
 
-    fn report(mut self) -> Report {
+    fn report(mut self) -> simulate::Outcome {
         let clients = std::mem::take(&mut self.world.clients);
         let coverage = &mut self.world.coverage;
         for client in &clients {
@@ -103,10 +93,10 @@ impl Schedule {
         }
         coverage.some("events", self.world.trace.steps());
         coverage.one("schedules");
-        Report {
-            trace_hash: self.world.trace.hash(),
+        simulate::Outcome {
+            trace: self.world.trace.hash(),
             coverage: std::mem::take(coverage),
-            violation: self.violation,
+            broken: (self.violation).map(|v| format!("{}: {}", v.checker, v.what)),
         }
     }
 

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use bytes::Bytes;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use simulate::Coverage;
 
-use super::coverage::Coverage;
 use super::exchanges::first_members;
 use super::flaw::Flaw;
 use super::history::{ClientId, Content, Event, NOTHING};

@@ -1,7 +1,7 @@
 //! How the parts of a cluster talk over a network: TLS 1.3, in which each side shows a certificate.
 //!
 //! Owns the files with certificates and keys ([`Files`]), what is made of them ([`Tls`], and [`WebTls`]
-//! for HTTPS), and what a failure means in words ([`Distrust`]). There are two ways to say who belongs to a cluster:
+//! for HTTPS), and what a failure means in words ([`Rejection`]). There are two ways to say who belongs to a cluster:
 //!
 //! - its **identity**: one file with a certificate and its key, the same on every machine. Who proves to
 //!   have the key of a certificate in this file belongs to the cluster, and nobody else;
@@ -13,9 +13,9 @@
 //! read; keys are never shown by `Debug`. The files are watched: what they say counts for the next
 //! connection, and what makes no sense counts for none.
 
-mod distrust;
 mod files;
 mod identity;
+mod rejection;
 #[cfg(test)]
 mod tests;
 mod watched;
@@ -32,9 +32,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::error::{Error, ErrorKind, Result};
 
-pub use distrust::Distrust;
 pub use files::{Files, WebFiles};
 pub use identity::new_identity;
+pub use rejection::Rejection;
 pub use web::{WebTls, is_certified};
 
 use identity::Sides;
@@ -99,7 +99,7 @@ impl Tls {
         });
         connecting
             .await
-            .map_err(|error| Distrust::of_handshake(address, error))
+            .map_err(|error| Rejection::of_handshake(address, error))
     }
 
     /// Protects a connection that somebody has made to us; `peer` is where from, for the error.
@@ -112,7 +112,7 @@ impl Tls {
         let accepting = acceptor.accept(stream);
         accepting
             .await
-            .map_err(|error| Distrust::of_handshake(peer, error))
+            .map_err(|error| Rejection::of_handshake(peer, error))
     }
 }
 

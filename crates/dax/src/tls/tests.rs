@@ -42,7 +42,7 @@ async fn meet(client: &Tls, server: &Tls) -> (Result<String>, Result<()>) {
         let mut stream = client.connect(socket, &address).await?;
         let mut word = String::new();
         let read = stream.read_to_string(&mut word).await;
-        read.map_err(|error| Distrust::of_handshake(&address, error))?;
+        read.map_err(|error| Rejection::of_handshake(&address, error))?;
         Ok(word)
     };
     let answering = async {
@@ -329,8 +329,8 @@ async fn certificates_of_an_authority_are_for_their_hosts() {
 #[test]
 fn a_broken_stream_is_no_matter_of_trust() {
     let broken = io::Error::from(io::ErrorKind::ConnectionReset);
-    assert_eq!(Distrust::of(&broken), None);
-    let error = Distrust::of_handshake("a:1", broken);
+    assert_eq!(Rejection::of(&broken), None);
+    let error = Rejection::of_handshake("a:1", broken);
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 

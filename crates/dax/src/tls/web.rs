@@ -15,7 +15,7 @@ use super::identity::{
     certificates, private_key, provider, read_key, read_public, store, unusable,
 };
 use super::watched::Watched;
-use super::{Distrust, ServerStream};
+use super::{Rejection, ServerStream};
 use crate::error::Result;
 
 /// An HTTP interface's certificate. Clones share it.
@@ -48,7 +48,7 @@ impl WebTls {
         let accepting = acceptor.accept(BufReader::new(stream));
         accepting
             .await
-            .map_err(|error| Distrust::of_handshake(peer, error))
+            .map_err(|error| Rejection::of_handshake(peer, error))
     }
 }
 

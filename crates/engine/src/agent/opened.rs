@@ -4,7 +4,7 @@
 //! that this stays short, and after it what was removed is given back.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dax::storage::Storage;
 use mount::{Mount, MountOptions};
@@ -17,7 +17,7 @@ use volume::private::PrivateDir;
 use volume::scrubber::{ScrubProgress, Scrubber, Told};
 use volume::view::View;
 
-use super::{Context, ownership, wall_clock};
+use super::{Context, ownership};
 use crate::error::Result;
 use crate::layout::HostedLayout;
 
@@ -51,7 +51,7 @@ pub(crate) async fn open_view(
     root: volume::view::Ownership,
     options: Options,
 ) -> Result<ActiveView> {
-    let latest = Latest::recover(storage, wall_clock()).await?;
+    let latest = Latest::recover(storage, SystemTime::now().into()).await?;
     let private = PrivateDir::prepare(private, &layout, false, root)?;
     let observer = Arc::new(NoObserver);
     let view = ActiveView::open(

@@ -7,6 +7,7 @@
 //! Cut off from a majority it stalls: writes and syncs wait in the storage handle, beats too. It
 //! goes on if its epoch still stands (design section 5).
 
+mod announced;
 mod beating;
 mod configuring;
 mod exchanging;
@@ -17,7 +18,6 @@ mod preparing;
 mod proxied;
 mod restart;
 mod scheduled;
-mod shown;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,8 +39,8 @@ use volume::active::ActiveView;
 use volume::scrubber::{self, Scrubber};
 use volume::view::View;
 
+use self::announced::AnnouncedLog;
 use self::restart::Restarted;
-use self::shown::Shown;
 use super::backpressure::{self, Waits};
 use super::claims::{self, Keeper};
 use super::context::Context;
@@ -139,11 +139,11 @@ impl Active {
         context: &Context,
         orders: &mut mpsc::Receiver<Order>,
     ) -> Result<()> {
-        let shown = Shown::new(Arc::clone(&self.sealer));
+        let announced = AnnouncedLog::new(Arc::clone(&self.sealer));
         let configuring = configuring::Told::default();
-        let (state, beaten, beats) = self.beat(context, &shown, &configuring);
+        let (state, beaten, beats) = self.beat(context, &announced, &configuring);
         drop(self.pulse.take());
-        let announcing = self.announce(context, &shown);
+        let announcing = self.announce(context, &announced);
         let retained = claims::Told::default();
         let keeper = Keeper {
             storage: self.storage.clone(),
@@ -215,7 +215,7 @@ impl Active {
             let asker = self.wait(context, &told, &beaten, asked).await;
             tasks.end().await;
             let Some(asker) = asker else { break };
-            self.restart_for(asker, context, &shown).await;
+            self.restart_for(asker, context, &announced).await;
         }
         if let Some(backpressure) = backpressure {
             backpressure.abort();
@@ -260,12 +260,12 @@ impl Active {
     }
 
     /// Restarts PostgreSQL, and tells who asked.
-    async fn restart_for(&mut self, asker: Asker, context: &Context, shown: &Shown) {
+    async fn restart_for(&mut self, asker: Asker, context: &Context, announced: &AnnouncedLog) {
         context
             .board
             .report(json!({ "node": context.me.node, "epoch": self.epoch }));
         self.hold_proxies(context).await;
-        let (answer, event) = match self.restart(context, shown).await {
+        let (answer, event) = match self.restart(context, announced).await {
             Restarted::Serves => {
                 context.server.resume(self.epoch);
                 (Ok(json!({ "restarted": true })), Event::Restarted)
@@ -397,9 +397,9 @@ impl Active {
     }
 
     /// Announces every sync to the standbys (trigger messages, CAC-DB 4.1), and every seal.
-    fn announce(&self, context: &Context, shown: &Shown) -> JoinHandle<()> {
-        let shown = shown.clone();
-        let mut starts = shown.changes();
+    fn announce(&self, context: &Context, announced: &AnnouncedLog) -> JoinHandle<()> {
+        let announced = announced.clone();
+        let mut starts = announced.changes();
         let server = Arc::clone(&context.server);
         let mut synced = self.sealer.synced();
         let mut journal = self.view.watch_journal_synced();
@@ -410,7 +410,7 @@ impl Active {
             loop {
                 synced.mark_unchanged();
                 starts.mark_unchanged();
-                let (log, starts_now) = shown.now();
+                let (log, starts_now) = announced.now();
                 let journal_synced = journal.borrow_and_update().0;
                 server.publish(Trigger {
                     epoch,

@@ -2,7 +2,7 @@
 //! its handle to the storage tier.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use coordination::address::Address;
 use coordination::channel::{Identity, Party, Server};
@@ -20,7 +20,7 @@ use pgserver::{Installation, RunAs, StartOptions};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use volume::lsn::Lsn;
-use volume::view::{Ownership, Timestamp};
+use volume::view::Ownership;
 
 use super::driver::MachineDriver;
 use super::error::{AgentError, Result};
@@ -255,13 +255,6 @@ pub(crate) fn ownership(run_as: Option<&RunAs>) -> Ownership {
         uid: uid.as_raw(),
         gid: gid.as_raw(),
     }
-}
-
-/// Now, as files carry it.
-pub(crate) fn wall_clock() -> Timestamp {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    // Before 1970 and after 2262 there are no meaningful file times.
-    Timestamp(since.map_or(0, |d| d.as_nanos() as i64))
 }
 
 /// The cluster's facts, or the advice to create one.

@@ -1,7 +1,7 @@
 //! A standby's life: it follows the log, says how far it is, and tells the machine
 //! ([`crate::machine`]) all that bears on a takeover, until that decides on something else.
 //!
-//! Triggers over the direct channel move the horizon; the heartbeat record repeats what they say,
+//! Triggers over the direct channel move the replay limit; the heartbeat record repeats what they say,
 //! so a standby without a channel follows as well, only later. Meanwhile the base moves from seal to
 //! seal ([`super::moving`]), for which the log is held for moments. Nothing it does is shared, except
 //! its claim and its node record.

@@ -1,4 +1,4 @@
-//! The shared log as this node's standby gets it: read from the view, up to the horizon.
+//! The shared log as this node's standby gets it: read from the view, up to the replay limit.
 //!
 //! Invariant: the view shows the names and bytes before the feed is told of them, so PostgreSQL
 //! never asks for a file that it cannot see.
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use pgdata::feed::{Horizon, Identity, LogSource, SourceError};
+use pgdata::feed::{Identity, LogSource, ReplayLimit, SourceError};
 use pgdata::layout::LOG;
 use pgdata::segment::{SegmentName, SegmentSize};
 use pgdata::timeline::{History, TimelineId};
@@ -33,7 +33,7 @@ pub(crate) struct SharedLog {
     view: Arc<StandbyView>,
     system_identifier: u64,
     segment_size: SegmentSize,
-    horizon: watch::Sender<Horizon>,
+    replay_limit: watch::Sender<ReplayLimit>,
     history: Mutex<Option<History>>,
     /// The log's names as last shown, and the newest timeline among them.
     names: Mutex<(Directory, TimelineId)>,
@@ -48,12 +48,12 @@ impl SharedLog {
         segment_size: SegmentSize,
         timeline: TimelineId,
     ) -> Arc<SharedLog> {
-        let end = view.horizon();
+        let end = view.replay_limit();
         Arc::new(SharedLog {
             view,
             system_identifier,
             segment_size,
-            horizon: watch::Sender::new(Horizon { timeline, end }),
+            replay_limit: watch::Sender::new(ReplayLimit { timeline, end }),
             history: Mutex::new(None),
             names: Mutex::new((Directory::new(), TimelineId(0))),
             passing: Mutex::new(None),
@@ -67,8 +67,8 @@ impl SharedLog {
     pub(crate) fn show(&self, names: Namespace, end: Lsn, announced: TimelineId) {
         let timeline = self.newest_timeline(&names).max(announced);
         self.view.show_log(names, end);
-        self.horizon.send_if_modified(|known| {
-            let next = Horizon {
+        self.replay_limit.send_if_modified(|known| {
+            let next = ReplayLimit {
                 timeline: known.timeline.max(timeline),
                 end: known.end.max(end),
             };
@@ -95,13 +95,13 @@ impl SharedLog {
     }
 
     /// How far the log is shown.
-    pub(crate) fn horizon(&self) -> Horizon {
-        *self.horizon.borrow()
+    pub(crate) fn replay_limit(&self) -> ReplayLimit {
+        *self.replay_limit.borrow()
     }
 
     /// Follows how far the log is shown.
-    pub(crate) fn watch_horizon(&self) -> watch::Receiver<Horizon> {
-        self.horizon.subscribe()
+    pub(crate) fn watch_replay_limit(&self) -> watch::Receiver<ReplayLimit> {
+        self.replay_limit.subscribe()
     }
 
     /// Looks at what is handed to the standby from now on, instead of who did before. Who is too slow
@@ -134,7 +134,7 @@ impl SharedLog {
     /// are on their way. What cannot be read now is read when it is shown.
     pub(crate) async fn read_ahead(&self, range: Range<Lsn>) {
         let Range { mut start, end } = range;
-        let timeline = self.horizon().timeline;
+        let timeline = self.replay_limit().timeline;
         while start < end {
             let len = end.bytes_since(start) as usize;
             let read = self.read_to(timeline, start, len, Some(end)).await;
@@ -208,13 +208,13 @@ impl LogSource for SharedLog {
     async fn identity(&self) -> Result<Identity, SourceError> {
         Ok(Identity {
             system_identifier: self.system_identifier,
-            horizon: self.horizon(),
+            replay_limit: self.replay_limit(),
         })
     }
 
-    async fn wait_beyond(&self, seen: Horizon) -> Horizon {
-        let mut horizon = self.horizon.subscribe();
-        let found = horizon.wait_for(|now| *now != seen).await;
+    async fn wait_beyond(&self, seen: ReplayLimit) -> ReplayLimit {
+        let mut replay_limit = self.replay_limit.subscribe();
+        let found = replay_limit.wait_for(|now| *now != seen).await;
         // The sender lives in `self`, so waiting cannot fail.
         found.map_or(seen, |now| *now)
     }

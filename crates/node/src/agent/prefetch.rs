@@ -163,7 +163,7 @@ impl Worker {
 
     async fn run(mut self) {
         let mut redo = self.setup.view.watch_redo();
-        let mut horizon = self.setup.log.watch_horizon();
+        let mut replay_limit = self.setup.log.watch_replay_limit();
         let mut reading: Option<Reading> = None;
         let again = Arc::clone(&self.again);
         loop {
@@ -171,7 +171,7 @@ impl Worker {
             if redo_at > Lsn::ZERO {
                 self.redo_at(redo_at);
             }
-            let end = horizon.borrow_and_update().end;
+            let end = replay_limit.borrow_and_update().end;
             if reading.is_none() {
                 reading = self.ahead.wants(end).map(|range| self.read(range));
             }
@@ -182,7 +182,7 @@ impl Worker {
             self.tell();
             tokio::select! {
                 changed = redo.changed() => if changed.is_err() { return },
-                changed = horizon.changed() => if changed.is_err() { return },
+                changed = replay_limit.changed() => if changed.is_err() { return },
                 Some((at, log)) = self.passing.recv() => self.ahead.pass(at, &log),
                 Some(done) = self.fetches.join_next() => {
                     self.fetched(done);
@@ -214,7 +214,7 @@ impl Worker {
     fn read(&self, range: std::ops::Range<Lsn>) -> Reading {
         let log = Arc::clone(&self.setup.log);
         tokio::spawn(async move {
-            let timeline = log.horizon().timeline;
+            let timeline = log.replay_limit().timeline;
             let bytes = range.end.bytes_since(range.start) as usize;
             let read = log.read_shared(timeline, range.start, bytes).await;
             (range.start, read)

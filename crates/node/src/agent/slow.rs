@@ -30,7 +30,7 @@ pub(super) struct Lag {
     config: StandbyConfig,
     attached: Duration,
     applied: Lsn,
-    horizon: Lsn,
+    replay_limit: Lsn,
     looked: Option<Duration>,
     /// Where redo was when its speed began to be measured.
     mark: (Duration, Lsn),
@@ -44,7 +44,7 @@ impl Lag {
             config,
             attached: now,
             applied: Lsn::ZERO,
-            horizon: Lsn::ZERO,
+            replay_limit: Lsn::ZERO,
             looked: None,
             mark: (now, Lsn::ZERO),
             bytes_per_second: 0.0,
@@ -52,9 +52,9 @@ impl Lag {
     }
 
     /// How far redo is, and the log that is there.
-    pub fn progressed(&mut self, applied: Lsn, horizon: Lsn, now: Duration) {
+    pub fn progressed(&mut self, applied: Lsn, replay_limit: Lsn, now: Duration) {
         self.applied = self.applied.max(applied);
-        self.horizon = horizon;
+        self.replay_limit = replay_limit;
         let (since, from) = self.mark;
         let elapsed = now.saturating_sub(since);
         if from == Lsn::ZERO {
@@ -67,7 +67,7 @@ impl Lag {
     }
 
     fn bytes(&self) -> u64 {
-        self.horizon.bytes_since(self.applied)
+        self.replay_limit.bytes_since(self.applied)
     }
 
     /// Whether it is time to look at the newest seal.

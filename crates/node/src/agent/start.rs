@@ -2,7 +2,7 @@
 //! that nobody serves, and leaving.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use coordination::records::{
     Cause, Decider, Heartbeat, HistoryEntry, Horizon, OldActive, append_history, unix_ms,
@@ -20,7 +20,7 @@ use volume::latest::Latest;
 use volume::private::PrivateDir;
 
 use super::active::{Active, read_control};
-use super::context::{Context, SAY_WITHIN, wall_clock};
+use super::context::{Context, SAY_WITHIN};
 use super::error::{AgentError, Result};
 use super::life::{Body, Life, Sight};
 use super::pulse::Pulse;
@@ -116,10 +116,10 @@ async fn from_standby(
         followed.namespace().clone(),
         followed.place(),
     );
-    let mut latest = Latest::recover_behind(tail, wall_clock()).await?;
-    let horizon = standby.log.horizon();
-    let from = horizon.end.max(announced.end);
-    let timeline = horizon.timeline.max(announced.timeline);
+    let mut latest = Latest::recover_behind(tail, SystemTime::now().into()).await?;
+    let limit = standby.log.replay_limit();
+    let from = limit.end.max(announced.end);
+    let timeline = limit.timeline.max(announced.timeline);
     let tail = takeover::fix_log(context, &mut latest, from, timeline).await?;
     phases.end("log_tail");
     context.driver.tell(Event::PhaseDone(Phase::LogTail));
@@ -179,7 +179,7 @@ async fn from_nothing(
         state: beat.state.clone(),
         seen_before_ms: None,
     });
-    let mut latest = Latest::recover(storage.clone(), wall_clock()).await?;
+    let mut latest = Latest::recover(storage.clone(), SystemTime::now().into()).await?;
     let seal = standby::choose(latest.seals().to_vec(), before_last)
         .filter(|seal| !seal.payload.is_empty())
         .ok_or_else(|| AgentError::NotInitialised(context.config.cluster.volume.clone()))?;

@@ -13,7 +13,7 @@ use volume::lsn::Lsn;
 
 use super::command::Command;
 use super::session::{Event, Session, SessionError, State};
-use super::{Horizon, Shared, SourceError};
+use super::{ReplayLimit, Shared, SourceError};
 use crate::postgres_now;
 use crate::timeline::{History, HistoryError, TimelineId};
 
@@ -70,14 +70,15 @@ struct Stream {
     at: Lsn,
     /// If the timeline is historic: where it ends, and which one goes on there.
     next: Option<(Lsn, TimelineId)>,
-    horizon: Horizon,
+    replay_limit: ReplayLimit,
 }
 
 impl Stream {
     /// How far may be sent now.
     fn limit(&self) -> Lsn {
-        self.next
-            .map_or(self.horizon.end, |(end, _)| end.min(self.horizon.end))
+        self.next.map_or(self.replay_limit.end, |(end, _)| {
+            end.min(self.replay_limit.end)
+        })
     }
 
     fn is_over(&self) -> bool {
@@ -135,7 +136,7 @@ impl Connection {
             Command::IdentifySystem => {
                 let identity = source.identity().await?;
                 self.session
-                    .identify(identity.system_identifier, identity.horizon)?;
+                    .identify(identity.system_identifier, identity.replay_limit)?;
             }
             Command::TimelineHistory(timeline) => match source.history(timeline).await? {
                 Some(file) => self.session.history(timeline, &file)?,
@@ -165,9 +166,9 @@ impl Connection {
 
     /// Begins to stream, or says why not; false when the other side is gone.
     async fn start(&mut self, at: Lsn, on: Option<TimelineId>) -> Result<bool, ServeError> {
-        let horizon = self.shared.source.identity().await?.horizon;
-        let history = self.history(horizon.timeline).await?;
-        let timeline = on.unwrap_or(horizon.timeline);
+        let replay_limit = self.shared.source.identity().await?.replay_limit;
+        let history = self.history(replay_limit.timeline).await?;
+        let timeline = on.unwrap_or(replay_limit.timeline);
         if !history.contains_log(timeline, at) {
             let message = format!(
                 "requested starting point {at} on timeline {timeline} is not in this volume's history"
@@ -181,7 +182,7 @@ impl Connection {
             timeline,
             at,
             next,
-            horizon,
+            replay_limit,
         };
         if stream.is_over() {
             self.session
@@ -244,7 +245,7 @@ impl Connection {
                 }
                 log = answered(&mut reading) => {
                     let log = log?;
-                    self.session.log(stream.at, stream.horizon.end, &log, postgres_now())?;
+                    self.session.log(stream.at, stream.replay_limit.end, &log, postgres_now())?;
                     stream.at = Lsn(stream.at.0 + log.len() as u64);
                     // Counted as handed over before it is: an upper bound.
                     shared.sent.send_if_modified(|sent| {
@@ -253,8 +254,8 @@ impl Connection {
                         further
                     });
                 }
-                horizon = shared.source.wait_beyond(stream.horizon), if !more && current => {
-                    self.moved(stream, horizon).await?;
+                replay_limit = shared.source.wait_beyond(stream.replay_limit), if !more && current => {
+                    self.moved(stream, replay_limit).await?;
                 }
                 () = tokio::time::sleep_until(next_keepalive) => {
                     next_keepalive += KEEPALIVE_EVERY;
@@ -295,15 +296,19 @@ impl Connection {
         Ok(true)
     }
 
-    /// The horizon moved; perhaps the timeline streamed has become historic.
-    async fn moved(&mut self, stream: &mut Stream, horizon: Horizon) -> Result<(), ServeError> {
-        if horizon.timeline != stream.horizon.timeline {
+    /// The replay limit moved; perhaps the timeline streamed has become historic.
+    async fn moved(
+        &mut self,
+        stream: &mut Stream,
+        replay_limit: ReplayLimit,
+    ) -> Result<(), ServeError> {
+        if replay_limit.timeline != stream.replay_limit.timeline {
             stream.next = self
-                .history(horizon.timeline)
+                .history(replay_limit.timeline)
                 .await?
                 .fork_from(stream.timeline);
         }
-        stream.horizon = horizon;
+        stream.replay_limit = replay_limit;
         Ok(())
     }
 }
@@ -331,7 +336,7 @@ fn read_chunk(shared: &Shared, stream: &Stream) -> Reading {
     Box::pin(async move {
         let mut log = source.read(timeline, at, len).await?;
         if log.is_empty() {
-            let nothing = format!("nothing at {at}, below the horizon {limit}");
+            let nothing = format!("nothing at {at}, below the replay limit {limit}");
             return Err(ServeError::Source(nothing.into()));
         }
         log.truncate(len);

@@ -5,7 +5,7 @@
 //! [`RowsNeeded`]. Messages are encoded and decoded by `pgwire`, whose types fit; the few that are inside
 //! CopyData are ours.
 //!
-//! Invariant: no byte at or beyond the source's horizon is ever sent, and the bytes sent on one
+//! Invariant: no byte at or beyond the source's replay limit is ever sent, and the bytes sent on one
 //! connection are one gapless stretch of one timeline.
 //!
 //! The socket is in a directory that only PostgreSQL's user may enter: there is no authentication.
@@ -40,7 +40,7 @@ const NEEDED_FOR: Duration = Duration::from_secs(10);
 
 /// Up to where the log may be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Horizon {
+pub struct ReplayLimit {
     /// The newest timeline.
     pub timeline: TimelineId,
     /// The end of the log known to be synced.
@@ -53,7 +53,7 @@ pub struct Identity {
     /// The cluster's system identifier.
     pub system_identifier: u64,
     /// How far the log goes.
-    pub horizon: Horizon,
+    pub replay_limit: ReplayLimit,
 }
 
 /// An error of a source, logged and shown to the standby, which then tries again.
@@ -65,12 +65,12 @@ pub trait LogSource: Send + Sync + 'static {
     /// Whose log it is.
     async fn identity(&self) -> Result<Identity, SourceError>;
 
-    /// Waits until the horizon is not `seen` any more: further, or on another timeline.
-    async fn wait_beyond(&self, seen: Horizon) -> Horizon;
+    /// Waits until the replay limit is not `seen` any more: further, or on another timeline.
+    async fn wait_beyond(&self, seen: ReplayLimit) -> ReplayLimit;
 
     /// Reads at most `max_len` bytes of the log at `from`, at least one. Never asked for bytes at or
-    /// beyond the horizon, or beyond a historic timeline's end. `timeline` is the newest whose log is
-    /// wanted; see [`History::segment_at`](crate::timeline::History::segment_at) for the file.
+    /// beyond the replay limit, or beyond a historic timeline's end. `timeline` is the newest whose log is
+    /// wanted; see [`SegmentName::to_read`](crate::segment::SegmentName::to_read) for the file.
     async fn read(
         &self,
         timeline: TimelineId,

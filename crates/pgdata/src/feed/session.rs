@@ -24,7 +24,7 @@ use pgwire::messages::{
 use volume::lsn::Lsn;
 
 use super::command::Command;
-use super::{Feedback, Horizon, RowsNeeded};
+use super::{Feedback, ReplayLimit, RowsNeeded};
 use crate::timeline::TimelineId;
 
 const TEXT: u32 = 25;
@@ -186,15 +186,15 @@ impl Session {
     }
 
     /// Answers IDENTIFY_SYSTEM.
-    pub fn identify(&mut self, system: u64, horizon: Horizon) -> Result<(), SessionError> {
+    pub fn identify(&mut self, system: u64, replay_limit: ReplayLimit) -> Result<(), SessionError> {
         let columns = [
             ("systemid", TEXT),
             ("timeline", INT8),
             ("xlogpos", TEXT),
             ("dbname", TEXT),
         ];
-        let timeline = horizon.timeline.to_string();
-        let (system, end) = (system.to_string(), horizon.end.to_string());
+        let timeline = replay_limit.timeline.to_string();
+        let (system, end) = (system.to_string(), replay_limit.end.to_string());
         let values = [
             Some(system.as_bytes()),
             Some(timeline.as_bytes()),
@@ -358,7 +358,7 @@ fn bytes<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N], SessionError
 mod tests {
     use super::*;
 
-    const HORIZON: Horizon = Horizon {
+    const LIMIT: ReplayLimit = ReplayLimit {
         timeline: TimelineId(3),
         end: Lsn(0x5000),
     };
@@ -427,7 +427,7 @@ mod tests {
         }
         let event = session.next_event().unwrap();
         assert_eq!(event, Some(Event::Command(Command::IdentifySystem)));
-        session.identify(7, HORIZON).unwrap();
+        session.identify(7, LIMIT).unwrap();
         assert_eq!(kinds(&session.take_output()), "TDCZ");
     }
 

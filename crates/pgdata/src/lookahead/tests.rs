@@ -263,11 +263,11 @@ fn it_stays_within_its_window_and_comes_to_the_end() {
         waiting_max: 2000,
         recent_blocks: 0,
     };
-    let horizon = end_of(&log);
+    let replay_limit = end_of(&log);
     let mut ahead = Lookahead::new(size(), Lsn(log.start().0 + 40), limits);
     let (mut redo, mut found) = (log.start(), 0);
-    while redo < horizon {
-        while let Some(range) = ahead.wants(horizon) {
+    while redo < replay_limit {
+        while let Some(range) = ahead.wants(replay_limit) {
             assert!(range.end.0 <= redo.0 + limits.window_bytes, "{range:?}");
             assert_eq!(
                 size().number(range.start),
@@ -282,7 +282,7 @@ fn it_stays_within_its_window_and_comes_to_the_end() {
         redo = Lsn(redo.0 + PAGE);
     }
     assert_eq!(ahead.decoded().late, 0);
-    assert_eq!(ahead.wants(horizon), None);
+    assert_eq!(ahead.wants(replay_limit), None);
     assert_eq!(ahead.decoded_to(), log.records().last().unwrap().1);
     assert_eq!(found, 20_000);
 }

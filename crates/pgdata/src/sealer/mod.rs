@@ -2,7 +2,7 @@
 //!
 //! The [`Sealer`] watches the writes of the active's view. It decodes the log as it is written, so
 //! it knows the end of the last complete record; it knows which part of that was synced (the
-//! horizon of standbys); and when PostgreSQL completes a checkpoint by rewriting `global/pg_control`
+//! replay limit of standbys); and when PostgreSQL completes a checkpoint by rewriting `global/pg_control`
 //! it holds that write, seals the open generation, and lets the write go on (CAC-DB's semi-fuzzy
 //! checkpoint, 4.5.2, made exact).
 //!

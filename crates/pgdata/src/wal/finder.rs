@@ -35,7 +35,7 @@ pub struct LogEnd {
 /// }
 /// ```
 ///
-/// The bytes come from the file that [`History::segment_at`](crate::timeline::History::segment_at)
+/// The bytes come from the file that [`SegmentName::to_read`](crate::segment::SegmentName::to_read)
 /// names. A range never spans two segments.
 #[derive(Debug)]
 pub struct EndFinder {

@@ -171,7 +171,7 @@ impl Schedule {
         let removed = |key: &BlockKey| self.removed.contains(&key.file);
         let mut writes = owner.writes.iter().filter(|w| !removed(&w.key));
         writes.all(|w| w.synced && w.acked.iter().all(|acked| *acked))
-            && owner.chores.iter().all(Vec::is_empty)
+            && owner.requests_left.iter().all(Vec::is_empty)
             && (0..REPLICAS).all(|r| !self.is_owed_any(r))
     }
 

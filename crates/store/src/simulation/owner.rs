@@ -106,7 +106,7 @@ pub(super) struct Owner {
     /// The last seals: what must be kept.
     pub images: Vec<Lineage>,
     /// What each replica was not told yet.
-    pub chores: [Vec<Request>; REPLICAS],
+    pub requests_left: [Vec<Request>; REPLICAS],
 }
 
 impl Owner {
@@ -121,7 +121,7 @@ impl Owner {
             line,
             generation: 1,
             images,
-            chores: [const { Vec::new() }; REPLICAS],
+            requests_left: [const { Vec::new() }; REPLICAS],
         }
     }
 

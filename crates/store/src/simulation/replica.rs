@@ -22,7 +22,7 @@ use crate::shared::{Shared, Work};
 use crate::stream::Stream;
 use crate::tests::config;
 use crate::volume::{Volume, Volumes};
-use crate::zone::resume_chores;
+use crate::zone::resume_tasks;
 
 /// Tells connections apart.
 pub(super) type ConnId = u64;
@@ -92,7 +92,7 @@ impl Replica {
         self.runs += 1;
         let identity = (id, self.runs);
         let shared = Arc::new(Shared::new(config(), None, dir, identity, engine, volumes));
-        let next_removal = resume_chores(&shared).unwrap();
+        let next_removal = resume_tasks(&shared).unwrap();
         // No threads: whoever reads serves himself.
         shared.reads.close();
         let mut committer = Committer::new(shared.clone(), next_removal);

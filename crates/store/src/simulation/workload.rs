@@ -53,8 +53,8 @@ impl Schedule {
             )
         });
         self.owners[o].fenced |= !accepted;
-        for chore in std::mem::take(&mut self.owners[o].chores[r]) {
-            self.tell(o, r, chore);
+        for request in std::mem::take(&mut self.owners[o].requests_left[r]) {
+            self.tell(o, r, request);
         }
         for w in 0..self.owners[o].writes.len() {
             if !self.owners[o].writes[w].acked[r] {
@@ -84,24 +84,24 @@ impl Schedule {
     }
 
     /// Tells a replica something now, or when it is there again.
-    pub(super) fn tell(&mut self, o: usize, r: usize, chore: Request) {
+    pub(super) fn tell(&mut self, o: usize, r: usize, request: Request) {
         let link = self.owners[o].links[r].clone();
         let done = match link.filter(|_| !self.owners[o].fenced) {
-            Some(link) => self.ask_on(r, link.conn, chore.clone()),
+            Some(link) => self.ask_on(r, link.conn, request.clone()),
             None => None,
         };
-        match (done, chore) {
+        match (done, request) {
             (Some(Response::Done), Request::RemoveFiles { files, .. }) => {
                 self.told_to_remove[r].extend(files);
             }
             (Some(Response::Done), _) => {}
-            (_, chore) => self.owners[o].chores[r].push(chore),
+            (_, request) => self.owners[o].requests_left[r].push(request),
         }
     }
 
-    pub(super) fn tell_all(&mut self, o: usize, chore: &Request) {
+    pub(super) fn tell_all(&mut self, o: usize, request: &Request) {
         for r in 0..REPLICAS {
-            self.tell(o, r, chore.clone());
+            self.tell(o, r, request.clone());
         }
     }
 
@@ -261,8 +261,8 @@ impl Schedule {
                     self.transmit(o, r, w);
                 }
             }
-            for chore in std::mem::take(&mut self.owners[o].chores[r]) {
-                self.tell(o, r, chore);
+            for request in std::mem::take(&mut self.owners[o].requests_left[r]) {
+                self.tell(o, r, request);
             }
         }
     }

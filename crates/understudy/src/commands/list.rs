@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use coordination::address::Address;
-use coordination::records::{Control, MemberState, Role};
+use coordination::records::{MemberState, Role};
 use dax::ids::ZoneId;
 use serde_json::{Value, json};
 
-use super::history::utc;
+use super::notes::{notes, version_number};
 use super::registry::Registry;
 use super::status::{self, Node, Status};
 use super::watch::{self, Picture};
@@ -111,11 +111,6 @@ fn row(status: &Status, node: &Node) -> Row {
     }
 }
 
-/// `15.6 (Debian 15.6-1)` is long.
-pub(super) fn version_number(version: &str) -> &str {
-    version.split(' ').next().unwrap_or(version)
-}
-
 fn host(address: &Address) -> String {
     address.to_string()
 }
@@ -189,34 +184,6 @@ fn table(status: &Status) -> String {
     }
     out += &rule("");
     out + &notes(&status.control)
-}
-
-/// What operators should not forget.
-pub(super) fn notes(control: &Control) -> String {
-    let mut out = String::new();
-    if let Some(paused) = &control.paused {
-        let reason = paused
-            .reason
-            .as_ref()
-            .map_or(String::new(), |r| format!(": {r}"));
-        let since = utc(paused.since_unix_ms);
-        out += &format!(
-            " PAUSED since {since} UTC by {}{reason}; nobody takes over by itself\n",
-            paused.by
-        );
-    }
-    if let Some(planned) = &control.scheduled_switchover {
-        let to = planned
-            .to
-            .as_ref()
-            .map_or(String::new(), |to| format!(" to {to}"));
-        out += &format!(
-            " Switchover scheduled at: {} UTC{to}, by {}\n",
-            utc(planned.at_unix_ms),
-            planned.by
-        );
-    }
-    out
 }
 
 /// The nodes of each zone, in the order of the zones; last those that are in none.

@@ -11,6 +11,7 @@ mod init;
 mod key;
 mod list;
 mod node;
+mod notes;
 mod operate;
 mod psql;
 mod registry;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use volume::standby::{OverlayStats, ReadStats};
 
 use super::cassandra::CassandraView;
-use super::list::{notes, version_number};
+use super::notes::{notes, version_number};
 use super::registry::{Registry, in_time};
 use super::watch::{self, Picture};
 use crate::cli;

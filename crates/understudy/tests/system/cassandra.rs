@@ -20,15 +20,15 @@ const ZOMBIES: usize = 2;
 const LONG_PATIENCE: Duration = Duration::from_secs(120);
 
 /// A loaded cluster, and what it stands on. Fields are dropped in this order.
-struct Theatre {
+struct CassandraStage {
     stage: Stage,
     cassandra: server::Cluster,
     scratch: Scratch,
 }
 
-impl Theatre {
+impl CassandraStage {
     /// `north` is in the first data centre, `south` in the second; `north` is active.
-    async fn open(test: &str, hints: bool, heartbeat: &str) -> Result<Theatre> {
+    async fn open(test: &str, hints: bool, heartbeat: &str) -> Result<CassandraStage> {
         let scratch = Scratch::new(&format!("{test}-nodes"))?;
         let mut options = server::Options::new(scratch.path());
         if !hints {
@@ -39,7 +39,7 @@ impl Theatre {
             options.put_on(&cassandra);
             options.heartbeat = heartbeat.to_owned();
         });
-        Ok(Theatre {
+        Ok(CassandraStage {
             stage: Box::pin(stage).await?,
             cassandra,
             scratch,
@@ -89,21 +89,21 @@ async fn zombies_commit_nothing_without_hints() -> Result<()> {
 
 /// Freezes the active in the middle of commits, lets the other one take over, and thaws it; again and again.
 async fn zombies(test: &str, hints: bool) -> Result<()> {
-    let mut theatre = Theatre::open(test, hints, "normal").await?;
+    let mut cluster = CassandraStage::open(test, hints, "normal").await?;
     let rounds = std::env::var("ZOMBIES").ok();
     let rounds = rounds.map_or(Ok(ZOMBIES), |rounds| rounds.parse())?;
     for round in 1..=rounds {
-        let old = Box::pin(one_zombie(&mut theatre, round)).await?;
+        let old = Box::pin(one_zombie(&mut cluster, round)).await?;
         println!("{round} of {rounds}: {old} was frozen, its successor serves, it follows");
     }
-    theatre.verify().await
+    cluster.verify().await
 }
 
 /// One round; returns who was frozen.
-async fn one_zombie(theatre: &mut Theatre, round: usize) -> Result<String> {
-    let Theatre {
+async fn one_zombie(cluster: &mut CassandraStage, round: usize) -> Result<String> {
+    let CassandraStage {
         stage, cassandra, ..
-    } = theatre;
+    } = cluster;
     let old = stage.cluster.wait_active(TIMEOUT).await?;
     let other = stage.cluster.names().find(|name| *name != old);
     let other = other.context("two nodes")?.to_owned();
@@ -158,63 +158,64 @@ async fn commits(session: Client) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "on Cassandra: make test-cassandra"]
 async fn one_node_killed_is_noticed_by_no_client() -> Result<()> {
-    let mut theatre = Box::pin(Theatre::open("nodes", true, "wide")).await?;
+    let mut cluster = Box::pin(CassandraStage::open("nodes", true, "wide")).await?;
     // The active's own copy, which coordinates for it; the standby's; the third one.
     for node in 0..3 {
-        theatre.kill(node)?;
-        theatre.stage.commits(200).await?;
-        theatre.start_nodes(&[node])?;
-        theatre.stage.commits(50).await?;
+        cluster.kill(node)?;
+        cluster.stage.commits(200).await?;
+        cluster.start_nodes(&[node])?;
+        cluster.stage.commits(50).await?;
     }
-    let history = theatre.stage.load.as_ref().context("load")?.history();
+    let history = cluster.stage.load.as_ref().context("load")?.history();
     let attempts = history.attempts().iter();
     let failed: Vec<_> = attempts
         .filter(|attempt| attempt.outcome != Outcome::Acknowledged)
         .collect();
     ensure!(failed.is_empty(), "{failed:?}");
-    theatre
+    cluster
         .stage
         .cluster
         .wait_follows("south", LONG_PATIENCE)
         .await?;
-    theatre.verify().await
+    cluster.verify().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "on Cassandra: make test-cassandra"]
 async fn a_data_centre_lost_with_the_active_loses_nothing() -> Result<()> {
-    let mut theatre = Box::pin(Theatre::open("data-centre", true, "wide")).await?;
-    theatre.kill(0)?;
-    let (dead, killed) = theatre.stage.kill_active().await?;
+    let mut cluster = Box::pin(CassandraStage::open("data-centre", true, "wide")).await?;
+    cluster.kill(0)?;
+    let (dead, killed) = cluster.stage.kill_active().await?;
     ensure!(dead == "north", "{dead} was active");
-    let outage = theatre.stage.outage_after(killed).await?;
+    let outage = cluster.stage.outage_after(killed).await?;
     println!("{:?} without commits", outage.length());
-    theatre.stage.commits(200).await?;
-    theatre.start_nodes(&[0])?;
-    theatre.stage.cluster.start_node(&dead)?;
-    theatre
+    cluster.stage.commits(200).await?;
+    cluster.start_nodes(&[0])?;
+    cluster.stage.cluster.start_node(&dead)?;
+    cluster
         .stage
         .cluster
         .wait_follows(&dead, LONG_PATIENCE)
         .await?;
-    theatre.stage.commits(50).await?;
-    theatre.verify().await
+    cluster.stage.commits(50).await?;
+    cluster.verify().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "on Cassandra: make test-cassandra"]
 async fn two_data_centres_lost_cost_only_time() -> Result<()> {
-    let mut theatre = Box::pin(Theatre::open("two-data-centres", true, "wide")).await?;
-    theatre.kill(1)?;
-    theatre.kill(2)?;
+    let mut cluster = Box::pin(CassandraStage::open("two-data-centres", true, "wide")).await?;
+    cluster.kill(1)?;
+    cluster.kill(2)?;
     // What was on its way may still be answered; then nothing can be.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let count = |theatre: &Theatre| theatre.stage.load.as_ref().map(|load| load.acknowledged());
-    let before = count(&theatre);
+    let count =
+        |cluster: &CassandraStage| cluster.stage.load.as_ref().map(|load| load.acknowledged());
+    let before = count(&cluster);
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let after = count(&theatre);
+    let after = count(&cluster);
     ensure!(before == after, "{before:?}, then {after:?} commits");
-    theatre.start_nodes(&[1, 2])?;
-    theatre.stage.commits(200).await?;
-    theatre.verify().await
+    cluster.start_nodes(&[1, 2])?;
+    cluster.stage.commits(200).await?;
+    cluster.verify().await
 }

@@ -180,7 +180,7 @@ fn with_list(seals: &[Seal], own: Option<ListRef>) -> Vec<ListRef> {
     let Some(own) = own else {
         return Vec::new();
     };
-    let mut all = lists::leading_to(own.after, seals);
+    let mut all = seal::lists_leading_to(own.after, seals);
     all.push(own);
     all.drain(..all.len().saturating_sub(KEPT_LISTS));
     all

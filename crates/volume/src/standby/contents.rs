@@ -56,7 +56,7 @@ impl State {
     /// Redo may have taken this empty file for one that the log creates. From now on it is redo's as a
     /// created one would be, and no move takes it away before redo is as far in the log.
     pub fn take(&mut self, ino: Ino) {
-        let stamp = self.horizon;
+        let stamp = self.replay_limit;
         let item = self.overlay.item_mut(ino);
         item.size = Some(Stamped { value: 0, stamp });
     }

@@ -2,8 +2,8 @@
 //!
 //! Invariants: what is cached never changes its bytes. Blocks of an image are cached as long as
 //! [`Known`] says that no later base has another version; blocks of the log only when all of them is
-//! below the horizon, because the active still appends to the last one (rule 5); of that one, what was
-//! below the horizon when it was read last is kept, because the feed and redo ask for the same bytes one
+//! below the replay limit, because the active still appends to the last one (rule 5); of that one, what was
+//! below the replay limit when it was read last is kept, because the feed and redo ask for the same bytes one
 //! after the other. What the active sent of its log ([`RecentLog`]) is not read at all. What redo has read of the log
 //! leaves, but for the segment that the log ends in. Configuration is not cached: it is small, and its writer may
 //! change it in place. A block of an image whose version is known is read from one replica, which must have exactly
@@ -19,8 +19,8 @@ use dax::storage::{Block, Storage};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
+use super::ahead::Ahead;
 use super::known::{Expected, Known};
-use super::prefetch::Ahead;
 use super::standing::ClaimWatch;
 use super::state::{BlockSource, State};
 use crate::cache::{BlockCache, Cached};
@@ -64,10 +64,10 @@ pub(crate) struct Fetcher {
     recent: Arc<Mutex<Option<Arc<RecentLog>>>>,
 }
 
-/// A block that the horizon is in, as it was read last.
+/// A block that the replay limit is in, as it was read last.
 struct Tail {
     key: BlockKey,
-    /// The horizon was at least here when it was read: these bytes do not change any more.
+    /// The replay limit was at least here when it was read: these bytes do not change any more.
     shown: u32,
     block: Cached,
 }
@@ -255,7 +255,7 @@ impl Fetcher {
                 0..segment.end.bytes_since(segment.start).div_ceil(size),
             );
         }
-        if state.horizon >= segment.end {
+        if state.replay_limit >= segment.end {
             give_up(file, bytes.start / size..bytes.end / size);
         }
     }
@@ -389,7 +389,7 @@ impl Fetcher {
         Ok(clipped(data, shown as usize))
     }
 
-    /// A block of the log up to `shown`, if it was read last when the horizon was there already.
+    /// A block of the log up to `shown`, if it was read last when the replay limit was there already.
     fn tail(&self, key: BlockKey, shown: u32) -> Option<Cached> {
         let tail = self.tail.lock();
         let tail = tail.as_ref().filter(|tail| tail.key == key);

@@ -1,5 +1,5 @@
 //! A standby's view: a sealed generation under a private overlay, and the live log up to the
-//! horizon (design section 4).
+//! replay limit (design section 4).
 //!
 //! `state` is the pure core: one immutable value that every operation looks at once.
 //! `overlay` is what the standby's PostgreSQL changed, `ops` and `contents` how it changes;
@@ -8,10 +8,12 @@
 //! base to base, `standing` vouches for what the storage says, `gate` stops operations for the `switch`, at which the view
 //! becomes the active's.
 
+mod ahead;
 mod blocks;
 mod contents;
 mod fetch;
 mod gate;
+mod hidden;
 mod known;
 mod listing;
 mod moves;
@@ -41,9 +43,9 @@ mod switch_plan_test;
 #[cfg(test)]
 mod testing;
 
+pub use self::ahead::PrefetchStats;
 pub use self::fetch::Residence;
 pub use self::known::ReadStats;
 pub use self::moves::MovePlan;
-pub use self::prefetch::PrefetchStats;
 pub use self::standing::{ClaimWatch, Clock};
 pub use self::view::{OverlayStats, StandbyOptions, StandbyView};

@@ -228,7 +228,7 @@ fn check(state: &State, base: &Base) -> Result<()> {
     if !base.seal.continues(&state.base.seal) {
         return Err(Error::Invalid("the new base does not go on from this one"));
     }
-    if state.horizon < base.seal.end {
+    if state.replay_limit < base.seal.end {
         return Err(Error::Invalid(
             "the new base is ahead of the log that is shown",
         ));

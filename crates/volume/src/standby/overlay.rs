@@ -1,7 +1,7 @@
 //! The overlay: what the standby's PostgreSQL changed, kept privately on top of the base (rule 1).
 //!
 //! Plain data on persistent maps, so a state that somebody still reads costs nothing to keep. Every
-//! item carries a **stamp**: the horizon shown when it was made, an upper bound of the log that it
+//! item carries a **stamp**: the replay limit shown when it was made, an upper bound of the log that it
 //! can reflect. Never a page's own LSN (H1). A move of the base drops items by their stamps alone
 //! (rule 3; [`super::rebase`]).
 

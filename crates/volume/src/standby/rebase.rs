@@ -28,7 +28,7 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
-use super::listing::hidden_names;
+use super::hidden::hidden_names;
 use super::overlay::{Content, InodeItem, NameItem, is_created};
 #[cfg(test)]
 use super::simulation::flaw::Flaw;
@@ -133,7 +133,7 @@ impl Mover<'_> {
                 let item = NameItem {
                     target: None,
                     hides: there,
-                    stamp: self.old.horizon,
+                    stamp: self.old.replay_limit,
                 };
                 next.overlay.put_name(dir, name.clone(), item);
             }

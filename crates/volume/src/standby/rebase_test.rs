@@ -61,7 +61,7 @@ fn truncate(active: &mut Builder, id: FileId, blocks: u64) {
     });
 }
 
-// Rule 3, H1, H2: the redo pointer decides, and the stamp is the horizon of the moment.
+// Rule 3, H1, H2: the redo pointer decides, and the stamp is the replay limit of the moment.
 #[test]
 fn blocks_go_by_their_stamp_and_the_redo_pointer_alone() {
     let mut active = Builder::new();

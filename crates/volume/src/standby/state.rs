@@ -1,4 +1,4 @@
-//! What a standby shows at one moment: base, live log and configuration, horizon and overlay as one
+//! What a standby shows at one moment: base, live log and configuration, replay limit and overlay as one
 //! immutable value, and everything that can be asked of it (pure; no I/O).
 //!
 //! Invariants: a state changes only as a whole, and an operation looks at one state only (N3).
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
-use super::listing::hidden_names;
+use super::hidden::hidden_names;
 use super::overlay::{Content, InodeItem, Overlay, is_created, is_private};
 use crate::error::{Error, Result};
 use crate::layout::{FileClass, Layout};
@@ -32,7 +32,7 @@ pub(crate) struct State {
     /// Names of log and configuration.
     pub live: Namespace,
     /// End of the log that is shown.
-    pub horizon: Lsn,
+    pub replay_limit: Lsn,
     pub overlay: Overlay,
     /// Names of the base that the layout hides, found once for each base (for the switch).
     pub hidden: Arc<Vec<(FileId, Name)>>,
@@ -63,7 +63,7 @@ pub(crate) enum BlockSource {
     /// The only version there is (log and configuration).
     Single {
         key: BlockKey,
-        /// Bytes of the block below the horizon; the rest reads as zeros.
+        /// Bytes of the block below the replay limit; the rest reads as zeros.
         shown: u32,
         /// Where in the log it begins, if it is of a segment.
         at: Option<Lsn>,
@@ -86,7 +86,7 @@ impl State {
             hidden: Arc::new(hidden_names(&*layout, &base.namespace)),
             layout,
             block_bytes,
-            horizon: base.seal.end,
+            replay_limit: base.seal.end,
             base: Arc::new(base),
             kept: OrdMap::new(),
             live,
@@ -96,10 +96,10 @@ impl State {
         }
     }
 
-    /// The same with more log: names first, then the horizon, which never goes back.
-    pub fn show_log(&mut self, live: Namespace, horizon: Lsn) {
+    /// The same with more log: names first, then the replay limit, which never goes back.
+    pub fn show_log(&mut self, live: Namespace, replay_limit: Lsn) {
         self.live = live;
-        self.horizon = self.horizon.max(horizon);
+        self.replay_limit = self.replay_limit.max(replay_limit);
     }
 
     /// The stamp of what is made now: no more log than this can have led to it (rule 3).
@@ -108,7 +108,7 @@ impl State {
         if let Some(stamp) = self.distortion.stamp {
             return stamp;
         }
-        self.horizon
+        self.replay_limit
     }
 
     /// What the overlay says of an inode.
@@ -452,11 +452,11 @@ impl State {
         }
     }
 
-    /// Rule 5: the log is shown up to the horizon.
+    /// Rule 5: the log is shown up to the replay limit.
     fn log_block(&self, shared: &Shared<'_>, block: u64) -> BlockSource {
         let offset = block * u64::from(self.block_bytes);
         let at = (self.log_range(shared)).map(|range| Lsn(range.start.0 + offset));
-        let shown = at.map_or(u64::MAX, |at| self.horizon.bytes_since(at));
+        let shown = at.map_or(u64::MAX, |at| self.replay_limit.bytes_since(at));
         let shown = shown.min(u64::from(self.block_bytes)) as u32;
         if shown == 0 || offset >= shared.inode.size {
             return BlockSource::Zeros;

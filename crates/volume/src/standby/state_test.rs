@@ -79,7 +79,7 @@ fn changes_are_private_to_the_state_that_made_them() {
 }
 
 #[test]
-fn every_item_carries_the_horizon_that_was_shown() {
+fn every_item_carries_the_replay_limit_that_was_shown() {
     let mut active = Builder::new();
     let id = active.file("base/5/1000", 4);
     let mut state = attached(active.seal(1, 100, 200));
@@ -87,7 +87,11 @@ fn every_item_carries_the_horizon_that_was_shown() {
     write(&mut state, ino, 0);
     state.show_log(active.namespace.clone(), Lsn(900));
     state.show_log(active.namespace.clone(), Lsn(800));
-    assert_eq!(state.horizon, Lsn(900), "the horizon never goes back");
+    assert_eq!(
+        state.replay_limit,
+        Lsn(900),
+        "the replay limit never goes back"
+    );
     write(&mut state, ino, 1);
     let item = state.item(ino).unwrap();
     assert_eq!(
@@ -171,7 +175,7 @@ fn private_names_go_to_the_local_disk_whatever_the_base_has() {
 
 // Rule 5, H12
 #[test]
-fn the_log_ends_in_zeros_at_the_horizon_at_its_full_size() {
+fn the_log_ends_in_zeros_at_the_replay_limit_at_its_full_size() {
     let mut active = Builder::new();
     let segment = active.file("pg_wal/2", 1);
     let mut state = attached(active.seal(1, 100, 2 * SEGMENT + 5000));

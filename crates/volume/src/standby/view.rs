@@ -21,7 +21,6 @@ use super::known::ReadStats;
 use super::overlay::is_private;
 use super::standing::ClaimWatch;
 use super::state::{Found, State};
-use super::view_io::Configuration;
 use crate::cache::BlockCache;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
@@ -61,6 +60,16 @@ pub struct OverlayStats {
     pub spill_bytes: u64,
 }
 
+/// A file of configuration that is open: the active may put another one in its place at any time, and who has
+/// opened this one reads it as it was.
+#[derive(Clone)]
+pub(super) enum Configuration {
+    /// Nobody has read it yet; the names when it was opened.
+    Unread(Namespace),
+    /// All of it, when it was read first.
+    Read(Bytes),
+}
+
 /// See the module.
 pub struct StandbyView {
     pub(super) layout: Arc<dyn Layout>,
@@ -78,7 +87,7 @@ pub struct StandbyView {
 }
 
 impl StandbyView {
-    /// Stands on `base`, with names of log and configuration from `live`. The horizon is the base's
+    /// Stands on `base`, with names of log and configuration from `live`. The replay limit is the base's
     /// end until [`show_log`](Self::show_log) moves it. `private` was prepared for a standby.
     ///
     /// # Errors
@@ -115,11 +124,11 @@ impl StandbyView {
         }))
     }
 
-    /// Shows more of the log: its names as in `live`, and its bytes up to `horizon`, as one change.
-    /// The horizon never goes back; the names are the caller's, who must not show older ones later. Both
-    /// must be durable, and `live` read no later than `horizon`.
-    pub fn show_log(&self, live: Namespace, horizon: Lsn) {
-        self.change_in_place(|state| state.show_log(live, horizon));
+    /// Shows more of the log: its names as in `live`, and its bytes up to `replay_limit`, as one change.
+    /// The replay limit never goes back; the names are the caller's, who must not show older ones later. Both
+    /// must be durable, and `live` read no later than `replay_limit`.
+    pub fn show_log(&self, live: Namespace, replay_limit: Lsn) {
+        self.change_in_place(|state| state.show_log(live, replay_limit));
     }
 
     /// Takes the log from what the present active sends of it, as far as that is there; from the zones only, if
@@ -129,8 +138,8 @@ impl StandbyView {
     }
 
     /// The end of the log that is shown.
-    pub fn horizon(&self) -> Lsn {
-        self.state.read().horizon
+    pub fn replay_limit(&self) -> Lsn {
+        self.state.read().replay_limit
     }
 
     /// The seal of the base.
@@ -165,7 +174,7 @@ impl StandbyView {
     }
 
     /// Reads a log file by its path from the root (`pg_wal/...`), for the feed: at most `len` bytes,
-    /// none at or beyond the horizon. Removed segments are found while they are retained.
+    /// none at or beyond the replay limit. Removed segments are found while they are retained.
     ///
     /// # Errors
     /// `NotFound` if the live namespace has no such file.
@@ -183,7 +192,7 @@ impl StandbyView {
         durable: Lsn,
     ) -> Result<Bytes> {
         let mut state = State::clone(&self.state());
-        state.horizon = state.horizon.max(durable);
+        state.replay_limit = state.replay_limit.max(durable);
         self.read_log(&Arc::new(state), path, offset, len).await
     }
 
@@ -197,7 +206,7 @@ impl StandbyView {
         let ino = state.resolve(path)?;
         let shared = state.shared(ino).ok_or(Error::NotFound)?;
         let shown = match self.layout.log_range(path) {
-            Some(range) => state.horizon.bytes_since(range.start),
+            Some(range) => state.replay_limit.bytes_since(range.start),
             None => u64::MAX,
         };
         let end = state

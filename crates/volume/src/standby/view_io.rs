@@ -8,10 +8,9 @@ use bytes::{Bytes, BytesMut};
 use super::fetch::{is_zero, zeros};
 use super::overlay::Content;
 use super::state::State;
-use super::view::StandbyView;
+use super::view::{Configuration, StandbyView};
 use crate::error::{Error, Result};
 use crate::lsn::Lsn;
-use crate::namespace::Namespace;
 use crate::namespace::plan::MAX_SIZE_BYTES;
 use crate::view::{Fallocate, Ino, Timestamp};
 
@@ -23,16 +22,6 @@ fn part(file: &Bytes, offset: u64, len: u32) -> Bytes {
     let start = file.len().min(offset as usize);
     let end = file.len().min(start + len as usize);
     file.slice(start..end)
-}
-
-/// A file of configuration that is open: the active may put another one in its place at any time, and who has
-/// opened this one reads it as it was.
-#[derive(Clone)]
-pub(super) enum Configuration {
-    /// Nobody has read it yet; the names when it was opened.
-    Unread(Namespace),
-    /// All of it, when it was read first.
-    Read(Bytes),
 }
 
 impl StandbyView {

@@ -277,7 +277,7 @@ impl Moves {
     /// Plans to move to the newest seal that the log shown has passed; redo may be behind it. So many of
     /// the oldest lists that the seal names are gone.
     async fn plan(&mut self, view: &Arc<StandbyView>, gone: usize) {
-        let shown = view.horizon().0 as usize;
+        let shown = view.replay_limit().0 as usize;
         let mut newest = None;
         while let Some(seal) = self.seals.pop_if(|(_, end)| *end <= shown) {
             newest = Some(seal);

@@ -46,7 +46,7 @@ async fn a_standby_shows_the_sealed_image_whatever_the_active_does_later() {
     );
     assert_eq!(standby.read("base/5/1001").await.unwrap(), blocks(&[9]));
     assert_eq!(view.base_seal().redo, Lsn(100));
-    assert_eq!(view.horizon(), Lsn(300));
+    assert_eq!(view.replay_limit(), Lsn(300));
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn nothing_that_a_standby_writes_reaches_the_storage() {
 
 // Rule 5
 #[tokio::test]
-async fn log_is_read_up_to_the_horizon_and_again_when_there_is_more() {
+async fn log_is_read_up_to_the_replay_limit_and_again_when_there_is_more() {
     let volume = Volume::new();
     let (active, view, standby) = follow_segment(&volume).await;
     let mut log = vec![0u8; SEGMENT as usize];
@@ -158,7 +158,7 @@ async fn log_is_read_up_to_the_horizon_and_again_when_there_is_more() {
             .await
             .unwrap();
         active.view.sync_all().await.unwrap();
-        // The horizon stays a bit behind what is stored.
+        // The replay limit stays a bit behind what is stored.
         written += chunk;
         let shown = written - 500;
         view.show_log(
@@ -231,7 +231,7 @@ async fn follow_segment(volume: &Volume) -> (Database, Arc<StandbyView>, Databas
 
 /// The feed and redo want the same end of the log, one after the other.
 #[tokio::test]
-async fn the_last_block_of_the_log_is_read_once_for_each_move_of_the_horizon() {
+async fn the_last_block_of_the_log_is_read_once_for_each_move_of_the_replay_limit() {
     let volume = Volume::new();
     let (active, view, standby) = follow_segment(&volume).await;
     let segment = standby.ino("pg_wal/1").unwrap();

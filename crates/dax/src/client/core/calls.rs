@@ -45,7 +45,7 @@ pub(crate) enum Asker {
     Members,
     Sightings,
     Back,
-    Chore(u64),
+    Broadcast(u64),
 }
 
 /// What the driver must do.

@@ -23,8 +23,8 @@ use crate::sightings::{Position, Sighting};
 use crate::storage::{ReplicaStatus, VolumeSettings};
 use crate::wire::Request;
 
-use super::quorum::ReplicaSet;
 use super::{Asker, Effect, Effects, OpId, Time};
+use crate::writer::ReplicaSet;
 use crate::writer::pending::{Dropped, Seq};
 
 /// Bytes of blocks on the way to one replica; the rest waits in the queue.

@@ -112,7 +112,7 @@ impl Shared {
         }
         self.links.remove(replica);
         self.handle.pending.forget_replica(replica);
-        self.chores.forget(replica);
+        self.broadcasts.forget(replica);
         self.scrub_lost(replica);
         self.compared.remove(replica);
         self.out.push(Effect::HangUp { replica });

@@ -5,9 +5,9 @@
 //! [`Effect`]s in order. Invariants (each with its place): [`pending`], [`crate::writer::versions`],
 //! [`quorum`], [`links`]; and, here: once fenced, always fenced.
 
+mod broadcasts;
 mod calls;
 mod change;
-mod chores;
 mod epoch;
 mod links;
 mod members;
@@ -66,7 +66,7 @@ enum Op {
     Claim(epoch::Claim),
     Record(records::RecordOp),
     List(records::List),
-    Chore,
+    Broadcast,
     Space(space::Ask),
     Usage(usage::Ask),
     Scrub(scrub::Page),
@@ -272,18 +272,18 @@ impl Core {
             Call::Retain(retention) => {
                 let epoch = s.handle.check_writer()?;
                 s.retention = Some(retention.clone());
-                s.chore(op, Request::Retain { epoch, retention });
-                Op::Chore
+                s.broadcast(op, Request::Retain { epoch, retention });
+                Op::Broadcast
             }
             Call::RemoveFiles(files) => {
                 let epoch = s.handle.check_writer()?;
                 s.remove_files(op, epoch, &files);
-                Op::Chore
+                Op::Broadcast
             }
             Call::RemoveBlocksBefore(file, block) => {
                 let epoch = s.handle.check_writer()?;
                 s.remove_blocks_before(op, epoch, file, block);
-                Op::Chore
+                Op::Broadcast
             }
             Call::Scrub(after) => Op::Scrub(scrub::Page::new(after, s)?),
             Call::Mend(differences) => Op::Mend(scrub::Mend::new(&differences, s)?),
@@ -377,7 +377,7 @@ impl Core {
         self.shared.replica_down(replica, why);
         self.shared.tell_of_lost();
         self.shared.scrub_lost(replica);
-        self.shared.chores.lost(replica);
+        self.shared.broadcasts.lost(replica);
         for op in self.op_ids() {
             self.step(op, Event::Lost(replica));
         }
@@ -466,8 +466,8 @@ impl Core {
         self.fail_if_fenced();
         match asked.asker {
             Asker::Op(op) => self.step(op, Event::Reply(replica, reply)),
-            Asker::Chore(number) => {
-                for op in self.shared.chore_reply(replica, number, &reply) {
+            Asker::Broadcast(number) => {
+                for op in self.shared.broadcast_reply(replica, number, &reply) {
                     self.step(op, Event::Wake);
                 }
             }
@@ -630,7 +630,7 @@ impl Op {
             Op::EndScrub(op) => op.restart(),
             Op::Repair(op) => op.restart(),
             Op::Finish(op) => op.restart(),
-            Op::Room(_) | Op::Sync | Op::Chore | Op::Mend(_) | Op::Begin(_) | Op::Told(_) => {}
+            Op::Room(_) | Op::Sync | Op::Broadcast | Op::Mend(_) | Op::Begin(_) | Op::Told(_) => {}
         }
     }
 
@@ -651,7 +651,7 @@ impl Op {
             Op::Claim(op) => op.on(id, event, s),
             Op::Record(op) => op.on(id, event, s),
             Op::List(op) => op.on(id, event, s),
-            Op::Chore => s.chores.is_done(id).then_some(Ok(Output::Unit)),
+            Op::Broadcast => s.broadcasts.is_done(id).then_some(Ok(Output::Unit)),
             Op::Space(op) => op.on(id, event, s),
             Op::Usage(op) => op.on(id, event, s),
             Op::Scrub(op) => op.on(id, event, s),

@@ -11,7 +11,7 @@ use crate::sightings::{Sighting, Sightings};
 use crate::storage::{Block, Difference, EpochGrant, Retention, SyncScope, VolumeSettings};
 use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum};
 
-use super::chores::Chores;
+use super::broadcasts::Broadcasts;
 use super::links::Links;
 use super::quorum::{Quorums, ReplicaSet};
 use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, SyncWait, Time};
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub links: Links,
     /// What this handle knows without a replica.
     pub handle: Handle,
-    pub chores: Chores,
+    pub broadcasts: Broadcasts,
     pub out: Effects,
     pub syncs: Vec<SyncWait>,
     /// As it calls itself in grants.
@@ -69,7 +69,7 @@ impl Shared {
             now: Time::ZERO,
             links: Links::new(&config.addresses, &settings),
             handle: Handle::new(&settings, config.version_list_max),
-            chores: Chores::default(),
+            broadcasts: Broadcasts::default(),
             out: Effects::new(),
             syncs: Vec::new(),
             owner: String::new(),
@@ -209,7 +209,7 @@ impl Shared {
         }
     }
 
-    /// A replica is there (again): announce the epoch, then send what it lacks, then the chores.
+    /// A replica is there (again): announce the epoch, then send what it lacks, then the broadcasts.
     pub fn replica_up(&mut self, replica: ReplicaId) {
         self.links.connected(replica, self.now);
         #[cfg(test)]
@@ -220,7 +220,7 @@ impl Shared {
             self.announce(replica);
         }
         self.pump(replica);
-        self.chores
+        self.broadcasts
             .send(replica, self.now, &mut self.links, &mut self.out);
         self.ping(replica);
     }
@@ -499,11 +499,11 @@ impl Shared {
 
     // --- removal ---------------------------------------------------------------------------------
 
-    pub fn chore(&mut self, op: OpId, request: Request) {
+    pub fn broadcast(&mut self, op: OpId, request: Request) {
         let replicas = self.links.everybody();
-        self.chores.add(op, request, replicas);
+        self.broadcasts.add(op, request, replicas);
         for replica in self.links.up().iter() {
-            self.chores
+            self.broadcasts
                 .send(replica, self.now, &mut self.links, &mut self.out);
         }
     }
@@ -514,7 +514,7 @@ impl Shared {
         self.drop_removed(dropped, |file, _| removed.contains(&file));
         for files in files.chunks(MAX_FILES_PER_REQUEST) {
             let files = files.to_vec();
-            self.chore(op, Request::RemoveFiles { epoch, files });
+            self.broadcast(op, Request::RemoveFiles { epoch, files });
         }
     }
 
@@ -527,7 +527,7 @@ impl Shared {
     ) {
         let dropped = self.handle.remove_before(file, block);
         self.drop_removed(dropped, |f, b| f == file && b < block);
-        self.chore(op, Request::RemoveBlocksBefore { epoch, file, block });
+        self.broadcast(op, Request::RemoveBlocksBefore { epoch, file, block });
     }
 
     fn drop_removed(
@@ -542,8 +542,13 @@ impl Shared {
         self.progress = true;
     }
 
-    pub fn chore_reply(&mut self, replica: ReplicaId, number: u64, reply: &Response) -> Vec<OpId> {
+    pub fn broadcast_reply(
+        &mut self,
+        replica: ReplicaId,
+        number: u64,
+        reply: &Response,
+    ) -> Vec<OpId> {
         let done = !matches!(reply, Response::Error { .. });
-        self.chores.replied(replica, number, done)
+        self.broadcasts.replied(replica, number, done)
     }
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use volume::active::ActiveView;
 
-use super::shown::Shown;
+use super::announced::AnnouncedLog;
 use super::{Active, configuring};
 use crate::agent::context::Context;
 use crate::agent::pulse::Pulse;
@@ -23,7 +23,7 @@ impl Active {
     pub(super) fn beat(
         &self,
         context: &Context,
-        shown: &Shown,
+        announced: &AnnouncedLog,
         configuring: &configuring::Told,
     ) -> (
         watch::Sender<ActiveState>,
@@ -36,7 +36,7 @@ impl Active {
             beaten,
             storage: self.storage.clone(),
             view: Arc::clone(&self.view),
-            shown: shown.clone(),
+            announced: announced.clone(),
             configuring: configuring.clone(),
             control: context.control.clone(),
             own: context.config.cluster.heartbeat,
@@ -63,7 +63,7 @@ struct Beating {
     beaten: watch::Sender<Instant>,
     storage: Arc<dyn Storage>,
     view: Arc<ActiveView>,
-    shown: Shown,
+    announced: AnnouncedLog,
     configuring: configuring::Told,
     control: watch::Receiver<Control>,
     /// What this node's own configuration says of heartbeats.
@@ -78,7 +78,7 @@ impl Beating {
             let state = self.states.borrow_and_update().clone();
             let last = state.is_vacant();
             let interval = self.control.borrow().heartbeat(self.own).interval;
-            let (synced, starts) = self.shown.now();
+            let (synced, starts) = self.announced.now();
             self.next.starts = starts;
             self.next.interval_ms = interval.as_millis() as u64;
             // Before the journal: what is said to be written must be below its synced end.

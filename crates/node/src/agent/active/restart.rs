@@ -12,7 +12,7 @@ use pgserver::{ExitReport, Installation, Postgres, PostgresError, StopMode};
 use super::super::context::Context;
 use super::super::error::{AgentError, Result};
 use super::super::standby::read_configuration;
-use super::shown::Shown;
+use super::announced::AnnouncedLog;
 use super::{Active, STOP_WITHIN};
 
 /// How long PostgreSQL may take to start, when nothing has to be replayed.
@@ -30,12 +30,16 @@ pub(super) enum Restarted {
 
 impl Active {
     /// Stops PostgreSQL cleanly and starts it again.
-    pub(super) async fn restart(&mut self, context: &Context, shown: &Shown) -> Restarted {
+    pub(super) async fn restart(
+        &mut self,
+        context: &Context,
+        announced: &AnnouncedLog,
+    ) -> Restarted {
         let storage = self.storage.clone();
         tokio::select! {
             biased;
             () = storage.fenced() => Restarted::Fenced,
-            done = self.stop_and_start(context, shown) => match done {
+            done = self.stop_and_start(context, announced) => match done {
                 Ok(()) => Restarted::Serves,
                 Err(AgentError::Postgres(PostgresError::Exited(report))) => Restarted::Died(report),
                 Err(error) => {
@@ -50,7 +54,7 @@ impl Active {
         }
     }
 
-    async fn stop_and_start(&mut self, context: &Context, shown: &Shown) -> Result<()> {
+    async fn stop_and_start(&mut self, context: &Context, announced: &AnnouncedLog) -> Result<()> {
         // What could refuse the start is asked before anything is stopped, as far as possible.
         let installation = Installation::find(&context.config.postgres.bin)?;
         installation.require_major(context.version.number().into())?;
@@ -58,14 +62,14 @@ impl Active {
         if !report.is_clean() {
             return Err(PostgresError::Exited(report).into());
         }
-        shown.hold();
+        announced.hold();
         let configuration = read_configuration(&self.storage, &self.view.namespace()).await?;
         let mut pinned = settings::active(context.version);
         pinned.extend(context.warmth_settings(&configuration));
         let options = context.start_options(&pinned);
         self.postgres = Postgres::start(&installation, options).await?;
         self.postgres.wait_ready(START_WITHIN).await?;
-        shown.let_go();
+        announced.let_go();
         tracing::info!(version = %installation.version(), "PostgreSQL was restarted in place");
         Ok(())
     }

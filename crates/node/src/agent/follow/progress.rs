@@ -61,11 +61,11 @@ impl Follower<'_> {
     }
 
     fn progress(&self) -> Progress {
-        let horizon = self.standby.log.horizon().end;
+        let replay_limit = self.standby.log.replay_limit().end;
         Progress {
             received: self.standby.feed.sent(),
             applied: self.applied,
-            horizon,
+            horizon: replay_limit,
             warm: self.is_warm(),
             needed: self.standby.feed.needed(),
         }

@@ -57,9 +57,9 @@ impl Reading {
         if to == self.asked || self.under_way.len() >= AT_ONCE {
             return;
         }
-        let horizon = self.log.horizon().end;
-        let from = self.asked.end.max(horizon);
-        let is_near = to.end.bytes_since(horizon) <= AHEAD_BYTES_MAX
+        let replay_limit = self.log.replay_limit().end;
+        let from = self.asked.end.max(replay_limit);
+        let is_near = to.end.bytes_since(replay_limit) <= AHEAD_BYTES_MAX
             && to.end.bytes_since(from) <= STRETCH_BYTES_MAX;
         let log = is_near.then_some(from..to.end);
         let journal = self.asked.journal..to.journal;
@@ -104,10 +104,10 @@ impl Drop for Reading {
 
 /// What the standby shows of the log, and how far its names are.
 pub(super) fn shown(standby: &Standby) -> Known {
-    let horizon = standby.log.horizon();
+    let replay_limit = standby.log.replay_limit();
     Known {
         journal: standby.tail.position(),
-        end: horizon.end,
-        timeline: horizon.timeline,
+        end: replay_limit.end,
+        timeline: replay_limit.timeline,
     }
 }

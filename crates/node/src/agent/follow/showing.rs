@@ -1,7 +1,7 @@
 //! What a standby shows its PostgreSQL of the log that the active announced.
 //!
 //! ```text
-//!   announced (known) ─▶ read ([`super::reading`]) ─▶ at hand ─ unless held ─▶ shown (the horizon)
+//!   announced (known) ─▶ read ([`super::reading`]) ─▶ at hand ─ unless held ─▶ shown (the replay limit)
 //! ```
 //!
 //! Invariant: names are applied before log that may need them is shown, and both become visible at once.
@@ -32,7 +32,7 @@ impl Follower<'_> {
         self.show().await
     }
 
-    /// Shows what is at hand of the log, unless it is held: names and horizon as one.
+    /// Shows what is at hand of the log, unless it is held: names and replay limit as one.
     pub(super) async fn show(&mut self) -> Result<()> {
         self.behind = self.mover.is_holding();
         if self.behind {
@@ -40,7 +40,7 @@ impl Follower<'_> {
         }
         let Known { end, timeline, .. } = self.at_hand;
         let names = self.standby.tail.namespace().clone();
-        if end > self.standby.log.horizon().end && self.is_outgrown(&names).await? {
+        if end > self.standby.log.replay_limit().end && self.is_outgrown(&names).await? {
             self.must_reattach("the active's PostgreSQL was started with larger settings");
             return Ok(());
         }

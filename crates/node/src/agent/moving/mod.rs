@@ -254,7 +254,7 @@ impl BaseMover {
         let mut asks = Vec::new();
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
-            for effect in self.steps.on(input, self.view.horizon(), now) {
+            for effect in self.steps.on(input, self.view.replay_limit(), now) {
                 match effect {
                     Effect::Move => {
                         inputs.push(self.move_now());

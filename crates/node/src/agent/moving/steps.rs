@@ -12,15 +12,15 @@
 //!   │                                             │        Loading
 //!   │                                             │           │ loaded
 //!   │                          applied reached P  │           ▼
-//!   └── failed, from anywhere ─┐              Settling     Waiting    until the horizon is ≥ W
+//!   └── failed, from anywhere ─┐              Settling     Waiting    until the replay limit is ≥ W
 //!                              │        held at P ▲ │ quiet   │
 //!                              │                  │ ▼         ▼
 //!                              └──────────────  Ready ◀──── Planning
 //!                                     until applied ≥ W
 //! ```
 //!
-//! P is the horizon at the moment when the log is held: the end of a record, so redo that has applied it is
-//! at rest. (Not the horizon when redo last told where it is: more log may have been shown since.)
+//! P is the replay limit at the moment when the log is held: the end of a record, so redo that has applied it is
+//! at rest. (Not the replay limit when redo last told where it is: more log may have been shown since.)
 //! Holding stops nothing before redo comes there, and ends when redo stands still for
 //! [`QUIET`]: an operator may have paused it, and then it tries again later.
 //!
@@ -142,7 +142,7 @@ pub(super) struct Steps {
     end: Lsn,
     applied: Lsn,
     /// The log that is shown.
-    horizon: Lsn,
+    replay_limit: Lsn,
 }
 
 impl Steps {
@@ -157,7 +157,7 @@ impl Steps {
             told: base,
             end: Lsn::ZERO,
             applied: Lsn::ZERO,
-            horizon: Lsn::ZERO,
+            replay_limit: Lsn::ZERO,
         }
     }
 
@@ -176,10 +176,10 @@ impl Steps {
         }
     }
 
-    /// Reacts; what comes out is to be done in this order. `horizon` is the end of the log that is shown at
+    /// Reacts; what comes out is to be done in this order. `replay_limit` is the end of the log that is shown at
     /// this moment.
-    pub fn on(&mut self, input: Input, horizon: Lsn, now: Duration) -> Vec<Effect> {
-        self.horizon = self.horizon.max(horizon);
+    pub fn on(&mut self, input: Input, replay_limit: Lsn, now: Duration) -> Vec<Effect> {
+        self.replay_limit = self.replay_limit.max(replay_limit);
         match input {
             Input::Sealed(generation) => self.told = self.told.max(generation),
             Input::Progress(applied) => self.applied = self.applied.max(applied),
@@ -244,13 +244,13 @@ impl Steps {
                 self.step = Step::Looking;
                 out.push(Effect::Look);
             }
-            Step::Waiting if self.horizon >= self.end => {
+            Step::Waiting if self.replay_limit >= self.end => {
                 self.step = Step::Planning;
                 out.push(Effect::Plan);
             }
             Step::Ready { hold_at } if now >= hold_at && self.applied >= self.end => {
                 self.step = Step::Settling(Settling {
-                    to: self.horizon,
+                    to: self.replay_limit,
                     applied: self.applied,
                     until: now + QUIET,
                     ask_at: now,

@@ -16,7 +16,7 @@ mod settle;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use coordination::records::unix_ms;
 use coordination::records::{ActiveState, Heartbeat, Horizon, PhaseTiming, Record};
@@ -39,7 +39,7 @@ use volume::namespace::Namespace;
 use self::log_tail::LogTail;
 pub(crate) use self::settle::settle;
 use crate::agent::active::Active;
-use crate::agent::context::{Context, wall_clock};
+use crate::agent::context::Context;
 use crate::agent::error::Result;
 use crate::agent::pulse::Pulse;
 use crate::agent::standby::Standby;
@@ -163,7 +163,7 @@ pub(crate) async fn fix_log(
     let size = context.layout.segment_size();
     let history = log_tail::newest_history(latest, timeline).await?;
     let tail = log_tail::find_end(latest, &history, from, size).await?;
-    log_tail::cut_behind(latest, tail.end, size, wall_clock())?;
+    log_tail::cut_behind(latest, tail.end, size, SystemTime::now().into())?;
     latest.log_is_fixed();
     latest.commit().await?;
     Ok(tail)
@@ -230,7 +230,7 @@ pub(crate) async fn promote(
     let (view, horizons) = tokio::join!(
         standby
             .view
-            .become_active(latest, sealer.clone(), options, wall_clock()),
+            .become_active(latest, sealer.clone(), options, SystemTime::now().into()),
         Horizon::begin(standby.storage.as_ref(), epoch, xid),
     );
     let horizons = horizons?;

@@ -1,7 +1,7 @@
 //! The active's PostgreSQL: a buffer pool over the active view, a log, and backends that work in
 //! small steps, so that a checkpoint or a crash may fall between any two of them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,76 +11,44 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 
 use super::checkers::{Held, broken};
-use super::checkpoint::Checkpoint;
 use super::files::Files;
 use super::flaw::Flaw;
 use super::log::{Record, Standing, Truth};
 use super::page::{File, Fork, Page, PageId, Rel, directory};
 use super::pool::Pool;
+use super::task::{Step, Task};
 use super::trace::say;
-use crate::active::ActiveView;
+use crate::active::{ActiveView, CutImage};
 
-/// One thing that a backend does without anybody in between.
-#[derive(Debug, Clone)]
-pub(super) enum Step {
-    CreateFile(File),
-    MakeDirectory(u8),
-    Log(Record),
-    Flush,
-    /// A new page at the end of a relation.
-    Extend(Rel),
-    /// A change of any page of a relation, if it has one.
-    Change(Rel),
-    /// A bulk writer logs a page whole.
-    BulkLog {
-        file: File,
-        block: u64,
-    },
-    /// It writes the page past the buffers.
-    BulkWrite {
-        file: File,
-        block: u64,
-    },
-    Sync(File),
-    /// The buffers of a relation are dropped, whatever they hold.
-    Forget(Rel),
-    ForgetDb(u8),
-    /// Removes a fork; of the main fork an empty stub stays until after the next checkpoint.
-    Remove(File),
-    /// Until a checkpoint that began later is done. The number is known once it is asked for.
-    AwaitCheckpoint(Option<u64>),
-    /// The next file of a database that is copied; again until all are.
-    CopyNext {
-        from: u8,
-        to: u8,
-    },
-    /// The next file of a database that is removed; at last the directory.
-    RemoveNext(u8),
+/// A checkpoint under way.
+pub(super) struct Checkpoint {
+    pub number: u64,
+    pub redo: u64,
+    /// Pages that were dirty at the redo point and are not written yet.
+    pub to_write: Vec<PageId>,
+    /// Stubs of relations that were removed before it began.
+    pub stubs: Vec<File>,
+    pub phase: Phase,
 }
 
-/// A backend at work: what it locks and what it has still to do.
-#[derive(Debug, Clone)]
-pub(super) struct Task {
-    pub rel: Option<Rel>,
-    /// Databases where nobody else may work.
-    pub dbs: Vec<u8>,
-    pub steps: VecDeque<Step>,
+impl Checkpoint {
+    /// Whether its record is synced, and the cut comes next.
+    pub fn is_about_to_cut(&self) -> bool {
+        matches!(self.phase, Phase::Control { cut: None, .. })
+    }
 }
 
-impl Task {
-    /// Whether it is at something that a checkpoint may come between, with bad consequences: pages logged
-    /// and not written yet (N2), a directory that is removed before the log says so (N8).
-    pub fn is_exposed(&self) -> bool {
-        let next = self.steps.front();
-        matches!(next, Some(Step::BulkWrite { .. } | Step::RemoveNext(_)))
-    }
-
-    /// Whether it is at something that the next checkpoint's image may have a part of: changes of what it made,
-    /// a directory that is copied.
-    pub fn is_unfinished(&self) -> bool {
-        let next = self.steps.front();
-        matches!(next, Some(Step::Change(_) | Step::CopyNext { .. }))
-    }
+/// How far it is.
+pub(super) enum Phase {
+    Write,
+    Sync,
+    /// The record is in the log; the control file is being written, which seals.
+    Control {
+        record: u64,
+        cut: Option<CutImage>,
+        end: Option<u64>,
+    },
+    Unlink,
 }
 
 /// See the module.

@@ -41,6 +41,16 @@ pub(super) fn broken(checker: &'static str, what: impl Into<String>) -> Broken {
     Broken { checker, what }
 }
 
+/// The checker of redo itself.
+pub(super) const REDO: &str = "redo does not fail";
+
+/// An operation of redo that failed is the end of the standby.
+#[track_caller]
+pub(super) fn failed(error: Error) -> Broken {
+    let place = std::panic::Location::caller();
+    broken(REDO, format!("{error} ({place})"))
+}
+
 /// Who looks, for the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Looker {

@@ -1,46 +1,16 @@
 //! The active's checkpoints, from the redo point to the seal, in steps that others come between.
 
-use super::active::Active;
+use super::active::{Active, Checkpoint, Phase};
 use super::checkers::Held;
 use super::flaw::Flaw;
 use super::layout::CONTROL;
 use super::log::Record;
-use super::page::{File, PageId, Rel};
+use super::page::{File, Rel};
 use super::trace::say;
 use super::work::DATABASES;
 use crate::active::CutImage;
 use crate::lsn::Lsn;
 use crate::seal::Seal;
-
-/// A checkpoint under way.
-pub(super) struct Checkpoint {
-    pub number: u64,
-    pub redo: u64,
-    /// Pages that were dirty at the redo point and are not written yet.
-    to_write: Vec<PageId>,
-    /// Stubs of relations that were removed before it began.
-    stubs: Vec<File>,
-    phase: Phase,
-}
-
-impl Checkpoint {
-    /// Whether its record is synced, and the cut comes next.
-    pub fn is_about_to_cut(&self) -> bool {
-        matches!(self.phase, Phase::Control { cut: None, .. })
-    }
-}
-
-enum Phase {
-    Write,
-    Sync,
-    /// The record is in the log; the control file is being written, which seals.
-    Control {
-        record: u64,
-        cut: Option<CutImage>,
-        end: Option<u64>,
-    },
-    Unlink,
-}
 
 impl Active {
     pub fn start_checkpoint(&mut self) {

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// Rule 5: the standby is given log that is not synced.
-    PastTheHorizon,
+    PastTheLimit,
     /// Rule 2: the base moves before redo has applied all that it can reflect.
     MovedTooEarly,
     /// Rule 1, N4: the standby's database restarts on the overlay and control file that are there.
@@ -55,7 +55,7 @@ pub(crate) enum Flaw {
 impl Flaw {
     /// All of them.
     pub const ALL: [Flaw; 23] = [
-        Flaw::PastTheHorizon,
+        Flaw::PastTheLimit,
         Flaw::MovedTooEarly,
         Flaw::RestartedInPlace,
         Flaw::StampedByPage,

@@ -29,7 +29,7 @@
 //!
 //! | flaw | history | checker |
 //! |---|---|---|
-//! | `PastTheHorizon` | 253 | the promoted server |
+//! | `PastTheLimit` | 253 | the promoted server |
 //! | `MovedTooEarly` | 10 | queries |
 //! | `RestartedInPlace` | 3 | redo |
 //! | `StampedByPage` | 3 | queries |
@@ -103,6 +103,7 @@ mod redo;
 mod schedule;
 mod sleep;
 mod standby;
+mod task;
 mod tests;
 mod trace;
 mod work;

@@ -1,14 +1,12 @@
 //! Redo as PostgreSQL does it: pages by their LSN, files as they come, with what it tolerates before
 //! the standby is consistent and what it dies of afterwards.
 
-use super::checkers::{Broken, Held, broken};
+use super::checkers::{Broken, Held, REDO, broken, failed};
 use super::log::Record;
 use super::page::{File, Fork, Page, PageId, Rel, directory};
 use super::standby::Standby;
 use super::trace::say;
-use crate::error::Error;
 
-const REDO: &str = "redo does not fail";
 const FUTURE: &str = "nothing from the future is seen";
 
 impl Standby {
@@ -280,11 +278,4 @@ impl Standby {
         self.stubs.extend(copied);
         Ok(())
     }
-}
-
-/// An operation of redo that failed is the end of the standby.
-#[track_caller]
-pub(super) fn failed(error: Error) -> Broken {
-    let place = std::panic::Location::caller();
-    broken(REDO, format!("{error} ({place})"))
 }

@@ -12,9 +12,8 @@ use rand::{Rng, SeedableRng};
 use simulate::{Coverage, Outcome};
 use tempfile::TempDir;
 
-use super::active::Active;
+use super::active::{Active, Checkpoint};
 use super::checkers::{Broken, Held, Looker, broken, check_names, check_relations};
-use super::checkpoint::Checkpoint;
 use super::files::{Files, owner};
 use super::flaw::Flaw;
 use super::layout::{CONTROL, ModelLayout};
@@ -267,7 +266,7 @@ impl Schedule {
         match rng.random_range(0..40) {
             0..7 => {
                 let synced = match self.flaw {
-                    Some(Flaw::PastTheHorizon) => self.active.log.len() as u64,
+                    Some(Flaw::PastTheLimit) => self.active.log.len() as u64,
                     _ => self.active.flushed,
                 };
                 let more = synced.saturating_sub(standby.shown);

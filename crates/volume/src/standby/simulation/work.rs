@@ -4,10 +4,11 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use super::active::{Active, Step, Task};
+use super::active::Active;
 use super::checkers::Held;
 use super::log::Record;
 use super::page::{Fork, Page, Rel, directory};
+use super::task::{Step, Task};
 
 /// Numbers that relations of a database can have; few, so that they come again.
 const NUMBERS: u16 = 6;

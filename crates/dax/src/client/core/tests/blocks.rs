@@ -1,12 +1,12 @@
 //! Writing, syncing and reading, one situation at a time.
 
 use super::super::*;
-use super::desk::*;
+use super::harness::*;
 use crate::storage::SyncScope;
 
 #[test]
 fn a_sync_needs_k_replicas_and_says_flush() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     let op = d.start(Call::Sync(SyncScope::Volume));
     assert!(
@@ -25,7 +25,7 @@ fn a_sync_needs_k_replicas_and_says_flush() {
 
 #[test]
 fn a_sync_covers_what_was_written_before_it_and_no_more() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     let version = d.write(0, SINGLE, 1);
     let upto = d.start(Call::Sync(SyncScope::FileUpTo(FileId(5), version)));
     let other = d.start(Call::Sync(SyncScope::File(FileId(6))));
@@ -43,7 +43,7 @@ fn a_sync_covers_what_was_written_before_it_and_no_more() {
 
 #[test]
 fn pending_blocks_are_read_from_memory_and_known_ones_from_one_zone() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     assert_eq!(d.read(0, Generation::MAX), Some(1));
     assert_eq!(d.core.counters().reads_pending, 1);
@@ -60,7 +60,7 @@ fn pending_blocks_are_read_from_memory_and_known_ones_from_one_zone() {
 
 #[test]
 fn a_stale_answer_is_retried_elsewhere() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.run();
     d.write(0, SINGLE, 2);
@@ -78,8 +78,8 @@ fn a_stale_answer_is_retried_elsewhere() {
 }
 
 /// A client that owns nothing, in front of the replicas of one that wrote 1 and 2 in a generation.
-fn listed() -> (Desk, Generation, Version) {
-    let mut d = Desk::owner();
+fn listed() -> (Harness, Generation, Version) {
+    let mut d = Harness::owner();
     let generation = Generation {
         epoch: Epoch(1),
         number: 1,
@@ -88,14 +88,14 @@ fn listed() -> (Desk, Generation, Version) {
     d.run();
     let newest = d.write(0, generation, 2);
     d.run();
-    let mut reader = Desk::new(3, 2);
+    let mut reader = Harness::new(3, 2);
     std::mem::swap(&mut reader.peers, &mut d.peers);
     reader.run();
     (reader, generation, newest)
 }
 
 /// The replica has missed the last write of the generation.
-fn make_stale(d: &mut Desk, replica: usize, generation: Generation) {
+fn make_stale(d: &mut Harness, replica: usize, generation: Generation) {
     let newest = d.peers[replica].blocks[&(key(0), generation)].clone();
     let version = Version {
         seq: newest.version.seq - 1,
@@ -156,7 +156,7 @@ fn a_listed_version_is_found_past_lost_and_damaged_replicas() {
 
 #[test]
 fn a_variant_without_a_version_list_believes_no_listed_version() {
-    let mut d = Desk::with(VolumeSettings {
+    let mut d = Harness::with(VolumeSettings {
         protocol: crate::storage::Protocol::Quorum,
         ..VolumeSettings::default()
     });
@@ -168,7 +168,7 @@ fn a_variant_without_a_version_list_believes_no_listed_version() {
 
 #[test]
 fn a_version_that_every_replica_lost_is_an_error() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.run();
     d.peers.iter_mut().for_each(|p| p.blocks.clear());
@@ -182,12 +182,12 @@ fn a_version_that_every_replica_lost_is_an_error() {
 
 #[test]
 fn damaged_replicas_are_passed_over_and_too_many_are_an_error() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.run();
     d.peers[0].damaged.push(key(0));
     assert_eq!(d.read(0, Generation::MAX), Some(1), "known version");
-    let mut reader = Desk::new(3, 2);
+    let mut reader = Harness::new(3, 2);
     std::mem::swap(&mut reader.peers, &mut d.peers);
     assert_eq!(reader.read(0, Generation::MAX), Some(1), "quorum");
     reader.peers[1].damaged.push(key(0));
@@ -201,7 +201,7 @@ fn damaged_replicas_are_passed_over_and_too_many_are_an_error() {
 
 #[test]
 fn reads_as_of_an_image_leave_the_list_alone() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     let g = |number| Generation {
         epoch: Epoch(1),
         number,
@@ -218,10 +218,10 @@ fn reads_as_of_an_image_leave_the_list_alone() {
 
 #[test]
 fn a_quorum_read_asks_another_replica_when_one_is_slow() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.run();
-    let mut reader = Desk::new(3, 2);
+    let mut reader = Harness::new(3, 2);
     std::mem::swap(&mut reader.peers, &mut d.peers);
     reader.run();
     let op = reader.start(Call::Read {
@@ -241,7 +241,7 @@ fn a_quorum_read_asks_another_replica_when_one_is_slow() {
 
 #[test]
 fn reads_and_syncs_wait_for_replicas_and_go_on() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     (0..3).for_each(|z| d.disconnect(z));
     d.write(0, SINGLE, 2);
@@ -255,7 +255,7 @@ fn reads_and_syncs_wait_for_replicas_and_go_on() {
     d.run();
     assert!(d.result(sync).unwrap().is_ok());
     assert_eq!(d.peers[2].newest(key(0), SINGLE).unwrap().data[0], 2);
-    let reader = Desk::new(3, 2);
+    let reader = Harness::new(3, 2);
     assert!(
         reader
             .outbox
@@ -267,7 +267,7 @@ fn reads_and_syncs_wait_for_replicas_and_go_on() {
 
 #[test]
 fn what_a_replica_missed_is_sent_when_it_returns() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.disconnect(2);
     for block in 0..5 {
         d.write(block, SINGLE, block as u8);
@@ -283,7 +283,7 @@ fn what_a_replica_missed_is_sent_when_it_returns() {
 
 #[test]
 fn memory_is_bounded_while_a_replica_is_away() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write_without(2);
     assert!(d.core.replicas()[2].pending_bytes <= 16 * u64::from(BLOCK));
     d.connect(2);
@@ -299,7 +299,7 @@ fn memory_is_bounded_while_a_replica_is_away() {
 
 #[test]
 fn writers_wait_while_too_much_is_unsynced() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     (1..3).for_each(|z| d.disconnect(z));
     for block in 0..16 {
         d.write(block, SINGLE, 1);
@@ -314,7 +314,7 @@ fn writers_wait_while_too_much_is_unsynced() {
 
 #[test]
 fn a_full_replica_is_tried_again() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.peers[0].full = true;
     d.peers[1].full = true;
     d.write(0, SINGLE, 1);
@@ -332,7 +332,7 @@ fn a_full_replica_is_tried_again() {
 /// The refused write rests while the one after it arrives: it is pending, but not the newest.
 #[test]
 fn a_refused_write_is_not_read_for_the_one_that_followed() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     let g = |number| Generation {
         epoch: Epoch(1),
         number,

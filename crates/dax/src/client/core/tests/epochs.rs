@@ -1,13 +1,13 @@
 //! Fencing, contests for an epoch, and promotion, one situation at a time.
 
 use super::super::*;
-use super::desk::*;
+use super::harness::*;
 use super::peer::Peer;
 use crate::storage::SyncScope;
 
 #[test]
 fn fenced_by_anybody_is_final() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.run();
     d.write(0, SINGLE, 2);
@@ -35,7 +35,7 @@ fn fenced_by_anybody_is_final() {
 
 #[test]
 fn a_replica_that_was_away_tells_of_the_fence_in_its_welcome() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.disconnect(0);
     d.peers[0].fence.own(Epoch(2), "b/1", false);
     d.connect(0);
@@ -44,7 +44,7 @@ fn a_replica_that_was_away_tells_of_the_fence_in_its_welcome() {
 
 #[test]
 fn a_block_of_a_higher_epoch_fences_its_reader() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.run();
     for peer in &mut d.peers {
@@ -64,7 +64,7 @@ fn a_block_of_a_higher_epoch_fences_its_reader() {
 
 #[test]
 fn the_loser_of_a_contest_learns_who_won() {
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     let claim = d.start(Call::OwnEpoch {
         owner: "a/1".into(),
     });
@@ -83,7 +83,7 @@ fn the_loser_of_a_contest_learns_who_won() {
 
 #[test]
 fn a_contest_that_nobody_won_goes_to_the_next_epoch() {
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     let claim = d.start(Call::OwnEpoch {
         owner: "a/1".into(),
     });
@@ -102,7 +102,7 @@ fn a_contest_that_nobody_won_goes_to_the_next_epoch() {
 
 #[test]
 fn an_owner_takes_over_replicas_that_had_accepted_a_loser() {
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     d.disconnect(2);
     let claim = d.start(Call::OwnEpoch {
         owner: "a/1".into(),
@@ -118,8 +118,8 @@ fn an_owner_takes_over_replicas_that_had_accepted_a_loser() {
 }
 
 /// Three replicas with a block of epoch 1: 1 everywhere, except that the last has a newer one.
-fn after_a_crash(agree: bool) -> Desk {
-    let mut old = Desk::owner();
+fn after_a_crash(agree: bool) -> Harness {
+    let mut old = Harness::owner();
     old.write(0, SINGLE, 1);
     old.run();
     if !agree {
@@ -128,7 +128,7 @@ fn after_a_crash(agree: bool) -> Desk {
         old.deliver(2);
         old.commit(2);
     }
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     std::mem::swap(&mut d.peers, &mut old.peers);
     d.peers.iter_mut().for_each(Peer::crash);
     let epoch = d.finish(Call::OwnEpoch {
@@ -202,7 +202,7 @@ fn promotion_never_overwrites_a_write_made_meanwhile() {
 /// sync, after it said that it has no such block: so it is not asked before it has.
 #[test]
 fn an_owner_asks_only_replicas_that_have_accepted_its_epoch() {
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     let claim = d.start(Call::OwnEpoch {
         owner: "b/1".into(),
     });
@@ -219,7 +219,7 @@ fn an_owner_asks_only_replicas_that_have_accepted_its_epoch() {
         up_to: SINGLE,
     });
     d.pass(Time::from_secs(1));
-    let asked = |d: &Desk| {
+    let asked = |d: &Harness| {
         let mut requests = d.outbox[2].iter();
         requests.any(|(_, request)| matches!(request, Request::Read { .. }))
     };
@@ -238,7 +238,7 @@ fn an_owner_asks_only_replicas_that_have_accepted_its_epoch() {
 /// Of two rivals each has one replica, and the third is away.
 #[test]
 fn a_contest_ends_while_a_replica_is_away() {
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     d.disconnect(2);
     let claim = d.start(Call::OwnEpoch {
         owner: "a/1".into(),

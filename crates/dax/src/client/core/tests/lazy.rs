@@ -1,14 +1,14 @@
 //! Who is sent its writes a tick later, and who never waits.
 
 use super::super::*;
-use super::desk::*;
+use super::harness::*;
 use crate::storage::SyncScope;
 
 const TICK: Time = Time::from_millis(20);
 
 /// Three replicas, two of which make a write durable; the third trails.
-fn trailing() -> Desk {
-    let mut d = Desk::owner();
+fn trailing() -> Harness {
+    let mut d = Harness::owner();
     d.pass(TICK);
     d.run();
     d
@@ -71,7 +71,7 @@ fn whoever_leaves_a_flush_unanswered_trails_instead() {
 }
 
 /// Replica 1 leaves a flush unanswered for two ticks; then everything is delivered.
-fn be_late(d: &mut Desk) {
+fn be_late(d: &mut Harness) {
     d.write(0, SINGLE, 1);
     d.start(Call::Sync(SyncScope::Volume));
     d.deliver(0);
@@ -82,7 +82,7 @@ fn be_late(d: &mut Desk) {
 }
 
 /// Whether replica 1 is one of those that everything waits for.
-fn is_counted_on(d: &mut Desk) -> bool {
+fn is_counted_on(d: &mut Harness) -> bool {
     d.write(0, SINGLE, 2);
     d.start(Call::Sync(SyncScope::Volume));
     let counted_on = d.sent(1) == 1;
@@ -91,7 +91,7 @@ fn is_counted_on(d: &mut Desk) -> bool {
 }
 
 /// Ticks until replica 1 is counted on again.
-fn rest_ticks(d: &mut Desk) -> usize {
+fn rest_ticks(d: &mut Harness) -> usize {
     (0..100)
         .find(|_| {
             d.pass(TICK);
@@ -141,7 +141,7 @@ fn much_does_not_wait() {
 
 #[test]
 fn nobody_trails_where_every_replica_counts() {
-    let mut d = Desk::owner_with(VolumeSettings {
+    let mut d = Harness::owner_with(VolumeSettings {
         sync_replicas: 3,
         ..VolumeSettings::default()
     });

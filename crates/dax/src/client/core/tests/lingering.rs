@@ -1,18 +1,18 @@
 //! Writes wait until somebody needs them.
 
 use super::super::*;
-use super::desk::*;
+use super::harness::*;
 use crate::storage::SyncScope;
 
 const TICK: Time = Time::from_millis(20);
 
-fn sent(d: &Desk) -> [usize; 3] {
+fn sent(d: &Harness) -> [usize; 3] {
     [0, 1, 2].map(|replica| d.sent(replica))
 }
 
 #[test]
 fn a_write_goes_out_with_the_flush_that_needs_it() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     (0..3).for_each(|block| {
         d.write(block, SINGLE, 1);
     });
@@ -28,7 +28,7 @@ fn a_write_goes_out_with_the_flush_that_needs_it() {
 
 #[test]
 fn what_somebody_needs_goes_on_as_soon_as_the_window_has_room() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.core.distort(None, 2 * BLOCK as usize);
     (0..5).for_each(|block| {
         d.write(block, SINGLE, 1);
@@ -41,7 +41,7 @@ fn what_somebody_needs_goes_on_as_soon_as_the_window_has_room() {
 
 #[test]
 fn a_write_that_nobody_needs_goes_out_with_the_tick() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.pass(TICK);
     assert_eq!(sent(&d), [1; 3]);
@@ -49,7 +49,7 @@ fn a_write_that_nobody_needs_goes_out_with_the_tick() {
 
 #[test]
 fn much_does_not_wait() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     let blocks = (128 << 10) / u64::from(BLOCK);
     (1..blocks).for_each(|block| {
         d.write(block, SINGLE, 1);
@@ -61,7 +61,7 @@ fn much_does_not_wait() {
 
 #[test]
 fn what_was_on_its_way_when_a_connection_broke_is_sent_again_at_once_if_somebody_waits_for_it() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     let op = d.start(Call::Sync(SyncScope::Volume));
     d.write(1, SINGLE, 1);
@@ -76,7 +76,7 @@ fn what_was_on_its_way_when_a_connection_broke_is_sent_again_at_once_if_somebody
 
 #[test]
 fn what_nobody_waits_for_waits_on_a_new_connection_too() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.disconnect(0);
     d.connect(0);
@@ -86,8 +86,8 @@ fn what_nobody_waits_for_waits_on_a_new_connection_too() {
 }
 
 /// Replica 2 is back, and misses much.
-fn back_with_much_missing() -> Desk {
-    let mut d = Desk::owner();
+fn back_with_much_missing() -> Harness {
+    let mut d = Harness::owner();
     d.write_without(2);
     d.connect(2);
     d

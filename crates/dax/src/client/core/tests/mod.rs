@@ -1,8 +1,8 @@
 //! The core against scripted peers, one situation at a time; [`crate::simulation`] has the rest.
 
 mod blocks;
-mod desk;
 mod epochs;
+mod harness;
 mod lazy;
 mod lingering;
 mod others;

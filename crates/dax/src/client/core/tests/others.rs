@@ -1,16 +1,16 @@
-//! Records, chores, connections and cancelling, one situation at a time.
+//! Records, broadcasts, connections and cancelling, one situation at a time.
 
 use bytes::Bytes;
 
 use super::super::*;
-use super::desk::*;
+use super::harness::*;
 use super::peer::Peer;
 use crate::ids::{BlockIndex, StoreId};
 use crate::storage::{Authority, Lineage, Retention, SyncScope};
 
 #[test]
 fn records_need_a_majority_and_the_newest_wins() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.disconnect(2);
     let put = |value: &str| Call::PutRecord {
         name: "r".into(),
@@ -40,7 +40,7 @@ fn records_need_a_majority_and_the_newest_wins() {
 
 #[test]
 fn a_record_that_is_outdone_is_written_again_above() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     for peer in &mut d.peers {
         let version = Version {
             epoch: Epoch(1),
@@ -64,7 +64,7 @@ fn a_record_that_is_outdone_is_written_again_above() {
 
 #[test]
 fn lists_are_read_page_by_page() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     for name in ["a", "b", "c", "d", "e"] {
         let put = Call::PutRecord {
             name: name.into(),
@@ -81,8 +81,8 @@ fn lists_are_read_page_by_page() {
 }
 
 #[test]
-fn chores_reach_a_replica_that_was_away() {
-    let mut d = Desk::owner();
+fn broadcasts_reach_a_replica_that_was_away() {
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     d.run();
     d.disconnect(1);
@@ -109,7 +109,7 @@ fn chores_reach_a_replica_that_was_away() {
 
 #[test]
 fn a_silent_replica_is_given_up_and_an_idle_one_is_not() {
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     for _ in 0..10 {
         d.pass(Time::from_millis(500));
         d.run();
@@ -126,7 +126,7 @@ fn a_silent_replica_is_given_up_and_an_idle_one_is_not() {
 
 #[test]
 fn cancelled_operations_leave_nothing_behind() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(0, SINGLE, 1);
     let sync = d.start(Call::Sync(SyncScope::Volume));
     let read = d.start(Call::Read {
@@ -144,7 +144,7 @@ fn cancelled_operations_leave_nothing_behind() {
 #[test]
 fn first_puts_of_different_lives_have_different_versions() {
     let first_put = |value: &'static str| {
-        let mut d = Desk::new(3, 2);
+        let mut d = Harness::new(3, 2);
         let put = Call::PutRecord {
             name: "n".into(),
             value: Some(Bytes::from(value)),
@@ -160,7 +160,7 @@ fn first_puts_of_different_lives_have_different_versions() {
 /// had been refused, was then sent again and taken for the newest.
 #[test]
 fn what_was_refused_is_not_sent_again_once_a_newer_write_is_there() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.peers[2].full = true;
     d.write(1, SINGLE, 1);
     d.write(1, SINGLE, 2);
@@ -181,7 +181,7 @@ fn what_was_refused_is_not_sent_again_once_a_newer_write_is_there() {
 
 #[test]
 fn two_entries_that_lead_to_one_store_count_once() {
-    let mut d = Desk::unrecorded();
+    let mut d = Harness::unrecorded();
     d.own();
     let one = d.peers[0].store;
     d.disconnect(2);
@@ -213,7 +213,7 @@ fn two_entries_that_lead_to_one_store_count_once() {
 /// A lost disk was being replaced, and the new one was lost as well: the exchange waited for that store for ever.
 #[test]
 fn a_store_that_is_emptied_while_it_joins_is_replaced_by_the_next_one() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     let (lost, now) = (d.peers[2].store, d.now);
     d.disconnect(2);
     for store in [50, 60] {
@@ -232,7 +232,7 @@ fn a_store_that_is_emptied_while_it_joins_is_replaced_by_the_next_one() {
 /// connection was made first. What r0 had acknowledged was gone with it, and was counted.
 #[test]
 fn a_lost_disk_that_comes_back_under_another_entry_is_lost_under_its_own() {
-    let mut d = Desk::unrecorded();
+    let mut d = Harness::unrecorded();
     d.own();
     d.disconnect(2);
     d.peers[2].store = d.peers[0].store;
@@ -253,11 +253,11 @@ fn a_lost_disk_that_comes_back_under_another_entry_is_lost_under_its_own() {
 /// One of two could not be read once; the third is away. The read waited for that one, for as long as it was away.
 #[test]
 fn a_damaged_copy_is_asked_again_when_it_may_have_been_mended() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(3, SINGLE, 1);
     d.run();
     // Somebody who knows no versions.
-    let mut reader = Desk::new(3, 2);
+    let mut reader = Harness::new(3, 2);
     reader.peers = std::mem::take(&mut d.peers);
     reader.disconnect(2);
     reader.peers[0].damaged.push(key(3));
@@ -278,10 +278,10 @@ fn a_damaged_copy_is_asked_again_when_it_may_have_been_mended() {
 /// and failed.
 #[test]
 fn copies_that_are_damaged_one_after_the_other_are_not_both_lost() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.write(3, SINGLE, 1);
     d.run();
-    let mut reader = Desk::new(3, 2);
+    let mut reader = Harness::new(3, 2);
     reader.peers = std::mem::take(&mut d.peers);
     reader.peers[0].damaged.push(key(3));
     let call = Call::Read {

@@ -1,12 +1,12 @@
 //! Scrubs, and replicas that come back with nothing.
 
 use super::super::*;
-use super::desk::{Desk, SINGLE, byte_of, data, key};
+use super::harness::{Harness, SINGLE, byte_of, data, key};
 use super::peer::Peer;
 use crate::error::ErrorKind;
 use crate::storage::{Authority, ScrubPage, SyncScope};
 
-impl Desk {
+impl Harness {
     fn scrub_page(&mut self, after: Option<(BlockKey, Generation)>) -> ScrubPage {
         match self.finish(Call::Scrub(after)).unwrap() {
             Output::Scrubbed(page) => page,
@@ -60,8 +60,8 @@ impl Desk {
     }
 }
 
-fn written() -> Desk {
-    let mut d = Desk::owner();
+fn written() -> Harness {
+    let mut d = Harness::owner();
     for block in 0..10 {
         d.write(block, SINGLE, block as u8);
     }
@@ -133,7 +133,7 @@ fn a_replica_that_lost_everything_is_not_believed_until_it_is_rebuilt() {
 
 #[test]
 fn a_rebuilding_replica_has_no_vote() {
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     d.disconnect(0);
     d.peers[0].rebuilding = true;
     d.connect(0);
@@ -189,7 +189,7 @@ fn a_scrub_with_a_gap_rebuilds_nobody() {
 
 #[test]
 fn scrubbing_needs_an_epoch_and_ends_with_it() {
-    let mut d = Desk::new(3, 2);
+    let mut d = Harness::new(3, 2);
     let none = d.finish(Call::Scrub(None)).unwrap_err();
     assert_eq!(none.kind(), ErrorKind::Invalid);
     let mut d = written();
@@ -204,7 +204,7 @@ fn scrubbing_needs_an_epoch_and_ends_with_it() {
 /// know it, may be the one who tells it to begin anew: it must not complete a sync with its help.
 #[test]
 fn a_rebuilding_replica_does_not_make_a_write_synced() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.disconnect(1);
     d.disconnect(2);
     d.write(0, SINGLE, 1);
@@ -225,7 +225,7 @@ fn a_rebuilding_replica_does_not_make_a_write_synced() {
 /// refused, and what it had acknowledged with its old disk was nowhere but there (seed 87333).
 #[test]
 fn a_replica_that_refuses_writes_is_not_rebuilt() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.peers[0].full = true;
     d.write(3, SINGLE, 1);
     d.finish(Call::Sync(SyncScope::Volume)).unwrap();
@@ -255,7 +255,7 @@ fn a_replica_that_refuses_writes_is_not_rebuilt() {
 /// the write. Then one of the others took it, and with what r0 had acknowledged once that was k: in one copy.
 #[test]
 fn what_a_lost_disk_acknowledged_counts_no_more() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.peers[1].full = true;
     d.peers[2].full = true;
     d.write(3, SINGLE, 1);
@@ -281,7 +281,7 @@ fn what_a_lost_disk_acknowledged_counts_no_more() {
 /// The last acknowledgement that a write needed was given while its replica did not count yet.
 #[test]
 fn what_a_rebuilt_replica_acknowledged_counts_once_it_counts() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.lose_everything(0);
     d.peers[2].full = true;
     d.write(3, SINGLE, 1);
@@ -295,7 +295,7 @@ fn what_a_rebuilt_replica_acknowledged_counts_once_it_counts() {
 
 #[test]
 fn a_record_that_a_lost_disk_took_is_put_again() {
-    let mut d = Desk::owner();
+    let mut d = Harness::owner();
     d.disconnect(1);
     d.disconnect(2);
     let put = d.start(Call::PutRecord {

@@ -1,12 +1,12 @@
 //! What the paper's variants wait for, and whom they ask (DAX 7.1).
 
 use super::super::*;
-use super::desk::{Desk, SINGLE, key};
+use super::harness::{Harness, SINGLE, key};
 use crate::ids::FileId;
 use crate::storage::{Protocol, SyncScope};
 
-fn owner(protocol: Protocol) -> Desk {
-    Desk::owner_with(VolumeSettings {
+fn owner(protocol: Protocol) -> Harness {
+    Harness::owner_with(VolumeSettings {
         protocol,
         ..VolumeSettings::default()
     })

@@ -32,7 +32,7 @@ struct World {
     /// P, while the log is held.
     held: Option<Lsn>,
     applied: Lsn,
-    horizon: Lsn,
+    replay_limit: Lsn,
     over: bool,
     moves: u32,
 }
@@ -48,7 +48,7 @@ impl World {
             work: None,
             held: None,
             applied: Lsn(0),
-            horizon: Lsn(1),
+            replay_limit: Lsn(1),
             over: false,
             moves: 0,
         }
@@ -70,15 +70,15 @@ impl World {
             // Nobody tells.
             worlds.push(world);
         }
-        if self.applied < self.horizon {
+        if self.applied < self.replay_limit {
             let mut world = self.clone();
             world.applied.0 += 1;
             worlds.extend(world.progress());
         }
-        if self.held.is_none() && self.horizon < Lsn(4) {
+        if self.held.is_none() && self.replay_limit < Lsn(4) {
             // More log is shown; nobody tells at once how far redo is.
             let mut world = self.clone();
-            world.horizon.0 += 1;
+            world.replay_limit.0 += 1;
             worlds.push(world);
         }
         worlds.extend(self.clone().input(Input::Stale));
@@ -116,7 +116,7 @@ impl World {
         if matches!(input, Input::Newer(_)) {
             self.target = self.sealed;
         }
-        let effects = self.steps.on(input, self.horizon, self.now);
+        let effects = self.steps.on(input, self.replay_limit, self.now);
         assert!(!self.over || effects.is_empty(), "over is over");
         let mut worlds = vec![self];
         for effect in effects {
@@ -149,12 +149,15 @@ impl World {
         if let Some(work) = work {
             assert_eq!(self.work.replace(work), None, "one piece of work at a time");
             if work == "plan" {
-                assert!(self.horizon >= end_of(self.target), "stamps above its redo");
+                assert!(
+                    self.replay_limit >= end_of(self.target),
+                    "stamps above its redo"
+                );
             }
             return vec![self];
         }
         match effect {
-            Effect::Hold => assert_eq!(self.held.replace(self.horizon), None),
+            Effect::Hold => assert_eq!(self.held.replace(self.replay_limit), None),
             Effect::Release => assert!(self.held.take().is_some()),
             Effect::Ask => assert!(self.held.is_some()),
             Effect::AttachAfresh => self.over = true,
@@ -189,9 +192,9 @@ impl World {
                 continue;
             }
             if self.held.is_none() {
-                self.horizon = self.horizon.max(end_of(self.sealed));
+                self.replay_limit = self.replay_limit.max(end_of(self.sealed));
             }
-            self.applied = self.horizon;
+            self.applied = self.replay_limit;
             self = self.progress().remove(0);
             if let Some(at) = self.steps.wake_at() {
                 self.now = self.now.max(at);
@@ -220,8 +223,8 @@ fn in_every_order_of_events_moves_are_safe_and_come_about() {
 }
 
 /// Feeds progress and says what comes out.
-fn progress(steps: &mut Steps, applied: u64, horizon: u64, now: Duration) -> Vec<Effect> {
-    steps.on(Input::Progress(Lsn(applied)), Lsn(horizon), now)
+fn progress(steps: &mut Steps, applied: u64, replay_limit: u64, now: Duration) -> Vec<Effect> {
+    steps.on(Input::Progress(Lsn(applied)), Lsn(replay_limit), now)
 }
 
 /// Ready to hold: everything is known of a seal that ends at 100.

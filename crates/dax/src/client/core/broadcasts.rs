@@ -1,7 +1,7 @@
 //! What replicas are told for their own good (retention, removal): best effort, in order per replica,
 //! again when a replica that was away returns.
 //!
-//! Invariant: a chore is complete for its caller once no connected replica still works on it; it stays
+//! Invariant: a broadcast is complete for its caller once no connected replica still works on it; it stays
 //! here until every replica has done it, or until too many wait (space is then not given back at a
 //! replica that was away very long).
 
@@ -14,11 +14,11 @@ use super::links::Links;
 use super::quorum::ReplicaSet;
 use super::{Asker, Effects, OpId, Time};
 
-/// More chores than this are not kept for replicas that are away.
+/// More broadcasts than this are not kept for replicas that are away.
 const KEPT_MAX: usize = 4096;
 
 #[derive(Debug)]
-struct Chore {
+struct Broadcast {
     number: u64,
     op: OpId,
     request: Request,
@@ -29,23 +29,23 @@ struct Chore {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Chores {
-    chores: VecDeque<Chore>,
+pub(super) struct Broadcasts {
+    broadcasts: VecDeque<Broadcast>,
     next: u64,
 }
 
-impl Chores {
+impl Broadcasts {
     pub fn add(&mut self, op: OpId, request: Request, replicas: ReplicaSet) {
         if matches!(request, Request::Retain { .. }) {
             // Only the latest counts.
-            self.chores
+            self.broadcasts
                 .retain(|c| !matches!(c.request, Request::Retain { .. }));
         }
-        if self.chores.len() >= KEPT_MAX {
-            self.chores.pop_front();
+        if self.broadcasts.len() >= KEPT_MAX {
+            self.broadcasts.pop_front();
         }
         self.next += 1;
-        self.chores.push_back(Chore {
+        self.broadcasts.push_back(Broadcast {
             number: self.next,
             op,
             request,
@@ -56,46 +56,48 @@ impl Chores {
 
     /// Tells a connected replica what it was not told yet.
     pub fn send(&mut self, replica: ReplicaId, now: Time, links: &mut Links, out: &mut Effects) {
-        for chore in &mut self.chores {
-            if chore.left.contains(replica) && !chore.told.contains(replica) {
-                chore.told.insert(replica);
-                let asker = Asker::Chore(chore.number);
-                links.ask(replica, asker, chore.request.clone(), now, out);
+        for broadcast in &mut self.broadcasts {
+            if broadcast.left.contains(replica) && !broadcast.told.contains(replica) {
+                broadcast.told.insert(replica);
+                let asker = Asker::Broadcast(broadcast.number);
+                links.ask(replica, asker, broadcast.request.clone(), now, out);
             }
         }
     }
 
     /// A replica answered. Returns the operation to look at again.
     pub fn replied(&mut self, replica: ReplicaId, number: u64, done: bool) -> Vec<OpId> {
-        let Some(chore) = self.chores.iter_mut().find(|c| c.number == number) else {
+        let Some(broadcast) = self.broadcasts.iter_mut().find(|c| c.number == number) else {
             return Vec::new();
         };
-        chore.told.remove(replica);
+        broadcast.told.remove(replica);
         if done {
-            chore.left.remove(replica);
+            broadcast.left.remove(replica);
         }
-        let op = chore.op;
-        self.chores.retain(|c| !c.left.is_empty());
+        let op = broadcast.op;
+        self.broadcasts.retain(|c| !c.left.is_empty());
         vec![op]
     }
 
     /// A replica is gone for good.
     pub fn forget(&mut self, replica: ReplicaId) {
-        for chore in &mut self.chores {
-            chore.left.remove(replica);
-            chore.told.remove(replica);
+        for broadcast in &mut self.broadcasts {
+            broadcast.left.remove(replica);
+            broadcast.told.remove(replica);
         }
-        self.chores.retain(|c| !c.left.is_empty());
+        self.broadcasts.retain(|c| !c.left.is_empty());
     }
 
     /// A replica went down: it is told again when it returns.
     pub fn lost(&mut self, replica: ReplicaId) {
-        self.chores.iter_mut().for_each(|c| c.told.remove(replica));
+        self.broadcasts
+            .iter_mut()
+            .for_each(|c| c.told.remove(replica));
     }
 
-    /// Whether no connected replica still works on the operation's chores.
+    /// Whether no connected replica still works on the operation's broadcasts.
     pub fn is_done(&self, op: OpId) -> bool {
-        self.chores
+        self.broadcasts
             .iter()
             .filter(|c| c.op == op)
             .all(|c| c.told.is_empty())

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 
 use dax::writer::pending::Seq;
 
-use crate::writer::{Chunk, Row};
+use crate::row::{Chunk, Row};
 
 /// The most rows that go out in one request,
 const ROWS_MAX: usize = 64;
@@ -33,13 +33,13 @@ impl Partition {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Lane {
+pub struct SendQueue {
     partitions: HashMap<Chunk, Partition>,
     ready: VecDeque<Chunk>,
     requests: usize,
 }
 
-impl Lane {
+impl SendQueue {
     /// A write is to be sent.
     pub fn push(&mut self, chunk: Chunk, seq: Seq) {
         let partition = self.partitions.entry(chunk).or_default();
@@ -148,60 +148,60 @@ mod tests {
         (FileId(1), number)
     }
 
-    fn next(lane: &mut Lane) -> Option<(u64, Vec<Seq>)> {
-        let ((_, number), rows) = lane.next(MAX, row)?;
+    fn next(queue: &mut SendQueue) -> Option<(u64, Vec<Seq>)> {
+        let ((_, number), rows) = queue.next(MAX, row)?;
         Some((number, rows.iter().map(|row| row.version.seq).collect()))
     }
 
     #[test]
     fn what_is_written_while_a_partition_is_busy_follows_as_one() {
-        let mut lane = Lane::default();
+        let mut queue = SendQueue::default();
         for seq in 1..=2 {
-            lane.push(chunk(0), seq);
-            assert_eq!(next(&mut lane), Some((0, vec![seq])));
+            queue.push(chunk(0), seq);
+            assert_eq!(next(&mut queue), Some((0, vec![seq])));
         }
         for seq in 3..=5 {
-            lane.push(chunk(0), seq);
+            queue.push(chunk(0), seq);
         }
-        lane.push(chunk(1), 6);
-        assert_eq!(next(&mut lane), Some((1, vec![6])), "others do not wait");
-        assert_eq!(next(&mut lane), None);
-        lane.done(chunk(0));
-        assert_eq!(next(&mut lane), Some((0, vec![3, 4, 5])));
-        assert_eq!(next(&mut lane), None);
+        queue.push(chunk(1), 6);
+        assert_eq!(next(&mut queue), Some((1, vec![6])), "others do not wait");
+        assert_eq!(next(&mut queue), None);
+        queue.done(chunk(0));
+        assert_eq!(next(&mut queue), Some((0, vec![3, 4, 5])));
+        assert_eq!(next(&mut queue), None);
         for _ in 0..2 {
-            lane.done(chunk(0));
+            queue.done(chunk(0));
         }
-        lane.done(chunk(1));
-        assert!(lane.partitions.is_empty() && lane.ready.is_empty() && lane.requests == 0);
+        queue.done(chunk(1));
+        assert!(queue.partitions.is_empty() && queue.ready.is_empty() && queue.requests == 0);
     }
 
     #[test]
     fn requests_are_bounded_and_partitions_take_turns() {
-        let mut lane = Lane::default();
-        (0..80).for_each(|seq| lane.push(chunk(0), seq));
-        (80..99).for_each(|seq| lane.push(chunk(1), seq));
-        let first = next(&mut lane).unwrap();
+        let mut queue = SendQueue::default();
+        (0..80).for_each(|seq| queue.push(chunk(0), seq));
+        (80..99).for_each(|seq| queue.push(chunk(1), seq));
+        let first = next(&mut queue).unwrap();
         assert_eq!((first.0, first.1.len()), (0, BYTES_MAX / 8192));
-        assert_eq!(next(&mut lane).unwrap().0, 1);
-        assert_eq!(next(&mut lane).unwrap().1, (32..64).collect::<Vec<_>>());
-        assert!(lane.next(2, row).is_none(), "three are on their way");
+        assert_eq!(next(&mut queue).unwrap().0, 1);
+        assert_eq!(next(&mut queue).unwrap().1, (32..64).collect::<Vec<_>>());
+        assert!(queue.next(2, row).is_none(), "three are on their way");
     }
 
     #[test]
     fn what_nobody_wants_is_left_out() {
-        let mut lane = Lane::default();
-        lane.push(chunk(0), 1);
-        lane.push(chunk(0), 2);
-        lane.push(chunk(1), 3);
+        let mut queue = SendQueue::default();
+        queue.push(chunk(0), 1);
+        queue.push(chunk(0), 2);
+        queue.push(chunk(1), 3);
         let odd = |seq| row(seq).filter(|_| seq == 3);
-        let (of, rows) = lane.next(MAX, odd).unwrap();
+        let (of, rows) = queue.next(MAX, odd).unwrap();
         assert_eq!((of.1, rows.len()), (1, 1));
-        lane.push(chunk(1), 4);
-        lane.clear();
-        assert_eq!(next(&mut lane), None);
-        lane.done(chunk(1));
-        lane.push(chunk(0), 5);
-        assert_eq!(next(&mut lane), Some((0, vec![5])));
+        queue.push(chunk(1), 4);
+        queue.clear();
+        assert_eq!(next(&mut queue), None);
+        queue.done(chunk(1));
+        queue.push(chunk(0), 5);
+        assert_eq!(next(&mut queue), Some((0, vec![5])));
     }
 }

@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind};
 
 /// What is wrong with a peer, or with us in its eyes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Distrust {
+pub enum Rejection {
     /// Its certificate is none of ours.
     OtherCluster,
     /// Its certificate is for another host.
@@ -26,16 +26,16 @@ pub enum Distrust {
     Other(String),
 }
 
-impl Distrust {
+impl Rejection {
     /// What an error of a protected stream says about the peer; none if it only broke.
-    pub fn of(error: &io::Error) -> Option<Distrust> {
+    pub fn of(error: &io::Error) -> Option<Rejection> {
         let error = error.get_ref()?.downcast_ref::<TlsError>()?;
-        Some(Distrust::from(error))
+        Some(Rejection::from(error))
     }
 
     /// An error of a handshake with the peer at `address`.
     pub(super) fn of_handshake(address: &str, error: io::Error) -> Error {
-        if let Some(why) = Distrust::of(&error) {
+        if let Some(why) = Rejection::of(&error) {
             return Error::new(ErrorKind::Denied, format!("{address} {why}"));
         }
         if error.kind() == io::ErrorKind::UnexpectedEof {
@@ -50,19 +50,19 @@ impl Distrust {
     }
 }
 
-impl From<&TlsError> for Distrust {
-    fn from(error: &TlsError) -> Distrust {
+impl From<&TlsError> for Rejection {
+    fn from(error: &TlsError) -> Rejection {
         use CertificateError as Of;
         match error {
             TlsError::InvalidCertificate(Of::UnknownIssuer | Of::BadSignature) => {
-                Distrust::OtherCluster
+                Rejection::OtherCluster
             }
             TlsError::InvalidCertificate(
                 why @ (Of::NotValidForName | Of::NotValidForNameContext { .. }),
-            ) => Distrust::OtherHost(why.to_string()),
-            TlsError::InvalidCertificate(why) => Distrust::Certificate(why.to_string()),
-            TlsError::NoCertificatesPresented => Distrust::NoCertificate,
-            TlsError::InvalidMessage(_) => Distrust::NoTls,
+            ) => Rejection::OtherHost(why.to_string()),
+            TlsError::InvalidCertificate(why) => Rejection::Certificate(why.to_string()),
+            TlsError::NoCertificatesPresented => Rejection::NoCertificate,
+            TlsError::InvalidMessage(_) => Rejection::NoTls,
             TlsError::AlertReceived(
                 alert @ (AlertDescription::UnknownCA
                 | AlertDescription::BadCertificate
@@ -71,33 +71,33 @@ impl From<&TlsError> for Distrust {
                 | AlertDescription::CertificateRequired
                 | AlertDescription::DecryptError
                 | AlertDescription::AccessDenied),
-            ) => Distrust::Refused(format!("{alert:?}")),
-            other => Distrust::Other(other.to_string()),
+            ) => Rejection::Refused(format!("{alert:?}")),
+            other => Rejection::Other(other.to_string()),
         }
     }
 }
 
-impl fmt::Display for Distrust {
+impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Distrust::OtherCluster => f.write_str(
+            Rejection::OtherCluster => f.write_str(
                 "shows the certificate of another cluster: every machine needs the same identity file, \
                  or certificates of the same authority",
             ),
-            Distrust::OtherHost(why) => {
+            Rejection::OtherHost(why) => {
                 write!(f, "shows a certificate of this cluster for another host: {why}")
             }
-            Distrust::Certificate(why) => write!(f, "shows a certificate that cannot be used: {why}"),
-            Distrust::NoCertificate => f.write_str("shows no certificate"),
-            Distrust::NoTls => f.write_str(
+            Rejection::Certificate(why) => write!(f, "shows a certificate that cannot be used: {why}"),
+            Rejection::NoCertificate => f.write_str("shows no certificate"),
+            Rejection::NoTls => f.write_str(
                 "does not speak TLS: it may have been started without certificates",
             ),
-            Distrust::Refused(why) => write!(
+            Rejection::Refused(why) => write!(
                 f,
                 "refuses our certificate ({why}): every machine needs the same identity file, or \
                  certificates of the same authority"
             ),
-            Distrust::Other(why) => write!(f, "breaks the rules of TLS: {why}"),
+            Rejection::Other(why) => write!(f, "breaks the rules of TLS: {why}"),
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 /// What standbys are told of the log.
 #[derive(Clone)]
-pub(super) struct Shown {
+pub(super) struct AnnouncedLog {
     sealer: Arc<Sealer>,
     state: watch::Sender<State>,
 }
@@ -23,9 +23,9 @@ pub(super) struct State {
     starts: u32,
 }
 
-impl Shown {
-    pub(super) fn new(sealer: Arc<Sealer>) -> Shown {
-        Shown {
+impl AnnouncedLog {
+    pub(super) fn new(sealer: Arc<Sealer>) -> AnnouncedLog {
+        AnnouncedLog {
             sealer,
             state: watch::Sender::default(),
         }

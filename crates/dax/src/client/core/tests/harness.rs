@@ -1,4 +1,4 @@
-//! A core and its replicas on a desk: messages wait until the test lets them go.
+//! A core and its replicas by hand: messages wait until the test lets them go.
 
 use bytes::Bytes;
 
@@ -9,7 +9,7 @@ use crate::membership::{Member, Membership};
 pub(super) const BLOCK: u32 = 4096;
 
 /// A core and its replicas. Messages wait until the test lets them go.
-pub(super) struct Desk {
+pub(super) struct Harness {
     pub core: Core,
     pub now: Time,
     pub peers: Vec<Peer>,
@@ -43,9 +43,9 @@ pub(super) fn config(replicas: usize) -> CoreConfig {
     }
 }
 
-impl Desk {
-    pub fn new(replicas: u8, sync_replicas: u8) -> Desk {
-        Desk::with(VolumeSettings {
+impl Harness {
+    pub fn new(replicas: u8, sync_replicas: u8) -> Harness {
+        Harness::with(VolumeSettings {
             replicas,
             sync_replicas,
             zones: replicas,
@@ -53,17 +53,17 @@ impl Desk {
         })
     }
 
-    pub fn with(settings: VolumeSettings) -> Desk {
+    pub fn with(settings: VolumeSettings) -> Harness {
         let first = members(&settings);
-        Desk::build(settings, Some(first))
+        Harness::build(settings, Some(first))
     }
 
     /// Where nobody has recorded the members.
-    pub fn unrecorded() -> Desk {
-        Desk::build(VolumeSettings::default(), None)
+    pub fn unrecorded() -> Harness {
+        Harness::build(VolumeSettings::default(), None)
     }
 
-    fn build(settings: VolumeSettings, membership: Option<Membership>) -> Desk {
+    fn build(settings: VolumeSettings, membership: Option<Membership>) -> Harness {
         let settings = VolumeSettings {
             block_size_bytes: BLOCK,
             ..settings
@@ -72,7 +72,7 @@ impl Desk {
         let replicas = usize::from(count);
         let mut config = config(replicas);
         config.membership = membership.clone();
-        let mut desk = Desk {
+        let mut harness = Harness {
             core: Core::new(config, settings),
             now: Time::from_secs(1),
             peers: (1..=u64::from(count)).map(|s| Peer::new(s, None)).collect(),
@@ -83,22 +83,22 @@ impl Desk {
             disconnects: Vec::new(),
             hung_up: Vec::new(),
         };
-        for peer in &mut desk.peers {
+        for peer in &mut harness.peers {
             peer.membership = membership.clone().map(Box::new);
         }
-        (0..count).for_each(|replica| desk.connect(replica));
-        desk
+        (0..count).for_each(|replica| harness.connect(replica));
+        harness
     }
 
     /// With an owned epoch.
-    pub fn owner() -> Desk {
-        Desk::owner_with(VolumeSettings::default())
+    pub fn owner() -> Harness {
+        Harness::owner_with(VolumeSettings::default())
     }
 
-    pub fn owner_with(settings: VolumeSettings) -> Desk {
-        let mut desk = Desk::with(settings);
-        desk.own();
-        desk
+    pub fn owner_with(settings: VolumeSettings) -> Harness {
+        let mut harness = Harness::with(settings);
+        harness.own();
+        harness
     }
 
     pub fn own(&mut self) {
@@ -154,7 +154,7 @@ impl Desk {
     pub fn connect(&mut self, replica: u8) {
         self.up[usize::from(replica)] = true;
         let arrived = self.arrive(replica);
-        arrived.expect("every peer of a desk is another store");
+        arrived.expect("every peer is another store");
     }
 
     /// The same, for a replica that may be refused.

@@ -1,0 +1,65 @@
+//! The loads by name, and what a run of one gives.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What the transactions do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// pgbench's TPC-B.
+    ReadWrite,
+    /// pgbench's `--select-only`.
+    ReadOnly,
+    /// YCSB A: half reads, half updates.
+    YcsbA,
+    /// YCSB B: one update in twenty.
+    YcsbB,
+    /// YCSB C: reads.
+    YcsbC,
+    /// TPC-C, by go-tpc.
+    TpcC,
+}
+
+impl Mode {
+    /// As it is called in reports.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Mode::ReadWrite => "read-write",
+            Mode::ReadOnly => "read-only",
+            Mode::YcsbA => "YCSB A",
+            Mode::YcsbB => "YCSB B",
+            Mode::YcsbC => "YCSB C",
+            Mode::TpcC => "TPC-C",
+        }
+    }
+
+    /// Which tables it needs besides pgbench's.
+    pub(super) fn tables(self) -> Option<Tables> {
+        match self {
+            Mode::ReadWrite | Mode::ReadOnly => None,
+            Mode::YcsbA | Mode::YcsbB | Mode::YcsbC => Some(Tables::Ycsb),
+            Mode::TpcC => Some(Tables::TpcC),
+        }
+    }
+}
+
+/// Tables besides pgbench's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tables {
+    Ycsb,
+    TpcC,
+}
+
+/// What one run gave.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Transactions a second.
+    pub tps: f64,
+    /// Transactions.
+    pub transactions: u64,
+    /// Latency that half of them stay below, in milliseconds.
+    pub p50_ms: f64,
+    /// Latency that all but a hundredth stay below, in milliseconds.
+    pub p99_ms: f64,
+}
