@@ -141,6 +141,7 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     let ((), before) = count(&counter, tokio::time::sleep(options.around)).await;
     let (number, new) = cluster.add_zone()?;
     cluster.start_zone(number)?;
+    listens(&new).await?;
     let old = cluster.zone_address(3)?;
     say(&format!("exchanging {old} for {new}"));
     let config = cluster.node(&active)?.config.display().to_string();
@@ -172,6 +173,17 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
         trouble,
         checks,
     })
+}
+
+/// Waits until a zone that was just started can be reached.
+async fn listens(address: &str) -> anyhow::Result<()> {
+    let wait = async {
+        while tokio::net::TcpStream::connect(address).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let waited = tokio::time::timeout(TIMEOUT, wait).await;
+    waited.with_context(|| format!("{address} does not listen"))
 }
 
 /// For a person.
