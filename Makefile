@@ -34,9 +34,10 @@ bench-peers: build ## Compare with PostgreSQL alone and Patroni; needs root. PEE
 	@scripts/peers
 	@"$$(scripts/target-dir)"/release/understudy bench peers $(PEERS_ARGS)
 
-check: packages ## Formatting and lints.
+check: packages ## Formatting, lints, and the documentation of the code.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --workspace --no-deps --locked
 
 test-unit: packages ## Run the tests that need no cluster.
 	$(CARGO) test --workspace --locked

@@ -281,7 +281,7 @@ impl ClusterConfig {
     /// A storage client's configuration for this volume.
     ///
     /// # Errors
-    /// As [`Config::volume_key`] and [`Config::tls`].
+    /// As [`Self::volume_key`] and [`Self::tls`].
     pub fn client(&self, client_name: &str) -> dax::Result<ClientConfig> {
         let volume = self.volume.clone();
         let mut client = ClientConfig::new(volume, self.replicas(), client_name);

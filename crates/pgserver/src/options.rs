@@ -22,7 +22,7 @@ pub struct StartOptions {
     pub port: u16,
     /// PostgreSQL's `listen_addresses`; may be empty.
     pub listen_addresses: String,
-    /// The role that [`Session`]s use.
+    /// The role that sessions of the agent use.
     pub superuser: String,
     /// Parameters for the command line; the last of a name wins.
     pub settings: Vec<(String, String)>,

@@ -1,5 +1,8 @@
 //! The command line: what can be asked for, with its help and examples.
 
+// These comments are help texts: [tls] and <SEED> are what users type.
+#![allow(rustdoc::broken_intra_doc_links, rustdoc::invalid_html_tags)]
+
 mod bench;
 mod cluster;
 mod demo;
