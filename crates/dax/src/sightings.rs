@@ -1,21 +1,37 @@
 //! How far stores were seen to be, by which one whose directory was put back to an earlier state is noticed.
 //!
-//! Plain data and one rule. A store numbers its commits, and draws a number for each run of its process; who owns
-//! an epoch notes both, and tells every store what it knows of the others. A run that began before a commit that an
-//! earlier run had acknowledged begins without it: the directory is a copy from before. docs/PROTOCOL.md, *Stores
-//! that went back*, says what follows, and what cannot be noticed.
+//! Plain data and one rule. A store numbers its commits, draws a number for each run of its process, and keeps at
+//! which commit each run began, as PostgreSQL keeps a history of timelines; who owns an epoch notes how far a run was
+//! seen to be, and tells every store what it knows of the others. A store whose history leaves a run before a commit
+//! that the run had acknowledged goes on without it: the directory is a copy from before. That stays so however much
+//! it commits afterwards. docs/PROTOCOL.md, *Stores that went back*, says what follows, and what cannot be noticed.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{StoreId, Version};
 
-/// How far a store is, as it says itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Position {
-    /// Tells this run of its process from all others; random.
+/// Runs that a store remembers. What was seen of an earlier one says nothing any more.
+const RUNS_MAX: usize = 64;
+
+/// One run of a store's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// Tells it from all others; random.
     pub run: u64,
-    /// The number of the last commit that it found when it started.
+    /// The number of the last commit that it found.
     pub began: u64,
+}
+
+/// The last runs of a store's process, oldest first; the last is the one that speaks. Durable before the store says
+/// anything.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Runs(Vec<Run>);
+
+/// How far a store is, as it says itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Position {
+    /// How it came there.
+    pub runs: Runs,
     /// The number of its last commit.
     pub commit: u64,
 }
@@ -49,10 +65,43 @@ pub struct Standing {
     pub sightings: Sightings,
 }
 
+impl Runs {
+    /// These, oldest first.
+    pub fn new(runs: Vec<Run>) -> Runs {
+        Runs(runs)
+    }
+
+    /// All that are known, oldest first.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Run> {
+        self.0.iter()
+    }
+
+    /// Another one begins; the oldest is forgotten if there are too many.
+    pub fn begin(&mut self, run: Run) {
+        self.0.push(run);
+        let forgotten = self.0.len().saturating_sub(RUNS_MAX);
+        self.0.drain(..forgotten);
+    }
+
+    /// The one that speaks; none of a store that does not keep them.
+    pub fn current(&self) -> Option<u64> {
+        self.0.last().map(|last| last.run)
+    }
+
+    /// The number of the last commit that the store has of a run that is over: where the next one began. Of a run
+    /// that it does not know, the store has at most what the oldest one found. None of the run that speaks.
+    fn left(&self, run: u64) -> Option<u64> {
+        let known = self.0.iter().rposition(|known| known.run == run);
+        let next = known.map_or(0, |index| index + 1);
+        self.0.get(next).map(|next| next.began)
+    }
+}
+
 impl Sighting {
     /// Whether a store that is as far as it says cannot have been where it was seen.
     pub fn denies(&self, position: &Position) -> bool {
-        self.run != position.run && position.began < self.commit
+        let left = position.runs.left(self.run);
+        left.is_some_and(|left| left < self.commit)
     }
 }
 
@@ -67,21 +116,67 @@ impl Sightings {
 mod tests {
     use super::*;
 
+    /// A store that began runs at commits, and is at a commit a thousand further.
+    fn at(runs: &[(u64, u64)]) -> Position {
+        let runs: Vec<Run> = runs
+            .iter()
+            .map(|&(run, began)| Run { run, began })
+            .collect();
+        let commit = runs.last().map_or(0, |last| last.began) + 1000;
+        let runs = Runs::new(runs);
+        Position { runs, commit }
+    }
+
+    fn seen(run: u64, commit: u64) -> Sighting {
+        let store = StoreId::new(1).unwrap();
+        Sighting { store, run, commit }
+    }
+
     #[test]
-    fn a_run_that_begins_before_what_was_acknowledged_is_denied() {
-        let seen = Sighting {
-            store: StoreId::new(1).unwrap(),
-            run: 7,
-            commit: 100,
+    fn a_store_that_left_a_run_before_what_was_acknowledged_is_denied() {
+        let seen = seen(7, 100);
+        assert!(!seen.denies(&at(&[(7, 50)])), "the same run");
+        assert!(
+            !seen.denies(&at(&[(7, 50), (8, 100)])),
+            "nothing is missing"
+        );
+        assert!(
+            !seen.denies(&at(&[(7, 50), (8, 120)])),
+            "and what nobody saw"
+        );
+        assert!(
+            seen.denies(&at(&[(7, 50), (8, 99)])),
+            "one commit is missing"
+        );
+        assert!(seen.denies(&at(&[(6, 20)])), "a copy of before that run");
+    }
+
+    /// A store went back, and committed more than it had lost before anybody could tell it; it was started once
+    /// more, and began behind everything that had ever been seen of it.
+    #[test]
+    fn a_store_that_went_back_is_denied_however_far_it_goes_on() {
+        let seen = seen(7, 100);
+        assert!(seen.denies(&at(&[(7, 50), (8, 99), (9, 5000)])));
+        assert!(seen.denies(&at(&[(6, 20), (8, 99), (9, 5000)])));
+    }
+
+    #[test]
+    fn of_runs_long_forgotten_nothing_is_said() {
+        let mut runs = Runs::default();
+        (0..1000).for_each(|run| {
+            runs.begin(Run {
+                run,
+                began: run * 10,
+            })
+        });
+        assert_eq!(runs.iter().len(), RUNS_MAX);
+        let position = Position {
+            runs,
+            commit: 10_000,
         };
-        let at = |run, began| Position {
-            run,
-            began,
-            commit: 1000,
-        };
-        assert!(!seen.denies(&at(7, 50)), "the same run");
-        assert!(!seen.denies(&at(8, 100)), "it has what was acknowledged");
-        assert!(!seen.denies(&at(8, 120)), "and what nobody saw");
-        assert!(seen.denies(&at(8, 99)), "one commit is missing");
+        assert!(!seen(7, 75).denies(&position));
+        assert!(!seen(998, 9990).denies(&position));
+        assert!(seen(998, 9991).denies(&position));
+        assert!(!seen(5, 50).denies(&Position::default()), "it keeps none");
     }
 }

@@ -239,7 +239,7 @@ impl Committer {
             },
             Request::WentBack { epoch, run } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
-                Ok(()) if run != self.shared.run => error(&Error::new(
+                Ok(()) if Some(run) != self.shared.runs.current() => error(&Error::new(
                     ErrorKind::Conflict,
                     "the zone has been started anew since",
                 )),

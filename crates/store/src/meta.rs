@@ -4,6 +4,7 @@
 //! ```text
 //! format                  the format of the whole directory
 //! id                      which store this is, for good                      u64
+//! runs                    the last runs of its process, and where they began JSON
 //! log                     the number of the last commit that this keyspace has (crate::engine)
 //! v <name>                volume: id, settings, whether it is rebuilding     JSON
 //! e <id>                  accepted epoch and owner                           JSON
@@ -19,6 +20,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use dax::ids::{BlockIndex, FileId, StoreId, VolumeName};
+use dax::sightings::{Run, Runs};
 use dax::storage::VolumeSettings;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -33,6 +35,7 @@ const FORMAT: &[u8] = b"understudy-zone 4";
 const FORMATS_BEFORE: [&[u8]; 2] = [b"understudy-zone 2", b"understudy-zone 3"];
 pub(crate) const FORMAT_KEY: &[u8] = b"format";
 const STORE_KEY: &[u8] = b"id";
+const RUNS_KEY: &[u8] = b"runs";
 
 /// A volume as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,4 +158,18 @@ pub(crate) fn store_id(engine: &dyn Engine, dir: &Path) -> Result<StoreId, OpenE
     batch.put_meta(STORE_KEY, number.into());
     engine.commit(batch).map_err(broken)?;
     Ok(id)
+}
+
+/// Another run of the process begins: it is remembered before anybody hears of it.
+pub(crate) fn begin_run(engine: &dyn Engine, dir: &Path, run: u64) -> Result<Runs, OpenError> {
+    let broken = |error: EngineError| error.at_open(dir);
+    let kept = engine.meta(RUNS_KEY).map_err(broken)?;
+    let kept = kept.map(|json| from_json(dir, &json)).transpose()?;
+    let mut runs: Runs = kept.unwrap_or_default();
+    let began = engine.began();
+    runs.begin(Run { run, began });
+    let mut batch = Batch::default();
+    batch.put_meta(RUNS_KEY, to_json(&runs));
+    engine.commit(batch).map_err(broken)?;
+    Ok(runs)
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dax::ids::{BlockKey, FileId, Generation, StoreId};
-use dax::sightings::Position;
+use dax::sightings::{Position, Runs};
 use dax::wire::{BlockWrite, Request};
 use parking_lot::{Condvar, Mutex};
 
@@ -62,8 +62,8 @@ pub(crate) struct Shared {
     pub dir: PathBuf,
     /// Which store this is.
     pub id: StoreId,
-    /// Tells this run of the process from all others.
-    pub run: u64,
+    /// This run of the process, and those before it.
+    pub runs: Runs,
     pub engine: Box<dyn Engine>,
     pub volumes: Volumes,
     pub queue: Queue<Work>,
@@ -89,7 +89,7 @@ impl Shared {
         config: StoreConfig,
         network: Option<Arc<Emulation>>,
         dir: PathBuf,
-        (id, run): (StoreId, u64),
+        (id, runs): (StoreId, Runs),
         engine: Box<dyn Engine>,
         volumes: Volumes,
     ) -> Shared {
@@ -111,7 +111,7 @@ impl Shared {
             network,
             dir,
             id,
-            run,
+            runs,
             engine,
             volumes,
         }
@@ -120,8 +120,7 @@ impl Shared {
     /// How far the store is.
     pub fn position(&self) -> Position {
         Position {
-            run: self.run,
-            began: self.engine.began(),
+            runs: self.runs.clone(),
             commit: self.engine.last_commit(),
         }
     }

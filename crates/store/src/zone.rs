@@ -102,12 +102,13 @@ impl Zone {
         let run = dax::ids::StoreId::random()
             .map_err(OpenError::Random)?
             .number();
+        let runs = meta::begin_run(&*engine, dir, run)?;
         let volumes = Volumes::load(&*engine, dir)?;
         let shared = Arc::new(Shared::new(
             config,
             network,
             dir.into(),
-            (id, run),
+            (id, runs),
             engine,
             volumes,
         ));

@@ -22,6 +22,7 @@ enum Fault {
     LoseDisk,
     Damage,
     Full,
+    Minority,
     LoseTheRoom,
     Copy,
     GoBack,
@@ -32,7 +33,7 @@ enum Fault {
     PauseReader,
 }
 
-const ALL: [Fault; 16] = [
+const ALL: [Fault; 17] = [
     Fault::Cut,
     Fault::Stall,
     Fault::Partition,
@@ -41,6 +42,7 @@ const ALL: [Fault; 16] = [
     Fault::LoseDisk,
     Fault::Damage,
     Fault::Full,
+    Fault::Minority,
     Fault::LoseTheRoom,
     Fault::Copy,
     Fault::GoBack,
@@ -152,6 +154,7 @@ impl Schedule {
                     .coverage
                     .one("disks that filled up or were cleared");
             }
+            Fault::Minority => self.minority(replica),
             Fault::Copy => {
                 self.world.replicas.iter_mut().for_each(Replica::copy);
             }
@@ -277,6 +280,27 @@ impl Schedule {
         self.intents.retain(|(c, _), _| *c != client);
         self.writers.retain(|w| w.client != client);
         self.claimants.retain(|c| *c != client);
+    }
+
+    /// The disks of a minority are slow, or the owner reaches nobody else, and another one takes over without it.
+    fn minority(&mut self, first: u8) {
+        let minority = usize::from(self.world.settings.replicas - 1) / 2;
+        if !self.claimants.is_empty() || self.world.chance(40) {
+            self.world.slow_disks(first, minority, 400_000);
+            return;
+        }
+        let all = self.world.replicas.len();
+        let few: Vec<usize> = (0..minority)
+            .map(|n| (usize::from(first) + n) % all)
+            .collect();
+        if let Some(writer) = self.newest_writer() {
+            let client = self.writers[writer].client;
+            // What is on its way to that minority arrives after the other one may have met it.
+            self.world.cut_off(client, &few, 400_000, 150_000);
+            self.claim();
+            let rival = self.claimants[self.claimants.len() - 1];
+            self.world.cut_off_from(rival, &few, 80_000);
+        }
     }
 
     /// A new owner comes while the old one lives, and may not hear of it for long.

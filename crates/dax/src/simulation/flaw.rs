@@ -45,7 +45,7 @@ pub(crate) enum Flaw {
     JoinsUnfilled,
     /// A replica that lost its disk counts again after it was compared with one other.
     RebuiltFromOne,
-    /// Answers of replicas that have not accepted the owner's epoch count.
+    /// Replicas answer an owner whose epoch they have not accepted, and their answers count.
     UnadmittedReads,
     /// Replicas let go of versions for any owner, deposed ones too.
     UnfencedRemoval,

@@ -27,6 +27,8 @@ pub(crate) struct Replica {
     /// The highest epoch under which each connection has spoken.
     announced: BTreeMap<ConnId, Epoch>,
     pub commit_at: Option<Time>,
+    /// Its disk takes that long to make anything durable.
+    pub slow_until: Time,
     pub up: bool,
     /// Its disk is empty, and nobody has told it to begin anew.
     pub empty: bool,

@@ -183,7 +183,12 @@ impl World {
         let mut rng = SmallRng::seed_from_u64(seed);
         let spread = match rng.random_range(0..10) {
             0 => VolumeSettings::spread(1, 1),
-            1..4 => VolumeSettings::spread(3, 2),
+            1..3 => VolumeSettings::spread(3, 2),
+            // Those that have not accepted an epoch can be as many as make a write durable.
+            3..5 => VolumeSettings {
+                sync_replicas: 2,
+                ..VolumeSettings::spread(5, 1)
+            },
             _ => VolumeSettings::spread(3, 1),
         };
         let settings = VolumeSettings {
@@ -365,10 +370,15 @@ impl World {
         asked.map_or(Some(known), |peer| peer.membership.as_deref().cloned())
     }
 
-    /// Whether two entries of the client's configuration lead to one replica, and it does not know better.
+    /// Whether two entries of the client's configuration lead to one replica, and it does not know better; or all
+    /// members that it knows are gone, after exchanges that it has not heard of, so that nobody can tell it.
     pub fn is_misconfigured(&self, client: ClientId) -> bool {
         let client = &self.clients[client];
-        client.twins && client.core.membership().is_none()
+        let is_there = |store| self.replicas.iter().any(|r| r.peer.store == Some(store));
+        match client.core.membership() {
+            None => client.twins,
+            Some(known) => !known.members.iter().any(|member| is_there(member.store)),
+        }
     }
 
     /// A replica loses its disk.
@@ -507,8 +517,50 @@ impl World {
         }
     }
 
+    /// The disks of so many replicas, from one on, make nothing durable for some time.
+    pub fn slow_disks(&mut self, first: u8, count: usize, max_us: u64) {
+        let until = self.now + self.micros(max_us);
+        let replicas = self.replicas.len();
+        let slow = (0..count).map(|which| (usize::from(first) + which) % replicas);
+        let slow: Vec<usize> = slow.collect();
+        for replica in &slow {
+            self.replicas[*replica].slow_until = until;
+        }
+        self.coverage.some("disks that were slow", count as u64);
+        self.note(24, [first.into(), count as u64, 0], || {
+            format!("the disks of the replicas {slow:?} are slow until {until:?}")
+        });
+    }
+
+    /// A client reaches no replica but these for a while, and what it sends to these is late.
+    pub fn cut_off(&mut self, client: ClientId, but: &[usize], max_us: u64, late_us: u64) {
+        let until = self.now + self.micros(max_us);
+        let late = self.now + self.micros(late_us);
+        self.note(25, [client as u64, 0, 0], || {
+            format!("client {client} reaches only the replicas {but:?} until {until:?}")
+        });
+        self.coverage.one("owners that reached only a minority");
+        let blocked = self.clients[client].blocked.iter_mut().enumerate();
+        for (replica, directions) in blocked {
+            *directions = match but.contains(&replica) {
+                true => [late, directions[1]],
+                false => [until; 2],
+            };
+        }
+    }
+
+    /// A client does not reach these replicas for a while.
+    pub fn cut_off_from(&mut self, client: ClientId, replicas: &[usize], max_us: u64) {
+        let until = self.now + self.micros(max_us);
+        for replica in replicas {
+            self.clients[client].blocked[*replica] = [until; 2];
+        }
+    }
+
     fn plan_commit(&mut self, replica: u8, at: Time) {
-        let planned = &mut self.replicas[usize::from(replica)].commit_at;
+        let replica_of = &mut self.replicas[usize::from(replica)];
+        let at = at.max(replica_of.slow_until);
+        let planned = &mut replica_of.commit_at;
         if planned.is_none_or(|planned| at < planned) {
             *planned = Some(at);
             self.plan(at, Happening::Commit(replica));
@@ -833,6 +885,7 @@ impl World {
         }
         for replica in &mut self.replicas {
             replica.peer.full = false;
+            replica.slow_until = Time::ZERO;
             replica.commit_at = replica.commit_at.map(|at| at.min(now));
         }
         // What was held back was planned for later: let it go on now.

@@ -4,11 +4,12 @@ use super::codec::{Decoder, Encoder, malformed};
 use crate::error::Result;
 use crate::ids::{StoreId, ZoneId};
 use crate::membership::{Change, Member, Membership};
-use crate::sightings::{Position, Sighting, Sightings, Standing};
+use crate::sightings::{Position, Run, Runs, Sighting, Sightings, Standing};
 
 /// The fewest bytes that a member takes: its id, its zone, the length of its address.
 const MIN_MEMBER_BYTES: usize = 8 + 1 + 4;
 const SIGHTING_BYTES: usize = 8 + 8 + 8;
+const RUN_BYTES: usize = 8 + 8;
 
 impl Encoder<'_> {
     pub fn membership(&mut self, v: Option<&Membership>) {
@@ -35,8 +36,13 @@ impl Encoder<'_> {
     pub fn standing(&mut self, v: Option<&Standing>) {
         self.bool(v.is_some());
         if let Some(v) = v {
-            let Position { run, began, commit } = v.position;
-            [run, began, commit].into_iter().for_each(|n| self.u64(n));
+            let Position { runs, commit } = &v.position;
+            self.u64(*commit);
+            self.len(runs.iter().len());
+            for Run { run, began } in runs.iter() {
+                self.u64(*run);
+                self.u64(*began);
+            }
             self.sightings(&v.sightings);
         }
     }
@@ -97,9 +103,8 @@ impl Decoder {
             return Ok(None);
         }
         let position = Position {
-            run: self.u64()?,
-            began: self.u64()?,
             commit: self.u64()?,
+            runs: self.runs()?,
         };
         let sightings = self.sightings()?;
         Ok(Some(Box::new(Standing {
@@ -119,6 +124,16 @@ impl Decoder {
         });
         let stores = seen.collect::<Result<Vec<_>>>()?;
         Ok(Sightings { version, stores })
+    }
+
+    fn runs(&mut self) -> Result<Runs> {
+        let runs = (0..self.count(RUN_BYTES)?).map(|_| {
+            Ok(Run {
+                run: self.u64()?,
+                began: self.u64()?,
+            })
+        });
+        Ok(Runs::new(runs.collect::<Result<_>>()?))
     }
 
     fn members(&mut self) -> Result<Vec<Member>> {

@@ -5,7 +5,7 @@ use crate::credentials::{Nonce, Proof};
 use crate::error::ErrorKind;
 use crate::ids::{BlockIndex, Epoch, FileId, StoreId, VolumeName, ZoneId};
 use crate::membership::{Change, Member, Membership};
-use crate::sightings::{Position, Sighting, Sightings, Standing};
+use crate::sightings::{Position, Run, Runs, Sighting, Sightings, Standing};
 use crate::storage::{EpochGrant, Lineage, Retention, Space, Traffic, Usage, VolumeSettings};
 use bytes::BytesMut;
 use proptest::prelude::*;
@@ -191,8 +191,7 @@ fn responses() -> Vec<Response> {
             membership: Some(membership()),
             standing: Some(Box::new(Standing {
                 position: Position {
-                    run: 11,
-                    began: 12,
+                    runs: Runs::new(vec![Run { run: 9, began: 3 }, Run { run: 11, began: 12 }]),
                     commit: 13,
                 },
                 sightings: sightings(),

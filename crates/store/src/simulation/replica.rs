@@ -90,7 +90,8 @@ impl Replica {
         let id = StoreId::new(self.store).unwrap();
         let engine = Box::new(self.engine.clone());
         self.runs += 1;
-        let identity = (id, self.runs);
+        let runs = meta::begin_run(&*engine, &dir, self.runs).unwrap();
+        let identity = (id, runs);
         let shared = Arc::new(Shared::new(config(), None, dir, identity, engine, volumes));
         let next_removal = resume_tasks(&shared).unwrap();
         // No threads: whoever reads serves himself.

@@ -37,7 +37,15 @@ impl Bench {
         meta::check_format(&*engine, dir.path()).unwrap();
         let volumes = Volumes::load(&*engine, dir.path()).unwrap();
         let id = dax::ids::StoreId::random().unwrap();
-        let shared = Shared::new(config(), None, dir.path().into(), (id, 1), engine, volumes);
+        let runs = meta::begin_run(&*engine, dir.path(), 1).unwrap();
+        let shared = Shared::new(
+            config(),
+            None,
+            dir.path().into(),
+            (id, runs),
+            engine,
+            volumes,
+        );
         let shared = Arc::new(shared);
         Bench {
             committer: Committer::new(shared.clone(), 1),

@@ -221,16 +221,16 @@ impl Links {
     /// another run of it than the one before.
     pub fn stands(&mut self, replica: ReplicaId, position: Option<Position>, back: bool) -> bool {
         let link = self.link(replica);
-        let run = |position: Option<Position>| position.map(|position| position.run);
-        let begun_anew = run(position) != run(link.position);
+        let run = |position: &Option<Position>| position.as_ref().map(|p| p.runs.current());
+        let begun_anew = run(&position) != run(&link.position);
         (link.position, link.back) = (position, back);
         begun_anew
     }
 
     /// The stores whose connections stand, and how far they are.
-    pub fn positions(&self) -> impl Iterator<Item = (ReplicaId, Option<StoreId>, Position)> {
+    pub fn positions(&self) -> impl Iterator<Item = (ReplicaId, Option<StoreId>, &Position)> {
         let those = self.each().filter(|(_, link)| link.up && !link.rebuilding);
-        those.filter_map(|(replica, link)| Some((replica, link.store, link.position?)))
+        those.filter_map(|(replica, link)| Some((replica, link.store, link.position.as_ref()?)))
     }
 
     /// A store has made this commit; which one it is, and in which run, if it is where it should be.
@@ -238,23 +238,26 @@ impl Links {
         let link = self.link(replica);
         let position = link.position.as_mut().filter(|_| !link.back)?;
         position.commit = position.commit.max(commit);
-        Some((link.store?, position.run, position.commit))
+        Some((link.store?, position.runs.current()?, position.commit))
     }
 
     /// The run of a store that went back and is to be told so.
     pub fn run_of_back(&self, replica: ReplicaId) -> Option<u64> {
         let link = &self.links[usize::from(replica.0)];
-        link.position
-            .filter(|_| link.back)
-            .map(|position| position.run)
+        let position = link.position.as_ref().filter(|_| link.back)?;
+        position.runs.current()
     }
 
     /// A store knows that it went back; where it is now.
     pub fn back_over(&mut self, replica: ReplicaId) -> Option<Sighting> {
         let link = self.link(replica);
         link.back = false;
-        let (store, Position { run, commit, .. }) = link.store.zip(link.position)?;
-        Some(Sighting { store, run, commit })
+        let (store, position) = link.store.zip(link.position.as_ref())?;
+        Some(Sighting {
+            store,
+            run: position.runs.current()?,
+            commit: position.commit,
+        })
     }
 
     /// The stores that have ever been met where somebody is expected.

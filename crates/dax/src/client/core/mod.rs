@@ -309,7 +309,8 @@ impl Core {
         if let Some(standing) = &arrival.standing {
             self.hear_sightings(&standing.sightings);
         }
-        let position = arrival.standing.as_ref().map(|standing| standing.position);
+        let position = arrival.standing.as_ref();
+        let position = position.map(|standing| standing.position.clone());
         let back = self.shared.went_back(arrival.store, position.as_ref());
         let rebuilding = arrival.rebuilding || back;
         let links = &self.shared.links;

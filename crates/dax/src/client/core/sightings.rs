@@ -49,7 +49,7 @@ impl Shared {
     /// Those whose connections stand, and who are not where they were seen.
     pub fn contradicted(&self) -> Vec<ReplicaId> {
         let stand = self.links.positions();
-        let back = stand.filter(|(_, store, position)| self.went_back(*store, Some(position)));
+        let back = stand.filter(|(_, store, position)| self.went_back(*store, Some(*position)));
         back.map(|(replica, ..)| replica).collect()
     }
 

@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::ids::{BlockKey, Epoch, Generation, StoreId, Version};
 use crate::membership::Membership;
 use crate::replica::{self, Claim, Fence, Heard, Refusal};
-use crate::sightings::{Position, Sightings, Standing};
+use crate::sightings::{Position, Run, Sightings, Standing};
 use crate::simulation::flaw::Flaw;
 use crate::storage::{Retention, Space};
 use crate::wire::{
@@ -63,15 +63,13 @@ fn refusal(refusal: Refusal) -> ErrorKind {
 impl Peer {
     /// An empty one in a store of this number, with something broken if that is wanted.
     pub fn new(store: u64, flaw: Option<Flaw>) -> Peer {
-        Peer {
+        let mut peer = Peer {
             store: StoreId::new(store),
             flaw,
-            position: Position {
-                run: store,
-                ..Position::default()
-            },
             ..Peer::default()
-        }
+        };
+        peer.start(store);
+        peer
     }
 
     /// What it says when a connection stands.
@@ -83,7 +81,7 @@ impl Peer {
             rebuilding: self.rebuilding,
             store: self.store,
             standing: Some(Box::new(Standing {
-                position: self.position,
+                position: self.position.clone(),
                 sightings: self.sightings.clone(),
             })),
         }
@@ -91,12 +89,8 @@ impl Peer {
 
     /// Its process starts, for the `run`th time of all.
     pub fn start(&mut self, run: u64) {
-        let commit = self.position.commit;
-        self.position = Position {
-            run,
-            began: commit,
-            commit,
-        };
+        let began = self.position.commit;
+        self.position.runs.begin(Run { run, began });
     }
 
     fn kept(&self) -> Version {
@@ -200,7 +194,7 @@ impl Peer {
                 Err(why) => error(refusal(why)),
             },
             Request::WentBack { epoch, run } => match self.admit(epoch) {
-                Ok(()) if run == self.position.run => {
+                Ok(()) if Some(run) == self.position.runs.current() => {
                     self.rebuilding = self.flaw != Some(Flaw::RebuildingCounts);
                     Response::Done
                 }
@@ -239,9 +233,10 @@ impl Peer {
     }
 
     fn admit(&self, epoch: Epoch) -> Result<(), Refusal> {
-        match self.flaw {
-            Some(Flaw::NoFence) => Ok(()),
-            _ => self.fence.admit(epoch),
+        match (self.flaw, self.fence.admit(epoch)) {
+            (Some(Flaw::NoFence), _) => Ok(()),
+            (Some(Flaw::UnadmittedReads), Err(Refusal::Unannounced)) => Ok(()),
+            (_, admitted) => admitted,
         }
     }
 
