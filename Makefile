@@ -8,7 +8,7 @@ BENCH_ARGS ?= --quick
 PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node test test-unit test-system \
+.PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy test test-unit test-system \
 	test-versions test-servers test-package test-cassandra clean
 
 help: ## List what there is to run.
@@ -76,6 +76,10 @@ sim-standby: ## Simulate standbys behind a model of PostgreSQL: SEEDS=12000 hist
 sim-node: ## Simulate nodes that take over: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoFence] for one.
 	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p node --lib \
 		machine::simulation::tests::many -- --ignored --exact --nocapture
+
+sim-proxy: ## Simulate the proxy's sessions: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoHorizon] for one.
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p proxy --lib \
+		core::simulation::tests::many -- --ignored --exact --nocapture
 
 test: check test-unit test-system ## Run all tests, as the continuous integration does.
 	@echo "make test: all passed"

@@ -30,6 +30,7 @@ pub mod mariadb;
 pub mod ports;
 pub mod process;
 pub mod programs;
+pub mod proxy;
 pub mod remnants;
 pub mod scratch;
 mod settings;

@@ -43,6 +43,8 @@ pub struct Config {
     pub standby: StandbyConfig,
     /// What this node may become.
     pub tags: Tags,
+    /// Whether a proxy runs beside the agent (`[proxy]`).
+    pub has_proxy: bool,
 }
 
 /// `[memory]`
@@ -90,6 +92,7 @@ struct Raw {
     standby: StandbyConfig,
     #[serde(default)]
     tags: Tags,
+    proxy: Option<toml::Table>,
 }
 
 impl Config {
@@ -133,7 +136,16 @@ impl Config {
             storage: raw.storage,
             standby: raw.standby,
             tags: raw.tags,
+            has_proxy: raw.proxy.is_some(),
         })
+    }
+
+    /// Refuses a key of a node's or a proxy's file that nothing reads.
+    ///
+    /// # Errors
+    /// As [`check_keys`].
+    pub fn check_keys(text: &str) -> Result<(), ConfigError> {
+        check_keys(text, keys::OWN)
     }
 
     /// A commented configuration with every key at its default.

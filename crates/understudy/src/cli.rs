@@ -50,6 +50,7 @@ pub enum Command {
     Key(Key),
     Init(Init),
     Node(Node),
+    Proxy(Proxy),
     Psql(Psql),
     Status(Status),
     List(List),

@@ -134,12 +134,18 @@ pub struct ProxyReport {
     pub clients: u64,
     /// Clients that wait for a server, or for the end of a hold.
     pub waiting: u64,
-    /// Transactions that the active ran.
+    /// Queries, and batches of the extended protocol, that the active answered.
     pub on_active: u64,
-    /// Transactions that standbys ran.
+    /// Those that standbys answered.
     pub on_standbys: u64,
     /// Transactions that were run again on another server, unnoticed.
     pub replayed: u64,
+    /// Commits whose answer did not come.
+    pub in_doubt: u64,
+    /// Those of them that had committed.
+    pub in_doubt_committed: u64,
+    /// Those of which nobody could tell.
+    pub in_doubt_unknown: u64,
 }
 
 /// What the command line, or another agent, asks for.

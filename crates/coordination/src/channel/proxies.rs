@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use dax::ids::Epoch;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::Instant;
 
@@ -31,7 +32,7 @@ const GATHER: Duration = Duration::from_millis(5);
 const ASKED_MAX: usize = 64;
 
 /// A proxy that is connected to this agent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proxy {
     /// Who it is.
     pub who: Identity,

@@ -49,7 +49,8 @@ pub const SHARED_KEYS: Keys<'_> = &[
     ("tls", &["identity", "certificate", "key", "ca"]),
 ];
 
-/// Refuses the first key of a file that is neither shared nor one of `own`.
+/// Refuses the first key of a file that is neither shared nor one of `own`. A table of which no keys are known is for whoever
+/// reads it to check.
 ///
 /// # Errors
 /// [`ConfigError::UnknownKey`] with its line and what was probably meant, `Syntax` if it is no TOML.
@@ -60,7 +61,10 @@ pub fn check_keys(text: &str, own: Keys<'_>) -> Result<(), ConfigError> {
     all.check_table(text, "", table)?;
     for (key, value) in table {
         if let DeValue::Table(inner) = value.get_ref() {
-            all.check_table(text, key.get_ref(), inner)?;
+            let name: &str = key.get_ref();
+            if all.tables().any(|(table, _)| table == name) {
+                all.check_table(text, name, inner)?;
+            }
         }
     }
     Ok(())

@@ -385,6 +385,7 @@ impl Active {
             "synced_lsn": synced.end.to_string(),
             "overlay_blocks_left": self.view.inherited_left(),
             "standbys": standbys,
+            "proxies": context.server.proxies(),
             "scrub": *told.scrub.lock(),
             "retained": *told.retained.lock(),
             "waits": *told.waits.lock(),

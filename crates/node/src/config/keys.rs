@@ -2,11 +2,13 @@
 
 use coordination::config::Keys;
 
-/// By table; the top level has no name. `postgres.parameters` takes any PostgreSQL parameter.
+/// By table; the top level has no name. `postgres.parameters` takes any PostgreSQL parameter, `proxy` what a proxy reads.
 pub(super) const OWN: Keys<'_> = &[
     (
         "",
-        &["data", "postgres", "channel", "rest", "storage", "standby"],
+        &[
+            "data", "postgres", "channel", "rest", "storage", "standby", "proxy",
+        ],
     ),
     (
         "postgres",

@@ -136,6 +136,7 @@ pub(super) fn metrics(facts: &Facts, status: &Value) -> String {
         "Share of the active's buffers that a standby has in memory",
         warm,
     );
+    page.proxies(status);
     page.replicas(status);
     page.counters(status);
     page.text
@@ -180,6 +181,38 @@ impl Page {
         let labels = &self.labels;
         // Writing to a String never fails.
         let _ = writeln!(self.text, "{name}{{{labels}{more}}} {value}");
+    }
+
+    /// The proxies that are connected to the active's agent, together.
+    fn proxies(&mut self, status: &Value) {
+        let Some(proxies) = status["proxies"].as_array() else {
+            return;
+        };
+        let count = Some(proxies.len() as f64);
+        self.gauge(
+            "understudy_proxies",
+            "Proxies that are connected (the active says so)",
+            count,
+        );
+        let sum = |what: &str| {
+            let values = proxies.iter().map(|proxy| proxy["report"][what].as_f64());
+            Some(values.map(Option::unwrap_or_default).sum())
+        };
+        for (what, help) in [
+            ("clients", "Clients that are connected to proxies"),
+            ("waiting", "Clients of proxies that wait for a server"),
+        ] {
+            self.gauge(&format!("understudy_proxy_{what}"), help, sum(what));
+        }
+        for (what, help) in [
+            ("on_active", "Transactions of proxies that the active ran"),
+            ("on_standbys", "Transactions of proxies that standbys ran"),
+            ("replayed", "Transactions that proxies ran again elsewhere"),
+            ("in_doubt", "Commits of proxies whose answer did not come"),
+        ] {
+            let name = format!("understudy_proxy_{what}_total");
+            self.counter(&name, help, sum(what));
+        }
     }
 
     /// Whether each replica of the volume answers this node, and how fast.
@@ -274,6 +307,22 @@ mod tests {
             "understudy_replica_up{scope=\"main\",name=\"north\",zone=\"0\",address=\"127.0.0.1:7101\"} 1",
             "understudy_replica_round_trip_seconds{scope=\"main\",name=\"north\",zone=\"0\",address=\"127.0.0.1:7101\"} 0.002",
             "understudy_storage_stale_reads_total{scope=\"main\",name=\"north\"} 3",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn proxies_are_counted_together() {
+        let text = page(&json!({ "role": "active", "state": "serving", "proxies": [
+            { "report": { "clients": 5, "on_standbys": 70 } },
+            { "report": { "clients": 2, "on_standbys": 1 } },
+            { "report": null },
+        ] }));
+        for line in [
+            "understudy_proxies{scope=\"main\",name=\"north\"} 3",
+            "understudy_proxy_clients{scope=\"main\",name=\"north\"} 7",
+            "understudy_proxy_on_standbys_total{scope=\"main\",name=\"north\"} 71",
         ] {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }

@@ -198,6 +198,24 @@ impl From<BlockProtocol> for Protocol {
     }
 }
 
+/// Run a proxy: one address for clients that survives takeovers.
+///
+/// Clients connect to it as to PostgreSQL. It follows the cluster's agents to whoever is the active, holds
+/// transactions during planned work, runs interrupted ones again, and sends reads to standbys if it is
+/// configured to. Several proxies may run side by side. A node whose configuration has [proxy] runs one itself.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  understudy proxy --config /etc/understudy/proxy.toml")]
+pub struct Proxy {
+    /// A configuration file with the name, volume, zones and [tls] of a node's, and [proxy].
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// End when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
+}
+
 /// Run a node: agent, mount and PostgreSQL.
 ///
 /// It becomes the active if there is none, and a standby otherwise, and takes over when the active fails.

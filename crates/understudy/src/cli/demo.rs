@@ -30,6 +30,7 @@ Examples:
   understudy demo --store cassandra
   understudy demo --engine mariadb --kills 20
   understudy demo --engine mariadb --kills 20 --large-writes
+  understudy demo --proxy
   understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
 pub struct Demo {
     /// Another server than PostgreSQL: MariaDB, which is restarted on the other node when its machine is killed.
@@ -63,6 +64,9 @@ pub struct Demo {
     /// Start the killed node again after the takeover, and wait until it follows as a standby.
     #[arg(long)]
     pub rejoin: bool,
+    /// Let the clients connect to a proxy, which keeps their sessions and their transactions over the takeover.
+    #[arg(long, conflicts_with = "engine")]
+    pub proxy: bool,
     /// Directory of PostgreSQL's programs. Default: Debian's newest.
     #[arg(long, value_name = "DIR")]
     pub bin: Option<PathBuf>,

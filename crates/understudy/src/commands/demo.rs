@@ -23,6 +23,7 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         seed,
         ddl: args.ddl,
         rejoin: args.rejoin,
+        proxy: args.proxy,
         bin: args.bin,
         data: args.data,
         keep: args.keep,

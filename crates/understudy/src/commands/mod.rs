@@ -13,6 +13,8 @@ mod list;
 mod node;
 mod notes;
 mod operate;
+mod proxies;
+mod proxy;
 mod psql;
 mod registry;
 mod status;
@@ -39,6 +41,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Key(args) => key::run(args),
         Command::Init(args) => on_runtime(init::run(args)),
         Command::Node(args) => on_runtime(node::run(args)),
+        Command::Proxy(args) => on_runtime(proxy::run(args)),
         Command::Psql(args) => on_runtime(psql::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),
         Command::List(args) => on_runtime(list::run(args)),
@@ -66,7 +69,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
 fn usual_log(command: &Command) -> &'static str {
     match command {
         // Cassandra's driver tells of every connection, and of every one that it makes anew.
-        Command::Store(_) | Command::Node(_) => "info,scylla=error",
+        Command::Store(_) | Command::Node(_) | Command::Proxy(_) => "info,scylla=error",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) | Command::Dev(_) => "error",
         _ => "warn",

@@ -15,11 +15,25 @@ pub async fn run(args: cli::Node) -> anyhow::Result<Code> {
     let asked_to_end = super::asked_to_end(args.until_stdin_closes);
     // The command itself runs on the main thread, which is none of the runtime's workers: whatever wakes
     // the agent would switch threads, and what the agent wakes would switch back.
+    let mut has_proxy = false;
     let agent = match AnyConfig::load(&args.config)? {
-        AnyConfig::Postgres(config) => tokio::spawn(Box::pin(serve(*config, asked_to_end))),
+        AnyConfig::Postgres(config) => {
+            has_proxy = config.has_proxy;
+            tokio::spawn(Box::pin(serve(*config, asked_to_end)))
+        }
         AnyConfig::Engine(config) => tokio::spawn(Box::pin(host(*config, asked_to_end))),
     };
-    match agent.await {
+    let proxy = async {
+        match has_proxy {
+            true => super::proxy::beside_agent(args.config).await,
+            false => std::future::pending().await,
+        }
+    };
+    let ended = tokio::select! {
+        ended = agent => ended,
+        never = proxy => match never {},
+    };
+    match ended {
         Ok(ended) => ended?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }

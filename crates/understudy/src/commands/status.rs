@@ -14,6 +14,7 @@ use volume::standby::{OverlayStats, ReadStats};
 
 use super::cassandra::CassandraView;
 use super::notes::{notes, version_number};
+use super::proxies;
 use super::registry::{Registry, in_time};
 use super::watch::{self, Picture};
 use crate::cli;
@@ -48,6 +49,8 @@ pub(super) struct Status {
     #[serde(skip_serializing_if = "Option::is_none")]
     cassandra: Option<CassandraView>,
     scrub: Option<Value>,
+    /// The proxies that are connected to the active's agent.
+    proxies: Option<Value>,
     /// What is kept beyond the present, and for whom, as the active says.
     retained: Option<Value>,
 }
@@ -157,6 +160,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
             .map(|status| Replica::new(status, &usage))
             .collect(),
         scrub: active(&nodes).map(|node| node.answer["scrub"].clone()),
+        proxies: active(&nodes).map(|node| node.answer["proxies"].clone()),
         retained: active(&nodes).map(|node| node.answer["retained"].clone()),
         nodes,
     })
@@ -263,6 +267,7 @@ fn table(status: &Status) -> String {
         out.push_str(&bases);
         out.push('\n');
     }
+    out.push_str(&proxies::lines(status.proxies.as_ref()));
     if let Some(cassandra) = &status.cassandra {
         out.push_str(&cassandra.line());
     }
@@ -513,6 +518,7 @@ impl Status {
             replicas: Vec::new(),
             cassandra: None,
             scrub: None,
+            proxies: None,
             retained: None,
         }
     }

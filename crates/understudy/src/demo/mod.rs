@@ -4,6 +4,7 @@ pub mod hosted;
 mod lag;
 pub mod picture;
 mod progress;
+pub mod proxied;
 pub mod report;
 mod run;
 pub mod takeover;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::proxied::Proxied;
+
 use cluster::clients::clock::Offset;
 use cluster::clients::history::{History, Outage};
 use cluster::clients::verify::{Check, Comparison};
@@ -130,6 +132,9 @@ pub struct Report {
     pub ddl_rounds: Option<u64>,
     /// From the restart of the killed node until it followed as a standby, if asked for.
     pub rejoined_ms: Option<f64>,
+    /// What the clients saw through a proxy, if there was one.
+    #[serde(flatten)]
+    pub proxied: Option<Proxied>,
     /// What PostgreSQL says it is.
     pub postgres: String,
     /// Who was killed.
@@ -157,6 +162,12 @@ impl Report {
         self.unknown_present = comparison.unknown_present;
         self.passed = self.lost == 0 && checks.iter().all(|check| check.passed);
         self.checks = checks;
+    }
+
+    /// Takes over what the clients saw through a proxy: it must have told nobody anything wrong.
+    pub fn judge_proxy(&mut self, proxied: Proxied) {
+        self.passed &= proxied.told_wrong == 0;
+        self.proxied = Some(proxied);
     }
 
     /// Takes over what the clients saw of the outage.
@@ -196,6 +207,7 @@ impl Report {
             scale: 10,
             ddl_rounds: None,
             rejoined_ms: None,
+            proxied: None,
             postgres: "PostgreSQL 15.18".into(),
             killed_node: "alice".into(),
             new_active: "bob".into(),

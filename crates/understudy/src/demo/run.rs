@@ -10,6 +10,7 @@ use rand::{Rng, SeedableRng};
 use super::lag::Lag;
 use super::picture::{self, Scene};
 use super::progress::Progress;
+use super::proxied::{self, Proxied};
 use super::report::Report;
 use super::takeover::Takeover;
 use super::timeline::{duration, thousands};
@@ -24,6 +25,7 @@ use cluster::process::Kill;
 use cluster::tier::{Store, Tier};
 use cluster::workspace::Workspace;
 use cluster::{Cluster, programs};
+use coordination::channel::ProxyReport;
 
 /// What the user chose.
 #[derive(Debug, Clone)]
@@ -42,6 +44,8 @@ pub struct Options {
     pub ddl: bool,
     /// Start the killed node again after the takeover, and wait until it follows as a standby.
     pub rejoin: bool,
+    /// Clients connect to a proxy, and do nothing about reconnecting.
+    pub proxy: bool,
     /// PostgreSQL's programs, if not Debian's newest.
     pub bin: Option<PathBuf>,
     /// Where to work.
@@ -143,6 +147,8 @@ struct Run {
     rejoined: Option<Duration>,
     end: Offset,
     ddl_rounds: Option<u64>,
+    /// What the proxy counted.
+    proxied: Option<ProxyReport>,
 }
 
 /// Load, kill, and what follows.
@@ -154,7 +160,14 @@ async fn play(
     let active = cluster.wait_active(Duration::from_secs(10)).await?;
     let standby = standbys(cluster, &active).pop().context("no standby")?;
     let postgres = version(&cluster.server(&active)?).await?;
-    let application = cluster.any_writable();
+    let mut proxy = match options.proxy {
+        true => Some(cluster.start_proxy(&[]).await?),
+        false => None,
+    };
+    let application = match &proxy {
+        Some(proxy) => schema::any_writable(std::slice::from_ref(proxy.server())),
+        None => cluster.any_writable(),
+    };
     progress.say(&format!(
         "{postgres}; {} clients connect to \"{}\"",
         options.clients,
@@ -216,6 +229,13 @@ async fn play(
         Some(churn) => Some(churn.stop().await),
         None => None,
     };
+    let proxied = match &mut proxy {
+        Some(proxy) => {
+            proxy.check_running()?;
+            Some(proxied::report_of(cluster).await?)
+        }
+        None => None,
+    };
     Ok(Run {
         clock,
         history,
@@ -228,6 +248,7 @@ async fn play(
         rejoined,
         end,
         ddl_rounds,
+        proxied,
     })
 }
 
@@ -326,6 +347,9 @@ async fn judge(
         ..Report::default()
     };
     report.judge(&comparison, checks);
+    if let Some(said) = &run.proxied {
+        report.judge_proxy(Proxied::new(&run.history, &comparison, said));
+    }
     report.measure(&run.history, run.killed, &run.outage, run.end);
     if let Some(file) = &options.picture {
         let scene = Scene {
@@ -356,6 +380,7 @@ mod tests {
             seed,
             ddl: false,
             rejoin: false,
+            proxy: false,
             bin: None,
             data: None,
             keep: false,

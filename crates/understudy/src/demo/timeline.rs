@@ -56,6 +56,9 @@ fn headline(out: &mut String, report: &Report) {
         thousands(report.acknowledged),
         duration(report.downtime_ms)
     );
+    if let Some(proxied) = &report.proxied {
+        line!(out, "  {}", proxied.sentence());
+    }
     line!(out);
 }
 

@@ -1,0 +1,84 @@
+//! A proxy in front of a cluster's servers, as a process of its own.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tokio::net::TcpStream;
+
+use super::clients::schema::Server;
+use super::process::Process;
+use super::{Cluster, log_of, ports};
+
+const NAME: &str = "proxy";
+/// Its zones must have answered by then.
+const LISTENS_WITHIN: Duration = Duration::from_secs(30);
+
+/// A running proxy. Dropping it kills it.
+#[derive(Debug)]
+pub struct Proxy {
+    process: Process,
+    server: Server,
+}
+
+impl Proxy {
+    /// Where clients reach it.
+    pub fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Fails, with the end of its log, if it has ended.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn check_running(&mut self) -> anyhow::Result<()> {
+        self.process.check_running()
+    }
+}
+
+impl Cluster {
+    /// Starts a proxy for this cluster, and waits until it listens; `settings` are lines of its `[proxy]` besides the
+    /// address.
+    ///
+    /// # Errors
+    /// Its configuration cannot be written, the program cannot be run, or it does not listen in time.
+    pub async fn start_proxy(&self, settings: &[&str]) -> anyhow::Result<Proxy> {
+        let node = self.settings.first().context("a cluster has a node")?;
+        let port = ports::free()?;
+        let own = settings.join("\n");
+        // As the nodes' own servers here: whoever can reach this machine's loopback may connect.
+        let auth = "auth = \"trust\"";
+        let listen = format!("listen = \"{}:{port}\"\n{auth}\n{own}\n", node.address);
+        let text = std::fs::read_to_string(&node.config)?;
+        let mut table: toml::Table = text.parse()?;
+        // Of a node's file, what says which cluster it is.
+        let cluster = ["volume", "zones", "store", "cassandra", "key", "tls"];
+        table.retain(|key, _| cluster.contains(&key));
+        table.insert("name".into(), NAME.into());
+        table.insert("proxy".into(), toml::Value::Table(listen.parse()?));
+        let config = self.options.dir.join("proxy.toml");
+        std::fs::write(&config, toml::to_string(&table)?)
+            .with_context(|| format!("cannot write {}", config.display()))?;
+        let mut command = Command::new(&self.options.understudy);
+        command
+            .args(["proxy", "--until-stdin-closes", "--config"])
+            .arg(&config);
+        let log = log_of(&self.options, NAME);
+        let server = Server {
+            port,
+            ..node.server()
+        };
+        let mut proxy = Proxy {
+            process: Process::spawn(NAME, command, &log)?,
+            server,
+        };
+        let deadline = Instant::now() + LISTENS_WITHIN;
+        while let Err(error) = TcpStream::connect((proxy.server.host.as_str(), port)).await {
+            proxy.check_running()?;
+            let in_time = Instant::now() < deadline;
+            anyhow::ensure!(in_time, "the proxy does not listen: {error}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(proxy)
+    }
+}

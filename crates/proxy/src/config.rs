@@ -1,0 +1,355 @@
+//! The configuration of a proxy, in TOML.
+//!
+//! Every key has a default but the source: without one a proxy knows no server.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dax::tls::WebFiles;
+use serde::Deserialize;
+
+use crate::core::session::{PoolMode, Rules};
+use crate::core::version::ReadMode;
+
+/// A configuration that makes no sense.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not understood.
+    #[error("{path} makes no sense: {reason}")]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why.
+        reason: String,
+    },
+    /// A value makes no sense.
+    #[error("{key}: {reason}")]
+    Value {
+        /// Which key.
+        key: &'static str,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+}
+
+impl ConfigError {
+    /// The same, of this file.
+    fn of_file(self, path: &Path) -> ConfigError {
+        match self {
+            ConfigError::Parse { reason, .. } => ConfigError::Parse {
+                path: path.to_owned(),
+                reason,
+            },
+            other => other,
+        }
+    }
+}
+
+/// How clients prove who they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Auth {
+    /// By SCRAM, with the verifiers that PostgreSQL keeps.
+    #[default]
+    Scram,
+    /// Not at all: whoever reaches the proxy is whom it says.
+    Trust,
+}
+
+/// Who looks things up in the catalogs.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Control {
+    /// A role that may read `pg_authid`.
+    pub user: String,
+    /// A database.
+    pub database: String,
+    /// A file with its password, if it needs one.
+    pub password_file: Option<PathBuf>,
+}
+
+impl Default for Control {
+    fn default() -> Control {
+        Control {
+            user: "postgres".to_owned(),
+            database: "postgres".to_owned(),
+            password_file: None,
+        }
+    }
+}
+
+/// The proxy's certificate.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The certificate, with those that lead to its authority.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// Refuse connections that are not encrypted.
+    #[serde(default)]
+    pub require: bool,
+}
+
+impl TlsConfig {
+    /// The files, as the library wants them.
+    pub fn files(&self) -> WebFiles {
+        WebFiles {
+            certificate: self.certificate.clone(),
+            key: self.key.clone(),
+            client_authority: None,
+        }
+    }
+}
+
+/// A proxy's configuration.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where it listens.
+    #[serde(default = "default_listen")]
+    pub listen: SocketAddr,
+    /// `session` or `transaction`.
+    #[serde(default)]
+    pub pool_mode: Mode,
+    /// Connections of one user to one database of one server.
+    #[serde(default = "default_pool_size")]
+    pub pool_size: usize,
+    /// Clients at a time.
+    #[serde(default = "default_max_clients")]
+    pub max_clients: usize,
+    /// How long a client waits for a connection to a server that is well.
+    #[serde(with = "humantime_serde", default = "default_query_wait")]
+    pub query_wait_timeout: Duration,
+    /// How long a client waits for a takeover.
+    #[serde(with = "humantime_serde", default = "default_takeover_wait")]
+    pub takeover_wait: Duration,
+    /// How long a client may take to prove who it is.
+    #[serde(with = "humantime_serde", default = "default_login_timeout")]
+    pub login_timeout: Duration,
+    /// How long transactions may go on when the proxy shuts down.
+    #[serde(with = "humantime_serde", default = "default_shutdown_timeout")]
+    pub shutdown_timeout: Duration,
+    /// How clients prove who they are.
+    #[serde(default)]
+    pub auth: Auth,
+    /// Who looks things up.
+    #[serde(default)]
+    pub control: Control,
+    /// The proxy's certificate.
+    pub tls: Option<TlsConfig>,
+    /// Whether transactions are replayed and commits decided.
+    #[serde(default)]
+    pub takeover: Takeover,
+    /// Where reads go.
+    #[serde(default)]
+    pub reads: Reads,
+    /// Who may use the database `understudy`.
+    #[serde(default = "default_admin_users")]
+    pub admin_users: Vec<String>,
+    /// Threads that serve clients.
+    #[serde(default = "default_threads")]
+    pub threads: usize,
+    /// A file that tells of the cluster, for a PostgreSQL that is not run by Understudy.
+    pub cluster_file: Option<PathBuf>,
+}
+
+/// `pool_mode`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// A client has a server for itself.
+    #[default]
+    Session,
+    /// A transaction has.
+    Transaction,
+}
+
+/// `[takeover]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Takeover {
+    /// Run open transactions again.
+    pub replay: bool,
+    /// If their statements are not longer than this.
+    pub replay_bytes: usize,
+    /// Ask for the ids of transactions, to decide commits in doubt.
+    pub decide: bool,
+}
+
+impl Default for Takeover {
+    fn default() -> Takeover {
+        Takeover {
+            replay: true,
+            replay_bytes: 1 << 20,
+            decide: true,
+        }
+    }
+}
+
+/// `[reads]`
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Reads {
+    /// `active`, `strong`, `session`, `any` or `bounded:BYTES`.
+    pub mode: String,
+    /// How long a read waits for a standby.
+    #[serde(with = "humantime_serde")]
+    pub wait: Duration,
+    /// The share of reads that warm spares.
+    pub spare: f64,
+}
+
+impl Default for Reads {
+    fn default() -> Reads {
+        Reads {
+            mode: "active".to_owned(),
+            wait: Duration::from_millis(20),
+            spare: 0.01,
+        }
+    }
+}
+
+fn default_listen() -> SocketAddr {
+    ([127, 0, 0, 1], 6432).into()
+}
+
+fn default_pool_size() -> usize {
+    80
+}
+
+fn default_max_clients() -> usize {
+    10_000
+}
+
+fn default_query_wait() -> Duration {
+    Duration::from_secs(120)
+}
+
+fn default_takeover_wait() -> Duration {
+    Duration::from_secs(60)
+}
+
+fn default_login_timeout() -> Duration {
+    Duration::from_secs(60)
+}
+
+fn default_shutdown_timeout() -> Duration {
+    Duration::from_secs(30)
+}
+
+fn default_admin_users() -> Vec<String> {
+    vec!["postgres".to_owned()]
+}
+
+fn default_threads() -> usize {
+    1
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If it cannot be read or makes no sense.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Config::parse(&text).map_err(|error| error.of_file(path))
+    }
+
+    /// Reads a text.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text).map_err(|error| ConfigError::Parse {
+            path: PathBuf::from("[proxy]"),
+            reason: error.to_string(),
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let value = |key, reason: &str| ConfigError::Value {
+            key,
+            reason: reason.to_owned(),
+        };
+        if self.pool_size == 0 {
+            return Err(value("pool_size", "must be at least 1"));
+        }
+        if self.threads == 0 {
+            return Err(value("threads", "must be at least 1"));
+        }
+        if !(0.0..=1.0).contains(&self.reads.spare) {
+            return Err(value("reads.spare", "must be between 0 and 1"));
+        }
+        self.reads
+            .mode
+            .parse::<ReadMode>()
+            .map_err(|reason| ConfigError::Value {
+                key: "reads.mode",
+                reason,
+            })?;
+        Ok(())
+    }
+
+    /// What the sessions go by.
+    pub fn rules(&self) -> Rules {
+        let spare_every = if self.reads.spare > 0.0 {
+            (1.0 / self.reads.spare).round() as u64
+        } else {
+            0
+        };
+        Rules {
+            mode: match self.pool_mode {
+                Mode::Session => PoolMode::Session,
+                Mode::Transaction => PoolMode::Transaction,
+            },
+            replays: self.takeover.replay,
+            replay_bytes: self.takeover.replay_bytes,
+            decides: self.takeover.decide,
+            read: self.reads.mode.parse().unwrap_or_default(),
+            read_wait: self.reads.wait,
+            spare_every,
+            ..Rules::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
+        config.check().map_err(|error| error.to_string())?;
+        Ok(config)
+    }
+
+    #[test]
+    fn every_key_has_a_default() {
+        let config = parse("").expect("valid");
+        assert_eq!(config.pool_mode, Mode::Session);
+        assert_eq!(config.rules().spare_every, 100);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let told = |text: &str| parse(text).expect_err("a mistake");
+        assert!(told("pool_size = 0").contains("pool_size"));
+        assert!(told("pool_sise = 1").contains("pool_sise"));
+        assert!(told("[reads]\nmode = \"weak\"").contains("bounded:BYTES"));
+    }
+}

@@ -1,0 +1,54 @@
+//! Rules that the simulation can switch off, to see that somebody notices.
+
+/// One rule that does not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// A transaction is asked about although its id may be another's by now.
+    NoHorizon,
+    /// The last takeover's horizon counts.
+    LastHorizon,
+    /// A replay may have other answers.
+    AnswersNotCompared,
+    /// A commit in doubt is taken for one that did not happen.
+    DoubtMeansNo,
+    /// A commit in doubt is taken for one that did.
+    DoubtMeansYes,
+    /// A session does not remember that it was on the active.
+    OwnWritesForgotten,
+    /// Any standby is as good as the one that the session read on last.
+    AnyStandby,
+    /// A read does not wait for its version.
+    VersionIgnored,
+    /// A standby that was started again still has what it had.
+    RestartIgnored,
+    /// A new server is not given the session's settings.
+    SettingsForgotten,
+    /// A position counts without proof that the epoch stood.
+    #[cfg(test)]
+    UnprovenPosition,
+    /// A read is given a position that somebody else has asked for before.
+    #[cfg(test)]
+    EarlyPosition,
+    /// A transaction is begun again where it was interrupted, without what it did before.
+    ReplayForgotten,
+}
+
+#[cfg(test)]
+impl Flaw {
+    /// All of them.
+    pub const ALL: [Flaw; 13] = [
+        Flaw::NoHorizon,
+        Flaw::LastHorizon,
+        Flaw::AnswersNotCompared,
+        Flaw::DoubtMeansNo,
+        Flaw::DoubtMeansYes,
+        Flaw::OwnWritesForgotten,
+        Flaw::AnyStandby,
+        Flaw::VersionIgnored,
+        Flaw::RestartIgnored,
+        Flaw::SettingsForgotten,
+        Flaw::UnprovenPosition,
+        Flaw::EarlyPosition,
+        Flaw::ReplayForgotten,
+    ];
+}

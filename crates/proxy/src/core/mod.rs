@@ -1,0 +1,16 @@
+//! What a proxy decides: events in, effects out, no clock, socket, thread or chance.
+//!
+//! Owns sessions and everything they decide by: what statements do (`sql`), what the cluster is
+//! (`topology`), which version a read needs (`version`), what became of a commit (`outcome`).
+
+mod flaw;
+pub mod frame;
+pub mod outcome;
+pub mod session;
+pub mod settings;
+pub mod sql;
+pub mod topology;
+pub mod version;
+
+#[cfg(test)]
+mod simulation;

@@ -1,0 +1,138 @@
+//! A unit that fails by the proxy's word, and a transaction block that is left without a server.
+//!
+//! As in PostgreSQL, a failed transaction block goes on until its client ends it.
+
+use bytes::{Bytes, BytesMut};
+
+use super::super::frame::{self, Refusal};
+use super::super::sql::Kind;
+use super::unit::Unit;
+use super::{Effect, Out, Phase, Session};
+
+/// A transaction block without a server.
+#[derive(Debug)]
+pub struct Broken {
+    /// Why, if the client has not been told.
+    untold: Option<Bytes>,
+}
+
+/// How a unit ends a broken block.
+#[derive(PartialEq, Eq)]
+enum End {
+    Commit,
+    Rollback,
+}
+
+impl Session {
+    /// The unit fails with this, or the next one if none is under way.
+    pub(super) fn fail_unit(&mut self, refusal: &Refusal, out: &mut Out) {
+        if let Some(replay) = self.replay.take() {
+            self.unit = replay.into_waiting().or(self.unit.take());
+        }
+        self.discard_link(out);
+        let unit = self.unit.take();
+        let was_open = self.status != b'I';
+        let commits = unit.as_ref().is_some_and(|unit| unit.commits());
+        let stays_open = was_open && !commits;
+        self.transaction = None;
+        self.keeps.end(false);
+        self.end_transaction();
+        let Some(mut unit) = unit else {
+            self.broken = was_open.then(|| Broken {
+                untold: Some(refusal.to_bytes()),
+            });
+            self.phase = Phase::Idle;
+            return;
+        };
+        refusal.put(&mut out.client);
+        self.broken = stays_open.then_some(Broken { untold: None });
+        self.status = if stays_open { b'E' } else { b'I' };
+        if unit.is_complete {
+            self.phase = Phase::Idle;
+            frame::put_ready(&mut out.client, self.status);
+        } else {
+            unit.skips = true;
+            self.phase = Phase::Gathering;
+            self.unit = Some(unit);
+        }
+    }
+
+    /// The server in hand has an end of a transaction that nobody wants.
+    fn discard_link(&mut self, out: &mut Out) {
+        if self.link.take().is_some() {
+            self.slots.clear();
+            out.server.clear();
+            out.effects.push(Effect::Drop);
+        }
+    }
+
+    /// The `Sync` came that ends what is skipped.
+    pub(super) fn end_skipping(&mut self, out: &mut Out) {
+        self.unit = None;
+        self.phase = Phase::Idle;
+        frame::put_ready(&mut out.client, self.status);
+    }
+
+    /// Answers a unit of a block without a server.
+    pub(super) fn answer_broken(&mut self, out: &mut Out) {
+        let (Some(mut unit), Some(broken)) = (self.unit.take(), &mut self.broken) else {
+            return;
+        };
+        let untold = broken.untold.take();
+        match (end_of(&unit), untold) {
+            (Some(End::Commit), Some(untold)) => out.client.extend_from_slice(&untold),
+            (Some(_), _) => put_rollback(&unit, &mut out.client),
+            (None, Some(untold)) => out.client.extend_from_slice(&untold),
+            (None, None) => Refusal::error(
+                "25P02",
+                "current transaction is aborted, commands ignored until end of transaction block",
+            )
+            .put(&mut out.client),
+        }
+        let is_over = end_of(&unit).is_some();
+        self.status = if is_over { b'I' } else { b'E' };
+        if is_over {
+            self.broken = None;
+        }
+        if unit.is_complete {
+            self.phase = Phase::Idle;
+            frame::put_ready(&mut out.client, self.status);
+        } else {
+            unit.skips = true;
+            self.phase = Phase::Gathering;
+            self.unit = Some(unit);
+        }
+    }
+}
+
+/// Whether the unit does nothing but end the block.
+fn end_of(unit: &Unit) -> Option<End> {
+    let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+    let end = match parts.next()?.kind {
+        Kind::Commit { chain: false } => End::Commit,
+        Kind::Rollback { chain: false } => End::Rollback,
+        _ => return None,
+    };
+    parts.next().is_none().then_some(end)
+}
+
+/// The answers to a unit that rolls a transaction back.
+fn put_rollback(unit: &Unit, out: &mut BytesMut) {
+    let mut at = 0;
+    while let Ok(Some((tag, len))) = frame::head(&unit.bytes[at..]) {
+        match tag {
+            b'P' => frame::put(out, b'1', &[]),
+            b'B' => frame::put(out, b'2', &[]),
+            b'C' => frame::put(out, b'3', &[]),
+            b'D' => {
+                if unit.bytes.get(at + frame::HEADER_BYTES) == Some(&b'S') {
+                    frame::put(out, b't', &[&[0, 0]]);
+                }
+                frame::put(out, b'n', &[]);
+            }
+            b'E' | b'Q' => frame::put_complete(out, "ROLLBACK"),
+            _ => {}
+        }
+        at += len;
+    }
+}

@@ -1,0 +1,241 @@
+//! What a client sends: its messages become units.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+
+use super::super::frame::{self, Malformed, Refusal};
+use super::super::sql::Statement;
+use super::prepared::Prepared;
+use super::slots::{Ask, To};
+use super::unit::{Noted, Unit};
+use super::{Context, Out, Phase, Session};
+
+/// A unit of the extended protocol that is longer goes to a server before its `Sync` is there.
+const GATHER_BYTES: usize = 64 << 10;
+
+impl Session {
+    /// Takes as many messages off `input` as can be taken now.
+    pub fn client_input(&mut self, cx: &Context<'_>, input: &mut BytesMut, out: &mut Out) {
+        while self.takes_client() {
+            match frame::take(input, cx.rules.message_bytes) {
+                Ok(Some(frame)) => {
+                    if let Err(error) = self.client_frame(cx, frame, out) {
+                        self.malformed(&error, out);
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    self.malformed(&error, out);
+                }
+            }
+        }
+    }
+
+    fn client_frame(
+        &mut self,
+        cx: &Context<'_>,
+        frame: BytesMut,
+        out: &mut Out,
+    ) -> Result<(), Malformed> {
+        let tag = frame[0];
+        if self.unit.as_ref().is_some_and(|unit| unit.is_copying_in) {
+            self.copy_frame(cx, &frame, out);
+            return Ok(());
+        }
+        match tag {
+            b'X' => self.shut(out),
+            b'Q' | b'F' | b'P' | b'B' | b'D' | b'E' | b'C' | b'H' | b'S' => {
+                self.unit_frame(cx, frame, out)?;
+            }
+            // What is left of a COPY that the server has ended.
+            b'd' | b'c' | b'f' | b'p' => self.late_copy_frame(&frame, out),
+            _ => {
+                let refusal =
+                    Refusal::fatal("08P01", format!("invalid frontend message type {tag}"));
+                self.close(&refusal, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Data for `COPY`.
+    fn copy_frame(&mut self, cx: &Context<'_>, frame: &[u8], out: &mut Out) {
+        match frame[0] {
+            b'd' | b'c' | b'f' => {
+                self.keep_frame(cx, frame);
+                out.server.extend_from_slice(frame);
+                if frame[0] != b'd'
+                    && let Some(mut unit) = self.unit.take()
+                {
+                    unit.is_copying_in = false;
+                    unit.has_ended_copy = true;
+                    unit.copies_ended += 1;
+                    unit.has_sent_commit |= unit.is_implicit();
+                    if unit.is_wrapped {
+                        self.end_wrapped(&mut unit, out);
+                    }
+                    self.unit = Some(unit);
+                }
+            }
+            b'X' => self.shut(out),
+            // The server would ignore them.
+            b'H' | b'S' => {}
+            tag => {
+                let text = format!("unexpected message type 0x{tag:02X} during COPY from stdin");
+                self.close(&Refusal::fatal("08P01", text), out);
+            }
+        }
+    }
+
+    /// Appends to the unit a message that is already on its way, for the case that it must be sent again.
+    fn keep_frame(&mut self, cx: &Context<'_>, frame: &[u8]) {
+        if let Some(unit) = &mut self.unit {
+            if unit.bytes.len() + frame.len() > cx.rules.replay_bytes {
+                unit.facts.cannot_repeat = true;
+            } else {
+                unit.bytes.extend_from_slice(frame);
+                unit.written = unit.bytes.len();
+            }
+        }
+    }
+
+    /// Data for `COPY` that comes before the server asked for it, or after it has refused.
+    fn late_copy_frame(&mut self, frame: &[u8], out: &mut Out) {
+        let Some(unit) = &mut self.unit else {
+            return;
+        };
+        if unit.is_simple || unit.skips {
+            return;
+        }
+        if !unit.is_dispatched {
+            let refusal =
+                Refusal::fatal("08P01", "data for COPY came before the server asked for it")
+                    .hint("Wait for the answer to COPY, as libpq and other drivers do.");
+            self.close(&refusal, out);
+            return;
+        }
+        unit.facts.cannot_repeat = true;
+        out.server.extend_from_slice(frame);
+        if frame[0] != b'd' {
+            unit.copies_ended += 1;
+            self.slots.push(Ask::CopyEnd, To::Client);
+        }
+    }
+
+    fn unit_frame(
+        &mut self,
+        cx: &Context<'_>,
+        frame: BytesMut,
+        out: &mut Out,
+    ) -> Result<(), Malformed> {
+        let tag = frame[0];
+        let status = self.status;
+        let unit = self.unit.get_or_insert_with(|| Box::new(Unit::new(status)));
+        if unit.skips {
+            if tag == b'S' {
+                self.end_skipping(out);
+            }
+            return Ok(());
+        }
+        unit.is_simple |= matches!(tag, b'Q' | b'F') && unit.bytes.is_empty();
+        unit.is_complete |= matches!(tag, b'Q' | b'F' | b'S');
+        let end = if unit.bytes.is_empty() {
+            unit.bytes = frame;
+            unit.bytes.len()
+        } else {
+            unit.bytes.extend_from_slice(&frame);
+            unit.bytes.len()
+        };
+        let start = unit.noted.back().map_or(unit.written, |last| last.end);
+        self.note(cx, start, end)?;
+        let is_enough =
+            matches!(tag, b'Q' | b'F' | b'S' | b'H') || end - start_of(&self.unit) > GATHER_BYTES;
+        match self.phase {
+            Phase::Running => self.write_noted(cx, out),
+            _ if is_enough => self.dispatch(cx, out),
+            _ => self.phase = Phase::Gathering,
+        }
+        Ok(())
+    }
+
+    /// Finds out what the message between `start` and `end` of the unit names and does.
+    pub(super) fn note(
+        &mut self,
+        cx: &Context<'_>,
+        start: usize,
+        end: usize,
+    ) -> Result<(), Malformed> {
+        let Some(unit) = &mut self.unit else {
+            return Ok(());
+        };
+        let frame = &unit.bytes[start..end];
+        let body = frame::body(frame);
+        let mut noted = Noted {
+            end,
+            prepared: None,
+            statement: None,
+        };
+        match frame[0] {
+            b'Q' => {
+                let (text, _) = frame::text(body).ok_or(Malformed::Body(b'Q'))?;
+                noted.statement = Some(cx.statements.look(text));
+            }
+            b'F' => noted.statement = Some(Arc::new(Statement::opaque())),
+            b'P' => {
+                let (name, prepared) = Prepared::read(body, cx.statements)?;
+                let prepared = Arc::new(prepared);
+                self.names.define(name, Some(prepared.clone()));
+                unit.facts.own = unit.facts.own.or(prepared.statement.own);
+                noted.prepared = Some(prepared);
+            }
+            b'B' => {
+                let (portal, rest) = frame::name(body).ok_or(Malformed::Body(b'B'))?;
+                let (name, _) = frame::name(rest).ok_or(Malformed::Body(b'B'))?;
+                noted.prepared = self.names.statement(name).cloned();
+                if let Some(prepared) = &noted.prepared {
+                    self.names.bind(portal, prepared.statement.clone());
+                }
+            }
+            b'D' | b'C' => {
+                let (kind, rest) = body.split_first().ok_or(Malformed::Body(frame[0]))?;
+                let (name, _) = frame::name(rest).ok_or(Malformed::Body(frame[0]))?;
+                if *kind == b'S' {
+                    noted.prepared = self.names.statement(name).cloned();
+                    if frame[0] == b'C' {
+                        self.names.define(name, None);
+                    }
+                }
+            }
+            b'E' => {
+                let (portal, _) = frame::name(body).ok_or(Malformed::Body(b'E'))?;
+                // A portal that nobody bound is an error, or a cursor that SQL has declared.
+                let bound = self.names.portal(portal).cloned();
+                noted.statement = Some(bound.unwrap_or_else(|| Arc::new(Statement::opaque())));
+            }
+            _ => {}
+        }
+        if let Some(statement) = &noted.statement {
+            let can_repeat = |part: &super::super::sql::Part| {
+                part.calls
+                    .iter()
+                    .all(|name| cx.volatile.may_run_again(name))
+            };
+            unit.executes(statement, can_repeat);
+            // A volatile function may write, whatever the statement is.
+            let calls_unknown = statement.parts.iter().any(|part| {
+                let mut calls = part.calls.iter();
+                calls.any(|name| !cx.volatile.may_run_on_standby(name))
+            });
+            unit.facts.writes |= calls_unknown;
+            unit.facts.does_more_than_read |= calls_unknown;
+        }
+        unit.noted.push_back(noted);
+        Ok(())
+    }
+}
+
+/// How much of the unit was written.
+fn start_of(unit: &Option<Box<Unit>>) -> usize {
+    unit.as_ref().map_or(0, |unit| unit.written)
+}

@@ -1,0 +1,366 @@
+//! Writing a unit to the server in hand, with what the proxy adds to it.
+
+use bytes::{BufMut, Bytes};
+
+use super::super::flaw::Flaw;
+use super::super::frame;
+use super::super::sql::{Effect as Does, Kind, Statement};
+use super::ask::XidState;
+use super::prepared::Prepared;
+use super::slots::{Ask, To};
+use super::unit::{Noted, Unit};
+use super::{Context, Out, Phase, PoolMode, Role, Session, Wait};
+
+const PARSE_COMPLETE: &[u8] = b"1\0\0\0\x04";
+const CLOSE_COMPLETE: &[u8] = b"3\0\0\0\x04";
+
+impl Session {
+    /// There is something to do, or the end of it: find out where.
+    pub(super) fn dispatch(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if self.broken.is_some() {
+            self.answer_broken(out);
+        } else if self.status == b'I' {
+            self.route(cx, out);
+        } else {
+            self.prepare(cx, out);
+        }
+    }
+
+    /// A server is in hand: give it what the session has, then go on.
+    pub(super) fn prepare(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let Some(link) = &mut self.link else {
+            self.phase = Phase::Waiting(Wait::Server);
+            return;
+        };
+        let mut statements = Vec::new();
+        if (self.status == b'I' || self.replay.is_some()) && !cx.lacks(Flaw::SettingsForgotten) {
+            statements.extend(link.settings.statements_to(&self.keeps.settings));
+            if !link.is_restored && link.epoch().is_some() {
+                statements.extend(self.keeps.restore());
+            }
+            link.is_restored = true;
+        }
+        if statements.is_empty() {
+            self.proceed(cx, out);
+            return;
+        }
+        link.settings = self.keeps.settings.clone();
+        self.query_for_us(&statements.join("; "), out);
+        self.phase = Phase::Waiting(Wait::Setup);
+    }
+
+    /// Sends a query whose answer is the session's own.
+    pub(super) fn query_for_us(&mut self, text: &str, out: &mut Out) {
+        if let Some(link) = &mut self.link {
+            link.unnamed = None;
+        }
+        frame::put(&mut out.server, b'Q', &[text.as_bytes(), b"\0"]);
+        self.slots.push(Ask::Query, To::Setup);
+    }
+
+    /// The server in hand has what the session has: do what it is there for.
+    pub(super) fn proceed(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.tell_parameters(out);
+        if self.in_doubt.is_some() {
+            self.decide(cx, out);
+        } else if self.replay.is_some() {
+            self.replay_next(cx, out);
+        } else if self.unit.is_some() {
+            self.start_unit(cx, out);
+        } else {
+            self.phase = Phase::Idle;
+            self.release(cx, out);
+        }
+    }
+
+    /// Writes the unit from its beginning.
+    pub(super) fn start_unit(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.phase = Phase::Running;
+        let is_noted = self.unit.as_ref().is_none_or(|unit| !unit.noted.is_empty());
+        if !is_noted && let Err(error) = self.note_all(cx) {
+            self.malformed(&error, out);
+            return;
+        }
+        if self.has_unasked_writes && self.status == b'T' && self.wants_xid(cx) {
+            let is_simple = self.unit.as_ref().is_some_and(|unit| unit.is_simple);
+            self.ask_xid_apart(is_simple, out);
+        }
+        self.write_noted(cx, out);
+    }
+
+    /// Notes all messages of a unit that is run once more.
+    pub(super) fn note_all(&mut self, cx: &Context<'_>) -> Result<(), frame::Malformed> {
+        let mut start = 0;
+        while let Some(unit) = &self.unit {
+            let Some((_, len)) = frame::head(&unit.bytes[start..])? else {
+                break;
+            };
+            self.note(cx, start, start + len)?;
+            start += len;
+        }
+        Ok(())
+    }
+
+    /// Writes the messages that were noted.
+    pub(super) fn write_noted(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let Some(mut unit) = self.unit.take() else {
+            return;
+        };
+        while let Some(noted) = unit.noted.pop_front() {
+            self.write_frame(cx, &mut unit, &noted, out);
+            unit.written = noted.end;
+            unit.is_dispatched = true;
+        }
+        self.unit = Some(unit);
+        self.flush_emits(out);
+    }
+
+    fn write_frame(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
+        let (start, end) = (unit.written, noted.end);
+        match unit.bytes[start] {
+            b'Q' => self.write_query(cx, unit, noted, out),
+            b'P' => self.write_parse(cx, &unit.bytes[start..end], noted, out),
+            b'B' => self.write_bind(cx, &unit.bytes[start..end], noted, out),
+            b'D' | b'C' => self.write_about(cx, &unit.bytes[start..end], noted, out),
+            b'E' => self.write_execute(cx, unit, noted, out),
+            b'S' => {
+                let asks = self.has_unasked_writes && self.wants_xid(cx);
+                if asks && !unit.facts.is_alone && !unit.facts.copies_in {
+                    self.ask_xid(false, unit.is_implicit(), out);
+                }
+                unit.has_sent_commit |= unit.is_implicit();
+                out.server.extend_from_slice(&unit.bytes[start..end]);
+                self.slots.push(Ask::Sync, To::Client);
+            }
+            tag => {
+                out.server.extend_from_slice(&unit.bytes[start..end]);
+                if matches!(tag, b'c' | b'f') {
+                    unit.copies_ended += 1;
+                    if !unit.is_simple {
+                        self.slots.push(Ask::CopyEnd, To::Client);
+                    }
+                }
+                if tag == b'F' {
+                    self.note_execution(unit, noted);
+                    unit.has_sent_commit |= unit.is_implicit();
+                    self.slots.push(Ask::Query, To::Client);
+                }
+            }
+        }
+    }
+
+    /// A statement goes to the server: what does it mean for the transaction's id?
+    fn note_execution(&mut self, unit: &mut Unit, noted: &Noted) {
+        let Some(statement) = &noted.statement else {
+            return;
+        };
+        let writes = unit.facts.writes && may_write(statement);
+        self.has_unasked_writes |= writes;
+        let commits = |part: &super::super::sql::Part| {
+            matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction)
+        };
+        unit.has_sent_commit |= statement.parts.iter().any(commits);
+        for part in &statement.parts {
+            for effect in &part.effects {
+                self.forget_statements(effect);
+            }
+        }
+    }
+
+    /// What takes prepared statements away takes them away whether the transaction commits or not.
+    fn forget_statements(&mut self, effect: &Does) {
+        if !matches!(effect, Does::DiscardAll | Does::Deallocate(None)) {
+            return;
+        }
+        self.names.clear();
+        if let Some(link) = &mut self.link {
+            link.prepared.clear();
+            link.unnamed = None;
+            if *effect == Does::DiscardAll {
+                link.settings.clear();
+            }
+        }
+    }
+
+    fn write_query(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
+        let (start, end) = (unit.written, noted.end);
+        self.note_execution(unit, noted);
+        let asks = self.has_unasked_writes && self.wants_xid(cx);
+        let is_wrappable = noted
+            .statement
+            .as_ref()
+            .is_some_and(|statement| is_wrappable(statement));
+        if asks && unit.is_implicit() && unit.is_simple && !unit.facts.is_alone && is_wrappable {
+            self.write_wrapped(unit, end, out);
+            return;
+        }
+        if let Some(link) = &mut self.link {
+            link.unnamed = None;
+        }
+        unit.has_sent_commit |= unit.is_implicit();
+        out.server.extend_from_slice(&unit.bytes[start..end]);
+        self.slots.push(Ask::Query, To::Client);
+        if asks && unit.began_in == b'T' && !unit.facts.commits && !unit.facts.copies_in {
+            self.ask_xid_apart(true, out);
+        }
+    }
+
+    /// Whether other sessions use the server in hand as well, so that names must not meet.
+    fn is_shared(&self, cx: &Context<'_>) -> bool {
+        let is_standby = |link: &super::Server| matches!(link.role, Role::Standby(_));
+        cx.rules.mode == PoolMode::Transaction || self.link.as_deref().is_some_and(is_standby)
+    }
+
+    fn write_parse(&mut self, cx: &Context<'_>, frame: &[u8], noted: &Noted, out: &mut Out) {
+        let is_shared = self.is_shared(cx);
+        let (Some(prepared), Some(link)) = (&noted.prepared, &mut self.link) else {
+            return;
+        };
+        let name = frame::name(frame::body(frame)).map_or("", |(name, _)| name);
+        if name.is_empty() {
+            link.unnamed = Some(prepared.shared_name.clone());
+            out.server.extend_from_slice(frame);
+            self.slots.push(Ask::Parse(None), To::Client);
+        } else if !is_shared {
+            link.prepared.insert(name.into());
+            out.server.extend_from_slice(frame);
+            self.slots.push(Ask::Parse(Some(name.into())), To::Client);
+        } else if link.prepared.insert(prepared.shared_name.clone()) {
+            put_parse(&prepared.shared_name, prepared, out);
+            let name = prepared.shared_name.clone();
+            self.slots.push(Ask::Parse(Some(name)), To::Client);
+        } else {
+            let answer = Bytes::from_static(PARSE_COMPLETE);
+            self.slots.push(Ask::Emit(answer), To::Client);
+        }
+    }
+
+    /// Makes sure that the server in hand has the statement, and says by which name.
+    fn ensure_prepared(
+        &mut self,
+        cx: &Context<'_>,
+        name: &str,
+        prepared: &Prepared,
+        out: &mut Out,
+    ) -> Box<str> {
+        let is_shared = self.is_shared(cx);
+        let Some(link) = &mut self.link else {
+            return name.into();
+        };
+        if name.is_empty() {
+            if link.unnamed.as_ref() != Some(&prepared.shared_name) {
+                link.unnamed = Some(prepared.shared_name.clone());
+                put_parse("", prepared, out);
+                self.slots.push(Ask::Parse(None), To::Nobody);
+            }
+            return name.into();
+        }
+        let on_server: Box<str> = if is_shared {
+            prepared.shared_name.clone()
+        } else {
+            name.into()
+        };
+        if link.prepared.insert(on_server.clone()) {
+            put_parse(&on_server, prepared, out);
+            let ask = Ask::Parse(Some(on_server.clone()));
+            self.slots.push(ask, To::Nobody);
+        }
+        on_server
+    }
+
+    fn write_bind(&mut self, cx: &Context<'_>, frame: &[u8], noted: &Noted, out: &mut Out) {
+        let body = frame::body(frame);
+        let names = frame::name(body).and_then(|(portal, rest)| {
+            let (name, rest) = frame::name(rest)?;
+            Some((portal, name, rest))
+        });
+        if let (Some((portal, name, rest)), Some(prepared)) = (names, &noted.prepared) {
+            let on_server = self.ensure_prepared(cx, name, prepared, out);
+            if *on_server == *name {
+                out.server.extend_from_slice(frame);
+            } else {
+                let pieces = [portal.as_bytes(), b"\0", on_server.as_bytes(), b"\0", rest];
+                frame::put(&mut out.server, b'B', &pieces);
+            }
+        } else {
+            out.server.extend_from_slice(frame);
+        }
+        self.slots.push(Ask::Bind, To::Client);
+    }
+
+    /// `Describe` and `Close`.
+    fn write_about(&mut self, cx: &Context<'_>, frame: &[u8], noted: &Noted, out: &mut Out) {
+        let is_close = frame[0] == b'C';
+        let (kind, rest) = (frame::body(frame)[0], &frame::body(frame)[1..]);
+        let name = frame::name(rest).map_or("", |(name, _)| name);
+        let ask = if is_close { Ask::Close } else { Ask::Describe };
+        if kind == b'S'
+            && let Some(prepared) = &noted.prepared
+        {
+            let is_shared = self.is_shared(cx) && !name.is_empty();
+            if is_close && is_shared {
+                let answer = Bytes::from_static(CLOSE_COMPLETE);
+                self.slots.push(Ask::Emit(answer), To::Client);
+                return;
+            }
+            if is_close && let Some(link) = &mut self.link {
+                link.prepared.remove(name);
+                if name.is_empty() {
+                    link.unnamed = None;
+                }
+            }
+            if !is_close {
+                let on_server = self.ensure_prepared(cx, name, prepared, out);
+                let pieces = [b"S".as_slice(), on_server.as_bytes(), b"\0"];
+                frame::put(&mut out.server, b'D', &pieces);
+                self.slots.push(ask, To::Client);
+                return;
+            }
+        }
+        out.server.extend_from_slice(frame);
+        self.slots.push(ask, To::Client);
+    }
+
+    fn write_execute(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
+        let commits = noted.statement.as_ref().is_some_and(|statement| {
+            let commits = |part: &super::super::sql::Part| matches!(part.kind, Kind::Commit { .. });
+            statement.parts.iter().any(commits)
+        });
+        if commits && self.has_unasked_writes && self.wants_xid(cx) {
+            self.ask_xid(false, true, out);
+        }
+        self.note_execution(unit, noted);
+        out.server
+            .extend_from_slice(&unit.bytes[unit.written..noted.end]);
+        self.slots.push(Ask::Execute, To::Client);
+    }
+
+    /// The transaction's id is known, or that it has none.
+    pub(super) fn hear_xid(&mut self, text: Option<&[u8]>) {
+        let xid = text
+            .and_then(|text| std::str::from_utf8(text).ok())
+            .and_then(|text| text.parse().ok());
+        self.xid = match xid {
+            Some(xid) => XidState::Is(super::Xid(xid)),
+            None => XidState::None,
+        };
+    }
+}
+
+/// `Parse` under another name.
+fn put_parse(name: &str, prepared: &Prepared, out: &mut Out) {
+    let pieces = [name.as_bytes(), b"\0", &prepared.definition];
+    frame::put(&mut out.server, b'P', &pieces);
+    debug_assert!(out.server.has_remaining_mut());
+}
+
+fn may_write(statement: &Statement) -> bool {
+    let mut parts = statement.parts.iter();
+    parts.any(|part| part.writes() || !part.calls.is_empty())
+}
+
+/// Whether a statement may run in a transaction of the proxy's.
+fn is_wrappable(statement: &Statement) -> bool {
+    let is_plain = |kind: &Kind| matches!(kind, Kind::Write | Kind::Read | Kind::CopyIn);
+    statement.only().is_some_and(|part| is_plain(&part.kind))
+}

@@ -1,0 +1,231 @@
+//! What a session has beside its transaction: settings, channels, statements, and what cannot be made anew.
+//!
+//! Invariant: what a transaction changed counts when it has committed, and not before.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::settings::{Change, Settings, quote_identifier};
+use super::super::sql::{Bond, Effect};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Pending {
+    Effect(Effect),
+    Savepoint(Box<str>),
+}
+
+/// What a session has.
+#[derive(Debug, Default)]
+pub struct Keeps {
+    /// Settings that differ from a new connection's.
+    pub settings: Settings,
+    /// What the client's startup message asked for: `DISCARD ALL` goes back to it.
+    startup: Settings,
+    listens: BTreeSet<Box<str>>,
+    prepared: BTreeMap<Box<str>, Box<str>>,
+    bonds: BTreeSet<Bond>,
+    pending: Vec<Pending>,
+}
+
+impl Keeps {
+    /// With the settings of a startup message.
+    pub fn new(startup: Settings) -> Keeps {
+        Keeps {
+            settings: startup.clone(),
+            startup,
+            ..Keeps::default()
+        }
+    }
+
+    /// A statement was executed that does this, if its transaction commits. What binds the session to its
+    /// server binds it at once.
+    pub fn note(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Bond(bond) => {
+                self.bonds.insert(*bond);
+            }
+            Effect::Prepare(name, text) => {
+                self.prepared.insert(name.clone(), text.clone());
+            }
+            Effect::Deallocate(Some(name)) => {
+                self.prepared.remove(name);
+            }
+            Effect::Deallocate(None) => self.prepared.clear(),
+            Effect::Set(_)
+            | Effect::Listen(_)
+            | Effect::Unlisten(_)
+            | Effect::Unbond(_)
+            | Effect::DiscardAll => self.pending.push(Pending::Effect(effect.clone())),
+        }
+    }
+
+    /// `SAVEPOINT` was executed.
+    pub fn savepoint(&mut self, name: &str) {
+        self.pending.push(Pending::Savepoint(name.into()));
+    }
+
+    /// `ROLLBACK TO` was executed: what changed since is undone.
+    pub fn rollback_to(&mut self, name: &str) {
+        let is_it =
+            |entry: &Pending| matches!(entry, Pending::Savepoint(of) if of.as_ref() == name);
+        if let Some(at) = self.pending.iter().rposition(is_it) {
+            self.pending.truncate(at + 1);
+        }
+    }
+
+    /// Whether the transaction did something of this kind.
+    pub fn changes(&self, of: impl Fn(&Effect) -> bool) -> bool {
+        self.pending
+            .iter()
+            .any(|entry| matches!(entry, Pending::Effect(effect) if of(effect)))
+    }
+
+    /// The transaction is over.
+    pub fn end(&mut self, has_committed: bool) {
+        if self.pending.is_empty() {
+            return;
+        }
+        for entry in std::mem::take(&mut self.pending) {
+            if let (Pending::Effect(effect), true) = (entry, has_committed) {
+                self.commit(effect);
+            }
+        }
+    }
+
+    fn commit(&mut self, effect: Effect) {
+        match effect {
+            Effect::Set(Change::Reset(name)) => match self.startup.value(&name) {
+                Some(value) => self.settings.set(&name, value),
+                None => self.settings.apply(&Change::Reset(name)),
+            },
+            Effect::Set(change) => {
+                self.settings.apply(&change);
+                if change == Change::ResetAll {
+                    self.settings.apply_all_missing(&self.startup);
+                }
+            }
+            Effect::Listen(channel) => {
+                self.listens.insert(channel);
+            }
+            Effect::Unlisten(Some(channel)) => {
+                self.listens.remove(&channel);
+            }
+            Effect::Unlisten(None) => self.listens.clear(),
+            Effect::Unbond(bond) => {
+                self.bonds.remove(&bond);
+            }
+            Effect::DiscardAll => *self = Keeps::new(std::mem::take(&mut self.startup)),
+            Effect::Bond(_) | Effect::Prepare(..) | Effect::Deallocate(_) => {}
+        }
+    }
+
+    /// The transaction is run once more: what it changed so far it will change again.
+    pub fn rewind(&mut self) {
+        self.pending.clear();
+    }
+
+    /// What no other server can be given.
+    pub fn bonds(&self) -> impl Iterator<Item = Bond> + '_ {
+        self.bonds.iter().copied()
+    }
+
+    /// Whether the session must keep the server it has.
+    pub fn is_bound(&self) -> bool {
+        !self.bonds.is_empty() || !self.listens.is_empty() || !self.prepared.is_empty()
+    }
+
+    /// Whether something of the session is lost with its server.
+    pub fn cannot_move(&self) -> bool {
+        !self.bonds.is_empty()
+    }
+
+    /// Whether the session waits for notifications, which only a connection brings.
+    pub fn listens(&self) -> bool {
+        !self.listens.is_empty()
+    }
+
+    /// The statements that give a new server what an old one had, apart from settings.
+    pub fn restore(&self) -> Option<String> {
+        let prepared = self.prepared.values().map(|text| text.to_string());
+        let listens = self
+            .listens
+            .iter()
+            .map(|channel| format!("LISTEN {}", quote_identifier(channel)));
+        let all: Vec<String> = prepared.chain(listens).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+}
+
+impl Bond {
+    /// What it is, in words.
+    pub fn what(self) -> &'static str {
+        match self {
+            Bond::Temporary => "a temporary table",
+            Bond::Advisory => "an advisory lock",
+            Bond::HeldCursor => "a cursor WITH HOLD",
+            Bond::Unknown => "settings made in a way that cannot be repeated",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(value: &str) -> Effect {
+        Effect::Set(Change::Set {
+            name: "a.b".into(),
+            statement: format!("SET a.b = {value}").into(),
+            value: Some(value.into()),
+        })
+    }
+
+    #[test]
+    fn what_is_rolled_back_did_not_happen() {
+        let mut keeps = Keeps::default();
+        keeps.note(&set("1"));
+        keeps.end(true);
+        keeps.note(&set("2"));
+        keeps.note(&Effect::Listen("c".into()));
+        keeps.end(false);
+        assert_eq!(keeps.settings.value("a.b"), Some("1"));
+        assert!(!keeps.listens());
+    }
+
+    #[test]
+    fn a_savepoint_undoes_what_came_after() {
+        let mut keeps = Keeps::default();
+        keeps.note(&set("1"));
+        keeps.savepoint("s");
+        keeps.note(&set("2"));
+        keeps.rollback_to("s");
+        keeps.end(true);
+        assert_eq!(keeps.settings.value("a.b"), Some("1"));
+    }
+
+    #[test]
+    fn discard_all_goes_back_to_the_startup_message() {
+        let mut startup = Settings::default();
+        startup.set("a.b", "0");
+        let mut keeps = Keeps::new(startup);
+        keeps.note(&Effect::Bond(Bond::Temporary));
+        keeps.note(&set("1"));
+        keeps.end(true);
+        assert!(keeps.cannot_move());
+        keeps.note(&Effect::DiscardAll);
+        keeps.end(true);
+        assert_eq!(keeps.settings.value("a.b"), Some("0"));
+        assert!(!keeps.is_bound());
+    }
+
+    #[test]
+    fn a_new_server_is_given_what_the_old_one_had() {
+        let mut keeps = Keeps::default();
+        keeps.note(&Effect::Listen("Jobs".into()));
+        keeps.note(&Effect::Prepare("p".into(), "PREPARE p AS SELECT 1".into()));
+        keeps.end(true);
+        assert_eq!(
+            keeps.restore().as_deref(),
+            Some("PREPARE p AS SELECT 1; LISTEN \"Jobs\"")
+        );
+    }
+}

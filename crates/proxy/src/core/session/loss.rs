@@ -1,0 +1,389 @@
+//! The server in hand is gone: what becomes of the session, its transaction and its commit (R4, R5, R6).
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use dax::ids::Epoch;
+
+use super::super::flaw::Flaw;
+use super::super::frame::{self, Refusal};
+use super::super::outcome::{Judgement, XactStatus, Xid, judge};
+use super::super::sql::Kind;
+use super::ask::XidState;
+use super::slots::Ask;
+use super::unit::Unit;
+use super::{Context, Effect, Out, Phase, Session};
+
+/// How often a transaction is asked about that still ends.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How a unit stands when its server is gone.
+enum Fate {
+    /// Nothing was under way.
+    Nothing,
+    /// It had not begun.
+    NotBegun,
+    /// It cannot have committed anything.
+    Open,
+    /// It may have committed.
+    InDoubt,
+}
+
+impl Session {
+    /// The connection in hand is gone, or its server is active no more.
+    pub fn server_lost(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let Some(server) = self.link.take() else {
+            return;
+        };
+        out.effects.push(Effect::Drop);
+        out.server.clear();
+        if let Some(unit) = &mut self.unit {
+            unit.due = self.slots.of_client().cloned().collect();
+        }
+        self.slots.clear();
+        if server.epoch().is_none() {
+            self.lost_standby(cx, out);
+            return;
+        }
+        self.lost_epoch = server.epoch();
+        let fate = self.fate();
+        if self.keeps.cannot_move() {
+            match fate {
+                Fate::InDoubt => self.tell_lost_in_doubt(out),
+                _ => self.tell_lost_bonds(out),
+            }
+            return;
+        }
+        // What is decided or replayed already goes on with another server.
+        if self.in_doubt.is_some() {
+            self.phase = Phase::Deciding;
+            self.ask_for_active(out);
+            return;
+        }
+        match fate {
+            Fate::InDoubt => self.doubt(cx, out),
+            Fate::Open => {
+                if let Some(unit) = &mut self.unit {
+                    unit.again();
+                }
+                self.counts.replayed += u64::from(self.status == b'I');
+                self.run_again(cx, out);
+            }
+            Fate::NotBegun => {
+                if self.status == b'I' {
+                    // It has lost nothing, whoever ended the connection, and why.
+                    self.last_words = None;
+                }
+                // What it names is looked up again when the transaction before it has run again.
+                if self.status != b'I'
+                    && let Some(unit) = &mut self.unit
+                {
+                    unit.again();
+                }
+                self.run_again(cx, out);
+            }
+            Fate::Nothing => self.lost_idle(cx, out),
+        }
+    }
+
+    fn lost_idle(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if self.status != b'I' {
+            self.run_again(cx, out);
+        } else if self.keeps.listens() {
+            self.acquire_active(cx, out);
+        } else {
+            // Its next unit finds another server.
+            self.last_words = None;
+            self.phase = Phase::Idle;
+        }
+    }
+
+    fn lost_standby(&mut self, cx: &Context<'_>, out: &mut Out) {
+        match &mut self.unit {
+            Some(unit) if unit.is_streamed => {
+                self.fail_transaction("an answer was too large to be compared", out);
+                return;
+            }
+            Some(unit) if unit.is_dispatched => {
+                unit.again();
+                unit.avoids_standbys = true;
+            }
+            Some(_) => {}
+            None if self.status == b'I' => {
+                self.phase = Phase::Idle;
+                return;
+            }
+            None => {}
+        }
+        self.run_again(cx, out);
+    }
+
+    /// Runs what is under way on another server: the open transaction first, if there is one.
+    fn run_again(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.xid = XidState::NotAsked;
+        self.has_unasked_writes = false;
+        let began_before = self.status != b'I';
+        if self.cannot_run_again() {
+            self.fail_transaction("a statement may have had effects outside of it", out);
+        } else if began_before && !self.begin_replay(cx, out) {
+            // It was told.
+        } else if began_before {
+            self.acquire_active(cx, out);
+        } else {
+            self.route(cx, out);
+        }
+    }
+
+    /// Whether running the unit once more would do harm, or nobody could tell what the client has had.
+    fn cannot_run_again(&self) -> bool {
+        let Some(unit) = &self.unit else {
+            return false;
+        };
+        // The facts of a unit that is prepared to run again are gone, but for these.
+        unit.is_streamed || unit.must_not_repeat
+    }
+
+    /// How the unit stands.
+    fn fate(&self) -> Fate {
+        let Some(unit) = &self.unit else {
+            return Fate::Nothing;
+        };
+        if self.phase == Phase::Replaying {
+            return Fate::Open;
+        }
+        if !unit.is_dispatched {
+            return Fate::NotBegun;
+        }
+        if may_have_committed(unit, self.has_written(unit)) {
+            Fate::InDoubt
+        } else {
+            Fate::Open
+        }
+    }
+
+    /// Whether the transaction may have written anything.
+    fn has_written(&self, unit: &Unit) -> bool {
+        unit.facts.writes || self.has_unasked_writes || self.xid != XidState::NotAsked
+    }
+
+    /// A commit was sent and not answered.
+    fn doubt(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.counts.in_doubt += 1;
+        if cx.lacks(Flaw::DoubtMeansNo) {
+            self.did_not_commit(cx, out);
+            return;
+        }
+        if cx.lacks(Flaw::DoubtMeansYes) {
+            self.tell_committed(cx, out);
+            return;
+        }
+        let is_alone = self.unit.as_ref().is_some_and(|unit| unit.facts.is_alone);
+        match (self.xid, self.lost_epoch) {
+            (XidState::Is(xid), Some(epoch)) if !is_alone => {
+                self.in_doubt = Some((xid, epoch));
+                self.phase = Phase::Deciding;
+                self.ask_for_active(out);
+            }
+            (XidState::None, _) if !is_alone && !self.has_unasked_writes => {
+                // It had written nothing, so it does not matter whether it committed.
+                self.did_not_commit(cx, out);
+            }
+            _ => self.tell_unknown(out),
+        }
+    }
+
+    /// A connection is there to decide by.
+    pub(super) fn decide(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let Some((xid, ran_in)) = self.in_doubt else {
+            return;
+        };
+        self.phase = Phase::Deciding;
+        let now = self.link.as_ref().and_then(|link| link.epoch());
+        let Some(now) = now else {
+            self.ask_for_active(out);
+            return;
+        };
+        match self.judge(cx, xid, ran_in, now) {
+            Judgement::Ask => {
+                self.asked_status = None;
+                let text = format!(
+                    "SELECT pg_catalog.pg_xact_status('{}'::pg_catalog.xid8)",
+                    xid.0
+                );
+                self.query_for_us(&text, out);
+            }
+            Judgement::NotCommitted => {
+                self.in_doubt = None;
+                self.did_not_commit(cx, out);
+            }
+            Judgement::Unknown => self.tell_unknown(out),
+        }
+    }
+
+    fn judge(&self, cx: &Context<'_>, xid: Xid, ran_in: Epoch, now: Epoch) -> Judgement {
+        let horizons = &cx.topology.horizons;
+        if cx.lacks(Flaw::NoHorizon) {
+            return Judgement::Ask;
+        }
+        if cx.lacks(Flaw::LastHorizon)
+            && let Some((last, _)) = horizons.last_key_value()
+        {
+            return judge(xid, Epoch(last.0.saturating_sub(1)), now, horizons);
+        }
+        judge(xid, ran_in, now, horizons)
+    }
+
+    /// `pg_xact_status` answered.
+    pub(super) fn hear_status(&mut self, text: Option<&[u8]>) {
+        self.asked_status = Some(match text {
+            Some(b"committed") => XactStatus::Committed,
+            Some(b"aborted") => XactStatus::Aborted,
+            Some(b"in progress") => XactStatus::InProgress,
+            _ => XactStatus::Unknown,
+        });
+    }
+
+    /// The question about the commit was answered.
+    pub(super) fn decided(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let Some((_, ran_in)) = self.in_doubt else {
+            return;
+        };
+        let is_same_epoch = self.link.as_ref().and_then(|link| link.epoch()) == Some(ran_in);
+        match self.asked_status.take() {
+            Some(XactStatus::Committed) => {
+                self.in_doubt = None;
+                self.counts.in_doubt_committed += 1;
+                self.tell_committed(cx, out);
+            }
+            Some(XactStatus::Aborted) => {
+                self.in_doubt = None;
+                self.did_not_commit(cx, out);
+            }
+            // Its server process has lost its client and ends it; or it was prepared, and is another's.
+            Some(XactStatus::InProgress) if is_same_epoch => {
+                out.effects.push(Effect::Wake(ASK_AGAIN));
+            }
+            _ => self.tell_unknown(out),
+        }
+    }
+
+    /// The transaction did not commit: it may be run again.
+    fn did_not_commit(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if let Some(unit) = &mut self.unit {
+            unit.again();
+        }
+        self.run_again(cx, out);
+    }
+
+    /// The commit is in the log: the client gets the answer that was lost.
+    fn tell_committed(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let Some(mut unit) = self.unit.take() else {
+            return;
+        };
+        let mut answers = BytesMut::new();
+        match unit.held.take() {
+            Some(held) => answers.extend_from_slice(&held),
+            None => put_lost_answers(&unit, &mut answers),
+        }
+        out.client.extend_from_slice(&answers);
+        if unit.is_complete {
+            frame::put_ready(&mut out.client, b'I');
+        }
+        // If its `Sync` has not come, what is left up to it is another unit, which it answers.
+        self.counts.units += 1;
+        self.note_committed(&unit);
+        self.status = b'I';
+        self.end_transaction();
+        self.phase = Phase::Idle;
+        self.release(cx, out);
+    }
+
+    /// Settings and channels of a transaction whose commit was looked up.
+    fn note_committed(&mut self, unit: &Unit) {
+        for part in unit.facts.statements.iter().flat_map(|all| &all.parts) {
+            part.effects
+                .iter()
+                .for_each(|effect| self.keeps.note(effect));
+        }
+        self.keeps.end(true);
+    }
+
+    /// Nobody knows whether the transaction committed.
+    pub(super) fn tell_unknown(&mut self, out: &mut Out) {
+        self.in_doubt = None;
+        self.counts.in_doubt_unknown += 1;
+        let refusal = Refusal::error("08007", "it is not known whether the transaction committed")
+            .detail("The server was lost while it committed, and its outcome cannot be looked up.")
+            .hint("Look for its effects before you try again.");
+        self.fail_unit(&refusal, out);
+    }
+
+    /// The open transaction is lost.
+    pub(super) fn fail_transaction(&mut self, why: &str, out: &mut Out) {
+        self.counts.not_replayed += 1;
+        let refusal = Refusal::error("40001", "the server of this transaction was lost")
+            .detail(format!(
+                "The transaction was rolled back. It was not run again, because {why}."
+            ))
+            .hint("Try the transaction again.");
+        self.fail_unit(&refusal, out);
+    }
+
+    /// Something that only the lost server had is gone.
+    pub(super) fn tell_lost_bonds(&mut self, out: &mut Out) {
+        let what = self.keeps.bonds().next().map_or("", |bond| bond.what());
+        let refusal = Refusal::fatal("57P01", "the server of this session was lost")
+            .detail(format!(
+                "The session had {what}, which no other server has."
+            ))
+            .hint("Connect again.");
+        self.close(&refusal, out);
+    }
+
+    fn tell_lost_in_doubt(&mut self, out: &mut Out) {
+        self.counts.in_doubt += 1;
+        self.counts.in_doubt_unknown += 1;
+        let what = self.keeps.bonds().next().map_or("", |bond| bond.what());
+        let refusal = Refusal::fatal("08007", "it is not known whether the transaction committed")
+            .detail(format!(
+                "The server was lost, and the session had {what}, which no other has."
+            ))
+            .hint("Connect again, and look for the transaction's effects before you try it again.");
+        self.close(&refusal, out);
+    }
+}
+
+/// Whether something of the unit may have committed, if its transaction has written.
+fn may_have_committed(unit: &Unit, has_written: bool) -> bool {
+    if unit.is_implicit() {
+        if unit.facts.copies_in && !unit.has_ended_copy {
+            return false;
+        }
+        return (unit.has_sent_commit || unit.facts.is_alone) && has_written;
+    }
+    unit.has_sent_commit && has_written
+}
+
+/// The answers to the messages of a unit that commits, which were all there before the commit was; and those
+/// that come after it.
+fn put_lost_answers(unit: &Unit, out: &mut BytesMut) {
+    let tag = |unit: &Unit| {
+        let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+        let commits = parts.any(|part| matches!(part.kind, Kind::Commit { .. }));
+        commits.then_some("COMMIT")
+    };
+    let Some(tag) = tag(unit) else {
+        return;
+    };
+    for ask in &unit.due {
+        match ask {
+            Ask::Parse(_) => frame::put(out, b'1', &[]),
+            Ask::Bind => frame::put(out, b'2', &[]),
+            Ask::Close => frame::put(out, b'3', &[]),
+            Ask::Describe => frame::put(out, b'n', &[]),
+            Ask::Execute | Ask::Query => frame::put_complete(out, tag),
+            Ask::Emit(bytes) => out.extend_from_slice(bytes),
+            Ask::Sync | Ask::CopyEnd => {}
+        }
+    }
+}

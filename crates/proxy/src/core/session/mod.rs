@@ -1,0 +1,418 @@
+//! A client's session: what its client sent, what a server answers, and what happens when the server is gone.
+//!
+//! ```text
+//!              a message                    all of it, or enough to decide
+//!   ┌──────┐ ───────────▶ ┌───────────┐ ───────────────▶ ┌─────────┐
+//!   │ Idle │              │ Gathering │                  │ Waiting │ for a server, a version, the end of a hold
+//!   └──────┘              └───────────┘                  └─────────┘
+//!      ▲                                                   │ linked
+//!      │ ReadyForQuery    ┌─────────┐ ◀───────────────────┤
+//!      └───────────────── │ Running │                      │ a transaction was open, or a commit in doubt
+//!                         └─────────┘ ◀── same answers ── ┌───────────┐ ◀── did not commit ── ┌──────────┐
+//!                              │ server lost              │ Replaying │                       │ Deciding │
+//!                              └────────────────────────▶ └───────────┘                       └──────────┘
+//! ```
+//!
+//! Owns what the client was told and what it may still be told. Invariants: no unit runs twice unless it is
+//! certain that it did not commit; the client is told of a commit only when the log has it; an answer that
+//! was partly given is continued only by an answer that begins the same.
+
+mod ask;
+mod broken;
+mod client;
+mod digest;
+mod dispatch;
+mod keeps;
+mod loss;
+mod prepared;
+mod replay;
+mod route;
+mod server;
+mod slots;
+mod transaction;
+mod unit;
+mod upstream;
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use dax::ids::Epoch;
+use volume::lsn::Lsn;
+
+use super::flaw::Flaw;
+use super::frame::{self, Malformed, Refusal};
+use super::outcome::{XactStatus, Xid};
+use super::settings::Settings;
+use super::sql::{Statements, Volatile};
+use super::topology::{NodeName, Topology};
+use super::version::{ReadMode, Seen};
+
+use ask::XidState;
+use keeps::Keeps;
+use prepared::Names;
+use replay::Replay;
+use slots::Slots;
+use transaction::Transaction;
+use unit::Unit;
+
+pub use server::{Reported, Role, Server};
+
+/// When a session gives its server back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PoolMode {
+    /// When its client leaves.
+    #[default]
+    Session,
+    /// At the end of each transaction, unless it has something that only this server has.
+    Transaction,
+}
+
+/// What the configuration says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rules {
+    /// When servers are given back.
+    pub mode: PoolMode,
+    /// Open transactions are run again when their server is gone.
+    pub replays: bool,
+    /// As long as their statements are not longer than this.
+    pub replay_bytes: usize,
+    /// The ids of transactions are asked for, so that commits in doubt can be decided.
+    pub decides: bool,
+    /// What reads may miss, unless a session says otherwise.
+    pub read: ReadMode,
+    /// How long a read waits for a standby that has its version.
+    pub read_wait: Duration,
+    /// One read of so many goes to a spare; 0 for none.
+    pub spare_every: u64,
+    /// Longer messages are refused.
+    pub message_bytes: usize,
+    /// A rule that does not hold.
+    #[cfg(test)]
+    pub flaw: Option<Flaw>,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            mode: PoolMode::default(),
+            replays: true,
+            replay_bytes: 1 << 20,
+            decides: true,
+            read: ReadMode::default(),
+            read_wait: Duration::from_millis(20),
+            spare_every: 100,
+            message_bytes: 128 << 20,
+            #[cfg(test)]
+            flaw: None,
+        }
+    }
+}
+
+/// What all sessions share, to look things up in.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The configuration.
+    pub rules: &'a Rules,
+    /// What texts do.
+    pub statements: &'a Statements,
+    /// What functions of the session's database do.
+    pub volatile: &'a Volatile,
+    /// The cluster.
+    pub topology: &'a Topology,
+    /// How many connections to servers there have been so far.
+    pub connections: u64,
+}
+
+impl Context<'_> {
+    /// Whether a rule does not hold: never, but in simulations.
+    #[cfg(test)]
+    fn lacks(&self, flaw: Flaw) -> bool {
+        self.rules.flaw == Some(flaw)
+    }
+
+    /// Whether a rule does not hold: never.
+    #[cfg(not(test))]
+    fn lacks(&self, _: Flaw) -> bool {
+        false
+    }
+}
+
+/// Something that a driver does for a session.
+#[derive(Debug)]
+pub enum Effect {
+    /// Get a connection to the active; answer with [`Session::linked`] or [`Session::refused`].
+    AcquireActive {
+        /// Not one that was there before: the server may be about to end them all.
+        fresh: bool,
+    },
+    /// Get one to this standby.
+    AcquireStandby(NodeName),
+    /// Keep the connection in hand for later: another one comes in its place.
+    Park,
+    /// Take the one that was kept into the hand again.
+    Unpark,
+    /// Give the connection in hand back: others may have it.
+    Return(Box<Server>),
+    /// Close the connection in hand.
+    Drop,
+    /// Close the one that is kept for later.
+    DropParked,
+    /// Ask for the active's position; answer with [`Session::position`].
+    AskPosition,
+    /// Call [`Session::woken`] after this time.
+    Wake(Duration),
+    /// Close the client's connection when it has got what is there for it.
+    Close,
+}
+
+/// What comes out of a session.
+#[derive(Debug, Default)]
+pub struct Out {
+    /// For the client.
+    pub client: BytesMut,
+    /// For the server that is in hand once the effects are done: one that is given back or dropped was sent all it
+    /// needs before.
+    pub server: BytesMut,
+    /// What to do.
+    pub effects: Vec<Effect>,
+}
+
+/// What a session waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// The end of a hold.
+    Resume,
+    /// A connection.
+    Server,
+    /// The active's position.
+    Position,
+    /// A standby that has replayed up to here.
+    Version(Lsn),
+    /// The server in hand takes over what the session has.
+    Setup,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    Gathering,
+    Waiting(Wait),
+    Running,
+    Replaying,
+    Deciding,
+    Closed,
+}
+
+/// What was counted of a session.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Units that were answered.
+    pub units: u64,
+    /// Those that a standby answered.
+    pub on_standby: u64,
+    /// Transactions that went on after a loss of their server, on another.
+    pub replayed: u64,
+    /// Transactions that could not.
+    pub not_replayed: u64,
+    /// Commits whose answer was lost.
+    pub in_doubt: u64,
+    /// Those of them that had committed.
+    pub in_doubt_committed: u64,
+    /// Those of which nobody knows.
+    pub in_doubt_unknown: u64,
+}
+
+/// A client's session.
+pub struct Session {
+    keeps: Keeps,
+    names: Names,
+    told: Reported,
+    seen: Seen,
+    slots: Slots,
+    phase: Phase,
+    status: u8,
+    unit: Option<Box<Unit>>,
+    transaction: Option<Box<Transaction>>,
+    link: Option<Box<Server>>,
+    /// Session mode: the connection to the active, while a standby answers.
+    parked: Option<Box<Server>>,
+    replay: Option<Replay>,
+    /// An open transaction whose server is gone and that could not be run again.
+    broken: Option<broken::Broken>,
+    /// An error of something that the proxy added, which the client must hear of.
+    owed: Option<Bytes>,
+    /// What is known of the id of the transaction that is open or under way.
+    xid: XidState,
+    /// The open transaction may have written since its id was asked for.
+    has_unasked_writes: bool,
+    /// The commit that is in doubt, and the epoch that it was sent in.
+    in_doubt: Option<(Xid, Epoch)>,
+    /// What was answered about it.
+    asked_status: Option<XactStatus>,
+    /// The server's last words, if they may have been meant for this client alone.
+    last_words: Option<Bytes>,
+    /// The epoch whose active the session lost.
+    lost_epoch: Option<Epoch>,
+    /// What the read under way must see.
+    required: Lsn,
+    turn: u64,
+    counts: Counts,
+}
+
+impl Session {
+    /// A session whose client knows the parameters that a server `told`.
+    pub fn new(startup: Settings, told: Reported, turn: u64) -> Session {
+        Session {
+            keeps: Keeps::new(startup),
+            names: Names::default(),
+            told,
+            seen: Seen::default(),
+            slots: Slots::default(),
+            phase: Phase::Idle,
+            status: b'I',
+            unit: None,
+            transaction: None,
+            link: None,
+            parked: None,
+            replay: None,
+            broken: None,
+            owed: None,
+            xid: XidState::default(),
+            has_unasked_writes: false,
+            in_doubt: None,
+            asked_status: None,
+            last_words: None,
+            lost_epoch: None,
+            required: Lsn::ZERO,
+            turn,
+            counts: Counts::default(),
+        }
+    }
+
+    /// What was counted.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Where it stands, to find out why a history does not end.
+    #[cfg(test)]
+    pub fn standing(&self) -> String {
+        let (phase, link, required) = (self.phase, &self.link, self.required);
+        format!("{phase:?}, needs {required}, on {link:?}")
+    }
+
+    /// Whether the client is between two transactions.
+    pub fn is_idle(&self) -> bool {
+        self.phase == Phase::Idle && self.status == b'I'
+    }
+
+    /// Whether a server has begun something of this session that planned work must let end.
+    pub fn has_begun(&self) -> bool {
+        let is_under_way = matches!(
+            self.phase,
+            Phase::Running | Phase::Replaying | Phase::Deciding | Phase::Waiting(Wait::Setup)
+        );
+        self.status != b'I' || is_under_way
+    }
+
+    /// Whether the session waits for a server or a version.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Waiting(_))
+    }
+
+    /// Whether the session waits for standbys to move on.
+    pub fn waits_for_version(&self) -> bool {
+        matches!(self.phase, Phase::Waiting(Wait::Version(_)))
+    }
+
+    /// Whether the session is over.
+    pub fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    /// The connection in hand, if there is one.
+    pub fn link(&self) -> Option<&Server> {
+        self.link.as_deref()
+    }
+
+    /// What a session in session mode begins with: the connection that its client was let in by.
+    pub fn begin_linked(&mut self, server: Box<Server>) {
+        self.link = Some(server);
+    }
+
+    /// Whether the next message of the client can be taken.
+    pub fn takes_client(&self) -> bool {
+        match self.phase {
+            Phase::Idle | Phase::Gathering => true,
+            Phase::Running => self
+                .unit
+                .as_ref()
+                .is_some_and(|unit| !unit.is_complete || unit.is_copying_in),
+            _ => false,
+        }
+    }
+
+    /// Asks for a connection to the active.
+    fn ask_for_active(&self, out: &mut Out) {
+        let fresh = self.last_words.is_some();
+        out.effects.push(Effect::AcquireActive { fresh });
+    }
+
+    /// Ends the session with a last word to its client.
+    pub fn close(&mut self, refusal: &Refusal, out: &mut Out) {
+        refusal.put(&mut out.client);
+        self.shut(out);
+    }
+
+    fn shut(&mut self, out: &mut Out) {
+        if self.link.take().is_some() {
+            out.effects.push(Effect::Drop);
+        }
+        if self.parked.take().is_some() {
+            out.effects.push(Effect::DropParked);
+        }
+        self.phase = Phase::Closed;
+        out.effects.push(Effect::Close);
+    }
+
+    /// The client's input makes no sense.
+    fn malformed(&mut self, error: &Malformed, out: &mut Out) {
+        let code = match error {
+            Malformed::TooLarge(_) => "54000",
+            _ => "08P01",
+        };
+        self.close(&Refusal::fatal(code, error.to_string()), out);
+    }
+
+    /// The mode of reads that counts now.
+    fn read_mode(&self, cx: &Context<'_>) -> ReadMode {
+        let own = self.keeps.settings.value("understudy.read");
+        own.and_then(|text| text.parse().ok())
+            .unwrap_or(cx.rules.read)
+    }
+
+    /// Whether open transactions of this session are run again.
+    fn replays(&self, cx: &Context<'_>) -> bool {
+        match self.keeps.settings.value("understudy.replay") {
+            Some("off" | "false") => false,
+            Some(_) => true,
+            None => cx.rules.replays,
+        }
+    }
+
+    /// Tells the client what the server in hand has reported and the client does not know.
+    fn tell_parameters(&mut self, out: &mut Out) {
+        let Some(server) = &self.link else {
+            return;
+        };
+        let news: Vec<(String, String)> = server
+            .reported
+            .news_to(&self.told)
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        for (name, value) in news {
+            frame::put_parameter(&mut out.client, &name, &value);
+            self.told.put(&name, &value);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Prepared statements: the client's names, and the servers'.
+//!
+//! In transaction mode a client's statements follow it from server to server. Each gets one name on all
+//! servers, a sum of its text and parameter types, so that clients with the same statement share it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::super::frame::{self, Malformed};
+use super::super::sql::{Statement, Statements};
+
+/// A prepared statement.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Its name on servers that sessions share.
+    pub shared_name: Box<str>,
+    /// What follows the name in its `Parse`: the text and the types of parameters.
+    pub definition: Bytes,
+    /// What it does.
+    pub statement: Arc<Statement>,
+}
+
+/// A session's prepared statements and portals.
+#[derive(Debug, Default)]
+pub struct Names {
+    statements: BTreeMap<Box<str>, Arc<Prepared>>,
+    portals: HashMap<Box<str>, Arc<Statement>>,
+    /// What the names meant when the transaction began, for those that have changed since.
+    before: Vec<(Box<str>, Option<Arc<Prepared>>)>,
+}
+
+impl Prepared {
+    /// Reads the body of a `Parse`: the name, and the statement.
+    pub fn read<'a>(
+        body: &'a [u8],
+        statements: &Statements,
+    ) -> Result<(&'a str, Prepared), Malformed> {
+        let (name, definition) = frame::name(body).ok_or(Malformed::Body(b'P'))?;
+        let (text, _) = frame::text(definition).ok_or(Malformed::Body(b'P'))?;
+        let prepared = Prepared {
+            shared_name: format!("understudy_{:032x}", xxh3_128(definition)).into(),
+            definition: Bytes::copy_from_slice(definition),
+            statement: statements.look(text),
+        };
+        Ok((name, prepared))
+    }
+}
+
+impl Names {
+    /// The statement of this name.
+    pub fn statement(&self, name: &str) -> Option<&Arc<Prepared>> {
+        self.statements.get(name)
+    }
+
+    /// What executing the portal of this name does.
+    pub fn portal(&self, name: &str) -> Option<&Arc<Statement>> {
+        self.portals.get(name)
+    }
+
+    /// The name means this from now on, or nothing.
+    pub fn define(&mut self, name: &str, prepared: Option<Arc<Prepared>>) {
+        let old = match prepared {
+            Some(prepared) => self.statements.insert(name.into(), prepared),
+            None => self.statements.remove(name),
+        };
+        if !self.before.iter().any(|(of, _)| of.as_ref() == name) {
+            self.before.push((name.into(), old));
+        }
+    }
+
+    /// A portal was bound.
+    pub fn bind(&mut self, portal: &str, statement: Arc<Statement>) {
+        match self.portals.get_mut(portal) {
+            Some(bound) => *bound = statement,
+            None => {
+                self.portals.insert(portal.into(), statement);
+            }
+        }
+    }
+
+    /// Forgets all statements.
+    pub fn clear(&mut self) {
+        let names: Vec<_> = self.statements.keys().cloned().collect();
+        names.iter().for_each(|name| self.define(name, None));
+    }
+
+    /// The transaction is over: its portals are gone.
+    pub fn end(&mut self) {
+        self.portals.clear();
+        self.before.clear();
+    }
+
+    /// Goes back to what the names meant when the transaction began, to run it once more.
+    pub fn rewind(&mut self) {
+        for (name, old) in std::mem::take(&mut self.before).into_iter().rev() {
+            match old {
+                Some(old) => self.statements.insert(name, old),
+                None => self.statements.remove(&name),
+            };
+        }
+        self.portals.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepared(text: &str) -> Arc<Prepared> {
+        let body = [b"s\0", text.as_bytes(), b"\0\0\0"].concat();
+        let statements = Statements::default();
+        Arc::new(Prepared::read(&body, &statements).expect("valid").1)
+    }
+
+    #[test]
+    fn the_same_statement_has_the_same_name_everywhere() {
+        assert_eq!(
+            prepared("SELECT 1").shared_name,
+            prepared("SELECT 1").shared_name
+        );
+        assert_ne!(
+            prepared("SELECT 1").shared_name,
+            prepared("SELECT 2").shared_name
+        );
+    }
+
+    #[test]
+    fn names_go_back_to_where_the_transaction_began() {
+        let mut names = Names::default();
+        let (one, two) = (prepared("SELECT 1"), prepared("SELECT 2"));
+        names.define("a", Some(one.clone()));
+        names.end();
+        names.define("a", Some(two.clone()));
+        names.define("b", Some(two));
+        names.define("a", None);
+        names.rewind();
+        assert!(
+            names
+                .statement("a")
+                .is_some_and(|now| Arc::ptr_eq(now, &one))
+        );
+        assert!(names.statement("b").is_none());
+    }
+
+    #[test]
+    fn a_parse_without_an_end_is_refused() {
+        assert!(Prepared::read(b"name", &Statements::default()).is_err());
+        assert!(Prepared::read(b"name\0text", &Statements::default()).is_err());
+    }
+}

@@ -1,0 +1,398 @@
+//! Where a unit goes that begins a transaction, or is one (R2).
+//!
+//! To a standby only what is known to be read-only; and only to one that has the version that the read needs
+//! (R1, R3). Everything else goes to the active.
+
+use volume::lsn::Lsn;
+
+use super::super::flaw::Flaw;
+use super::super::sql::{Hint, Kind, Own, Part};
+use super::super::topology::NodeName;
+use super::super::version::{ReadMode, Required, choose, parse_lsn};
+use super::unit::Unit;
+use super::{Context, Effect, Out, Phase, Role, Session, Wait};
+
+/// How a standby stands to what a read must see.
+enum Standing {
+    /// It has it.
+    Good,
+    /// It may have been started again since the session read on it.
+    Restarted,
+    /// Nobody vouches that it has it.
+    Behind,
+}
+
+impl Session {
+    /// Finds a server for the unit.
+    pub(super) fn route(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let Some(unit) = &self.unit else {
+            return;
+        };
+        if unit.facts.own == Some(Own::Version) {
+            self.phase = Phase::Waiting(Wait::Position);
+            out.effects.push(Effect::AskPosition);
+            return;
+        }
+        let mode = self.read_mode(cx);
+        if !self.may_read_elsewhere(cx, unit, mode) {
+            if self.needs_proof(unit, mode) {
+                self.phase = Phase::Waiting(Wait::Position);
+                out.effects.push(Effect::AskPosition);
+            } else {
+                self.route_to_active(cx, out);
+            }
+            return;
+        }
+        self.turn += 1;
+        match self.seen.required(mode, self.least()) {
+            Required::Position => {
+                self.phase = Phase::Waiting(Wait::Position);
+                out.effects.push(Effect::AskPosition);
+            }
+            Required::At(position) => self.route_to_standby(cx, mode, position, out),
+            Required::Same(name) if cx.topology.standby(&name).is_some() => {
+                self.required = Lsn::ZERO;
+                self.acquire_standby(name, out);
+            }
+            Required::Same(_) => {
+                self.phase = Phase::Waiting(Wait::Position);
+                out.effects.push(Effect::AskPosition);
+            }
+        }
+    }
+
+    /// Whether it must be proved first that the active is active: one that was cut off or stood still shows
+    /// what is old. What a transaction writes is its own proof, when it commits.
+    fn needs_proof(&self, unit: &Unit, mode: ReadMode) -> bool {
+        let reads = unit.facts.begins.is_some() || !unit.facts.writes;
+        match mode {
+            ReadMode::Strong => reads,
+            ReadMode::Session => reads && self.seen.has_been_elsewhere(),
+            _ => false,
+        }
+    }
+
+    /// The position that the client itself asks for.
+    fn least(&self) -> Lsn {
+        let text = self.keeps.settings.value("understudy.min_version");
+        text.and_then(parse_lsn).unwrap_or(Lsn::ZERO)
+    }
+
+    /// Whether the unit is known to be read-only and may run where the session's server is not.
+    fn may_read_elsewhere(&self, cx: &Context<'_>, unit: &Unit, mode: ReadMode) -> bool {
+        if mode == ReadMode::Active
+            || !unit.is_complete
+            || unit.avoids_standbys
+            || unit.facts.hint == Some(Hint::Active)
+            || self.keeps.is_bound()
+            || cx.topology.standbys.is_empty()
+        {
+            return false;
+        }
+        if let Some(begin) = unit.facts.begins {
+            let begins_only = |part: &Part| matches!(part.kind, Kind::Begin(_));
+            let setting = self.keeps.settings.value("default_transaction_read_only");
+            let by_default = matches!(setting, Some("on" | "true" | "1" | "yes"));
+            let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+            return begin.read_only.unwrap_or(by_default)
+                && !begin.is_serializable
+                && parts.all(begins_only);
+        }
+        let hinted = unit.facts.hint == Some(Hint::Standby);
+        let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+        let executes = !unit.facts.statements.is_empty();
+        executes
+            && parts.all(|part| {
+                let mut calls = part.calls.iter();
+                part.kind == Kind::Read
+                    && (hinted || calls.all(|name| cx.volatile.may_run_on_standby(name)))
+            })
+    }
+
+    fn route_to_standby(&mut self, cx: &Context<'_>, mode: ReadMode, required: Lsn, out: &mut Out) {
+        let every = cx.rules.spare_every;
+        self.required = required;
+        let wanted = if cx.lacks(Flaw::VersionIgnored) {
+            Lsn::ZERO
+        } else {
+            required
+        };
+        let chosen = choose(cx.topology, mode, wanted, self.turn, every);
+        if let Some(standby) = chosen {
+            let name = standby.name.clone();
+            self.acquire_standby(name, out);
+        } else if self.phase == Phase::Waiting(Wait::Version(required)) {
+            // It goes on waiting.
+        } else if required > Lsn::ZERO && !cx.rules.read_wait.is_zero() {
+            self.phase = Phase::Waiting(Wait::Version(required));
+            out.effects.push(Effect::Wake(cx.rules.read_wait));
+        } else {
+            self.route_to_active(cx, out);
+        }
+    }
+
+    fn acquire_standby(&mut self, name: NodeName, out: &mut Out) {
+        self.phase = Phase::Waiting(Wait::Server);
+        if self.link.is_some() {
+            self.parked = self.link.take();
+            out.effects.push(Effect::Park);
+        }
+        out.effects.push(Effect::AcquireStandby(name));
+    }
+
+    /// The active it is, once transactions may begin.
+    pub(super) fn route_to_active(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if cx.topology.is_held() {
+            self.phase = Phase::Waiting(Wait::Resume);
+        } else {
+            self.acquire_active(cx, out);
+        }
+    }
+
+    /// Goes on with the connection to the active that is there, or asks for one.
+    pub(super) fn acquire_active(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if self.link.is_some() {
+            self.prepare(cx, out);
+        } else if self.parked.is_some() {
+            self.link = self.parked.take();
+            out.effects.push(Effect::Unpark);
+            self.prepare(cx, out);
+        } else {
+            self.phase = Phase::Waiting(Wait::Server);
+            self.ask_for_active(out);
+        }
+    }
+
+    /// The active's position, asked for since [`Effect::AskPosition`] with proof that its epoch stood; `None`
+    /// if there was none to be had in time.
+    pub fn position(&mut self, cx: &Context<'_>, position: Option<Lsn>, out: &mut Out) {
+        if self.phase != Phase::Waiting(Wait::Position) {
+            return;
+        }
+        let Some(position) = position else {
+            self.no_position(cx, out);
+            return;
+        };
+        let is_question = |unit: &Unit| unit.facts.own == Some(Own::Version);
+        if self.unit.as_deref().is_some_and(is_question) {
+            self.keeps
+                .settings
+                .set("understudy.version", &position.to_string());
+            self.route_to_active(cx, out);
+            return;
+        }
+        self.seen.asked(position);
+        let mode = self.read_mode(cx);
+        let elsewhere = |unit: &Unit| self.may_read_elsewhere(cx, unit, mode);
+        if self.unit.as_deref().is_some_and(elsewhere) {
+            self.route_to_standby(cx, mode, position.max(self.least()), out);
+        } else {
+            self.route_to_active(cx, out);
+        }
+    }
+
+    /// A read that must be strong fails rather than be weak; another goes to the active.
+    fn no_position(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let is_question = |unit: &Unit| unit.facts.own == Some(Own::Version);
+        let asks = self.unit.as_deref().is_some_and(is_question);
+        let mode = self.read_mode(cx);
+        let must_not_age = mode == ReadMode::Session && self.seen.has_been_elsewhere();
+        if mode == ReadMode::Strong || must_not_age || asks {
+            let refusal = super::Refusal::error("57P03", "no server proves that it is active")
+                .detail("The position that this read must see could not be asked for in time.")
+                .hint("Try again, or SET understudy.read = 'any'.");
+            self.fail_unit(&refusal, out);
+        } else {
+            self.route_to_active(cx, out);
+        }
+    }
+
+    /// Standbys have moved on, or the cluster has changed.
+    pub fn news(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let is_old = |server: &super::Server| {
+            server
+                .epoch()
+                .is_some_and(|epoch| epoch < cx.topology.epoch)
+        };
+        if self.parked.as_deref().is_some_and(is_old) {
+            self.parked = None;
+            out.effects.push(Effect::DropParked);
+            if self.keeps.cannot_move() {
+                self.tell_lost_bonds(out);
+                return;
+            }
+        }
+        if self.link.as_deref().is_some_and(is_old) {
+            self.server_lost(cx, out);
+            return;
+        }
+        match self.phase {
+            Phase::Waiting(Wait::Resume) if !cx.topology.is_held() => self.acquire_active(cx, out),
+            Phase::Waiting(Wait::Version(required)) => {
+                let mode = self.read_mode(cx);
+                self.route_to_standby(cx, mode, required, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// The time of an [`Effect::Wake`] has come.
+    pub fn woken(&mut self, cx: &Context<'_>, out: &mut Out) {
+        match self.phase {
+            Phase::Waiting(Wait::Version(_)) => self.route_to_active(cx, out),
+            Phase::Deciding => self.decide(cx, out),
+            _ => {}
+        }
+    }
+
+    /// Here is a connection. `waited` tells that it could not be had at once.
+    pub fn linked(&mut self, cx: &Context<'_>, server: Box<Server>, waited: bool, out: &mut Out) {
+        if self.phase != Phase::Waiting(Wait::Server) && self.phase != Phase::Deciding {
+            self.link = Some(server);
+            self.release(cx, out);
+            return;
+        }
+        let is_old = |epoch| epoch < cx.topology.epoch;
+        if server.epoch().is_some_and(is_old) {
+            // Another took over while it was connected to.
+            out.effects.push(Effect::Drop);
+            self.ask_for_active(out);
+            return;
+        }
+        let is_same_epoch = server.epoch().is_some() && server.epoch() == self.lost_epoch;
+        self.link = Some(server);
+        self.lost_epoch = None;
+        if let Some(words) = self.last_words.take()
+            && is_same_epoch
+            && !waited
+        {
+            // The server is well and did not end everybody's connections: it meant this one.
+            out.client.extend_from_slice(&words);
+            self.shut(out);
+            return;
+        }
+        if cx.topology.is_held() && self.begins_on_active() {
+            // The hold began while the connection was made.
+            self.phase = Phase::Waiting(Wait::Resume);
+            return;
+        }
+        match self.judge_standby(cx) {
+            Standing::Good => {}
+            Standing::Restarted => {
+                self.unlink_standby(out);
+                self.phase = Phase::Waiting(Wait::Position);
+                out.effects.push(Effect::AskPosition);
+                return;
+            }
+            Standing::Behind => {
+                self.unlink_standby(out);
+                self.route_to_active(cx, out);
+                return;
+            }
+        }
+        self.prepare(cx, out);
+    }
+
+    /// Whether the server in hand is the active, for a transaction that has not begun.
+    fn begins_on_active(&self) -> bool {
+        let is_active = self
+            .link
+            .as_ref()
+            .is_some_and(|link| link.epoch().is_some());
+        is_active && self.status == b'I' && self.replay.is_none() && self.in_doubt.is_none()
+    }
+
+    /// Whether the server in hand has what the read must see.
+    fn judge_standby(&self, cx: &Context<'_>) -> Standing {
+        let Some(link) = &self.link else {
+            return Standing::Good;
+        };
+        let Role::Standby(name) = &link.role else {
+            return Standing::Good;
+        };
+        let required = self.seen.required(self.read_mode(cx), self.least());
+        if matches!(required, Required::Same(_)) && self.transaction.is_none() {
+            let is_same = self.seen.is_same_process(name, link.born);
+            return if is_same || cx.lacks(Flaw::AnyStandby) {
+                Standing::Good
+            } else {
+                Standing::Restarted
+            };
+        }
+        let heard = cx.topology.standby(name).is_some_and(|standby| {
+            let counts = standby.heard >= link.born || cx.lacks(Flaw::RestartIgnored);
+            counts && standby.replayed >= self.required
+        });
+        if heard || link.replayed >= self.required || cx.lacks(Flaw::VersionIgnored) {
+            Standing::Good
+        } else {
+            Standing::Behind
+        }
+    }
+
+    /// Gives the standby in hand back, and takes the active in hand again if it was there.
+    pub(super) fn unlink_standby(&mut self, out: &mut Out) {
+        if let Some(server) = self.link.take() {
+            out.effects.push(Effect::Return(server));
+        }
+        if self.parked.is_some() {
+            self.link = self.parked.take();
+            out.effects.push(Effect::Unpark);
+        }
+    }
+
+    /// No connection is to be had.
+    pub fn refused(&mut self, cx: &Context<'_>, refusal: &super::Refusal, out: &mut Out) {
+        if !matches!(self.phase, Phase::Waiting(Wait::Server) | Phase::Deciding) {
+            return;
+        }
+        if refusal.severity == "FATAL" {
+            self.close(refusal, out);
+        } else if self.in_doubt.take().is_some() {
+            self.tell_unknown(out);
+        } else if self.replay.take().is_some() {
+            self.fail_transaction("no server took over in time", out);
+        } else {
+            let avoids = self.unit.as_mut().is_some_and(|unit| {
+                let is_first = !unit.avoids_standbys;
+                unit.avoids_standbys = true;
+                is_first
+            });
+            if avoids && self.read_mode(cx) != ReadMode::Active {
+                self.route_to_active(cx, out);
+            } else if self.unit.is_some() {
+                self.fail_unit(refusal, out);
+            } else {
+                self.close(refusal, out);
+            }
+        }
+    }
+
+    /// Nothing is under way: give back what need not be kept.
+    pub(super) fn release(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let Some(link) = &self.link else {
+            return;
+        };
+        if self.status != b'I' || !self.slots.is_empty() {
+            return;
+        }
+        match &link.role {
+            Role::Standby(name) => {
+                self.seen.on_standby(&name.clone(), cx.connections);
+                self.counts.on_standby += 1;
+                self.unlink_standby(out);
+            }
+            Role::Active(_) => {
+                if !cx.lacks(Flaw::OwnWritesForgotten) {
+                    self.seen.on_active();
+                }
+                let keeps = cx.rules.mode == super::PoolMode::Session || self.keeps.is_bound();
+                if !keeps && let Some(server) = self.link.take() {
+                    out.effects.push(Effect::Return(server));
+                }
+            }
+        }
+    }
+}
+
+use super::Server;

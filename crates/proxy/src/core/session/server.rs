@@ -1,0 +1,129 @@
+//! What a session must know of a connection to a server.
+
+use std::collections::{BTreeMap, HashSet};
+
+use dax::ids::Epoch;
+use volume::lsn::Lsn;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::super::settings::Settings;
+use super::super::topology::NodeName;
+
+/// Which server it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Role {
+    /// The active of this epoch.
+    Active(Epoch),
+    /// A standby.
+    Standby(NodeName),
+}
+
+/// What a server has reported by `ParameterStatus`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reported {
+    values: BTreeMap<Box<str>, Box<str>>,
+    /// A sum of all of it, whatever the order, so that most comparisons are short.
+    sum: u64,
+}
+
+/// A session on a server, as its connection goes from client to client.
+#[derive(Debug)]
+pub struct Server {
+    /// Which server it is on.
+    pub role: Role,
+    /// It was the so-manieth connection to any server.
+    pub born: u64,
+    /// Settings that it was given.
+    pub settings: Settings,
+    /// Prepared statements that it has.
+    pub prepared: HashSet<Box<str>>,
+    /// The unnamed statement that it has, by its shared name.
+    pub unnamed: Option<Box<str>>,
+    /// What it has reported.
+    pub reported: Reported,
+    /// A standby: how far it had replayed when the connection was made.
+    pub replayed: Lsn,
+    /// It was given what its session keeps beside settings.
+    pub is_restored: bool,
+}
+
+impl Server {
+    /// A new connection.
+    pub fn new(role: Role, born: u64, reported: Reported) -> Server {
+        Server {
+            role,
+            born,
+            settings: Settings::default(),
+            prepared: HashSet::new(),
+            unnamed: None,
+            reported,
+            replayed: Lsn::ZERO,
+            is_restored: false,
+        }
+    }
+
+    /// The epoch whose active it is.
+    pub fn epoch(&self) -> Option<Epoch> {
+        match self.role {
+            Role::Active(epoch) => Some(epoch),
+            Role::Standby(_) => None,
+        }
+    }
+}
+
+fn sum_of(name: &str, value: &str) -> u64 {
+    xxh3_64_with_seed(value.as_bytes(), xxh3_64_with_seed(name.as_bytes(), 0))
+}
+
+impl Reported {
+    /// Another report; whether it is news.
+    pub fn put(&mut self, name: &str, value: &str) -> bool {
+        if self.get(name) == Some(value) {
+            return false;
+        }
+        if let Some(old) = self.values.insert(name.into(), value.into()) {
+            self.sum = self.sum.wrapping_sub(sum_of(name, &old));
+        }
+        self.sum = self.sum.wrapping_add(sum_of(name, value));
+        true
+    }
+
+    /// The value of a parameter.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(AsRef::as_ref)
+    }
+
+    /// All of it.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.values.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    /// What is here that `other` does not have so.
+    pub fn news_to<'a>(&'a self, other: &'a Reported) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let is_equal = self.sum == other.sum && self.values.len() == other.values.len();
+        let all = (!is_equal).then(|| self.iter());
+        all.into_iter()
+            .flatten()
+            .filter(|(name, value)| *name != "in_hot_standby" && other.get(name) != Some(value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_news_is_told() {
+        let mut server = Reported::default();
+        assert!(server.put("TimeZone", "UTC"));
+        assert!(!server.put("TimeZone", "UTC"));
+        let client = server.clone();
+        assert_eq!(server.news_to(&client).count(), 0);
+        server.put("TimeZone", "CET");
+        server.put("in_hot_standby", "on");
+        assert_eq!(
+            server.news_to(&client).collect::<Vec<_>>(),
+            [("TimeZone", "CET")]
+        );
+    }
+}

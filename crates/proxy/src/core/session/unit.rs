@@ -1,0 +1,181 @@
+//! A unit of work of a client: one simple query, or messages of the extended protocol up to their `Sync`.
+//!
+//! A session does one unit at a time. Invariant: [`Unit::bytes`] are the client's messages as they came, so
+//! that they can be sent again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use super::super::sql::{Begin, Hint, Kind, Own, Part, Statement};
+use super::digest::Digest;
+use super::prepared::Prepared;
+use super::slots::Ask;
+
+/// A message of a unit that was not written to the server yet.
+#[derive(Debug)]
+pub struct Noted {
+    /// Where it ends in [`Unit::bytes`].
+    pub end: usize,
+    /// What a `Parse`, `Bind`, `Describe` or `Close` names.
+    pub prepared: Option<Arc<Prepared>>,
+    /// What a `Query` or `Execute` does.
+    pub statement: Option<Arc<Statement>>,
+}
+
+/// What a unit does, as far as it is known.
+#[derive(Debug, Default)]
+pub struct Facts {
+    /// What it executes, in order.
+    pub statements: Vec<Arc<Statement>>,
+    /// Something in it may write.
+    pub writes: bool,
+    /// Something in it is not a plain read.
+    pub does_more_than_read: bool,
+    /// It begins a transaction block.
+    pub begins: Option<Begin>,
+    /// It commits one.
+    pub commits: bool,
+    /// It takes data from the client.
+    pub copies_in: bool,
+    /// What it does must not be wrapped in a transaction, or nobody can tell afterwards if it was done.
+    pub is_alone: bool,
+    /// It must not be run again.
+    pub cannot_repeat: bool,
+    /// What a comment asks for.
+    pub hint: Option<Hint>,
+    /// What it asks the proxy.
+    pub own: Option<Own>,
+}
+
+/// A unit on its way.
+#[derive(Debug, Default)]
+pub struct Unit {
+    /// The client's messages.
+    pub bytes: BytesMut,
+    /// Those that were not written to the server yet.
+    pub noted: VecDeque<Noted>,
+    /// How much of the bytes was written.
+    pub written: usize,
+    /// It is a simple query or a function call.
+    pub is_simple: bool,
+    /// The message that ends it has come.
+    pub is_complete: bool,
+    /// Something of it was given to a server.
+    pub is_dispatched: bool,
+    /// The transaction's status when it began: `I`, `T` or `E`.
+    pub began_in: u8,
+    /// What it does.
+    pub facts: Facts,
+    /// Something in it was written that may have written, and the transaction's id was not asked since.
+    pub has_unasked_writes: bool,
+    /// A message that commits was written.
+    pub has_sent_commit: bool,
+    /// What the client was answered, without `ReadyForQuery` and what servers say unasked.
+    pub answered: Digest,
+    /// It is run once more; the client has had this already.
+    pub had: Option<Digest>,
+    /// The answer differs from what the client has had.
+    pub differs: bool,
+    /// A row was passed on in pieces: nobody knows any more what the client has.
+    pub is_streamed: bool,
+    /// The server reported an error.
+    pub has_failed: bool,
+    /// A `COMMIT` ended as a rollback.
+    pub was_rolled_back: bool,
+    /// The end of the answer, which is told when the commit is known.
+    pub held: Option<Bytes>,
+    /// The proxy has put a transaction around it.
+    pub is_wrapped: bool,
+    /// The client sends data for `COPY`.
+    pub is_copying_in: bool,
+    /// It has sent the end of it.
+    pub has_ended_copy: bool,
+    /// How often the server in hand has asked for data.
+    pub copies_begun: u32,
+    /// How many ends of data were written to it.
+    pub copies_ended: u32,
+    /// Answered by the proxy with an error: what else comes up to `Sync` is skipped.
+    pub skips: bool,
+    /// A standby refused it.
+    pub avoids_standbys: bool,
+    /// It was run, and must not be run again.
+    pub must_not_repeat: bool,
+    /// What the client was due when the server was lost.
+    pub due: Vec<Ask>,
+    /// It commits a transaction block, as was known before it was prepared to run again.
+    commits: bool,
+}
+
+impl Unit {
+    /// An empty one.
+    pub fn new(began_in: u8) -> Unit {
+        Unit {
+            began_in,
+            ..Unit::default()
+        }
+    }
+
+    /// It executes this.
+    pub fn executes(&mut self, statement: &Arc<Statement>, can_repeat: impl Fn(&Part) -> bool) {
+        let facts = &mut self.facts;
+        facts.hint = facts.hint.or(statement.hint);
+        facts.own = facts.own.or(statement.own);
+        for part in &statement.parts {
+            facts.writes |= part.writes();
+            facts.cannot_repeat |= part.touches_large_objects || !can_repeat(part);
+            facts.does_more_than_read |= part.kind != Kind::Read;
+            match &part.kind {
+                Kind::Begin(begin) => facts.begins = facts.begins.or(Some(*begin)),
+                Kind::Commit { .. } => facts.commits = true,
+                Kind::CopyIn => facts.copies_in = true,
+                Kind::PrepareTransaction => {
+                    facts.commits = true;
+                    facts.is_alone = true;
+                }
+                Kind::Alone | Kind::Opaque => facts.is_alone = true,
+                _ => {}
+            }
+        }
+        // Several statements in one text commit together, with nothing in between to ask for their id.
+        facts.is_alone |= statement.parts.len() > 1 && facts.writes;
+        facts.statements.push(statement.clone());
+    }
+
+    /// Whether it is a transaction by itself.
+    pub fn is_implicit(&self) -> bool {
+        self.began_in == b'I' && self.facts.begins.is_none()
+    }
+
+    /// Whether it commits a transaction block.
+    pub fn commits(&self) -> bool {
+        self.commits || self.facts.commits
+    }
+
+    /// Prepares it to be run once more on another server.
+    pub fn again(&mut self) {
+        // What was compared already counts, if this is not the first time.
+        let had = match self.had {
+            Some(had) if had.frames > self.answered.frames => had,
+            _ => self.answered,
+        };
+        self.had = (had.frames > 0).then_some(had);
+        self.answered = Digest::default();
+        self.written = 0;
+        self.noted.clear();
+        self.must_not_repeat |= self.is_dispatched && self.facts.cannot_repeat;
+        self.commits |= self.facts.commits;
+        self.facts = Facts::default();
+        self.is_dispatched = false;
+        self.has_unasked_writes = false;
+        self.has_sent_commit = false;
+        self.has_failed = false;
+        self.was_rolled_back = false;
+        self.held = None;
+        self.is_wrapped = false;
+        self.is_copying_in = false;
+        self.copies_begun = 0;
+        self.copies_ended = 0;
+    }
+}

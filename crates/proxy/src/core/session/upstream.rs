@@ -1,0 +1,474 @@
+//! What a server answers: to the client, to the proxy's own questions, or into a digest.
+
+use bytes::{Buf, Bytes, BytesMut};
+
+use super::super::flaw::Flaw;
+use super::super::frame;
+use super::super::sql::{Effect as Does, Kind};
+use super::ask::XidState;
+use super::slots::{Ask, To};
+use super::transaction::Transaction;
+use super::unit::Unit;
+use super::{Context, Effect, Out, Phase, Role, Session, Wait};
+
+/// A row that is longer is passed on in pieces.
+const STREAMED_BYTES: usize = 64 << 10;
+
+impl Session {
+    /// Takes what is there of a server's answers. `rest` is how much of a message that is passed on in pieces
+    /// is still to come: give it back with the next input of the same connection.
+    pub fn server_input(
+        &mut self,
+        cx: &Context<'_>,
+        input: &mut BytesMut,
+        rest: &mut usize,
+        out: &mut Out,
+    ) {
+        let mut at = (*rest).min(input.len());
+        out.client.extend_from_slice(&input[..at]);
+        *rest -= at;
+        while *rest == 0 && self.link.is_some() && self.phase != Phase::Closed {
+            match frame::head(&input[at..]) {
+                Ok(Some((_, len))) if input.len() - at >= len => {
+                    self.server_frame(cx, &input[at..at + len], out);
+                    at += len;
+                }
+                Ok(Some((tag, len))) if self.may_stream(tag, len) => {
+                    out.client.extend_from_slice(&input[at..]);
+                    *rest = len - (input.len() - at);
+                    at = input.len();
+                }
+                Ok(_) => break,
+                Err(error) => {
+                    tracing::error!(%error, "a server's answer makes no sense");
+                    at = input.len();
+                    self.server_lost(cx, out);
+                }
+            }
+        }
+        input.advance(at);
+    }
+
+    /// Whether a message that is not all there may go to the client already.
+    fn may_stream(&mut self, tag: u8, len: usize) -> bool {
+        let to = self.slots.front().map(|slot| slot.to);
+        let is_clients = matches!(to, Some(To::Client | To::Wrapped));
+        let Some(unit) = &mut self.unit else {
+            return false;
+        };
+        let streams = matches!(tag, b'D' | b'd')
+            && len > STREAMED_BYTES
+            && is_clients
+            && self.phase == Phase::Running
+            && unit.had.is_none();
+        unit.is_streamed |= streams;
+        streams
+    }
+
+    fn server_frame(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
+        match bytes[0] {
+            b'S' => self.parameter(bytes, out),
+            b'N' => {
+                let is_setup = self.slots.front().is_some_and(|slot| slot.to == To::Setup);
+                if !is_setup && matches!(self.phase, Phase::Running | Phase::Idle) {
+                    out.client.extend_from_slice(bytes);
+                }
+            }
+            b'A' => out.client.extend_from_slice(bytes),
+            b'E' => self.server_error(cx, bytes, out),
+            b'Z' => self.server_ready(cx, bytes[frame::HEADER_BYTES], out),
+            tag => self.answer(tag, bytes, out),
+        }
+        let differs = self.unit.as_ref().is_some_and(|unit| unit.differs);
+        if differs && !cx.lacks(Flaw::AnswersNotCompared) {
+            self.fail_transaction("its statements would have had other answers this time", out);
+        }
+    }
+
+    fn parameter(&mut self, bytes: &[u8], out: &mut Out) {
+        let pair = frame::name(frame::body(bytes)).and_then(|(name, rest)| {
+            let (value, _) = frame::name(rest)?;
+            Some((name, value))
+        });
+        let (Some((name, value)), Some(link)) = (pair, &mut self.link) else {
+            return;
+        };
+        link.reported.put(name, value);
+        let is_setup = self.slots.front().is_some_and(|slot| slot.to == To::Setup);
+        if !is_setup && name != "in_hot_standby" && self.told.put(name, value) {
+            out.client.extend_from_slice(bytes);
+        }
+    }
+
+    fn answer(&mut self, tag: u8, bytes: &[u8], out: &mut Out) {
+        let Some(slot) = self.slots.front() else {
+            return;
+        };
+        let to = slot.to;
+        let is_over = matches!(
+            (&slot.ask, tag),
+            (Ask::Parse(_), b'1')
+                | (Ask::Bind, b'2')
+                | (Ask::Close, b'3')
+                | (Ask::Describe, b'T' | b'n')
+                | (Ask::Execute, b'C' | b'I' | b's')
+        );
+        match (to, tag) {
+            (To::Commit, b'C') => self.wrap_committed(bytes, out),
+            (To::Wrapped, b'C') => {
+                self.tell_held(out);
+                self.hold(bytes);
+            }
+            (To::Client | To::Wrapped, _) => {
+                self.tell_held(out);
+                self.note_answer(tag, bytes);
+                self.emit(bytes, out);
+            }
+            (To::Xid, b'D') => self.hear_xid(frame::first_column(bytes)),
+            (To::Setup, b'D') => self.hear_status(frame::first_column(bytes)),
+            _ => {}
+        }
+        if is_over {
+            self.slots.pop();
+            self.flush_emits(out);
+        }
+    }
+
+    fn hold(&mut self, bytes: &[u8]) {
+        if let Some(unit) = &mut self.unit {
+            unit.held = Some(Bytes::copy_from_slice(bytes));
+        }
+    }
+
+    /// What was held was not the end.
+    fn tell_held(&mut self, out: &mut Out) {
+        let held = self.unit.as_mut().and_then(|unit| unit.held.take());
+        if let Some(held) = held {
+            self.emit(&held, out);
+        }
+    }
+
+    /// The transaction that was put around a statement is over.
+    fn wrap_committed(&mut self, bytes: &[u8], out: &mut Out) {
+        let has_failed = self.unit.as_ref().is_some_and(|unit| unit.has_failed);
+        if frame::body(bytes) == b"ROLLBACK\0" && !has_failed {
+            // Our question was cancelled: it was the client's statement that was meant.
+            let owed = self.owed.take().unwrap_or_else(|| {
+                super::Refusal::error("57014", "canceling statement due to user request").to_bytes()
+            });
+            self.client_error(b"", &owed, out);
+        }
+    }
+
+    fn note_answer(&mut self, tag: u8, bytes: &[u8]) {
+        match tag {
+            b'G' => {
+                self.slots.copy_in();
+                if let Some(unit) = &mut self.unit {
+                    unit.copies_begun += 1;
+                    unit.is_copying_in = unit.copies_begun > unit.copies_ended;
+                }
+                if let Some(unit) = &mut self.unit
+                    && unit.is_copying_in
+                {
+                    // The `Sync` that was there is ignored: another one comes after the data.
+                    unit.is_complete &= unit.is_simple;
+                }
+            }
+            b'C' if frame::body(bytes) == b"ROLLBACK\0" => {
+                if let Some(unit) = &mut self.unit {
+                    unit.was_rolled_back = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// An answer that is the client's: to the client, or into a digest only.
+    pub(super) fn emit(&mut self, bytes: &[u8], out: &mut Out) {
+        let Some(unit) = &mut self.unit else {
+            return;
+        };
+        unit.answered.add(bytes);
+        if self.phase == Phase::Replaying {
+            return;
+        }
+        if let Some(had) = unit.had {
+            if unit.answered.frames == had.frames {
+                unit.differs = unit.answered != had;
+                unit.had = None;
+            }
+            return;
+        }
+        out.client.extend_from_slice(bytes);
+    }
+
+    /// Gives the client what it gets without a server, as far as it is its turn.
+    pub(super) fn flush_emits(&mut self, out: &mut Out) {
+        while let Some(Ask::Emit(bytes)) = self.slots.front().map(|slot| &slot.ask) {
+            let bytes = bytes.clone();
+            self.slots.pop();
+            self.emit(&bytes, out);
+        }
+    }
+
+    fn server_error(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
+        let fields = frame::error_fields(bytes);
+        if matches!(fields.severity, b"FATAL" | b"PANIC") {
+            if matches!(fields.code, b"57P01" | b"57P02" | b"57P03") {
+                self.last_words = Some(Bytes::copy_from_slice(bytes));
+                self.server_lost(cx, out);
+            } else {
+                out.client.extend_from_slice(bytes);
+                self.shut(out);
+            }
+            return;
+        }
+        let Some(slot) = self.slots.front() else {
+            return;
+        };
+        let (to, is_query) = (slot.to, slot.ask == Ask::Query);
+        if to == To::Setup {
+            self.setup_failed(cx, bytes, out);
+            return;
+        }
+        if self.moves_to_active(fields.code) {
+            self.leave_standby(cx, out);
+            return;
+        }
+        if !is_query {
+            self.forget_unparsed();
+            self.slots.fail();
+        }
+        let is_ours = matches!(to, To::Nobody | To::Xid);
+        if !is_ours || self.slots.end_is_clients() {
+            self.client_error(fields.code, bytes, out);
+        } else if self.status == b'T' || self.unit.as_ref().is_some_and(|unit| !unit.has_failed) {
+            self.owed = Some(Bytes::copy_from_slice(bytes));
+        }
+    }
+
+    fn client_error(&mut self, code: &[u8], bytes: &[u8], out: &mut Out) {
+        if let Some(unit) = &mut self.unit {
+            unit.has_failed = true;
+            unit.held = None;
+            unit.is_copying_in = false;
+        }
+        match self.owed.take() {
+            Some(owed) if code == b"25P02" => self.emit(&owed, out),
+            _ => self.emit(bytes, out),
+        }
+    }
+
+    /// Statements whose `Parse` the server skips are not there.
+    fn forget_unparsed(&mut self) {
+        let Some(link) = &mut self.link else {
+            return;
+        };
+        for name in self.slots.unparsed() {
+            match name {
+                Some(name) => {
+                    link.prepared.remove(name);
+                }
+                None => link.unnamed = None,
+            }
+        }
+    }
+
+    /// Whether an error tells that this is nothing for a standby, or not now.
+    fn moves_to_active(&self, code: &[u8]) -> bool {
+        let is_standby = |link: &super::Server| matches!(link.role, Role::Standby(_));
+        let is_moving = matches!(code, b"25006" | b"0A000" | b"40001" | b"40P01" | b"55000");
+        is_moving
+            && self.link.as_deref().is_some_and(is_standby)
+            && self.phase == Phase::Running
+            && self.unit.as_ref().is_some_and(|unit| !unit.is_streamed)
+    }
+
+    fn server_ready(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
+        let Some(slot) = self.slots.pop() else {
+            return;
+        };
+        self.flush_emits(out);
+        match slot.to {
+            To::Setup => self.answered_for_us(cx, out),
+            To::Nobody | To::Xid => {}
+            To::Wrapped => self.wrapped(out),
+            _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
+            To::Client | To::Commit => self.finish(cx, status, out),
+        }
+    }
+
+    /// A statement in a transaction of the proxy's is answered; a `COPY` may have failed before it began.
+    fn wrapped(&mut self, out: &mut Out) {
+        let Some(mut unit) = self.unit.take() else {
+            return;
+        };
+        if !unit.has_sent_commit {
+            self.end_wrapped(&mut unit, out);
+        }
+        self.unit = Some(unit);
+    }
+
+    /// A question of the session's own was answered.
+    fn answered_for_us(&mut self, cx: &Context<'_>, out: &mut Out) {
+        match self.phase {
+            Phase::Deciding => self.decided(cx, out),
+            Phase::Waiting(Wait::Setup) => self.proceed(cx, out),
+            _ => {}
+        }
+    }
+
+    /// What the session has cannot be given to this server.
+    fn setup_failed(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
+        if self.phase == Phase::Deciding {
+            // It is asked about at the end of the answer.
+            return;
+        }
+        let is_standby = self
+            .link
+            .as_deref()
+            .is_some_and(|link| link.epoch().is_none());
+        if is_standby {
+            self.leave_standby(cx, out);
+            return;
+        }
+        let reason = String::from_utf8_lossy(frame::error_fields(bytes).message).into_owned();
+        let refusal = super::Refusal::fatal("57P01", "this session cannot go on")
+            .detail(format!(
+                "What it had set cannot be set on another server: {reason}"
+            ))
+            .hint("Connect again.");
+        self.close(&refusal, out);
+    }
+
+    /// The unit is answered.
+    pub(super) fn finish(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
+        let Some(mut unit) = self.unit.take() else {
+            return;
+        };
+        if let Some(held) = unit.held.take() {
+            self.unit = Some(unit);
+            self.emit(&held, out);
+            let Some(back) = self.unit.take() else {
+                return;
+            };
+            unit = back;
+        }
+        if unit.had.is_some() {
+            self.unit = Some(unit);
+            self.fail_transaction(
+                "its statements would have had shorter answers this time",
+                out,
+            );
+            return;
+        }
+        self.pay_owed(&unit, status, out);
+        self.counts.units += 1;
+        self.note_effects(&unit, status);
+        self.status = status;
+        if status == b'I' {
+            self.end_transaction();
+        } else {
+            self.keep_unit(cx, &unit, status);
+        }
+        self.phase = Phase::Idle;
+        frame::put_ready(&mut out.client, status);
+        self.release(cx, out);
+    }
+
+    /// A `COMMIT` that became a rollback because something of ours had failed must not look like one that
+    /// the client caused.
+    fn pay_owed(&mut self, unit: &Unit, status: u8, out: &mut Out) {
+        if status != b'I' {
+            return;
+        }
+        if let Some(owed) = self.owed.take()
+            && unit.facts.commits
+            && unit.was_rolled_back
+        {
+            out.client.extend_from_slice(&owed);
+        }
+    }
+
+    pub(super) fn note_effects(&mut self, unit: &Unit, status: u8) {
+        if !unit.has_failed {
+            for part in unit.facts.statements.iter().flat_map(|all| &all.parts) {
+                match &part.kind {
+                    Kind::Savepoint(name) => self.keeps.savepoint(name),
+                    Kind::RollbackTo(name) => self.keeps.rollback_to(name),
+                    _ => {}
+                }
+                part.effects
+                    .iter()
+                    .for_each(|effect| self.keeps.note(effect));
+            }
+        }
+        if status != b'I' {
+            return;
+        }
+        let has_committed = !unit.has_failed && !unit.was_rolled_back && !rolls_back(unit);
+        let changes = |effect: &Does| matches!(effect, Does::Set(_) | Does::DiscardAll);
+        let has_changed = self.keeps.changes(changes);
+        self.keeps.end(has_committed);
+        // Setting one part of it leaves the other: what the server reports is all of it.
+        if has_changed
+            && self.keeps.settings.has("datestyle")
+            && let Some(style) = self.told.get("DateStyle")
+        {
+            self.keeps.settings.set("datestyle", style);
+        }
+        if has_changed && let Some(link) = &mut self.link {
+            link.settings = self.keeps.settings.clone();
+        }
+    }
+
+    /// The transaction is over.
+    pub(super) fn end_transaction(&mut self) {
+        self.transaction = None;
+        self.names.end();
+        self.xid = XidState::NotAsked;
+        self.has_unasked_writes = false;
+        self.owed = None;
+        self.replay = None;
+    }
+
+    fn keep_unit(&mut self, cx: &Context<'_>, unit: &Unit, status: u8) {
+        let replays = self.replays(cx);
+        let is_on_standby = self
+            .link
+            .as_deref()
+            .is_some_and(|link| link.epoch().is_none());
+        let transaction = self
+            .transaction
+            .get_or_insert_with(|| Box::new(Transaction::default()));
+        transaction.is_on_standby = is_on_standby;
+        if replays {
+            transaction.store(unit, status, cx.rules.replay_bytes);
+        } else {
+            transaction.obstacle = Some("replay is switched off");
+        }
+    }
+
+    /// The unit cannot be done by the standby in hand: the active does it.
+    pub(super) fn leave_standby(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.link = None;
+        self.slots.clear();
+        out.server.clear();
+        out.effects.push(Effect::Drop);
+        if let Some(unit) = &mut self.unit {
+            unit.again();
+            unit.avoids_standbys = true;
+        }
+        if self.transaction.is_some() && !self.begin_replay(cx, out) {
+            return;
+        }
+        self.route_to_active(cx, out);
+    }
+}
+
+/// Whether the unit ends its transaction by a rollback that the client asked for.
+fn rolls_back(unit: &Unit) -> bool {
+    let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+    parts.any(|part| matches!(part.kind, Kind::Rollback { .. }))
+}

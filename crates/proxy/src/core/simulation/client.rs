@@ -1,0 +1,322 @@
+//! A client of the model: random transactions, one after the other, and what it was told of them.
+
+use std::collections::VecDeque;
+
+use bytes::BytesMut;
+use rand::Rng;
+use rand::rngs::SmallRng;
+
+use super::super::frame;
+use super::super::session::{Reported, Session};
+use super::super::settings::Settings;
+
+/// Transactions of one client.
+const TRANSACTIONS: usize = 14;
+/// Keys that clients use.
+const KEYS: u32 = 3;
+
+/// One statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    Begin,
+    BeginReadOnly,
+    Append(u32, u32),
+    Read(u32),
+    Commit,
+    Rollback,
+    /// Sets the session's own setting.
+    Set(u32),
+    /// Reads it.
+    Show,
+}
+
+impl Op {
+    fn text(&self) -> String {
+        match self {
+            Op::Begin => "BEGIN".to_owned(),
+            Op::BeginReadOnly => "BEGIN READ ONLY".to_owned(),
+            Op::Append(key, value) => format!("INSERT INTO l VALUES ({key}, {value})"),
+            Op::Read(key) => format!("SELECT v FROM l WHERE k = {key}"),
+            Op::Commit => "COMMIT".to_owned(),
+            Op::Rollback => "ROLLBACK".to_owned(),
+            Op::Set(value) => format!("SET a.b = '{value}'"),
+            Op::Show => "SHOW a.b".to_owned(),
+        }
+    }
+}
+
+/// What a client was told of a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    pub ops: Vec<Op>,
+    /// When it began.
+    pub from: u64,
+    /// When its end was told.
+    pub to: u64,
+    /// What reads answered, in the order of the reads.
+    pub reads: Vec<(u32, Vec<u32>)>,
+    pub committed: Option<bool>,
+    /// What else it was told.
+    pub errors: Vec<String>,
+}
+
+pub struct Client {
+    pub id: usize,
+    pub session: Session,
+    /// The connection in hand, and the one put aside.
+    pub wire: Option<usize>,
+    pub parked: Option<usize>,
+    /// What it wants of the world.
+    pub wants: VecDeque<super::drive::Want>,
+    /// Sent, and not taken by the session.
+    pub outgoing: BytesMut,
+    /// Answers.
+    pub received: BytesMut,
+    todo: VecDeque<Vec<Op>>,
+    current: Option<Told>,
+    next: usize,
+    is_waiting: bool,
+    is_extended: bool,
+    rows: Vec<u32>,
+    error: Option<String>,
+    /// The setting, as far as the client knows.
+    setting: String,
+    pending_setting: Option<String>,
+    pub history: Vec<Told>,
+    pub is_closed: bool,
+    pub complaint: Option<String>,
+}
+
+impl Client {
+    pub fn new(id: usize, rng: &mut SmallRng) -> Client {
+        let mut value = 0;
+        let mut append = |rng: &mut SmallRng| {
+            value += 1;
+            let own = u32::try_from(id).unwrap_or(0) * 1000 + value;
+            Op::Append(rng.random_range(0..KEYS), own)
+        };
+        let reads_much = rng.random_bool(0.5);
+        let todo = (0..TRANSACTIONS)
+            .map(|_| transaction(rng, reads_much, &mut append))
+            .collect();
+        Client {
+            id,
+            session: Session::new(Settings::default(), Reported::default(), id as u64),
+            wire: None,
+            parked: None,
+            wants: VecDeque::new(),
+            outgoing: BytesMut::new(),
+            received: BytesMut::new(),
+            todo,
+            current: None,
+            next: 0,
+            is_waiting: false,
+            is_extended: rng.random_bool(0.5),
+            rows: Vec::new(),
+            error: None,
+            setting: String::new(),
+            pending_setting: None,
+            history: Vec::new(),
+            is_closed: false,
+            complaint: None,
+        }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.is_closed || self.todo.is_empty() && self.current.is_none()
+    }
+
+    /// What it is in the middle of, if it is.
+    pub fn stuck(&self) -> Option<String> {
+        let current = self.current.as_ref()?;
+        Some(format!(
+            "client {} at {} of {:?}, wants {:?}: {}",
+            self.id,
+            self.next,
+            current.ops,
+            self.wants,
+            self.session.standing()
+        ))
+    }
+
+    /// Sends the next statement if it waits for nothing.
+    pub fn send(&mut self, now: u64) {
+        if self.is_waiting || self.is_closed {
+            return;
+        }
+        if self.current.is_none() {
+            let Some(ops) = self.todo.pop_front() else {
+                return;
+            };
+            self.next = 0;
+            self.current = Some(Told {
+                ops,
+                from: now,
+                to: 0,
+                reads: Vec::new(),
+                committed: None,
+                errors: Vec::new(),
+            });
+        }
+        let Some(op) = self
+            .current
+            .as_ref()
+            .and_then(|told| told.ops.get(self.next))
+        else {
+            return;
+        };
+        let text = op.text();
+        if let Op::Set(value) = op {
+            self.pending_setting = Some(value.to_string());
+        }
+        let out = &mut self.outgoing;
+        if self.is_extended {
+            frame::put(out, b'P', &[b"s\0", text.as_bytes(), b"\0\0\0"]);
+            frame::put(out, b'B', &[b"\0s\0\0\0\0\0\0\0"]);
+            frame::put(out, b'D', &[b"P\0"]);
+            frame::put(out, b'E', &[b"\0\0\0\0\0"]);
+            frame::put(out, b'C', &[b"Ss\0"]);
+            frame::put(out, b'S', &[]);
+        } else {
+            frame::put(out, b'Q', &[text.as_bytes(), b"\0"]);
+        }
+        self.is_waiting = true;
+        self.rows.clear();
+        self.error = None;
+    }
+
+    /// Takes the answers that are there.
+    pub fn hear(&mut self, now: u64) {
+        while let Ok(Some(message)) = frame::take(&mut self.received, 1 << 20) {
+            match message[0] {
+                b'D' => {
+                    let text = frame::first_column(&message).unwrap_or_default();
+                    let text = String::from_utf8_lossy(text).into_owned();
+                    self.row(&text);
+                }
+                b'E' => {
+                    let fields = frame::error_fields(&message);
+                    let code = String::from_utf8_lossy(fields.code).into_owned();
+                    if fields.severity == b"FATAL" {
+                        self.complaint = Some(format!("a client was sent away: {code}"));
+                        self.is_closed = true;
+                    }
+                    self.error = Some(code);
+                }
+                b'Z' => self.answered(message[frame::HEADER_BYTES], now),
+                _ => {}
+            }
+        }
+    }
+
+    fn op(&self) -> Option<&Op> {
+        self.current
+            .as_ref()
+            .and_then(|told| told.ops.get(self.next))
+    }
+
+    fn row(&mut self, text: &str) {
+        if self.op() == Some(&Op::Show) {
+            if text != self.setting {
+                let told = format!("the setting is {text:?}, not {:?}", self.setting);
+                self.complaint = Some(told);
+            }
+        } else {
+            self.rows.push(text.parse().unwrap_or(0));
+        }
+    }
+
+    /// A statement is answered.
+    fn answered(&mut self, status: u8, now: u64) {
+        if !self.is_waiting {
+            self.complaint = Some("an answer to nothing".to_owned());
+            return;
+        }
+        self.is_waiting = false;
+        let error = self.error.take();
+        let Some(op) = self.op().cloned() else {
+            return;
+        };
+        let Some(told) = &mut self.current else {
+            return;
+        };
+        if let (Op::Read(key), None) = (&op, &error) {
+            told.reads.push((*key, self.rows.clone()));
+        }
+        if let (Op::Set(_), None) = (&op, &error)
+            && let Some(value) = self.pending_setting.take()
+        {
+            self.setting = value;
+        }
+        let is_explicit = matches!(told.ops[0], Op::Begin | Op::BeginReadOnly);
+        if let Some(code) = &error {
+            told.errors.push(code.clone());
+            if told.errors.len() > 5 {
+                self.complaint = Some(format!("again and again: {told:?}"));
+            }
+            told.committed = (code != "08007").then_some(false);
+            told.to = now;
+            if status == b'I' {
+                self.end();
+            } else {
+                // As a client does whose transaction has failed.
+                told.ops.truncate(self.next + 1);
+                told.ops.push(Op::Rollback);
+                self.next += 1;
+            }
+            return;
+        }
+        if told.committed == Some(false) && status == b'I' {
+            self.end();
+            return;
+        }
+        self.next += 1;
+        let is_over = self.next == told.ops.len();
+        if is_over != (status == b'I') && is_explicit {
+            self.complaint = Some(format!("status {} after {op:?}", char::from(status)));
+        }
+        if is_over {
+            told.committed = Some(op != Op::Rollback);
+            told.to = now;
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(told) = self.current.take() {
+            self.history.push(told);
+        }
+    }
+}
+
+fn transaction(
+    rng: &mut SmallRng,
+    reads_much: bool,
+    append: &mut impl FnMut(&mut SmallRng) -> Op,
+) -> Vec<Op> {
+    let read = |rng: &mut SmallRng| Op::Read(rng.random_range(0..KEYS));
+    match rng.random_range(0..10) {
+        kind if reads_much && kind != 0 => vec![read(rng)],
+        0..=2 => vec![append(rng)],
+        3..=5 => vec![read(rng)],
+        6 => vec![Op::BeginReadOnly, read(rng), read(rng), Op::Commit],
+        7 => vec![Op::Set(rng.random_range(0..100))],
+        8 => vec![Op::Show],
+        _ => {
+            let mut ops = vec![Op::Begin];
+            for _ in 0..rng.random_range(1..4) {
+                ops.push(if rng.random_bool(0.5) {
+                    append(rng)
+                } else {
+                    read(rng)
+                });
+            }
+            ops.push(if rng.random_bool(0.85) {
+                Op::Commit
+            } else {
+                Op::Rollback
+            });
+            ops
+        }
+    }
+}

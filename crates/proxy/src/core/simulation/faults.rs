@@ -1,0 +1,123 @@
+//! What goes wrong in a history.
+
+use dax::ids::Epoch;
+use rand::Rng;
+
+use super::super::topology::News;
+use super::World;
+
+impl World {
+    pub(super) fn fault(&mut self) {
+        match self.rng.random_range(0..30) {
+            0 | 1 => self.take_over(),
+            2 => self.freeze(),
+            3 | 7 | 8 => self.restart_standby(),
+            4..=6 => self.break_wire(),
+            _ => {}
+        }
+    }
+
+    pub(super) fn move_standbys(&mut self) {
+        for node in 0..self.nodes.len() {
+            let behind = self.log.len().saturating_sub(self.nodes[node].visible);
+            if self.nodes[node].is_standby() && behind > 0 {
+                let some = self.rng.random_range(0..=behind.min(2));
+                self.nodes[node].visible += some;
+            }
+        }
+    }
+
+    /// A standby replays all and becomes the active of the next epoch. The old active is killed, or frozen, or
+    /// does not know yet.
+    fn take_over(&mut self) {
+        let standbys: Vec<usize> = (0..self.nodes.len())
+            .filter(|&node| self.nodes[node].is_standby())
+            .collect();
+        if standbys.is_empty() || self.takeovers >= 4 {
+            return;
+        }
+        let to = standbys[self.rng.random_range(0..standbys.len())];
+        let from = self.active;
+        let horizon = self.horizon_now();
+        self.epoch += 1;
+        self.takeovers += 1;
+        self.active = to;
+        let log = self.log.len();
+        let node = &mut self.nodes[to];
+        node.epoch = Some(self.epoch);
+        node.visible = log;
+        node.next_xid = horizon.0;
+        node.life += 1;
+        let (epoch, takeovers) = (self.epoch, self.takeovers);
+        self.trace(|| format!("epoch {epoch} on {to}, horizon {horizon:?} ({takeovers})"));
+        if self.rng.random_bool(0.5) {
+            // It comes back as a standby.
+            self.nodes[from].life += 1;
+            self.nodes[from].epoch = None;
+            self.nodes[from].is_frozen = false;
+        }
+        let known = !self.rng.random_bool(0.05);
+        if self.rng.random_bool(0.4) {
+            let deaf = self.rng.random_range(0..self.proxies.len());
+            self.proxies[deaf].deaf_until = self.now + self.rng.random_range(0..800);
+        }
+        for proxy in 0..self.proxies.len() {
+            let standbys = self.standbys(proxy);
+            let untold = &mut self.proxies[proxy].untold;
+            untold.push(News::ActiveIs {
+                epoch: Epoch(self.epoch),
+                address: to.to_string().into(),
+                horizons: vec![(Epoch(self.epoch), known.then_some(horizon))],
+            });
+            untold.push(News::Standbys(standbys));
+        }
+    }
+
+    /// Something stands still, or goes on.
+    fn freeze(&mut self) {
+        let node = self.rng.random_range(0..self.nodes.len());
+        let is_frozen = &mut self.nodes[node].is_frozen;
+        *is_frozen = !*is_frozen;
+    }
+
+    /// A standby is started again, from an older base.
+    fn restart_standby(&mut self) {
+        let node = self.rng.random_range(0..self.nodes.len());
+        if self.nodes[node].is_standby() {
+            let visible = self.nodes[node].visible;
+            self.nodes[node].visible = visible.saturating_sub(self.rng.random_range(0..12));
+            self.nodes[node].life += 1;
+        }
+    }
+
+    /// A connection breaks; what was under way is lost, in both directions.
+    fn break_wire(&mut self) {
+        let client = self.rng.random_range(0..self.clients.len());
+        if let Some(at) = self.clients[client].wire
+            && let Some(wire) = self.wires[at].as_mut()
+        {
+            wire.is_alive = false;
+            let sent = wire.backend.sent.len();
+            let some = self.rng.random_range(0..=sent);
+            wire.backend.sent.truncate(some);
+        }
+    }
+
+    /// Faults are over: what is frozen goes on.
+    pub(super) fn heal(&mut self) {
+        for node in &mut self.nodes {
+            node.is_frozen = false;
+        }
+        let stale: Vec<usize> = (0..self.nodes.len())
+            .filter(|&node| {
+                self.nodes[node]
+                    .epoch
+                    .is_some_and(|epoch| epoch < self.epoch)
+            })
+            .collect();
+        for node in stale {
+            self.nodes[node].epoch = None;
+            self.nodes[node].life += 1;
+        }
+    }
+}

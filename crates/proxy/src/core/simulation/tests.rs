@@ -1,0 +1,43 @@
+//! Histories as tests, and the entry for `make sim-proxy`.
+
+use simulate::Simulation;
+
+use super::{Flaw, World};
+
+const SIMULATION: Simulation<Flaw> = Simulation {
+    target: "sim-proxy",
+    unit: "histories",
+    seeds: 20_000,
+    per_hundred: &[
+        ("takeovers", 160),
+        ("committed", 2000),
+        ("failed", 19),
+        ("reads on standbys", 800),
+        ("replayed", 200),
+        ("in doubt", 48),
+        ("in doubt, and committed", 12),
+    ],
+    flaws: &Flaw::ALL,
+    run: World::run,
+};
+
+#[test]
+fn histories_keep_the_promises() {
+    SIMULATION.keeps_promises(400);
+}
+
+#[test]
+fn a_seed_gives_the_same_history_every_time() {
+    SIMULATION.repeats(5);
+}
+
+#[test]
+fn every_flaw_is_caught() {
+    SIMULATION.catches_flaws(3000);
+}
+
+#[test]
+#[ignore = "long; run by make sim-proxy"]
+fn many() {
+    SIMULATION.as_asked();
+}

@@ -1,0 +1,121 @@
+//! Remembers what texts do, by their shape.
+
+use std::sync::Arc;
+
+use quick_cache::sync::Cache;
+
+use super::classify::classify;
+use super::scan::{Shape, shape};
+use super::{Effect, Kind, Statement};
+
+/// Statements that are remembered. One is a few hundred bytes with its key.
+const REMEMBERED: usize = 10_000;
+/// Longer texts are not remembered by their shape: a key would be as long as they are.
+const LONGEST_KEY_BYTES: usize = 4 << 10;
+/// Longer texts are not parsed at all: the parser needs a multiple of it in memory.
+const LONGEST_PARSED_BYTES: usize = 1 << 20;
+
+/// What is known of a shape.
+#[derive(Clone)]
+enum Known {
+    /// All texts of this shape do this.
+    Same(Arc<Statement>),
+    /// What a text of this shape does depends on its literals.
+    Differs,
+}
+
+/// What texts do; shared by all sessions.
+pub struct Statements {
+    by_shape: Cache<Box<[u8]>, Known>,
+}
+
+impl Default for Statements {
+    fn default() -> Statements {
+        Statements {
+            by_shape: Cache::new(REMEMBERED),
+        }
+    }
+}
+
+impl Statements {
+    /// What `text` does.
+    pub fn look(&self, text: &[u8]) -> Arc<Statement> {
+        if text.len() > LONGEST_PARSED_BYTES {
+            return Arc::new(Statement::opaque());
+        }
+        let Some(shape) = shape(text).filter(|shape| shape.key.len() <= LONGEST_KEY_BYTES) else {
+            return Arc::new(parse(text, &Shape::default()));
+        };
+        match self.by_shape.get(shape.key.as_slice()) {
+            Some(Known::Same(statement)) => return statement,
+            Some(Known::Differs) => return Arc::new(parse(text, &shape)),
+            None => {}
+        }
+        let statement = Arc::new(parse(text, &shape));
+        let known = if depends_on_literals(&statement) {
+            Known::Differs
+        } else {
+            Known::Same(statement.clone())
+        };
+        self.by_shape.insert(shape.key.into(), known);
+        statement
+    }
+}
+
+fn parse(text: &[u8], shape: &Shape) -> Statement {
+    let mut statement = std::str::from_utf8(text)
+        .ok()
+        .and_then(classify)
+        .unwrap_or_else(Statement::opaque);
+    statement.has_parameters = shape.has_parameters;
+    statement.hint = shape.hint;
+    statement
+}
+
+/// Whether another text of the same shape may do something else.
+fn depends_on_literals(statement: &Statement) -> bool {
+    statement.parts.iter().any(|part| {
+        let keeps_text = part
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Set(_) | Effect::Prepare(..)));
+        keeps_text
+            || part.kind == Kind::Opaque
+            || part.calls.iter().any(|name| name.as_ref() == "set_config")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_parse_serves_all_of_a_shape() {
+        let statements = Statements::default();
+        let one = statements.look(b"SELECT a FROM t WHERE b = 1");
+        let other = statements.look(b"SELECT a FROM t WHERE b = 2");
+        assert!(Arc::ptr_eq(&one, &other));
+    }
+
+    #[test]
+    fn settings_are_read_each_time() {
+        let statements = Statements::default();
+        let value = |text: &[u8]| format!("{:?}", statements.look(text).parts[0].effects);
+        assert!(value(b"SET a.b = 'one'").contains("one"));
+        assert!(value(b"SET a.b = 'two'").contains("two"));
+        assert!(value(b"SELECT set_config('a.b', 'one', false)").contains("one"));
+        assert!(value(b"SELECT set_config('a.b', 'two', true)").contains("[]"));
+        assert!(value(b"SELECT set_config('a.b', 'two', false)").contains("two"));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_opaque() {
+        let statements = Statements::default();
+        assert_eq!(statements.look(b"SELEC").parts[0].kind, Kind::Opaque);
+        assert_eq!(
+            statements.look(b"SELECT '\xff'").parts[0].kind,
+            Kind::Opaque
+        );
+        assert!(statements.look(b" ; ").parts.is_empty());
+    }
+}

@@ -1,0 +1,373 @@
+//! From a parse tree to what the statement does.
+
+use pg_query::protobuf::{
+    self, DiscardMode, TransactionStmtKind, VariableSetKind, node::Node as Tree,
+};
+use serde_json::Value;
+
+use super::super::settings::{Change, quote_identifier, quote_literal};
+use super::calls;
+use super::{Begin, Bond, Effect, Kind, Own, Part, Statement};
+
+/// What `text` does. `None` if the parser does not understand it.
+pub fn classify(text: &str) -> Option<Statement> {
+    let tree = pg_query::parse(text, pg_query::ParserOptions::DEFAULT)
+        .ok()?
+        .protobuf;
+    let mut parts = Vec::with_capacity(tree.stmts.len());
+    let mut own = None;
+    for raw in &tree.stmts {
+        let node = raw.stmt.as_ref()?.node.as_ref()?;
+        own = own.or(own_question(node));
+        parts.push(part(node, source(text, raw)));
+    }
+    // A question to us is answered by us only if nothing else is asked.
+    let own = own.filter(|_| parts.len() == 1);
+    Some(Statement {
+        parts,
+        has_parameters: false,
+        hint: None,
+        own,
+    })
+}
+
+/// The text of one statement.
+fn source<'a>(text: &'a str, raw: &protobuf::RawStmt) -> &'a str {
+    let start = usize::try_from(raw.stmt_location).unwrap_or(0);
+    let len = usize::try_from(raw.stmt_len).unwrap_or(0);
+    let end = if len == 0 { text.len() } else { start + len };
+    text.get(start..end).unwrap_or(text).trim()
+}
+
+fn own_question(node: &Tree) -> Option<Own> {
+    match node {
+        Tree::VariableShowStmt(show) if show.name == "understudy.version" => Some(Own::Version),
+        _ => None,
+    }
+}
+
+fn part(node: &Tree, text: &str) -> Part {
+    let mut part = Part {
+        kind: Kind::Write,
+        calls: Vec::new(),
+        effects: Vec::new(),
+        touches_large_objects: false,
+    };
+    part.kind = kind(node, text, &mut part.effects);
+    let inner = serde_json::to_value(node).unwrap_or(Value::Null);
+    let mut found = Found::default();
+    found.walk(&inner);
+    if part.kind == Kind::Read && found.writes {
+        part.kind = Kind::Write;
+    }
+    if found.into_temporary {
+        part.effects.push(Effect::Bond(Bond::Temporary));
+    }
+    for name in &found.calls {
+        part.touches_large_objects |= calls::touches_large_objects(name);
+        if calls::takes_advisory_lock(name) {
+            part.effects.push(Effect::Bond(Bond::Advisory));
+        }
+        if name.as_ref() == "pg_advisory_unlock_all" {
+            part.effects.push(Effect::Unbond(Bond::Advisory));
+        }
+    }
+    part.effects.append(&mut found.effects);
+    part.calls = found.calls;
+    part
+}
+
+fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
+    match node {
+        Tree::SelectStmt(_) => Kind::Read,
+        Tree::ExplainStmt(explain) => kind_of_explain(explain),
+        Tree::TransactionStmt(statement) => kind_of_transaction(statement),
+        Tree::VariableSetStmt(set) => {
+            effects.extend(change(set, text).map(Effect::Set));
+            Kind::Session
+        }
+        Tree::VariableShowStmt(_) | Tree::ConstraintsSetStmt(_) | Tree::CheckPointStmt(_) => {
+            Kind::Session
+        }
+        Tree::ListenStmt(listen) => {
+            effects.push(Effect::Listen(listen.conditionname.as_str().into()));
+            Kind::Session
+        }
+        Tree::UnlistenStmt(unlisten) => {
+            let name = unlisten.conditionname.as_str();
+            effects.push(Effect::Unlisten((!name.is_empty()).then(|| name.into())));
+            Kind::Session
+        }
+        Tree::PrepareStmt(prepare) => {
+            effects.push(Effect::Prepare(prepare.name.as_str().into(), text.into()));
+            Kind::Session
+        }
+        Tree::DeallocateStmt(statement) => {
+            let name = statement.name.as_str();
+            let name = (!statement.isall && !name.is_empty()).then(|| name.into());
+            effects.push(Effect::Deallocate(name));
+            Kind::Session
+        }
+        Tree::DeclareCursorStmt(declare) => {
+            // CURSOR_OPT_HOLD of PostgreSQL's parsenodes.h.
+            if declare.options & 0x0020 != 0 {
+                effects.push(Effect::Bond(Bond::HeldCursor));
+            }
+            Kind::Session
+        }
+        Tree::ClosePortalStmt(close) => {
+            if close.portalname.is_empty() {
+                effects.push(Effect::Unbond(Bond::HeldCursor));
+            }
+            Kind::Session
+        }
+        Tree::DiscardStmt(discard) => kind_of_discard(discard.target(), effects),
+        Tree::CopyStmt(copy) => kind_of_copy(copy),
+        Tree::CreateStmt(create) => {
+            // ON COMMIT DROP: it does not outlive its transaction.
+            let is_dropped = create.oncommit == protobuf::OnCommitAction::OncommitDrop as i32;
+            if !is_dropped {
+                effects.extend(bond_of(create.relation.as_ref()));
+            }
+            Kind::Write
+        }
+        Tree::CreateSeqStmt(create) => {
+            effects.extend(bond_of(create.sequence.as_ref()));
+            Kind::Write
+        }
+        Tree::ViewStmt(view) => {
+            effects.extend(bond_of(view.view.as_ref()));
+            Kind::Write
+        }
+        Tree::LoadStmt(_) => {
+            effects.push(Effect::Bond(Bond::Unknown));
+            Kind::Alone
+        }
+        node if is_alone(node, text) => Kind::Alone,
+        _ => Kind::Write,
+    }
+}
+
+fn bond_of(relation: Option<&protobuf::RangeVar>) -> Option<Effect> {
+    let relation = relation?;
+    let is_temporary = relation.relpersistence == "t" || relation.schemaname == "pg_temp";
+    is_temporary.then_some(Effect::Bond(Bond::Temporary))
+}
+
+/// Statements that refuse a transaction block, at least in some form, or that may commit by themselves.
+fn is_alone(node: &Tree, text: &str) -> bool {
+    match node {
+        Tree::IndexStmt(index) => index.concurrent,
+        Tree::DropStmt(drop) => drop.concurrent,
+        Tree::AlterTableStmt(_) => text.to_ascii_uppercase().contains("CONCURRENTLY"),
+        Tree::VacuumStmt(_)
+        | Tree::ReindexStmt(_)
+        | Tree::ClusterStmt(_)
+        | Tree::CreatedbStmt(_)
+        | Tree::DropdbStmt(_)
+        | Tree::AlterDatabaseStmt(_)
+        | Tree::CreateTableSpaceStmt(_)
+        | Tree::DropTableSpaceStmt(_)
+        | Tree::AlterSystemStmt(_)
+        | Tree::CreateSubscriptionStmt(_)
+        | Tree::AlterSubscriptionStmt(_)
+        | Tree::DropSubscriptionStmt(_)
+        | Tree::LockStmt(_)
+        | Tree::FetchStmt(_)
+        | Tree::CallStmt(_)
+        | Tree::DoStmt(_) => true,
+        _ => false,
+    }
+}
+
+fn kind_of_explain(explain: &protobuf::ExplainStmt) -> Kind {
+    let executes = explain.options.iter().any(|option| {
+        matches!(&option.node, Some(Tree::DefElem(element)) if element.defname == "analyze")
+    });
+    if executes { Kind::Write } else { Kind::Session }
+}
+
+fn kind_of_transaction(statement: &protobuf::TransactionStmt) -> Kind {
+    let name = || statement.savepoint_name.as_str().into();
+    let chain = statement.chain;
+    match statement.kind() {
+        TransactionStmtKind::TransStmtBegin | TransactionStmtKind::TransStmtStart => {
+            Kind::Begin(modes(&statement.options))
+        }
+        TransactionStmtKind::TransStmtCommit => Kind::Commit { chain },
+        TransactionStmtKind::TransStmtRollback => Kind::Rollback { chain },
+        TransactionStmtKind::TransStmtSavepoint => Kind::Savepoint(name()),
+        TransactionStmtKind::TransStmtRelease => Kind::Release(name()),
+        TransactionStmtKind::TransStmtRollbackTo => Kind::RollbackTo(name()),
+        TransactionStmtKind::TransStmtPrepare => Kind::PrepareTransaction,
+        _ => Kind::Alone,
+    }
+}
+
+fn modes(options: &[protobuf::Node]) -> Begin {
+    let mut begin = Begin::default();
+    for option in options {
+        let Some(Tree::DefElem(element)) = &option.node else {
+            continue;
+        };
+        let value = element
+            .arg
+            .as_ref()
+            .and_then(|arg| constant(arg.node.as_ref()?));
+        match element.defname.as_str() {
+            "transaction_read_only" => {
+                begin.read_only = value.map(|value| matches!(value.as_str(), "1" | "true"));
+            }
+            "transaction_isolation" => {
+                begin.is_serializable = value.as_deref() == Some("serializable");
+            }
+            _ => {}
+        }
+    }
+    begin
+}
+
+fn kind_of_discard(mode: DiscardMode, effects: &mut Vec<Effect>) -> Kind {
+    match mode {
+        DiscardMode::DiscardAll => {
+            effects.push(Effect::DiscardAll);
+            Kind::Alone
+        }
+        DiscardMode::DiscardTemp => {
+            effects.push(Effect::Unbond(Bond::Temporary));
+            Kind::Write
+        }
+        _ => Kind::Session,
+    }
+}
+
+fn kind_of_copy(copy: &protobuf::CopyStmt) -> Kind {
+    match (copy.is_from, copy.filename.is_empty() && !copy.is_program) {
+        (true, true) => Kind::CopyIn,
+        (false, true) => Kind::CopyOut,
+        // A file or a program on the server: an effect outside of the database.
+        _ => Kind::Alone,
+    }
+}
+
+/// What `SET` or `RESET` changes; nothing that outlives the transaction if it is local.
+fn change(set: &protobuf::VariableSetStmt, text: &str) -> Option<Change> {
+    let name: Box<str> = set.name.to_ascii_lowercase().into();
+    if set.is_local || matches!(set.name.as_str(), "TRANSACTION" | "TRANSACTION SNAPSHOT") {
+        return None;
+    }
+    match set.kind() {
+        VariableSetKind::VarSetValue
+        | VariableSetKind::VarSetCurrent
+        | VariableSetKind::VarSetMulti => {
+            let value = match set.args.as_slice() {
+                [one] => one.node.as_ref().and_then(constant),
+                _ => None,
+            };
+            Some(Change::Set {
+                name,
+                statement: text.into(),
+                value: value.map(Into::into),
+            })
+        }
+        VariableSetKind::VarSetDefault | VariableSetKind::VarReset => Some(Change::Reset(name)),
+        VariableSetKind::VarResetAll => Some(Change::ResetAll),
+        VariableSetKind::Undefined => None,
+    }
+}
+
+/// A constant, or a word that stands for one, as text.
+fn constant(node: &Tree) -> Option<String> {
+    use protobuf::a_const::Val;
+    match node {
+        Tree::AConst(constant) => match constant.val.as_ref()? {
+            Val::Sval(text) => Some(text.sval.clone()),
+            Val::Ival(number) => Some(number.ival.to_string()),
+            Val::Fval(number) => Some(number.fval.clone()),
+            Val::Boolval(truth) => Some(truth.boolval.to_string()),
+            Val::Bsval(_) => None,
+        },
+        _ => None,
+    }
+}
+
+/// What a look at every node of a statement finds.
+#[derive(Default)]
+struct Found {
+    writes: bool,
+    into_temporary: bool,
+    calls: Vec<Box<str>>,
+    effects: Vec<Effect>,
+}
+
+impl Found {
+    fn walk(&mut self, value: &Value) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| self.walk(item)),
+            Value::Object(fields) => {
+                for (name, inner) in fields {
+                    self.field(name, inner);
+                    self.walk(inner);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn field(&mut self, name: &str, value: &Value) {
+        match name {
+            "InsertStmt" | "UpdateStmt" | "DeleteStmt" | "MergeStmt" => self.writes = true,
+            "locking_clause" => self.writes |= value.as_array().is_some_and(|all| !all.is_empty()),
+            "into_clause" | "into" if !value.is_null() => {
+                self.writes = true;
+                self.into_temporary |= value["rel"]["relpersistence"] == "t";
+            }
+            "FuncCall" => self.call(value),
+            _ => {}
+        }
+    }
+
+    fn call(&mut self, call: &Value) {
+        let Some(name) = call["funcname"]
+            .as_array()
+            .and_then(|path| path.last())
+            .and_then(|last| last["node"]["String"]["sval"].as_str())
+        else {
+            self.writes = true;
+            return;
+        };
+        let name = name.to_ascii_lowercase();
+        if name == "set_config" {
+            self.effects.extend(set_config(call));
+        }
+        self.calls.push(name.into());
+    }
+}
+
+/// `set_config(name, value, is_local)` with constants is `SET`; otherwise nobody knows what it sets.
+fn set_config(call: &Value) -> Option<Effect> {
+    let argument = |at: usize| &call["args"][at]["node"]["AConst"]["val"];
+    if argument(2)["Boolval"]["boolval"] == true {
+        return None;
+    }
+    let text = |at: usize| argument(at)["Sval"]["sval"].as_str();
+    let is_for_session = argument(2)["Boolval"].is_object();
+    let (Some(name), Some(value), true) = (text(0), text(1), is_for_session) else {
+        return Some(Effect::Bond(Bond::Unknown));
+    };
+    let name = name.to_ascii_lowercase();
+    Some(Effect::Set(Change::Set {
+        statement: format!(
+            "SET {} TO {}",
+            quote_identifier(&name),
+            quote_literal(value)
+        )
+        .into(),
+        name: name.into(),
+        value: Some(value.into()),
+    }))
+}
+
+#[cfg(test)]
+#[path = "classify/tests.rs"]
+mod tests;

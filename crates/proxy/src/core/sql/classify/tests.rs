@@ -1,0 +1,174 @@
+use super::*;
+
+fn only(text: &str) -> Part {
+    let statement = classify(text).expect("it parses");
+    statement.only().expect("one statement").clone()
+}
+
+#[test]
+fn plain_reads() {
+    for text in [
+        "SELECT 1",
+        "select * from t where a = (select max(b) from u)",
+        "VALUES (1), (2)",
+        "TABLE t",
+        "WITH a AS (SELECT 1) SELECT * FROM a UNION SELECT 2",
+    ] {
+        assert_eq!(only(text).kind, Kind::Read, "{text}");
+    }
+}
+
+#[test]
+fn selects_that_write() {
+    for text in [
+        "SELECT * FROM t FOR UPDATE",
+        "SELECT * INTO u FROM t",
+        "WITH gone AS (DELETE FROM t RETURNING *) SELECT * FROM gone",
+        "SELECT * FROM (SELECT * FROM t FOR SHARE) x",
+        "SELECT 1 UNION (SELECT a FROM t FOR UPDATE)",
+    ] {
+        assert_eq!(only(text).kind, Kind::Write, "{text}");
+    }
+}
+
+#[test]
+fn calls_are_found_wherever_they_are() {
+    let calls = |text: &str| only(text).calls;
+    assert_eq!(calls("SELECT pg_catalog.NextVal('s')"), ["nextval".into()]);
+    assert_eq!(
+        calls("SELECT 1 FROM t WHERE a IN (SELECT f(b) FROM u ORDER BY g(c)) LIMIT h()").len(),
+        3
+    );
+    assert_eq!(
+        calls("SELECT CASE WHEN f() THEN ARRAY[g()] END FROM h(1) AS x, LATERAL (SELECT k()) y")
+            .len(),
+        4
+    );
+    assert_eq!(
+        calls("SELECT sum(a) FILTER (WHERE f()) OVER (PARTITION BY g()) FROM t").len(),
+        3
+    );
+    assert_eq!(
+        calls("SELECT COALESCE(f(), GREATEST(g(), 1)), ROW(h()), (i()).x, JSON_ARRAY(j())").len(),
+        5
+    );
+}
+
+#[test]
+fn transactions() {
+    assert_eq!(only("COMMIT").kind, Kind::Commit { chain: false });
+    assert_eq!(only("end").kind, Kind::Commit { chain: false });
+    assert_eq!(only("ABORT AND CHAIN").kind, Kind::Rollback { chain: true });
+    assert_eq!(only("ROLLBACK TO a").kind, Kind::RollbackTo("a".into()));
+    assert_eq!(only("BEGIN").kind, Kind::Begin(Begin::default()));
+    let begin = |text: &str| match only(text).kind {
+        Kind::Begin(begin) => begin,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(begin("BEGIN READ ONLY").read_only, Some(true));
+    assert_eq!(begin("START TRANSACTION READ WRITE").read_only, Some(false));
+    let both = begin("BEGIN ISOLATION LEVEL SERIALIZABLE, READ ONLY");
+    assert_eq!(both.read_only, Some(true));
+    assert!(both.is_serializable);
+}
+
+#[test]
+fn what_runs_alone() {
+    for text in [
+        "VACUUM t",
+        "CREATE INDEX CONCURRENTLY i ON t (a)",
+        "CREATE DATABASE d",
+        "CALL p()",
+        "DO $$ BEGIN COMMIT; END $$",
+        "COPY t FROM PROGRAM 'x'",
+        "COMMIT PREPARED 'a'",
+        "ALTER SYSTEM SET work_mem = '1MB'",
+    ] {
+        assert_eq!(only(text).kind, Kind::Alone, "{text}");
+    }
+}
+
+#[test]
+fn settings() {
+    let effects = |text: &str| only(text).effects;
+    let set = |name: &str, statement: &str, value: Option<&str>| {
+        vec![Effect::Set(Change::Set {
+            name: name.into(),
+            statement: statement.into(),
+            value: value.map(Into::into),
+        })]
+    };
+    assert_eq!(
+        effects("SET Work_Mem = '1MB'"),
+        set("work_mem", "SET Work_Mem = '1MB'", Some("1MB"))
+    );
+    assert_eq!(
+        effects("SET search_path TO a, b"),
+        set("search_path", "SET search_path TO a, b", None)
+    );
+    assert_eq!(effects("SET LOCAL work_mem = '1MB'"), []);
+    assert_eq!(effects("SET TRANSACTION READ ONLY"), []);
+    assert_eq!(
+        effects("RESET work_mem"),
+        [Effect::Set(Change::Reset("work_mem".into()))]
+    );
+    assert_eq!(effects("RESET ALL"), [Effect::Set(Change::ResetAll)]);
+    assert_eq!(
+        effects("SELECT set_config('a.b', 'it''s', false)"),
+        set("a.b", "SET \"a\".\"b\" TO 'it''s'", Some("it's"))
+    );
+    assert_eq!(effects("SELECT set_config('a.b', 'c', true)"), []);
+    assert_eq!(
+        effects("SELECT set_config('a.b', x, false) FROM t"),
+        [Effect::Bond(Bond::Unknown)]
+    );
+}
+
+#[test]
+fn what_a_session_keeps() {
+    let effects = |text: &str| only(text).effects;
+    let temporary = vec![Effect::Bond(Bond::Temporary)];
+    assert_eq!(effects("CREATE TEMP TABLE t (a int)"), temporary);
+    assert_eq!(effects("CREATE TABLE pg_temp.t (a int)"), temporary);
+    assert_eq!(effects("CREATE TEMP TABLE t AS SELECT 1"), temporary);
+    assert_eq!(effects("SELECT 1 INTO TEMP t"), temporary);
+    assert_eq!(effects("CREATE TEMP TABLE t (a int) ON COMMIT DROP"), []);
+    assert_eq!(
+        effects("SELECT pg_try_advisory_lock(1)"),
+        [Effect::Bond(Bond::Advisory)]
+    );
+    assert_eq!(
+        effects("DECLARE c CURSOR WITH HOLD FOR SELECT 1"),
+        [Effect::Bond(Bond::HeldCursor)]
+    );
+    assert_eq!(effects("DECLARE c CURSOR FOR SELECT 1"), []);
+    assert_eq!(effects("LISTEN Jobs"), [Effect::Listen("jobs".into())]);
+    assert_eq!(effects("UNLISTEN *"), [Effect::Unlisten(None)]);
+    assert_eq!(
+        effects("PREPARE p AS SELECT $1"),
+        [Effect::Prepare("p".into(), "PREPARE p AS SELECT $1".into())]
+    );
+}
+
+#[test]
+fn several_statements_keep_their_texts() {
+    let statement = classify("BEGIN; SET a.b = 'c' ; COMMIT").expect("it parses");
+    assert_eq!(statement.parts.len(), 3);
+    let Effect::Set(Change::Set { statement, .. }) = &statement.parts[1].effects[0] else {
+        panic!("a change");
+    };
+    assert_eq!(statement.as_ref(), "SET a.b = 'c'");
+}
+
+#[test]
+fn our_own_question() {
+    let own = |text: &str| classify(text).expect("it parses").own;
+    assert_eq!(own("SHOW understudy.version"), Some(Own::Version));
+    assert_eq!(own("SHOW understudy.version; SELECT 1"), None);
+    assert_eq!(own("SHOW work_mem"), None);
+}
+
+#[test]
+fn nonsense_is_not_understood() {
+    assert!(classify("SELEC 1").is_none());
+}

@@ -1,0 +1,175 @@
+//! What a statement may do, told from its text by PostgreSQL's own parser.
+//!
+//! Owns [`Statement`]: what the proxy must know of a text to route it, to replay it and to decide what became
+//! of it. Invariant: in doubt a statement is told to do more than it does. What the parser does not
+//! understand is [`Kind::Opaque`] and goes to the active as it is.
+
+mod cache;
+mod calls;
+mod classify;
+mod scan;
+
+pub use cache::Statements;
+pub use calls::Volatile;
+pub use scan::{Hint, Shape, shape};
+
+use super::settings::Change;
+
+/// What one statement of a text does to the transaction it runs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads rows and nothing else, unless a function that it calls does more ([`Part::calls`]).
+    Read,
+    /// May write, in a transaction block or by itself.
+    Write,
+    /// Changes the session or the transaction and no data: `SET`, `SHOW`, `LISTEN`, `DECLARE`.
+    Session,
+    /// `BEGIN`, `START TRANSACTION`.
+    Begin(Begin),
+    /// `COMMIT`, `END`; with `AND CHAIN` another transaction begins.
+    Commit {
+        /// Whether another transaction begins at once.
+        chain: bool,
+    },
+    /// `ROLLBACK`, `ABORT`.
+    Rollback {
+        /// Whether another transaction begins at once.
+        chain: bool,
+    },
+    /// `SAVEPOINT`.
+    Savepoint(Box<str>),
+    /// `ROLLBACK TO SAVEPOINT`.
+    RollbackTo(Box<str>),
+    /// `RELEASE SAVEPOINT`.
+    Release(Box<str>),
+    /// `PREPARE TRANSACTION`: it ends the transaction here and leaves its outcome to somebody else.
+    PrepareTransaction,
+    /// May not run in a transaction block, or commits by itself: `VACUUM`, `CREATE DATABASE`, `CALL`, `DO`.
+    Alone,
+    /// `COPY ... FROM STDIN`.
+    CopyIn,
+    /// `COPY ... TO STDOUT`.
+    CopyOut,
+    /// Not understood.
+    Opaque,
+}
+
+/// The modes that `BEGIN` names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Begin {
+    /// `READ ONLY` or `READ WRITE`, if it says so.
+    pub read_only: Option<bool>,
+    /// `ISOLATION LEVEL SERIALIZABLE`, which a hot standby refuses.
+    pub is_serializable: bool,
+}
+
+/// Something that a session has from now on and no other server can be given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bond {
+    /// A temporary table, view or sequence.
+    Temporary,
+    /// An advisory lock of the session.
+    Advisory,
+    /// A cursor `WITH HOLD`.
+    HeldCursor,
+    /// A function set something that the proxy cannot read.
+    Unknown,
+}
+
+/// What of a statement lets its session keep its server in transaction mode, or releases it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// A setting changes.
+    Set(Change),
+    /// The session has something that cannot be made anew.
+    Bond(Bond),
+    /// All of that kind is gone.
+    Unbond(Bond),
+    /// `LISTEN` on a channel.
+    Listen(Box<str>),
+    /// `UNLISTEN`; of all channels if none is named.
+    Unlisten(Option<Box<str>>),
+    /// `PREPARE` in SQL, with the whole text.
+    Prepare(Box<str>, Box<str>),
+    /// `DEALLOCATE`; of all statements if none is named.
+    Deallocate(Option<Box<str>>),
+    /// `DISCARD ALL`.
+    DiscardAll,
+}
+
+/// One statement of a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// What it does to its transaction.
+    pub kind: Kind,
+    /// The functions that it calls by name, in lower case, without their schemas.
+    pub calls: Vec<Box<str>>,
+    /// What it does to its session.
+    pub effects: Vec<Effect>,
+    /// It reads or writes large objects, whose descriptors are numbers of one server's session.
+    pub touches_large_objects: bool,
+}
+
+/// What a text does: its statements in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statement {
+    /// In order; none for an empty text.
+    pub parts: Vec<Part>,
+    /// It has a parameter like `$1`.
+    pub has_parameters: bool,
+    /// What a comment asks the proxy for.
+    pub hint: Option<Hint>,
+    /// What the proxy answers by itself.
+    pub own: Option<Own>,
+}
+
+/// A question to the proxy itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Own {
+    /// `SHOW understudy.version`.
+    Version,
+}
+
+impl Statement {
+    /// A text that the parser does not understand.
+    pub fn opaque() -> Statement {
+        let part = Part {
+            kind: Kind::Opaque,
+            calls: Vec::new(),
+            effects: Vec::new(),
+            touches_large_objects: false,
+        };
+        Statement {
+            parts: vec![part],
+            has_parameters: false,
+            hint: None,
+            own: None,
+        }
+    }
+
+    /// The only statement of the text.
+    pub fn only(&self) -> Option<&Part> {
+        match self.parts.as_slice() {
+            [part] => Some(part),
+            _ => None,
+        }
+    }
+}
+
+impl Part {
+    /// Whether it may write, apart from what functions do that it calls.
+    pub fn writes(&self) -> bool {
+        !matches!(
+            self.kind,
+            Kind::Read
+                | Kind::Session
+                | Kind::Begin(_)
+                | Kind::Savepoint(_)
+                | Kind::Release(_)
+                | Kind::RollbackTo(_)
+                | Kind::Rollback { .. }
+                | Kind::CopyOut
+                | Kind::Commit { .. }
+        )
+    }
+}

@@ -1,0 +1,141 @@
+//! What a proxy knows of the cluster: who is active, since which transactions, how far the standbys are.
+//!
+//! Fed by [`News`], which a source outside tells. Invariant: an epoch never goes back, and what is said of an
+//! older one is forgotten.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dax::ids::Epoch;
+use volume::lsn::Lsn;
+
+use super::outcome::Horizon;
+
+/// Where PostgreSQL listens: `host:port`, or the path of a socket's directory and a port.
+pub type Address = Arc<str>;
+
+/// A standby's name.
+pub type NodeName = Arc<str>;
+
+/// What is known of a standby.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standby {
+    /// Its name.
+    pub name: NodeName,
+    /// Where its PostgreSQL listens.
+    pub address: Address,
+    /// How far it has replayed the log.
+    pub replayed: Lsn,
+    /// How many connections to servers there had been when it said so: what it says counts for those, since
+    /// a server that is started again may be behind what it was.
+    pub heard: u64,
+    /// Kept as a spare: it gets only a small share of the reads, so that its buffers are warm (section 4.5
+    /// of the paper).
+    pub is_spare: bool,
+}
+
+/// Something that a source tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// This server is active in this epoch.
+    ActiveIs {
+        /// The epoch.
+        epoch: Epoch,
+        /// Where it listens.
+        address: Address,
+        /// What each takeover recorded: the epoch that began and its horizon, if one could be taken. Every
+        /// epoch in which a server was active is among them, as far back as outcomes are to be decided.
+        horizons: Vec<(Epoch, Option<Horizon>)>,
+    },
+    /// These are the standbys and their positions.
+    Standbys(Vec<Standby>),
+    /// A planned handover begins: let no transaction begin. Open ones may end.
+    Hold,
+    /// It is over.
+    Resume,
+    /// The same by an operator's word.
+    Pause,
+    /// That is over.
+    Unpause,
+}
+
+/// What is known.
+#[derive(Debug, Clone, Default)]
+pub struct Topology {
+    /// The newest epoch heard of; none yet at the beginning.
+    pub epoch: Epoch,
+    /// Its active.
+    pub active: Option<Address>,
+    /// What each takeover recorded.
+    pub horizons: BTreeMap<Epoch, Option<Horizon>>,
+    /// The standbys.
+    pub standbys: Vec<Standby>,
+    /// A planned handover goes on.
+    pub is_handing_over: bool,
+    /// An operator has said that transactions may not begin.
+    pub is_paused: bool,
+}
+
+impl Topology {
+    /// Takes news in.
+    pub fn hear(&mut self, news: News) {
+        match news {
+            News::ActiveIs {
+                epoch,
+                address,
+                horizons,
+            } => {
+                if epoch < self.epoch {
+                    return;
+                }
+                self.epoch = epoch;
+                self.active = Some(address);
+                self.horizons.extend(horizons);
+            }
+            News::Standbys(standbys) => self.standbys = standbys,
+            News::Hold => self.is_handing_over = true,
+            News::Resume => self.is_handing_over = false,
+            News::Pause => self.is_paused = true,
+            News::Unpause => self.is_paused = false,
+        }
+    }
+
+    /// Whether transactions may not begin.
+    pub fn is_held(&self) -> bool {
+        self.is_handing_over || self.is_paused
+    }
+
+    /// The standby of this name.
+    pub fn standby(&self, name: &str) -> Option<&Standby> {
+        self.standbys.iter().find(|standby| &*standby.name == name)
+    }
+
+    /// The greatest position of a standby, to tell how far another one is behind.
+    pub fn front(&self) -> Lsn {
+        let positions = self.standbys.iter().map(|standby| standby.replayed);
+        positions.max().unwrap_or(Lsn::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn active(epoch: u32) -> News {
+        News::ActiveIs {
+            epoch: Epoch(epoch),
+            address: format!("host{epoch}:5432").into(),
+            horizons: vec![(Epoch(epoch), None)],
+        }
+    }
+
+    #[test]
+    fn an_older_epoch_is_not_believed() {
+        let mut topology = Topology::default();
+        topology.hear(active(3));
+        topology.hear(active(2));
+        assert_eq!(topology.epoch, Epoch(3));
+        assert_eq!(topology.active.as_deref(), Some("host3:5432"));
+        assert!(!topology.horizons.contains_key(&Epoch(2)));
+    }
+}

@@ -1,0 +1,249 @@
+//! Which version of the data a read must see (R1, R3).
+//!
+//! A version is a position in the log: a standby has it when it has replayed that far. This is the paper's
+//! version vector with one component, since there is one active (section 3). Invariant: in session mode what
+//! a session has seen once it never sees older, whatever servers answer it.
+
+use std::str::FromStr;
+
+use volume::lsn::Lsn;
+
+use super::topology::{NodeName, Standby, Topology};
+
+/// What a read of a session may miss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReadMode {
+    /// Nothing goes to standbys.
+    #[default]
+    Active,
+    /// Nothing that was acknowledged before it began, to whomever.
+    Strong,
+    /// Nothing that this session has written or seen.
+    Session,
+    /// What standbys lack that are at most this far behind, in bytes of log.
+    Bounded {
+        /// How far.
+        lag_bytes: u64,
+    },
+    /// Anything.
+    Any,
+}
+
+impl FromStr for ReadMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ReadMode, String> {
+        match text {
+            "active" => Ok(ReadMode::Active),
+            "strong" => Ok(ReadMode::Strong),
+            "session" => Ok(ReadMode::Session),
+            "any" => Ok(ReadMode::Any),
+            _ => {
+                let lag = text
+                    .strip_prefix("bounded:")
+                    .and_then(|lag| lag.parse().ok());
+                let lag_bytes = lag.ok_or_else(|| {
+                    format!("\"{text}\" is none of active, strong, session, any and bounded:BYTES")
+                })?;
+                Ok(ReadMode::Bounded { lag_bytes })
+            }
+        }
+    }
+}
+
+/// Reads a position as PostgreSQL prints it.
+pub fn parse_lsn(text: &str) -> Option<Lsn> {
+    let (high, low) = text.split_once('/')?;
+    let high = u32::from_str_radix(high, 16).ok()?;
+    let low = u32::from_str_radix(low, 16).ok()?;
+    Some(Lsn(u64::from(high) << 32 | u64::from(low)))
+}
+
+/// What a session has seen.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// It has seen everything up to here, and what else it has seen is described by the other two.
+    floor: Lsn,
+    /// It was on the active since: nobody knows how far that was, but the active does.
+    was_on_active: bool,
+    /// The standby that it read on since, and how many connections there had been to servers by then.
+    last: Option<(NodeName, u64)>,
+}
+
+/// What a read needs to know before it can go to a standby.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Required {
+    /// A standby that has replayed up to here.
+    At(Lsn),
+    /// The standby that the session read on last, by a connection that was there already: its server has not
+    /// been restarted since, so it is not behind what the session saw.
+    Same(NodeName),
+    /// The active's position, asked for now.
+    Position,
+}
+
+impl Seen {
+    /// The session did something on the active.
+    pub fn on_active(&mut self) {
+        self.was_on_active = true;
+    }
+
+    /// The session has read on `standby`, when there had been `connections` to servers.
+    pub fn on_standby(&mut self, standby: &NodeName, connections: u64) {
+        self.last = Some((standby.clone(), connections));
+    }
+
+    /// Whether it has read on a standby, and since then seen nothing that the active has vouched for.
+    pub fn has_been_elsewhere(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// The active's position, asked for after all that the session has seen.
+    pub fn asked(&mut self, position: Lsn) {
+        self.floor = self.floor.max(position);
+        self.was_on_active = false;
+        self.last = None;
+    }
+
+    /// What the next read needs. `least` is what the client itself asks for.
+    pub fn required(&self, mode: ReadMode, least: Lsn) -> Required {
+        match mode {
+            ReadMode::Active | ReadMode::Strong => Required::Position,
+            ReadMode::Session if self.was_on_active => Required::Position,
+            ReadMode::Session => match &self.last {
+                Some((standby, _)) if least <= self.floor => Required::Same(standby.clone()),
+                Some(_) => Required::Position,
+                None => Required::At(self.floor.max(least)),
+            },
+            ReadMode::Bounded { .. } | ReadMode::Any => Required::At(least),
+        }
+    }
+
+    /// Whether a connection that was the `born`th to any server is to the same server process that the
+    /// session read on last.
+    pub fn is_same_process(&self, standby: &NodeName, born: u64) -> bool {
+        self.last
+            .as_ref()
+            .is_some_and(|(last, connections)| last == standby && born <= *connections)
+    }
+}
+
+/// A standby for a read that needs `required`, or none. `turn` spreads reads over standbys; `spare_every`th
+/// reads warm spares, 0 none.
+pub fn choose(
+    topology: &Topology,
+    mode: ReadMode,
+    required: Lsn,
+    turn: u64,
+    spare_every: u64,
+) -> Option<&Standby> {
+    let is_for_spare = spare_every > 0 && turn % spare_every == spare_every - 1;
+    let front = topology.front();
+    let fits = |standby: &&Standby| {
+        let lag_bytes = front.bytes_since(standby.replayed);
+        let is_close = !matches!(mode, ReadMode::Bounded { lag_bytes: most } if lag_bytes > most);
+        standby.replayed >= required && is_close
+    };
+    let count = |spare: bool| {
+        let all = topology.standbys.iter().filter(fits);
+        all.filter(|standby| standby.is_spare == spare).count() as u64
+    };
+    let spare = is_for_spare && count(true) > 0;
+    let count = count(spare);
+    let at = usize::try_from(turn.checked_rem(count)?).unwrap_or(0);
+    let all = topology.standbys.iter().filter(fits);
+    all.filter(|standby| standby.is_spare == spare).nth(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn standby(name: &str, replayed: u64, is_spare: bool) -> Standby {
+        Standby {
+            name: name.into(),
+            address: name.into(),
+            replayed: Lsn(replayed),
+            heard: 0,
+            is_spare,
+        }
+    }
+
+    fn topology() -> Topology {
+        Topology {
+            standbys: vec![
+                standby("a", 100, false),
+                standby("b", 90, false),
+                standby("c", 100, true),
+            ],
+            ..Topology::default()
+        }
+    }
+
+    fn chosen(mode: ReadMode, required: u64, turn: u64) -> Option<String> {
+        choose(&topology(), mode, Lsn(required), turn, 10).map(|standby| standby.name.to_string())
+    }
+
+    #[test]
+    fn only_who_has_the_version_is_chosen() {
+        assert_eq!(chosen(ReadMode::Strong, 95, 0).as_deref(), Some("a"));
+        assert_eq!(chosen(ReadMode::Strong, 95, 1).as_deref(), Some("a"));
+        assert_eq!(chosen(ReadMode::Strong, 101, 0), None);
+        assert_eq!(chosen(ReadMode::Any, 0, 1).as_deref(), Some("b"));
+        assert_eq!(
+            chosen(ReadMode::Bounded { lag_bytes: 5 }, 0, 1).as_deref(),
+            Some("a")
+        );
+    }
+
+    #[test]
+    fn a_spare_gets_its_share() {
+        assert_eq!(chosen(ReadMode::Any, 0, 9).as_deref(), Some("c"));
+        assert_ne!(chosen(ReadMode::Any, 0, 8).as_deref(), Some("c"));
+    }
+
+    #[test]
+    fn a_session_asks_after_it_was_on_the_active() {
+        let mut seen = Seen::default();
+        assert_eq!(
+            seen.required(ReadMode::Session, Lsn(0)),
+            Required::At(Lsn(0))
+        );
+        seen.on_active();
+        assert_eq!(seen.required(ReadMode::Session, Lsn(0)), Required::Position);
+        seen.asked(Lsn(7));
+        assert_eq!(
+            seen.required(ReadMode::Session, Lsn(0)),
+            Required::At(Lsn(7))
+        );
+        seen.on_standby(&"a".into(), 5);
+        assert_eq!(
+            seen.required(ReadMode::Session, Lsn(0)),
+            Required::Same("a".into())
+        );
+        assert_eq!(seen.required(ReadMode::Session, Lsn(9)), Required::Position);
+        assert!(seen.is_same_process(&"a".into(), 5));
+        assert!(
+            !seen.is_same_process(&"a".into(), 6),
+            "the server may have been restarted"
+        );
+        assert!(!seen.is_same_process(&"b".into(), 5));
+    }
+
+    #[test]
+    fn positions_are_read_as_they_are_printed() {
+        let lsn = Lsn(0x1_6B37_4848);
+        assert_eq!(parse_lsn(&lsn.to_string()), Some(lsn));
+        assert_eq!(parse_lsn("1"), None);
+    }
+
+    #[test]
+    fn modes_have_names() {
+        assert_eq!("strong".parse(), Ok(ReadMode::Strong));
+        assert_eq!(
+            "bounded:100".parse(),
+            Ok(ReadMode::Bounded { lag_bytes: 100 })
+        );
+        assert!("weak".parse::<ReadMode>().is_err());
+    }
+}

@@ -1,0 +1,303 @@
+//! The database `understudy`: what the proxy tells of itself, and what an operator tells it, in the words of
+//! PgBouncer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::BytesMut;
+
+use crate::core::frame::{self, Refusal};
+use crate::core::topology::News;
+
+use super::Proxy;
+use super::handle::{KILL, STATES};
+use super::pool::Place;
+use super::socket::Socket;
+use super::totals::COUNTS;
+
+/// The database's name.
+pub const DATABASE: &str = "understudy";
+
+/// An operator's message cannot be longer.
+const MESSAGE_BYTES: usize = 64 << 10;
+
+const HELP: &str =
+    "SHOW POOLS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, KILL id";
+
+/// An answer: a table, or a word.
+enum Answer {
+    Table(&'static [&'static str], Vec<Vec<String>>),
+    Done(&'static str),
+}
+
+/// Serves an operator until the connection ends.
+pub async fn serve(proxy: Arc<Proxy>, mut socket: Socket, mut input: BytesMut, mut out: BytesMut) {
+    loop {
+        if socket.drain(&mut out).await.is_err() {
+            return;
+        }
+        match frame::take(&mut input, MESSAGE_BYTES) {
+            Ok(Some(message)) => match message[0] {
+                b'Q' => answer(&proxy, &message, &mut out),
+                b'X' => return,
+                _ => extended(message[0], &mut out),
+            },
+            Ok(None) => match socket.read(&mut input).await {
+                Ok(read) if read > 0 => {}
+                _ => return,
+            },
+            Err(_) => return,
+        }
+    }
+}
+
+fn extended(tag: u8, out: &mut BytesMut) {
+    match tag {
+        b'S' => frame::put_ready(out, b'I'),
+        b'P' => Refusal::error("0A000", "this database has no extended protocol")
+            .hint("Use the simple protocol, as psql does.")
+            .put(out),
+        _ => {}
+    }
+}
+
+fn answer(proxy: &Proxy, message: &[u8], out: &mut BytesMut) {
+    let text = frame::name(frame::body(message)).map_or("", |(text, _)| text);
+    for statement in text.split(';').map(str::trim).filter(|one| !one.is_empty()) {
+        match execute(proxy, statement) {
+            Ok(Answer::Table(columns, rows)) => {
+                frame::put_table(out, columns, &rows);
+                frame::put_complete(out, "SHOW");
+            }
+            Ok(Answer::Done(word)) => frame::put_complete(out, word),
+            Err(refusal) => {
+                refusal.put(out);
+                break;
+            }
+        }
+    }
+    frame::put_ready(out, b'I');
+}
+
+fn execute(proxy: &Proxy, statement: &str) -> Result<Answer, Refusal> {
+    let words: Vec<String> = statement
+        .split_whitespace()
+        .map(str::to_ascii_uppercase)
+        .collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["SHOW", "POOLS"] => Ok(pools(proxy)),
+        ["SHOW", "CLIENTS"] => Ok(clients(proxy)),
+        ["SHOW", "SERVERS"] => Ok(servers(proxy)),
+        ["SHOW", "STATS"] => Ok(stats(proxy)),
+        ["SHOW", "CLUSTER"] => Ok(cluster(proxy)),
+        ["SHOW", "CONFIG"] => Ok(config(proxy)),
+        ["SHOW", "VERSION"] => {
+            let version = format!("understudy proxy {}", env!("CARGO_PKG_VERSION"));
+            Ok(Answer::Table(&["version"], vec![vec![version]]))
+        }
+        ["SHOW", "HELP"] => Ok(Answer::Table(&["commands"], vec![vec![HELP.to_owned()]])),
+        ["PAUSE"] => {
+            proxy.cluster.hear(News::Pause);
+            Ok(Answer::Done("PAUSE"))
+        }
+        ["RESUME"] => {
+            proxy.cluster.hear(News::Unpause);
+            Ok(Answer::Done("RESUME"))
+        }
+        ["RECONNECT"] => {
+            proxy
+                .pools
+                .lock()
+                .values()
+                .for_each(|pool| pool.close_idle());
+            Ok(Answer::Done("RECONNECT"))
+        }
+        ["KILL", id] => kill(proxy, id),
+        _ => Err(Refusal::error(
+            "42601",
+            format!("\"{statement}\" is no command of the proxy"),
+        )
+        .hint(format!("Commands: {HELP}."))),
+    }
+}
+
+fn kill(proxy: &Proxy, id: &str) -> Result<Answer, Refusal> {
+    let all = proxy.handles.all();
+    let found = all.iter().find(|handle| handle.id.to_string() == id);
+    let handle =
+        found.ok_or_else(|| Refusal::error("22023", format!("there is no client {id}")))?;
+    handle.poke(KILL);
+    Ok(Answer::Done("KILL"))
+}
+
+fn pools(proxy: &Proxy) -> Answer {
+    let columns = &[
+        "database",
+        "user",
+        "server",
+        "sv_active",
+        "sv_idle",
+        "cl_waiting",
+        "pool_mode",
+    ];
+    let mode = format!("{:?}", proxy.rules.mode).to_lowercase();
+    let mut rows = Vec::new();
+    for pool in proxy.pools.lock().values() {
+        let login = pool.login();
+        for shown in pool.show() {
+            let (used, idle) = (shown.used.to_string(), shown.idle.to_string());
+            let waiting = pool.waiting.load(Ordering::Relaxed).to_string();
+            let place = place(&shown.place);
+            let (user, database) = (login.user.clone(), login.database.clone());
+            rows.push(vec![
+                database,
+                user,
+                place,
+                used,
+                idle,
+                waiting,
+                mode.clone(),
+            ]);
+        }
+    }
+    rows.sort();
+    Answer::Table(columns, rows)
+}
+
+fn place(place: &Place) -> String {
+    match place {
+        Place::Active => "active".to_owned(),
+        Place::Standby(name) => name.to_string(),
+    }
+}
+
+fn clients(proxy: &Proxy) -> Answer {
+    let columns = &[
+        "id",
+        "user",
+        "database",
+        "addr",
+        "state",
+        "connect_time",
+        "units",
+    ];
+    let row = |handle: &Arc<super::handle::Handle>| {
+        let state = handle.state.load(Ordering::Relaxed) as usize;
+        vec![
+            handle.id.to_string(),
+            handle.user.clone(),
+            handle.database.clone(),
+            handle
+                .peer
+                .map_or_else(String::new, |peer| peer.to_string()),
+            STATES.get(state).copied().unwrap_or("").to_owned(),
+            format!("{}s", handle.since.elapsed().as_secs()),
+            handle.units.load(Ordering::Relaxed).to_string(),
+        ]
+    };
+    Answer::Table(columns, proxy.handles.all().iter().map(row).collect())
+}
+
+fn servers(proxy: &Proxy) -> Answer {
+    let topology = proxy.cluster.topology();
+    let mut rows = Vec::new();
+    if let Some(active) = &topology.active {
+        rows.push(vec!["active".to_owned(), active.to_string(), String::new()]);
+    }
+    for standby in &topology.standbys {
+        let role = if standby.is_spare { "spare" } else { "standby" };
+        let replayed = standby.replayed.to_string();
+        rows.push(vec![
+            format!("{role} {}", standby.name),
+            standby.address.to_string(),
+            replayed,
+        ]);
+    }
+    Answer::Table(&["server", "address", "replayed"], rows)
+}
+
+fn stats(proxy: &Proxy) -> Answer {
+    let counts = COUNTS.iter().zip(proxy.totals.read());
+    let rows = counts.map(|((name, _), value)| vec![(*name).to_owned(), value.to_string()]);
+    Answer::Table(&["name", "value"], rows.collect())
+}
+
+fn cluster(proxy: &Proxy) -> Answer {
+    let topology = proxy.cluster.topology();
+    let horizon = |(epoch, horizon): (&dax::ids::Epoch, &Option<_>)| {
+        let horizon: &Option<crate::core::outcome::Horizon> = horizon;
+        vec![
+            epoch.0.to_string(),
+            horizon.map_or_else(|| "unknown".to_owned(), |horizon| horizon.0.to_string()),
+            if *epoch == topology.epoch {
+                "now".to_owned()
+            } else {
+                String::new()
+            },
+        ]
+    };
+    Answer::Table(
+        &["epoch", "horizon", "state"],
+        topology.horizons.iter().map(horizon).collect(),
+    )
+}
+
+fn config(proxy: &Proxy) -> Answer {
+    let config = &proxy.config;
+    let pairs = [
+        ("listen", config.listen.to_string()),
+        (
+            "pool_mode",
+            format!("{:?}", config.pool_mode).to_lowercase(),
+        ),
+        ("pool_size", config.pool_size.to_string()),
+        ("max_clients", config.max_clients.to_string()),
+        ("reads.mode", config.reads.mode.clone()),
+        ("takeover.replay", config.takeover.replay.to_string()),
+        ("takeover.decide", config.takeover.decide.to_string()),
+    ];
+    let rows = pairs.map(|(key, value)| vec![key.to_owned(), value]);
+    Answer::Table(&["key", "value"], rows.into())
+}
+
+/// All counts as Prometheus reads them.
+pub fn metrics(proxy: &Proxy) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::new();
+    let mut put = |name: &str, help: &str, kind: &str, value: u64| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "# HELP understudy_proxy_{name} {help}");
+        let _ = writeln!(text, "# TYPE understudy_proxy_{name} {kind}");
+        let _ = writeln!(text, "understudy_proxy_{name} {value}");
+    };
+    for ((name, help), value) in COUNTS.iter().zip(proxy.totals.read()) {
+        put(name, help, "counter", value);
+    }
+    put(
+        "clients",
+        "Clients connected.",
+        "gauge",
+        proxy.handles.count() as u64,
+    );
+    let waiting = proxy
+        .pools
+        .lock()
+        .values()
+        .map(|pool| pool.waiting.load(Ordering::Relaxed))
+        .sum();
+    put(
+        "clients_waiting",
+        "Clients that wait for a connection.",
+        "gauge",
+        waiting,
+    );
+    let epoch = u64::from(proxy.cluster.topology().epoch.0);
+    put(
+        "epoch",
+        "The epoch whose active the proxy knows.",
+        "gauge",
+        epoch,
+    );
+    text
+}

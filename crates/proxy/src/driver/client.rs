@@ -1,0 +1,426 @@
+//! The task of one client: moves bytes between sockets and the session, and does what the session asks for.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context as Wake, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::sync::oneshot;
+use tokio::time::Sleep;
+use volume::lsn::Lsn;
+
+use crate::core::frame::Refusal;
+use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
+use crate::core::sql::Volatile;
+use crate::core::topology::Topology;
+
+use super::Proxy;
+use super::catalog::Functions;
+use super::handle::{BEGINNING, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING};
+use super::pool::{Held, Place, Pool};
+use super::socket::Socket;
+
+/// No more than this waits for a slow reader; then its server has to wait.
+const PENDING_BYTES: usize = 256 << 10;
+/// A client that waits for standbys looks at them so often, besides being woken by the first news.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+type Acquiring = Pin<Box<dyn Future<Output = Result<(Held, bool), Refusal>> + Send>>;
+
+/// What a client gets that is let in.
+pub struct Admitted {
+    /// Itself, as others see it.
+    pub handle: Arc<Handle>,
+    /// Where its servers come from.
+    pub pool: Arc<Pool>,
+    /// The functions of its database.
+    pub functions: Functions,
+    /// The connection that it begins with, in session mode.
+    pub held: Option<Held>,
+    /// Its session.
+    pub session: Session,
+}
+
+/// A client that was let in.
+pub struct Client {
+    proxy: Arc<Proxy>,
+    handle: Arc<Handle>,
+    pool: Arc<Pool>,
+    functions: Functions,
+    socket: Socket,
+    input: BytesMut,
+    out: Out,
+    session: Session,
+    held: Option<Held>,
+    parked: Option<Held>,
+    acquiring: Option<Acquiring>,
+    position: Option<oneshot::Receiver<Option<Lsn>>>,
+    timer: Option<Pin<Box<Sleep>>>,
+    look: Option<Pin<Box<Sleep>>>,
+    /// What of the session's counts is in the totals.
+    counted: Counts,
+    is_closing: bool,
+    is_shutting_down: bool,
+}
+
+impl Client {
+    /// A client whose session begins; `greeting` is what it is told first, and `input` what it has said since.
+    pub fn new(
+        proxy: Arc<Proxy>,
+        socket: Socket,
+        input: BytesMut,
+        greeting: BytesMut,
+        admitted: Admitted,
+    ) -> Client {
+        let Admitted {
+            handle,
+            pool,
+            functions,
+            held,
+            session,
+        } = admitted;
+        let out = Out {
+            client: greeting,
+            ..Out::default()
+        };
+        let mut client = Client {
+            proxy,
+            handle,
+            pool,
+            functions,
+            socket,
+            input,
+            out,
+            session,
+            held: None,
+            parked: None,
+            acquiring: None,
+            position: None,
+            timer: None,
+            look: None,
+            counted: Counts::default(),
+            is_closing: false,
+            is_shutting_down: false,
+        };
+        if let Some(held) = held {
+            client.begin_with(held);
+        }
+        client
+    }
+
+    /// Begins with this connection in hand.
+    fn begin_with(&mut self, mut held: Held) {
+        if let Some(server) = held.conn.server.take() {
+            self.session.begin_linked(server);
+            self.hold(held);
+        }
+    }
+
+    /// Serves the client until either side ends it.
+    pub async fn run(mut self) {
+        poll_fn(|wake| self.poll_run(wake)).await;
+        self.count();
+        self.handle.runs_on(None);
+        self.proxy.handles.leave(&self.handle);
+    }
+
+    fn poll_run(&mut self, wake: &mut Wake<'_>) -> Poll<()> {
+        loop {
+            if self.poll_writes(wake).is_err() {
+                return Poll::Ready(());
+            }
+            if self.is_closing {
+                // Its last words leave with what the socket takes.
+                return if self.out.client.is_empty() {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                };
+            }
+            if self.take_input() || self.poll_server(wake) {
+                continue;
+            }
+            match self.poll_client(wake) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(()) => return Poll::Ready(()),
+            }
+            if self.poll_others(wake) {
+                continue;
+            }
+            if self.is_closing {
+                // Its last words are to be sent.
+                continue;
+            }
+            self.show_state();
+            return Poll::Pending;
+        }
+    }
+
+    /// Writes what can be written. An error is the client's end.
+    fn poll_writes(&mut self, wake: &mut Wake<'_>) -> Result<(), ()> {
+        if !self.out.server.is_empty()
+            && let Some(held) = &mut self.held
+            && let Poll::Ready(Err(_)) = held.conn.socket.poll_drain(wake, &mut self.out.server)
+        {
+            self.lose_server();
+        }
+        if !self.out.client.is_empty()
+            && let Poll::Ready(Err(_)) = self.socket.poll_drain(wake, &mut self.out.client)
+        {
+            return Err(());
+        }
+        Ok(())
+    }
+
+    /// Lets the session take what it can of what was read.
+    fn take_input(&mut self) -> bool {
+        if self.input.is_empty() || !self.session.takes_client() {
+            return false;
+        }
+        let before = self.input.len();
+        let mut input = std::mem::take(&mut self.input);
+        self.with(|session, cx, out| session.client_input(cx, &mut input, out));
+        self.input = input;
+        let has_moved = self.input.len() != before;
+        if self.input.is_empty() {
+            self.input = BytesMut::new();
+        }
+        has_moved
+    }
+
+    fn poll_server(&mut self, wake: &mut Wake<'_>) -> bool {
+        if self.out.client.len() >= PENDING_BYTES {
+            return false;
+        }
+        let Some(held) = &mut self.held else {
+            return false;
+        };
+        let conn = &mut held.conn;
+        match conn.socket.poll_read(wake, &mut conn.input) {
+            Poll::Pending => false,
+            Poll::Ready(Ok(read)) if read > 0 => {
+                let mut input = std::mem::take(&mut conn.input);
+                let mut rest = conn.rest;
+                self.with_server_input(&mut input, &mut rest);
+                true
+            }
+            Poll::Ready(_) => {
+                self.lose_server();
+                true
+            }
+        }
+    }
+
+    /// The session takes what a server has answered, before what it asks for then is done.
+    fn with_server_input(&mut self, input: &mut BytesMut, rest: &mut usize) {
+        let topology = self.proxy.cluster.topology();
+        let volatile = self.functions.read().clone();
+        let cx = context(&self.proxy, &volatile, &topology);
+        self.session.server_input(&cx, input, rest, &mut self.out);
+        if let Some(held) = &mut self.held {
+            held.conn.rest = *rest;
+            if !input.is_empty() {
+                held.conn.input = std::mem::take(input);
+            }
+        }
+        self.do_effects(&topology);
+    }
+
+    fn poll_client(&mut self, wake: &mut Wake<'_>) -> Result<bool, ()> {
+        if self.input.len() >= PENDING_BYTES && !self.session.takes_client()
+            || self.out.server.len() >= PENDING_BYTES
+        {
+            return Ok(false);
+        }
+        match self.socket.poll_read(wake, &mut self.input) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(read)) if read > 0 => Ok(true),
+            Poll::Ready(_) => Err(()),
+        }
+    }
+
+    fn poll_others(&mut self, wake: &mut Wake<'_>) -> bool {
+        let mut has_moved = false;
+        if let Some(acquiring) = &mut self.acquiring
+            && let Poll::Ready(acquired) = acquiring.as_mut().poll(wake)
+        {
+            self.acquiring = None;
+            has_moved = true;
+            match acquired {
+                Ok((held, waited)) => self.link(held, waited),
+                Err(refusal) => self.with(|session, cx, out| session.refused(cx, &refusal, out)),
+            }
+        }
+        if let Some(position) = &mut self.position
+            && let Poll::Ready(position) = Pin::new(position).poll(wake)
+        {
+            self.position = None;
+            has_moved = true;
+            let position = position.ok().flatten();
+            self.with(|session, cx, out| session.position(cx, position, out));
+        }
+        if poll_timer(&mut self.timer, wake) {
+            has_moved = true;
+            self.with(|session, cx, out| session.woken(cx, out));
+        }
+        if poll_timer(&mut self.look, wake) {
+            has_moved = true;
+            self.with(|session, cx, out| session.news(cx, out));
+        }
+        if self.session.waits_for_version() && self.look.is_none() {
+            self.look = Some(Box::pin(tokio::time::sleep(LOOK_AGAIN)));
+            has_moved = true;
+        }
+        let pokes = self.handle.take_pokes(wake);
+        if pokes != 0 {
+            has_moved = true;
+            self.heed(pokes);
+        }
+        has_moved
+    }
+
+    fn heed(&mut self, pokes: u32) {
+        if pokes & NEWS != 0 {
+            self.with(|session, cx, out| session.news(cx, out));
+        }
+        self.is_shutting_down |= pokes & SHUTDOWN != 0;
+        if pokes & KILL != 0 {
+            let refusal =
+                Refusal::fatal("57P01", "the connection was ended by the proxy's operator");
+            self.with(|session, _, out| session.close(&refusal, out));
+        } else if self.is_shutting_down && self.session.is_idle() {
+            let refusal = Refusal::fatal("57P01", "the proxy is shutting down")
+                .hint("Connect again, to another proxy.");
+            self.with(|session, _, out| session.close(&refusal, out));
+        }
+    }
+
+    fn lose_server(&mut self) {
+        self.with(|session, cx, out| session.server_lost(cx, out));
+        // Whatever the session thinks of it: a broken connection is of no use to anybody.
+        self.held = None;
+    }
+
+    /// Lets the session do something, and does what it asks for.
+    fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
+        let topology = self.proxy.cluster.topology();
+        let volatile = self.functions.read().clone();
+        let cx = context(&self.proxy, &volatile, &topology);
+        act(&mut self.session, &cx, &mut self.out);
+        self.do_effects(&topology);
+    }
+
+    fn do_effects(&mut self, topology: &Topology) {
+        while !self.out.effects.is_empty() {
+            for effect in std::mem::take(&mut self.out.effects) {
+                self.do_effect(effect, topology);
+            }
+        }
+    }
+
+    fn do_effect(&mut self, effect: Effect, topology: &Topology) {
+        match effect {
+            Effect::AcquireActive { fresh } => {
+                if fresh {
+                    self.pool.close_idle();
+                }
+                self.acquire(Place::Active, topology);
+            }
+            Effect::AcquireStandby(name) => self.acquire(Place::Standby(name), topology),
+            Effect::Park => self.parked = self.held.take(),
+            Effect::Unpark => {
+                if let Some(held) = self.parked.take() {
+                    self.hold(held);
+                }
+            }
+            Effect::Return(server) => self.give_back(server),
+            Effect::Drop => {
+                self.held = None;
+                self.handle.runs_on(None);
+            }
+            Effect::DropParked => self.parked = None,
+            Effect::AskPosition => self.position = Some(self.proxy.positions.ask()),
+            Effect::Wake(after) => self.timer = Some(Box::pin(tokio::time::sleep(after))),
+            Effect::Close => self.is_closing = true,
+        }
+    }
+
+    fn acquire(&mut self, place: Place, topology: &Topology) {
+        match self.pool.try_take(&place, topology) {
+            Some(held) => self.link(held, false),
+            None => self.acquiring = Some(Box::pin(self.pool.clone().take(place))),
+        }
+    }
+
+    fn link(&mut self, mut held: Held, waited: bool) {
+        let Some(server) = held.conn.server.take() else {
+            return;
+        };
+        self.hold(held);
+        self.with(|session, cx, out| session.linked(cx, server, waited, out));
+    }
+
+    fn hold(&mut self, held: Held) {
+        let target = (held.conn.address.clone(), held.conn.key);
+        self.handle.runs_on(Some(target));
+        self.held = Some(held);
+    }
+
+    fn give_back(&mut self, server: Box<Server>) {
+        self.handle.runs_on(None);
+        if let Some(held) = self.held.take() {
+            self.pool.put(held, server);
+        }
+    }
+
+    fn count(&mut self) {
+        let counts = self.session.counts();
+        if counts != self.counted {
+            self.proxy.totals.add(&self.counted, &counts);
+            self.handle.units.store(counts.units, Ordering::Relaxed);
+            self.counted = counts;
+        }
+    }
+
+    /// Tells others what the client is doing.
+    fn show_state(&mut self) {
+        let state = if self.session.has_begun() {
+            TRANSACTION
+        } else if self.session.is_waiting() {
+            WAITING
+        } else if self.session.is_idle() {
+            IDLE
+        } else {
+            BEGINNING
+        };
+        self.handle.state.store(state, Ordering::Release);
+        self.count();
+        if state == IDLE && self.is_shutting_down {
+            self.handle.poke(SHUTDOWN);
+        }
+    }
+}
+
+fn context<'a>(proxy: &'a Proxy, volatile: &'a Volatile, topology: &'a Topology) -> Context<'a> {
+    Context {
+        rules: &proxy.rules,
+        statements: &proxy.statements,
+        volatile,
+        topology,
+        connections: proxy.cluster.connections(),
+    }
+}
+
+fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, wake: &mut Wake<'_>) -> bool {
+    let is_over = timer
+        .as_mut()
+        .is_some_and(|timer| timer.as_mut().poll(wake).is_ready());
+    if is_over {
+        *timer = None;
+    }
+    is_over
+}

@@ -1,0 +1,186 @@
+//! A cluster that a file tells of: for a PostgreSQL with streaming standbys that is not run by Understudy.
+//!
+//! Whoever promotes a standby writes the file: the epoch must grow, and the horizon must be taken on the
+//! standby after its replay has ended and before it is promoted. Nothing proves here that an active is still
+//! active; the file's word counts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dax::ids::Epoch;
+use serde::Deserialize;
+use volume::lsn::Lsn;
+
+use crate::config::Control;
+use crate::core::outcome::Horizon;
+use crate::core::topology::{News, Standby};
+use crate::core::version::parse_lsn;
+
+use super::catalog::connect_to;
+use super::cluster::Cluster;
+use super::source::{Position, Source, SourceError};
+
+/// How often the file, and the standbys, are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    epoch: u32,
+    active: String,
+    #[serde(default)]
+    held: bool,
+    #[serde(default)]
+    takeovers: Vec<Takeover>,
+    #[serde(default)]
+    standbys: Vec<Named>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Takeover {
+    epoch: u32,
+    horizon: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    name: String,
+    address: String,
+    #[serde(default)]
+    spare: bool,
+}
+
+/// Tells what a file tells.
+pub struct FileSource {
+    path: PathBuf,
+    control: Control,
+    active: tokio::sync::Mutex<Option<(String, tokio_postgres::Client)>>,
+    last: parking_lot::Mutex<Option<File>>,
+}
+
+impl FileSource {
+    /// Watches the file at `path`; asks servers as `control`.
+    pub fn new(path: PathBuf, control: Control) -> FileSource {
+        FileSource {
+            path,
+            control,
+            active: tokio::sync::Mutex::new(None),
+            last: parking_lot::Mutex::new(None),
+        }
+    }
+
+    fn read(&self) -> Option<File> {
+        let text = std::fs::read_to_string(&self.path).ok()?;
+        match toml::from_str(&text) {
+            Ok(file) => Some(file),
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "the cluster's file makes no sense");
+                None
+            }
+        }
+    }
+
+    fn tell(&self, file: &File, cluster: &Cluster) {
+        let takeovers = file.takeovers.iter();
+        let horizons =
+            takeovers.map(|takeover| (Epoch(takeover.epoch), takeover.horizon.map(Horizon)));
+        cluster.hear(News::ActiveIs {
+            epoch: Epoch(file.epoch),
+            address: file.active.as_str().into(),
+            horizons: horizons.collect(),
+        });
+        cluster.hear(if file.held { News::Hold } else { News::Resume });
+    }
+
+    async fn ask(&self, file: &File) -> Result<Lsn, SourceError> {
+        let error = |error: &dyn std::fmt::Display| SourceError(error.to_string());
+        let mut active = self.active.lock().await;
+        let is_old = |(address, client): &(String, tokio_postgres::Client)| {
+            *address != file.active || client.is_closed()
+        };
+        if active.as_ref().is_none_or(is_old) {
+            let client = connect_to(&self.control, &file.active, &self.control.database);
+            let client = client.await.map_err(|e| error(&e))?;
+            *active = Some((file.active.clone(), client));
+        }
+        let Some((_, client)) = &*active else {
+            return Err(SourceError("no connection".to_owned()));
+        };
+        lsn(
+            client,
+            "SELECT pg_catalog.pg_current_wal_insert_lsn()::text",
+        )
+        .await
+    }
+}
+
+async fn lsn(client: &tokio_postgres::Client, text: &str) -> Result<Lsn, SourceError> {
+    let row = client.query_one(text, &[]).await;
+    let row = row.map_err(|error| SourceError(error.to_string()))?;
+    let text: Option<String> = row.get(0);
+    let lsn = text.as_deref().and_then(parse_lsn);
+    lsn.ok_or_else(|| SourceError("no position".to_owned()))
+}
+
+#[async_trait]
+impl Source for FileSource {
+    async fn run(self: Arc<Self>, cluster: Arc<Cluster>) {
+        let mut sessions: Vec<(Named, Option<tokio_postgres::Client>)> = Vec::new();
+        loop {
+            if let Some(file) = self.read() {
+                let is_news = self.last.lock().as_ref() != Some(&file);
+                if is_news {
+                    self.tell(&file, &cluster);
+                    sessions = file
+                        .standbys
+                        .iter()
+                        .cloned()
+                        .map(|named| (named, None))
+                        .collect();
+                    *self.last.lock() = Some(file);
+                }
+            }
+            let heard = cluster.connections();
+            let mut standbys = Vec::new();
+            for (named, session) in &mut sessions {
+                if session.as_ref().is_none_or(|session| session.is_closed()) {
+                    let database = self.control.database.clone();
+                    let connected = connect_to(&self.control, &named.address, &database).await;
+                    *session = connected.ok();
+                }
+                let Some(client) = session else {
+                    continue;
+                };
+                let text = "SELECT pg_catalog.pg_last_wal_replay_lsn()::text";
+                if let Ok(replayed) = lsn(client, text).await {
+                    standbys.push(Standby {
+                        name: named.name.as_str().into(),
+                        address: named.address.as_str().into(),
+                        replayed,
+                        heard,
+                        is_spare: named.spare,
+                    });
+                }
+            }
+            if !sessions.is_empty() {
+                cluster.hear(News::Standbys(standbys));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn position(&self) -> Result<Position, SourceError> {
+        let file = self.last.lock().clone();
+        let file = file.ok_or_else(|| SourceError("the file was not read yet".to_owned()))?;
+        let lsn = self.ask(&file).await?;
+        Ok(Position {
+            epoch: Epoch(file.epoch),
+            lsn,
+            is_proven: true,
+        })
+    }
+}

@@ -1,0 +1,175 @@
+//! What others need of a client's task: to wake it, to cancel its statement, to end it.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+
+use super::login::dial;
+
+/// The cluster has changed.
+pub const NEWS: u32 = 1;
+/// The proxy lets nobody stay.
+pub const SHUTDOWN: u32 = 2;
+/// The operator ends this client's connection.
+pub const KILL: u32 = 4;
+
+/// A statement of which server can be cancelled, and how.
+pub type CancelTarget = (Arc<str>, (i32, i32));
+
+/// A client, as others see it.
+pub struct Handle {
+    /// Its number.
+    pub id: u32,
+    /// Proves that a cancel request is the client's.
+    secret: Box<[u8]>,
+    /// The role.
+    pub user: String,
+    /// The database.
+    pub database: String,
+    /// Where it comes from, if over a network.
+    pub peer: Option<IpAddr>,
+    /// Since when.
+    pub since: Instant,
+    /// What it is doing: an index of [`STATES`].
+    pub state: AtomicU32,
+    /// Units answered.
+    pub units: AtomicU64,
+    waker: AtomicWaker,
+    pokes: AtomicU32,
+    running_on: Mutex<Option<CancelTarget>>,
+}
+
+/// What [`Handle::state`] means.
+pub const STATES: [&str; 4] = ["idle", "active", "waiting", "beginning"];
+/// The client has nothing under way.
+pub const IDLE: u32 = 0;
+/// It has a transaction open on a server, or a statement under way there.
+pub const TRANSACTION: u32 = 1;
+/// It waits for a server, a version or the end of a hold, and no server has begun a transaction of it.
+pub const WAITING: u32 = 2;
+/// It has sent a part of what it is about to do.
+pub const BEGINNING: u32 = 3;
+
+impl Handle {
+    /// Tells the client's task of something.
+    pub fn poke(&self, what: u32) {
+        self.pokes.fetch_or(what, Ordering::AcqRel);
+        self.waker.wake();
+    }
+
+    /// What the task was told since it last looked; it is woken when there is more.
+    pub fn take_pokes(&self, cx: &std::task::Context<'_>) -> u32 {
+        self.waker.register(cx.waker());
+        self.pokes.swap(0, Ordering::AcqRel)
+    }
+
+    /// Where its statements run now.
+    pub fn runs_on(&self, target: Option<CancelTarget>) {
+        *self.running_on.lock() = target;
+    }
+
+    /// What a client needs to cancel a statement.
+    pub fn secret(&self) -> &[u8] {
+        &self.secret
+    }
+}
+
+/// All clients.
+#[derive(Default)]
+pub struct Handles {
+    by_id: Mutex<HashMap<u32, Arc<Handle>>>,
+    last: AtomicU32,
+}
+
+impl Handles {
+    /// Another client. `secret_bytes` is 4 in protocol 3.0.
+    pub fn enter(
+        &self,
+        secret_bytes: usize,
+        user: &str,
+        database: &str,
+        peer: Option<IpAddr>,
+    ) -> Result<Arc<Handle>, getrandom::Error> {
+        let mut secret = vec![0; secret_bytes];
+        getrandom::fill(&mut secret)?;
+        let handle = Arc::new(Handle {
+            id: self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1),
+            secret: secret.into(),
+            user: user.to_owned(),
+            database: database.to_owned(),
+            peer,
+            since: Instant::now(),
+            state: AtomicU32::new(0),
+            units: AtomicU64::new(0),
+            waker: AtomicWaker::new(),
+            pokes: AtomicU32::new(0),
+            running_on: Mutex::new(None),
+        });
+        self.by_id.lock().insert(handle.id, handle.clone());
+        Ok(handle)
+    }
+
+    /// It is gone.
+    pub fn leave(&self, handle: &Handle) {
+        self.by_id.lock().remove(&handle.id);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.by_id.lock().len()
+    }
+
+    /// How many are in this state.
+    pub fn count_in(&self, state: u32) -> usize {
+        let by_id = self.by_id.lock();
+        let is_in = |handle: &&Arc<Handle>| handle.state.load(Ordering::Acquire) == state;
+        by_id.values().filter(is_in).count()
+    }
+
+    /// All of them, in the order they came.
+    pub fn all(&self) -> Vec<Arc<Handle>> {
+        let mut all: Vec<_> = self.by_id.lock().values().cloned().collect();
+        all.sort_by_key(|handle| handle.id);
+        all
+    }
+
+    /// Tells all of them.
+    pub fn poke_all(&self, what: u32) {
+        for handle in self.by_id.lock().values() {
+            handle.poke(what);
+        }
+    }
+
+    /// Cancels what client `id` runs, if `secret` is its own.
+    pub async fn cancel(&self, id: u32, secret: &[u8]) {
+        let handle = self.by_id.lock().get(&id).cloned();
+        let Some(handle) = handle.filter(|handle| *handle.secret == *secret) else {
+            return;
+        };
+        let target = handle.running_on.lock().clone();
+        if let Some((address, key)) = target {
+            cancel(&address, key).await;
+        }
+    }
+}
+
+/// Asks a server to cancel what runs in the session of `key`.
+async fn cancel(address: &str, key: (i32, i32)) {
+    let sent = async {
+        let mut socket = dial(address).await?;
+        let mut request = bytes::BytesMut::new();
+        postgres_protocol::message::frontend::cancel_request(key.0, key.1, &mut request);
+        socket.drain(&mut request).await?;
+        // It closes the connection when it has done it.
+        let mut nothing = bytes::BytesMut::new();
+        socket.read(&mut nothing).await
+    };
+    if let Err(error) = sent.await {
+        tracing::debug!(%error, address, "a cancel request did not reach the server");
+    }
+}

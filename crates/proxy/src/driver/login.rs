@@ -1,0 +1,310 @@
+//! Logging in to a server as a client's user.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use postgres_protocol::message::frontend;
+use tokio::net::{TcpStream, UnixStream};
+use volume::lsn::Lsn;
+
+use crate::core::frame::{self, Refusal, error_fields};
+use crate::core::session::{Reported, Role, Server};
+use crate::core::version::parse_lsn;
+use crate::scram::{self, Keys, MECHANISM, Visitor};
+
+use super::socket::Socket;
+
+/// A message of a server before it is ready cannot be longer.
+const LOGIN_MESSAGE_BYTES: usize = 1 << 20;
+/// How long a server may take to let us in.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection to a server.
+pub struct Conn {
+    /// Its socket.
+    pub socket: Socket,
+    /// What was read and not taken.
+    pub input: BytesMut,
+    /// What is still to come of a message that is passed on in pieces.
+    pub rest: usize,
+    /// What its session is like, while no client has it.
+    pub server: Option<Box<Server>>,
+    /// Where it goes to.
+    pub address: Arc<str>,
+    /// With this it can be cancelled.
+    pub key: (i32, i32),
+}
+
+impl std::fmt::Debug for Conn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Conn").field(&self.address).finish()
+    }
+}
+
+/// Who logs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Login {
+    /// The role.
+    pub user: String,
+    /// The database.
+    pub database: String,
+    /// What else the startup message says.
+    pub parameters: Vec<(String, String)>,
+    /// What proves the password, if the user has one.
+    pub keys: Option<Keys>,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum LoginError {
+    /// The server cannot be reached, or is not what it was taken for, or is not ready: try again.
+    #[error("{0}")]
+    Unavailable(String),
+    /// It refuses this user, database or parameter, in its own words.
+    #[error("refused by the server")]
+    Refused(BytesMut),
+    /// The proxy cannot log in as this user.
+    #[error("{}", .0.message)]
+    Denied(Refusal),
+}
+
+impl From<io::Error> for LoginError {
+    fn from(error: io::Error) -> LoginError {
+        LoginError::Unavailable(error.to_string())
+    }
+}
+
+/// Connects to `address`: `host:port`, or `/directory:port` of a socket.
+pub async fn dial(address: &str) -> io::Result<Socket> {
+    if address.starts_with('/') {
+        let (directory, port) = address.rsplit_once(':').unwrap_or((address, "5432"));
+        let path = format!("{directory}/.s.PGSQL.{port}");
+        return Ok(Socket::Unix(UnixStream::connect(path).await?));
+    }
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(Socket::Tcp(stream))
+}
+
+/// Connects and logs in. The server must be what `role` says: the active accepts writes, a standby does not.
+pub async fn log_in(
+    address: &str,
+    login: &Login,
+    role: Role,
+    born: u64,
+) -> Result<Conn, LoginError> {
+    let attempt = async {
+        let socket = dial(address).await?;
+        let entry = Entry {
+            socket,
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+        };
+        let is_standby = matches!(role, Role::Standby(_));
+        entry.enter(login, is_standby).await
+    };
+    let entered = tokio::time::timeout(LOGIN_TIMEOUT, attempt)
+        .await
+        .map_err(|_| LoginError::Unavailable("the server did not answer in time".to_owned()))??;
+    let Entered {
+        socket,
+        reported,
+        replayed,
+        key,
+    } = entered;
+    let is_standby = reported.get("in_hot_standby") == Some("on");
+    if is_standby != matches!(role, Role::Standby(_)) {
+        let what = if is_standby {
+            "a standby"
+        } else {
+            "no standby"
+        };
+        return Err(LoginError::Unavailable(format!("{address} is {what}")));
+    }
+    let mut server = Server::new(role, born, reported);
+    server.replayed = replayed;
+    Ok(Conn {
+        socket,
+        input: BytesMut::new(),
+        rest: 0,
+        server: Some(Box::new(server)),
+        address: address.into(),
+        key,
+    })
+}
+
+/// A session on a server.
+struct Entered {
+    socket: Socket,
+    reported: Reported,
+    replayed: Lsn,
+    key: (i32, i32),
+}
+
+struct Entry {
+    socket: Socket,
+    input: BytesMut,
+    output: BytesMut,
+}
+
+impl Entry {
+    async fn enter(
+        mut self: Entry,
+        login: &Login,
+        is_standby: bool,
+    ) -> Result<Entered, LoginError> {
+        let own = [("user", login.user.as_str()), ("database", &login.database)];
+        let others = login
+            .parameters
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()));
+        frontend::startup_message(own.into_iter().chain(others), &mut self.output)?;
+        self.send().await?;
+        self.authenticate(login).await?;
+        let mut reported = Reported::default();
+        let mut key = (0, 0);
+        loop {
+            let message = self.receive().await?;
+            let body = frame::body(&message);
+            match message[0] {
+                b'S' => {
+                    let pair = frame::name(body)
+                        .and_then(|(name, rest)| Some((name, frame::name(rest)?.0)));
+                    if let Some((name, value)) = pair {
+                        reported.put(name, value);
+                    }
+                }
+                b'K' if body.len() >= 8 => {
+                    let mut body = body;
+                    key = (body.get_i32(), body.get_i32());
+                }
+                b'Z' => break,
+                _ => {}
+            }
+        }
+        let replayed = if is_standby {
+            self.replayed().await?
+        } else {
+            Lsn::ZERO
+        };
+        Ok(Entered {
+            socket: self.socket,
+            reported,
+            replayed,
+            key,
+        })
+    }
+
+    /// How far a standby has replayed, by its own word: what was heard of it before may have been of a server
+    /// process that is gone.
+    async fn replayed(&mut self) -> Result<Lsn, LoginError> {
+        frontend::query(
+            "SELECT pg_catalog.pg_last_wal_replay_lsn()",
+            &mut self.output,
+        )?;
+        self.send().await?;
+        let mut replayed = Lsn::ZERO;
+        loop {
+            let message = self.receive().await?;
+            match message[0] {
+                b'D' => {
+                    let text = frame::first_column(&message);
+                    let text = text.and_then(|text| std::str::from_utf8(text).ok());
+                    replayed = text.and_then(parse_lsn).unwrap_or(Lsn::ZERO);
+                }
+                b'Z' => return Ok(replayed),
+                _ => {}
+            }
+        }
+    }
+
+    async fn authenticate(&mut self, login: &Login) -> Result<(), LoginError> {
+        let mut visitor = None;
+        loop {
+            let message = self.receive().await?;
+            let mut body = frame::body(&message);
+            if message[0] != b'R' || body.len() < 4 {
+                continue;
+            }
+            match body.get_i32() {
+                0 => return Ok(()),
+                10 => {
+                    let Some(keys) = login.keys.clone() else {
+                        return Err(LoginError::Denied(no_password(&login.user)));
+                    };
+                    let nonce =
+                        scram::nonce().map_err(|e| LoginError::Unavailable(e.to_string()))?;
+                    let (begun, first) = Visitor::begin(keys, &nonce);
+                    visitor = Some(begun);
+                    frontend::sasl_initial_response(MECHANISM, first.as_bytes(), &mut self.output)?;
+                    self.send().await?;
+                }
+                11 => {
+                    let text = String::from_utf8_lossy(body).into_owned();
+                    let answer = visitor.as_mut().map(|visitor| visitor.answer(&text));
+                    let Some(Ok(answer)) = answer else {
+                        return Err(LoginError::Denied(no_password(&login.user)));
+                    };
+                    frontend::sasl_response(answer.as_bytes(), &mut self.output)?;
+                    self.send().await?;
+                }
+                12 => {
+                    let text = String::from_utf8_lossy(body).into_owned();
+                    let judged = visitor.take().map(|visitor| visitor.finish(&text));
+                    if !matches!(judged, Some(Ok(()))) {
+                        return Err(LoginError::Denied(no_password(&login.user)));
+                    }
+                }
+                method => return Err(LoginError::Denied(unsupported(&login.user, method))),
+            }
+        }
+    }
+
+    async fn send(&mut self) -> Result<(), LoginError> {
+        Ok(self.socket.drain(&mut self.output).await?)
+    }
+
+    async fn receive(&mut self) -> Result<BytesMut, LoginError> {
+        loop {
+            let taken = frame::take(&mut self.input, LOGIN_MESSAGE_BYTES)
+                .map_err(|error| LoginError::Unavailable(error.to_string()))?;
+            match taken {
+                Some(message) if message[0] == b'E' => return Err(refused(message)),
+                Some(message) => return Ok(message),
+                None => {
+                    if self.socket.read(&mut self.input).await? == 0 {
+                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A server that starts, stops or is full may be asked again; what else it says is for the client.
+fn refused(message: BytesMut) -> LoginError {
+    let fields = error_fields(&message);
+    if matches!(fields.code, b"57P01" | b"57P02" | b"57P03" | b"53300") {
+        let text = String::from_utf8_lossy(fields.message).into_owned();
+        return LoginError::Unavailable(text);
+    }
+    LoginError::Refused(message)
+}
+
+fn no_password(user: &str) -> Refusal {
+    let text = format!("the proxy cannot log in to the server as \"{user}\"");
+    Refusal::fatal("28P01", text)
+        .detail("The server asks for a password, and the proxy has no proof of it.")
+        .hint("Use auth = \"scram\" in the proxy's configuration; if the password was changed, connect again.")
+}
+
+fn unsupported(user: &str, method: i32) -> Refusal {
+    let text = format!("the proxy cannot log in to the server as \"{user}\"");
+    Refusal::fatal("28000", text)
+        .detail(format!(
+            "The server asks for authentication method {method}."
+        ))
+        .hint("Let pg_hba.conf ask the proxy's address for scram-sha-256.")
+}

@@ -1,0 +1,267 @@
+//! Connections to servers of one user to one database.
+//!
+//! Invariant: no more of them are open to one server than the limit, and who waits longest is served first.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::core::frame::Refusal;
+use crate::core::session::{Role, Server};
+use crate::core::topology::{NodeName, Topology};
+use crate::scram::Keys;
+
+use super::cluster::Cluster;
+use super::login::{Conn, Login, LoginError, log_in};
+
+/// How long to wait before an unreachable active is tried again, unless there is news of another.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// A connection that a client has.
+pub struct Held {
+    /// The connection.
+    pub conn: Box<Conn>,
+    /// Its share of the limit.
+    permit: OwnedSemaphorePermit,
+}
+
+/// Which server.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// Whoever is active.
+    Active,
+    /// A standby.
+    Standby(NodeName),
+}
+
+/// Connections to one server that nobody has.
+struct Shelf {
+    // Boxed, as they go to clients and come back: a connection is large.
+    #[allow(clippy::vec_box, reason = "moved in and out as they are")]
+    idle: Mutex<Vec<Box<Conn>>>,
+    share: Arc<Semaphore>,
+}
+
+/// What a pool goes by.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Connections to one server.
+    pub size: usize,
+    /// How long a client waits for one, when servers are well.
+    pub wait: Duration,
+    /// How long a client waits for a takeover.
+    pub takeover_wait: Duration,
+}
+
+/// The connections of one user to one database.
+pub struct Pool {
+    login: Mutex<Login>,
+    limits: Limits,
+    cluster: Arc<Cluster>,
+    shelves: Mutex<HashMap<Place, Arc<Shelf>>>,
+    /// Clients that wait.
+    pub waiting: AtomicU64,
+}
+
+/// Counts of one pool, to show.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// Whose.
+    pub place: Place,
+    /// In use.
+    pub used: usize,
+    /// Not in use.
+    pub idle: usize,
+}
+
+impl Pool {
+    /// An empty pool.
+    pub fn new(login: Login, limits: Limits, cluster: Arc<Cluster>) -> Pool {
+        Pool {
+            login: Mutex::new(login),
+            limits,
+            cluster,
+            shelves: Mutex::default(),
+            waiting: AtomicU64::new(0),
+        }
+    }
+
+    /// Who logs in.
+    pub fn login(&self) -> Login {
+        self.login.lock().clone()
+    }
+
+    /// A login revealed these keys: they count from now on.
+    pub fn use_keys(&self, keys: Option<Keys>) {
+        if keys.is_some() {
+            self.login.lock().keys = keys;
+        }
+    }
+
+    fn shelf(&self, place: &Place) -> Arc<Shelf> {
+        let mut shelves = self.shelves.lock();
+        if let Some(shelf) = shelves.get(place) {
+            return shelf.clone();
+        }
+        let shelf = Arc::new(Shelf {
+            idle: Mutex::default(),
+            share: Arc::new(Semaphore::new(self.limits.size)),
+        });
+        shelves.insert(place.clone(), shelf.clone());
+        shelf
+    }
+
+    /// A connection that is there.
+    pub fn try_take(&self, place: &Place, topology: &Topology) -> Option<Held> {
+        let shelf = self.shelf(place);
+        let permit = shelf.share.clone().try_acquire_owned().ok()?;
+        let conn = shelf.take(place, topology)?;
+        Some(Held { conn, permit })
+    }
+
+    /// A connection, when there is one. The second value tells that the server could not be had at once.
+    ///
+    /// # Errors
+    /// What to tell the client.
+    pub async fn take(self: Arc<Pool>, place: Place) -> Result<(Held, bool), Refusal> {
+        let shelf = self.shelf(&place);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let share = shelf.share.clone().acquire_owned();
+        let permit = tokio::time::timeout(self.limits.wait, share).await;
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        let Ok(Ok(permit)) = permit else {
+            return Err(self.all_in_use());
+        };
+        let deadline = Instant::now() + self.limits.takeover_wait;
+        let mut waited = false;
+        loop {
+            let topology = self.cluster.topology();
+            if let Some(conn) = shelf.take(&place, &topology) {
+                return Ok((Held { conn, permit }, waited));
+            }
+            match self.connect(&place, &topology).await {
+                Ok(conn) => {
+                    return Ok((
+                        Held {
+                            conn: Box::new(conn),
+                            permit,
+                        },
+                        waited,
+                    ));
+                }
+                Err(LoginError::Refused(words)) => return Err(refusal_of(&words)),
+                Err(LoginError::Denied(refusal)) => return Err(refusal),
+                Err(LoginError::Unavailable(why)) => {
+                    let is_standby = matches!(place, Place::Standby(_));
+                    if is_standby || Instant::now() >= deadline {
+                        return Err(unavailable(&why));
+                    }
+                    tracing::debug!(why, "no connection to the active yet");
+                }
+            }
+            waited = true;
+            self.cluster.news_within(TRY_AGAIN).await;
+        }
+    }
+
+    async fn connect(&self, place: &Place, topology: &Topology) -> Result<Conn, LoginError> {
+        let unknown = || LoginError::Unavailable("nobody is known to be active".to_owned());
+        let (address, role) = match place {
+            Place::Active => {
+                let address = topology.active.clone().ok_or_else(unknown)?;
+                (address, Role::Active(topology.epoch))
+            }
+            Place::Standby(name) => {
+                let standby = topology.standby(name).ok_or_else(unknown)?;
+                (standby.address.clone(), Role::Standby(name.clone()))
+            }
+        };
+        let born = self.cluster.next_connection();
+        log_in(&address, &self.login(), role, born).await
+    }
+
+    /// A client has done with a connection.
+    pub fn put(&self, held: Held, server: Box<Server>) {
+        let Held { mut conn, permit } = held;
+        if !conn.input.is_empty() || conn.rest > 0 {
+            return;
+        }
+        let place = match &server.role {
+            Role::Active(_) => Place::Active,
+            Role::Standby(name) => Place::Standby(name.clone()),
+        };
+        conn.server = Some(server);
+        self.shelf(&place).idle.lock().push(conn);
+        drop(permit);
+    }
+
+    /// Closes what nobody uses.
+    pub fn close_idle(&self) {
+        for shelf in self.shelves.lock().values() {
+            shelf.idle.lock().clear();
+        }
+    }
+
+    /// Counts, to show.
+    pub fn show(&self) -> Vec<Shown> {
+        let shelves = self.shelves.lock();
+        let shown = shelves.iter().map(|(place, shelf)| Shown {
+            place: place.clone(),
+            used: self.limits.size - shelf.share.available_permits().min(self.limits.size),
+            idle: shelf.idle.lock().len(),
+        });
+        shown.collect()
+    }
+
+    fn all_in_use(&self) -> Refusal {
+        Refusal::error("53300", "all connections to the server are in use")
+            .detail(format!(
+                "{} connections of this user to this database are open, and none became free in {:?}.",
+                self.limits.size, self.limits.wait
+            ))
+            .hint("Raise pool_size, or end transactions sooner.")
+    }
+}
+
+impl Shelf {
+    /// The connection used last that is still good.
+    fn take(&self, place: &Place, topology: &Topology) -> Option<Box<Conn>> {
+        loop {
+            let mut conn = self.idle.lock().pop()?;
+            let epoch = conn.server.as_ref().and_then(|server| server.epoch());
+            let is_current = match place {
+                Place::Active => epoch == Some(topology.epoch),
+                Place::Standby(_) => true,
+            };
+            if is_current && conn.socket.is_quiet() {
+                return Some(conn);
+            }
+        }
+    }
+}
+
+fn unavailable(why: &str) -> Refusal {
+    Refusal::error("57P03", "no server could be reached in time")
+        .detail(format!("The last try: {why}."))
+}
+
+/// A server's own words end the client's connection as they would have ended a direct one.
+fn refusal_of(words: &[u8]) -> Refusal {
+    let fields = crate::core::frame::error_fields(words);
+    let code = CODES
+        .iter()
+        .find(|code| code.as_bytes() == fields.code)
+        .unwrap_or(&"08004");
+    Refusal::fatal(code, String::from_utf8_lossy(fields.message))
+}
+
+/// What a server may say to a client that it does not let in.
+const CODES: &[&str] = &[
+    "0A000", "22023", "28000", "28P01", "3D000", "42501", "42602", "42704", "55000", "57P04",
+    "08P01",
+];

@@ -1,0 +1,102 @@
+//! A socket of a client or a server, whatever protects it.
+//!
+//! Reads go through one buffer of the thread, so that a connection with nothing to say has no buffer at all.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// What is read at once.
+const READ_BYTES: usize = 64 << 10;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
+}
+
+/// A connected socket.
+pub enum Socket {
+    /// Over a network.
+    Tcp(TcpStream),
+    /// On this machine.
+    Unix(UnixStream),
+    /// Over a network, encrypted; we are the server.
+    Tls(Box<dax::tls::ServerStream>),
+    /// It was taken away to be encrypted, and that failed.
+    Gone,
+}
+
+/// What can be both read and written.
+trait Stream: AsyncRead + AsyncWrite + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+
+impl Socket {
+    fn stream(&mut self) -> io::Result<Pin<&mut dyn Stream>> {
+        Ok(match self {
+            Socket::Gone => return Err(io::ErrorKind::NotConnected.into()),
+            Socket::Tcp(stream) => Pin::new(stream),
+            Socket::Unix(stream) => Pin::new(stream),
+            Socket::Tls(stream) => Pin::new(stream.as_mut()),
+        })
+    }
+
+    /// Appends what is there to `to`; `Ready(0)` at the end.
+    pub fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        to: &mut BytesMut,
+    ) -> Poll<io::Result<usize>> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buf = ReadBuf::new(scratch);
+            ready!(self.stream()?.poll_read(cx, &mut buf))?;
+            to.extend_from_slice(buf.filled());
+            Poll::Ready(Ok(buf.filled().len()))
+        })
+    }
+
+    /// Writes what can be written of `from`; ready when it is empty and all of it on its way.
+    pub fn poll_drain(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut BytesMut,
+    ) -> Poll<io::Result<()>> {
+        while !from.is_empty() {
+            let written = ready!(self.stream()?.poll_write(cx, from))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            from.advance(written);
+        }
+        if matches!(self, Socket::Tls(_)) {
+            return self.stream()?.poll_flush(cx);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads more.
+    pub async fn read(&mut self, to: &mut BytesMut) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_read(cx, to)).await
+    }
+
+    /// Writes all of it.
+    pub async fn drain(&mut self, from: &mut BytesMut) -> io::Result<()> {
+        poll_fn(|cx| self.poll_drain(cx, from)).await
+    }
+
+    /// Whether a connection that nobody uses is well: nothing was said on it, not even its end.
+    pub fn is_quiet(&mut self) -> bool {
+        let mut unasked = BytesMut::new();
+        let mut cx = Context::from_waker(Waker::noop());
+        self.poll_read(&mut cx, &mut unasked).is_pending()
+    }
+
+    /// Whether it is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self, Socket::Tls(_))
+    }
+}

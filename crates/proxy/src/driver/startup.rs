@@ -1,0 +1,460 @@
+//! The beginning of a client's connection: encryption, what it wants, who it is.
+
+mod message;
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bytes::{Buf, BufMut, BytesMut};
+
+use crate::config::Auth;
+use crate::core::frame::{self, Refusal};
+use crate::core::session::{PoolMode, Session};
+use crate::core::settings::Settings;
+use crate::scram::{self, Doorkeeper, Keys, MECHANISM, ScramError, Verifier};
+
+use super::Proxy;
+use super::admin;
+use super::catalog::Functions;
+use super::client::{Admitted, Client};
+use super::login::{Conn, Login};
+use super::pool::{Held, Place};
+use super::relay::relay;
+use super::socket::Socket;
+
+use message::{Startup, read_startup, replicates, settings_of};
+
+/// A startup message cannot be longer, as in PostgreSQL.
+const STARTUP_BYTES: usize = 10_000;
+/// A message of the authentication cannot be longer.
+const AUTH_BYTES: usize = 64 << 10;
+
+const PROTOCOL_3: u32 = 3 << 16;
+/// Protocol 3.2 lets cancel keys be longer.
+const NEWEST_MINOR: u32 = 2;
+const CANCEL: u32 = (1234 << 16) | 5678;
+const SSL: u32 = (1234 << 16) | 5679;
+const GSS: u32 = (1234 << 16) | 5680;
+
+/// Why a client was not let in.
+#[derive(Debug, thiserror::Error)]
+enum Turned {
+    #[error("socket")]
+    Socket(#[from] io::Error),
+    #[error("{}", .0.message)]
+    Away(Refusal),
+    /// It is an operator, and may be one.
+    #[error("an operator")]
+    Operator,
+    /// It replicates.
+    #[error("a replication connection")]
+    Replication(Box<Conn>),
+    /// It wanted something else than a session, and has got it.
+    #[error("done")]
+    Done,
+}
+
+impl From<Refusal> for Turned {
+    fn from(refusal: Refusal) -> Turned {
+        Turned::Away(refusal)
+    }
+}
+
+struct Visit {
+    proxy: Arc<Proxy>,
+    socket: Socket,
+    input: BytesMut,
+    output: BytesMut,
+    peer: Option<IpAddr>,
+}
+
+/// Receives a client and serves it.
+pub async fn receive(proxy: Arc<Proxy>, socket: Socket, peer: Option<IpAddr>) {
+    let timeout = proxy.config.login_timeout;
+    let visit = Visit {
+        proxy,
+        socket,
+        input: BytesMut::new(),
+        output: BytesMut::new(),
+        peer,
+    };
+    // The beginning needs much more memory than what follows: none of it may stay.
+    let entered = Box::pin(tokio::time::timeout(timeout, visit.enter())).await;
+    if let Ok(Some(client)) = entered {
+        client.run().await;
+    }
+}
+
+impl Visit {
+    async fn enter(mut self) -> Option<Box<Client>> {
+        match self.admit().await {
+            Ok(admitted) => {
+                let client =
+                    Client::new(self.proxy, self.socket, self.input, self.output, admitted);
+                Some(Box::new(client))
+            }
+            Err(Turned::Away(refusal)) => {
+                tracing::debug!(reason = refusal.message, "a client was turned away");
+                refusal.put(&mut self.output);
+                // It may be gone.
+                let _ = self.socket.drain(&mut self.output).await;
+                None
+            }
+            Err(Turned::Socket(error)) => {
+                tracing::debug!(%error, "a client's connection broke before it was let in");
+                None
+            }
+            Err(Turned::Operator) => {
+                // An operator stays as long as it likes, without what is left of the beginning.
+                tokio::spawn(admin::serve(
+                    self.proxy,
+                    self.socket,
+                    self.input,
+                    self.output,
+                ));
+                None
+            }
+            Err(Turned::Replication(conn)) => {
+                tokio::spawn(relay(self.socket, conn.socket, self.input, self.output));
+                None
+            }
+            Err(Turned::Done) => None,
+        }
+    }
+
+    /// A replication connection gets one of its own to the active.
+    async fn admit_replication(
+        &mut self,
+        startup: Startup,
+        keys: Option<Keys>,
+    ) -> Result<Admitted, Turned> {
+        let login = Login {
+            user: startup.user,
+            database: startup.database,
+            parameters: startup.parameters,
+            keys,
+        };
+        let pool = Arc::new(self.proxy.new_pool(login));
+        let mut conn = pool.take(Place::Active).await?.0.conn;
+        let server = conn.server.take().ok_or(Turned::Done)?;
+        frame::put(&mut self.output, b'R', &[&0u32.to_be_bytes()]);
+        for (name, value) in server.reported.iter() {
+            frame::put_parameter(&mut self.output, name, value);
+        }
+        let (id, secret) = conn.key;
+        frame::put(
+            &mut self.output,
+            b'K',
+            &[&id.to_be_bytes(), &secret.to_be_bytes()],
+        );
+        frame::put_ready(&mut self.output, b'I');
+        Err(Turned::Replication(conn))
+    }
+
+    /// An operator's session is none on a server.
+    fn admit_operator(&mut self, user: &str) -> Result<Admitted, Turned> {
+        if !self.proxy.config.admin_users.iter().any(|one| one == user) {
+            let text = format!("\"{user}\" may not operate the proxy");
+            return Err(Refusal::fatal("42501", text)
+                .hint("admin_users in the proxy's configuration says who may.")
+                .into());
+        }
+        frame::put(&mut self.output, b'R', &[&0u32.to_be_bytes()]);
+        frame::put_parameter(
+            &mut self.output,
+            "server_version",
+            env!("CARGO_PKG_VERSION"),
+        );
+        frame::put_parameter(&mut self.output, "client_encoding", "UTF8");
+        frame::put_ready(&mut self.output, b'I');
+        Err(Turned::Operator)
+    }
+
+    async fn admit(&mut self) -> Result<Admitted, Turned> {
+        let startup = self.startup().await?;
+        if self.proxy.handles.count() >= self.proxy.config.max_clients {
+            return Err(too_many(self.proxy.config.max_clients).into());
+        }
+        self.negotiate(&startup);
+        let keys = self.authenticate(&startup.user).await?;
+        if startup.database == admin::DATABASE {
+            return self.admit_operator(&startup.user);
+        }
+        if replicates(&startup.parameters) {
+            return self.admit_replication(startup, keys).await;
+        }
+        let is_session = self.proxy.rules.mode == PoolMode::Session;
+        let login = Login {
+            user: startup.user.clone(),
+            database: startup.database.clone(),
+            parameters: if is_session {
+                startup.parameters.clone()
+            } else {
+                Vec::new()
+            },
+            keys,
+        };
+        let pool = self.proxy.pool(login);
+        let topology = self.proxy.cluster.topology();
+        let held = match pool.try_take(&Place::Active, &topology) {
+            Some(held) => held,
+            None => pool.clone().take(Place::Active).await?.0,
+        };
+        let functions = self.proxy.catalogs.of(&startup.database).await;
+        self.welcome(&startup, pool, held, functions)
+    }
+
+    fn welcome(
+        &mut self,
+        startup: &Startup,
+        pool: Arc<super::pool::Pool>,
+        mut held: Held,
+        functions: Functions,
+    ) -> Result<Admitted, Turned> {
+        let is_session = self.proxy.rules.mode == PoolMode::Session;
+        let secret_bytes = if startup.minor >= 2 { 32 } else { 4 };
+        let handle = self
+            .proxy
+            .handles
+            .enter(secret_bytes, &startup.user, &startup.database, self.peer)
+            .map_err(|error| Refusal::fatal("58000", error.to_string()))?;
+        let server = held.conn.server.take().ok_or(Turned::Done)?;
+        frame::put(&mut self.output, b'R', &[&0u32.to_be_bytes()]);
+        for (name, value) in server.reported.iter() {
+            frame::put_parameter(&mut self.output, name, value);
+        }
+        let id = handle.id.to_be_bytes();
+        frame::put(&mut self.output, b'K', &[&id, handle.secret()]);
+        frame::put_ready(&mut self.output, b'I');
+        let mut settings = Settings::default();
+        if !is_session {
+            settings_of(&startup.parameters, &mut settings);
+        }
+        let session = Session::new(settings, server.reported.clone(), u64::from(handle.id));
+        let held = if is_session {
+            held.conn.server = Some(server);
+            Some(held)
+        } else {
+            pool.put(held, server);
+            None
+        };
+        Ok(Admitted {
+            handle,
+            pool,
+            functions,
+            held,
+            session,
+        })
+    }
+
+    async fn startup(&mut self) -> Result<Startup, Turned> {
+        loop {
+            let packet = self.packet().await?;
+            let mut body = &packet[..];
+            match body.get_u32() {
+                SSL if !self.socket.is_encrypted() => self.encrypt().await?,
+                SSL | GSS => {
+                    self.output.put_u8(b'N');
+                    self.socket.drain(&mut self.output).await?;
+                }
+                CANCEL => {
+                    if body.len() >= 8 {
+                        let id = body.get_u32();
+                        self.proxy.handles.cancel(id, body).await;
+                    }
+                    return Err(Turned::Done);
+                }
+                version if version >> 16 == PROTOCOL_3 >> 16 => {
+                    if self.must_encrypt() {
+                        return Err(unencrypted().into());
+                    }
+                    return Ok(read_startup(version & 0xffff, body)?);
+                }
+                version => {
+                    let text = format!(
+                        "unsupported frontend protocol {}.{}: this proxy supports 3.0 to 3.{NEWEST_MINOR}",
+                        version >> 16,
+                        version & 0xffff
+                    );
+                    return Err(Refusal::fatal("08P01", text).into());
+                }
+            }
+        }
+    }
+
+    fn must_encrypt(&self) -> bool {
+        let requires = self
+            .proxy
+            .config
+            .tls
+            .as_ref()
+            .is_some_and(|tls| tls.require);
+        requires && !self.socket.is_encrypted()
+    }
+
+    /// A message without a tag, as a connection begins with, without its length.
+    async fn packet(&mut self) -> Result<BytesMut, Turned> {
+        loop {
+            if self.input.len() >= 4 {
+                let len = u32::from_be_bytes([
+                    self.input[0],
+                    self.input[1],
+                    self.input[2],
+                    self.input[3],
+                ]) as usize;
+                if !(8..=STARTUP_BYTES).contains(&len) {
+                    return Err(Refusal::fatal("08P01", "invalid length of startup packet").into());
+                }
+                if self.input.len() >= len {
+                    let mut packet = self.input.split_to(len);
+                    packet.advance(4);
+                    return Ok(packet);
+                }
+            }
+            self.read().await?;
+        }
+    }
+
+    async fn read(&mut self) -> Result<(), Turned> {
+        match self.socket.read(&mut self.input).await? {
+            0 => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            _ => Ok(()),
+        }
+    }
+
+    async fn encrypt(&mut self) -> Result<(), Turned> {
+        let Some(tls) = self.proxy.tls.clone() else {
+            self.output.put_u8(b'N');
+            return Ok(self.socket.drain(&mut self.output).await?);
+        };
+        if !self.input.is_empty() {
+            // Somebody in between may have put it there, to be taken for what is said in private.
+            let text = "received unencrypted data after SSL request";
+            return Err(Refusal::fatal("08P01", text).into());
+        }
+        self.output.put_u8(b'S');
+        self.socket.drain(&mut self.output).await?;
+        let nowhere = Socket::Gone;
+        let Socket::Tcp(stream) = std::mem::replace(&mut self.socket, nowhere) else {
+            return Err(Turned::Done);
+        };
+        let peer = self.peer.map_or_else(String::new, |peer| peer.to_string());
+        let stream = tls
+            .accept(stream, &peer)
+            .await
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        self.socket = Socket::Tls(Box::new(stream));
+        Ok(())
+    }
+
+    /// Tells a client what of its protocol we do not have.
+    fn negotiate(&mut self, startup: &Startup) {
+        if startup.minor <= NEWEST_MINOR && startup.unknown.is_empty() {
+            return;
+        }
+        let newest = PROTOCOL_3 | startup.minor.min(NEWEST_MINOR);
+        let mut body = BytesMut::new();
+        body.put_u32(newest);
+        body.put_u32(u32::try_from(startup.unknown.len()).unwrap_or(0));
+        for name in &startup.unknown {
+            body.put_slice(name.as_bytes());
+            body.put_u8(0);
+        }
+        frame::put(&mut self.output, b'v', &[&body]);
+    }
+
+    async fn authenticate(&mut self, user: &str) -> Result<Option<Keys>, Turned> {
+        if self.proxy.config.auth == Auth::Trust {
+            return Ok(None);
+        }
+        let kept = self.proxy.catalogs.verifier(user).await;
+        let kept = kept.map_err(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "no verifiers");
+            Refusal::fatal("57P03", "the proxy cannot look up passwords now")
+                .detail(error.to_string())
+                .hint("Try again; [control] in the proxy's configuration says who looks them up.")
+        })?;
+        if kept.as_deref().is_some_and(|kept| kept.starts_with("md5")) {
+            let text = format!("the password of \"{user}\" is kept as an MD5 sum");
+            return Err(Refusal::fatal("28P01", text)
+                .hint("Set it again, with password_encryption = 'scram-sha-256'.")
+                .into());
+        }
+        let verifier = kept
+            .as_deref()
+            .and_then(Verifier::parse)
+            .unwrap_or_else(|| Verifier::of_nobody(&self.proxy.secret, user));
+        self.exchange(user, verifier).await.map(Some)
+    }
+
+    async fn exchange(&mut self, user: &str, verifier: Verifier) -> Result<Keys, Turned> {
+        let offer = [MECHANISM.as_bytes(), b"\0\0"].concat();
+        self.send_auth(10, &offer).await?;
+        let first = self.auth_message().await?;
+        let (mechanism, rest) = frame::name(&first).ok_or_else(malformed)?;
+        let first = rest
+            .get(4..)
+            .and_then(|text| std::str::from_utf8(text).ok());
+        let (MECHANISM, Some(first)) = (mechanism, first) else {
+            return Err(malformed().into());
+        };
+        let nonce = scram::nonce().map_err(|error| Refusal::fatal("58000", error.to_string()))?;
+        let begun = Doorkeeper::begin(verifier, first, &nonce);
+        let (doorkeeper, answer) = begun.map_err(|error| not_believed(user, &error))?;
+        self.send_auth(11, answer.as_bytes()).await?;
+        let last = self.auth_message().await?;
+        let last = std::str::from_utf8(&last).map_err(|_| malformed())?;
+        let judged = doorkeeper.finish(last);
+        let (keys, answer) = judged.map_err(|error| not_believed(user, &error))?;
+        frame::put(
+            &mut self.output,
+            b'R',
+            &[&12u32.to_be_bytes(), answer.as_bytes()],
+        );
+        Ok(keys)
+    }
+
+    async fn send_auth(&mut self, step: u32, text: &[u8]) -> Result<(), Turned> {
+        frame::put(&mut self.output, b'R', &[&step.to_be_bytes(), text]);
+        Ok(self.socket.drain(&mut self.output).await?)
+    }
+
+    async fn auth_message(&mut self) -> Result<BytesMut, Turned> {
+        loop {
+            let taken = frame::take(&mut self.input, AUTH_BYTES);
+            match taken.map_err(|error| Refusal::fatal("08P01", error.to_string()))? {
+                Some(message) if message[0] == b'p' => {
+                    return Ok(BytesMut::from(frame::body(&message)));
+                }
+                Some(_) => return Err(malformed().into()),
+                None => self.read().await?,
+            }
+        }
+    }
+}
+
+fn too_many(limit: usize) -> Refusal {
+    Refusal::fatal("53300", "sorry, too many clients already")
+        .detail(format!("The proxy serves {limit} clients."))
+        .hint("Raise max_clients, or use another proxy.")
+}
+
+fn unencrypted() -> Refusal {
+    Refusal::fatal("28000", "the proxy accepts encrypted connections only")
+        .hint("Use sslmode=require, or better verify-full.")
+}
+
+fn malformed() -> Refusal {
+    Refusal::fatal("08P01", "malformed authentication message")
+}
+
+fn not_believed(user: &str, error: &ScramError) -> Refusal {
+    match error {
+        ScramError::WrongPassword => Refusal::fatal(
+            "28P01",
+            format!("password authentication failed for user \"{user}\""),
+        ),
+        error => Refusal::fatal("08P01", error.to_string()),
+    }
+}

@@ -1,0 +1,140 @@
+//! The startup message: who, which database, and settings.
+
+use crate::core::frame::{self, Refusal};
+use crate::core::settings::Settings;
+
+/// What a startup message says.
+pub struct Startup {
+    /// Of protocol 3.
+    pub minor: u32,
+    /// The role.
+    pub user: String,
+    /// The database.
+    pub database: String,
+    /// Everything else, sorted.
+    pub parameters: Vec<(String, String)>,
+    /// Options of the protocol that we do not have.
+    pub unknown: Vec<String>,
+}
+
+/// Reads a startup message of protocol 3.`minor`.
+///
+/// # Errors
+/// What to tell the client.
+pub fn read_startup(minor: u32, mut body: &[u8]) -> Result<Startup, Refusal> {
+    let malformed = || {
+        Refusal::fatal(
+            "08P01",
+            "invalid startup packet layout: expected terminator as last byte",
+        )
+    };
+    let mut startup = Startup {
+        minor,
+        user: String::new(),
+        database: String::new(),
+        parameters: Vec::new(),
+        unknown: Vec::new(),
+    };
+    loop {
+        let (name, rest) = frame::name(body).ok_or_else(malformed)?;
+        if name.is_empty() {
+            break;
+        }
+        let (value, rest) = frame::name(rest).ok_or_else(malformed)?;
+        match name {
+            "user" => value.clone_into(&mut startup.user),
+            "database" => value.clone_into(&mut startup.database),
+            name if name.starts_with("_pq_.") => startup.unknown.push(name.to_owned()),
+            name => startup.parameters.push((name.to_owned(), value.to_owned())),
+        }
+        body = rest;
+    }
+    if startup.user.is_empty() {
+        let text = "no PostgreSQL user name specified in startup packet";
+        return Err(Refusal::fatal("28000", text));
+    }
+    if startup.database.is_empty() {
+        startup.database.clone_from(&startup.user);
+    }
+    startup.parameters.sort();
+    Ok(startup)
+}
+
+/// Whether the connection is to replicate.
+pub fn replicates(parameters: &[(String, String)]) -> bool {
+    let asks = |(name, value): &(String, String)| {
+        name == "replication" && !matches!(value.as_str(), "false" | "off" | "no" | "0")
+    };
+    parameters.iter().any(asks)
+}
+
+/// In transaction mode a client's parameters are settings like others.
+pub fn settings_of(parameters: &[(String, String)], settings: &mut Settings) {
+    for (name, value) in parameters {
+        if name == "options" {
+            for (name, value) in options(value) {
+                settings.set(&name, &value);
+            }
+        } else {
+            settings.set(name, value);
+        }
+    }
+}
+
+/// The settings in `-c name=value --name=value`.
+fn options(text: &str) -> Vec<(String, String)> {
+    let mut words = Vec::new();
+    let mut word = String::new();
+    let mut is_escaped = false;
+    for character in text.chars() {
+        match character {
+            _ if is_escaped => {
+                word.push(character);
+                is_escaped = false;
+            }
+            '\\' => is_escaped = true,
+            ' ' | '\t' | '\n' => words.push(std::mem::take(&mut word)),
+            _ => word.push(character),
+        }
+    }
+    words.push(word);
+    words.retain(|word| !word.is_empty() && word != "-c");
+    let pair = |word: String| {
+        let word = word
+            .strip_prefix("--")
+            .or(word.strip_prefix("-c"))
+            .unwrap_or(&word);
+        let (name, value) = word.split_once('=')?;
+        Some((name.replace('-', "_"), value.to_owned()))
+    };
+    words.into_iter().filter_map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_settings() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            options("-c work_mem=1MB --search-path=a\\ b  -cgeqo=off"),
+            [
+                pair("work_mem", "1MB"),
+                pair("search_path", "a b"),
+                pair("geqo", "off")
+            ]
+        );
+    }
+
+    #[test]
+    fn a_startup_message_without_a_user_is_refused() {
+        let refused = read_startup(0, b"database\0d\0\0").err().expect("refused");
+        assert_eq!(refused.code, "28000");
+        let refused = read_startup(0, b"user\0u").err().expect("refused");
+        assert_eq!(refused.code, "08P01");
+        let startup = read_startup(0, b"user\0u\0_pq_.x\0y\0\0").expect("accepted");
+        assert_eq!(startup.database, "u");
+        assert_eq!(startup.unknown, ["_pq_.x"]);
+    }
+}

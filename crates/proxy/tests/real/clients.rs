@@ -1,0 +1,196 @@
+//! What clients do with a connection.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use tokio_postgres::error::SqlState;
+
+use crate::site::Site;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passwords_are_proved_and_open_the_server() {
+    let site = Site::start("").await;
+    site.primary.sql(&["CREATE ROLE r LOGIN PASSWORD 'right'"]);
+    let hba = site.primary.data().join("pg_hba.conf");
+    let text = std::fs::read_to_string(&hba).expect("it is there");
+    let asked = format!("local all r scram-sha-256\n{text}");
+    std::fs::write(&hba, asked).expect("it can be written");
+    site.primary.sql(&["SELECT pg_reload_conf()"]);
+    let client = site
+        .try_connect("r", "password=right")
+        .await
+        .expect("it is let in");
+    let row = client
+        .query_one("SELECT current_user::text", &[])
+        .await
+        .expect("answers");
+    assert_eq!(row.get::<_, &str>(0), "r");
+    let wrong = site
+        .try_connect("r", "password=wrong")
+        .await
+        .expect_err("refused");
+    assert_eq!(wrong.code(), Some(&SqlState::INVALID_PASSWORD));
+    let nobody = site
+        .try_connect("nobody", "password=wrong")
+        .await
+        .expect_err("refused");
+    assert_eq!(nobody.code(), Some(&SqlState::INVALID_PASSWORD));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_follow_a_client_from_server_to_server() {
+    let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 2").await;
+    let (one, two) = (site.connect().await, site.connect().await);
+    let first = one.prepare("SELECT $1::int + 1").await.expect("prepares");
+    let second = two.prepare("SELECT $1::int + 2").await.expect("prepares");
+    one.batch_execute("SET application_name = 'one'")
+        .await
+        .expect("sets");
+    for _ in 0..20 {
+        let (a, b) = tokio::join!(one.query_one(&first, &[&1]), two.query_one(&second, &[&1]));
+        assert_eq!(a.expect("answers").get::<_, i32>(0), 2);
+        assert_eq!(b.expect("answers").get::<_, i32>(0), 3);
+        let name = two
+            .query_one("SHOW application_name", &[])
+            .await
+            .expect("shows");
+        assert_ne!(name.get::<_, &str>(0), "one");
+    }
+    let name = one
+        .query_one("SHOW application_name", &[])
+        .await
+        .expect("shows");
+    assert_eq!(name.get::<_, &str>(0), "one");
+}
+
+/// Whom a session is taken for, and its role, stay with it, also if `SET SESSION AUTHORIZATION` took the role away.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_a_session_is_stays_with_it() {
+    let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
+    site.primary
+        .sql(&["CREATE ROLE one", "CREATE ROLE two", "GRANT two TO one"]);
+    let (first, second) = (site.connect().await, site.connect().await);
+    let who = async |client: &tokio_postgres::Client| {
+        let text = "SELECT session_user || ' as ' || current_user";
+        let row = client.query_one(text, &[]).await.expect("answers");
+        row.get::<_, String>(0)
+    };
+    let steps = [
+        ("SET ROLE two", "postgres as two"),
+        ("SET SESSION AUTHORIZATION one", "one as one"),
+        ("SET ROLE two", "one as two"),
+        ("RESET SESSION AUTHORIZATION", "postgres as postgres"),
+    ];
+    for (statement, expected) in steps {
+        first.batch_execute(statement).await.expect(statement);
+        assert_eq!(who(&second).await, "postgres as postgres", "{statement}");
+        assert_eq!(who(&first).await, expected, "{statement}");
+        assert_eq!(who(&second).await, "postgres as postgres", "{statement}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_is_cancelled() {
+    let site = Site::start("auth = \"trust\"").await;
+    let client = site.connect().await;
+    let token = client.cancel_token();
+    let sleeping = client.batch_execute("SELECT pg_sleep(60)");
+    let cancelling = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        token
+            .cancel_query(tokio_postgres::NoTls)
+            .await
+            .expect("sent");
+    };
+    let (slept, ()) = tokio::join!(sleeping, cancelling);
+    let code = slept.expect_err("cancelled");
+    assert_eq!(code.code(), Some(&SqlState::QUERY_CANCELED));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn data_is_copied_both_ways() {
+    use bytes::Bytes;
+    use futures_util::{SinkExt, StreamExt};
+    for mode in ["session", "transaction"] {
+        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
+        let client = site.connect().await;
+        client
+            .batch_execute("CREATE TABLE t (a int)")
+            .await
+            .expect("creates");
+        let sink = client
+            .copy_in::<_, Bytes>("COPY t FROM STDIN")
+            .await
+            .expect("begins");
+        let mut sink = std::pin::pin!(sink);
+        for value in 0..1000 {
+            sink.send(Bytes::from(format!("{value}\n")))
+                .await
+                .expect("sends");
+        }
+        assert_eq!(sink.finish().await.expect("ends"), 1000);
+        let stream = client.copy_out("COPY t TO STDOUT").await.expect("begins");
+        let mut stream = std::pin::pin!(stream);
+        let mut bytes = 0;
+        while let Some(piece) = stream.next().await {
+            bytes += piece.expect("a piece").len();
+        }
+        assert_eq!(bytes, 3890);
+        let wrong = client
+            .batch_execute("COPY nothing FROM STDIN")
+            .await
+            .expect_err("refused");
+        assert_eq!(wrong.code(), Some(&SqlState::UNDEFINED_TABLE));
+        client
+            .batch_execute("SELECT 1")
+            .await
+            .expect("the connection goes on");
+    }
+}
+
+/// Says a startup message of this version by hand; the answers up to `ReadyForQuery`.
+fn start_by_hand(site: &Site, version: u32) -> Vec<u8> {
+    let mut stream = TcpStream::connect(site.address).expect("it connects");
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .expect("a timeout");
+    let body = b"user\0postgres\0database\0postgres\0\0";
+    let len = u32::try_from(body.len() + 8).expect("short");
+    let message = [&len.to_be_bytes()[..], &version.to_be_bytes(), body].concat();
+    stream.write_all(&message).expect("sends");
+    let mut answers = Vec::new();
+    let mut buffer = [0; 4096];
+    while !answers.ends_with(b"Z\0\0\0\x05I") {
+        let read = stream.read(&mut buffer).expect("answers");
+        assert!(read > 0, "the connection ended after {answers:?}");
+        answers.extend_from_slice(&buffer[..read]);
+    }
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn newer_protocols_have_longer_keys() {
+    let site = Site::start("auth = \"trust\"").await;
+    let key = |answers: &[u8]| {
+        let mut at = 0;
+        while answers[at] != b'K' {
+            let len = u32::from_be_bytes(answers[at + 1..at + 5].try_into().expect("four"));
+            at += len as usize + 1;
+        }
+        answers[at + 4]
+    };
+    let (old, new) = tokio::task::block_in_place(|| {
+        (
+            start_by_hand(&site, 3 << 16),
+            start_by_hand(&site, (3 << 16) + 2),
+        )
+    });
+    assert_eq!(key(&old), 12);
+    assert_eq!(key(&new), 40);
+    let newer = tokio::task::block_in_place(|| start_by_hand(&site, (3 << 16) + 9999));
+    assert!(
+        newer.starts_with(b"v\0\0\0\x0c\0\x03\0\x02"),
+        "it is told of 3.2"
+    );
+}

@@ -1,0 +1,9 @@
+//! The proxy before real servers: a primary and a streaming standby of stock PostgreSQL.
+
+mod admin;
+mod clients;
+mod input;
+mod reads;
+mod server;
+mod site;
+mod takeover;

@@ -1,0 +1,143 @@
+//! Reads on the standby.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use crate::site::Site;
+
+async fn is_on_standby(client: &Client) -> bool {
+    let text = "/* understudy.read = standby */ SELECT pg_is_in_recovery()";
+    client.query_one(text, &[]).await.expect("answers").get(0)
+}
+
+async fn number(client: &Client, text: &str) -> i64 {
+    client.query_one(text, &[]).await.expect(text).get(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_see_what_they_must() {
+    for mode in ["strong", "session"] {
+        let site = Site::start(&format!(
+            "auth = \"trust\"\n[reads]\nmode = \"{mode}\"\nwait = \"5s\""
+        ))
+        .await;
+        // Without this the primary would wait until the standby has applied each commit.
+        site.primary.sql(&[
+            "ALTER SYSTEM SET synchronous_commit = local",
+            "SELECT pg_reload_conf()",
+        ]);
+        let client = site.connect().await;
+        client
+            .batch_execute("CREATE TABLE t (a int)")
+            .await
+            .expect("creates");
+        let other = site.connect().await;
+        for round in 1..=50 {
+            client
+                .execute("INSERT INTO t VALUES (1)", &[])
+                .await
+                .expect("inserts");
+            assert_eq!(
+                number(&client, "SELECT count(*) FROM t").await,
+                round,
+                "{mode}"
+            );
+            if mode == "strong" {
+                assert_eq!(number(&other, "SELECT count(*) FROM t").await, round);
+            }
+        }
+        assert!(is_on_standby(&client).await, "{mode}");
+        let metrics = site.proxy.metrics();
+        let line = metrics
+            .lines()
+            .find(|line| line.contains("units_on_standby_total "));
+        assert!(line.is_some_and(|line| !line.ends_with(" 0")), "{metrics}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_plain_read_stays_on_the_active() {
+    let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"any\"").await;
+    let client = site.connect().await;
+    client
+        .batch_execute(
+            "CREATE TABLE t (a int); INSERT INTO t VALUES (1); CREATE SEQUENCE s;
+             CREATE FUNCTION f() RETURNS int LANGUAGE sql VOLATILE AS 'INSERT INTO t VALUES (2) RETURNING a'",
+        )
+        .await
+        .expect("creates");
+    // Until the catalogs are read every function is taken for volatile.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for text in [
+        "SELECT a FROM t FOR UPDATE",
+        "SELECT nextval('s')",
+        "SELECT f()",
+        "WITH x AS (INSERT INTO t VALUES (3) RETURNING a) SELECT a FROM x",
+    ] {
+        client.query(text, &[]).await.expect(text);
+    }
+    client
+        .batch_execute("BEGIN READ ONLY")
+        .await
+        .expect("begins");
+    let row = client
+        .query_one("SELECT pg_is_in_recovery()", &[])
+        .await
+        .expect("answers");
+    assert!(
+        row.get::<_, bool>(0),
+        "a transaction that is read-only runs on the standby"
+    );
+    client.batch_execute("COMMIT").await.expect("ends");
+    client
+        .batch_execute("SET understudy.read = 'active'")
+        .await
+        .expect("sets");
+    assert!(!is_on_standby(&client).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_is_handed_over() {
+    let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"any\"\nwait = \"5s\"").await;
+    site.primary.sql(&[
+        "ALTER SYSTEM SET synchronous_commit = local",
+        "SELECT pg_reload_conf()",
+    ]);
+    let (writer, reader) = (site.connect().await, site.connect().await);
+    writer
+        .batch_execute("CREATE TABLE t (a int)")
+        .await
+        .expect("creates");
+    for round in 1..=20 {
+        writer
+            .execute("INSERT INTO t VALUES (1)", &[])
+            .await
+            .expect("inserts");
+        let version = writer
+            .query_one("SHOW understudy.version", &[])
+            .await
+            .expect("shows");
+        let version: &str = version.get(0);
+        reader
+            .batch_execute(&format!("SET understudy.min_version = '{version}'"))
+            .await
+            .expect("sets");
+        assert_eq!(number(&reader, "SELECT count(*) FROM t").await, round);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_go_on_when_the_standby_is_gone() {
+    let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"any\"").await;
+    site.primary.sql(&[
+        "ALTER SYSTEM SET synchronous_standby_names = ''",
+        "SELECT pg_reload_conf()",
+    ]);
+    let client = site.connect().await;
+    assert_eq!(number(&client, "SELECT 1::bigint").await, 1);
+    tokio::task::block_in_place(|| site.standby.stop("immediate"));
+    for _ in 0..20 {
+        assert_eq!(number(&client, "SELECT 1::bigint").await, 1);
+    }
+}

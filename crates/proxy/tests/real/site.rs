@@ -1,0 +1,157 @@
+//! A primary, a synchronous standby, and a proxy.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use proxy::config::Config;
+use proxy::driver::file_source::FileSource;
+use proxy::driver::{Proxy, serve};
+use tokio::sync::oneshot;
+use tokio_postgres::{Client, NoTls};
+
+use crate::server::Server;
+
+/// What both servers have.
+const SERVER: &str = "
+wal_level = replica
+hot_standby = on
+fsync = off
+max_connections = 100
+password_encryption = 'scram-sha-256'
+";
+
+pub struct Site {
+    pub primary: Server,
+    pub standby: Server,
+    pub proxy: Arc<Proxy>,
+    pub address: SocketAddr,
+    directory: tempfile::TempDir,
+    stop: Option<oneshot::Sender<()>>,
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("it is bound").port()
+}
+
+impl Site {
+    /// Starts everything. `configuration` is the proxy's, beside what it must have.
+    pub async fn start(configuration: &str) -> Site {
+        let primary = Server::init(SERVER);
+        let standby = Server::copy_of(&primary);
+        standby.follow(&primary);
+        primary
+            .configure("synchronous_standby_names = 'standby'\nsynchronous_commit = remote_apply");
+        primary.start();
+        standby.start();
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("cluster.toml");
+        let address: SocketAddr = ([127, 0, 0, 1], free_port()).into();
+        let text = format!(
+            "listen = \"{address}\"\ncluster_file = \"{}\"\ntakeover_wait = \"60s\"\n{configuration}",
+            file.display()
+        );
+        let path = directory.path().join("proxy.toml");
+        fs::write(&path, text).expect("it can be written");
+        let config = Config::load(&path).expect("the configuration is valid");
+        let source = Arc::new(FileSource::new(file, config.control.clone()));
+        let proxy = Proxy::new(config, source).expect("a proxy");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = proxy.clone();
+        tokio::spawn(async move {
+            let until = async {
+                // A dropped sender is as good as a word.
+                let _ = stopped.await;
+            };
+            serve(serving, until).await.expect("it serves");
+        });
+        let site = Site {
+            primary,
+            standby,
+            proxy,
+            address,
+            directory,
+            stop: Some(stop),
+        };
+        site.tell(1, &site.primary, "", true);
+        site.wait_until_served().await;
+        site
+    }
+
+    /// Writes the file that tells of the cluster.
+    pub fn tell(&self, epoch: u32, active: &Server, more: &str, has_standby: bool) {
+        let mut text = format!(
+            "epoch = {epoch}\nactive = \"{}\"\n{more}\n",
+            active.address()
+        );
+        if has_standby {
+            let address = self.standby.address();
+            text.push_str(&format!(
+                "[[standbys]]\nname = \"standby\"\naddress = \"{address}\"\n"
+            ));
+        }
+        let path = self.directory.path().join("cluster.toml");
+        let new = path.with_extension("new");
+        fs::write(&new, text).expect("it can be written");
+        fs::rename(&new, &path).expect("it can be renamed");
+    }
+
+    async fn wait_until_served(&self) {
+        let mut last = String::new();
+        for _ in 0..1000 {
+            match self.try_connect("postgres", "").await {
+                Ok(_) => return,
+                // It was asked for one.
+                Err(error) if format!("{error:?}").contains("password") => return,
+                Err(error) => last = error.to_string(),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!(
+            "nobody is served ({last}); the primary says: {}",
+            self.primary.log()
+        );
+    }
+
+    /// The standby takes over from a primary that is killed.
+    pub fn take_over(&self) {
+        self.primary.stop("immediate");
+        let replayed = "SELECT pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn()";
+        while self.standby.sql(&[replayed]).trim() != "t" {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let horizon = self
+            .standby
+            .sql(&["SELECT pg_snapshot_xmax(pg_current_snapshot())"]);
+        self.standby.promote();
+        let takeover = format!("[[takeovers]]\nepoch = 2\nhorizon = {}\n", horizon.trim());
+        self.tell(2, &self.standby, &takeover, false);
+    }
+
+    pub async fn try_connect(
+        &self,
+        user: &str,
+        more: &str,
+    ) -> Result<Client, tokio_postgres::Error> {
+        let text = format!(
+            "host=127.0.0.1 port={} user={user} dbname=postgres {more}",
+            self.address.port()
+        );
+        let (client, connection) = tokio_postgres::connect(&text, NoTls).await?;
+        tokio::spawn(connection);
+        Ok(client)
+    }
+
+    pub async fn connect(&self) -> Client {
+        self.try_connect("postgres", "").await.expect("it connects")
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.stop.take();
+    }
+}
