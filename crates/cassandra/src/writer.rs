@@ -11,8 +11,7 @@ use dax::error::{Error, ErrorKind, Result};
 use dax::ids::{BlockKey, FileId, Generation, ReplicaId, Version};
 use dax::storage::{Block, VolumeSettings};
 use dax::writer::pending::{Pending, Seq};
-use dax::writer::versions::Known;
-use dax::writer::{Handle, ReplicaSet};
+use dax::writer::{Handle, Reading, ReplicaSet};
 
 use crate::row::{self, Chunk, Row, SEQ_END};
 use crate::send_queue::SendQueue;
@@ -41,17 +40,6 @@ pub struct Batch {
     pub rows: Vec<Row>,
     /// Nobody has noted yet that the file has this chunk.
     pub index: bool,
-}
-
-/// How a read goes on.
-#[derive(Debug)]
-pub enum Plan {
-    /// The answer is here.
-    AtOnce(Option<Block>),
-    /// One replica's answer suffices if it has what is known.
-    One(Known),
-    /// A quorum must be asked.
-    Quorum,
 }
 
 /// See the module.
@@ -179,15 +167,11 @@ impl Writer {
         if batch.index && !self.handle.is_fenced() {
             self.indexed.insert(batch.chunk);
         }
-        let pending = &mut self.handle.pending;
         for row in &batch.rows {
             let seq = row.version.seq;
-            for covered in pending.covered_by(seq, THERE) {
-                pending.ack(covered, THERE, |_| true);
-            }
-            pending.ack(seq, THERE, |_| true);
+            self.handle.acked(seq, THERE, |_| true, |_, _| {});
         }
-        pending.tidy();
+        self.handle.pending.tidy();
     }
 
     /// Whether so many more bytes may be pending.
@@ -204,16 +188,11 @@ impl Writer {
 
     // --- reads -----------------------------------------------------------------------------------
 
-    /// Begins a read; [`Handle::end_read`] ends it.
-    pub fn begin_read(&mut self, key: BlockKey, up_to: Generation) -> Plan {
-        self.handle.begin_read(key);
-        if let Some(answer) = self.handle.read_at_once(key, up_to) {
-            return Plan::AtOnce(answer.and_then(row::present));
-        }
-        match self.handle.expected(key, up_to) {
-            Some(known) => Plan::One(known),
-            None => Plan::Quorum,
-        }
+    /// Begins a read and answers it, if the answer is here; [`Handle::end_read`] ends it.
+    pub fn begin_read(&mut self, read: &mut Reading) -> Option<Option<Block>> {
+        self.handle.begin_read(read.key);
+        let answer = read.begin(&mut self.handle);
+        answer.map(|block| block.and_then(row::present))
     }
 
     /// The pending write of a block that keeps one version.
@@ -381,29 +360,24 @@ mod tests {
     #[test]
     fn reads_are_answered_by_what_is_known() {
         let mut w = writer();
-        assert!(matches!(
-            w.begin_read(key(0), Generation::MAX),
-            Plan::Quorum
-        ));
+        let read = || Reading::new(key(0), Generation::MAX);
+        assert!(w.begin_read(&mut read()).is_none());
         let version = w.write(key(0), Generation::SINGLE, data(1)).unwrap();
-        let Plan::AtOnce(Some(block)) = w.begin_read(key(0), Generation::MAX) else {
-            panic!("pending");
-        };
-        assert_eq!(block.version, version);
+        let pending = w.begin_read(&mut read());
+        assert_eq!(pending.flatten().map(|block| block.version), Some(version));
         let batch = w.next_batch().unwrap();
         w.sent(&batch, true);
-        let Plan::One(known) = w.begin_read(key(0), Generation::MAX) else {
-            panic!("in the list");
-        };
-        assert_eq!(known.version, version);
+        let mut listed = read();
+        assert!(w.begin_read(&mut listed).is_none());
+        assert_eq!(listed.known().map(|known| known.version), Some(version));
     }
 
     #[test]
     fn absence_is_written_and_read_as_absence() {
         let mut w = writer();
         w.promote(key(0), None).unwrap();
-        let plan = w.begin_read(key(0), Generation::SINGLE);
-        assert!(matches!(plan, Plan::AtOnce(None)));
+        let answer = w.begin_read(&mut Reading::new(key(0), Generation::SINGLE));
+        assert!(matches!(answer, Some(None)));
         let batch = w.next_batch().unwrap();
         assert!(batch.rows[0].data.is_empty());
         assert!(w.handle.is_settled(key(0)));

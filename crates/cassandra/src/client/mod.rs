@@ -28,8 +28,8 @@ use dax::storage::{
     Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
     Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
+use dax::writer::SyncWaits;
 use dax::writer::packing::unpack;
-use dax::writer::pending::Seq;
 use parking_lot::Mutex;
 use scylla::client::session::Session;
 use tokio::runtime::Handle;
@@ -98,16 +98,10 @@ struct State {
     writer: Writer,
     /// The name in the epoch row under which this handle owns its epoch.
     me: String,
-    syncs: Vec<SyncWait>,
+    syncs: SyncWaits<oneshot::Sender<()>>,
     rooms: VecDeque<(usize, oneshot::Sender<()>)>,
     /// What may be sent will be, in a moment.
     pumping: bool,
-}
-
-struct SyncWait {
-    file: Option<FileId>,
-    upto: Seq,
-    done: oneshot::Sender<()>,
 }
 
 impl Client {
@@ -149,7 +143,7 @@ impl Client {
             state: Mutex::new(State {
                 writer: Writer::new(opened.settings, limits),
                 me: String::new(),
-                syncs: Vec::new(),
+                syncs: SyncWaits::default(),
                 rooms: VecDeque::new(),
                 pumping: false,
             }),

@@ -6,36 +6,37 @@ use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::{BlockKey, FileId, Generation, Version};
 use dax::storage::Block;
-use dax::writer::versions::Known;
+use dax::writer::Reading;
 use scylla::statement::prepared::PreparedStatement;
 
 use super::Inner;
 use super::trace::traced;
 use crate::connect::{of_request, unexpected};
 use crate::row::{self, Stored, file_column, generation, generation_column, version};
-use crate::writer::Plan;
 
 /// A row of a block: its generation, its timestamp, the cell's bytes.
 pub(super) type Cell = (Generation, i64, Bytes);
 
-/// Ends a read, also one whose caller went away.
-struct Reading<'a> {
+/// A read that ends also if its caller went away.
+struct UnderWay<'a> {
     inner: &'a Inner,
-    key: BlockKey,
+    read: Reading,
 }
 
-impl Drop for Reading<'_> {
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.inner.state.lock().writer.handle.end_read(self.key);
+        let mut state = self.inner.state.lock();
+        state.writer.handle.end_read(self.read.key);
     }
 }
 
 impl Inner {
-    fn begin_read(&self, key: BlockKey, up_to: Generation) -> Result<(Reading<'_>, Plan)> {
+    /// Begins a read; the answer, if it is here.
+    fn begin(&self, mut read: Reading) -> Result<(UnderWay<'_>, Option<Option<Block>>)> {
         let mut state = self.state.lock();
         state.writer.handle.check_fence()?;
-        let plan = state.writer.begin_read(key, up_to);
-        Ok((Reading { inner: self, key }, plan))
+        let answer = state.writer.begin_read(&mut read);
+        Ok((UnderWay { inner: self, read }, answer))
     }
 
     pub(super) async fn read(
@@ -43,7 +44,7 @@ impl Inner {
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Block>> {
-        let found = self.read_stored(key, up_to).await?;
+        let found = self.read_stored(Reading::new(key, up_to)).await?;
         if found.is_none() && self.must_fix_absence(key, up_to) {
             return self.promote(key).await;
         }
@@ -58,30 +59,24 @@ impl Inner {
         up_to == Generation::SINGLE && own.is_some_and(|own| made_in < u64::from(own.0))
     }
 
-    /// The newest version up to a generation. Nothing if none was ever written, or that is known.
-    async fn read_stored(
-        self: &Arc<Self>,
-        key: BlockKey,
-        up_to: Generation,
-    ) -> Result<Option<Stored>> {
-        let (_reading, plan) = self.begin_read(key, up_to)?;
-        let known = match plan {
-            Plan::AtOnce(block) => {
-                return Ok(block.map(|block| Stored {
-                    version: block.version,
-                    generation: block.generation,
-                    data: block.data,
-                }));
-            }
-            Plan::One(known) => Some(known),
-            Plan::Quorum => None,
-        };
-        if let Some(known) = known
-            && let Some(answer) = self.read_one(key, up_to, known, false).await?
+    /// The newest version up to a generation, or the one that a sealed image has. Nothing if none was ever
+    /// written, or that is known.
+    async fn read_stored(self: &Arc<Self>, read: Reading) -> Result<Option<Stored>> {
+        let (under_way, answer) = self.begin(read)?;
+        if let Some(block) = answer {
+            return Ok(block.map(|block| Stored {
+                version: block.version,
+                generation: block.generation,
+                data: block.data,
+            }));
+        }
+        let read = &under_way.read;
+        if read.known().is_some()
+            && let Some(answer) = self.read_one(read).await?
         {
             return Ok(answer);
         }
-        self.read_quorum(key, up_to, known).await
+        self.read_quorum(read).await
     }
 
     pub(super) async fn read_expected(
@@ -90,37 +85,15 @@ impl Inner {
         up_to: Generation,
         version: Version,
     ) -> Result<Option<Block>> {
-        let _reading = {
-            let mut state = self.state.lock();
-            state.writer.handle.check_fence()?;
-            state.writer.handle.begin_read(key);
-            Reading { inner: self, key }
-        };
-        let known = Known {
-            version,
-            generation: up_to,
-            as_of: up_to,
-            settled: true,
-        };
-        if self.settings.protocol.is_optimistic()
-            && let Some(answer) = self.read_one(key, up_to, known, true).await?
-        {
-            return Ok(answer.and_then(Stored::into_block));
-        }
-        let found = self.read_quorum(key, up_to, Some(known)).await?;
+        let read = Reading::expecting(key, up_to, version);
+        let found = self.read_stored(read).await?;
         Ok(found.and_then(Stored::into_block))
     }
 
     /// Read(1): the nearest replica's answer, if it is what must be found.
-    async fn read_one(
-        &self,
-        key: BlockKey,
-        up_to: Generation,
-        known: Known,
-        sealed: bool,
-    ) -> Result<Option<Option<Stored>>> {
-        let answer = self.select(&self.statements.read_one, key, up_to).await;
-        let found = match answer {
+    async fn read_one(&self, read: &Reading) -> Result<Option<Option<Stored>>> {
+        let one = &self.statements.read_one;
+        let found = match self.select(one, read.key, read.up_to).await {
             Ok(found) => found,
             // The quorum read tells whether that is bad.
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unavailable) => {
@@ -130,41 +103,29 @@ impl Inner {
         };
         let mut state = self.state.lock();
         let handle = &mut state.writer.handle;
-        let fresh = handle.is_fresh(known, sealed, version_of(found.as_ref()));
-        let counters = &mut handle.counters;
-        if fresh {
-            counters.reads_one += 1;
+        if read.takes(handle, version_of(found.as_ref())) {
+            handle.counters.reads_one += 1;
             return Ok(Some(found));
         }
-        counters.reads_stale += 1;
+        handle.counters.reads_stale += 1;
         Ok(None)
     }
 
     /// A quorum's answer, which is on a quorum when it is here.
-    async fn read_quorum(
-        self: &Arc<Self>,
-        key: BlockKey,
-        up_to: Generation,
-        known: Option<Known>,
-    ) -> Result<Option<Stored>> {
+    async fn read_quorum(self: &Arc<Self>, read: &Reading) -> Result<Option<Stored>> {
+        let Reading { key, up_to, .. } = *read;
         let mut found = self.ask_quorum(key, up_to).await?;
-        let is_older = |found: &Option<Stored>, known: &Known| {
-            known.settled && version_of(found.as_ref()) < known.version
-        };
-        if let Some(known) = known.filter(|known| is_older(&found, known)) {
+        if read.is_behind(version_of(found.as_ref())).is_some() {
             // Never go back behind what a quorum holds.
             let all = self.select(&self.statements.read_all, key, up_to).await;
             found = all.ok().flatten();
-            if is_older(&found, &known) {
-                return Err(lost(key, known.version));
+            if let Some(version) = read.is_behind(version_of(found.as_ref())) {
+                return Err(lost(key, version));
             }
         }
         self.observe(version_of(found.as_ref()))?;
         let newest = found.as_ref().map(|s| (s.generation, s.version));
-        let mut state = self.state.lock();
-        state.writer.handle.learn(key, up_to, known, newest);
-        state.writer.handle.counters.reads_quorum += 1;
-        state.writer.handle.counters.reads_escalated += u64::from(known.is_some());
+        read.learn(&mut self.state.lock().writer.handle, newest);
         Ok(found)
     }
 
@@ -223,7 +184,8 @@ impl Inner {
                 Some(block)
             }
             None => {
-                let found = self.read_stored(key, Generation::SINGLE).await?;
+                let read = Reading::new(key, Generation::SINGLE);
+                let found = self.read_stored(read).await?;
                 found.and_then(Stored::into_block)
             }
         };

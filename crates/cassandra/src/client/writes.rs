@@ -17,7 +17,7 @@ use scylla::statement::batch::{Batch as CqlBatch, BatchType};
 use tokio::sync::oneshot;
 
 use super::trace::traced;
-use super::{Inner, State, SyncWait};
+use super::{Inner, State};
 use crate::connect::of_request;
 use crate::row::{Chunk, Row};
 use crate::row::{cell_parts, file_column, generation_column, timestamp};
@@ -216,7 +216,7 @@ impl Inner {
                 return Ok(());
             }
             let (done, receiver) = oneshot::channel();
-            state.syncs.push(SyncWait { file, upto, done });
+            state.syncs.add(file, upto, done);
             receiver
         };
         self.woken(receiver).await
@@ -243,11 +243,9 @@ impl State {
             rooms,
             ..
         } = self;
-        for complete in syncs.extract_if(.., |wait| {
-            writer.handle.pending.is_synced(wait.file, wait.upto)
-        }) {
+        for done in syncs.complete(&mut writer.handle.pending) {
             // Nobody waits: the caller went away.
-            let _ = complete.done.send(());
+            let _ = done.send(());
         }
         let mut promised = 0;
         while let Some((bytes, _)) = rooms.front()

@@ -1,7 +1,9 @@
 //! What clients have in common: where things are in the tables, what bytes mean, what a reply is for.
 
-use dax::ids::{BlockKey, Epoch, FileId, Generation};
+use dax::ids::{BlockKey, Epoch, FileId, Generation, Version};
 use dax::simulation::history::{Content, NOTHING, OpNumber, RecordId};
+
+use dax::writer::pending::Seq;
 
 use super::model::{Cell, Place, Query, Timestamp};
 
@@ -28,8 +30,10 @@ pub enum Token {
     ClaimLook,
     Renewal,
     Release,
-    /// A write of this version.
-    Write(Timestamp),
+    /// A batch of the writer, by its first row.
+    Write(Seq),
+    /// A record of this version.
+    Put(Seq),
     /// Read(1).
     ReadOne(OpNumber),
     /// A quorum read.
@@ -45,6 +49,15 @@ pub fn version(epoch: Epoch, seq: u64) -> Timestamp {
 
 pub fn epoch_of(timestamp: Timestamp) -> Epoch {
     Epoch((timestamp >> 40) as u32)
+}
+
+/// The version that a timestamp stands for.
+pub fn version_of(timestamp: Timestamp) -> Version {
+    let seq = timestamp as u64 & ((1 << 40) - 1);
+    Version {
+        epoch: epoch_of(timestamp),
+        seq,
+    }
 }
 
 fn row_of(generation: Generation) -> u64 {
@@ -111,7 +124,11 @@ pub fn bytes(content: Content) -> Vec<u8> {
 
 /// What a row's bytes are.
 pub fn content(cell: Option<&Cell>) -> Content {
-    let value = cell.and_then(|cell| cell.value.as_deref());
+    of_bytes(cell.and_then(|cell| cell.value.as_deref()))
+}
+
+/// What a block's bytes are.
+pub fn of_bytes(value: Option<&[u8]>) -> Content {
     let bytes = value.and_then(|bytes| bytes.try_into().ok());
     bytes.map_or(NOTHING, Content::from_be_bytes)
 }

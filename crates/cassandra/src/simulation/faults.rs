@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dax::simulation::history::ClientId;
 use rand::Rng;
 
 use super::node::Node;
@@ -35,12 +36,24 @@ impl Weather {
         }
     }
 
-    /// How likely an owner that is just heard is frozen in the middle of something.
-    fn freezes(self, doing: Doing) -> f64 {
+    /// How long faults happen. Three owners, one after the other, take longer than two.
+    pub fn storm(self) -> Duration {
+        match self {
+            Weather::Relays => ms(20_000),
+            _ => ms(14_000),
+        }
+    }
+
+    /// How likely an owner that is just heard is frozen in the middle of something. `relay`: its predecessor is, in
+    /// the middle of commits, and nobody else.
+    fn freezes(self, doing: Doing, relay: bool) -> f64 {
         match (self, doing) {
             (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.25,
-            (Weather::Relays, Doing::Promotion) => 0.5,
-            (Weather::Relays, Doing::Takeover) => 0.05,
+            (Weather::Relays, Doing::Promotion) if relay => 0.8,
+            (Weather::Relays, Doing::Takeover) if relay => 0.005,
+            (Weather::Relays, Doing::Promotion) => 0.02,
+            (Weather::Relays, Doing::Takeover) => 0.001,
+            (Weather::Zombies, Doing::Promotion) => 0.05,
             _ => 0.0,
         }
     }
@@ -51,7 +64,7 @@ pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
     let count = world.cluster.setup().nodes;
     let server = world.rng.random_range(0..count);
     let victim = world.rng.random_range(0..nodes.len());
-    let spared = weather.freezes(Doing::Commits) > 0.0 && world.rng.random_bool(0.8);
+    let spared = weather.freezes(Doing::Commits, false) > 0.0 && world.rng.random_bool(0.8);
     let pause = ms(world.rng.random_range(100..6_000));
     match world.rng.random_range(0..100) {
         0..12 => crash(world, server),
@@ -80,24 +93,49 @@ pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
 
 /// An owner that was just heard stops in the middle of commits, or of its takeover, for longer than its lease.
 /// Some of what it has sent leaves its machine only when it goes on.
-pub(super) fn freeze(world: &mut World, node: &mut Node, weather: Weather) {
-    let Some(doing) = node.owner().and_then(Owner::doing) else {
+pub(super) fn freeze(world: &mut World, nodes: &mut [Node], client: ClientId, weather: Weather) {
+    let frozen = nodes.iter().filter(|node| node.is_frozen());
+    let frozen: Vec<_> = frozen.filter_map(doing).collect();
+    let relay = !frozen.is_empty() && frozen.iter().all(|doing| *doing == Doing::Commits);
+    let Some(node) = nodes.iter_mut().find(|node| node.client == client) else {
         return;
     };
-    if node.is_frozen() || !world.rng.random_bool(weather.freezes(doing)) {
+    let Some(doing) = doing(node) else {
         return;
+    };
+    if node.is_frozen() || !world.rng.random_bool(weather.freezes(doing, relay)) {
+        return;
+    }
+    if relay {
+        world
+            .coverage
+            .one("owners frozen while their predecessor was");
     }
     world.coverage.one(match doing {
         Doing::Commits => "owners frozen in the middle of commits",
         Doing::Takeover => "owners frozen in the middle of a takeover",
         Doing::Promotion => "owners frozen in the middle of a promotion",
     });
-    let length = ms(world.rng.random_range(3_500..9_000));
+    let first = weather == Weather::Relays && doing == Doing::Commits;
+    // For so long that the successor is in the middle of its takeover.
+    let least = if first { 6_000 } else { 3_500 };
+    let length = ms(world.rng.random_range(least..9_000));
     world.pause_client(node.client, length);
-    // What a successor chooses meanwhile, it chooses without what this one has found.
-    let late = if doing == Doing::Promotion { 0.9 } else { 0.5 };
+    // What a successor chooses meanwhile, it chooses without what this one has written, or found.
+    let late = match doing {
+        Doing::Promotion => 0.9,
+        _ if first => 0.9,
+        _ => 0.5,
+    };
     world.stall(2 * length, late);
+    if let Some(owner) = node.owner().filter(|_| doing == Doing::Promotion) {
+        world.hurry(owner.epoch, ms(1_500));
+    }
     node.freeze();
+}
+
+fn doing(node: &Node) -> Option<Doing> {
+    node.owner().and_then(Owner::doing)
 }
 
 fn crash(world: &mut World, server: usize) {

@@ -1,9 +1,9 @@
 //! The log of commits: how an owner writes it, and how the next one finds its end.
 
 use dax::ids::{BlockKey, Generation};
-use dax::simulation::history::{Action, Content, NOTHING, Outcome};
+use dax::simulation::history::{Content, NOTHING};
 
-use super::client::{LOG, place_of};
+use super::client::LOG;
 use super::owner::{After, Doing, Owner};
 use super::recorder::Recorder;
 use super::world::World;
@@ -40,10 +40,9 @@ impl Owner {
         recorder.commits.made(content, &self.log.commits);
         self.log.commits.push(content);
         self.log.unacknowledged += 1;
-        self.write(world, place_of(key, single), content, false);
-        let op = recorder.start(self.client, Some(self.epoch), Action::Sync);
+        self.write(world, key, single, content);
         let after = After::Committed { position, content };
-        self.wait(world, op, Outcome::Done, Some(after));
+        self.sync(world, recorder, Some(after));
     }
 
     pub fn committed(&mut self, recorder: &mut Recorder, position: usize, content: Content) {
@@ -54,9 +53,9 @@ impl Owner {
     /// What somebody waits for.
     pub fn doing(&self) -> Option<Doing> {
         match self.attached {
-            true => (self.log.unacknowledged > 0).then_some(Doing::Commits),
-            false if self.is_writing() => Some(Doing::Promotion),
-            false => Some(Doing::Takeover),
+            true if self.log.unacknowledged > 0 => Some(Doing::Commits),
+            _ if self.is_promoting() => Some(Doing::Promotion),
+            attached => (!attached).then_some(Doing::Takeover),
         }
     }
 }

@@ -315,6 +315,7 @@ impl Node {
         if let State::Owning(owner) = &mut self.state {
             owner.lease.fence();
             owner.pass_gate(world, recorder);
+            owner.fence();
         }
         self.state = State::Over;
     }
@@ -348,8 +349,12 @@ impl Node {
         reply: &Reply,
     ) {
         match (&mut self.state, token) {
-            (State::Owning(owner), Token::Write(timestamp)) => {
-                owner.written(world, *timestamp, *reply == Reply::Written);
+            (State::Owning(owner), Token::Write(batch)) => {
+                owner.sent(world, *batch, *reply == Reply::Written);
+                owner.pass_gate(world, recorder);
+            }
+            (State::Owning(owner), Token::Put(record)) => {
+                owner.put_replied(world, *record, *reply == Reply::Written);
                 owner.pass_gate(world, recorder);
             }
             (State::Owning(owner), Token::ReadOne(op)) => {

@@ -1,37 +1,50 @@
 //! An owner from the moment that it owns its epoch: writes, sync points, the gate, promotions, seals,
 //! reclaims, as *On Cassandra* of docs/PROTOCOL.md says.
+//!
+//! Its [`Writer`] is the client's, and so is who waits for what ([`SyncWaits`]); what the client's tasks do around
+//! them is done here step by step.
 
-use std::collections::BTreeMap;
+mod sending;
 
-use dax::ids::{BlockKey, Epoch, Generation};
-use dax::simulation::history::{Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome};
-use dax::storage::Lineage;
+use std::collections::{BTreeMap, BTreeSet};
+
+use dax::ids::{BlockKey, Epoch, FileId, Generation};
+use dax::simulation::history::{
+    Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome, RecordId,
+};
+use dax::storage::{Lineage, SyncScope, VolumeSettings};
+use dax::writer::SyncWaits;
+use dax::writer::pending::Seq;
 use rand::Rng;
 
-use super::client::{DATA, KEYS, OTHER, SEALS, Token, bytes, place_of, place_of_record, version};
+use super::client::{DATA, KEYS, OTHER, SEALS, Token, place_of};
 use super::flaw::Flaw;
 use super::model::{Cell, Level, Mutation, NodeId, Place, Request, Timestamp};
 use super::recorder::{Recorder, Seal};
 use super::world::{Wake, World};
 use crate::lease::{Gate, Lease, Renewal};
+use crate::writer::{Batch, Limits, Writer};
+
+/// Few requests at a time, so that rows wait for each other, and a list that forgets.
+const LIMITS: Limits = Limits {
+    pending_bytes_max: usize::MAX,
+    version_list_max: 8,
+    requests_max: 2,
+};
 
 /// What an owner is in the middle of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doing {
     Commits,
     Takeover,
-    /// Of the takeover: what it has found is being written again.
+    /// What was found of a block is being written again.
     Promotion,
 }
 
-/// What an operation waits for.
-#[derive(Debug)]
+/// An operation that ends when what it wrote is acknowledged, and the gate open.
+#[derive(Debug, Clone, Copy)]
 struct Waiting {
     op: OpNumber,
-    /// Every version from here
-    from: Timestamp,
-    /// to here must be acknowledged, then the gate be open.
-    up_to: Timestamp,
     outcome: Outcome,
     /// The gate was looked at already: one of the flaws.
     passed: bool,
@@ -69,14 +82,22 @@ pub(super) struct Owner {
     pub epoch: Epoch,
     pub lease: Lease,
     pub renewal: Option<Renewal>,
-    last_version: Timestamp,
-    seq: u64,
-    /// Not acknowledged yet.
-    pending: BTreeMap<Timestamp, (Place, Content, bool)>,
-    /// The version list.
-    pub known: BTreeMap<Place, (Timestamp, Content)>,
-    waiting: Vec<Waiting>,
+    /// The client's own: versions, what is pending, the order in which it goes out, the version list.
+    pub writer: Writer,
+    /// Its batches that are on their way, by their first row.
+    sending: BTreeMap<Seq, Batch>,
+    /// Records that are on their way, and who waits for each.
+    putting: BTreeMap<Seq, (Mutation, Waiting)>,
+    /// Records that it wrote, and what is in the blocks that it wrote.
+    latest: BTreeMap<Place, Content>,
+    /// What is not the version's own timestamp: one of the flaws.
+    stamps: BTreeMap<Seq, Timestamp>,
+    syncs: SyncWaits<Waiting>,
+    /// Everything that they wait for is acknowledged.
+    at_gate: Vec<Waiting>,
     acknowledging: BTreeMap<OpNumber, Outcome>,
+    /// Promotions that have been written again, and that nobody has been told of.
+    promoting: BTreeSet<OpNumber>,
     after: BTreeMap<OpNumber, After>,
     pub lineage: Lineage,
     pub generation: Generation,
@@ -92,18 +113,23 @@ pub(super) struct Owner {
 impl Owner {
     pub fn new(client: ClientId, home: NodeId, lease: Lease) -> Owner {
         let epoch = lease.epoch();
+        let mut writer = Writer::new(VolumeSettings::default(), LIMITS);
+        writer.handle.adopt(epoch);
         Owner {
             client,
             home,
             epoch,
             lease,
             renewal: None,
-            last_version: 0,
-            seq: 0,
-            pending: BTreeMap::new(),
-            known: BTreeMap::new(),
-            waiting: Vec::new(),
+            writer,
+            sending: BTreeMap::new(),
+            putting: BTreeMap::new(),
+            latest: BTreeMap::new(),
+            stamps: BTreeMap::new(),
+            syncs: SyncWaits::default(),
+            at_gate: Vec::new(),
             acknowledging: BTreeMap::new(),
+            promoting: BTreeSet::new(),
             after: BTreeMap::new(),
             lineage: Lineage(Vec::new()),
             generation: Generation { epoch, number: 1 },
@@ -116,18 +142,6 @@ impl Owner {
         }
     }
 
-    fn next_version(&mut self, world: &World) -> Timestamp {
-        self.seq += 1;
-        self.last_version = match world.has(Flaw::ClockTimestamps) {
-            true => {
-                let clock = world.clock(self.client).as_micros() as Timestamp;
-                clock.max(self.last_version + 1)
-            }
-            false => version(self.epoch, self.seq),
-        };
-        self.last_version
-    }
-
     /// A coordinator: mostly the own data centre's.
     pub fn coordinator(&self, world: &mut World) -> NodeId {
         let nodes = world.cluster.setup().nodes;
@@ -137,88 +151,65 @@ impl Owner {
         }
     }
 
-    /// Gives contents a version, and sends them. With `tombstone`, a delete of that version.
-    pub fn write(&mut self, world: &mut World, place: Place, content: Content, tombstone: bool) {
-        let same = self.pending.iter().find(|(_, (at, ..))| *at == place);
-        let timestamp = match same.map(|(timestamp, _)| *timestamp) {
-            Some(timestamp) if world.has(Flaw::SameTimestampTwice) => timestamp,
-            _ => self.next_version(world),
-        };
-        self.pending.insert(timestamp, (place, content, tombstone));
-        self.known.insert(place, (timestamp, content));
-        self.send(world, timestamp);
+    /// Whether somebody waits for a promotion.
+    pub fn is_promoting(&self) -> bool {
+        !self.promoting.is_empty()
     }
 
-    fn send(&mut self, world: &mut World, timestamp: Timestamp) {
-        let Some((place, content, tombstone)) = self.pending.get(&timestamp).copied() else {
-            return;
-        };
-        let cell = match tombstone {
-            true => Cell::tombstone(timestamp),
-            false => Cell::live(timestamp, bytes(content)),
-        };
-        let level = match world.has(Flaw::WrittenAtOne) {
-            true => Level::One,
-            false => Level::Quorum,
-        };
-        let request = Request::Write(Mutation::one(place, cell), level);
-        let node = self.coordinator(world);
-        world.request(self.client, Token::Write(timestamp), node, request);
-    }
-
-    /// A write was acknowledged, or not in time.
-    pub fn written(&mut self, world: &mut World, timestamp: Timestamp, done: bool) {
-        let Some((place, ..)) = self.pending.get(&timestamp).copied() else {
-            return;
-        };
-        let same_row = |at: &Place| *at == place;
-        if done {
-            self.pending
-                .retain(|version, (at, ..)| *version > timestamp || !same_row(at));
-            return;
-        }
-        let newer = self.pending.range(timestamp + 1..);
-        if !newer.into_iter().any(|(_, (at, ..))| same_row(at)) {
-            self.send(world, timestamp);
-        }
-    }
-
-    pub fn is_writing(&self) -> bool {
-        !self.pending.is_empty()
-    }
-
-    /// What is pending in a row.
-    pub fn pending_in(&self, place: Place) -> Option<Content> {
-        let mut newest = self.pending.values().rev();
-        newest.find(|(at, ..)| *at == place).map(|(_, c, _)| *c)
-    }
-
-    /// The operation ends like this once everything written so far is acknowledged, and the gate open.
-    pub fn wait(&mut self, world: &World, op: OpNumber, outcome: Outcome, after: Option<After>) {
-        let early = match world.flaw {
+    fn waiting(
+        &mut self,
+        world: &World,
+        op: OpNumber,
+        outcome: Outcome,
+        after: Option<After>,
+    ) -> Waiting {
+        let passed = match world.flaw {
             Some(Flaw::NoGate) => true,
             Some(Flaw::PromotionWithoutGate) => matches!(outcome, Outcome::Block(..)),
             Some(Flaw::GateBeforeWrites) => self.lease.gate(world.clock(self.client)) == Gate::Open,
             _ => false,
         };
-        self.waiting.push(Waiting {
-            op,
-            from: Timestamp::MIN,
-            up_to: self.last_version,
-            outcome,
-            passed: early,
-        });
         self.after.extend(after.map(|after| (op, after)));
+        Waiting {
+            op,
+            outcome,
+            passed,
+        }
+    }
+
+    /// The operation ends like this once a file is acknowledged up to there, and the gate open.
+    pub fn wait(
+        &mut self,
+        world: &World,
+        (file, upto): (Option<FileId>, Seq),
+        (op, outcome, after): (OpNumber, Outcome, Option<After>),
+    ) {
+        if matches!(outcome, Outcome::Block(..)) {
+            self.promoting.insert(op);
+        }
+        let waiting = self.waiting(world, op, outcome, after);
+        self.syncs.add(file, upto, waiting);
+    }
+
+    /// A sync point.
+    pub fn sync(&mut self, world: &World, recorder: &mut Recorder, after: Option<After>) {
+        let op = recorder.start(self.client, Some(self.epoch), Action::Sync);
+        let scope = self.writer.handle.scope(SyncScope::Volume);
+        self.wait(world, scope, (op, Outcome::Done, after));
+    }
+
+    /// A higher epoch exists: nobody waits any more.
+    pub fn fence(&mut self) {
+        self.writer.fence("somebody owns a higher epoch".to_owned());
+        self.syncs.clear();
+        self.putting.clear();
     }
 
     /// Looks which operations may end.
     pub fn pass_gate(&mut self, world: &mut World, recorder: &mut Recorder) {
-        let pending = &self.pending;
-        let (ready, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
-            .into_iter()
-            .partition(|w| pending.range(w.from..=w.up_to).next().is_none());
-        self.waiting = waiting;
-        for waiting in ready {
+        let synced = self.syncs.complete(&mut self.writer.handle.pending);
+        self.at_gate.extend(synced);
+        for waiting in std::mem::take(&mut self.at_gate) {
             match self.lease.gate(world.clock(self.client)) {
                 Gate::Open => self.acknowledge(world, &waiting),
                 _ if waiting.passed => self.acknowledge(world, &waiting),
@@ -226,7 +217,7 @@ impl Owner {
                 Gate::Shut => {
                     world.coverage.one("times that the gate was shut");
                     self.reclaim_anyway(world, waiting.op);
-                    self.waiting.push(waiting);
+                    self.at_gate.push(waiting);
                 }
             }
         }
@@ -255,6 +246,7 @@ impl Owner {
     /// Whoever waits is told; what follows is returned.
     pub fn acknowledged(&mut self, recorder: &mut Recorder, op: OpNumber) -> Option<After> {
         let outcome = self.acknowledging.remove(&op)?;
+        self.promoting.remove(&op);
         recorder.end(op, outcome);
         self.after.remove(&op)
     }
@@ -286,10 +278,7 @@ impl Owner {
             0..26 => self.write_block(world, recorder, single, Generation::SINGLE),
             26..46 => self.write_block(world, recorder, data, self.generation),
             46..70 => self.commit(world, recorder),
-            70..84 => {
-                let op = recorder.start(self.client, Some(self.epoch), Action::Sync);
-                self.wait(world, op, Outcome::Done, None);
-            }
+            70..84 => self.sync(world, recorder, None),
             84..94 if !self.sealing => self.seal(world, recorder),
             94..98 => {
                 let content = recorder.content();
@@ -314,21 +303,21 @@ impl Owner {
                 generations.push(generation);
             }
         }
-        self.write(world, place_of(key, generation), content, false);
+        self.write(world, key, generation, content);
     }
 
     fn put(
         &mut self,
         world: &mut World,
         recorder: &mut Recorder,
-        record: u8,
+        record: RecordId,
         content: Content,
         after: Option<After>,
     ) {
         let action = Action::Put { record, content };
         let op = recorder.start(self.client, Some(self.epoch), action);
-        self.write(world, place_of_record(record), content, false);
-        self.wait(world, op, Outcome::Done, after);
+        let ends = (op, Outcome::Done, after);
+        self.put_record(world, (record, content), false, ends);
     }
 
     /// Cuts, syncs, and puts the seal then.
@@ -355,17 +344,11 @@ impl Owner {
             self.put_seal(world, recorder, seal);
             return;
         }
-        let op = recorder.start(self.client, Some(self.epoch), Action::Sync);
-        self.wait(world, op, Outcome::Done, Some(After::PutSeal(seal)));
+        self.sync(world, recorder, Some(After::PutSeal(seal)));
     }
 
     fn put_seal(&mut self, world: &mut World, recorder: &mut Recorder, seal: Content) {
         self.put(world, recorder, SEALS, seal, Some(After::Reclaim(seal)));
-        if world.has(Flaw::SealBeforeSync)
-            && let Some(waiting) = self.waiting.last_mut()
-        {
-            waiting.from = waiting.up_to;
-        }
     }
 
     fn reclaim(&mut self, world: &mut World, recorder: &mut Recorder, seal: Content) {
@@ -396,7 +379,8 @@ impl Owner {
         }
         for place in gone {
             world.coverage.one("versions reclaimed");
-            let cell = Cell::tombstone(self.next_version(world));
+            let seq = self.next_version(world).seq;
+            let cell = Cell::tombstone(self.timestamp(seq));
             let node = self.coordinator(world);
             let request = Request::Write(Mutation::one(place, cell), Level::Quorum);
             world.request(self.client, Token::Delete, node, request);

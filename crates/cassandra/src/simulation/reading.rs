@@ -11,7 +11,7 @@ use rand::seq::SliceRandom;
 
 use super::client::{
     DATA, KEYS, LOG, OTHER, SEALS, Token, between, block_of, content, epoch_of, exactly, found_in,
-    place_of, place_of_record,
+    of_bytes, place_of, place_of_record,
 };
 use super::flaw::Flaw;
 use super::model::{Cell, Level, NodeId, Place, Query, Reply, Request};
@@ -26,6 +26,8 @@ struct Reading {
     query: Query,
     /// The spans of an image that come next, if this one has nothing.
     spans: Vec<Span>,
+    /// What the client decides about an owner's read.
+    owners: Option<dax::writer::Reading>,
 }
 
 /// All reads of one client.
@@ -84,6 +86,7 @@ impl Reads {
             action,
             query,
             spans,
+            owners: None,
         };
         self.under_way.insert(op, reading);
     }
@@ -158,11 +161,10 @@ impl Reads {
     }
 
     /// An owner reads a block that keeps one version.
-    pub fn read_single(&mut self, world: &mut World, recorder: &mut Recorder, owner: &Owner) {
+    pub fn read_single(&mut self, world: &mut World, recorder: &mut Recorder, owner: &mut Owner) {
         let key = world.any_single();
-        let place = place_of(key, Generation::SINGLE);
         let promoting = |r: &Reading| r.action == Action::Promote(key);
-        if !owner.known.contains_key(&place) {
+        if !owner.writer.handle.is_settled(key) {
             if self.under_way.values().any(promoting) {
                 return;
             }
@@ -171,12 +173,22 @@ impl Reads {
         let up_to = Generation::SINGLE;
         let action = Action::Read { key, up_to };
         let op = recorder.start(owner.client, Some(owner.epoch), action);
-        if let Some(content) = owner.pending_in(place) {
-            recorder.end(op, Outcome::Block(up_to, content));
+        let mut read = dax::writer::Reading::new(key, up_to);
+        if let Some(block) = owner.writer.begin_read(&mut read) {
+            owner.writer.handle.end_read(key);
+            let bytes = block.map(|block| block.data);
+            recorder.end(op, Outcome::Block(up_to, of_bytes(bytes.as_deref())));
             return;
         }
-        self.begin(op, action, exactly(place), Vec::new());
-        self.ask_one(world, owner, op, exactly(place));
+        let query = exactly(place_of(key, up_to));
+        self.begin(op, action, query.clone(), Vec::new());
+        if let Some(reading) = self.under_way.get_mut(&op) {
+            reading.owners = Some(read);
+        }
+        match read.known() {
+            Some(_) => self.ask_one(world, owner, op, query),
+            None => self.ask_quorum(world, recorder, owner.client, op),
+        }
     }
 
     /// One replica has answered.
@@ -184,29 +196,42 @@ impl Reads {
         &mut self,
         world: &mut World,
         recorder: &mut Recorder,
-        owner: &Owner,
+        owner: &mut Owner,
         op: OpNumber,
         reply: &Reply,
     ) {
-        let Some(reading) = self.under_way.get(&op) else {
+        let Some(read) = self.under_way.get(&op).and_then(|reading| reading.owners) else {
             return;
-        };
-        let place = Place {
-            partition: reading.query.partition,
-            row: reading.query.from,
         };
         if let Reply::Row(row) = reply {
             let found = row.as_ref().map(|(_, cell)| cell);
-            let expected = owner.known.get(&place).map(|(version, _)| *version);
-            if world.has(Flaw::UncheckedReads) || found.map(|c| c.timestamp) == expected {
+            let version = found.map(|cell| owner.version_of(cell.timestamp));
+            let takes = read.takes(&owner.writer.handle, version.unwrap_or_default());
+            if world.has(Flaw::UncheckedReads) || takes {
                 world.coverage.one("reads from one replica");
                 recorder.end(op, Outcome::Block(Generation::SINGLE, content(found)));
+                owner.writer.handle.end_read(read.key);
                 self.under_way.remove(&op);
                 return;
             }
             world.coverage.one("answers that were stale");
         }
         self.ask_quorum(world, recorder, owner.client, op);
+    }
+
+    /// A quorum has answered an owner's read: what the client does with it. Whether that is the answer.
+    fn learns(&self, owner: &mut Owner, op: OpNumber, cell: Option<&Cell>) -> bool {
+        let Some(read) = self.under_way.get(&op).and_then(|reading| reading.owners) else {
+            return true;
+        };
+        let version = cell.map(|cell| owner.version_of(cell.timestamp));
+        if read.is_behind(version.unwrap_or_default()).is_some() {
+            return false;
+        }
+        let found = version.map(|version| (Generation::SINGLE, version));
+        read.learn(&mut owner.writer.handle, found);
+        owner.writer.handle.end_read(read.key);
+        true
     }
 
     /// A quorum has answered a reader without an epoch.
@@ -286,17 +311,37 @@ impl Reads {
             Action::Promote(key) => {
                 self.under_way.remove(&op);
                 let place = place_of(key, Generation::SINGLE);
-                let found = Self::promoted(world, owner, place, cell);
+                let (found, upto) = match owner.latest(place) {
+                    // Written or promoted while this was asking: that counts.
+                    Some(content) => {
+                        let pending = owner.writer.pending_single(key);
+                        (content, pending.map_or(0, |block| block.version.seq))
+                    }
+                    None => {
+                        let found = content(cell);
+                        let skipped = is_skipped(world, found);
+                        let written = (!skipped).then(|| owner.promote(world, key, found));
+                        (found, written.unwrap_or(0))
+                    }
+                };
                 world.coverage.one("versions promoted");
                 let outcome = Outcome::Block(Generation::SINGLE, found);
                 let after = (key.file == LOG).then_some(After::Recovered(found));
-                owner.wait(world, op, outcome, after);
+                owner.wait(world, (Some(key.file), upto), (op, outcome, after));
             }
             Action::PromoteRecord(record) => {
                 self.under_way.remove(&op);
-                let found = Self::promoted(world, owner, place_of_record(record), cell);
-                let outcome = Outcome::Record(found);
-                owner.wait(world, op, outcome, Some(After::Attach(found)));
+                let found = content(cell);
+                let ends = (op, Outcome::Record(found), Some(After::Attach(found)));
+                if is_skipped(world, found) {
+                    owner.wait(world, (None, 0), ends);
+                } else {
+                    let tombstone = found == NOTHING && world.has(Flaw::AbsenceAsTombstone);
+                    owner.put_record(world, (record, found), tombstone, ends);
+                }
+            }
+            _ if !self.learns(owner, op, cell) => {
+                self.ask_quorum(world, recorder, owner.client, op);
             }
             _ => {
                 self.replied(world, recorder, owner.client, op, reply);
@@ -306,32 +351,17 @@ impl Reads {
         Seen::Fine
     }
 
-    /// Writes again what a promotion found, unless the owner has written the row meanwhile.
-    fn promoted(
-        world: &mut World,
-        owner: &mut Owner,
-        place: Place,
-        cell: Option<&Cell>,
-    ) -> Content {
-        if let Some((_, content)) = owner.known.get(&place) {
-            return *content;
-        }
-        let found = content(cell);
-        let absent = found == NOTHING;
-        if absent {
-            world.coverage.one("absences promoted");
-        }
-        let skipped = world.has(Flaw::PromotionWithoutRewrite)
-            || absent && world.has(Flaw::AbsenceNotPromoted);
-        if !skipped {
-            let tombstone = absent && world.has(Flaw::AbsenceAsTombstone);
-            owner.write(world, place, found, tombstone);
-        }
-        found
-    }
-
     /// What it still waits for.
     pub fn unfinished(&self) -> usize {
         self.under_way.len()
     }
+}
+
+/// Whether a promotion leaves out to write again what it has found: flaws.
+fn is_skipped(world: &mut World, found: Content) -> bool {
+    let absent = found == NOTHING;
+    if absent {
+        world.coverage.one("absences promoted");
+    }
+    world.has(Flaw::PromotionWithoutRewrite) || absent && world.has(Flaw::AbsenceNotPromoted)
 }

@@ -14,7 +14,6 @@ use super::node::Node;
 use super::recorder::Recorder;
 use super::world::{Turn, World};
 
-const STORM: Duration = Duration::from_secs(14);
 /// Longer than the latest message (15 s), a takeover and a give-up one after the other.
 const CALM: Duration = Duration::from_secs(24);
 /// Between two looks at what replicas have.
@@ -65,7 +64,7 @@ impl Schedule {
 
     fn storm(&mut self) {
         self.world.next_fault(Duration::from_millis(200));
-        self.go_on(STORM);
+        self.go_on(self.weather.storm());
     }
 
     fn go_on(&mut self, end: Duration) {
@@ -77,9 +76,9 @@ impl Schedule {
                     let node = self.nodes.iter_mut().find(|n| n.client == client);
                     if let Some(node) = node {
                         node.hear(&mut self.world, &mut self.recorder, told);
-                        if !self.world.calm {
-                            faults::freeze(&mut self.world, node, self.weather);
-                        }
+                    }
+                    if !self.world.calm {
+                        faults::freeze(&mut self.world, &mut self.nodes, client, self.weather);
                     }
                     faults::bury(&mut self.world, &mut self.nodes);
                 }
@@ -118,9 +117,9 @@ impl Schedule {
         for server in 0..self.world.cluster.setup().nodes {
             faults::revive(&mut self.world, server);
         }
-        self.go_on(STORM + CALM / 2);
+        self.go_on(self.weather.storm() + CALM / 2);
         let begun = self.recorder.next_op();
-        self.go_on(STORM + CALM);
+        self.go_on(self.weather.storm() + CALM);
         self.look_at_replicas();
         let owner = self.nodes.iter().find(|node| node.epoch().is_some());
         if self.recorder.violation.is_none() && owner.is_none() {

@@ -7,17 +7,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dax::ids::BlockKey;
+use dax::ids::{BlockKey, Epoch};
 use dax::simulation::history::ClientId;
 use dax::simulation::trace::Trace;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use simulate::Coverage;
 
-use super::client::{KEYS, SINGLES, Token};
+use super::client::{KEYS, SINGLES, Token, epoch_of};
 use super::flaw::Flaw;
 use super::model::{
-    Cluster, Message, NodeId, Receiver, Register, Reply, Request, RequestId, Sent, Setup,
+    Cell, Cluster, Message, NodeId, Place, Receiver, Register, Reply, Request, RequestId, Sent,
+    Setup,
 };
 use crate::lease::{Answer, Change, Row, Time};
 
@@ -265,6 +266,27 @@ impl World {
             {
                 let later = most.mul_f64(self.rng.random_range(0.0..1.0));
                 self.at(at.0 + later, event);
+            }
+        }
+    }
+
+    /// What owners before this one have written, and what is on its way to nodes since, arrives within so long.
+    pub fn hurry(&mut self, before: Epoch, most: Duration) {
+        let is_older = |(_, cell): &(Place, Cell)| epoch_of(cell.timestamp) < before;
+        let older = self.queue.iter().filter_map(|(at, event)| match event {
+            Event::Arrive(Receiver::Node(_), Message::Request(_, Request::Write(written, _)))
+            | Event::Arrive(Receiver::Node(_), Message::Mutate(_, _, written)) => {
+                written.0.iter().any(is_older).then_some(*at)
+            }
+            _ => None,
+        });
+        let older: Vec<_> = older.collect();
+        for at in older {
+            if let Some(event) = self.queue.remove(&at) {
+                self.coverage
+                    .one("writes that arrived while a later owner promoted");
+                let soon = most.mul_f64(self.rng.random_range(0.0..1.0));
+                self.at(at.0.min(self.now + soon), event);
             }
         }
     }

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, Version};
+use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
 use crate::storage::{Block, StorageCounters, SyncScope, VolumeSettings};
 use crate::wire::checksum;
 
@@ -161,6 +161,25 @@ impl Handle {
         self.versions.written(key, generation, version);
     }
 
+    /// A replica has acknowledged a write, and with it the earlier ones of the same block and generation, of which
+    /// `covered` is told, with the bytes of each. `enough`: whether those who have acknowledged a write make it
+    /// durable.
+    pub fn acked(
+        &mut self,
+        seq: Seq,
+        replica: ReplicaId,
+        enough: impl Fn(ReplicaSet) -> bool + Copy,
+        mut covered: impl FnMut(Seq, usize),
+    ) {
+        let pending = &mut self.pending;
+        for earlier in pending.covered_by(seq, replica) {
+            let bytes = pending.get(earlier).map_or(0, |entry| entry.data.len());
+            pending.ack(earlier, replica, enough);
+            covered(earlier, bytes);
+        }
+        pending.ack(seq, replica, enough);
+    }
+
     /// What a sync of this scope must wait for now.
     pub fn scope(&self, scope: SyncScope) -> (Option<FileId>, Seq) {
         match scope {
@@ -174,6 +193,11 @@ impl Handle {
     }
 
     // --- reads -----------------------------------------------------------------------------------
+
+    /// Whether reads ask one replica where the version is known.
+    pub fn is_optimistic(&self) -> bool {
+        self.optimistic
+    }
 
     /// Begins a read or a promotion of a block; [`end_read`](Self::end_read) ends it.
     pub fn begin_read(&mut self, key: BlockKey) {

@@ -2,7 +2,7 @@
 //!
 //! Owns what a client decides: which replicas to ask, when a write is synced, what a read may return,
 //! who owns the epoch. The driver feeds it calls, messages, connections and time, and carries out the
-//! [`Effect`]s in order. Invariants (each with its place): [`pending`], [`crate::writer::versions`],
+//! [`Effect`]s in order. Invariants (each with its place): [`crate::writer::pending`], [`crate::writer::versions`],
 //! [`quorum`], [`links`]; and, here: once fenced, always fenced.
 
 mod broadcasts;
@@ -27,12 +27,11 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
+use crate::ids::{BlockKey, Epoch, Generation, ReplicaId, StoreId, Version};
 use crate::membership::Membership;
 use crate::sightings::Sightings;
 use crate::storage::{Block, ReplicaStatus, StorageCounters, VolumeSettings};
 use crate::wire::{Request, Response};
-use crate::writer::pending;
 
 pub(crate) use calls::{Arrival, Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
 pub(crate) use members::Advice;
@@ -50,7 +49,7 @@ enum Event {
     Emptied(ReplicaId),
     /// Time has passed, or a replica came up.
     Wake,
-    /// What the operation waits for in [`SyncWait`] is on k replicas.
+    /// What the operation waits for in [`SyncWaits`](crate::writer::SyncWaits) is on k replicas.
     Synced,
 }
 
@@ -78,14 +77,6 @@ enum Op {
     Told(Output),
     /// Nobody waits for it.
     Repair(repair::Repair),
-}
-
-/// Waits until everything up to `upto` (of one file, or of all) is on k replicas.
-#[derive(Debug)]
-pub(crate) struct SyncWait {
-    op: OpId,
-    file: Option<FileId>,
-    upto: pending::Seq,
 }
 
 /// The state machine.
@@ -546,7 +537,7 @@ impl Core {
 
     /// Forgets what an operation kept outside itself.
     fn end(&mut self, id: OpId, op: &Op) {
-        self.shared.syncs.retain(|w| w.op != id);
+        self.shared.syncs.retain(|op| *op != id);
         if let Op::Repair(repair) = op {
             self.shared.links.repair_ended(repair.replica);
         }
@@ -608,7 +599,7 @@ impl Op {
     /// The block that it reads.
     fn key(&self) -> Option<BlockKey> {
         match self {
-            Op::Read(op) => Some(op.key),
+            Op::Read(op) => Some(op.key()),
             Op::Promote(op) => Some(op.key),
             Op::Repair(op) => Some(op.key),
             _ => None,

@@ -17,16 +17,11 @@ use crate::wire::{Request, Response, StoredBlock};
 use super::quorum::Round;
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, unexpected};
-use crate::writer::versions::Known;
+use crate::writer::Reading;
 
 #[derive(Debug)]
 pub(super) struct Read {
-    pub key: BlockKey,
-    up_to: Generation,
-    /// What it must return at least.
-    known: Option<Known>,
-    /// The caller knows it: of a sealed generation.
-    sealed: bool,
+    read: Reading,
     round: Round<Option<StoredBlock>>,
 }
 
@@ -43,33 +38,29 @@ pub(super) fn newest(replies: &[(ReplicaId, Option<StoredBlock>)]) -> Option<&St
 
 impl Read {
     pub fn new(key: BlockKey, up_to: Generation) -> Read {
-        Read {
-            key,
-            up_to,
-            known: None,
-            sealed: false,
-            round: Round::new(Request::Read { key, up_to }, 1),
-        }
+        Read::of(Reading::new(key, up_to))
     }
 
     /// A read as of a sealed generation that must return this version.
     pub fn expecting(key: BlockKey, up_to: Generation, version: Version) -> Read {
-        let known = Known {
-            version,
-            generation: up_to,
-            as_of: up_to,
-            settled: true,
-        };
+        Read::of(Reading::expecting(key, up_to, version))
+    }
+
+    fn of(read: Reading) -> Read {
+        let Reading { key, up_to, .. } = read;
         Read {
-            known: Some(known),
-            sealed: true,
-            ..Read::new(key, up_to)
+            read,
+            round: Round::new(Request::Read { key, up_to }, 1),
         }
     }
 
     /// See [`super::quorum::Round::restart`].
     pub fn restart(&mut self) {
         self.round.restart();
+    }
+
+    pub fn key(&self) -> BlockKey {
+        self.read.key
     }
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
@@ -94,15 +85,10 @@ impl Read {
     }
 
     fn start(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
-        if self.sealed {
-            let optimistic = s.settings.protocol.is_optimistic();
-            self.known = self.known.filter(|_| optimistic);
-        } else if let Some(answer) = s.handle.read_at_once(self.key, self.up_to) {
+        if let Some(answer) = self.read.begin(&mut s.handle) {
             return Some(Ok(answer));
-        } else {
-            self.known = s.handle.expected(self.key, self.up_to);
         }
-        if self.known.is_none() {
+        if self.read.known().is_none() {
             self.round.spread = s.quorums.read_spread();
         }
         None
@@ -115,7 +101,7 @@ impl Read {
         s: &mut Shared,
     ) -> Option<Result<Option<Block>>> {
         match reply {
-            Response::Block(Some(block)) if !block.is_intact(self.key) => {
+            Response::Block(Some(block)) if !block.is_intact(self.read.key) => {
                 self.round.spoiled(replica, s.now)
             }
             Response::Block(block) => return self.block(replica, block, s),
@@ -140,8 +126,8 @@ impl Read {
         s: &mut Shared,
     ) -> Option<Result<Option<Block>>> {
         let version = block.as_ref().map_or(Version::ZERO, |b| b.version);
-        if let Some(known) = self.known {
-            let fresh = s.handle.is_fresh(known, self.sealed, version);
+        if self.read.known().is_some() {
+            let fresh = self.read.takes(&s.handle, version);
             #[cfg(test)]
             let fresh = fresh || self.is_believed(block.as_ref(), s);
             if fresh {
@@ -162,7 +148,8 @@ impl Read {
         match s.flaw {
             Some(Flaw::UncheckedReads) => true,
             Some(Flaw::GenerationBelieved) => {
-                self.sealed && block.is_some_and(|b| b.generation == self.up_to)
+                self.read.sealed().is_some()
+                    && block.is_some_and(|b| b.generation == self.read.up_to)
             }
             _ => false,
         }
@@ -190,31 +177,25 @@ impl Read {
         #[cfg(test)]
         let newest = s.distort_newest(&self.round.replies, newest);
         let version = newest.map_or(Version::ZERO, |b| b.version);
-        match self.known {
+        if let Some(lost) = self.read.is_behind(version) {
             // Never go back behind what a quorum holds: look further, and again.
-            Some(known) if known.settled && version < known.version => {
-                if exhausted {
-                    return Some(Err(self.lost(known.version)));
-                }
-                self.round.spread = all.len();
-                self.give_up(s)
+            if exhausted {
+                return Some(Err(self.lost(lost)));
             }
-            _ => {
-                let found = newest.map(order);
-                let block = newest.cloned().map(into_block);
-                s.handle.learn(self.key, self.up_to, self.known, found);
-                s.handle.counters.reads_quorum += 1;
-                s.handle.counters.reads_escalated += u64::from(self.known.is_some());
-                Some(Ok(block))
-            }
+            self.round.spread = all.len();
+            return self.give_up(s);
         }
+        let found = newest.map(order);
+        let block = newest.cloned().map(into_block);
+        self.read.learn(&mut s.handle, found);
+        Some(Ok(block))
     }
 
     /// A quorum does not have what a sealed image must have, and nobody else can be asked: the image was
     /// let go, or more was lost than the protocol bears. Waiting for the others would hold up a reader
     /// that lost its claim for as long as they are away.
     fn give_up(&self, s: &Shared) -> Option<Result<Option<Block>>> {
-        let known = self.known.filter(|_| self.sealed)?;
+        let known = self.read.sealed()?;
         let others = s.links.askable();
         let others = others.without(self.round.replied().union(self.round.damaged()));
         let asked = s.quorums.is_read(self.round.replied()) && others.is_empty();
@@ -226,7 +207,7 @@ impl Read {
             ErrorKind::Corrupt,
             format!(
                 "block {} fails its checksum in {} replicas",
-                self.key,
+                self.read.key,
                 self.round.damaged().len()
             ),
         )
@@ -237,7 +218,7 @@ impl Read {
             ErrorKind::Corrupt,
             format!(
                 "no replica has version {version} of block {} any more",
-                self.key
+                self.read.key
             ),
         )
     }

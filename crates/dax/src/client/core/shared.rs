@@ -14,11 +14,11 @@ use crate::wire::{BlockWrite, MAX_FILES_PER_REQUEST, Request, Response, checksum
 use super::broadcasts::Broadcasts;
 use super::links::Links;
 use super::quorum::{Quorums, ReplicaSet};
-use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, SyncWait, Time};
+use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, Time};
 #[cfg(test)]
 use crate::simulation::flaw::Flaw;
-use crate::writer::Handle;
 use crate::writer::pending::{Dropped, Seq};
+use crate::writer::{Handle, SyncWaits};
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub handle: Handle,
     pub broadcasts: Broadcasts,
     pub out: Effects,
-    pub syncs: Vec<SyncWait>,
+    pub syncs: SyncWaits<OpId>,
     /// As it calls itself in grants.
     pub owner: String,
     pub fence_news: bool,
@@ -71,7 +71,7 @@ impl Shared {
             handle: Handle::new(&settings, config.version_list_max),
             broadcasts: Broadcasts::default(),
             out: Effects::new(),
-            syncs: Vec::new(),
+            syncs: SyncWaits::default(),
             owner: String::new(),
             fence_news: false,
             progress: false,
@@ -349,13 +349,10 @@ impl Shared {
     pub fn acked(&mut self, replica: ReplicaId, upto: u64) {
         let enough = self.enough();
         for seq in self.links.acked(replica, upto, self.now) {
-            let pending = &mut self.handle.pending;
-            for covered in pending.covered_by(seq, replica) {
-                let bytes = pending.get(covered).map_or(0, |entry| entry.data.len());
-                pending.ack(covered, replica, enough);
-                self.links.covered(replica, covered, bytes);
-            }
-            pending.ack(seq, replica, enough);
+            let links = &mut self.links;
+            self.handle.acked(seq, replica, enough, |covered, bytes| {
+                links.covered(replica, covered, bytes);
+            });
         }
         self.handle.pending.tidy();
         self.progress = true;
@@ -484,17 +481,13 @@ impl Shared {
             self.links.want_flush(upto);
             self.pump_all();
         }
-        self.syncs.push(SyncWait { op, file, upto });
+        self.syncs.add(file, upto, op);
         self.progress = true;
     }
 
     /// The operations whose sync is complete.
     pub fn complete_syncs(&mut self) -> Vec<OpId> {
-        let pending = &mut self.handle.pending;
-        let complete = self
-            .syncs
-            .extract_if(.., |w| pending.is_synced(w.file, w.upto));
-        complete.map(|w| w.op).collect()
+        self.syncs.complete(&mut self.handle.pending)
     }
 
     // --- removal ---------------------------------------------------------------------------------

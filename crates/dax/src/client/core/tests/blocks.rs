@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::harness::*;
+use crate::ids::FileId;
 use crate::storage::SyncScope;
 
 #[test]

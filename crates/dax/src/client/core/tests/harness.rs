@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::super::*;
 use super::peer::Peer;
+use crate::ids::FileId;
 use crate::membership::{Member, Membership};
 
 pub(super) const BLOCK: u32 = 4096;

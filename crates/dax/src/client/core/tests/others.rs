@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::super::*;
 use super::harness::*;
 use super::peer::Peer;
-use crate::ids::{BlockIndex, StoreId};
+use crate::ids::{BlockIndex, FileId, StoreId};
 use crate::storage::{Authority, Lineage, Retention, SyncScope};
 
 #[test]
