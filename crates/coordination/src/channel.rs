@@ -29,7 +29,8 @@ use crate::records::Incarnation;
 pub use client::{ClientEvent, Subscription, request, subscribe};
 pub use frame::MAX_FRAME_BYTES;
 pub use message::{
-    Identity, Notice, Peer, Progress, ProxyReport, Request, Serving, StandbySeen, Trigger,
+    Identity, Notice, Peer, Progress, ProxyReport, Request, ServerStarted, Serving, StandbySeen,
+    Trigger,
 };
 pub use outlook::News;
 pub use positions::{Position, PositionSource};

@@ -148,6 +148,7 @@ async fn whoever_begins_to_serve_is_known_at_once() {
         postgres: "b:5432".parse().unwrap(),
         applied: Lsn(7),
         warm: true,
+        started: None,
     }];
     a.tell_standbys(standbys.clone());
     loop {

@@ -158,6 +158,16 @@ impl Session {
         answer.parse().map_err(|_| PostgresError::Answer(answer))
     }
 
+    /// When the postmaster started, in microseconds since 1970.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn postmaster_started_us(&self) -> Result<i64> {
+        let sql = "SELECT (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
+        let answer = self.value(sql).await?.unwrap_or_default();
+        answer.parse().map_err(|_| PostgresError::Answer(answer))
+    }
+
     /// How many transactions were committed in all databases since the statistics began; PostgreSQL
     /// counts them up to a second late.
     ///

@@ -89,14 +89,18 @@ impl History {
         (within as f64 / seconds * 10.0).round() / 10.0
     }
 
-    /// The silence that a crash at `crash` caused: the last commit acknowledged before the first
-    /// one whose transaction began afterwards, and that first one. `None` if no commit followed.
+    /// The silence that a crash at `crash` caused: the longest one after it, up to the first acknowledgement of a
+    /// transaction that began afterwards. What was under way at the crash may have been answered before the silence, or,
+    /// by a proxy, after it. `None` if no commit followed.
     pub fn outage(&self, crash: Offset) -> Option<Outage> {
         let first = self.commits().find(|a| a.began > crash)?.ended;
-        let last = self.commits().map(|a| a.ended).rfind(|&at| at < first);
+        let answers = self.commits().map(|a| a.ended).filter(|&at| at <= first);
+        let answers: Vec<Offset> = std::iter::once(Offset(0)).chain(answers).collect();
+        let silences = answers.windows(2).filter(|pair| pair[1] > crash);
+        let longest = silences.max_by_key(|pair| pair[1].since(pair[0]))?;
         Some(Outage {
-            last_before: last.unwrap_or(Offset(0)),
-            first_after: first,
+            last_before: longest[0],
+            first_after: longest[1],
         })
     }
 
@@ -162,6 +166,19 @@ mod tests {
         assert_eq!(outage.last_before, Offset(102_000));
         assert_eq!(outage.first_after, Offset(950_000));
         assert_eq!(outage.length(), Duration::from_millis(848));
+    }
+
+    #[test]
+    fn a_transaction_that_a_proxy_took_over_the_outage_ends_it() {
+        let history = History::new(vec![
+            attempt(1, 1, Outcome::Acknowledged, 80, 90),
+            attempt(2, 1, Outcome::Acknowledged, 95, 400),
+            attempt(1, 2, Outcome::Acknowledged, 91, 410),
+            attempt(2, 2, Outcome::Acknowledged, 401, 411),
+        ]);
+        let outage = history.outage(Offset(100_000)).unwrap();
+        assert_eq!(outage.last_before, Offset(90_000));
+        assert_eq!(outage.first_after, Offset(400_000));
     }
 
     #[test]

@@ -81,6 +81,11 @@ pub enum Notice {
     },
 }
 
+/// When a server's postmaster started, in microseconds since 1970: it tells one run of a server from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ServerStarted(pub i64);
+
 /// How far a standby is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
@@ -96,6 +101,9 @@ pub struct Progress {
     /// (`[standby] feedback`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub needed: Option<RowsNeeded>,
+    /// The run of its PostgreSQL that has replayed that, once it has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<ServerStarted>,
 }
 
 /// An active, as proxies must know it.
@@ -122,6 +130,9 @@ pub struct StandbySeen {
     pub applied: Lsn,
     /// Whether it is level with the active.
     pub warm: bool,
+    /// The run of its PostgreSQL that has replayed that: another run may be behind it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<ServerStarted>,
 }
 
 /// What a proxy tells of itself, for people.

@@ -234,6 +234,7 @@ mod tests {
             postgres: "b:5432".parse().unwrap(),
             applied: volume::lsn::Lsn(7),
             warm: true,
+            started: None,
         }];
         let named = |epoch| Heard::Standbys(Epoch(epoch), standbys.clone());
         assert_eq!(hear(named(2)), []);

@@ -100,7 +100,7 @@ pub(crate) struct Follower<'a> {
     proxied: bool,
     /// Somebody owns a higher epoch: this one is over.
     is_over: bool,
-    _server_watch: ServerWatch,
+    server_watch: ServerWatch,
     /// When the active last showed a sign of life, for the takeover's record.
     seen_at: Duration,
     /// The last heartbeat, for the same.
@@ -147,7 +147,7 @@ impl<'a> Follower<'a> {
             forgets: false,
             proxied: false,
             is_over: false,
-            _server_watch: ServerWatch::start(context, &standby.postgres),
+            server_watch: ServerWatch::start(context, &standby.postgres),
             detector: Detector::new(timings, now),
             candidates: Candidates::new(context.me.node.clone(), heartbeat.node.clone()),
             attached_at: standby.view.base_seal().generation,

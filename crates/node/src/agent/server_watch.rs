@@ -6,9 +6,10 @@
 //! has a snapshot meanwhile, and redo waits for snapshots that see what it removes: far from the
 //! storage that would be most of a second each time.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use coordination::channel::ServerStarted;
 use coordination::records::{ServerFacts, ServerStart};
 use parking_lot::Mutex;
 use pgdata::control::Capacity;
@@ -28,6 +29,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Asks until it is dropped; what was said is forgotten then.
 pub(super) struct ServerWatch {
     facts: Arc<Mutex<ServerFacts>>,
+    run: Arc<OnceLock<ServerStarted>>,
     task: JoinHandle<()>,
 }
 
@@ -51,8 +53,21 @@ impl ServerWatch {
         let own: Vec<String> = own.keys().map(|name| name.to_ascii_lowercase()).collect();
         let asked = pending_restart(&own);
         let options = postgres.options().clone();
-        let task = tokio::spawn(run(options, asked, started, Arc::clone(&facts)));
-        ServerWatch { facts, task }
+        let run = Arc::<OnceLock<_>>::default();
+        let asking = Asking {
+            options,
+            asked,
+            started,
+            facts: Arc::clone(&facts),
+            run: Arc::clone(&run),
+        };
+        let task = tokio::spawn(asking.go_on());
+        ServerWatch { facts, run, task }
+    }
+
+    /// Which run of the server it is, once the server has said so.
+    pub(super) fn started(&self) -> Option<ServerStarted> {
+        self.run.get().copied()
     }
 }
 
@@ -84,43 +99,47 @@ fn pending_restart(own: &[String]) -> String {
     )
 }
 
-async fn run(
+/// What is asked, of whom, and where the answers go.
+struct Asking {
     options: StartOptions,
     asked: String,
     started: ServerStart,
     facts: Arc<Mutex<ServerFacts>>,
-) {
-    loop {
-        // It does not let anybody in yet, or is about to end.
-        if let Err(error) = ask(&options, &asked, started, &facts).await {
-            tracing::debug!(%error, "PostgreSQL does not say how it is");
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
+    run: Arc<OnceLock<ServerStarted>>,
 }
 
-async fn ask(
-    options: &StartOptions,
-    asked: &str,
-    started: ServerStart,
-    facts: &Mutex<ServerFacts>,
-) -> Result<(), PostgresError> {
-    let session = Session::open(&options.run, options.port, &options.superuser).await?;
-    let version = session.value("SHOW server_version").await?;
-    let mut known = None;
-    loop {
-        let loaded = session.value(LOADED).await?;
-        if loaded == known {
-            tokio::time::sleep(ASK_EVERY).await;
-            continue;
+impl Asking {
+    async fn go_on(self) {
+        loop {
+            // It does not let anybody in yet, or is about to end.
+            if let Err(error) = self.ask().await {
+                tracing::debug!(%error, "PostgreSQL does not say how it is");
+            }
+            tokio::time::sleep(PAUSE).await;
         }
-        known = loaded;
-        let pending = session.value(asked).await?.unwrap_or_default();
-        let names = pending.split(',').filter(|name| !name.is_empty());
-        *facts.lock() = ServerFacts {
-            server_version: version.clone(),
-            started: Some(started),
-            pending_restart: names.map(str::to_owned).collect(),
-        };
+    }
+
+    async fn ask(&self) -> Result<(), PostgresError> {
+        let options = &self.options;
+        let session = Session::open(&options.run, options.port, &options.superuser).await?;
+        let started = session.postmaster_started_us().await?;
+        self.run.get_or_init(|| ServerStarted(started));
+        let version = session.value("SHOW server_version").await?;
+        let mut known = None;
+        loop {
+            let loaded = session.value(LOADED).await?;
+            if loaded == known {
+                tokio::time::sleep(ASK_EVERY).await;
+                continue;
+            }
+            known = loaded;
+            let pending = session.value(&self.asked).await?.unwrap_or_default();
+            let names = pending.split(',').filter(|name| !name.is_empty());
+            *self.facts.lock() = ServerFacts {
+                server_version: version.clone(),
+                started: Some(self.started),
+                pending_restart: names.map(str::to_owned).collect(),
+            };
+        }
     }
 }

@@ -17,6 +17,10 @@ pub type Address = Arc<str>;
 /// A standby's name.
 pub type NodeName = Arc<str>;
 
+/// One run of a server, from its start to its end: when its postmaster started, in microseconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerRun(pub i64);
+
 /// What is known of a standby.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standby {
@@ -26,9 +30,9 @@ pub struct Standby {
     pub address: Address,
     /// How far it has replayed the log.
     pub replayed: Lsn,
-    /// How many connections to servers there had been when it said so: what it says counts for those, since
-    /// a server that is started again may be behind what it was.
-    pub heard: u64,
+    /// Which run of its server that is said of: one that was started again may be behind what it was. Not known of a server
+    /// that was not asked yet.
+    pub run: Option<ServerRun>,
     /// Kept as a spare: it gets only a small share of the reads, so that its buffers are warm (section 4.5
     /// of the paper).
     pub is_spare: bool,

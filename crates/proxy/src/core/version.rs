@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use volume::lsn::Lsn;
 
-use super::topology::{NodeName, Standby, Topology};
+use super::topology::{NodeName, ServerRun, Standby, Topology};
 
 /// What a read of a session may miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,8 +66,8 @@ pub struct Seen {
     floor: Lsn,
     /// It was on the active since: nobody knows how far that was, but the active does.
     was_on_active: bool,
-    /// The standby that it read on since, and how many connections there had been to servers by then.
-    last: Option<(NodeName, u64)>,
+    /// The standby that it read on since, and which run of its server.
+    last: Option<(NodeName, Option<ServerRun>)>,
 }
 
 /// What a read needs to know before it can go to a standby.
@@ -75,8 +75,8 @@ pub struct Seen {
 pub enum Required {
     /// A standby that has replayed up to here.
     At(Lsn),
-    /// The standby that the session read on last, by a connection that was there already: its server has not
-    /// been restarted since, so it is not behind what the session saw.
+    /// The standby that the session read on last, if its server has not been started again since: it is not behind what the
+    /// session saw.
     Same(NodeName),
     /// The active's position, asked for now.
     Position,
@@ -88,9 +88,9 @@ impl Seen {
         self.was_on_active = true;
     }
 
-    /// The session has read on `standby`, when there had been `connections` to servers.
-    pub fn on_standby(&mut self, standby: &NodeName, connections: u64) {
-        self.last = Some((standby.clone(), connections));
+    /// The session has read on this `run` of `standby`.
+    pub fn on_standby(&mut self, standby: &NodeName, run: Option<ServerRun>) {
+        self.last = Some((standby.clone(), run));
     }
 
     /// Whether it has read on a standby, and since then seen nothing that the active has vouched for.
@@ -119,12 +119,10 @@ impl Seen {
         }
     }
 
-    /// Whether a connection that was the `born`th to any server is to the same server process that the
-    /// session read on last.
-    pub fn is_same_process(&self, standby: &NodeName, born: u64) -> bool {
-        self.last
-            .as_ref()
-            .is_some_and(|(last, connections)| last == standby && born <= *connections)
+    /// Whether this is the run of the server that the session read on last.
+    pub fn is_same_run(&self, standby: &NodeName, run: Option<ServerRun>) -> bool {
+        let is_it = |(name, last): &(NodeName, Option<ServerRun>)| name == standby && *last == run;
+        run.is_some() && self.last.as_ref().is_some_and(is_it)
     }
 }
 
@@ -164,7 +162,7 @@ mod tests {
             name: name.into(),
             address: name.into(),
             replayed: Lsn(replayed),
-            heard: 0,
+            run: None,
             is_spare,
         }
     }
@@ -216,18 +214,17 @@ mod tests {
             seen.required(ReadMode::Session, Lsn(0)),
             Required::At(Lsn(7))
         );
-        seen.on_standby(&"a".into(), 5);
+        seen.on_standby(&"a".into(), Some(ServerRun(5)));
         assert_eq!(
             seen.required(ReadMode::Session, Lsn(0)),
             Required::Same("a".into())
         );
         assert_eq!(seen.required(ReadMode::Session, Lsn(9)), Required::Position);
-        assert!(seen.is_same_process(&"a".into(), 5));
-        assert!(
-            !seen.is_same_process(&"a".into(), 6),
-            "the server may have been restarted"
-        );
-        assert!(!seen.is_same_process(&"b".into(), 5));
+        assert!(seen.is_same_run(&"a".into(), Some(ServerRun(5))));
+        assert!(!seen.is_same_run(&"a".into(), Some(ServerRun(6))));
+        assert!(!seen.is_same_run(&"b".into(), Some(ServerRun(5))));
+        seen.on_standby(&"a".into(), None);
+        assert!(!seen.is_same_run(&"a".into(), None), "nobody knows");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::core::outcome::Horizon;
-use crate::core::topology::{News, Standby};
+use crate::core::topology::{News, ServerRun, Standby};
 
 use super::cluster::Cluster;
 use super::source::{Position, Source, SourceError};
@@ -87,12 +87,12 @@ impl Drop for Draining {
     }
 }
 
-fn standby(seen: StandbySeen, heard: u64) -> Standby {
+fn standby(seen: StandbySeen) -> Standby {
     Standby {
         name: seen.node.as_str().into(),
         address: seen.postgres.to_string().into(),
         replayed: seen.applied,
-        heard,
+        run: seen.started.map(|started| ServerRun(started.0)),
         is_spare: false,
     }
 }
@@ -129,9 +129,7 @@ impl Source for AgentsSource {
                 // Its connections break; whoever serves next is told.
                 channel::News::ActiveGone(_) => {}
                 channel::News::Standbys(standbys) => {
-                    let heard = cluster.connections();
-                    let standbys = standbys.into_iter();
-                    let standbys = standbys.map(|seen| standby(seen, heard)).collect();
+                    let standbys = standbys.into_iter().map(standby).collect();
                     cluster.hear(News::Standbys(standbys));
                 }
                 channel::News::Position(number, position) => self.answer(number, position),

@@ -411,7 +411,6 @@ fn context<'a>(proxy: &'a Proxy, volatile: &'a Volatile, topology: &'a Topology)
         statements: &proxy.statements,
         volatile,
         topology,
-        connections: proxy.cluster.connections(),
     }
 }
 

@@ -1,7 +1,6 @@
 //! The cluster, as a source tells of it, for all tasks of a proxy; and what a source may tell of the proxy.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use coordination::channel::ProxyReport;
@@ -19,7 +18,6 @@ pub struct Cluster {
     changed: Notify,
     handles: Arc<Handles>,
     totals: Arc<Totals>,
-    connections: AtomicU64,
 }
 
 impl Cluster {
@@ -30,7 +28,6 @@ impl Cluster {
             changed: Notify::new(),
             handles,
             totals,
-            connections: AtomicU64::new(0),
         }
     }
 
@@ -66,11 +63,6 @@ impl Cluster {
         self.changed.notified().await;
     }
 
-    /// The number of the next connection to a server.
-    pub fn next_connection(&self) -> u64 {
-        self.connections.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
     /// How many clients have a transaction open, or a statement under way.
     pub fn open_transactions(&self) -> usize {
         self.handles.count_in(TRANSACTION)
@@ -90,10 +82,5 @@ impl Cluster {
             in_doubt_committed: counts.in_doubt_committed,
             in_doubt_unknown: counts.in_doubt_unknown,
         }
-    }
-
-    /// How many connections there have been.
-    pub fn connections(&self) -> u64 {
-        self.connections.load(Ordering::Acquire)
     }
 }

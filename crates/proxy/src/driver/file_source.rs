@@ -15,11 +15,12 @@ use volume::lsn::Lsn;
 
 use crate::config::Control;
 use crate::core::outcome::Horizon;
-use crate::core::topology::{News, Standby};
+use crate::core::topology::{News, ServerRun, Standby};
 use crate::core::version::parse_lsn;
 
 use super::catalog::connect_to;
 use super::cluster::Cluster;
+use super::login::{REPLAYED, read_replayed};
 use super::source::{Position, Source, SourceError};
 
 /// How often the file, and the standbys, are looked at.
@@ -126,6 +127,13 @@ async fn lsn(client: &tokio_postgres::Client, text: &str) -> Result<Lsn, SourceE
     lsn.ok_or_else(|| SourceError("no position".to_owned()))
 }
 
+/// How far a standby has replayed, and which run of it says so.
+async fn replayed(client: &tokio_postgres::Client) -> Result<(Lsn, ServerRun), SourceError> {
+    let row = client.query_one(REPLAYED, &[]).await;
+    let row = row.map_err(|error| SourceError(error.to_string()))?;
+    read_replayed(row.get(0)).ok_or_else(|| SourceError("no position".to_owned()))
+}
+
 #[async_trait]
 impl Source for FileSource {
     async fn run(self: Arc<Self>, cluster: Arc<Cluster>) {
@@ -144,7 +152,6 @@ impl Source for FileSource {
                     *self.last.lock() = Some(file);
                 }
             }
-            let heard = cluster.connections();
             let mut standbys = Vec::new();
             for (named, session) in &mut sessions {
                 if session.as_ref().is_none_or(|session| session.is_closed()) {
@@ -155,13 +162,12 @@ impl Source for FileSource {
                 let Some(client) = session else {
                     continue;
                 };
-                let text = "SELECT pg_catalog.pg_last_wal_replay_lsn()::text";
-                if let Ok(replayed) = lsn(client, text).await {
+                if let Ok((replayed, run)) = replayed(client).await {
                     standbys.push(Standby {
                         name: named.name.as_str().into(),
                         address: named.address.as_str().into(),
                         replayed,
-                        heard,
+                        run: Some(run),
                         is_spare: named.spare,
                     });
                 }

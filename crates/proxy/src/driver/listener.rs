@@ -1,9 +1,14 @@
 //! Lets clients in.
+//!
+//! Invariant: no more than [`STRANGERS`] connections have not proved yet who they are. A client is done with that in
+//! milliseconds, so whoever has taken longest goes when another one comes.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::oneshot;
 
 use super::Proxy;
 use super::handle::SHUTDOWN;
@@ -12,6 +17,31 @@ use super::startup;
 
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
+
+/// Connections that have not proved yet who they are.
+const STRANGERS: usize = 1000;
+
+/// Those connections, longest first: each is sent away by its sender, which is closed once it was let in or is gone.
+#[derive(Default)]
+struct Strangers(VecDeque<oneshot::Sender<()>>);
+
+impl Strangers {
+    /// One more. It must be sent away when the receiver is told so.
+    fn enter(&mut self) -> oneshot::Receiver<()> {
+        if self.0.len() >= STRANGERS {
+            self.0.retain(|stranger| !stranger.is_closed());
+        }
+        if self.0.len() >= STRANGERS
+            && let Some(longest) = self.0.pop_front()
+        {
+            // It may have been let in just now.
+            let _ = longest.send(());
+        }
+        let (stranger, sent_away) = oneshot::channel();
+        self.0.push_back(stranger);
+        sent_away
+    }
+}
 
 /// Why a proxy cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +74,7 @@ pub async fn serve(
     let listener = listen(address).map_err(|source| ServeError::Listen { address, source })?;
     tracing::info!(%address, "the proxy listens");
     tokio::pin!(shutdown);
+    let mut strangers = Strangers::default();
     loop {
         tokio::select! {
             () = &mut shutdown => break,
@@ -51,7 +82,9 @@ pub async fn serve(
                 Ok((stream, peer)) => {
                     // Latency is all that Nagle's algorithm would bring.
                     let _ = stream.set_nodelay(true);
-                    tokio::spawn(startup::receive(proxy.clone(), Socket::Tcp(stream), Some(peer.ip())));
+                    let socket = Socket::Tcp(stream);
+                    let sent_away = strangers.enter();
+                    tokio::spawn(startup::receive(proxy.clone(), socket, Some(peer.ip()), sent_away));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -84,5 +117,24 @@ async fn drain(proxy: &Proxy) {
     let deadline = tokio::time::Instant::now() + proxy.config.shutdown_timeout;
     while proxy.handles.count() > 0 && tokio::time::Instant::now() < deadline {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_takes_longest_goes_when_there_are_too_many() {
+        let mut strangers = Strangers::default();
+        let mut inside: Vec<_> = (0..STRANGERS).map(|_| strangers.enter()).collect();
+        // The second was let in.
+        drop(inside.remove(1));
+        let next = strangers.enter();
+        assert!(inside.iter_mut().all(|one| one.try_recv().is_err()));
+        let _last = strangers.enter();
+        assert_eq!(inside[0].try_recv(), Ok(()));
+        assert!(inside[1].try_recv().is_err());
+        drop(next);
     }
 }

@@ -11,6 +11,7 @@ use volume::lsn::Lsn;
 
 use crate::core::frame::{self, Refusal, error_fields};
 use crate::core::session::{Reported, Role, Server};
+use crate::core::topology::ServerRun;
 use crate::core::version::parse_lsn;
 use crate::scram::{self, Keys, MECHANISM, Visitor};
 
@@ -20,6 +21,16 @@ use super::socket::Socket;
 const LOGIN_MESSAGE_BYTES: usize = 1 << 20;
 /// How long a server may take to let us in.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Asks a standby how far it has replayed, and when its postmaster started, in microseconds since 1970.
+pub const REPLAYED: &str = "SELECT pg_catalog.pg_last_wal_replay_lsn()::text || ' ' || \
+    (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint";
+
+/// Reads the answer to that.
+pub fn read_replayed(text: &str) -> Option<(Lsn, ServerRun)> {
+    let (lsn, started) = text.split_once(' ')?;
+    Some((parse_lsn(lsn)?, ServerRun(started.parse().ok()?)))
+}
 
 /// A connection to a server.
 pub struct Conn {
@@ -89,12 +100,7 @@ pub async fn dial(address: &str) -> io::Result<Socket> {
 }
 
 /// Connects and logs in. The server must be what `role` says: the active accepts writes, a standby does not.
-pub async fn log_in(
-    address: &str,
-    login: &Login,
-    role: Role,
-    born: u64,
-) -> Result<Conn, LoginError> {
+pub async fn log_in(address: &str, login: &Login, role: Role) -> Result<Conn, LoginError> {
     let attempt = async {
         let socket = dial(address).await?;
         let entry = Entry {
@@ -123,8 +129,10 @@ pub async fn log_in(
         };
         return Err(LoginError::Unavailable(format!("{address} is {what}")));
     }
-    let mut server = Server::new(role, born, reported);
-    server.replayed = replayed;
+    let mut server = Server::new(role, reported);
+    if let Some((replayed, run)) = replayed {
+        (server.replayed, server.run) = (replayed, Some(run));
+    }
     Ok(Conn {
         socket,
         input: BytesMut::new(),
@@ -139,7 +147,8 @@ pub async fn log_in(
 struct Entered {
     socket: Socket,
     reported: Reported,
-    replayed: Lsn,
+    /// A standby: how far, and which run of it.
+    replayed: Option<(Lsn, ServerRun)>,
     key: (i32, i32),
 }
 
@@ -184,10 +193,9 @@ impl Entry {
                 _ => {}
             }
         }
-        let replayed = if is_standby {
-            self.replayed().await?
-        } else {
-            Lsn::ZERO
+        let replayed = match is_standby {
+            true => self.replayed().await?,
+            false => None,
         };
         Ok(Entered {
             socket: self.socket,
@@ -197,22 +205,19 @@ impl Entry {
         })
     }
 
-    /// How far a standby has replayed, by its own word: what was heard of it before may have been of a server
-    /// process that is gone.
-    async fn replayed(&mut self) -> Result<Lsn, LoginError> {
-        frontend::query(
-            "SELECT pg_catalog.pg_last_wal_replay_lsn()",
-            &mut self.output,
-        )?;
+    /// How far a standby has replayed, by its own word, and which run of it this is: what was heard of it before may have been
+    /// of another.
+    async fn replayed(&mut self) -> Result<Option<(Lsn, ServerRun)>, LoginError> {
+        frontend::query(REPLAYED, &mut self.output)?;
         self.send().await?;
-        let mut replayed = Lsn::ZERO;
+        let mut replayed = None;
         loop {
             let message = self.receive().await?;
             match message[0] {
                 b'D' => {
                     let text = frame::first_column(&message);
                     let text = text.and_then(|text| std::str::from_utf8(text).ok());
-                    replayed = text.and_then(parse_lsn).unwrap_or(Lsn::ZERO);
+                    replayed = text.and_then(read_replayed);
                 }
                 b'Z' => return Ok(replayed),
                 _ => {}

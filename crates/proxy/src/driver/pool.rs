@@ -181,8 +181,7 @@ impl Pool {
                 (standby.address.clone(), Role::Standby(name.clone()))
             }
         };
-        let born = self.cluster.next_connection();
-        log_in(&address, &self.login(), role, born).await
+        log_in(&address, &self.login(), role).await
     }
 
     /// A client has done with a connection.

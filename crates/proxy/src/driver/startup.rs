@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, BytesMut};
+use tokio::sync::oneshot;
 
 use crate::config::Auth;
 use crate::core::frame::{self, Refusal};
@@ -69,8 +70,13 @@ struct Visit {
     peer: Option<IpAddr>,
 }
 
-/// Receives a client and serves it.
-pub async fn receive(proxy: Arc<Proxy>, socket: Socket, peer: Option<IpAddr>) {
+/// Receives a client and serves it. Until it is let in it can be sent away.
+pub async fn receive(
+    proxy: Arc<Proxy>,
+    socket: Socket,
+    peer: Option<IpAddr>,
+    sent_away: oneshot::Receiver<()>,
+) {
     let timeout = proxy.config.login_timeout;
     let visit = Visit {
         proxy,
@@ -80,8 +86,13 @@ pub async fn receive(proxy: Arc<Proxy>, socket: Socket, peer: Option<IpAddr>) {
         peer,
     };
     // The beginning needs much more memory than what follows: none of it may stay.
-    let entered = Box::pin(tokio::time::timeout(timeout, visit.enter())).await;
-    if let Ok(Some(client)) = entered {
+    let entering = Box::pin(async move {
+        tokio::select! {
+            entered = tokio::time::timeout(timeout, visit.enter()) => entered.ok().flatten(),
+            _ = sent_away => None,
+        }
+    });
+    if let Some(client) = entering.await {
         client.run().await;
     }
 }
@@ -219,6 +230,12 @@ impl Visit {
             .handles
             .enter(secret_bytes, &startup.user, &startup.database, self.peer)
             .map_err(|error| Refusal::fatal("58000", error.to_string()))?;
+        let limit = self.proxy.config.max_clients;
+        if self.proxy.handles.count() > limit {
+            // Others were let in meanwhile.
+            self.proxy.handles.leave(&handle);
+            return Err(too_many(limit).into());
+        }
         let server = held.conn.server.take().ok_or(Turned::Done)?;
         frame::put(&mut self.output, b'R', &[&0u32.to_be_bytes()]);
         for (name, value) in server.reported.iter() {

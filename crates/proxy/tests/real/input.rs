@@ -59,6 +59,35 @@ async fn noise_is_refused_and_others_are_served() {
         .expect("others are served");
 }
 
+/// More connections that say nothing than there may be strangers: whoever is one knocks in vain no longer than it takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_keep_nobody_out() {
+    let site = Site::start("auth = \"trust\"\nlogin_timeout = \"60s\"").await;
+    let before = resident_kib();
+    let silent: Vec<TcpStream> = (0..1500)
+        .map(|_| TcpStream::connect(site.address).expect("it connects"))
+        .collect();
+    for _ in 0..10 {
+        let client = site.connect().await;
+        client
+            .batch_execute("SELECT 1")
+            .await
+            .expect("it is served");
+    }
+    let grown = resident_kib().saturating_sub(before);
+    assert!(
+        grown < 50_000,
+        "{grown} KiB for connections that say nothing"
+    );
+    // The first of them was sent away.
+    let mut first = &silent[0];
+    first
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .expect("a timeout");
+    let read = tokio::task::block_in_place(|| first.read(&mut [0]));
+    assert_eq!(read.expect("it ends"), 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_hold() {
     let site = Site::start(

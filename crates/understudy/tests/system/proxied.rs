@@ -1,22 +1,29 @@
 //! Clients of a proxy: what they see of takeovers and planned work.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster::clients::clock::Clock;
 use cluster::clients::history::Outcome;
 use cluster::clients::load::{self, Load};
-use cluster::clients::{schema, verify};
+use cluster::clients::{schema, session, verify};
 use cluster::proxy::Proxy;
 use cluster::scratch::Scratch;
 use cluster::{Cluster, Options, programs};
+
+use coordination::channel;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
 
 use crate::stage::{TIMEOUT, program};
 
 const SCALE: u32 = 1;
 
 /// A cluster of two nodes with pgbench's tables, and a proxy.
-async fn start(scratch: &Scratch) -> Result<(Cluster, Proxy)> {
+async fn start(scratch: &Scratch, settings: &[&str]) -> Result<(Cluster, Proxy)> {
     let bin = programs::find(None)?;
     let mut options = Options::new(scratch.path(), &bin, program());
     options.heartbeat = "wide".into();
@@ -24,7 +31,7 @@ async fn start(scratch: &Scratch) -> Result<(Cluster, Proxy)> {
     cluster.start().await?;
     let active = cluster.wait_active(TIMEOUT).await?;
     schema::create(&bin, &cluster.server(&active)?, SCALE).await?;
-    let proxy = cluster.start_proxy(&[]).await?;
+    let proxy = cluster.start_proxy(settings).await?;
     Ok((cluster, proxy))
 }
 
@@ -64,7 +71,7 @@ async fn judge(cluster: &mut Cluster, proxy: &mut Proxy, load: Load) -> Result<u
 #[ignore = "system test: make test-system"]
 async fn planned_work_has_no_errors() -> Result<()> {
     let scratch = Scratch::new("planned")?;
-    let (mut cluster, mut proxy) = start(&scratch).await?;
+    let (mut cluster, mut proxy) = start(&scratch, &[]).await?;
     let load = load(&proxy);
     commits(&load, 100).await?;
     let config = cluster.node("north")?.config.display().to_string();
@@ -95,8 +102,8 @@ async fn planned_work_has_no_errors() -> Result<()> {
 #[ignore = "system test: make test-system"]
 async fn a_killed_active_is_a_pause() -> Result<()> {
     let scratch = Scratch::new("pause")?;
-    let (mut cluster, mut proxy) = start(&scratch).await?;
-    let idle = cluster::clients::session::connect(&proxy.server().config()).await?;
+    let (mut cluster, mut proxy) = start(&scratch, &[]).await?;
+    let idle = session::connect(&proxy.server().config()).await?;
     idle.batch_execute("SET application_name = 'kept'").await?;
     let load = load(&proxy);
     commits(&load, 100).await?;
@@ -112,6 +119,132 @@ async fn a_killed_active_is_a_pause() -> Result<()> {
         errors <= 4,
         "{errors} errors at clients; the last: {trouble:?}"
     );
+    drop(proxy);
+    cluster.shutdown();
+    scratch.succeed()
+}
+
+/// What strong readers go by, and what stops them.
+#[derive(Default)]
+struct Counted {
+    /// The greatest number whose commit was acknowledged to anybody.
+    acknowledged: AtomicI64,
+    reads: AtomicI64,
+    stop: AtomicBool,
+}
+
+/// Writes one number after the other.
+async fn count(client: Client, counted: Arc<Counted>) -> Result<()> {
+    let mut number = 1;
+    while !counted.stop.load(Ordering::Relaxed) {
+        let inserted = client
+            .execute("INSERT INTO numbers VALUES ($1)", &[&number])
+            .await;
+        if inserted.is_ok() {
+            counted.acknowledged.store(number, Ordering::SeqCst);
+        }
+        number += 1;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok(())
+}
+
+/// Each read sees whatever was acknowledged to anybody before it began.
+async fn look(client: Client, counted: Arc<Counted>) -> Result<()> {
+    while !counted.stop.load(Ordering::Relaxed) {
+        let least = counted.acknowledged.load(Ordering::SeqCst);
+        let text = "SELECT coalesce(max(n), 0) FROM numbers";
+        match client.query_one(text, &[]).await {
+            Ok(row) => {
+                let seen: i64 = row.get(0);
+                ensure!(
+                    seen >= least,
+                    "a read sees {seen} after {least} was acknowledged"
+                );
+                counted.reads.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                let code = error.code().map(|code| code.code());
+                ensure!(code == Some("57P03"), "a read failed: {error:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many reads standbys have answered, by the proxy's word.
+async fn on_standbys(cluster: &Cluster) -> Result<u64> {
+    let status: Value = serde_json::from_str(&cluster.ask("status").await?)?;
+    let proxies: Vec<channel::Proxy> = serde_json::from_value(status["proxies"].clone())?;
+    let reports = proxies.into_iter().filter_map(|proxy| proxy.report);
+    Ok(reports.map(|report| report.on_standbys).sum())
+}
+
+async fn reads(counted: &Counted, more: i64) -> Result<()> {
+    let goal = counted.reads.load(Ordering::Relaxed) + more;
+    let wait = async {
+        while counted.reads.load(Ordering::Relaxed) < goal {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let waited = tokio::time::timeout(TIMEOUT, wait).await;
+    waited.with_context(|| format!("no {more} reads"))
+}
+
+/// Standbys answer, and no read is older than what was acknowledged before it: while the standby is started again, while the
+/// active stands still until another one takes over, and when it goes on as if nothing had happened.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn strong_reads_miss_nothing() -> Result<()> {
+    let scratch = Scratch::new("strong")?;
+    let strong = ["reads = { mode = \"strong\", wait = \"200ms\" }"];
+    let (mut cluster, mut proxy) = start(&scratch, &strong).await?;
+    let writer = session::connect(&proxy.server().config()).await?;
+    writer
+        .batch_execute("CREATE TABLE numbers (n bigint PRIMARY KEY)")
+        .await?;
+    let counted = Arc::new(Counted::default());
+    let mut tasks: Vec<JoinHandle<Result<()>>> = Vec::new();
+    for _ in 0..3 {
+        let reader = session::connect(&proxy.server().config()).await?;
+        tasks.push(tokio::spawn(look(reader, Arc::clone(&counted))));
+    }
+    tasks.push(tokio::spawn(count(writer, Arc::clone(&counted))));
+    reads(&counted, 200).await?;
+
+    let active = cluster.wait_active(TIMEOUT).await?;
+    let standby = if active == "north" { "south" } else { "north" };
+    let config = cluster.node("north")?.config.display().to_string();
+    for _ in 0..2 {
+        cluster
+            .run(&["restart", standby, "--config", &config])
+            .await?;
+        cluster.wait_follows(standby, TIMEOUT).await?;
+        reads(&counted, 100).await?;
+    }
+    let answered = on_standbys(&cluster).await?;
+    ensure!(answered > 0, "the standby has answered nothing");
+
+    cluster.node_process(&active).context("it runs")?.pause();
+    let acknowledged = counted.acknowledged.load(Ordering::SeqCst);
+    let taken = async {
+        while counted.acknowledged.load(Ordering::SeqCst) <= acknowledged + 20 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(TIMEOUT, taken)
+        .await
+        .context("nobody took over")?;
+    cluster.node_process(&active).context("it runs")?.resume();
+    reads(&counted, 300).await?;
+    cluster.wait_follows(&active, TIMEOUT).await?;
+    reads(&counted, 300).await?;
+
+    counted.stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await??;
+    }
+    proxy.check_running()?;
     drop(proxy);
     cluster.shutdown();
     scratch.succeed()

@@ -85,6 +85,7 @@ pub(super) async fn tell_standbys(server: Arc<Server>, registry: Arc<dyn Storage
                 postgres: known.of(subscriber)?.clone(),
                 applied: progress.applied,
                 warm: progress.warm,
+                started: progress.started,
             })
         });
         server.tell_standbys(seen.collect());

@@ -68,6 +68,7 @@ impl Follower<'_> {
             horizon: replay_limit,
             warm: self.is_warm(),
             needed: self.standby.feed.needed(),
+            started: self.server_watch.started(),
         }
     }
 

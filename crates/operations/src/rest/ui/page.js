@@ -244,6 +244,28 @@ function nodesTree(state, origin) {
   return nodes.map((node) => nodeTree(node, origin));
 }
 
+/// A proxy as it tells of itself; one that has told nothing yet has a name alone.
+function proxyTree(proxy) {
+  const report = proxy.report || {};
+  const waits = report.waiting > 0;
+  const [level, word] = !proxy.report ? ['none', 'has told nothing yet'] : waits ? ['warn', 'clients wait'] : ['ok', 'serves'];
+  const reads = known(report.on_standbys) && known(report.on_active) ? report.on_standbys + report.on_active : 0;
+  const share = reads > 0 ? `${Math.round((100 * report.on_standbys) / reads)} % of ${thousands(reads)}` : null;
+  const undecided = report.in_doubt_unknown > 0 ? `, ${thousands(report.in_doubt_unknown)} not decided` : '';
+  return card('li', proxy.report ? '' : 'quiet',
+    h('div', { class: 'top' }, h('h3', null, (proxy.who || {}).node || 'a proxy'),
+      h('span', { class: `word ${level}` }, shape(level), word)),
+    facts([
+      ['Address', report.listen],
+      ['Clients', known(report.clients) ? thousands(report.clients) + (waits ? `, ${thousands(report.waiting)} wait` : '') : null],
+      ['On standbys', share],
+      ['Run again', report.replayed > 0 ? `${thousands(report.replayed)} transactions` : null],
+      ['In doubt', report.in_doubt > 0 ? `${thousands(report.in_doubt)} commits${undecided}` : null],
+    ]));
+}
+
+const proxiesTree = (state) => (state.proxies || []).map(proxyTree);
+
 function zoneTree(zone) {
   const state = !zone.up ? ['bad', 'down'] : zone.rebuilding ? ['warn', 'rebuilding']
     : zone.missed_blocks > 0 ? ['warn', 'catching up'] : ['ok', 'up'];
@@ -466,6 +488,7 @@ function page(state, samples, origin) {
     volume: [known(state.volume) ? `volume ${state.volume}` : ''],
     verdict: verdictTree(state),
     nodes: nodesTree(state, origin),
+    proxies: proxiesTree(state),
     served: servedTree(state, samples),
     charts: chartsTree(state, samples),
     axis: axisTree(state, samples),

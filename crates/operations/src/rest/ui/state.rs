@@ -123,6 +123,7 @@ pub(super) fn document(sight: &Sight<'_>) -> Value {
     set(fields, "active", active.map(|active| &active.name));
     set(fields, "heartbeat", heartbeat);
     set(fields, "protection", said.and_then(protection));
+    set(fields, "proxies", said.and_then(|said| said.get("proxies")));
     set(fields, "unserved_since_unix_ms", unserved);
     set(fields, "trouble", sight.trouble);
     let control = &sight.registry.control;
@@ -321,6 +322,7 @@ mod tests {
         Answer::Status(json!({
             "role": "active", "state": "serving", "epoch": epoch, "timeline": 2,
             "protection": { "protected": true, "since_unix_ms": 5 },
+            "proxies": [{ "who": { "node": "app" }, "report": { "clients": 3 } }],
             "throughput": { "commits_per_second": 812.34, "log_bytes_per_second": 1e6 },
             "replicas": [{
                 "replica": 1, "zone": 1, "address": "z1", "up": true, "round_trip": null, "pending_bytes": 0,
@@ -381,6 +383,7 @@ mod tests {
             seen["protection"],
             json!({ "level": "protected", "protected": true, "since_unix_ms": 5 })
         );
+        assert_eq!(seen["proxies"][0]["report"]["clients"], 3);
         assert_eq!(
             seen["nodes"][1]["lag_bytes"], 600,
             "the heartbeat knows of more"

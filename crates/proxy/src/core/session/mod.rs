@@ -119,8 +119,6 @@ pub struct Context<'a> {
     pub volatile: &'a Volatile,
     /// The cluster.
     pub topology: &'a Topology,
-    /// How many connections to servers there have been so far.
-    pub connections: u64,
 }
 
 impl Context<'_> {

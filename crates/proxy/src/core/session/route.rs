@@ -312,18 +312,18 @@ impl Session {
         };
         let required = self.seen.required(self.read_mode(cx), self.least());
         if matches!(required, Required::Same(_)) && self.transaction.is_none() {
-            let is_same = self.seen.is_same_process(name, link.born);
+            let is_same = self.seen.is_same_run(name, link.run);
             return if is_same || cx.lacks(Flaw::AnyStandby) {
                 Standing::Good
             } else {
                 Standing::Restarted
             };
         }
-        let heard = cx.topology.standby(name).is_some_and(|standby| {
-            let counts = standby.heard >= link.born || cx.lacks(Flaw::RestartIgnored);
-            counts && standby.replayed >= self.required
+        let is_said = cx.topology.standby(name).is_some_and(|standby| {
+            let is_same = link.run.is_some() && standby.run == link.run;
+            (is_same || cx.lacks(Flaw::RestartIgnored)) && standby.replayed >= self.required
         });
-        if heard || link.replayed >= self.required || cx.lacks(Flaw::VersionIgnored) {
+        if is_said || link.replayed >= self.required || cx.lacks(Flaw::VersionIgnored) {
             Standing::Good
         } else {
             Standing::Behind
@@ -378,7 +378,7 @@ impl Session {
         }
         match &link.role {
             Role::Standby(name) => {
-                self.seen.on_standby(&name.clone(), cx.connections);
+                self.seen.on_standby(&name.clone(), link.run);
                 self.counts.on_standby += 1;
                 self.unlink_standby(out);
             }

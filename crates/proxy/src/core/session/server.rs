@@ -7,7 +7,7 @@ use volume::lsn::Lsn;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::super::settings::Settings;
-use super::super::topology::NodeName;
+use super::super::topology::{NodeName, ServerRun};
 
 /// Which server it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,8 +31,6 @@ pub struct Reported {
 pub struct Server {
     /// Which server it is on.
     pub role: Role,
-    /// It was the so-manieth connection to any server.
-    pub born: u64,
     /// Settings that it was given.
     pub settings: Settings,
     /// Prepared statements that it has.
@@ -43,21 +41,23 @@ pub struct Server {
     pub reported: Reported,
     /// A standby: how far it had replayed when the connection was made.
     pub replayed: Lsn,
+    /// A standby: which run of it this is.
+    pub run: Option<ServerRun>,
     /// It was given what its session keeps beside settings.
     pub is_restored: bool,
 }
 
 impl Server {
     /// A new connection.
-    pub fn new(role: Role, born: u64, reported: Reported) -> Server {
+    pub fn new(role: Role, reported: Reported) -> Server {
         Server {
             role,
-            born,
             settings: Settings::default(),
             prepared: HashSet::new(),
             unnamed: None,
             reported,
             replayed: Lsn::ZERO,
+            run: None,
             is_restored: false,
         }
     }

@@ -200,10 +200,9 @@ impl World {
         if let Some(found) = idle.iter().position(is_good) {
             return idle.swap_remove(found);
         }
-        let proxy = self.proxy(id);
-        proxy.connections += 1;
-        let mut server = Server::new(role, proxy.connections, Reported::default());
+        let mut server = Server::new(role, Reported::default());
         server.replayed = Lsn(self.nodes[node].visible as u64);
+        server.run = Some(self.nodes[node].run());
         self.wires.push(Some(Wire {
             node,
             life: self.nodes[node].life,
@@ -262,7 +261,7 @@ impl World {
             return;
         }
         if self.proxies[proxy].untold.is_empty() {
-            let standbys = self.standbys(proxy);
+            let standbys = self.standbys();
             if self.rng.random_bool(0.5) {
                 self.proxies[proxy].untold.push(News::Standbys(standbys));
             }

@@ -13,6 +13,7 @@ impl World {
             2 => self.freeze(),
             3 | 7 | 8 => self.restart_standby(),
             4..=6 => self.break_wire(),
+            9..=11 => self.delay_reports(),
             _ => {}
         }
     }
@@ -20,7 +21,8 @@ impl World {
     pub(super) fn move_standbys(&mut self) {
         for node in 0..self.nodes.len() {
             let behind = self.log.len().saturating_sub(self.nodes[node].visible);
-            if self.nodes[node].is_standby() && behind > 0 {
+            let replays = self.now >= self.nodes[node].replays_from;
+            if self.nodes[node].is_standby() && behind > 0 && replays {
                 let some = self.rng.random_range(0..=behind.min(2));
                 self.nodes[node].visible += some;
             }
@@ -62,7 +64,7 @@ impl World {
             self.proxies[deaf].deaf_until = self.now + self.rng.random_range(0..800);
         }
         for proxy in 0..self.proxies.len() {
-            let standbys = self.standbys(proxy);
+            let standbys = self.standbys();
             let untold = &mut self.proxies[proxy].untold;
             untold.push(News::ActiveIs {
                 epoch: Epoch(self.epoch),
@@ -87,7 +89,19 @@ impl World {
             let visible = self.nodes[node].visible;
             self.nodes[node].visible = visible.saturating_sub(self.rng.random_range(0..12));
             self.nodes[node].life += 1;
+            self.nodes[node].replays_from = self.now + self.rng.random_range(0..200);
         }
+    }
+
+    /// The active's agent stands still with a report of the standbys that it has not passed on.
+    fn delay_reports(&mut self) {
+        let proxy = self.rng.random_range(0..self.proxies.len());
+        let standbys = self.standbys();
+        self.proxies[proxy].untold.push(News::Standbys(standbys));
+        let until = self.now + self.rng.random_range(0..100);
+        let deaf_until = &mut self.proxies[proxy].deaf_until;
+        *deaf_until = until.max(*deaf_until);
+        self.restart_standby();
     }
 
     /// A connection breaks; what was under way is lost, in both directions.

@@ -75,7 +75,6 @@ pub struct Proxy {
     untold: Vec<News>,
     /// It hears of nothing before this step.
     deaf_until: u64,
-    connections: u64,
     idle: Vec<usize>,
     last_position: Lsn,
 }
@@ -161,8 +160,8 @@ impl World {
         &mut self.proxies[client % proxies]
     }
 
-    /// The positions that standbys would report to a proxy now.
-    fn standbys(&self, proxy: usize) -> Vec<Standby> {
+    /// The positions that standbys would report now.
+    fn standbys(&self) -> Vec<Standby> {
         let nodes = self.nodes.iter().enumerate();
         nodes
             .filter(|(_, node)| node.is_standby())
@@ -170,7 +169,7 @@ impl World {
                 name: at.to_string().into(),
                 address: at.to_string().into(),
                 replayed: Lsn(node.visible as u64),
-                heard: self.proxies[proxy].connections,
+                run: Some(node.run()),
                 is_spare: false,
             })
             .collect()
@@ -227,14 +226,13 @@ impl World {
     fn with(&mut self, id: usize, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
         let statements = self.statements.clone();
         let proxy = self.proxy(id);
-        let (topology, connections) = (proxy.topology.clone(), proxy.connections);
+        let topology = proxy.topology.clone();
         let mut out = Out::default();
         let cx = Context {
             rules: &self.rules,
             statements: &statements,
             volatile: &self.volatile,
             topology: &topology,
-            connections,
         };
         act(&mut self.clients[id].session, &cx, &mut out);
         if self.trace

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use bytes::BytesMut;
 
 use super::super::frame;
+use super::super::topology::ServerRun;
 
 /// A committed transaction, as the log has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct Node {
     pub is_frozen: bool,
     /// How often it was started.
     pub life: u32,
+    /// It replays nothing before this step.
+    pub replays_from: u64,
 }
 
 impl Node {
@@ -38,6 +41,7 @@ impl Node {
             next_xid: 1,
             is_frozen: false,
             life: 0,
+            replays_from: 0,
         }
     }
 
@@ -46,6 +50,10 @@ impl Node {
             epoch: None,
             ..Node::active(0)
         }
+    }
+
+    pub fn run(&self) -> ServerRun {
+        ServerRun(i64::from(self.life))
     }
 
     pub fn is_standby(&self) -> bool {

@@ -108,11 +108,23 @@ function everyNodeIsShownWithWordsAndNumbers() {
   holds('one that is gone', dead.nodes.textContent.includes('was the active, no answer') && dead.nodes.textContent.includes('no agent listens'));
 }
 
+function proxiesAreShownIfThereAreAny() {
+  equal('none', drawn(healthy(), []).proxies.childNodes.length, 0);
+  const report = {
+    listen: '10.0.0.9:6432', clients: 12, waiting: 3, on_active: 250, on_standbys: 750, replayed: 2, in_doubt: 4, in_doubt_unknown: 1,
+  };
+  const { proxies } = drawn(healthy({ proxies: [{ who: { node: 'app' }, report }, { who: { node: 'new' } }] }), []);
+  equal('names', [...proxies.querySelectorAll('h3')].map((e) => e.textContent), ['app', 'new']);
+  for (const text of ['10.0.0.9:6432', '12, 3 wait', '75 % of 1,000', '4 commits, 1 not decided', 'has told nothing yet']) {
+    holds(text, proxies.textContent.includes(text));
+  }
+}
+
 function namesAreNeverMarkup() {
   const evil = '"><img src=x onerror=alert(1)><script>alert(2)</script>';
   const state = healthy({
     volume: evil, active: evil, nodes: [node(evil, 'active', 'serving', { trouble: evil }), node('b', 'standby', evil)],
-    zones: [zone(0, { address: evil, trouble: evil })],
+    zones: [zone(0, { address: evil, trouble: evil })], proxies: [{ who: { node: evil }, report: { listen: evil, clients: 1 } }],
     takeovers: [takeover({ node: evil, previous: evil, cause: evil, evidence: evil, phases: [{ phase: evil, ms: 3 }] })],
   });
   const ring = samples(10, () => evil).map((s) => ({ ...s, lag_bytes: { [evil]: 5, constructor: 3, __proto__: null } }));
@@ -186,7 +198,8 @@ function elementsStayWhereTheyCan() {
 }
 
 function results() {
-  [numbersAreReadable, theVerdictSaysWhetherAllIsWell, everyNodeIsShownWithWordsAndNumbers, namesAreNeverMarkup,
+  [numbersAreReadable, theVerdictSaysWhetherAllIsWell, everyNodeIsShownWithWordsAndNumbers, proxiesAreShownIfThereAreAny,
+    namesAreNeverMarkup,
     picturesShowTheSamples, samplesAreMergedAndForgotten, takeoversAreBarsOfTheirPhases, littleIsShownWhenLittleIsKnown,
     staleIsSaidAndTriedLessOften, elementsStayWhereTheyCan].forEach((test) => {
     try {
