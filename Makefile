@@ -9,7 +9,7 @@ PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
 .PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy test test-unit test-system \
-	test-versions test-servers test-package test-cassandra clean
+	test-versions test-servers test-package test-cassandra test-drivers clean
 
 help: ## List what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -53,6 +53,9 @@ test-servers: packages ## Test clusters with MySQL and with a newer MariaDB, whi
 
 test-package: deb ## Test the Debian package, installed and run by a systemd of its own; needs root.
 	scripts/package-test
+
+test-drivers: packages ## Test psycopg, pgjdbc and pgx through the proxy; Go fetches pgx.
+	scripts/proxy-drivers
 
 test-cassandra: packages ## Test on real Cassandra nodes, which are downloaded.
 	scripts/cassandra-tests

@@ -2,6 +2,7 @@
 
 mod admin;
 mod clients;
+mod drivers;
 mod input;
 mod reads;
 mod server;
