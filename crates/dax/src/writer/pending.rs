@@ -250,13 +250,14 @@ impl Pending {
         entries.collect()
     }
 
-    /// A replica is gone for good: nothing is held for it, and what it has counts no more.
+    /// A replica is gone for good: nothing is held for it, and what it has counts no more. A write that is not
+    /// synced stays, for whoever comes in its place.
     pub fn forget_replica(&mut self, replica: ReplicaId) {
         let mut gone = Vec::new();
         for entry in self.slots.iter_mut().flatten() {
             entry.missing.remove(replica);
             entry.acked.remove(replica);
-            if entry.missing.is_empty() {
+            if entry.missing.is_empty() && entry.synced {
                 gone.push(entry.version.seq);
             }
         }
@@ -605,5 +606,15 @@ mod tests {
         assert!(p.get(9).is_some());
         assert!(p.is_synced(None, 8));
         assert!(!p.is_synced(None, 9));
+    }
+
+    #[test]
+    fn of_a_write_that_only_those_who_leave_were_to_have_nothing_is_synced() {
+        let mut pending = Pending::default();
+        add(&mut pending, 1, 7, g(1));
+        for replica in ALL().iter() {
+            pending.forget_replica(replica);
+        }
+        assert!(pending.read(BlockKey::new(FileId(1), 7), g(1)).is_some());
     }
 }

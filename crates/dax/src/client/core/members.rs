@@ -54,8 +54,10 @@ impl Shared {
         known.map_or(Version::ZERO, |membership| membership.version)
     }
 
-    /// Goes by this membership if it is newer than the one that was known.
+    /// Goes by this membership if it is newer than the one that was known. Members are changed under the epoch alone,
+    /// so an owner who hears of a change by a later one is deposed.
     pub fn learn(&mut self, membership: &Membership) {
+        self.observe_version(membership.version);
         if membership.version > self.members_version() {
             self.go_by(membership.clone());
         }
@@ -64,14 +66,15 @@ impl Shared {
     /// Goes by this membership from now on.
     pub fn go_by(&mut self, membership: Membership) {
         let seats = self.links.seat(&membership);
-        for replica in seats.gone.iter() {
-            self.leave(replica, &membership);
-        }
+        // Those who come first: what is pending has to reach somebody.
         for replica in seats.came.iter() {
             let owed = self.handle.pending.owe(replica);
             self.links.owe(replica, &owed);
             let address = self.links.address(replica).to_owned();
             self.out.push(Effect::Dial { replica, address });
+        }
+        for replica in seats.gone.iter() {
+            self.leave(replica, &membership);
         }
         let place = |store| self.links.place(store);
         self.quorums = Quorums::of(&membership, place, &self.settings);

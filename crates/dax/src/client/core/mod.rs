@@ -312,8 +312,11 @@ impl Core {
         }
         let recognized = self.shared.recognize(replica, arrival);
         self.restart();
-        recognized?;
-        self.shared.check_back(replica, back)?;
+        if let Err(error) = recognized.and_then(|()| self.shared.check_back(replica, back)) {
+            // What it said of the members holds all the same.
+            self.settle();
+            return Err(error);
+        }
         self.shared.observe(&arrival.grant);
         self.shared.set_rebuilding(replica, rebuilding);
         // One that says so itself needs not be told.

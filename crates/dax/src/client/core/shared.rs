@@ -155,7 +155,7 @@ impl Shared {
         }
     }
 
-    fn observe_version(&mut self, version: Version) {
+    pub fn observe_version(&mut self, version: Version) {
         if self.handle.is_overtaken_by(version) {
             self.fence(format!("{} has written already", version.epoch));
         }

@@ -3,6 +3,8 @@
 use super::super::*;
 use super::harness::*;
 use super::peer::Peer;
+use crate::ids::ZoneId;
+use crate::membership::Member;
 use crate::storage::SyncScope;
 
 #[test]
@@ -255,4 +257,30 @@ fn a_contest_ends_while_a_replica_is_away() {
         d.run();
     }
     assert_eq!(d.result(claim).unwrap().unwrap(), Output::Epoch(Epoch(2)));
+}
+
+/// An owner that had been away met only a store that is no member any more. It went by the members that this store
+/// named, found nobody there whom its writes were owed to, and took them for synced.
+#[test]
+fn an_owner_that_hears_of_members_of_a_later_epoch_is_fenced() {
+    let mut d = Harness::owner_with(VolumeSettings::spread(1, 1));
+    d.disconnect(0);
+    d.write(1, SINGLE, 7);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    let came = Member {
+        store: StoreId::new(9).unwrap(),
+        address: "replica9".into(),
+        zone: ZoneId(0),
+    };
+    let settings = VolumeSettings::spread(1, 1);
+    let later = Version {
+        epoch: Epoch(2),
+        seq: 1,
+    };
+    let mut membership = Membership::first(&settings, vec![came], later).unwrap();
+    membership.former = members(&settings).members;
+    d.peers[0].membership = Some(Box::new(membership));
+    d.arrive(0).unwrap_err();
+    assert!(d.fenced);
+    assert!(d.result(sync).unwrap().unwrap_err().is_fenced());
 }
