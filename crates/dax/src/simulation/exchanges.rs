@@ -40,6 +40,7 @@ impl World {
     /// A store may have heard of a newer membership: it counts from the time that somebody keeps it who counts
     /// by the one before.
     pub fn note_members(&mut self) {
+        self.forget_lost_members();
         loop {
             let known = self.recorded.as_ref();
             let version = known.map(|m| m.version);
@@ -54,6 +55,26 @@ impl World {
                 Some(newer) => self.recorded = Some(newer),
                 None => return,
             }
+        }
+    }
+
+    /// A membership that too few kept, and all of these have lost, never was.
+    fn forget_lost_members(&mut self) {
+        let Some(known) = &self.recorded else {
+            return;
+        };
+        let kept = |replica: &Replica| replica.peer.membership.as_deref().cloned();
+        let all = self.replicas.iter().filter_map(kept);
+        if all.map(|m| m.version).max() >= Some(known.version) {
+            return;
+        }
+        let places = known
+            .members
+            .iter()
+            .map(|m| usize::from(index_of(&m.address)));
+        let left = places.filter_map(|place| kept(&self.replicas[place]));
+        if let Some(newest) = left.max_by_key(|m| m.version) {
+            self.recorded = Some(newest);
         }
     }
 
