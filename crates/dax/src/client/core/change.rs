@@ -66,7 +66,7 @@ impl Shared {
 
     /// Replicas that a whole scrub of this handle has looked at, and that lack nothing which it could not
     /// remember since.
-    fn looked_through(&self) -> ReplicaSet {
+    pub(super) fn looked_through(&self) -> ReplicaSet {
         let lacks = |replica: &ReplicaId| self.links.misses_unknown(*replica);
         let those = self.compared.intersection(self.links.admitted());
         let those = those.without(self.links.rebuilding());

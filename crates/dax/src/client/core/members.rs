@@ -16,7 +16,7 @@ use crate::membership::{Change, Member, Membership, same_store};
 use crate::storage::VolumeSettings;
 use crate::wire::{Request, Response};
 
-use super::quorum::{Quorums, Roster};
+use super::quorum::{Quorums, ReplicaSet, Roster};
 use super::shared::Shared;
 use super::{Arrival, Asker, Effect};
 
@@ -86,6 +86,24 @@ impl Shared {
         self.judge_pending();
         self.members_news = true;
         self.tell_members();
+    }
+
+    /// Members that lost their disks: others join where they were.
+    pub fn lost_members(&self) -> ReplicaSet {
+        let Some(membership) = &self.membership else {
+            return ReplicaSet::default();
+        };
+        let Some(change) = &membership.change else {
+            return ReplicaSet::default();
+        };
+        let joins_at = |address: &str| change.joining.iter().any(|m| m.address == address);
+        let leaving = change
+            .leaving
+            .iter()
+            .filter_map(|store| membership.member(*store));
+        let lost = leaving.filter(|member| joins_at(&member.address));
+        lost.filter_map(|member| self.links.place(member.store))
+            .collect()
     }
 
     /// Tells a store which membership we go by.

@@ -10,7 +10,8 @@
 //! Invariants: a page is compared only once [`super::quorum::Roster::rebuild`] replicas that count have answered
 //! under this handle's epoch, so the newest version among the answers is the newest that was ever
 //! synced; a rebuilding replica becomes one that counts only if it was connected from the first page
-//! to the last and lacks nothing that is known.
+//! to the last and lacks nothing that is known. A scrub counts for nobody if it met a block without an intact copy
+//! that may be durable with those who were away.
 
 use std::collections::BTreeMap;
 
@@ -118,10 +119,20 @@ impl Page {
     }
 
     fn compared(&mut self, s: &mut Shared) -> Output {
-        s.scrub_answered(self.round.replied());
+        let replied = self.round.replied();
         let replies = std::mem::take(&mut self.round.replies);
         let inventories: Vec<Inventory> = replies.into_iter().map(|(_, i)| i).collect();
         let mut compared = compare(&inventories, s.retention.as_ref());
+        // Whoever is away may have the only intact copy of what is durable, so nobody was compared with it.
+        let away = s.quorums.all().without(replied);
+        let away = away.without(s.lost_members());
+        let in_doubt =
+            |damaged: &ReplicaSet| !away.is_empty() && s.quorums.is_synced(damaged.union(away));
+        let doubtful = compared.unreadable.iter().any(in_doubt);
+        s.scrub_answered(match doubtful {
+            true => ReplicaSet::default(),
+            false => replied,
+        });
         compared.page.differences.retain(|d| !s.is_underway(d));
         s.handle.counters.copies_scrubbed += compared.copies;
         s.handle.counters.copies_damaged += compared.damaged;
@@ -139,6 +150,8 @@ struct Compared {
     page: ScrubPage,
     copies: u64,
     damaged: u64,
+    /// Who has damaged copies of each version that nobody has an intact copy of.
+    unreadable: Vec<ReplicaSet>,
 }
 
 /// Finds what differs, as far as all inventories reach.
@@ -170,6 +183,8 @@ fn compare(inventories: &[Inventory], retention: Option<&Retention>) -> Compared
                 continue;
             }
             let Some(newest) = copies.iter().filter_map(|(_, version)| *version).max() else {
+                let damaged = copies.iter().map(|(replica, _)| *replica);
+                result.unreadable.push(damaged.collect());
                 result.page.unreadable.push(key);
                 continue;
             };

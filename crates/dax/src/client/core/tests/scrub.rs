@@ -348,3 +348,21 @@ fn a_replica_that_cannot_answer_for_a_moment_takes_part_all_the_same() {
     }
     assert!(d.result(scrub).is_some());
 }
+
+/// Two replicas had a write; the copy of one was damaged, and the other was away. A scrub found nothing to compare the
+/// rest with, counted all the same, and let an exchange end: a quorum of the new members missed the write.
+#[test]
+fn a_scrub_that_reads_no_intact_copy_while_somebody_is_away_counts_for_nobody() {
+    let mut d = written();
+    d.peers[2].blocks.remove(&(key(3), SINGLE));
+    d.peers[0].damaged.push(key(3));
+    d.disconnect(1);
+    d.scrub();
+    d.end_scrub();
+    assert!(d.core.shared.looked_through().is_empty());
+    d.connect(1);
+    d.run();
+    d.scrub();
+    d.end_scrub();
+    assert_eq!(d.core.shared.looked_through().len(), 3);
+}
