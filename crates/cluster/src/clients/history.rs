@@ -1,8 +1,8 @@
 //! What the clients of a run saw: every transaction they tried, and the answer.
 //!
 //! Invariant: an attempt is [`Outcome::Acknowledged`] only if the server answered its COMMIT, and
-//! [`Outcome::Refused`] only if COMMIT was never sent. Everything else is unknown and may be
-//! present or not. The analysis is pure.
+//! [`Outcome::Refused`] only if COMMIT was never sent, or the server answered that it was rolled back. Everything
+//! else is unknown and may be present or not. The analysis is pure.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use super::clock::Offset;
 pub enum Outcome {
     /// The server said that it is committed.
     Acknowledged,
-    /// COMMIT was sent and its answer never came.
+    /// COMMIT was sent and its answer never came, or was that nobody knows.
     Unknown,
-    /// Failed before COMMIT was sent, so it cannot be committed.
+    /// Failed before COMMIT was sent, or was rolled back by the server's word, so it cannot be committed.
     Refused,
 }
 

@@ -5,6 +5,7 @@
 //! have a connection string with all nodes and `target_session_attrs=read-write`, and connect again
 //! when their connection breaks.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,6 +23,9 @@ use super::history::{Attempt, History, Outcome};
 use super::pace::Pace;
 use super::session::Session;
 use super::work::Work;
+
+/// In place of the SQLSTATE of an error that is none of a server's.
+pub const NO_ANSWER: &str = "no answer";
 
 /// How many clients do what.
 #[derive(Debug, Clone)]
@@ -70,9 +74,32 @@ struct Shared {
     attempts: Mutex<Vec<Attempt>>,
     acknowledged: AtomicU64,
     trouble: Mutex<Option<String>>,
+    errors: Mutex<BTreeMap<String, u64>>,
+}
+
+/// Why a server did not do what it was asked for.
+struct Failure {
+    text: String,
+    /// Its SQLSTATE, if the server answered.
+    code: Option<String>,
+}
+
+impl Failure {
+    /// Whether the server said that the transaction was rolled back (class 40).
+    fn says_rolled_back(&self) -> bool {
+        self.code
+            .as_ref()
+            .is_some_and(|code| code.starts_with("40"))
+    }
 }
 
 impl Shared {
+    fn note_failure(&self, failure: Failure) {
+        let code = failure.code.unwrap_or_else(|| NO_ANSWER.to_owned());
+        *self.errors.lock().entry(code).or_default() += 1;
+        *self.trouble.lock() = Some(failure.text);
+    }
+
     fn note(&self, attempt: Attempt) {
         if attempt.outcome == Outcome::Acknowledged {
             self.acknowledged.fetch_add(1, Ordering::Relaxed);
@@ -106,6 +133,7 @@ impl Load {
             attempts: Mutex::new(Vec::new()),
             acknowledged: AtomicU64::new(0),
             trouble: Mutex::new(None),
+            errors: Mutex::default(),
             options,
         });
         let mut clients = JoinSet::new();
@@ -132,6 +160,11 @@ impl Load {
     /// Why a client last lost its connection or could not get one.
     pub fn trouble(&self) -> Option<String> {
         self.shared.trouble.lock().clone()
+    }
+
+    /// How often transactions failed, by the SQLSTATE that the client was told; [`NO_ANSWER`] if the connection broke.
+    pub fn errors(&self) -> BTreeMap<String, u64> {
+        self.shared.errors.lock().clone()
     }
 
     /// What was tried so far.
@@ -185,7 +218,7 @@ async fn open_any<W: Work>(shared: &Shared) -> Result<W, String> {
     for server in each_server(&shared.server) {
         match failure_of(timeout(shared.options.connect_within, W::open(&server)).await) {
             Ok(session) => return Ok(session),
-            Err(why) => trouble = why,
+            Err(failure) => trouble = failure.text,
         }
     }
     Err(trouble)
@@ -247,24 +280,34 @@ async fn attempt<W: Work>(
     let limit = shared.options.timeout;
     let scale = shared.options.scale;
     let done = timeout(limit, session.prepare_commit(client, n, scale, random)).await;
-    if let Err(why) = failure_of(done) {
-        *shared.trouble.lock() = Some(why);
+    if let Err(failure) = failure_of(done) {
+        shared.note_failure(failure);
         return Outcome::Refused;
     }
     match failure_of(timeout(limit, session.commit()).await) {
         Ok(()) => Outcome::Acknowledged,
-        Err(why) => {
-            *shared.trouble.lock() = Some(why);
-            Outcome::Unknown
+        Err(failure) => {
+            let outcome = match failure.says_rolled_back() {
+                true => Outcome::Refused,
+                false => Outcome::Unknown,
+            };
+            shared.note_failure(failure);
+            outcome
         }
     }
 }
 
 fn failure_of<T>(
     answer: Result<Result<T, tokio_postgres::Error>, tokio::time::error::Elapsed>,
-) -> Result<T, String> {
+) -> Result<T, Failure> {
     match answer {
-        Ok(answer) => answer.map_err(|error| error.to_string()),
-        Err(_) => Err("no answer in time".into()),
+        Ok(answer) => answer.map_err(|error| Failure {
+            code: error.code().map(|code| code.code().to_owned()),
+            text: error.to_string(),
+        }),
+        Err(_) => Err(Failure {
+            text: "no answer in time".to_owned(),
+            code: None,
+        }),
     }
 }

@@ -8,5 +8,6 @@ pub mod mysql;
 pub mod pace;
 pub mod schema;
 pub mod session;
+pub mod simple;
 pub mod verify;
 pub mod work;

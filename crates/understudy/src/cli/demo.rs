@@ -31,14 +31,21 @@ Examples:
   understudy demo --engine mariadb --kills 20
   understudy demo --engine mariadb --kills 20 --large-writes
   understudy demo --proxy
+  understudy demo --proxy --kills 20 --switchovers 5 --restarts 2 --scale 1
   understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
 pub struct Demo {
     /// Another server than PostgreSQL: MariaDB, which is restarted on the other node when its machine is killed.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, group = "many")]
     pub engine: Option<HostedEngine>,
-    /// With --engine: how often the machine of the active is killed.
-    #[arg(long, default_value_t = 1, requires = "engine", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// With --engine: how often the machine of the active is killed. With --proxy: how often its agent and PostgreSQL are.
+    #[arg(long, default_value_t = 1, requires = "many", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub kills: u32,
+    /// With --proxy: switchovers, which must have no errors. Half of the clients then use the simple protocol.
+    #[arg(long, default_value_t = 0, requires = "proxy", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub switchovers: u32,
+    /// With --proxy: rolling restarts, which must have no errors.
+    #[arg(long, default_value_t = 0, requires = "proxy", value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub restarts: u32,
     /// With --engine: half of the clients write large rows, and before each recovery every page is looked at.
     #[arg(long, requires = "engine")]
     pub large_writes: bool,
@@ -65,7 +72,7 @@ pub struct Demo {
     #[arg(long)]
     pub rejoin: bool,
     /// Let the clients connect to a proxy, which keeps their sessions and their transactions over the takeover.
-    #[arg(long, conflicts_with = "engine")]
+    #[arg(long, group = "many")]
     pub proxy: bool,
     /// Directory of PostgreSQL's programs. Default: Debian's newest.
     #[arg(long, value_name = "DIR")]

@@ -6,6 +6,7 @@ pub mod picture;
 mod progress;
 pub mod proxied;
 pub mod report;
+pub mod rounds;
 mod run;
 pub mod takeover;
 pub mod timeline;
