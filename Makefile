@@ -21,7 +21,8 @@ build: packages ## Build the release programs: target/release/understudy, and un
 	@$(CARGO) build --release --locked -p understudy -p bench
 	@release="$$(scripts/target-dir)"/release; scripts/split-debug "$$release"/understudy "$$release"/understudy-bench
 
-deb: build ## Build a Debian package, with systemd units.
+deb: packages ## Build a Debian package, with systemd units; optimized as a whole, which takes long.
+	@$(CARGO) build --profile dist --locked -p understudy
 	@scripts/deb
 
 demo: build ## Kill a busy PostgreSQL, and see another one take over. DEMO_ARGS="--duration 60s" and so on.
