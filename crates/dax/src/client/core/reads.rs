@@ -22,6 +22,8 @@ use crate::writer::Reading;
 #[derive(Debug)]
 pub(super) struct Read {
     read: Reading,
+    /// It is for a copy: what a quorum does not have any more was removed, and nobody needs a copy of it.
+    is_for_copy: bool,
     round: Round<Option<StoredBlock>>,
 }
 
@@ -46,10 +48,20 @@ impl Read {
         Read::of(Reading::expecting(key, up_to, version))
     }
 
+    /// A read of what another replica shall have as well. It waits for nobody who is away once a quorum has answered, not
+    /// even if what was written here is not among the answers: it was removed since.
+    pub fn for_copy(key: BlockKey, generation: Generation) -> Read {
+        Read {
+            is_for_copy: true,
+            ..Read::new(key, generation)
+        }
+    }
+
     fn of(read: Reading) -> Read {
         let Reading { key, up_to, .. } = read;
         Read {
             read,
+            is_for_copy: false,
             round: Round::new(Request::Read { key, up_to }, 1),
         }
     }
@@ -178,6 +190,9 @@ impl Read {
         let newest = s.distort_newest(&self.round.replies, newest);
         let version = newest.map_or(Version::ZERO, |b| b.version);
         if let Some(lost) = self.read.is_behind(version) {
+            if self.is_for_copy {
+                return Some(Ok(None));
+            }
             // Never go back behind what a quorum holds: look further, and again.
             if exhausted {
                 return Some(Err(self.lost(lost)));

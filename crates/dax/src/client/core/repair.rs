@@ -26,7 +26,7 @@ impl Repair {
             replica,
             key,
             generation,
-            read: Read::new(key, generation),
+            read: Read::for_copy(key, generation),
         }
     }
 

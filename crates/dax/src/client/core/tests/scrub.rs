@@ -366,3 +366,26 @@ fn a_scrub_that_reads_no_intact_copy_while_somebody_is_away_counts_for_nobody() 
     d.end_scrub();
     assert_eq!(d.core.shared.looked_through().len(), 3);
 }
+
+/// A zone lost its disk, and another one lacked some blocks, too. While these were copied, their file was removed: what
+/// was known of them was found nowhere any more, so their copies waited for the zone that never came back, and with them
+/// the exchange that was to replace it.
+#[test]
+fn copies_of_what_is_removed_meanwhile_wait_for_nobody_who_is_away() {
+    let mut d = written();
+    d.disconnect(0);
+    d.peers[2].blocks.remove(&(key(0), SINGLE));
+    let page = d.scrub_page(None);
+    assert_eq!(page.differences.len(), 1);
+    let mend = d.start(Call::Mend(page.differences));
+    d.pass(Time::from_millis(20));
+    // The copy is being looked for, and the file is removed before anybody answers.
+    for peer in &mut d.peers {
+        peer.blocks.clear();
+    }
+    for _ in 0..100 {
+        d.pass(Time::from_millis(20));
+        d.run();
+    }
+    assert!(d.result(mend).is_some_and(|result| result.is_ok()));
+}
