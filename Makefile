@@ -8,8 +8,8 @@ BENCH_ARGS ?= --quick
 PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy test test-unit test-system \
-	test-versions test-servers test-package test-cassandra test-drivers clean
+.PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror test test-unit test-system \
+	test-versions test-servers test-package test-cassandra test-drivers test-crowd clean
 
 help: ## List what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -58,6 +58,11 @@ test-package: deb ## Test the Debian package, installed and run by a systemd of 
 test-drivers: packages ## Test psycopg, pgjdbc and pgx through the proxy; Go fetches pgx.
 	scripts/proxy-drivers
 
+test-crowd: packages ## Test 10,000 clients at a proxy, and those among them who mean harm.
+	$(CARGO) build --locked -p proxy --example serve
+	$(CARGO) test --locked -p proxy --test real -- --ignored --exact --nocapture \
+		crowd::ten_thousand_clients_are_served_beside_those_who_mean_harm
+
 test-cassandra: packages ## Test on real Cassandra nodes, which are downloaded.
 	scripts/cassandra-tests
 
@@ -83,6 +88,10 @@ sim-node: ## Simulate nodes that take over: SEEDS=20000 histories from FIRST=0 o
 
 sim-proxy: ## Simulate the proxy's sessions: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoHorizon] for one.
 	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p proxy --lib \
+		core::simulation::tests::many -- --ignored --exact --nocapture
+
+sim-mirror: ## Simulate two replication managers and their members: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoLocks] for one.
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p mirror --lib \
 		core::simulation::tests::many -- --ignored --exact --nocapture
 
 test: check test-unit test-system ## Run all tests, as the continuous integration does.

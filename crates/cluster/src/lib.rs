@@ -27,7 +27,6 @@ mod credentials;
 pub mod disk;
 mod logs;
 pub mod mariadb;
-pub mod ports;
 pub mod process;
 pub mod programs;
 pub mod proxy;
@@ -52,6 +51,7 @@ use crate::clients::schema::{Server, any_writable};
 use credentials::Credentials;
 use process::{Kill, Process};
 pub use settings::{NodeSettings, Options};
+pub use supervise::ports;
 use store::Network;
 
 /// A member of the cluster: how it is started, and its process while it runs.

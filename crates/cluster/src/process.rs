@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::net::TcpStream;
 
 use super::remnants::Remnants;
 
@@ -73,6 +74,25 @@ impl Process {
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
+    }
+
+    /// Waits until it accepts connections at an address.
+    ///
+    /// # Errors
+    /// It has ended, or does not in time.
+    pub async fn wait_listens(
+        &mut self,
+        address: (&str, u16),
+        timeout: Duration,
+    ) -> anyhow::Result<()> {
+        let deadline = Instant::now() + timeout;
+        while let Err(error) = TcpStream::connect(address).await {
+            self.check_running()?;
+            let in_time = Instant::now() < deadline;
+            anyhow::ensure!(in_time, "the {} does not listen: {error}", self.name);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
     }
 
     /// Fails, with the end of the log, if the process has ended.
@@ -213,6 +233,22 @@ fn freeze(root: Pid) -> Vec<Pid> {
 pub fn pin(root: Pid, processor: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(processor).context("no such processor")?;
+    allow(root, &set)
+}
+
+/// Lets a process and all its descendants run on every processor again.
+///
+/// # Errors
+/// The process is somebody else's.
+pub fn unpin(root: Pid) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    for processor in 0..CpuSet::count() {
+        set.set(processor)?;
+    }
+    allow(root, &set)
+}
+
+fn allow(root: Pid, set: &CpuSet) -> anyhow::Result<()> {
     for pid in family(root) {
         // A process or thread that has just ended needs no processor.
         let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
@@ -220,7 +256,7 @@ pub fn pin(root: Pid, processor: usize) -> anyhow::Result<()> {
         };
         let threads = threads.flatten().map(|entry| entry.file_name());
         for thread in threads.filter_map(|name| name.to_str()?.parse().ok()) {
-            match sched_setaffinity(Pid::from_raw(thread), &set) {
+            match sched_setaffinity(Pid::from_raw(thread), set) {
                 Ok(()) | Err(Errno::ESRCH) => {}
                 Err(error) => return Err(error).context("cannot choose the processor"),
             }

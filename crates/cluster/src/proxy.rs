@@ -1,10 +1,11 @@
 //! A proxy in front of a cluster's servers, as a process of its own.
 
+use std::net::Ipv4Addr;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
-use tokio::net::TcpStream;
+use nix::unistd::Pid;
 
 use super::clients::schema::Server;
 use super::process::Process;
@@ -25,6 +26,11 @@ impl Proxy {
     /// Where clients reach it.
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        self.process.pid()
     }
 
     /// Fails, with the end of its log, if it has ended.
@@ -48,7 +54,9 @@ impl Cluster {
         let own = settings.join("\n");
         // As the nodes' own servers here: whoever can reach this machine's loopback may connect.
         let auth = "auth = \"trust\"";
-        let listen = format!("listen = \"{}:{port}\"\n{auth}\n{own}\n", node.address);
+        let sites = self.options.sites.as_ref();
+        let address = sites.map_or(Ipv4Addr::LOCALHOST, |sites| sites.centre());
+        let listen = format!("listen = \"{address}:{port}\"\n{auth}\n{own}\n");
         let text = std::fs::read_to_string(&node.config)?;
         let mut table: toml::Table = text.parse()?;
         // Of a node's file, what says which cluster it is.
@@ -65,6 +73,7 @@ impl Cluster {
             .arg(&config);
         let log = log_of(&self.options, NAME);
         let server = Server {
+            host: address.to_string(),
             port,
             ..node.server()
         };
@@ -72,13 +81,8 @@ impl Cluster {
             process: Process::spawn(NAME, command, &log)?,
             server,
         };
-        let deadline = Instant::now() + LISTENS_WITHIN;
-        while let Err(error) = TcpStream::connect((proxy.server.host.as_str(), port)).await {
-            proxy.check_running()?;
-            let in_time = Instant::now() < deadline;
-            anyhow::ensure!(in_time, "the proxy does not listen: {error}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let address = (proxy.server.host.as_str(), port);
+        proxy.process.wait_listens(address, LISTENS_WITHIN).await?;
         Ok(proxy)
     }
 }

@@ -33,8 +33,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .build()?
     };
     runtime.block_on(async {
-        let source = Arc::new(FileSource::new(file, config.control.clone()));
-        let proxy = Proxy::new(config, source)?;
+        let source = Arc::new(FileSource::new(file, &config)?);
+        let proxy = Proxy::new(config, source, None)?;
         let interrupted = async {
             // Without the signal it serves until it is killed.
             let _ = tokio::signal::ctrl_c().await;

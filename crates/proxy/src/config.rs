@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dax::tls::WebFiles;
+use dax::error::Error;
+use dax::tls::PostgresServer;
 use serde::Deserialize;
 
 use crate::core::session::{PoolMode, Rules};
@@ -101,12 +102,63 @@ pub struct TlsConfig {
 }
 
 impl TlsConfig {
-    /// The files, as the library wants them.
-    pub fn files(&self) -> WebFiles {
-        WebFiles {
-            certificate: self.certificate.clone(),
-            key: self.key.clone(),
-            client_authority: None,
+    /// Reads the files.
+    pub(crate) fn load(&self) -> Result<PostgresServer, Error> {
+        PostgresServer::load(self.certificate.clone(), self.key.clone())
+    }
+}
+
+/// What servers must prove, as libpq's `sslmode` says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ServerTlsMode {
+    /// Connections are not encrypted.
+    Disable,
+    /// They are if the server offers it.
+    #[default]
+    Prefer,
+    /// They must be.
+    Require,
+    /// In addition the certificate must be from an authority of the file.
+    VerifyCa,
+    /// In addition it must be for the address that is connected to.
+    VerifyFull,
+}
+
+impl ServerTlsMode {
+    /// As it is written in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            ServerTlsMode::Disable => "disable",
+            ServerTlsMode::Prefer => "prefer",
+            ServerTlsMode::Require => "require",
+            ServerTlsMode::VerifyCa => "verify-ca",
+            ServerTlsMode::VerifyFull => "verify-full",
+        }
+    }
+}
+
+/// `[server_tls]`: how connections to servers are protected. Those on this machine (sockets in a directory) are not.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerTls {
+    /// What servers must prove.
+    pub mode: ServerTlsMode,
+    /// The certificates of authorities, in PEM form.
+    pub root: Option<PathBuf>,
+}
+
+impl ServerTls {
+    fn check(&self) -> Result<(), &'static str> {
+        use ServerTlsMode as Mode;
+        match (self.mode, &self.root) {
+            (Mode::VerifyCa | Mode::VerifyFull, None) => {
+                Err("is missing: name the file of the authority that the certificate must be from")
+            }
+            (Mode::Disable | Mode::Prefer, Some(_)) => {
+                Err("has no effect with this mode: write mode = \"verify-full\", or leave it out")
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -133,6 +185,12 @@ pub struct Config {
     /// How long a client waits for a takeover.
     #[serde(with = "humantime_serde", default = "default_takeover_wait")]
     pub takeover_wait: Duration,
+    /// Connections to servers that nobody has used for so long are closed. 0: never.
+    #[serde(with = "humantime_serde", default = "default_server_idle_timeout")]
+    pub server_idle_timeout: Duration,
+    /// Connections to servers that are older are closed when nobody uses them. 0: never.
+    #[serde(with = "humantime_serde", default = "default_server_lifetime")]
+    pub server_lifetime: Duration,
     /// How long a client may take to prove who it is.
     #[serde(with = "humantime_serde", default = "default_login_timeout")]
     pub login_timeout: Duration,
@@ -147,6 +205,9 @@ pub struct Config {
     pub control: Control,
     /// The proxy's certificate.
     pub tls: Option<TlsConfig>,
+    /// How connections to servers are protected.
+    #[serde(default)]
+    pub server_tls: ServerTls,
     /// Whether transactions are replayed and commits decided.
     #[serde(default)]
     pub takeover: Takeover,
@@ -207,6 +268,8 @@ pub struct Reads {
     pub wait: Duration,
     /// The share of reads that warm spares.
     pub spare: f64,
+    /// Names of standbys that are spares: they get that share while others are there, and all reads when none is.
+    pub spares: Vec<String>,
 }
 
 impl Default for Reads {
@@ -215,6 +278,7 @@ impl Default for Reads {
             mode: "active".to_owned(),
             wait: Duration::from_millis(20),
             spare: 0.01,
+            spares: Vec::new(),
         }
     }
 }
@@ -237,6 +301,14 @@ fn default_query_wait() -> Duration {
 
 fn default_takeover_wait() -> Duration {
     Duration::from_secs(60)
+}
+
+fn default_server_idle_timeout() -> Duration {
+    Duration::from_secs(600)
+}
+
+fn default_server_lifetime() -> Duration {
+    Duration::from_secs(3600)
 }
 
 fn default_login_timeout() -> Duration {
@@ -295,6 +367,8 @@ impl Config {
         if !(0.0..=1.0).contains(&self.reads.spare) {
             return Err(value("reads.spare", "must be between 0 and 1"));
         }
+        let of_servers = self.server_tls.check();
+        of_servers.map_err(|reason| value("server_tls.root", reason))?;
         self.reads
             .mode
             .parse::<ReadMode>()
@@ -303,6 +377,22 @@ impl Config {
                 reason,
             })?;
         Ok(())
+    }
+
+    /// The names of what differs in `other` and cannot change while a proxy runs.
+    pub fn fixed_that_differ(&self, other: &Config) -> Vec<&'static str> {
+        let all = [
+            ("listen", self.listen == other.listen),
+            ("pool_mode", self.pool_mode == other.pool_mode),
+            ("control", self.control == other.control),
+            ("tls", self.tls == other.tls),
+            ("reads.spares", self.reads.spares == other.reads.spares),
+            ("server_tls", self.server_tls == other.server_tls),
+            ("threads", self.threads == other.threads),
+            ("cluster_file", self.cluster_file == other.cluster_file),
+        ];
+        let differ = all.into_iter().filter(|(_, is_same)| !is_same);
+        differ.map(|(name, _)| name).collect()
     }
 
     /// What the sessions go by.
@@ -346,10 +436,42 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_change_is_named() {
+        let before = parse("").expect("valid");
+        let other = |text: &str| before.fixed_that_differ(&parse(text).expect("valid"));
+        assert_eq!(other("pool_size = 3\n[reads]\nmode = \"any\""), [""; 0]);
+        assert_eq!(
+            other("pool_mode = \"transaction\"\nthreads = 2"),
+            ["pool_mode", "threads"]
+        );
+    }
+
+    /// Nobody believes that servers are verified who only says by whom.
+    #[test]
+    fn authorities_go_with_modes_that_ask_for_them() {
+        let of = |mode: &str, root: &str| {
+            let parsed = parse(&format!("[server_tls]\nmode = \"{mode}\"\n{root}"));
+            parsed.map(|config| config.server_tls.mode.name())
+        };
+        let root = "root = \"/etc/ca.pem\"";
+        for mode in ["verify-ca", "verify-full"] {
+            assert_eq!(of(mode, root).as_deref(), Ok(mode));
+            let refused = of(mode, "").expect_err("no authority");
+            assert!(refused.contains("server_tls.root"), "{refused}");
+        }
+        assert_eq!(of("require", root).as_deref(), Ok("require"));
+        for mode in ["disable", "prefer"] {
+            assert_eq!(of(mode, "").as_deref(), Ok(mode));
+            assert!(of(mode, root).is_err(), "{mode}");
+        }
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let told = |text: &str| parse(text).expect_err("a mistake");
         assert!(told("pool_size = 0").contains("pool_size"));
         assert!(told("pool_sise = 1").contains("pool_sise"));
         assert!(told("[reads]\nmode = \"weak\"").contains("bounded:BYTES"));
+        assert!(told("[server_tls]\nmode = \"verify_full\"").contains("verify-full"));
     }
 }

@@ -10,8 +10,14 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroize;
 
-/// The only mechanism: a proxy cannot bind a channel to a server's.
+/// The mechanism without channel binding.
 pub const MECHANISM: &str = "SCRAM-SHA-256";
+
+/// The one that binds to the channel it goes over: the client proves in addition which certificate it was shown.
+pub const BOUND_MECHANISM: &str = "SCRAM-SHA-256-PLUS";
+
+/// What a client binds to, if it does: a hash of the certificate that it was shown (RFC 5929).
+const BINDING: &str = "p=tls-server-end-point";
 
 type Key = [u8; 32];
 
@@ -21,9 +27,15 @@ pub enum ScramError {
     /// A message that makes no sense.
     #[error("malformed SCRAM message")]
     Malformed,
-    /// The client asks for channel binding, which was not offered.
-    #[error("channel binding is not supported here")]
+    /// The client asks for channel binding that was not offered.
+    #[error("this channel binding is not supported here")]
     ChannelBinding,
+    /// The client was shown another certificate than ours.
+    #[error("the client was shown another certificate")]
+    WrongChannel,
+    /// The client would have bound, had it known that it could: somebody took the offer away.
+    #[error("the offer of channel binding did not reach the client")]
+    Downgraded,
     /// The proof is wrong.
     #[error("password authentication failed")]
     WrongPassword,
@@ -113,6 +125,17 @@ impl Verifier {
     }
 }
 
+/// What a client's proof may be bound to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channel<'a> {
+    /// Nothing: the connection is not encrypted.
+    Unbound,
+    /// It could have been, and the client has chosen the mechanism without.
+    Declined,
+    /// To a channel that ends at the certificate with this hash.
+    Bound(&'a [u8]),
+}
+
 /// The side that lets a client in.
 #[derive(Debug)]
 pub struct Doorkeeper {
@@ -127,18 +150,23 @@ impl Doorkeeper {
     /// Answers a client's first message: the exchange, and the message to send.
     ///
     /// # Errors
-    /// If it makes no sense, or asks for channel binding.
+    /// If it makes no sense, or does not go with what was offered.
     pub fn begin(
         verifier: Verifier,
+        channel: Channel<'_>,
         client_first: &str,
         own_nonce: &str,
     ) -> Result<(Doorkeeper, String), ScramError> {
-        if client_first.starts_with('p') {
-            return Err(ScramError::ChannelBinding);
-        }
         let mut parts = client_first.splitn(3, ',');
-        let (flag, name, bare) = match (parts.next(), parts.next(), parts.next()) {
-            (Some(flag @ ("n" | "y")), Some(name), Some(bare)) => (flag, name, bare),
+        let (Some(flag), Some(name), Some(bare)) = (parts.next(), parts.next(), parts.next())
+        else {
+            return Err(ScramError::Malformed);
+        };
+        let bound_to = match (flag, channel) {
+            (BINDING, Channel::Bound(endpoint)) => endpoint,
+            ("n", Channel::Unbound | Channel::Declined) | ("y", Channel::Unbound) => &[],
+            ("y", Channel::Declined) => return Err(ScramError::Downgraded),
+            (flag, _) if flag.starts_with("p=") => return Err(ScramError::ChannelBinding),
             _ => return Err(ScramError::Malformed),
         };
         let client_nonce = attribute(bare, 'r').ok_or(ScramError::Malformed)?;
@@ -147,7 +175,7 @@ impl Doorkeeper {
         let server_first = format!("r={nonce},s={salt},i={}", verifier.iterations);
         let doorkeeper = Doorkeeper {
             verifier,
-            binding: BASE64.encode(format!("{flag},{name},")),
+            binding: BASE64.encode([format!("{flag},{name},").as_bytes(), bound_to].concat()),
             client_first_bare: bare.to_owned(),
             server_first: server_first.clone(),
             nonce,
@@ -165,8 +193,11 @@ impl Doorkeeper {
             .ok_or(ScramError::Malformed)?;
         let binding = attribute(without_proof, 'c').ok_or(ScramError::Malformed)?;
         let nonce = attribute(without_proof, 'r').ok_or(ScramError::Malformed)?;
-        if nonce != self.nonce || binding != self.binding {
+        if nonce != self.nonce {
             return Err(ScramError::Malformed);
+        }
+        if binding != self.binding {
+            return Err(ScramError::WrongChannel);
         }
         let proof = decode_key(proof).ok_or(ScramError::Malformed)?;
         let message = auth_message(&self.client_first_bare, &self.server_first, without_proof);
@@ -260,9 +291,19 @@ mod tests {
 
     /// Lets a client of another library in.
     fn let_in(verifier: Verifier, password: &str) -> Result<Keys, ScramError> {
-        let mut client = ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
+        let binding = ChannelBinding::unsupported();
+        let_in_bound(verifier, password, binding, Channel::Unbound)
+    }
+
+    fn let_in_bound(
+        verifier: Verifier,
+        password: &str,
+        binding: ChannelBinding,
+        channel: Channel<'_>,
+    ) -> Result<Keys, ScramError> {
+        let mut client = ScramSha256::new(password.as_bytes(), binding);
         let first = String::from_utf8(client.message().to_vec()).expect("text");
-        let (doorkeeper, answer) = Doorkeeper::begin(verifier, &first, "own")?;
+        let (doorkeeper, answer) = Doorkeeper::begin(verifier, channel, &first, "own")?;
         client.update(answer.as_bytes()).expect("it goes on");
         let last = String::from_utf8(client.message().to_vec()).expect("text");
         let (keys, answer) = doorkeeper.finish(&last)?;
@@ -275,7 +316,8 @@ mod tests {
         let verifier = verifier("secret");
         let keys = let_in(verifier.clone(), "secret").expect("the right password");
         let (mut visitor, first) = Visitor::begin(keys, "nonce");
-        let (doorkeeper, answer) = Doorkeeper::begin(verifier, &first, "own").expect("begins");
+        let begun = Doorkeeper::begin(verifier, Channel::Unbound, &first, "own");
+        let (doorkeeper, answer) = begun.expect("begins");
         let last = visitor.answer(&answer).expect("answers");
         let (_, answer) = doorkeeper.finish(&last).expect("the proof is right");
         visitor.finish(&answer).expect("the signature is right");
@@ -292,11 +334,49 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for first in ["", "n", "n,,", "x,,r=a", "n,,n=a"] {
-            let begun = Doorkeeper::begin(verifier("a"), first, "own");
+            let begun = Doorkeeper::begin(verifier("a"), Channel::Unbound, first, "own");
             assert_eq!(begun.err(), Some(ScramError::Malformed), "{first}");
         }
-        let bound = Doorkeeper::begin(verifier("a"), "p=tls-server-end-point,,r=a", "own");
-        assert_eq!(bound.err(), Some(ScramError::ChannelBinding));
+    }
+
+    #[test]
+    fn a_client_is_let_in_over_the_channel_that_it_sees() {
+        let bound_to = |seen: &[u8], ours: &[u8]| {
+            let binding = ChannelBinding::tls_server_end_point(seen.to_vec());
+            let_in_bound(verifier("secret"), "secret", binding, Channel::Bound(ours)).err()
+        };
+        assert_eq!(bound_to(b"certificate", b"certificate"), None);
+        let wrong = Some(ScramError::WrongChannel);
+        assert_eq!(bound_to(b"another's", b"certificate"), wrong);
+    }
+
+    #[test]
+    fn what_a_client_binds_to_goes_with_the_offer() {
+        let begin = |channel, first: &str| {
+            let begun = Doorkeeper::begin(verifier("a"), channel, first, "own");
+            begun.err()
+        };
+        let other = Some(ScramError::ChannelBinding);
+        assert_eq!(
+            begin(Channel::Unbound, "p=tls-server-end-point,,r=a"),
+            other
+        );
+        assert_eq!(
+            begin(Channel::Declined, "p=tls-server-end-point,,r=a"),
+            other
+        );
+        assert_eq!(begin(Channel::Bound(b"x"), "p=tls-unique,,r=a"), other);
+        assert_eq!(
+            begin(Channel::Bound(b"x"), "n,,r=a"),
+            Some(ScramError::Malformed)
+        );
+        assert_eq!(begin(Channel::Declined, "n,,r=a"), None);
+        assert_eq!(begin(Channel::Unbound, "y,,r=a"), None);
+        // It thinks that nothing was offered.
+        assert_eq!(
+            begin(Channel::Declined, "y,,r=a"),
+            Some(ScramError::Downgraded)
+        );
     }
 
     #[test]

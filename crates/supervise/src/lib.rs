@@ -30,6 +30,7 @@ pub mod directory;
 pub mod leftovers;
 pub mod logfile;
 mod port;
+pub mod ports;
 mod run_as;
 pub mod spawn;
 

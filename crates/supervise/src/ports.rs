@@ -1,8 +1,9 @@
-//! Free TCP ports for a cluster on this machine.
+//! Free TCP ports, for clusters that run on one machine (demos, benchmarks, tests).
 //!
 //! Invariant: below the range from which the kernel takes ports for outgoing connections, so that
 //! a client's connection cannot take the port of a node that is just being restarted.
 
+use std::io;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -15,7 +16,7 @@ static NEXT: AtomicU16 = AtomicU16::new(0);
 ///
 /// # Errors
 /// All are taken.
-pub fn free() -> anyhow::Result<u16> {
+pub fn free() -> io::Result<u16> {
     // Demos beside each other start at different places.
     let start = (std::process::id() % u32::from(COUNT / 32)) as u16 * 32;
     for _ in 0..COUNT {
@@ -25,7 +26,8 @@ pub fn free() -> anyhow::Result<u16> {
             return Ok(port);
         }
     }
-    anyhow::bail!("no free TCP port between {FIRST} and {}", FIRST + COUNT)
+    let text = format!("no free TCP port between {FIRST} and {}", FIRST + COUNT);
+    Err(io::Error::new(io::ErrorKind::AddrInUse, text))
 }
 
 #[cfg(test)]

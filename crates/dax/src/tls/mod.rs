@@ -1,7 +1,7 @@
 //! How the parts of a cluster talk over a network: TLS 1.3, in which each side shows a certificate.
 //!
-//! Owns the files with certificates and keys ([`Files`]), what is made of them ([`Tls`], and [`WebTls`]
-//! for HTTPS), and what a failure means in words ([`Rejection`]). There are two ways to say who belongs to a cluster:
+//! Owns the files with certificates and keys ([`Files`]), what is made of them ([`Tls`], [`WebTls`] for HTTPS, and
+//! [`PostgresServer`] and [`PostgresClient`] for PostgreSQL's protocol), and what a failure means in words ([`Rejection`]). There are two ways to say who belongs to a cluster:
 //!
 //! - its **identity**: one file with a certificate and its key, the same on every machine. Who proves to
 //!   have the key of a certificate in this file belongs to the cluster, and nobody else;
@@ -15,6 +15,7 @@
 
 mod files;
 mod identity;
+mod postgres;
 mod rejection;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 pub use files::{Files, WebFiles};
 pub use identity::new_identity;
+pub use postgres::{Accepted, PostgresClient, PostgresServer, Proof};
 pub use rejection::Rejection;
 pub use web::{WebTls, is_certified};
 
@@ -51,6 +53,9 @@ pub type ClientStream = tokio_rustls::client::TlsStream<BufReader<TcpStream>>;
 
 /// A protected connection's answering side.
 pub type ServerStream = tokio_rustls::server::TlsStream<BufReader<TcpStream>>;
+
+/// A protected connection, whichever side of it we are.
+pub type Stream = tokio_rustls::TlsStream<BufReader<TcpStream>>;
 
 /// Who we are to other parts of the cluster, and whom we believe. Clones share it.
 #[derive(Clone)]

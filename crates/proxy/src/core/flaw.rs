@@ -29,6 +29,12 @@ pub enum Flaw {
     /// A read is given a position that somebody else has asked for before.
     #[cfg(test)]
     EarlyPosition,
+    /// What a standby says of a statement that it cannot run is told to the client.
+    StandbysWordTold,
+    /// A function writes only if the catalog said so when it was read.
+    CatalogBelieved,
+    /// What calls a function that may write proves by that that its server is active.
+    CallsAreProof,
     /// A transaction is begun again where it was interrupted, without what it did before.
     ReplayForgotten,
 }
@@ -36,7 +42,7 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 13] = [
+    pub const ALL: [Flaw; 16] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::AnswersNotCompared,
@@ -49,6 +55,9 @@ impl Flaw {
         Flaw::SettingsForgotten,
         Flaw::UnprovenPosition,
         Flaw::EarlyPosition,
+        Flaw::StandbysWordTold,
+        Flaw::CatalogBelieved,
+        Flaw::CallsAreProof,
         Flaw::ReplayForgotten,
     ];
 }

@@ -40,6 +40,36 @@ pub fn head(input: &[u8]) -> Result<Option<(u8, usize)>, Malformed> {
     Ok(Some((input[0], length as usize + 1)))
 }
 
+/// A startup message cannot be longer, as in PostgreSQL.
+const STARTUP_BYTES: usize = 10_000;
+
+/// What a connection begins with instead of a protocol's version: a request to cancel a statement.
+pub const CANCEL: u32 = (1234 << 16) | 5678;
+/// A request for TLS.
+pub const SSL: u32 = (1234 << 16) | 5679;
+/// A request for encryption by GSSAPI.
+pub const GSS: u32 = (1234 << 16) | 5680;
+
+/// Takes a message without a tag off `input`, as a connection begins with, without its length, if all of it is there.
+pub fn take_packet(input: &mut BytesMut) -> Result<Option<BytesMut>, Malformed> {
+    let Some(length) = input
+        .first_chunk()
+        .map(|length| u32::from_be_bytes(*length))
+    else {
+        return Ok(None);
+    };
+    let len = length as usize;
+    if !(8..=STARTUP_BYTES).contains(&len) {
+        return Err(Malformed::Length(length));
+    }
+    if input.len() < len {
+        return Ok(None);
+    }
+    let mut packet = input.split_to(len);
+    packet.advance(4);
+    Ok(Some(packet))
+}
+
 /// Takes the first message off `input` if all of it is there.
 pub fn take(input: &mut BytesMut, limit_bytes: usize) -> Result<Option<BytesMut>, Malformed> {
     let Some((_, len)) = head(input)? else {

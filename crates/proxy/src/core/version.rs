@@ -136,6 +136,8 @@ pub fn choose(
     spare_every: u64,
 ) -> Option<&Standby> {
     let is_for_spare = spare_every > 0 && turn % spare_every == spare_every - 1;
+    // With nobody else, spares are what they were kept for.
+    let are_alone = topology.standbys.iter().all(|standby| standby.is_spare);
     let front = topology.front();
     let fits = |standby: &&Standby| {
         let lag_bytes = front.bytes_since(standby.replayed);
@@ -146,7 +148,7 @@ pub fn choose(
         let all = topology.standbys.iter().filter(fits);
         all.filter(|standby| standby.is_spare == spare).count() as u64
     };
-    let spare = is_for_spare && count(true) > 0;
+    let spare = are_alone || is_for_spare && count(true) > 0;
     let count = count(spare);
     let at = usize::try_from(turn.checked_rem(count)?).unwrap_or(0);
     let all = topology.standbys.iter().filter(fits);
@@ -198,6 +200,14 @@ mod tests {
     fn a_spare_gets_its_share() {
         assert_eq!(chosen(ReadMode::Any, 0, 9).as_deref(), Some("c"));
         assert_ne!(chosen(ReadMode::Any, 0, 8).as_deref(), Some("c"));
+    }
+
+    #[test]
+    fn a_spare_serves_when_nobody_else_is_there() {
+        let mut topology = topology();
+        topology.standbys.retain(|standby| standby.is_spare);
+        let chosen = choose(&topology, ReadMode::Any, Lsn(100), 3, 0);
+        assert_eq!(chosen.map(|standby| &*standby.name), Some("c"));
     }
 
     #[test]

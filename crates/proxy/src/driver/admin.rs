@@ -1,6 +1,7 @@
 //! The database `understudy`: what the proxy tells of itself, and what an operator tells it, in the words of
 //! PgBouncer.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -21,8 +22,7 @@ pub const DATABASE: &str = "understudy";
 /// An operator's message cannot be longer.
 const MESSAGE_BYTES: usize = 64 << 10;
 
-const HELP: &str =
-    "SHOW POOLS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, KILL id";
+const HELP: &str = "SHOW POOLS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, KILL id";
 
 /// An answer: a table, or a word.
 enum Answer {
@@ -113,6 +113,7 @@ fn execute(proxy: &Proxy, statement: &str) -> Result<Answer, Refusal> {
                 .for_each(|pool| pool.close_idle());
             Ok(Answer::Done("RECONNECT"))
         }
+        ["RELOAD"] => reload(proxy),
         ["KILL", id] => kill(proxy, id),
         _ => Err(Refusal::error(
             "42601",
@@ -120,6 +121,18 @@ fn execute(proxy: &Proxy, statement: &str) -> Result<Answer, Refusal> {
         )
         .hint(format!("Commands: {HELP}."))),
     }
+}
+
+fn reload(proxy: &Proxy) -> Result<Answer, Refusal> {
+    let waits = proxy.reload().map_err(|error| {
+        let why = error.source().map_or_else(String::new, ToString::to_string);
+        Refusal::error("F0000", error.to_string()).detail(why)
+    })?;
+    if waits.is_empty() {
+        return Ok(Answer::Done("RELOAD"));
+    }
+    let rows = waits.iter().map(|key| vec![(*key).to_owned()]);
+    Ok(Answer::Table(&["waits for the next start"], rows.collect()))
 }
 
 fn kill(proxy: &Proxy, id: &str) -> Result<Answer, Refusal> {
@@ -141,7 +154,7 @@ fn pools(proxy: &Proxy) -> Answer {
         "cl_waiting",
         "pool_mode",
     ];
-    let mode = format!("{:?}", proxy.rules.mode).to_lowercase();
+    let mode = format!("{:?}", proxy.config.pool_mode).to_lowercase();
     let mut rows = Vec::new();
     for pool in proxy.pools.lock().values() {
         let login = pool.login();
@@ -244,7 +257,8 @@ fn cluster(proxy: &Proxy) -> Answer {
 }
 
 fn config(proxy: &Proxy) -> Answer {
-    let config = &proxy.config;
+    let settings = proxy.settings();
+    let config = &settings.config;
     let pairs = [
         ("listen", config.listen.to_string()),
         (
@@ -253,6 +267,9 @@ fn config(proxy: &Proxy) -> Answer {
         ),
         ("pool_size", config.pool_size.to_string()),
         ("max_clients", config.max_clients.to_string()),
+        ("server_idle_timeout", seconds(config.server_idle_timeout)),
+        ("server_lifetime", seconds(config.server_lifetime)),
+        ("server_tls.mode", config.server_tls.mode.name().to_owned()),
         ("reads.mode", config.reads.mode.clone()),
         ("takeover.replay", config.takeover.replay.to_string()),
         ("takeover.decide", config.takeover.decide.to_string()),
@@ -261,15 +278,26 @@ fn config(proxy: &Proxy) -> Answer {
     Answer::Table(&["key", "value"], rows.into())
 }
 
+fn seconds(time: std::time::Duration) -> String {
+    format!("{}s", time.as_secs_f64())
+}
+
+/// Puts a value as Prometheus reads it, of this kind (`counter` or `gauge`).
+pub fn put_metric(text: &mut String, name: &str, help: &str, kind: &str, value: u64) {
+    use std::fmt::Write as _;
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}"
+    );
+}
+
 /// All counts as Prometheus reads them.
 pub fn metrics(proxy: &Proxy) -> String {
-    use std::fmt::Write as _;
     let mut text = String::new();
     let mut put = |name: &str, help: &str, kind: &str, value: u64| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "# HELP understudy_proxy_{name} {help}");
-        let _ = writeln!(text, "# TYPE understudy_proxy_{name} {kind}");
-        let _ = writeln!(text, "understudy_proxy_{name} {value}");
+        let name = format!("understudy_proxy_{name}");
+        put_metric(&mut text, &name, help, kind, value);
     };
     for ((name, help), value) in COUNTS.iter().zip(proxy.totals.read()) {
         put(name, help, "counter", value);

@@ -16,6 +16,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::config::Config;
 use crate::core::outcome::Horizon;
 use crate::core::topology::{News, ServerRun, Standby};
 
@@ -34,18 +35,20 @@ pub struct AgentsSource {
     asked: Mutex<HashMap<u64, oneshot::Sender<Option<channel::Position>>>>,
     last: AtomicU64,
     listen: String,
+    spares: Vec<String>,
 }
 
 impl AgentsSource {
-    /// Watches the cluster of this registry, as `me`. `listen` is what people are told. Must be called inside a tokio runtime.
-    pub fn new(me: Party, registry: Arc<dyn Storage>, listen: String) -> AgentsSource {
+    /// Watches the cluster of this registry, as `me`, for a proxy with this configuration. Must be called inside a tokio runtime.
+    pub fn new(me: Party, registry: Arc<dyn Storage>, config: &Config) -> AgentsSource {
         let (watching, news) = channel::watch(me, registry);
         AgentsSource {
             watching: Arc::new(watching),
             news: Mutex::new(Some(news)),
             asked: Mutex::default(),
             last: AtomicU64::new(0),
-            listen,
+            listen: config.listen.to_string(),
+            spares: config.reads.spares.clone(),
         }
     }
 
@@ -87,13 +90,13 @@ impl Drop for Draining {
     }
 }
 
-fn standby(seen: StandbySeen) -> Standby {
+fn standby(seen: StandbySeen, spares: &[String]) -> Standby {
     Standby {
+        is_spare: spares.iter().any(|spare| spare == seen.node.as_str()),
         name: seen.node.as_str().into(),
         address: seen.postgres.to_string().into(),
         replayed: seen.applied,
         run: seen.started.map(|started| ServerRun(started.0)),
-        is_spare: false,
     }
 }
 
@@ -129,7 +132,8 @@ impl Source for AgentsSource {
                 // Its connections break; whoever serves next is told.
                 channel::News::ActiveGone(_) => {}
                 channel::News::Standbys(standbys) => {
-                    let standbys = standbys.into_iter().map(standby).collect();
+                    let standbys = standbys.into_iter();
+                    let standbys = standbys.map(|one| standby(one, &self.spares)).collect();
                     cluster.hear(News::Standbys(standbys));
                 }
                 channel::News::Position(number, position) => self.answer(number, position),

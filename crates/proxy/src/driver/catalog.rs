@@ -6,17 +6,39 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
+use tokio::task::JoinHandle;
+use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, NoTls};
 
-use crate::config::Control;
-use crate::core::sql::Volatile;
+use crate::config::{Config, Control};
+use crate::core::sql::{Function, Volatile};
+use crate::core::topology::Address;
 
 use super::cluster::Cluster;
+use super::dial::{DialError, Dialer};
 
 /// What is known of functions is looked up again when it is older: functions come and go rarely.
 const VALID: Duration = Duration::from_secs(30);
+/// It is not looked up again sooner than this, however often it turns out to be wrong.
+const LEARN_EVERY: Duration = Duration::from_secs(1);
 /// How long the first client of a database waits for them.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long it may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a server may take to let the proxy in.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Each name, whether a function of that name is volatile, and whether all of them are PostgreSQL's (which has numbers of
+/// its own for them) or an extension's.
+const FUNCTIONS: &str = "SELECT f.proname::text, pg_catalog.bool_or(f.provolatile = 'v'), \
+    pg_catalog.bool_and(f.oid < 16384 OR d.objid IS NOT NULL) \
+    FROM pg_catalog.pg_proc f LEFT JOIN pg_catalog.pg_depend d \
+    ON d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = f.oid AND d.deptype = 'e' \
+    GROUP BY 1";
+
+/// What PostgreSQL keeps of a password that counts now.
+const VERIFIER: &str = "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = $1 AND rolcanlogin \
+    AND (rolvaliduntil IS NULL OR rolvaliduntil > pg_catalog.now())";
 
 /// A catalog could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +49,12 @@ pub enum CatalogError {
     /// The active does not answer, or refuses.
     #[error("the active's catalogs cannot be read")]
     Postgres(#[from] tokio_postgres::Error),
+    /// The server cannot be connected to.
+    #[error("the server cannot be connected to")]
+    Dial(#[from] DialError),
+    /// The server does not answer.
+    #[error("the server did not answer in time")]
+    Timeout,
     /// The file with the control user's password cannot be read.
     #[error("the file with the control user's password cannot be read")]
     PasswordFile(#[source] std::io::Error),
@@ -42,18 +70,63 @@ struct Known {
     asked: Option<Instant>,
 }
 
+/// How the proxy logs in for itself. Clones share it.
+#[derive(Clone)]
+pub struct OwnLogin {
+    control: Control,
+    dialer: Dialer,
+}
+
+/// A session of the proxy's own that is used again and again, on one server at a time.
+pub struct OwnSession {
+    login: OwnLogin,
+    current: tokio::sync::Mutex<Option<(Address, Arc<Client>)>>,
+}
+
+impl OwnSession {
+    /// None yet.
+    pub fn new(login: OwnLogin) -> OwnSession {
+        OwnSession {
+            login,
+            current: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The session on this server: the one that is there, or a new one if that is on another server or has ended.
+    pub async fn on(&self, server: &Address) -> Result<Arc<Client>, CatalogError> {
+        let mut current = self.current.lock().await;
+        if let Some((address, client)) = &*current
+            && address == server
+            && !client.is_closed()
+        {
+            return Ok(client.clone());
+        }
+        let client = Arc::new(self.login.to_server(server).await?);
+        *current = Some((server.clone(), client.clone()));
+        Ok(client)
+    }
+
+    /// Whoever asks next gets a new one.
+    async fn forget(&self) {
+        *self.current.lock().await = None;
+    }
+}
+
 /// Reads catalogs.
 pub struct Catalogs {
-    control: Control,
+    login: OwnLogin,
     cluster: Arc<Cluster>,
     known: Mutex<HashMap<String, Known>>,
+    /// What verifiers are read by.
+    session: OwnSession,
 }
 
 impl Catalogs {
-    /// Reads as `control`.
-    pub fn new(control: Control, cluster: Arc<Cluster>) -> Catalogs {
+    /// Reads as `login` says.
+    pub fn new(login: OwnLogin, cluster: Arc<Cluster>) -> Catalogs {
         Catalogs {
-            control,
+            session: OwnSession::new(login.clone()),
+            login,
             cluster,
             known: Mutex::default(),
         }
@@ -61,15 +134,9 @@ impl Catalogs {
 
     /// The functions of a database. The first to ask waits for the answer, but not for long.
     pub async fn of(&self, database: &str) -> Functions {
-        let (functions, is_first, is_old) = self.look(database);
+        let (functions, is_first, is_old) = self.look(database, VALID);
         if is_old {
-            let learning = learn(
-                self.control.clone(),
-                self.cluster.clone(),
-                database.to_owned(),
-                functions.clone(),
-            );
-            let learning = tokio::spawn(learning);
+            let learning = self.learn(database, &functions);
             if is_first {
                 // Without an answer functions are taken for volatile.
                 let _ = tokio::time::timeout(PATIENCE, learning).await;
@@ -78,12 +145,30 @@ impl Catalogs {
         functions
     }
 
-    /// What is known, whether nobody has asked before, and whether to ask.
-    fn look(&self, database: &str) -> (Functions, bool, bool) {
+    /// What is known of the functions of a database is wrong.
+    pub fn learn_again(&self, database: &str) {
+        let (functions, _, is_old) = self.look(database, LEARN_EVERY);
+        if is_old {
+            self.learn(database, &functions);
+        }
+    }
+
+    fn learn(&self, database: &str, functions: &Functions) -> JoinHandle<()> {
+        let (login, cluster) = (self.login.clone(), self.cluster.clone());
+        tokio::spawn(learn(
+            login,
+            cluster,
+            database.to_owned(),
+            functions.clone(),
+        ))
+    }
+
+    /// What is known, whether nobody has asked before, and whether to ask, which is if nobody has for so long.
+    fn look(&self, database: &str, valid: Duration) -> (Functions, bool, bool) {
         let mut all = self.known.lock();
         let known = all.entry(database.to_owned()).or_default();
         let is_first = known.asked.is_none();
-        let is_old = known.asked.is_none_or(|asked| asked.elapsed() > VALID);
+        let is_old = known.asked.is_none_or(|asked| asked.elapsed() > valid);
         if is_old {
             known.asked = Some(Instant::now());
         }
@@ -92,72 +177,96 @@ impl Catalogs {
 
     /// What PostgreSQL keeps of a user's password; `None` if there is no such user, or no password.
     pub async fn verifier(&self, user: &str) -> Result<Option<String>, CatalogError> {
-        let client = connect(&self.control, &self.cluster, &self.control.database).await?;
-        let text = "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = $1 AND rolcanlogin \
-                    AND (rolvaliduntil IS NULL OR rolvaliduntil > pg_catalog.now())";
-        let row = client.query_opt(text, &[&user]).await?;
-        Ok(row.and_then(|row| row.get(0)))
+        let client = self.session().await?;
+        match self.ask(&client, user).await {
+            // It had ended, and nobody had noticed.
+            Err(_) if client.is_closed() => {
+                let client = self.session().await?;
+                self.ask(&client, user).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn ask(&self, client: &Client, user: &str) -> Result<Option<String>, CatalogError> {
+        let asking = async { client.query_opt(VERIFIER, &[&user]).await };
+        let Ok(row) = tokio::time::timeout(ANSWER_TIMEOUT, asking).await else {
+            self.session.forget().await;
+            return Err(CatalogError::Timeout);
+        };
+        Ok(row?.and_then(|row| row.get(0)))
+    }
+
+    /// The session on the active, for all that log in: one for each of them would cost more than all the rest.
+    async fn session(&self) -> Result<Arc<Client>, CatalogError> {
+        self.session.on(&active_of(&self.cluster)?).await
     }
 }
 
-async fn learn(control: Control, cluster: Arc<Cluster>, database: String, to: Functions) {
-    match read_functions(&control, &cluster, &database).await {
+fn active_of(cluster: &Cluster) -> Result<Address, CatalogError> {
+    let active = cluster.topology().active.clone();
+    active.ok_or(CatalogError::NoActive)
+}
+
+async fn learn(login: OwnLogin, cluster: Arc<Cluster>, database: String, to: Functions) {
+    match read_functions(&login, &cluster, &database).await {
         Ok(volatile) => *to.write() = Arc::new(volatile),
         Err(error) => tracing::debug!(%error, database, "functions are not known"),
     }
 }
 
 async fn read_functions(
-    control: &Control,
+    login: &OwnLogin,
     cluster: &Cluster,
     database: &str,
 ) -> Result<Volatile, CatalogError> {
-    let client = connect(control, cluster, database).await?;
-    let text =
-        "SELECT proname::text, bool_or(provolatile = 'v') FROM pg_catalog.pg_proc GROUP BY 1";
-    let rows = client.query(text, &[]).await?;
-    let functions = rows.iter().map(|row| {
-        let name: String = row.get(0);
-        (name.into(), row.get(1))
+    let client = login.to(&active_of(cluster)?, database).await?;
+    let rows = client.query(FUNCTIONS, &[]).await?;
+    let functions = rows.iter().map(|row| Function {
+        name: row.get::<_, String>(0).into(),
+        is_volatile: row.get(1),
+        is_settled: row.get(2),
     });
     Ok(Volatile::new(functions))
 }
 
-/// A session on the active. It ends when the client is dropped.
-pub async fn connect(
-    control: &Control,
-    cluster: &Cluster,
-    database: &str,
-) -> Result<Client, CatalogError> {
-    let address = cluster.topology().active.clone();
-    let address = address.ok_or(CatalogError::NoActive)?;
-    connect_to(control, &address, database).await
-}
-
-/// A session on any server.
-pub async fn connect_to(
-    control: &Control,
-    address: &str,
-    database: &str,
-) -> Result<Client, CatalogError> {
-    let (host, port) = address.rsplit_once(':').unwrap_or((address, "5432"));
-    let mut config = tokio_postgres::Config::new();
-    config
-        .host(host)
-        .port(port.parse().unwrap_or(5432))
-        .user(&control.user)
-        .dbname(database)
-        .application_name("understudy proxy")
-        .connect_timeout(Duration::from_secs(5));
-    if let Some(path) = &control.password_file {
-        let password = std::fs::read_to_string(path).map_err(CatalogError::PasswordFile)?;
-        config.password(password.trim_end_matches('\n'));
-    }
-    let (client, connection) = config.connect(NoTls).await?;
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "the proxy's own session ended");
+impl OwnLogin {
+    /// As the configuration says, over connections that `dialer` makes.
+    pub fn new(config: &Config, dialer: Dialer) -> OwnLogin {
+        OwnLogin {
+            control: config.control.clone(),
+            dialer,
         }
-    });
-    Ok(client)
+    }
+
+    /// A session on any server, in the database of such sessions. It ends when the client is dropped.
+    pub async fn to_server(&self, address: &str) -> Result<Client, CatalogError> {
+        self.to(address, &self.control.database).await
+    }
+
+    async fn to(&self, address: &str, database: &str) -> Result<Client, CatalogError> {
+        let mut config = tokio_postgres::Config::new();
+        config
+            .user(&self.control.user)
+            .dbname(database)
+            .application_name("understudy proxy")
+            // What encryption there is, the dialer has seen to.
+            .ssl_mode(SslMode::Disable);
+        if let Some(path) = &self.control.password_file {
+            let password = std::fs::read_to_string(path).map_err(CatalogError::PasswordFile)?;
+            config.password(password.trim_end_matches('\n'));
+        }
+        let connecting = async {
+            let socket = self.dialer.dial(address).await?;
+            Ok::<_, CatalogError>(config.connect_raw(socket, NoTls).await?)
+        };
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
+        let (client, connection) = connected.map_err(|_| CatalogError::Timeout)??;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "the proxy's own session ended");
+            }
+        });
+        Ok(client)
+    }
 }

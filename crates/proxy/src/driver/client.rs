@@ -17,11 +17,11 @@ use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
 use crate::core::sql::Volatile;
 use crate::core::topology::Topology;
 
-use super::Proxy;
 use super::catalog::Functions;
 use super::handle::{BEGINNING, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING};
 use super::pool::{Held, Place, Pool};
 use super::socket::Socket;
+use super::{Proxy, Settings};
 
 /// No more than this waits for a slow reader; then its server has to wait.
 const PENDING_BYTES: usize = 256 << 10;
@@ -134,7 +134,7 @@ impl Client {
             }
             if self.is_closing {
                 // Its last words leave with what the socket takes.
-                return if self.out.client.is_empty() {
+                return if self.out.client.is_empty() && !self.socket.has_unsent() {
                     Poll::Ready(())
                 } else {
                     Poll::Pending
@@ -162,13 +162,13 @@ impl Client {
 
     /// Writes what can be written. An error is the client's end.
     fn poll_writes(&mut self, wake: &mut Wake<'_>) -> Result<(), ()> {
-        if !self.out.server.is_empty()
-            && let Some(held) = &mut self.held
+        if let Some(held) = &mut self.held
+            && (!self.out.server.is_empty() || held.conn.socket.has_unsent())
             && let Poll::Ready(Err(_)) = held.conn.socket.poll_drain(wake, &mut self.out.server)
         {
             self.lose_server();
         }
-        if !self.out.client.is_empty()
+        if (!self.out.client.is_empty() || self.socket.has_unsent())
             && let Poll::Ready(Err(_)) = self.socket.poll_drain(wake, &mut self.out.client)
         {
             return Err(());
@@ -219,7 +219,8 @@ impl Client {
     fn with_server_input(&mut self, input: &mut BytesMut, rest: &mut usize) {
         let topology = self.proxy.cluster.topology();
         let volatile = self.functions.read().clone();
-        let cx = context(&self.proxy, &volatile, &topology);
+        let settings = self.proxy.settings();
+        let cx = context(&self.proxy, &settings, &volatile, &topology);
         self.session.server_input(&cx, input, rest, &mut self.out);
         if let Some(held) = &mut self.held {
             held.conn.rest = *rest;
@@ -309,7 +310,8 @@ impl Client {
     fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
         let topology = self.proxy.cluster.topology();
         let volatile = self.functions.read().clone();
-        let cx = context(&self.proxy, &volatile, &topology);
+        let settings = self.proxy.settings();
+        let cx = context(&self.proxy, &settings, &volatile, &topology);
         act(&mut self.session, &cx, &mut self.out);
         self.do_effects(&topology);
     }
@@ -344,6 +346,7 @@ impl Client {
             }
             Effect::DropParked => self.parked = None,
             Effect::AskPosition => self.position = Some(self.proxy.positions.ask()),
+            Effect::LearnFunctions => self.proxy.catalogs.learn_again(&self.handle.database),
             Effect::Wake(after) => self.timer = Some(Box::pin(tokio::time::sleep(after))),
             Effect::Close => self.is_closing = true,
         }
@@ -405,9 +408,14 @@ impl Client {
     }
 }
 
-fn context<'a>(proxy: &'a Proxy, volatile: &'a Volatile, topology: &'a Topology) -> Context<'a> {
+fn context<'a>(
+    proxy: &'a Proxy,
+    settings: &'a Settings,
+    volatile: &'a Volatile,
+    topology: &'a Topology,
+) -> Context<'a> {
     Context {
-        rules: &proxy.rules,
+        rules: &settings.rules,
         statements: &proxy.statements,
         volatile,
         topology,

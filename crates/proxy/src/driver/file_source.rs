@@ -13,13 +13,14 @@ use dax::ids::Epoch;
 use serde::Deserialize;
 use volume::lsn::Lsn;
 
-use crate::config::Control;
+use crate::config::Config;
 use crate::core::outcome::Horizon;
 use crate::core::topology::{News, ServerRun, Standby};
 use crate::core::version::parse_lsn;
 
-use super::catalog::connect_to;
+use super::catalog::{OwnLogin, OwnSession};
 use super::cluster::Cluster;
+use super::dial::Dialer;
 use super::login::{REPLAYED, read_replayed};
 use super::source::{Position, Source, SourceError};
 
@@ -58,20 +59,25 @@ struct Named {
 /// Tells what a file tells.
 pub struct FileSource {
     path: PathBuf,
-    control: Control,
-    active: tokio::sync::Mutex<Option<(String, tokio_postgres::Client)>>,
+    login: OwnLogin,
+    active: OwnSession,
     last: parking_lot::Mutex<Option<File>>,
 }
 
 impl FileSource {
-    /// Watches the file at `path`; asks servers as `control`.
-    pub fn new(path: PathBuf, control: Control) -> FileSource {
-        FileSource {
+    /// Watches the file at `path`; asks servers as the configuration says.
+    ///
+    /// # Errors
+    /// If the authorities of the servers' certificates cannot be read.
+    pub fn new(path: PathBuf, config: &Config) -> Result<FileSource, dax::error::Error> {
+        let dialer = Dialer::new(&config.server_tls)?;
+        let login = OwnLogin::new(config, dialer);
+        Ok(FileSource {
             path,
-            control,
-            active: tokio::sync::Mutex::new(None),
+            active: OwnSession::new(login.clone()),
+            login,
             last: parking_lot::Mutex::new(None),
-        }
+        })
     }
 
     fn read(&self) -> Option<File> {
@@ -98,21 +104,10 @@ impl FileSource {
     }
 
     async fn ask(&self, file: &File) -> Result<Lsn, SourceError> {
-        let error = |error: &dyn std::fmt::Display| SourceError(error.to_string());
-        let mut active = self.active.lock().await;
-        let is_old = |(address, client): &(String, tokio_postgres::Client)| {
-            *address != file.active || client.is_closed()
-        };
-        if active.as_ref().is_none_or(is_old) {
-            let client = connect_to(&self.control, &file.active, &self.control.database);
-            let client = client.await.map_err(|e| error(&e))?;
-            *active = Some((file.active.clone(), client));
-        }
-        let Some((_, client)) = &*active else {
-            return Err(SourceError("no connection".to_owned()));
-        };
+        let client = self.active.on(&file.active.as_str().into()).await;
+        let client = client.map_err(|error| SourceError(error.to_string()))?;
         lsn(
-            client,
+            &client,
             "SELECT pg_catalog.pg_current_wal_insert_lsn()::text",
         )
         .await
@@ -155,9 +150,7 @@ impl Source for FileSource {
             let mut standbys = Vec::new();
             for (named, session) in &mut sessions {
                 if session.as_ref().is_none_or(|session| session.is_closed()) {
-                    let database = self.control.database.clone();
-                    let connected = connect_to(&self.control, &named.address, &database).await;
-                    *session = connected.ok();
+                    *session = self.login.to_server(&named.address).await.ok();
                 }
                 let Some(client) = session else {
                     continue;

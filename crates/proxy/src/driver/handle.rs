@@ -9,7 +9,7 @@ use std::time::Instant;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::login::dial;
+use super::dial::{DialError, Dialer};
 
 /// The cluster has changed.
 pub const NEWS: u32 = 1;
@@ -146,28 +146,29 @@ impl Handles {
     }
 
     /// Cancels what client `id` runs, if `secret` is its own.
-    pub async fn cancel(&self, id: u32, secret: &[u8]) {
+    pub async fn cancel(&self, dialer: &Dialer, id: u32, secret: &[u8]) {
         let handle = self.by_id.lock().get(&id).cloned();
         let Some(handle) = handle.filter(|handle| *handle.secret == *secret) else {
             return;
         };
         let target = handle.running_on.lock().clone();
         if let Some((address, key)) = target {
-            cancel(&address, key).await;
+            cancel(dialer, &address, key).await;
         }
     }
 }
 
 /// Asks a server to cancel what runs in the session of `key`.
-async fn cancel(address: &str, key: (i32, i32)) {
+async fn cancel(dialer: &Dialer, address: &str, key: (i32, i32)) {
     let sent = async {
-        let mut socket = dial(address).await?;
+        let mut socket = dialer.dial(address).await?;
         let mut request = bytes::BytesMut::new();
         postgres_protocol::message::frontend::cancel_request(key.0, key.1, &mut request);
         socket.drain(&mut request).await?;
         // It closes the connection when it has done it.
         let mut nothing = bytes::BytesMut::new();
-        socket.read(&mut nothing).await
+        socket.read(&mut nothing).await?;
+        Ok::<(), DialError>(())
     };
     if let Err(error) = sent.await {
         tracing::debug!(%error, address, "a cancel request did not reach the server");

@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
 
 use super::Proxy;
+use super::descriptors;
 use super::handle::SHUTDOWN;
 use super::socket::Socket;
 use super::startup;
@@ -57,7 +58,7 @@ pub enum ServeError {
     /// No random numbers.
     #[error("the system has no random numbers")]
     Random(#[source] getrandom::Error),
-    /// The certificate makes no sense.
+    /// A certificate makes no sense, the proxy's own or one that servers are judged by.
     #[error(transparent)]
     Tls(dax::error::Error),
 }
@@ -70,6 +71,7 @@ pub async fn serve(
     proxy: Arc<Proxy>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
+    descriptors::allow(proxy.config.max_clients + STRANGERS);
     let address = proxy.config.listen;
     let listener = listen(address).map_err(|source| ServeError::Listen { address, source })?;
     tracing::info!(%address, "the proxy listens");
@@ -114,7 +116,7 @@ fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 /// Idle clients go at once, others when their transaction ends.
 async fn drain(proxy: &Proxy) {
     proxy.handles.poke_all(SHUTDOWN);
-    let deadline = tokio::time::Instant::now() + proxy.config.shutdown_timeout;
+    let deadline = tokio::time::Instant::now() + proxy.settings().config.shutdown_timeout;
     while proxy.handles.count() > 0 && tokio::time::Instant::now() < deadline {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use postgres_protocol::message::frontend;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
 use volume::lsn::Lsn;
 
 use crate::core::frame::{self, Refusal, error_fields};
@@ -15,6 +15,7 @@ use crate::core::topology::ServerRun;
 use crate::core::version::parse_lsn;
 use crate::scram::{self, Keys, MECHANISM, Visitor};
 
+use super::dial::{DialError, Dialer};
 use super::socket::Socket;
 
 /// A message of a server before it is ready cannot be longer.
@@ -46,6 +47,19 @@ pub struct Conn {
     pub address: Arc<str>,
     /// With this it can be cancelled.
     pub key: (i32, i32),
+    /// Since when there is a session.
+    pub since: Instant,
+    /// When it was used last.
+    pub used: Instant,
+}
+
+impl Conn {
+    /// Ends a session that nobody uses, as a client does that leaves.
+    pub fn close(mut self) {
+        let mut farewell = BytesMut::new();
+        frontend::terminate(&mut farewell);
+        self.socket.drain_some(&mut farewell);
+    }
 }
 
 impl std::fmt::Debug for Conn {
@@ -87,22 +101,27 @@ impl From<io::Error> for LoginError {
     }
 }
 
-/// Connects to `address`: `host:port`, or `/directory:port` of a socket.
-pub async fn dial(address: &str) -> io::Result<Socket> {
-    if address.starts_with('/') {
-        let (directory, port) = address.rsplit_once(':').unwrap_or((address, "5432"));
-        let path = format!("{directory}/.s.PGSQL.{port}");
-        return Ok(Socket::Unix(UnixStream::connect(path).await?));
+impl From<DialError> for LoginError {
+    fn from(error: DialError) -> LoginError {
+        match error {
+            DialError::Socket(error) => error.into(),
+            error => {
+                tracing::warn!(%error, "a server is not trusted");
+                LoginError::Denied(untrusted(&error))
+            }
+        }
     }
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    Ok(Socket::Tcp(stream))
 }
 
 /// Connects and logs in. The server must be what `role` says: the active accepts writes, a standby does not.
-pub async fn log_in(address: &str, login: &Login, role: Role) -> Result<Conn, LoginError> {
+pub async fn log_in(
+    dialer: &Dialer,
+    address: &str,
+    login: &Login,
+    role: Role,
+) -> Result<Conn, LoginError> {
     let attempt = async {
-        let socket = dial(address).await?;
+        let socket = dialer.dial(address).await?;
         let entry = Entry {
             socket,
             input: BytesMut::new(),
@@ -133,6 +152,7 @@ pub async fn log_in(address: &str, login: &Login, role: Role) -> Result<Conn, Lo
     if let Some((replayed, run)) = replayed {
         (server.replayed, server.run) = (replayed, Some(run));
     }
+    let now = Instant::now();
     Ok(Conn {
         socket,
         input: BytesMut::new(),
@@ -140,6 +160,8 @@ pub async fn log_in(address: &str, login: &Login, role: Role) -> Result<Conn, Lo
         server: Some(Box::new(server)),
         address: address.into(),
         key,
+        since: now,
+        used: now,
     })
 }
 
@@ -296,6 +318,13 @@ fn refused(message: BytesMut) -> LoginError {
         return LoginError::Unavailable(text);
     }
     LoginError::Refused(message)
+}
+
+/// No client is told anything by such a server, but its transaction may go on elsewhere.
+fn untrusted(error: &DialError) -> Refusal {
+    Refusal::error("08001", "the proxy does not trust the server")
+        .detail(format!("{error}."))
+        .hint("See [proxy.server_tls]: root must hold the authority of the server's certificate, and with verify-full the certificate must be for the address that the proxy connects to.")
 }
 
 fn no_password(user: &str) -> Refusal {

@@ -8,6 +8,8 @@ pub mod agents_source;
 mod catalog;
 mod client;
 mod cluster;
+pub mod descriptors;
+pub mod dial;
 pub mod file_source;
 mod handle;
 mod listener;
@@ -15,23 +17,26 @@ mod login;
 mod pool;
 mod positions;
 mod relay;
-mod socket;
+pub mod socket;
 pub mod source;
 mod startup;
 mod totals;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::error::Error;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use dax::tls::WebTls;
-use parking_lot::Mutex;
+use dax::tls::PostgresServer;
+use parking_lot::{Mutex, RwLock};
 
 use crate::config::Config;
 use crate::core::session::Rules;
 use crate::core::sql::Statements;
 use crate::scram::Keys;
 
-use catalog::Catalogs;
+use catalog::{Catalogs, OwnLogin};
+use dial::Dialer;
 use handle::Handles;
 use login::Login;
 use pool::{Limits, Pool};
@@ -39,15 +44,40 @@ use positions::Positions;
 use source::Source;
 use totals::Totals;
 
+pub use admin::put_metric;
 pub use cluster::Cluster;
 pub use listener::{ServeError, serve};
+
+/// Reads the configuration again.
+pub type ReadAgain = Box<dyn Fn() -> Result<Config, Box<dyn Error + Send + Sync>> + Send + Sync>;
+
+/// Why a configuration was not read again.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// There is nothing to read.
+    #[error("this proxy was not started with a configuration file")]
+    NoFile,
+    /// What is there makes no sense.
+    #[error("the configuration stays as it was")]
+    Unusable(#[source] Box<dyn Error + Send + Sync>),
+}
+
+/// What may change while a proxy runs.
+pub struct Settings {
+    /// As it was read last.
+    config: Config,
+    /// What it says about sessions.
+    rules: Rules,
+}
 
 type PoolKey = (String, String, Vec<(String, String)>);
 
 /// What all tasks of a proxy share.
 pub struct Proxy {
+    /// What it began with: what does not change while it runs.
     config: Config,
-    rules: Rules,
+    settings: RwLock<Arc<Settings>>,
+    again: Option<ReadAgain>,
     statements: Statements,
     catalogs: Catalogs,
     cluster: Arc<Cluster>,
@@ -55,37 +85,103 @@ pub struct Proxy {
     positions: Positions,
     pools: Mutex<HashMap<PoolKey, Arc<Pool>>>,
     totals: Arc<Totals>,
-    tls: Option<WebTls>,
+    tls: Option<PostgresServer>,
+    dialer: Dialer,
     /// Makes the salts of users that do not exist.
     secret: [u8; 32],
 }
 
+/// What to sweep for is looked for so often in the shortest time that something may stay.
+const SWEEPS: u32 = 10;
+/// But not more and not less often than that.
+const SWEEP_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
+
+fn limits_of(config: &Config) -> Limits {
+    let some = |time: Duration| (!time.is_zero()).then_some(time);
+    Limits {
+        size: config.pool_size,
+        wait: config.query_wait_timeout,
+        takeover_wait: config.takeover_wait,
+        idle: some(config.server_idle_timeout),
+        lifetime: some(config.server_lifetime),
+    }
+}
+
+impl Settings {
+    fn new(config: Config) -> Settings {
+        let rules = config.rules();
+        Settings { config, rules }
+    }
+}
+
 impl Proxy {
-    /// A proxy that learns of its cluster from `source`. Must be called inside a tokio runtime.
+    /// A proxy that learns of its cluster from `source`, and reads its configuration again with `again`. Must be called inside a
+    /// tokio runtime.
     ///
     /// # Errors
     /// If the system has no random numbers, or the certificate makes no sense.
-    pub fn new(config: Config, source: Arc<dyn Source>) -> Result<Arc<Proxy>, ServeError> {
+    pub fn new(
+        config: Config,
+        source: Arc<dyn Source>,
+        again: Option<ReadAgain>,
+    ) -> Result<Arc<Proxy>, ServeError> {
         let handles = Arc::new(Handles::default());
         let totals = Arc::new(Totals::default());
         let cluster = Arc::new(Cluster::new(handles.clone(), totals.clone()));
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(ServeError::Random)?;
-        let tls = config.tls.as_ref().map(|tls| WebTls::load(tls.files()));
+        let tls = config.tls.as_ref().map(|tls| tls.load());
+        let dialer = Dialer::new(&config.server_tls).map_err(ServeError::Tls)?;
         tokio::spawn(source.clone().run(cluster.clone()));
-        Ok(Arc::new(Proxy {
-            rules: config.rules(),
+        let proxy = Arc::new(Proxy {
+            again,
+            settings: RwLock::new(Arc::new(Settings::new(config.clone()))),
             statements: Statements::default(),
-            catalogs: Catalogs::new(config.control.clone(), cluster.clone()),
+            catalogs: Catalogs::new(OwnLogin::new(&config, dialer.clone()), cluster.clone()),
             positions: Positions::new(source, cluster.clone()),
             cluster,
             handles,
             pools: Mutex::default(),
             totals,
             tls: tls.transpose().map_err(ServeError::Tls)?,
+            dialer,
             secret,
             config,
-        }))
+        });
+        tokio::spawn(sweep(Arc::downgrade(&proxy)));
+        Ok(proxy)
+    }
+
+    /// Closes connections to servers that have been unused or there for too long, and forgets pools that nobody needs.
+    fn close_old(&self) {
+        self.pools.lock().retain(|_, pool| {
+            pool.close_old();
+            // Who has it got it from here: nobody else can have it by now.
+            Arc::strong_count(pool) > 1 || pool.has_connections()
+        });
+    }
+
+    /// Reads the configuration again and goes by it from now on, as far as that is possible in a running process. Returns the
+    /// names of what differs and takes effect at the next start only.
+    ///
+    /// # Errors
+    /// If there is nothing to read, or it makes no sense: then nothing has changed.
+    pub fn reload(&self) -> Result<Vec<&'static str>, ReloadError> {
+        let again = self.again.as_ref().ok_or(ReloadError::NoFile)?;
+        let mut config = again().map_err(ReloadError::Unusable)?;
+        let waits = self.config.fixed_that_differ(&config);
+        config.pool_mode = self.config.pool_mode;
+        let limits = limits_of(&config);
+        *self.settings.write() = Arc::new(Settings::new(config));
+        for pool in self.pools.lock().values() {
+            pool.set_limits(limits.clone());
+        }
+        Ok(waits)
+    }
+
+    /// What counts now.
+    fn settings(&self) -> Arc<Settings> {
+        self.settings.read().clone()
     }
 
     /// What was counted, as Prometheus reads it.
@@ -94,12 +190,8 @@ impl Proxy {
     }
 
     fn new_pool(&self, login: Login) -> Pool {
-        let limits = Limits {
-            size: self.config.pool_size,
-            wait: self.config.query_wait_timeout,
-            takeover_wait: self.config.takeover_wait,
-        };
-        Pool::new(login, limits, self.cluster.clone())
+        let limits = limits_of(&self.settings().config);
+        Pool::new(login, limits, self.cluster.clone(), self.dialer.clone())
     }
 
     /// The pool of a user and a database.
@@ -116,5 +208,21 @@ impl Proxy {
             .or_insert_with(|| Arc::new(self.new_pool(login)));
         pool.use_keys(keys);
         pool.clone()
+    }
+}
+
+/// Looks for what has been there too long, as long as there is a proxy.
+async fn sweep(proxy: Weak<Proxy>) {
+    loop {
+        let Some(proxy) = proxy.upgrade() else {
+            return;
+        };
+        let limits = limits_of(&proxy.settings().config);
+        proxy.close_old();
+        drop(proxy);
+        let shortest = limits.idle.into_iter().chain(limits.lifetime).min();
+        let [least, most] = SWEEP_EVERY;
+        let pause = shortest.map_or(most, |time| (time / SWEEPS).clamp(least, most));
+        tokio::time::sleep(pause).await;
     }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -17,6 +17,7 @@ use crate::core::topology::{NodeName, Topology};
 use crate::scram::Keys;
 
 use super::cluster::Cluster;
+use super::dial::Dialer;
 use super::login::{Conn, Login, LoginError, log_in};
 
 /// How long to wait before an unreachable active is tried again, unless there is news of another.
@@ -45,6 +46,8 @@ struct Shelf {
     #[allow(clippy::vec_box, reason = "moved in and out as they are")]
     idle: Mutex<Vec<Box<Conn>>>,
     share: Arc<Semaphore>,
+    /// Permits to be given up when they come back: the limit was lowered while they were in use.
+    excess: AtomicUsize,
 }
 
 /// What a pool goes by.
@@ -56,13 +59,27 @@ pub struct Limits {
     pub wait: Duration,
     /// How long a client waits for a takeover.
     pub takeover_wait: Duration,
+    /// How long a connection may be unused.
+    pub idle: Option<Duration>,
+    /// How long one may be there, unless it is in use.
+    pub lifetime: Option<Duration>,
+}
+
+impl Limits {
+    /// Whether an unused connection has been there too long.
+    fn end(&self, conn: &Conn, now: Instant) -> bool {
+        let is_over =
+            |limit: Option<Duration>, since| limit.is_some_and(|limit| now - since >= limit);
+        is_over(self.idle, conn.used) || is_over(self.lifetime, conn.since)
+    }
 }
 
 /// The connections of one user to one database.
 pub struct Pool {
     login: Mutex<Login>,
-    limits: Limits,
+    limits: Mutex<Limits>,
     cluster: Arc<Cluster>,
+    dialer: Dialer,
     shelves: Mutex<HashMap<Place, Arc<Shelf>>>,
     /// Clients that wait.
     pub waiting: AtomicU64,
@@ -81,11 +98,12 @@ pub struct Shown {
 
 impl Pool {
     /// An empty pool.
-    pub fn new(login: Login, limits: Limits, cluster: Arc<Cluster>) -> Pool {
+    pub fn new(login: Login, limits: Limits, cluster: Arc<Cluster>, dialer: Dialer) -> Pool {
         Pool {
             login: Mutex::new(login),
-            limits,
+            limits: Mutex::new(limits),
             cluster,
+            dialer,
             shelves: Mutex::default(),
             waiting: AtomicU64::new(0),
         }
@@ -110,7 +128,8 @@ impl Pool {
         }
         let shelf = Arc::new(Shelf {
             idle: Mutex::default(),
-            share: Arc::new(Semaphore::new(self.limits.size)),
+            share: Arc::new(Semaphore::new(self.limits.lock().size)),
+            excess: AtomicUsize::new(0),
         });
         shelves.insert(place.clone(), shelf.clone());
         shelf
@@ -132,12 +151,13 @@ impl Pool {
         let shelf = self.shelf(&place);
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let share = shelf.share.clone().acquire_owned();
-        let permit = tokio::time::timeout(self.limits.wait, share).await;
+        let limits = self.limits.lock().clone();
+        let permit = tokio::time::timeout(limits.wait, share).await;
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         let Ok(Ok(permit)) = permit else {
-            return Err(self.all_in_use());
+            return Err(all_in_use(&limits));
         };
-        let deadline = Instant::now() + self.limits.takeover_wait;
+        let deadline = Instant::now() + limits.takeover_wait;
         let mut waited = false;
         loop {
             let topology = self.cluster.topology();
@@ -181,7 +201,7 @@ impl Pool {
                 (standby.address.clone(), Role::Standby(name.clone()))
             }
         };
-        log_in(&address, &self.login(), role).await
+        log_in(&self.dialer, &address, &self.login(), role).await
     }
 
     /// A client has done with a connection.
@@ -194,40 +214,108 @@ impl Pool {
             Role::Active(_) => Place::Active,
             Role::Standby(name) => Place::Standby(name.clone()),
         };
+        let shelf = self.shelf(&place);
+        conn.used = Instant::now();
+        if shelf.gives_up(permit) || self.limits.lock().end(&conn, conn.used) {
+            conn.close();
+            return;
+        }
         conn.server = Some(server);
-        self.shelf(&place).idle.lock().push(conn);
-        drop(permit);
+        shelf.idle.lock().push(conn);
+    }
+
+    /// Closes what has been unused, or there, for too long.
+    pub fn close_old(&self) {
+        let (limits, now) = (self.limits.lock().clone(), Instant::now());
+        for shelf in self.shelves.lock().values() {
+            let mut idle = shelf.idle.lock();
+            let old = idle.extract_if(.., |conn| limits.end(conn, now));
+            old.for_each(|conn| conn.close());
+        }
+    }
+
+    /// Whether it has any that nobody uses.
+    pub fn has_connections(&self) -> bool {
+        let shelves = self.shelves.lock();
+        shelves.values().any(|shelf| !shelf.idle.lock().is_empty())
     }
 
     /// Closes what nobody uses.
     pub fn close_idle(&self) {
         for shelf in self.shelves.lock().values() {
-            shelf.idle.lock().clear();
+            let idle = std::mem::take(&mut *shelf.idle.lock());
+            idle.into_iter().for_each(|conn| conn.close());
         }
     }
 
     /// Counts, to show.
     pub fn show(&self) -> Vec<Shown> {
+        let size = self.limits.lock().size;
         let shelves = self.shelves.lock();
         let shown = shelves.iter().map(|(place, shelf)| Shown {
             place: place.clone(),
-            used: self.limits.size - shelf.share.available_permits().min(self.limits.size),
+            used: (size + shelf.excess.load(Ordering::Acquire))
+                .saturating_sub(shelf.share.available_permits()),
             idle: shelf.idle.lock().len(),
         });
         shown.collect()
     }
 
-    fn all_in_use(&self) -> Refusal {
-        Refusal::error("53300", "all connections to the server are in use")
-            .detail(format!(
-                "{} connections of this user to this database are open, and none became free in {:?}.",
-                self.limits.size, self.limits.wait
-            ))
-            .hint("Raise pool_size, or end transactions sooner.")
+    /// Goes by other limits from now on. Connections beyond them are closed when their clients have done with them.
+    pub fn set_limits(&self, limits: Limits) {
+        // Nobody may make a shelf in between: it would have the new size already.
+        let shelves = self.shelves.lock();
+        let size = limits.size;
+        let before = std::mem::replace(&mut *self.limits.lock(), limits).size;
+        for shelf in shelves.values() {
+            shelf.resize(before, size);
+        }
     }
 }
 
+fn all_in_use(limits: &Limits) -> Refusal {
+    Refusal::error("53300", "all connections to the server are in use")
+        .detail(format!(
+            "{} connections of this user to this database are open, and none became free in {:?}.",
+            limits.size, limits.wait
+        ))
+        .hint("Raise pool_size, or end transactions sooner.")
+}
+
 impl Shelf {
+    /// Allows `size` connections instead of `before`.
+    fn resize(&self, before: usize, size: usize) {
+        let mut more = size.saturating_sub(before);
+        while more > 0 && self.take_excess() {
+            more -= 1;
+        }
+        self.share.add_permits(more);
+        let fewer = before.saturating_sub(size);
+        let in_use = fewer - self.share.forget_permits(fewer);
+        self.excess.fetch_add(in_use, Ordering::AcqRel);
+        let mut idle = self.idle.lock();
+        let keep = idle.len().min(size);
+        // The newest are used first.
+        let surplus = idle.len() - keep;
+        idle.drain(..surplus).for_each(|conn| conn.close());
+    }
+
+    /// A permit comes back. Whether it is one too many, which is then gone.
+    fn gives_up(&self, permit: OwnedSemaphorePermit) -> bool {
+        let is_excess = self.take_excess();
+        if is_excess {
+            permit.forget();
+        }
+        is_excess
+    }
+
+    fn take_excess(&self) -> bool {
+        let fewer = |excess: usize| excess.checked_sub(1);
+        self.excess
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer)
+            .is_ok()
+    }
+
     /// The connection used last that is still good.
     fn take(&self, place: &Place, topology: &Topology) -> Option<Box<Conn>> {
         loop {

@@ -25,10 +25,16 @@ pub enum Socket {
     Tcp(TcpStream),
     /// On this machine.
     Unix(UnixStream),
-    /// Over a network, encrypted; we are the server.
-    Tls(Box<dax::tls::ServerStream>),
+    /// Over a network, encrypted.
+    Tls(Box<Encrypted>),
     /// It was taken away to be encrypted, and that failed.
     Gone,
+}
+
+/// An encrypted connection. What is written to it may wait in it for the network.
+pub struct Encrypted {
+    stream: dax::tls::Stream,
+    has_unsent: bool,
 }
 
 /// What can be both read and written.
@@ -36,12 +42,20 @@ trait Stream: AsyncRead + AsyncWrite + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 
 impl Socket {
+    /// An encrypted connection.
+    pub fn tls(stream: dax::tls::Stream) -> Socket {
+        Socket::Tls(Box::new(Encrypted {
+            stream,
+            has_unsent: false,
+        }))
+    }
+
     fn stream(&mut self) -> io::Result<Pin<&mut dyn Stream>> {
         Ok(match self {
             Socket::Gone => return Err(io::ErrorKind::NotConnected.into()),
             Socket::Tcp(stream) => Pin::new(stream),
             Socket::Unix(stream) => Pin::new(stream),
-            Socket::Tls(stream) => Pin::new(stream.as_mut()),
+            Socket::Tls(encrypted) => Pin::new(&mut encrypted.stream),
         })
     }
 
@@ -71,11 +85,23 @@ impl Socket {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             from.advance(written);
+            if let Socket::Tls(encrypted) = self {
+                encrypted.has_unsent = true;
+            }
         }
-        if matches!(self, Socket::Tls(_)) {
-            return self.stream()?.poll_flush(cx);
+        if let Socket::Tls(encrypted) = self
+            && encrypted.has_unsent
+        {
+            ready!(Pin::new(&mut encrypted.stream).poll_flush(cx))?;
+            encrypted.has_unsent = false;
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Whether something that was taken by [`Socket::poll_drain`] is still to be sent: it must be called again, also with
+    /// nothing more to write.
+    pub fn has_unsent(&self) -> bool {
+        matches!(self, Socket::Tls(encrypted) if encrypted.has_unsent)
     }
 
     /// Reads more.
@@ -88,6 +114,12 @@ impl Socket {
         poll_fn(|cx| self.poll_drain(cx, from)).await
     }
 
+    /// Writes what can be written at once. What comes of it does not matter.
+    pub fn drain_some(&mut self, from: &mut BytesMut) {
+        let mut cx = Context::from_waker(Waker::noop());
+        let _ = self.poll_drain(&mut cx, from);
+    }
+
     /// Whether a connection that nobody uses is well: nothing was said on it, not even its end.
     pub fn is_quiet(&mut self) -> bool {
         let mut unasked = BytesMut::new();
@@ -98,5 +130,34 @@ impl Socket {
     /// Whether it is encrypted.
     pub fn is_encrypted(&self) -> bool {
         matches!(self, Socket::Tls(_))
+    }
+}
+
+/// For libraries that speak PostgreSQL's protocol by themselves.
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.get_mut().stream()?.poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().stream()?.poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream()?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream()?.poll_shutdown(cx)
     }
 }

@@ -9,11 +9,13 @@ use std::sync::Arc;
 use bytes::{Buf, BufMut, BytesMut};
 use tokio::sync::oneshot;
 
-use crate::config::Auth;
-use crate::core::frame::{self, Refusal};
-use crate::core::session::{PoolMode, Session};
+use crate::config::{Auth, Mode};
+use crate::core::frame::{self, CANCEL, GSS, Refusal, SSL};
+use crate::core::session::Session;
 use crate::core::settings::Settings;
-use crate::scram::{self, Doorkeeper, Keys, MECHANISM, ScramError, Verifier};
+use crate::scram::{
+    self, BOUND_MECHANISM, Channel, Doorkeeper, Keys, MECHANISM, ScramError, Verifier,
+};
 
 use super::Proxy;
 use super::admin;
@@ -26,17 +28,12 @@ use super::socket::Socket;
 
 use message::{Startup, read_startup, replicates, settings_of};
 
-/// A startup message cannot be longer, as in PostgreSQL.
-const STARTUP_BYTES: usize = 10_000;
 /// A message of the authentication cannot be longer.
 const AUTH_BYTES: usize = 64 << 10;
 
 const PROTOCOL_3: u32 = 3 << 16;
 /// Protocol 3.2 lets cancel keys be longer.
 const NEWEST_MINOR: u32 = 2;
-const CANCEL: u32 = (1234 << 16) | 5678;
-const SSL: u32 = (1234 << 16) | 5679;
-const GSS: u32 = (1234 << 16) | 5680;
 
 /// Why a client was not let in.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +65,8 @@ struct Visit {
     input: BytesMut,
     output: BytesMut,
     peer: Option<IpAddr>,
+    /// What the client can bind to: the certificate that it was shown.
+    endpoint: Option<Arc<[u8]>>,
 }
 
 /// Receives a client and serves it. Until it is let in it can be sent away.
@@ -77,13 +76,14 @@ pub async fn receive(
     peer: Option<IpAddr>,
     sent_away: oneshot::Receiver<()>,
 ) {
-    let timeout = proxy.config.login_timeout;
+    let timeout = proxy.settings().config.login_timeout;
     let visit = Visit {
         proxy,
         socket,
         input: BytesMut::new(),
         output: BytesMut::new(),
         peer,
+        endpoint: None,
     };
     // The beginning needs much more memory than what follows: none of it may stay.
     let entering = Box::pin(async move {
@@ -165,7 +165,8 @@ impl Visit {
 
     /// An operator's session is none on a server.
     fn admit_operator(&mut self, user: &str) -> Result<Admitted, Turned> {
-        if !self.proxy.config.admin_users.iter().any(|one| one == user) {
+        let settings = self.proxy.settings();
+        if !settings.config.admin_users.iter().any(|one| one == user) {
             let text = format!("\"{user}\" may not operate the proxy");
             return Err(Refusal::fatal("42501", text)
                 .hint("admin_users in the proxy's configuration says who may.")
@@ -184,8 +185,9 @@ impl Visit {
 
     async fn admit(&mut self) -> Result<Admitted, Turned> {
         let startup = self.startup().await?;
-        if self.proxy.handles.count() >= self.proxy.config.max_clients {
-            return Err(too_many(self.proxy.config.max_clients).into());
+        let limit = self.proxy.settings().config.max_clients;
+        if self.proxy.handles.count() >= limit {
+            return Err(too_many(limit).into());
         }
         self.negotiate(&startup);
         let keys = self.authenticate(&startup.user).await?;
@@ -195,7 +197,7 @@ impl Visit {
         if replicates(&startup.parameters) {
             return self.admit_replication(startup, keys).await;
         }
-        let is_session = self.proxy.rules.mode == PoolMode::Session;
+        let is_session = self.proxy.config.pool_mode == Mode::Session;
         let login = Login {
             user: startup.user.clone(),
             database: startup.database.clone(),
@@ -223,14 +225,14 @@ impl Visit {
         mut held: Held,
         functions: Functions,
     ) -> Result<Admitted, Turned> {
-        let is_session = self.proxy.rules.mode == PoolMode::Session;
+        let is_session = self.proxy.config.pool_mode == Mode::Session;
         let secret_bytes = if startup.minor >= 2 { 32 } else { 4 };
         let handle = self
             .proxy
             .handles
             .enter(secret_bytes, &startup.user, &startup.database, self.peer)
             .map_err(|error| Refusal::fatal("58000", error.to_string()))?;
-        let limit = self.proxy.config.max_clients;
+        let limit = self.proxy.settings().config.max_clients;
         if self.proxy.handles.count() > limit {
             // Others were let in meanwhile.
             self.proxy.handles.leave(&handle);
@@ -278,7 +280,8 @@ impl Visit {
                 CANCEL => {
                     if body.len() >= 8 {
                         let id = body.get_u32();
-                        self.proxy.handles.cancel(id, body).await;
+                        let (handles, dialer) = (&self.proxy.handles, &self.proxy.dialer);
+                        handles.cancel(dialer, id, body).await;
                     }
                     return Err(Turned::Done);
                 }
@@ -313,23 +316,13 @@ impl Visit {
     /// A message without a tag, as a connection begins with, without its length.
     async fn packet(&mut self) -> Result<BytesMut, Turned> {
         loop {
-            if self.input.len() >= 4 {
-                let len = u32::from_be_bytes([
-                    self.input[0],
-                    self.input[1],
-                    self.input[2],
-                    self.input[3],
-                ]) as usize;
-                if !(8..=STARTUP_BYTES).contains(&len) {
+            match frame::take_packet(&mut self.input) {
+                Ok(Some(packet)) => return Ok(packet),
+                Ok(None) => self.read().await?,
+                Err(_) => {
                     return Err(Refusal::fatal("08P01", "invalid length of startup packet").into());
                 }
-                if self.input.len() >= len {
-                    let mut packet = self.input.split_to(len);
-                    packet.advance(4);
-                    return Ok(packet);
-                }
             }
-            self.read().await?;
         }
     }
 
@@ -357,11 +350,12 @@ impl Visit {
             return Err(Turned::Done);
         };
         let peer = self.peer.map_or_else(String::new, |peer| peer.to_string());
-        let stream = tls
+        let accepted = tls
             .accept(stream, &peer)
             .await
             .map_err(|error| io::Error::other(error.to_string()))?;
-        self.socket = Socket::Tls(Box::new(stream));
+        self.socket = Socket::tls(accepted.stream);
+        self.endpoint = accepted.endpoint;
         Ok(())
     }
 
@@ -382,7 +376,7 @@ impl Visit {
     }
 
     async fn authenticate(&mut self, user: &str) -> Result<Option<Keys>, Turned> {
-        if self.proxy.config.auth == Auth::Trust {
+        if self.proxy.settings().config.auth == Auth::Trust {
             return Ok(None);
         }
         let kept = self.proxy.catalogs.verifier(user).await;
@@ -406,18 +400,29 @@ impl Visit {
     }
 
     async fn exchange(&mut self, user: &str, verifier: Verifier) -> Result<Keys, Turned> {
-        let offer = [MECHANISM.as_bytes(), b"\0\0"].concat();
+        let mut offer = Vec::new();
+        if self.endpoint.is_some() {
+            offer.extend_from_slice(BOUND_MECHANISM.as_bytes());
+            offer.push(0);
+        }
+        offer.extend_from_slice(MECHANISM.as_bytes());
+        offer.extend_from_slice(b"\0\0");
         self.send_auth(10, &offer).await?;
         let first = self.auth_message().await?;
         let (mechanism, rest) = frame::name(&first).ok_or_else(malformed)?;
         let first = rest
             .get(4..)
             .and_then(|text| std::str::from_utf8(text).ok());
-        let (MECHANISM, Some(first)) = (mechanism, first) else {
-            return Err(malformed().into());
+        let endpoint = self.endpoint.clone();
+        let channel = match (mechanism, &endpoint) {
+            (MECHANISM, None) => Channel::Unbound,
+            (MECHANISM, Some(_)) => Channel::Declined,
+            (BOUND_MECHANISM, Some(endpoint)) => Channel::Bound(endpoint),
+            _ => return Err(malformed().into()),
         };
+        let first = first.ok_or_else(malformed)?;
         let nonce = scram::nonce().map_err(|error| Refusal::fatal("58000", error.to_string()))?;
-        let begun = Doorkeeper::begin(verifier, first, &nonce);
+        let begun = Doorkeeper::begin(verifier, channel, first, &nonce);
         let (doorkeeper, answer) = begun.map_err(|error| not_believed(user, &error))?;
         self.send_auth(11, answer.as_bytes()).await?;
         let last = self.auth_message().await?;
@@ -472,6 +477,12 @@ fn not_believed(user: &str, error: &ScramError) -> Refusal {
             "28P01",
             format!("password authentication failed for user \"{user}\""),
         ),
+        ScramError::WrongChannel => Refusal::fatal("28000", "SCRAM channel binding check failed")
+            .detail(
+                "The client was shown another certificate than the proxy's: somebody is in between.",
+            ),
+        ScramError::Downgraded => Refusal::fatal("28000", "SCRAM channel binding negotiation error")
+            .detail("The client supports channel binding but was told that the proxy does not."),
         error => Refusal::fatal("08P01", error.to_string()),
     }
 }

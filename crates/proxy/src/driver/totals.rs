@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::core::session::Counts;
 
 /// The counts in their order here, with the names and meanings that monitoring sees.
-pub const COUNTS: [(&str, &str); 7] = [
+pub const COUNTS: [(&str, &str); 8] = [
     (
         "units_total",
         "Queries and extended-protocol batches answered.",
@@ -13,6 +13,10 @@ pub const COUNTS: [(&str, &str); 7] = [
     (
         "units_on_standby_total",
         "Those of them that a standby answered.",
+    ),
+    (
+        "refused_by_standby_total",
+        "Statements that a standby could not run, and the active ran.",
     ),
     (
         "replayed_total",
@@ -41,6 +45,7 @@ fn list(counts: &Counts) -> [u64; COUNTS.len()] {
     [
         counts.units,
         counts.on_standby,
+        counts.refused_by_standby,
         counts.replayed,
         counts.not_replayed,
         counts.in_doubt,
@@ -65,6 +70,7 @@ impl Totals {
         let [
             units,
             on_standby,
+            refused_by_standby,
             replayed,
             not_replayed,
             in_doubt,
@@ -74,6 +80,7 @@ impl Totals {
         Counts {
             units,
             on_standby,
+            refused_by_standby,
             replayed,
             not_replayed,
             in_doubt,
@@ -103,7 +110,7 @@ mod tests {
         let two = Counts { units: 5, ..one };
         totals.add(&Counts::default(), &one);
         totals.add(&one, &two);
-        assert_eq!(totals.read(), [5, 0, 1, 0, 0, 0, 0]);
+        assert_eq!(totals.read(), [5, 0, 0, 1, 0, 0, 0, 0]);
         assert_eq!(totals.counts(), two);
     }
 }

@@ -38,6 +38,32 @@ async fn passwords_are_proved_and_open_the_server() {
     assert_eq!(nobody.code(), Some(&SqlState::INVALID_PASSWORD));
 }
 
+/// A session for each would cost more than all the rest of a login.
+#[tokio::test(flavor = "multi_thread")]
+async fn passwords_are_looked_up_by_one_session() {
+    let site = Site::start("").await;
+    site.primary.sql(&["CREATE ROLE r LOGIN PASSWORD 'right'"]);
+    let started = "SELECT count(*) || ' since ' || min(backend_start) FROM pg_stat_activity
+                   WHERE application_name = 'understudy proxy' AND datname = 'postgres'";
+    let log_in = || site.try_connect("r", "password=right");
+    log_in().await.expect("it is let in");
+    // The one that has looked functions up ends.
+    let mut first = site.primary.sql(&[started]);
+    while !first.starts_with("1 ") {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        first = site.primary.sql(&[started]);
+    }
+    for _ in 0..20 {
+        log_in().await.expect("it is let in");
+    }
+    assert_eq!(site.primary.sql(&[started]), first);
+    site.primary.sql(&[
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'understudy proxy'",
+    ]);
+    log_in().await.expect("another session takes its place");
+    assert_ne!(site.primary.sql(&[started]), first);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn statements_follow_a_client_from_server_to_server() {
     let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 2").await;
@@ -62,6 +88,50 @@ async fn statements_follow_a_client_from_server_to_server() {
         .await
         .expect("shows");
     assert_eq!(name.get::<_, &str>(0), "one");
+}
+
+/// The proxy's own question about a failed transaction fails as well, maybe after the client has sent its `COMMIT`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_transaction_ends_without_another_error() {
+    let site = Site::start("auth = \"trust\"").await;
+    let client = site.connect().await;
+    client
+        .batch_execute("CREATE TABLE t (a int)")
+        .await
+        .expect("creates");
+    for _ in 0..500 {
+        client.batch_execute("BEGIN").await.expect("begins");
+        let fails = client.batch_execute("INSERT INTO t VALUES (1 / 0)");
+        fails.await.expect_err("it divides by zero");
+        client.batch_execute("COMMIT").await.expect("it rolls back");
+    }
+}
+
+/// What a client asked for when it connected is what `RESET` goes back to, on whatever server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_goes_back_to_what_the_startup_message_said() {
+    let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
+    let startup = "application_name=one options='-c search_path=s -c datestyle=Postgres,DMY'";
+    let client = site.try_connect("postgres", startup).await;
+    let client = client.expect("it connects");
+    let show = async |name: &str| {
+        let row = client.query_one(&format!("SHOW {name}"), &[]).await;
+        row.expect("shows").get::<_, String>(0)
+    };
+    for reset in [
+        "RESET search_path",
+        "SET search_path TO DEFAULT",
+        "RESET ALL",
+        "DISCARD ALL",
+        "BEGIN; RESET search_path; COMMIT",
+    ] {
+        let set = "SET search_path TO t; SET datestyle TO ymd; RESET datestyle";
+        client.batch_execute(set).await.expect("sets");
+        client.batch_execute(reset).await.expect(reset);
+        assert_eq!(show("search_path").await, "s", "{reset}");
+        assert_eq!(show("datestyle").await, "Postgres, DMY", "{reset}");
+        assert_eq!(show("application_name").await, "one", "{reset}");
+    }
 }
 
 /// Whom a session is taken for, and its role, stay with it, also if `SET SESSION AUTHORIZATION` took the role away.

@@ -23,7 +23,7 @@ fn answer(mut stream: TcpStream) -> Vec<u8> {
     answer
 }
 
-const STARTUP: &[u8] = b"\0\0\0\x29\0\x03\0\0user\0postgres\0database\0postgres\0\0";
+pub const STARTUP: &[u8] = b"\0\0\0\x29\0\x03\0\0user\0postgres\0database\0postgres\0\0";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn noise_is_refused_and_others_are_served() {
@@ -150,7 +150,13 @@ async fn a_slow_reader_holds_only_its_server_up() {
 }
 
 fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("it is there");
+    resident_kib_of("self")
+}
+
+/// The memory of a process.
+pub fn resident_kib_of(process: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+    let status = status.expect("it is there");
     let line = status
         .lines()
         .find(|line| line.starts_with("VmRSS:"))

@@ -2,9 +2,12 @@
 
 mod admin;
 mod clients;
+mod crowd;
 mod drivers;
+mod idle;
 mod input;
 mod reads;
 mod server;
 mod site;
 mod takeover;
+mod tls;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
+use crate::server::psql;
 use crate::site::Site;
 
 async fn is_on_standby(client: &Client) -> bool {
@@ -140,4 +141,59 @@ async fn reads_go_on_when_the_standby_is_gone() {
     for _ in 0..20 {
         assert_eq!(number(&client, "SELECT 1::bigint").await, 1);
     }
+}
+
+fn metric(site: &Site, name: &str) -> u64 {
+    let metrics = site.proxy.metrics();
+    let name = format!("understudy_proxy_{name} ");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(&name));
+    let value = value.expect("it is counted");
+    value.parse().expect("a number")
+}
+
+/// What is known of a function may be old. If it writes by now the standby refuses it, and the active runs it, once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_that_writes_by_now_runs_on_the_active() {
+    let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"any\"").await;
+    // A database that nobody has asked about yet.
+    site.primary.sql(&["CREATE DATABASE d"]);
+    let directory = site.primary.directory().display();
+    let conninfo = format!("host={directory} port=5432 user=postgres dbname=d");
+    let directly = |text: &str| {
+        let answered = tokio::task::block_in_place(|| psql(&conninfo, text));
+        answered.expect(text)
+    };
+    directly("CREATE TABLE t (a int)");
+    directly(
+        "CREATE FUNCTION f(int) RETURNS bigint LANGUAGE sql STABLE AS 'SELECT count(*) FROM t'",
+    );
+    let connect = || site.try_connect("postgres", "dbname=d");
+    let client = connect().await.expect("it connects");
+    let other = connect().await.expect("it connects");
+    assert_eq!(number(&client, "SELECT f(0)").await, 0);
+    assert_eq!(metric(&site, "units_on_standby_total"), 1);
+    directly(
+        "CREATE OR REPLACE FUNCTION f(int) RETURNS bigint LANGUAGE sql VOLATILE
+         AS 'INSERT INTO t VALUES ($1) RETURNING a::bigint'",
+    );
+    for value in 1..=20 {
+        let text = format!("SELECT f({value})");
+        assert_eq!(number(&client, &text).await, value);
+        let rows = other.simple_query(&format!("SELECT f({})", -value)).await;
+        rows.expect("the simple protocol as well");
+    }
+    let refused = metric(&site, "refused_by_standby_total");
+    assert!(refused > 0, "nothing was tried on the standby");
+    let written = directly("SELECT count(*), count(DISTINCT a) FROM t");
+    assert_eq!(written, "40|40");
+    // Once it is known again, the standby is not asked any more.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    number(&client, "SELECT f(100)").await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = metric(&site, "refused_by_standby_total");
+    for value in 101..120 {
+        number(&client, &format!("SELECT f({value})")).await;
+    }
+    assert_eq!(metric(&site, "refused_by_standby_total"), before);
+    assert!(before < refused + 3, "{refused}, then {before}");
 }

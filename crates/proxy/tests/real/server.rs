@@ -1,15 +1,21 @@
 //! A server of stock PostgreSQL in a temporary directory, stopped and removed when dropped.
 
 use std::fs;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::unistd::{User, geteuid};
 
-/// The port in the name of each server's socket; they have directories of their own.
-const PORT: &str = "5432";
+/// The port in the name of each server's socket; they have directories of their own. One that listens has a port of its
+/// own as well.
+const PORT: u16 = 5432;
+
+/// A port for a server or a proxy of a test, which no client's connection is given meanwhile.
+pub fn free_port() -> u16 {
+    supervise::ports::free().expect("a port is free")
+}
 
 fn bin() -> PathBuf {
     let bin = std::env::var_os("PG_BIN").map(PathBuf::from);
@@ -35,7 +41,9 @@ fn command(program: &str) -> Command {
     if let Some(user) = unprivileged() {
         command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
     }
-    command.env("LC_ALL", "C").current_dir("/");
+    // The home of whoever runs the tests may be closed to the user that they run PostgreSQL as.
+    command.env("LC_ALL", "C").env("HOME", "/nonexistent");
+    command.current_dir("/");
     command
 }
 
@@ -47,12 +55,27 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&result.stdout).trim().to_owned()
 }
 
+/// Runs a statement as a client of libpq does: what it answers, or what psql says was wrong.
+pub fn psql(conninfo: &str, statement: &str) -> Result<String, String> {
+    let mut command = command("psql");
+    command.args(["-XAtw", "-d", conninfo, "-c", statement]);
+    let result = command.output().expect("psql");
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    match result.status.success() {
+        true => Ok(said(&result.stdout)),
+        false => Err(said(&result.stderr)),
+    }
+}
+
 fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are UTF-8")
 }
 
 pub struct Server {
     root: tempfile::TempDir,
+    port: u16,
+    /// It is reached over the network as well.
+    listens: bool,
 }
 
 impl Server {
@@ -70,7 +93,11 @@ impl Server {
     fn empty() -> Server {
         let root = tempfile::tempdir().expect("a directory");
         own(root.path());
-        Server { root }
+        Server {
+            root,
+            port: PORT,
+            listens: false,
+        }
     }
 
     /// A plain copy of a stopped server.
@@ -95,9 +122,9 @@ impl Server {
         let path = self.data().join("standby.signal");
         fs::write(&path, "").expect("it can be written");
         own(&path);
-        let host = primary.directory().display();
+        let (host, port) = (primary.directory().display(), primary.port);
         self.configure(&format!(
-            "primary_conninfo = 'host={host} port={PORT} user=postgres application_name=standby'"
+            "primary_conninfo = 'host={host} port={port} user=postgres application_name=standby'"
         ));
     }
 
@@ -109,9 +136,33 @@ impl Server {
         self.root.path()
     }
 
+    /// Lets it listen at a port of 127.0.0.1, when it starts.
+    pub fn listen(&mut self) {
+        self.port = free_port();
+        self.listens = true;
+    }
+
+    /// Encrypts connections that ask for it, with these, from its start or the next reload on.
+    pub fn certify(&self, certificate: &str, key: &str) {
+        for (name, text) in [("server.crt", certificate), ("server.key", key)] {
+            let path = self.data().join(name);
+            fs::write(&path, text).expect("it can be written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("ours");
+            own(&path);
+        }
+    }
+
+    /// Who may log in how.
+    pub fn admit(&self, lines: &str) {
+        fs::write(self.data().join("pg_hba.conf"), lines).expect("it can be written");
+    }
+
     /// As the proxy wants it.
     pub fn address(&self) -> String {
-        format!("{}:{PORT}", self.directory().display())
+        match self.listens {
+            true => format!("127.0.0.1:{}", self.port),
+            false => format!("{}:{}", self.directory().display(), self.port),
+        }
     }
 
     pub fn log(&self) -> String {
@@ -120,8 +171,10 @@ impl Server {
 
     pub fn start(&self) {
         let options = format!(
-            "-c listen_addresses= -c unix_socket_directories={} -p {PORT}",
-            self.directory().display()
+            "-c listen_addresses={} -c unix_socket_directories={} -p {}",
+            if self.listens { "127.0.0.1" } else { "" },
+            self.directory().display(),
+            self.port
         );
         let (data, log) = (self.data(), self.root.path().join("log"));
         let started = command("pg_ctl")
@@ -152,6 +205,7 @@ impl Server {
 
     /// Runs statements, each on its own; what the last one answers.
     pub fn sql(&self, statements: &[&str]) -> String {
+        let port = self.port.to_string();
         let mut arguments = vec![
             "-XqAt",
             "-v",
@@ -159,7 +213,7 @@ impl Server {
             "-U",
             "postgres",
             "-p",
-            PORT,
+            &port,
         ];
         arguments.extend(["-h", text(self.directory()), "-d", "postgres"]);
         for statement in statements {

@@ -1,17 +1,18 @@
 //! A primary, a synchronous standby, and a proxy.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use proxy::config::Config;
 use proxy::driver::file_source::FileSource;
-use proxy::driver::{Proxy, serve};
+use proxy::driver::{Proxy, ReadAgain, serve};
 use tokio::sync::oneshot;
 use tokio_postgres::{Client, NoTls};
 
-use crate::server::Server;
+use crate::server::{Server, free_port};
 
 /// What both servers have.
 const SERVER: &str = "
@@ -28,13 +29,47 @@ pub struct Site {
     pub proxy: Arc<Proxy>,
     pub address: SocketAddr,
     directory: tempfile::TempDir,
-    stop: Option<oneshot::Sender<()>>,
+    _serving: Serving,
 }
 
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("it is bound").port()
+/// A proxy, which ends when this is dropped.
+pub struct Serving {
+    pub proxy: Arc<Proxy>,
+    pub address: SocketAddr,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Serving {
+    /// Starts one whose cluster the file `cluster.toml` of `directory` tells of. `configuration` is its own, beside what it
+    /// must have, and is written to `proxy.toml` there.
+    pub fn start(directory: &Path, configuration: &str) -> Serving {
+        let file = directory.join("cluster.toml");
+        let address: SocketAddr = ([127, 0, 0, 1], free_port()).into();
+        let text = format!(
+            "listen = \"{address}\"\ncluster_file = \"{}\"\ntakeover_wait = \"60s\"\n{configuration}",
+            file.display()
+        );
+        let path = directory.join("proxy.toml");
+        fs::write(&path, text).expect("it can be written");
+        let config = Config::load(&path).expect("the configuration is valid");
+        let source = Arc::new(FileSource::new(file, &config).expect("a source"));
+        let again: ReadAgain = Box::new(move || Ok(Config::load(&path)?));
+        let proxy = Proxy::new(config, source, Some(again)).expect("a proxy");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = proxy.clone();
+        tokio::spawn(async move {
+            let until = async {
+                // A dropped sender is as good as a word.
+                let _ = stopped.await;
+            };
+            serve(serving, until).await.expect("it serves");
+        });
+        Serving {
+            proxy,
+            address,
+            _stop: stop,
+        }
+    }
 }
 
 impl Site {
@@ -48,33 +83,14 @@ impl Site {
         primary.start();
         standby.start();
         let directory = tempfile::tempdir().expect("a directory");
-        let file = directory.path().join("cluster.toml");
-        let address: SocketAddr = ([127, 0, 0, 1], free_port()).into();
-        let text = format!(
-            "listen = \"{address}\"\ncluster_file = \"{}\"\ntakeover_wait = \"60s\"\n{configuration}",
-            file.display()
-        );
-        let path = directory.path().join("proxy.toml");
-        fs::write(&path, text).expect("it can be written");
-        let config = Config::load(&path).expect("the configuration is valid");
-        let source = Arc::new(FileSource::new(file, config.control.clone()));
-        let proxy = Proxy::new(config, source).expect("a proxy");
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serving = proxy.clone();
-        tokio::spawn(async move {
-            let until = async {
-                // A dropped sender is as good as a word.
-                let _ = stopped.await;
-            };
-            serve(serving, until).await.expect("it serves");
-        });
+        let serving = Serving::start(directory.path(), configuration);
         let site = Site {
             primary,
             standby,
-            proxy,
-            address,
+            proxy: serving.proxy.clone(),
+            address: serving.address,
             directory,
-            stop: Some(stop),
+            _serving: serving,
         };
         site.tell(1, &site.primary, "", true);
         site.wait_until_served().await;
@@ -99,13 +115,39 @@ impl Site {
         fs::rename(&new, &path).expect("it can be renamed");
     }
 
+    /// Changes the proxy's configuration, of which it hears when it is told to read it again.
+    pub fn reconfigure(&self, old: &str, new: &str) {
+        let path = self.directory.path().join("proxy.toml");
+        let text = fs::read_to_string(&path).expect("it is there");
+        assert!(text.contains(old), "{old} is not in {text}");
+        fs::write(&path, text.replace(old, new)).expect("it can be written");
+    }
+
+    /// An operator's session.
+    pub async fn operate(&self) -> Client {
+        let text = format!(
+            "host=127.0.0.1 port={} user=postgres dbname=understudy",
+            self.address.port()
+        );
+        let (operator, connection) = tokio_postgres::connect(&text, NoTls)
+            .await
+            .expect("it connects");
+        tokio::spawn(connection);
+        operator
+    }
+
     async fn wait_until_served(&self) {
         let mut last = String::new();
         for _ in 0..1000 {
             match self.try_connect("postgres", "").await {
                 Ok(_) => return,
-                // It was asked for one.
-                Err(error) if format!("{error:?}").contains("password") => return,
+                // It was asked for one, and has none. (That passwords cannot be looked up yet is the proxy's own word.)
+                Err(error)
+                    if error.as_db_error().is_none()
+                        && format!("{error:?}").contains("password") =>
+                {
+                    return;
+                }
                 Err(error) => last = error.to_string(),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -147,11 +189,5 @@ impl Site {
 
     pub async fn connect(&self) -> Client {
         self.try_connect("postgres", "").await.expect("it connects")
-    }
-}
-
-impl Drop for Site {
-    fn drop(&mut self) {
-        self.stop.take();
     }
 }

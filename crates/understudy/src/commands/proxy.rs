@@ -12,40 +12,83 @@ use coordination::config::ClusterConfig;
 use coordination::{service, tier};
 use proxy::config::Config;
 use proxy::driver::agents_source::AgentsSource;
-use proxy::driver::{Proxy, serve};
+use proxy::driver::{Proxy, ReadAgain, serve};
+
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli;
-use crate::exit::{Code, Failure};
+use crate::exit::Code;
 
 /// The wait before a proxy that has ended is started again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Serves clients until it is asked to end; then lets their transactions end.
-pub async fn run(args: cli::Proxy) -> anyhow::Result<Code> {
+///
+/// One thread is cheaper than a pool of one, which wakes its only member for each message.
+pub fn run(args: cli::Proxy) -> anyhow::Result<Code> {
     let (cluster, config) = load(&args.config)?;
-    let asked_to_end = super::asked_to_end(args.until_stdin_closes);
+    let mut runtime = match config.threads {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    runtime
+        .worker_threads(config.threads)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(run_with(args, cluster, config))
+}
+
+async fn run_with(
+    args: cli::Proxy,
+    cluster: ClusterConfig,
+    config: Config,
+) -> anyhow::Result<Code> {
+    let until_stdin_closes = args.until_stdin_closes;
+    let asked_to_end = async move {
+        tokio::select! {
+            () = super::terminated() => {}
+            () = super::input_ends(until_stdin_closes) => {}
+        }
+    };
     let registry = tier::connect(&cluster, cluster.name.as_str()).await?;
     let me = Party::new(&cluster)?;
-    let source = AgentsSource::new(me, registry, config.listen.to_string());
-    let proxy = Proxy::new(config, Arc::new(source))?;
+    let source = AgentsSource::new(me, registry, &config);
+    let again: ReadAgain = Box::new(move || Ok(load(&args.config)?.1));
+    let proxy = Proxy::new(config, Arc::new(source), Some(again))?;
     service::ready();
-    serve(proxy, asked_to_end).await?;
+    tokio::select! {
+        served = serve(Arc::clone(&proxy), asked_to_end) => served?,
+        never = reload(&proxy) => match never {},
+    }
     Ok(Code::Ok)
+}
+
+/// Reads the configuration again at each SIGHUP. One that makes no sense changes nothing.
+async fn reload(proxy: &Proxy) -> Infallible {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else {
+        tracing::error!("cannot listen for SIGHUP: the configuration is read at the start only");
+        return std::future::pending().await;
+    };
+    while hangup.recv().await.is_some() {
+        match proxy.reload() {
+            Ok(waits) if waits.is_empty() => tracing::info!("the configuration was read again"),
+            Ok(waits) => tracing::warn!(
+                "the configuration was read again; at the next start only: {}",
+                waits.join(", ")
+            ),
+            Err(error) => tracing::error!(error = &error as &dyn std::error::Error, "no reload"),
+        }
+    }
+    std::future::pending().await
 }
 
 /// What the file says of the cluster, and of the proxy.
 fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("cannot read the configuration {}", file.display()))?;
-    node::config::Config::check_keys(&text)?;
-    let cluster = ClusterConfig::parse(&text, None)?;
-    let table: toml::Table = text.parse()?;
-    let proxy = table.get("proxy").cloned().ok_or_else(|| {
-        Failure::new(Code::Usage, format!("{} has no [proxy]", file.display()))
-            .advise("Write for example [proxy] and below it listen = \"10.0.0.1:6432\".")
-    })?;
-    let config = Config::parse(&toml::to_string(&proxy)?)?;
-    Ok((cluster, config))
+    let advice = "Write for example [proxy] and below it listen = \"10.0.0.1:6432\".";
+    let check = node::config::Config::check_keys;
+    let (cluster, proxy) = super::load_table(file, check, "proxy", advice)?;
+    Ok((cluster, Config::parse(&proxy)?))
 }
 
 /// Runs the proxy of a node's configuration beside its agent, as a process of its own, and starts it again if it ends. Dropping

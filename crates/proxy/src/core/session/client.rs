@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 
+use super::super::flaw::Flaw;
 use super::super::frame::{self, Malformed, Refusal};
 use super::super::sql::Statement;
 use super::prepared::Prepared;
@@ -222,13 +223,14 @@ impl Session {
                     .all(|name| cx.volatile.may_run_again(name))
             };
             unit.executes(statement, can_repeat);
-            // A volatile function may write, whatever the statement is.
-            let calls_unknown = statement.parts.iter().any(|part| {
-                let mut calls = part.calls.iter();
-                calls.any(|name| !cx.volatile.may_run_on_standby(name))
+            // A function may write, whatever the statement is.
+            let mut calls = statement.parts.iter().flat_map(|part| &part.calls);
+            let calls_write = calls.any(|name| match cx.lacks(Flaw::CatalogBelieved) {
+                false => cx.volatile.may_write(name),
+                true => !cx.volatile.may_run_on_standby(name),
             });
-            unit.facts.writes |= calls_unknown;
-            unit.facts.does_more_than_read |= calls_unknown;
+            let is_known = unit.is_known_to_write && !cx.lacks(Flaw::CatalogBelieved);
+            unit.facts.writes |= calls_write || is_known;
         }
         unit.noted.push_back(noted);
         Ok(())

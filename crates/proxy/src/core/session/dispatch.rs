@@ -154,7 +154,7 @@ impl Session {
         let Some(statement) = &noted.statement else {
             return;
         };
-        let writes = unit.facts.writes && may_write(statement);
+        let writes = unit.facts.writes && (may_write(statement) || unit.is_known_to_write);
         self.has_unasked_writes |= writes;
         let commits = |part: &super::super::sql::Part| {
             matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction)

@@ -72,11 +72,29 @@ impl Keeps {
         }
     }
 
-    /// Whether the transaction did something of this kind.
-    pub fn changes(&self, of: impl Fn(&Effect) -> bool) -> bool {
-        self.pending
-            .iter()
-            .any(|entry| matches!(entry, Pending::Effect(effect) if of(effect)))
+    /// Whether the transaction has set this, and not taken it back.
+    pub fn sets(&self, name: &str) -> bool {
+        let last = self.pending.iter().rev().find_map(|entry| match entry {
+            Pending::Effect(Effect::Set(Change::Set { name: of, .. })) => {
+                (&**of == name).then_some(true)
+            }
+            Pending::Effect(Effect::Set(Change::Reset(of))) => (&**of == name).then_some(false),
+            Pending::Effect(Effect::Set(Change::ResetAll) | Effect::DiscardAll) => Some(false),
+            _ => None,
+        });
+        last.unwrap_or(false)
+    }
+
+    /// The server that the transaction commits on has these settings: they change there as it says. A setting that is reset
+    /// is gone there, whatever the session's startup message asked for: the server does not know of that.
+    pub fn change_on_server(&self, settings: &mut Settings) {
+        for entry in &self.pending {
+            match entry {
+                Pending::Effect(Effect::Set(change)) => settings.apply(change),
+                Pending::Effect(Effect::DiscardAll) => settings.clear(),
+                _ => {}
+            }
+        }
     }
 
     /// The transaction is over.
@@ -215,6 +233,31 @@ mod tests {
         keeps.end(true);
         assert_eq!(keeps.settings.value("a.b"), Some("0"));
         assert!(!keeps.is_bound());
+    }
+
+    /// The server has lost what the startup message asked for, and must be given it again.
+    #[test]
+    fn a_server_does_not_know_of_the_startup_message() {
+        for effect in [
+            Effect::Set(Change::Reset("a.b".into())),
+            Effect::Set(Change::ResetAll),
+            Effect::DiscardAll,
+        ] {
+            let mut startup = Settings::default();
+            startup.set("a.b", "0");
+            let mut keeps = Keeps::new(startup.clone());
+            let mut on_server = startup;
+            keeps.note(&set("1"));
+            keeps.note(&effect);
+            keeps.change_on_server(&mut on_server);
+            keeps.end(true);
+            let given = on_server.statements_to(&keeps.settings);
+            assert_eq!(
+                given.as_deref(),
+                Some("SET \"a\".\"b\" TO '0'"),
+                "{effect:?}"
+            );
+        }
     }
 
     #[test]

@@ -37,7 +37,10 @@ impl Session {
         };
         out.effects.push(Effect::Drop);
         out.server.clear();
-        if let Some(unit) = &mut self.unit {
+        // What is due stays so while it is found out whether it may be told, by however many servers.
+        if self.in_doubt.is_none()
+            && let Some(unit) = &mut self.unit
+        {
             unit.due = self.slots.of_client().cloned().collect();
         }
         self.slots.clear();

@@ -157,6 +157,8 @@ pub enum Effect {
     DropParked,
     /// Ask for the active's position; answer with [`Session::position`].
     AskPosition,
+    /// Find out again what functions do: something has written that was said not to.
+    LearnFunctions,
     /// Call [`Session::woken`] after this time.
     Wake(Duration),
     /// Close the client's connection when it has got what is there for it.
@@ -208,6 +210,8 @@ pub struct Counts {
     pub units: u64,
     /// Those that a standby answered.
     pub on_standby: u64,
+    /// Statements that a standby could not run, or had to give up, and the active ran.
+    pub refused_by_standby: u64,
     /// Transactions that went on after a loss of their server, on another.
     pub replayed: u64,
     /// Transactions that could not.

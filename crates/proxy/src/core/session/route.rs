@@ -35,7 +35,7 @@ impl Session {
         }
         let mode = self.read_mode(cx);
         if !self.may_read_elsewhere(cx, unit, mode) {
-            if self.needs_proof(unit, mode) {
+            if self.needs_proof(cx, unit, mode) {
                 self.phase = Phase::Waiting(Wait::Position);
                 out.effects.push(Effect::AskPosition);
             } else {
@@ -62,9 +62,13 @@ impl Session {
     }
 
     /// Whether it must be proved first that the active is active: one that was cut off or stood still shows
-    /// what is old. What a transaction writes is its own proof, when it commits.
-    fn needs_proof(&self, unit: &Unit, mode: ReadMode) -> bool {
-        let reads = unit.facts.begins.is_some() || !unit.facts.writes;
+    /// what is old. What a transaction writes is its own proof, when it commits; but a function that may write need not.
+    fn needs_proof(&self, cx: &Context<'_>, unit: &Unit, mode: ReadMode) -> bool {
+        let writes = match cx.lacks(Flaw::CallsAreProof) {
+            false => unit.facts.is_more_than_read,
+            true => unit.facts.writes,
+        };
+        let reads = unit.facts.begins.is_some() || !writes;
         match mode {
             ReadMode::Strong => reads,
             ReadMode::Session => reads && self.seen.has_been_elsewhere(),

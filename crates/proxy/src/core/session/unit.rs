@@ -29,10 +29,10 @@ pub struct Noted {
 pub struct Facts {
     /// What it executes, in order.
     pub statements: Vec<Arc<Statement>>,
-    /// Something in it may write.
+    /// Something in it may write, as far as anybody can tell.
     pub writes: bool,
-    /// Something in it is not a plain read.
-    pub does_more_than_read: bool,
+    /// Something in it is no read, whatever functions do that it calls.
+    pub is_more_than_read: bool,
     /// It begins a transaction block.
     pub begins: Option<Begin>,
     /// It commits one.
@@ -100,6 +100,8 @@ pub struct Unit {
     pub skips: bool,
     /// A standby refused it.
     pub avoids_standbys: bool,
+    /// A standby said that it writes.
+    pub is_known_to_write: bool,
     /// It was run, and must not be run again.
     pub must_not_repeat: bool,
     /// What the client was due when the server was lost.
@@ -125,7 +127,7 @@ impl Unit {
         for part in &statement.parts {
             facts.writes |= part.writes();
             facts.cannot_repeat |= part.touches_large_objects || !can_repeat(part);
-            facts.does_more_than_read |= part.kind != Kind::Read;
+            facts.is_more_than_read |= part.writes();
             match &part.kind {
                 Kind::Begin(begin) => facts.begins = facts.begins.or(Some(*begin)),
                 Kind::Commit { .. } => facts.commits = true,

@@ -4,12 +4,18 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::super::flaw::Flaw;
 use super::super::frame;
-use super::super::sql::{Effect as Does, Kind};
+use super::super::sql::Kind;
 use super::ask::XidState;
 use super::slots::{Ask, To};
 use super::transaction::Transaction;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Session, Wait};
+
+/// `in_failed_sql_transaction`
+const FAILED_TRANSACTION: &[u8] = b"25P02";
+
+/// `read_only_sql_transaction`
+const READ_ONLY: &[u8] = b"25006";
 
 /// A row that is longer is passed on in pieces.
 const STREAMED_BYTES: usize = 64 << 10;
@@ -27,7 +33,10 @@ impl Session {
         let mut at = (*rest).min(input.len());
         out.client.extend_from_slice(&input[..at]);
         *rest -= at;
-        while *rest == 0 && self.link.is_some() && self.phase != Phase::Closed {
+        // What is left when another connection has taken the place of this one is no answer of that one.
+        let from = self.connection();
+        let is_same = |session: &Session| from.is_some() && session.connection() == from;
+        while *rest == 0 && is_same(self) && self.phase != Phase::Closed {
             match frame::head(&input[at..]) {
                 Ok(Some((_, len))) if input.len() - at >= len => {
                     self.server_frame(cx, &input[at..at + len], out);
@@ -47,6 +56,11 @@ impl Session {
             }
         }
         input.advance(at);
+    }
+
+    /// Tells the connection in hand from others.
+    fn connection(&self) -> Option<*const super::Server> {
+        self.link.as_deref().map(std::ptr::from_ref)
     }
 
     /// Whether a message that is not all there may go to the client already.
@@ -232,7 +246,11 @@ impl Session {
             self.setup_failed(cx, bytes, out);
             return;
         }
-        if self.moves_to_active(fields.code) {
+        if self.moves_to_active(fields.code) && !cx.lacks(Flaw::StandbysWordTold) {
+            self.counts.refused_by_standby += 1;
+            if fields.code == READ_ONLY {
+                self.learn_that_it_writes(out);
+            }
             self.leave_standby(cx, out);
             return;
         }
@@ -243,6 +261,8 @@ impl Session {
         let is_ours = matches!(to, To::Nobody | To::Xid);
         if !is_ours || self.slots.end_is_clients() {
             self.client_error(fields.code, bytes, out);
+        } else if fields.code == FAILED_TRANSACTION {
+            // What had failed before is known to the client, or owed already.
         } else if self.status == b'T' || self.unit.as_ref().is_some_and(|unit| !unit.has_failed) {
             self.owed = Some(Bytes::copy_from_slice(bytes));
         }
@@ -255,7 +275,7 @@ impl Session {
             unit.is_copying_in = false;
         }
         match self.owed.take() {
-            Some(owed) if code == b"25P02" => self.emit(&owed, out),
+            Some(owed) if code == FAILED_TRANSACTION => self.emit(&owed, out),
             _ => self.emit(bytes, out),
         }
     }
@@ -278,11 +298,20 @@ impl Session {
     /// Whether an error tells that this is nothing for a standby, or not now.
     fn moves_to_active(&self, code: &[u8]) -> bool {
         let is_standby = |link: &super::Server| matches!(link.role, Role::Standby(_));
-        let is_moving = matches!(code, b"25006" | b"0A000" | b"40001" | b"40P01" | b"55000");
-        is_moving
+        let is_moving = matches!(code, b"0A000" | b"40001" | b"40P01" | b"55000");
+        (is_moving || code == READ_ONLY)
             && self.link.as_deref().is_some_and(is_standby)
             && self.phase == Phase::Running
             && self.unit.as_ref().is_some_and(|unit| !unit.is_streamed)
+    }
+
+    /// A standby says that the unit writes: what was known of a function is not so any more, or something writes that
+    /// nobody looks into.
+    fn learn_that_it_writes(&mut self, out: &mut Out) {
+        if let Some(unit) = &mut self.unit {
+            unit.is_known_to_write = true;
+        }
+        out.effects.push(Effect::LearnFunctions);
     }
 
     fn server_ready(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
@@ -408,18 +437,17 @@ impl Session {
             return;
         }
         let has_committed = !unit.has_failed && !unit.was_rolled_back && !rolls_back(unit);
-        let changes = |effect: &Does| matches!(effect, Does::Set(_) | Does::DiscardAll);
-        let has_changed = self.keeps.changes(changes);
+        let sets_style = has_committed && self.keeps.sets("datestyle");
+        if has_committed && let Some(link) = &mut self.link {
+            self.keeps.change_on_server(&mut link.settings);
+        }
         self.keeps.end(has_committed);
         // Setting one part of it leaves the other: what the server reports is all of it.
-        if has_changed
-            && self.keeps.settings.has("datestyle")
-            && let Some(style) = self.told.get("DateStyle")
-        {
+        if sets_style && let Some(style) = self.told.get("DateStyle") {
             self.keeps.settings.set("datestyle", style);
-        }
-        if has_changed && let Some(link) = &mut self.link {
-            link.settings = self.keeps.settings.clone();
+            if let Some(link) = &mut self.link {
+                link.settings.set("datestyle", style);
+            }
         }
     }
 

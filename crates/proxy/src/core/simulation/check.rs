@@ -22,6 +22,7 @@ impl World {
             self.check_reads(client, &final_lists)?;
             let counts = client.session.counts();
             coverage.some("reads on standbys", counts.on_standby);
+            coverage.some("refused by standbys", counts.refused_by_standby);
             coverage.some("replayed", counts.replayed);
             coverage.some("in doubt", counts.in_doubt);
             coverage.some("in doubt, and committed", counts.in_doubt_committed);
@@ -128,7 +129,7 @@ impl World {
 
 fn appends_of(told: &Told) -> impl Iterator<Item = (u32, u32)> + '_ {
     told.ops.iter().filter_map(|op| match op {
-        Op::Append(key, value) => Some((*key, *value)),
+        Op::Append(key, value) | Op::Call(key, value) => Some((*key, *value)),
         _ => None,
     })
 }

@@ -21,7 +21,11 @@ pub enum Op {
     Begin,
     BeginReadOnly,
     Append(u32, u32),
+    /// The same by a function.
+    Call(u32, u32),
     Read(u32),
+    /// The same by a volatile function.
+    ReadByCall(u32),
     Commit,
     Rollback,
     /// Sets the session's own setting.
@@ -36,12 +40,30 @@ impl Op {
             Op::Begin => "BEGIN".to_owned(),
             Op::BeginReadOnly => "BEGIN READ ONLY".to_owned(),
             Op::Append(key, value) => format!("INSERT INTO l VALUES ({key}, {value})"),
+            Op::Call(key, value) => format!("SELECT f({key}, {value})"),
             Op::Read(key) => format!("SELECT v FROM l WHERE k = {key}"),
+            Op::ReadByCall(key) => format!("SELECT g({key})"),
             Op::Commit => "COMMIT".to_owned(),
             Op::Rollback => "ROLLBACK".to_owned(),
             Op::Set(value) => format!("SET a.b = '{value}'"),
             Op::Show => "SHOW a.b".to_owned(),
         }
+    }
+}
+
+impl Op {
+    /// Whether this is what a server says when it has done it.
+    fn is_done_by(&self, tag: &str) -> bool {
+        let begins = match self {
+            Op::Begin | Op::BeginReadOnly => "BEGIN",
+            Op::Append(..) => "INSERT",
+            Op::Call(..) | Op::Read(_) | Op::ReadByCall(_) => "SELECT",
+            Op::Commit => "COMMIT",
+            Op::Rollback => "ROLLBACK",
+            Op::Set(_) => "SET",
+            Op::Show => "SHOW",
+        };
+        tag.starts_with(begins)
     }
 }
 
@@ -79,6 +101,8 @@ pub struct Client {
     is_extended: bool,
     rows: Vec<u32>,
     error: Option<String>,
+    /// What it was told to have been done.
+    tag: Option<String>,
     /// The setting, as far as the client knows.
     setting: String,
     pending_setting: Option<String>,
@@ -95,9 +119,13 @@ impl Client {
             let own = u32::try_from(id).unwrap_or(0) * 1000 + value;
             Op::Append(rng.random_range(0..KEYS), own)
         };
-        let reads_much = rng.random_bool(0.5);
+        let does = match rng.random_range(0..10) {
+            0..5 => Does::Everything,
+            5..9 => Does::Reads,
+            _ => Does::ReadsByCall,
+        };
         let todo = (0..TRANSACTIONS)
-            .map(|_| transaction(rng, reads_much, &mut append))
+            .map(|_| transaction(rng, does, &mut append))
             .collect();
         Client {
             id,
@@ -114,6 +142,7 @@ impl Client {
             is_extended: rng.random_bool(0.5),
             rows: Vec::new(),
             error: None,
+            tag: None,
             setting: String::new(),
             pending_setting: None,
             history: Vec::new(),
@@ -183,6 +212,7 @@ impl Client {
         self.is_waiting = true;
         self.rows.clear();
         self.error = None;
+        self.tag = None;
     }
 
     /// Takes the answers that are there.
@@ -202,6 +232,10 @@ impl Client {
                         self.is_closed = true;
                     }
                     self.error = Some(code);
+                }
+                b'C' => {
+                    let (tag, _) = frame::name(frame::body(&message)).unwrap_or_default();
+                    self.tag = Some(tag.to_owned());
                 }
                 b'Z' => self.answered(message[frame::HEADER_BYTES], now),
                 _ => {}
@@ -237,10 +271,18 @@ impl Client {
         let Some(op) = self.op().cloned() else {
             return;
         };
+        let is_answer = self.tag.take().is_some_and(|tag| op.is_done_by(&tag));
+        let has_row = match op {
+            Op::Call(_, value) => self.rows == [value],
+            _ => true,
+        };
+        if error.is_none() && !(is_answer && has_row) {
+            self.complaint = Some(format!("another answer than that of {op:?}"));
+        }
         let Some(told) = &mut self.current else {
             return;
         };
-        if let (Op::Read(key), None) = (&op, &error) {
+        if let (Op::Read(key) | Op::ReadByCall(key), None) = (&op, &error) {
             told.reads.push((*key, self.rows.clone()));
         }
         if let (Op::Set(_), None) = (&op, &error)
@@ -250,6 +292,9 @@ impl Client {
         }
         let is_explicit = matches!(told.ops[0], Op::Begin | Op::BeginReadOnly);
         if let Some(code) = &error {
+            if code == "25006" {
+                self.complaint = Some(format!("told what a standby says: {told:?}"));
+            }
             told.errors.push(code.clone());
             if told.errors.len() > 5 {
                 self.complaint = Some(format!("again and again: {told:?}"));
@@ -289,19 +334,34 @@ impl Client {
     }
 }
 
+/// What a client does mostly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Does {
+    Everything,
+    Reads,
+    ReadsByCall,
+}
+
 fn transaction(
     rng: &mut SmallRng,
-    reads_much: bool,
+    does: Does,
     append: &mut impl FnMut(&mut SmallRng) -> Op,
 ) -> Vec<Op> {
     let read = |rng: &mut SmallRng| Op::Read(rng.random_range(0..KEYS));
-    match rng.random_range(0..10) {
-        kind if reads_much && kind != 0 => vec![read(rng)],
-        0..=2 => vec![append(rng)],
+    let read_by_call = |rng: &mut SmallRng| Op::ReadByCall(rng.random_range(0..KEYS));
+    match rng.random_range(0..11) {
+        2.. if does == Does::Reads => vec![read(rng)],
+        2.. if does == Does::ReadsByCall => vec![read_by_call(rng)],
+        0 | 2 => vec![append(rng)],
+        1 => match append(rng) {
+            Op::Append(key, value) => vec![Op::Call(key, value)],
+            other => vec![other],
+        },
         3..=5 => vec![read(rng)],
         6 => vec![Op::BeginReadOnly, read(rng), read(rng), Op::Commit],
         7 => vec![Op::Set(rng.random_range(0..100))],
         8 => vec![Op::Show],
+        9 => vec![read_by_call(rng)],
         _ => {
             let mut ops = vec![Op::Begin];
             for _ in 0..rng.random_range(1..4) {

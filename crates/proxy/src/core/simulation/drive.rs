@@ -10,7 +10,7 @@ use super::super::frame::Refusal;
 use super::super::session::{Effect, Reported, Role, Server};
 use super::super::topology::News;
 use super::server::{Backend, Site};
-use super::{Broken, Wire, World};
+use super::{Broken, Wire, World, functions};
 
 /// What a session wants and has not got.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +81,11 @@ impl World {
         };
         let sent = wire.backend.sent.len();
         if sent > 0 {
-            let some = self.rng.random_range(1..=sent);
+            // Mostly all of it at once, as from a network.
+            let some = match self.rng.random_bool(0.3) {
+                true => sent,
+                false => self.rng.random_range(1..=sent),
+            };
             let piece = wire.backend.sent.split_to(some);
             wire.input.extend_from_slice(&piece);
             let mut input = std::mem::take(&mut wire.input);
@@ -142,6 +146,11 @@ impl World {
                 }
             }
             Effect::AskPosition => client.wants.push_back(Want::Position),
+            // It may take long until it is found out, or fail.
+            Effect::LearnFunctions if self.rng.random_bool(0.2) => {
+                self.proxy(id).volatile = functions(true);
+            }
+            Effect::LearnFunctions => {}
             Effect::Wake(_) => client.wants.push_back(Want::Wake),
             Effect::Close => client.is_closed = true,
         }

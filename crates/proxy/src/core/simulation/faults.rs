@@ -61,7 +61,7 @@ impl World {
         let known = !self.rng.random_bool(0.05);
         if self.rng.random_bool(0.4) {
             let deaf = self.rng.random_range(0..self.proxies.len());
-            self.proxies[deaf].deaf_until = self.now + self.rng.random_range(0..800);
+            self.proxies[deaf].deaf_until = self.now + self.rng.random_range(0..1600);
         }
         for proxy in 0..self.proxies.len() {
             let standbys = self.standbys();

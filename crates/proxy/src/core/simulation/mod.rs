@@ -24,7 +24,7 @@ use volume::lsn::Lsn;
 use super::flaw::Flaw;
 use super::outcome::Horizon;
 use super::session::{Context, Out, PoolMode, Rules, Server, Session};
-use super::sql::{Statements, Volatile};
+use super::sql::{Function, Statements, Volatile};
 use super::topology::{News, Standby, Topology};
 use super::version::ReadMode;
 
@@ -67,8 +67,18 @@ pub struct Wire {
     server: Option<Box<Server>>,
 }
 
+/// What a proxy knows of functions: that `f` writes, or that it does not, as it was before; and that `g` may, which it
+/// never does.
+fn functions(writes: bool) -> Volatile {
+    let function = |name: &str, is_volatile| Function {
+        name: name.into(),
+        is_volatile,
+        is_settled: false,
+    };
+    Volatile::new([function("f", writes), function("g", true)])
+}
+
 /// One of the proxies that the clients connect to.
-#[derive(Default)]
 pub struct Proxy {
     topology: Topology,
     /// News that has not arrived.
@@ -77,13 +87,26 @@ pub struct Proxy {
     deaf_until: u64,
     idle: Vec<usize>,
     last_position: Lsn,
+    volatile: Volatile,
+}
+
+impl Proxy {
+    fn new() -> Proxy {
+        Proxy {
+            topology: Topology::default(),
+            untold: Vec::new(),
+            deaf_until: 0,
+            idle: Vec::new(),
+            last_position: Lsn::ZERO,
+            volatile: functions(false),
+        }
+    }
 }
 
 pub struct World {
     rng: SmallRng,
     rules: Rules,
     statements: Arc<Statements>,
-    volatile: Volatile,
     proxies: Vec<Proxy>,
     nodes: Vec<Node>,
     log: Vec<Commit>,
@@ -122,8 +145,7 @@ impl World {
             rng,
             rules,
             statements: Arc::clone(&STATEMENTS),
-            volatile: Volatile::default(),
-            proxies: vec![Proxy::default(), Proxy::default()],
+            proxies: vec![Proxy::new(), Proxy::new()],
             nodes,
             log: Vec::new(),
             epoch: 1,
@@ -226,12 +248,12 @@ impl World {
     fn with(&mut self, id: usize, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
         let statements = self.statements.clone();
         let proxy = self.proxy(id);
-        let topology = proxy.topology.clone();
+        let (topology, volatile) = (proxy.topology.clone(), proxy.volatile.clone());
         let mut out = Out::default();
         let cx = Context {
             rules: &self.rules,
             statements: &statements,
-            volatile: &self.volatile,
+            volatile: &volatile,
             topology: &topology,
         };
         act(&mut self.clients[id].session, &cx, &mut out);

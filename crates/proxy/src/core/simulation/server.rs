@@ -270,7 +270,18 @@ impl Backend {
                 self.appends.push((number(key), number(value)));
                 self.complete("INSERT 0 1");
             }
-            ["SELECT", "v", "FROM", "l", "WHERE", "k", "=", key] => {
+            // A function that appends.
+            ["SELECT", "f", key, value] => {
+                if site.node.is_standby() {
+                    self.error("25006", "cannot execute INSERT in a read-only transaction");
+                    return false;
+                }
+                self.assign_xid(site);
+                self.appends.push((number(key), number(value)));
+                self.rows(vec![(*value).to_owned()], is_simple);
+                self.complete("SELECT 1");
+            }
+            ["SELECT", "v", "FROM", "l", "WHERE", "k", "=", key] | ["SELECT", "g", key] => {
                 let list = self.list(number(key), site);
                 self.reads.push((number(key), list.clone()));
                 self.rows(list.iter().map(u32::to_string).collect(), is_simple);

@@ -5,25 +5,47 @@
 
 use std::collections::HashSet;
 
+/// What a catalog says of all functions of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Function {
+    /// The name.
+    pub name: Box<str>,
+    /// One of them is volatile.
+    pub is_volatile: bool,
+    /// All of them came with PostgreSQL or an extension: nobody changes them in passing.
+    pub is_settled: bool,
+}
+
 /// The names of the functions of a database of which at least one is volatile, as far as its catalog was
 /// read. Names of which nothing is known are volatile.
+///
+/// A catalog may have changed since it was read. So what it says is good enough to try a statement on a standby, which
+/// refuses to write, but not to conclude that a statement did not write.
 #[derive(Debug, Default, Clone)]
 pub struct Volatile {
     known: HashSet<Box<str>>,
     volatile: HashSet<Box<str>>,
+    settled: HashSet<Box<str>>,
 }
 
 impl Volatile {
-    /// From pairs of a name and whether a function of that name is volatile.
-    pub fn new(functions: impl IntoIterator<Item = (Box<str>, bool)>) -> Volatile {
+    /// What is known of these functions. Each name comes once.
+    pub fn new(functions: impl IntoIterator<Item = Function>) -> Volatile {
         let mut catalog = Volatile::default();
-        for (name, is_volatile) in functions {
-            if is_volatile {
-                catalog.volatile.insert(name.clone());
+        for function in functions {
+            if function.is_volatile {
+                catalog.volatile.insert(function.name.clone());
+            } else if function.is_settled {
+                catalog.settled.insert(function.name.clone());
             }
-            catalog.known.insert(name);
+            catalog.known.insert(function.name);
         }
         catalog
+    }
+
+    /// Whether a call of `name` may write, also if the catalog has changed since it was read.
+    pub fn may_write(&self, name: &str) -> bool {
+        !HARMLESS.contains(&name) && !self.settled.contains(name)
     }
 
     /// Whether a call of `name` may run on a standby: it is stable or immutable, or one of those volatile
@@ -93,10 +115,16 @@ mod tests {
 
     #[test]
     fn what_is_unknown_is_volatile() {
+        let function = |name: &str, is_volatile, is_settled| Function {
+            name: name.into(),
+            is_volatile,
+            is_settled,
+        };
         let catalog = Volatile::new([
-            ("lower".into(), false),
-            ("f".into(), true),
-            ("f".into(), false),
+            function("lower", false, true),
+            function("f", true, false),
+            function("g", false, false),
+            function("setval", true, true),
         ]);
         assert!(catalog.may_run_on_standby("lower"));
         assert!(!catalog.may_run_on_standby("f"));
@@ -105,5 +133,11 @@ mod tests {
         assert!(!catalog.may_run_on_standby("nextval"));
         assert!(catalog.may_run_again("nextval"));
         assert!(!catalog.may_run_again("dblink_exec"));
+        // Somebody may just have made it a function that writes.
+        assert!(catalog.may_run_on_standby("g") && catalog.may_write("g"));
+        for name in ["f", "setval", "unheard_of"] {
+            assert!(catalog.may_write(name), "{name}");
+        }
+        assert!(!catalog.may_write("lower") && !catalog.may_write("random"));
     }
 }

@@ -31,8 +31,27 @@ pub fn classify(text: &str) -> Option<Statement> {
     })
 }
 
-/// The text of one statement.
-fn source<'a>(text: &'a str, raw: &protobuf::RawStmt) -> &'a str {
+/// Looks at every node of a statement's tree: `see` is given each field's name and value, outer ones first.
+pub fn walk(node: &impl serde::Serialize, see: &mut impl FnMut(&str, &Value)) {
+    let tree = serde_json::to_value(node).unwrap_or(Value::Null);
+    walk_value(&tree, see);
+}
+
+fn walk_value(value: &Value, see: &mut impl FnMut(&str, &Value)) {
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| walk_value(item, see)),
+        Value::Object(fields) => {
+            for (name, inner) in fields {
+                see(name, inner);
+                walk_value(inner, see);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The text of one statement, of which `text` may have several.
+pub fn source<'a>(text: &'a str, raw: &protobuf::RawStmt) -> &'a str {
     let start = usize::try_from(raw.stmt_location).unwrap_or(0);
     let len = usize::try_from(raw.stmt_len).unwrap_or(0);
     let end = if len == 0 { text.len() } else { start + len };
@@ -54,9 +73,8 @@ fn part(node: &Tree, text: &str) -> Part {
         touches_large_objects: false,
     };
     part.kind = kind(node, text, &mut part.effects);
-    let inner = serde_json::to_value(node).unwrap_or(Value::Null);
     let mut found = Found::default();
-    found.walk(&inner);
+    walk(node, &mut |name, value| found.field(name, value));
     if part.kind == Kind::Read && found.writes {
         part.kind = Kind::Write;
     }
@@ -301,19 +319,6 @@ struct Found {
 }
 
 impl Found {
-    fn walk(&mut self, value: &Value) {
-        match value {
-            Value::Array(items) => items.iter().for_each(|item| self.walk(item)),
-            Value::Object(fields) => {
-                for (name, inner) in fields {
-                    self.field(name, inner);
-                    self.walk(inner);
-                }
-            }
-            _ => {}
-        }
-    }
-
     fn field(&mut self, name: &str, value: &Value) {
         match name {
             "InsertStmt" | "UpdateStmt" | "DeleteStmt" | "MergeStmt" => self.writes = true,
@@ -322,6 +327,8 @@ impl Found {
                 self.writes = true;
                 self.into_temporary |= value["rel"]["relpersistence"] == "t";
             }
+            // The name of a schema, for whatever is made there; a constant is no `String`.
+            "String" => self.into_temporary |= value["sval"] == "pg_temp",
             "FuncCall" => self.call(value),
             _ => {}
         }

@@ -10,7 +10,8 @@ mod classify;
 mod scan;
 
 pub use cache::Statements;
-pub use calls::Volatile;
+pub use calls::{Function, Volatile};
+pub use classify::{source, walk};
 pub use scan::{Hint, Shape, shape};
 
 use super::settings::Change;

@@ -132,6 +132,16 @@ fn what_a_session_keeps() {
     assert_eq!(effects("CREATE TABLE pg_temp.t (a int)"), temporary);
     assert_eq!(effects("CREATE TEMP TABLE t AS SELECT 1"), temporary);
     assert_eq!(effects("SELECT 1 INTO TEMP t"), temporary);
+    assert_eq!(
+        effects("CREATE STATISTICS pg_temp.s ON a, b FROM t"),
+        temporary
+    );
+    let function = "FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'";
+    let in_schema = function.replace("f()", "pg_temp.f()");
+    assert_eq!(effects(&format!("CREATE {in_schema}")), temporary);
+    let set = "SET search_path = pg_catalog, pg_temp";
+    assert_eq!(effects(&format!("CREATE {function} {set}")), []);
+    assert_eq!(effects("INSERT INTO t VALUES ('pg_temp')"), []);
     assert_eq!(effects("CREATE TEMP TABLE t (a int) ON COMMIT DROP"), []);
     assert_eq!(
         effects("SELECT pg_try_advisory_lock(1)"),
