@@ -1,6 +1,7 @@
 //! The command line of the measurements: what each can be told, and what all can be told.
 
 mod mariadb;
+mod proxy;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use understudy::cli::duration;
 
 pub use self::mariadb::BenchMariadb;
+pub use self::proxy::BenchProxy;
 
 /// Run a benchmark.
 #[derive(Debug, Parser)]
@@ -42,6 +44,7 @@ pub enum Bench {
     Peers(BenchPeers),
     Zones(BenchZones),
     Mariadb(BenchMariadb),
+    Proxy(BenchProxy),
 }
 
 /// How much is measured, where, and how the answer is printed: options of every measurement.

@@ -12,7 +12,9 @@ use understudy::commands::{interrupted, on_runtime, start_logging};
 use understudy::exit::{Code, Failure};
 
 use crate::cli::{self, Common};
-use crate::{cassandra, chaos, dax, failover, mariadb, peers, pgbench, soak, standby, zones};
+use crate::{
+    cassandra, chaos, dax, failover, mariadb, peers, pgbench, proxy, soak, standby, zones,
+};
 
 /// Runs a benchmark and prints tables, or its report as JSON.
 ///
@@ -36,6 +38,7 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Peers(args) => run_peers(args).await,
         cli::Bench::Zones(args) => run_zones(args).await,
         cli::Bench::Mariadb(args) => run_mariadb(args).await,
+        cli::Bench::Proxy(args) => run_proxy(args).await,
     }
 }
 
@@ -74,6 +77,50 @@ async fn run_pgbench(args: cli::BenchPgbench) -> anyhow::Result<Code> {
         () = interrupted() => return Ok(Code::Interrupted),
     };
     print(&args.common, &report, pgbench::table)?;
+    Ok(Code::Ok)
+}
+
+async fn run_proxy(args: cli::BenchProxy) -> anyhow::Result<Code> {
+    use proxy::Part;
+
+    let workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let either = |given, quick, whole| args.common.either(given, quick, whole);
+    let list = |given: &[u16], quick: &[u16], whole: &[u16]| match given {
+        [] if args.common.quick => quick.to_vec(),
+        [] => whole.to_vec(),
+        given => given.to_vec(),
+    };
+    let options = proxy::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        parts: match args.part.as_slice() {
+            [] => Part::value_variants().to_vec(),
+            given => given.to_vec(),
+        },
+        clients: list(&args.clients, &[2], &[1, 8, 32, 200]),
+        loads: args.load,
+        protocols: args.protocol,
+        poolings: args.pooling,
+        scale: either(args.scale.scale, 2, 10),
+        seconds: either(args.runs.seconds, 2, 5),
+        rounds: either(args.runs.rounds, 1, 3),
+        idle: either(args.idle, 500, 5000),
+        standbys: list(&args.standbys, &[1], &[1, 2, 4, 8]),
+        updates: match args.updates.as_slice() {
+            [] => vec![0, 5, 20, 50],
+            given => given.to_vec(),
+        },
+        shoppers: args.shoppers,
+        books: either(args.books, 1000, 10_000),
+        slice_percent: args.slice,
+        pinned: !args.unpinned,
+    };
+    let report = tokio::select! {
+        report = Box::pin(proxy::run(&options, say)) => report?,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    print(&args.common, &report, proxy::table)?;
     Ok(Code::Ok)
 }
 

@@ -26,6 +26,8 @@ pub(crate) mod lag;
 pub mod mariadb;
 pub mod peers;
 pub mod pgbench;
+pub mod proxy;
+pub(crate) mod rates;
 pub mod soak;
 pub mod standby;
 pub mod statistics;

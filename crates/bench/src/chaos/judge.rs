@@ -16,7 +16,8 @@ use super::check::lists::{Lists, Transaction};
 use super::check::numbers::Drawn;
 use super::check::prepared::Prepared;
 use super::check::readers::Snapshot;
-use super::check::{lists, numbers, prepared, readers};
+use super::check::strong::StrongRead;
+use super::check::{lists, numbers, prepared, readers, strong};
 use super::clients::{lists as appenders, numbers as drawers, prepared as coordinators};
 use super::report::{Counts, Report};
 use super::stage::{Clients, Stage};
@@ -62,6 +63,7 @@ struct Told {
     numbers: Vec<Drawn>,
     prepared: Vec<Prepared>,
     snapshots: Vec<Snapshot>,
+    strong: Vec<StrongRead>,
     ddl_rounds: u64,
 }
 
@@ -69,11 +71,12 @@ impl Clients {
     /// Lets every client finish what it is at; if some cannot, which.
     async fn stop(self) -> Result<Told, String> {
         let snapshots = self.readers.take();
-        let (transfers, lists, numbers, prepared, ddl_rounds) = tokio::join!(
+        let (transfers, lists, numbers, prepared, strong, ddl_rounds) = tokio::join!(
             within("transfers", self.transfers.stop()),
             within("appends", self.lists.stop()),
             within("numbers", self.numbers.stop()),
             within("prepared transactions", self.prepared.stop()),
+            within("strong reads", self.strong.stop()),
             within("table changes", self.churn.stop())
         );
         Ok(Told {
@@ -82,6 +85,7 @@ impl Clients {
             numbers: numbers?,
             prepared: prepared?,
             snapshots,
+            strong: strong?,
             ddl_rounds: ddl_rounds?,
         })
     }
@@ -105,6 +109,7 @@ pub(super) async fn report(
         clients,
         roles,
         orders,
+        mut proxy,
         mut cluster,
         disks,
         sites,
@@ -153,6 +158,14 @@ pub(super) async fn report(
         }
         Err(why) => checks.push(failed("clients can finish", why)),
     }
+    checks.push(match proxy.check_running() {
+        Ok(()) => Check {
+            name: "the proxy runs to the end",
+            passed: true,
+            detail: "and answers".into(),
+        },
+        Err(error) => failed("the proxy runs to the end", format!("{error:#}")),
+    });
     checks.extend(logs(&cluster));
     report.passed = checks.iter().all(|check| check.passed);
     report.checks = checks;
@@ -180,6 +193,7 @@ fn counts(told: &Told) -> Counts {
         numbers: told.numbers.len() as u64,
         prepared: told.prepared.len() as u64,
         snapshots: told.snapshots.len() as u64,
+        strong_reads: told.strong.len() as u64,
         ddl_rounds: told.ddl_rounds,
     }
 }
@@ -225,6 +239,12 @@ async fn judge(
         "reads on standbys are of the past, in order",
         &past,
         format!("{} snapshots", told.snapshots.len()),
+    ));
+    let strong = strong::check(&told.strong, &told.lists, &last);
+    checks.push(check(
+        "strong reads through the proxy miss nothing that anybody was told before",
+        &strong,
+        format!("{} reads", told.strong.len()),
     ));
     checks.push(check(
         "numbers of a sequence are given once, in order",

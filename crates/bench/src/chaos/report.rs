@@ -43,6 +43,7 @@ pub(super) struct Counts {
     pub numbers: u64,
     pub prepared: u64,
     pub snapshots: u64,
+    pub strong_reads: u64,
     pub ddl_rounds: u64,
 }
 

@@ -12,6 +12,7 @@ use cluster::clients::load::{self, Load};
 use cluster::clients::schema;
 use cluster::clients::session::connect;
 use cluster::disk::Disk;
+use cluster::proxy::Proxy;
 use cluster::sites::{self, Sites};
 use nix::unistd::Pid;
 use tokio::task::JoinSet;
@@ -22,6 +23,7 @@ use super::clients::numbers::Drawers;
 use super::clients::prepared::Coordinators;
 use super::clients::readers::Readers;
 use super::clients::roles::Roles;
+use super::clients::strong::StrongReaders;
 use super::clocks::Clocks;
 use super::faults::{Faults, Member};
 use super::plan::{Line, Way};
@@ -34,6 +36,8 @@ const TIMEOUT: Duration = Duration::from_secs(180);
 const NODES: [&str; 3] = ["north", "south", "east"];
 /// Room on a zone's disk, which is in memory. A zone leaves 1 GiB of it free.
 pub(super) const DISK_BYTES: u64 = 6 << 30;
+/// Sessions through the proxy.
+const STRONG_READERS: usize = 2;
 /// pgbench's scale.
 const SCALE: u32 = 1;
 
@@ -44,6 +48,7 @@ pub(super) struct Clients {
     pub numbers: Drawers,
     pub prepared: Coordinators,
     pub readers: Readers,
+    pub strong: StrongReaders,
     pub churn: Churn,
 }
 
@@ -52,6 +57,7 @@ pub(super) struct Stage {
     pub clients: Clients,
     pub roles: Roles,
     pub orders: JoinSet<()>,
+    pub proxy: Proxy,
     pub cluster: Cluster,
     pub disks: Vec<Disk>,
     pub sites: Arc<Sites>,
@@ -116,10 +122,14 @@ impl Stage {
         cluster.start_others().await?;
         let clock = Clock::start();
         let nodes = nodes(&cluster)?;
+        let proxy = cluster
+            .start_proxy(&["[reads]", "mode = \"strong\""])
+            .await?;
         Ok(Stage {
-            clients: Clients::start(options, &cluster, clock)?,
+            clients: Clients::start(options, &cluster, &proxy, clock)?,
             roles: Roles::watch(nodes),
             orders: JoinSet::new(),
+            proxy,
             cluster,
             disks,
             sites,
@@ -225,7 +235,12 @@ fn settings(
 }
 
 impl Clients {
-    fn start(options: &Options, cluster: &Cluster, clock: Clock) -> anyhow::Result<Clients> {
+    fn start(
+        options: &Options,
+        cluster: &Cluster,
+        proxy: &Proxy,
+        clock: Clock,
+    ) -> anyhow::Result<Clients> {
         let application = cluster.any_writable();
         let (rate, seed) = (options.rate, options.seed);
         let transfers = load::Options {
@@ -242,14 +257,17 @@ impl Clients {
             Some(Flaw::StaleReads) => Some(cluster.server(NODES[2])?.config()),
             _ => None,
         };
+        let strong = standby.clone().unwrap_or_else(|| proxy.server().config());
         let lists = Appenders::start(application.clone(), standby, (6, rate * 0.3, seed), clock);
         let readers = Readers::start(nodes(cluster)?, &lists.window(), clock);
+        let strong = StrongReaders::start(&strong, STRONG_READERS, &lists.window(), clock);
         Ok(Clients {
             transfers: Load::start(application.clone(), transfers, clock),
             lists,
             numbers: Drawers::start(&application, 3, rate * 0.1, clock),
             prepared: Coordinators::start(application.clone(), 3, rate * 0.1, seed),
             readers,
+            strong,
             churn: Churn::paced(application, Some(rate / 120.0)),
         })
     }

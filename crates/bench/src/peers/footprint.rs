@@ -108,7 +108,7 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 }
 
 /// A process's share of the memory that it has mapped.
-fn memory_bytes(pid: Pid) -> Option<u64> {
+pub(crate) fn memory_bytes(pid: Pid) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;

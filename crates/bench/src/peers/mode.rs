@@ -1,4 +1,4 @@
-//! The loads by name, and what a run of one gives.
+//! The loads by name.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -49,17 +49,4 @@ impl Mode {
 pub(super) enum Tables {
     Ycsb,
     TpcC,
-}
-
-/// What one run gave.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Rate {
-    /// Transactions a second.
-    pub tps: f64,
-    /// Transactions.
-    pub transactions: u64,
-    /// Latency that half of them stay below, in milliseconds.
-    pub p50_ms: f64,
-    /// Latency that all but a hundredth stay below, in milliseconds.
-    pub p99_ms: f64,
 }

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::Distance;
 use super::footprint::Footprint;
 use super::loss::Loss;
-use super::mode::{Mode, Rate};
+use super::mode::Mode;
 use super::system::Kind;
+use crate::rates::Rate;
 
 /// A line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

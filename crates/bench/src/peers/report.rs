@@ -7,10 +7,11 @@ use std::fmt::Write;
 
 use super::footprint::Footprint;
 use super::loss::Loss;
-use super::mode::{Mode, Rate};
+use super::mode::Mode;
 use super::record::{Finding, Record, Setting};
 use super::system::Kind;
 use super::{Distance, chart};
+use crate::rates::Rate;
 use crate::statistics::Sample;
 
 /// All records, by setting.

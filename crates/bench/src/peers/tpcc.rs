@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use tokio::process::Command;
 
 use super::Options;
-use super::mode::Rate;
+use crate::rates::Rate;
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 

@@ -7,5 +7,6 @@ pub(super) mod lists;
 pub(super) mod numbers;
 pub(super) mod prepared;
 pub(super) mod readers;
+pub(super) mod strong;
 
 mod graph;

@@ -9,6 +9,7 @@ pub(super) mod numbers;
 pub(super) mod prepared;
 pub(super) mod readers;
 pub(super) mod roles;
+pub(super) mod strong;
 
 use std::time::Duration;
 

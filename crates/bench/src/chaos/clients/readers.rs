@@ -68,12 +68,18 @@ impl Readers {
 /// The open lists, and by how much the balances of tellers and branches differ, in one snapshot.
 async fn read(client: &Client, first: Key) -> Result<(Vec<(Key, Vec<Value>)>, i64), Trouble> {
     answer(client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")).await?;
-    let lists = "SELECT key, list FROM chaos_lists WHERE key >= $1 AND key < $2";
-    let rows = answer(client.query(lists, &[&first, &(first + OPEN)])).await?;
+    let lists = lists(client, first).await?;
     let sums = "SELECT (SELECT coalesce(sum(tbalance), 0) FROM pgbench_tellers)::bigint
                      - (SELECT coalesce(sum(bbalance), 0) FROM pgbench_branches)::bigint";
     let sum = answer(client.query_one(sums, &[])).await?.get(0);
     answer(client.batch_execute("COMMIT")).await?;
+    Ok((lists, sum))
+}
+
+/// The open lists, by one statement.
+pub(super) async fn lists(client: &Client, first: Key) -> Result<Vec<(Key, Vec<Value>)>, Trouble> {
+    let lists = "SELECT key, list FROM chaos_lists WHERE key >= $1 AND key < $2";
+    let rows = answer(client.query(lists, &[&first, &(first + OPEN)])).await?;
     let mut lists: Vec<(Key, Vec<Value>)> =
         rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     // A list that is not there is an empty one.
@@ -82,5 +88,5 @@ async fn read(client: &Client, first: Key) -> Result<(Vec<(Key, Vec<Value>)>, i6
             lists.push((key, Vec::new()));
         }
     }
-    Ok((lists, sum))
+    Ok(lists)
 }
