@@ -7,6 +7,7 @@ mod bench;
 mod cluster;
 mod demo;
 mod dev;
+mod mirror;
 mod operate;
 mod zone;
 
@@ -19,6 +20,7 @@ pub use self::cluster::*;
 pub use bench::*;
 pub use demo::*;
 pub use dev::*;
+pub use mirror::*;
 pub use operate::*;
 pub use zone::*;
 
@@ -51,6 +53,8 @@ pub enum Command {
     Init(Init),
     Node(Node),
     Proxy(Proxy),
+    #[command(subcommand)]
+    Mirror(Mirror),
     Psql(Psql),
     Status(Status),
     List(List),

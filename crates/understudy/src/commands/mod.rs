@@ -10,6 +10,7 @@ mod history;
 mod init;
 mod key;
 mod list;
+mod mirror;
 mod node;
 mod notes;
 mod operate;
@@ -23,8 +24,11 @@ mod watch;
 mod zone;
 
 use std::io::IsTerminal;
+use std::path::Path;
 
 use anyhow::Context;
+use coordination::config::{ClusterConfig, ConfigError};
+use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
@@ -41,7 +45,8 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Key(args) => key::run(args),
         Command::Init(args) => on_runtime(init::run(args)),
         Command::Node(args) => on_runtime(node::run(args)),
-        Command::Proxy(args) => on_runtime(proxy::run(args)),
+        Command::Proxy(args) => proxy::run(args),
+        Command::Mirror(command) => on_runtime(mirror::run(command)),
         Command::Psql(args) => on_runtime(psql::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),
         Command::List(args) => on_runtime(list::run(args)),
@@ -69,7 +74,10 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
 fn usual_log(command: &Command) -> &'static str {
     match command {
         // Cassandra's driver tells of every connection, and of every one that it makes anew.
-        Command::Store(_) | Command::Node(_) | Command::Proxy(_) => "info,scylla=error",
+        Command::Store(_)
+        | Command::Node(_)
+        | Command::Proxy(_)
+        | Command::Mirror(crate::cli::Mirror::Run(_)) => "info,scylla=error",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) | Command::Dev(_) => "error",
         _ => "warn",
@@ -109,18 +117,39 @@ pub fn on_runtime(command: impl Future<Output = anyhow::Result<Code>>) -> anyhow
         .block_on(command)
 }
 
+/// What a configuration says of its cluster, and its table of this name as a text of its own. `check` judges its keys, and
+/// `advice` says what to write if the table is not there.
+fn load_table(
+    file: &Path,
+    check: impl FnOnce(&str) -> Result<(), ConfigError>,
+    name: &str,
+    advice: &str,
+) -> anyhow::Result<(ClusterConfig, String)> {
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the configuration {}", file.display()))?;
+    check(&text)?;
+    let cluster = ClusterConfig::parse(&text, None)?;
+    let whole: toml::Table = text.parse()?;
+    let table = whole.get(name).ok_or_else(|| {
+        Failure::new(Code::Usage, format!("{} has no [{name}]", file.display())).advise(advice)
+    })?;
+    Ok((cluster, toml::to_string(table)?))
+}
+
 /// As [`interrupted`], and when standard input ends, if that was asked for: then whoever started
 /// this process is gone, however it ended.
 async fn asked_to_end(until_stdin_closes: bool) {
-    let closed = async {
-        match until_stdin_closes {
-            true => stdin_closed().await,
-            false => std::future::pending().await,
-        }
-    };
     tokio::select! {
         () = interrupted() => {}
-        () = closed => {}
+        () = input_ends(until_stdin_closes) => {}
+    }
+}
+
+/// Resolves when standard input ends, if that was asked for.
+async fn input_ends(until_stdin_closes: bool) {
+    match until_stdin_closes {
+        true => stdin_closed().await,
+        false => std::future::pending().await,
     }
 }
 
@@ -137,11 +166,21 @@ async fn stdin_closed() {
 
 /// Resolves when the user or the system asks the process to end.
 pub async fn interrupted() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)) = (
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else {
+        tracing::error!("cannot listen for signals: a hangup will end the process at once");
+        return terminated().await;
+    };
+    tokio::select! {
+        () = terminated() => {}
+        _ = hangup.recv() => {}
+    }
+}
+
+/// The same but for SIGHUP, which tells some to read their configuration again.
+async fn terminated() {
+    let (Ok(mut interrupt), Ok(mut terminate)) = (
         signal(SignalKind::interrupt()),
         signal(SignalKind::terminate()),
-        signal(SignalKind::hangup()),
     ) else {
         tracing::error!("cannot listen for signals: an interrupt will not be noticed");
         return std::future::pending().await;
@@ -149,6 +188,5 @@ pub async fn interrupted() {
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
-        _ = hangup.recv() => {}
     }
 }

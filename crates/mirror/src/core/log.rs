@@ -1,0 +1,218 @@
+//! The log as a row of blocks: batches of records, each of which begins a block.
+//!
+//! ```text
+//!   block 0        block 1                    block 3
+//!   ┌────────────┐ ┌────────────┬───────────┐ ┌─────
+//!   │head records│ │head records│ records   │ │head ...
+//!   └────────────┘ └────────────┴───────────┘ └─────
+//!        batch 1                batch 2
+//! ```
+//!
+//! A batch is what is made durable at once. Invariant: each batch names the sum of the one before it. A batch that was written
+//! by an owner whose epoch is over and that nobody found when the next owner began cannot follow on what that one wrote, so
+//! reading ends where the last owner's log ends.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::record::{Number, Record};
+
+const MAGIC: [u8; 8] = *b"USmirr01";
+const HEAD_BYTES: usize = 48;
+
+/// Where a log goes on: after everything before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Position {
+    /// The block that the next batch begins.
+    pub block: u64,
+    /// The number of its first record.
+    pub number: Number,
+    /// The sum of the batch before it.
+    pub chain: u64,
+}
+
+impl Position {
+    /// The beginning of a log.
+    pub const BEGINNING: Position = Position {
+        block: 0,
+        number: Number(1),
+        chain: 0,
+    };
+}
+
+/// What a batch's first block says of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Head {
+    number: Number,
+    before: u64,
+    bytes: u64,
+    sum: u64,
+}
+
+impl Head {
+    fn write(&self) -> [u8; HEAD_BYTES] {
+        let mut out = [0; HEAD_BYTES];
+        out[..8].copy_from_slice(&MAGIC);
+        for (at, value) in [
+            (8, self.number.0),
+            (16, self.before),
+            (24, self.bytes),
+            (32, self.sum),
+        ] {
+            out[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        let sum = crc32c::crc32c(&out[..40]);
+        out[40..44].copy_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    fn read(block: &[u8]) -> Option<Head> {
+        let head = block.get(..HEAD_BYTES)?;
+        let word = |at: usize| {
+            let bytes = head[at..at + 8].try_into();
+            u64::from_le_bytes(bytes.expect("eight bytes of a slice"))
+        };
+        let sum = crc32c::crc32c(&head[..40]).to_le_bytes();
+        let is_whole = head[..8] == MAGIC && head[40..44] == sum;
+        is_whole.then(|| Head {
+            number: Number(word(8)),
+            before: word(16),
+            bytes: word(24),
+            sum: word(32),
+        })
+    }
+}
+
+/// A log cannot be read, although it is there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LogError {
+    /// The contents of a batch are whole, and are not what this version writes.
+    #[error("the log's record {0} makes no sense to this version")]
+    Format(Number),
+    /// A transaction is longer than the log can have.
+    #[error("a transaction of {0} bytes is too long for the log")]
+    TooLong(usize),
+}
+
+/// The blocks of a batch that begins at `at`, and where the log goes on after it. The records must not be empty, and their
+/// numbers must follow on.
+///
+/// # Errors
+/// `TooLong` if a record cannot be encoded.
+pub fn write(
+    at: Position,
+    records: &[Record],
+    block_bytes: usize,
+) -> Result<(Vec<Vec<u8>>, Position), LogError> {
+    let payload = postcard::to_allocvec(records).map_err(|_| LogError::TooLong(records.len()))?;
+    let sum = xxh3_64_with_seed(&payload, at.chain ^ at.number.0);
+    let head = Head {
+        number: at.number,
+        before: at.chain,
+        bytes: payload.len() as u64,
+        sum,
+    };
+    let mut stream = head.write().to_vec();
+    stream.extend_from_slice(&payload);
+    let blocks: Vec<Vec<u8>> = stream
+        .chunks(block_bytes)
+        .map(|chunk| {
+            let mut block = chunk.to_vec();
+            block.resize(block_bytes, 0);
+            block
+        })
+        .collect();
+    let next = Position {
+        block: at.block + blocks.len() as u64,
+        number: Number(at.number.0 + records.len() as u64),
+        chain: sum,
+    };
+    Ok((blocks, next))
+}
+
+/// How many blocks the batch takes that may begin at `at`, by its first block; `None` if the log ends there.
+pub fn blocks_of_batch(at: Position, first: &[u8]) -> Option<u64> {
+    let head = Head::read(first)?;
+    let follows = head.number == at.number && head.before == at.chain;
+    let bytes = HEAD_BYTES as u64 + head.bytes;
+    follows.then(|| bytes.div_ceil(first.len() as u64))
+}
+
+/// The records of the batch that begins at `at`, from all of its blocks, and where the log goes on; `None` if the log ends
+/// there.
+///
+/// # Errors
+/// `Format` if another version wrote it.
+pub fn read(
+    at: Position,
+    blocks: &[impl AsRef<[u8]>],
+) -> Result<Option<(Vec<Record>, Position)>, LogError> {
+    let stream: Vec<u8> = blocks
+        .iter()
+        .flat_map(|block| block.as_ref())
+        .copied()
+        .collect();
+    let Some(head) =
+        Head::read(&stream).filter(|head| head.number == at.number && head.before == at.chain)
+    else {
+        return Ok(None);
+    };
+    let end = HEAD_BYTES + usize::try_from(head.bytes).unwrap_or(usize::MAX - HEAD_BYTES);
+    let Some(payload) = stream.get(HEAD_BYTES..end) else {
+        return Ok(None);
+    };
+    if xxh3_64_with_seed(payload, at.chain ^ at.number.0) != head.sum {
+        return Ok(None);
+    }
+    let records: Vec<Record> =
+        postcard::from_bytes(payload).map_err(|_| LogError::Format(at.number))?;
+    let next = Position {
+        block: at.block + blocks.len() as u64,
+        number: Number(at.number.0 + records.len() as u64),
+        chain: head.sum,
+    };
+    Ok(Some((records, next)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::class::Claims;
+    use crate::core::record::Statement;
+
+    fn record(number: u64, text: &str) -> Record {
+        let statement = Statement {
+            text: text.to_owned(),
+            ..Statement::default()
+        };
+        Record::of(number, Claims::default(), vec![statement])
+    }
+
+    #[test]
+    fn a_batch_is_read_as_it_was_written() {
+        let records = vec![record(1, &"a".repeat(1000)), record(2, "b")];
+        let (blocks, next) = write(Position::BEGINNING, &records, 512).expect("short");
+        assert_eq!((blocks.len(), next.block, next.number), (3, 3, Number(3)));
+        assert_eq!(blocks_of_batch(Position::BEGINNING, &blocks[0]), Some(3));
+        let read_back = read(Position::BEGINNING, &blocks).expect("this version");
+        assert_eq!(read_back, Some((records, next)));
+    }
+
+    #[test]
+    fn the_log_ends_where_something_does_not_follow() {
+        let (first, after) = write(Position::BEGINNING, &[record(1, "a")], 512).expect("short");
+        let (other, after_other) =
+            write(Position::BEGINNING, &[record(1, "b")], 512).expect("short");
+        let (second, _) = write(after, &[record(2, "c")], 512).expect("short");
+        assert!(read(after, &second).expect("this version").is_some());
+        // The second batch followed on another first one.
+        assert_eq!(read(after_other, &second), Ok(None));
+        assert_eq!(blocks_of_batch(after_other, &second[0]), None);
+        // Damage, and nothing at all.
+        let mut damaged = first[0].clone();
+        damaged[HEAD_BYTES + 3] ^= 1;
+        assert_eq!(read(Position::BEGINNING, &[damaged]), Ok(None));
+        assert_eq!(read(Position::BEGINNING, &[vec![0; 512]]), Ok(None));
+        assert_eq!(read(Position::BEGINNING, &other[..0]), Ok(None));
+    }
+}

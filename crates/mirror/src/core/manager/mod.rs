@@ -1,0 +1,418 @@
+//! A replication manager: who may serve, and what has committed.
+//!
+//! ```text
+//!                 current, and the primary is lost: owns the next epoch, applies the rest of the log
+//!            ┌──────────────────────────────────────────────────────────────┐
+//!            │                                                              ▼
+//!       ┌────┴────┐          ┌────────────┐   nobody is primary        ┌─────────┐
+//!       │ standby │◀─────────│ recovering │───────────────────────────▶│ primary │
+//!       └────┬────┘ current  └────────────┘   (in the same way)        └────┬────┘
+//!            │                  ▲      ▲                                    │
+//!            └──────────────────┘      └────────────────────────────────────┘
+//!       its member is lost, differs          its epoch is over, its member is lost, it hands over
+//!       or is too far behind
+//! ```
+//!
+//! This is Figure 3 of the paper. Invariants: a transaction has committed if and only if the log has it durably, and the log is
+//! written by the owner of the highest epoch alone, so a manager that lost its epoch acknowledges nothing. Nobody serves before its
+//! member has everything that the log has. A primary answers reads only if the zones have confirmed its epoch within the
+//! lease, and its successor does not serve before the lease has passed, so that no read is old if their clocks run equally
+//! fast. A member that differed once never serves, and executes nothing, until it was made anew.
+
+mod peer;
+mod primary;
+mod standby;
+mod types;
+
+use std::collections::BTreeMap;
+
+use super::class::Claims;
+use super::flaw::Flaw;
+use super::ledger::Ledger;
+use super::locks::Tx;
+use super::record::{Draft, Number, Token};
+
+pub use peer::Message;
+use primary::Primary;
+use standby::Standby;
+pub use types::{Ack, Effect, Role, Rules, Why};
+
+/// A replication manager. Every method takes what happened and adds to `out` what is to be done.
+#[derive(Debug)]
+pub struct Manager {
+    rules: Rules,
+    role: Role,
+    now_ms: u64,
+    /// When a primary was last heard of, or might still have been.
+    heard_ms: u64,
+    /// The highest epoch that was heard of.
+    highest: u32,
+    /// The highest epoch whose owner is known to have stopped.
+    ended: u32,
+    /// An epoch is being taken.
+    is_owning: bool,
+    /// What the member has, if it answers.
+    ledger: Option<Ledger>,
+    is_diverged: bool,
+    is_behind: bool,
+    primary: Option<Primary>,
+    standby: Standby,
+}
+
+impl Manager {
+    /// One that has just begun, and knows nothing.
+    pub fn new(rules: Rules, now_ms: u64) -> Manager {
+        let mut standby = Standby::default();
+        standby.schedule.flaw = rules.flaw;
+        Manager {
+            rules,
+            role: Role::Recovering(Why::Starting),
+            now_ms,
+            heard_ms: now_ms,
+            highest: 0,
+            ended: 0,
+            is_owning: false,
+            ledger: None,
+            is_diverged: false,
+            is_behind: false,
+            primary: None,
+            standby,
+        }
+    }
+
+    /// Which state it is in.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// What its member has, if it answers.
+    pub fn ledger(&self) -> Option<&Ledger> {
+        self.ledger.as_ref()
+    }
+
+    /// The epoch it serves in.
+    pub fn epoch(&self) -> Option<u32> {
+        self.primary.as_ref().map(|primary| primary.epoch)
+    }
+
+    /// Whether another manager has said lately that it is primary.
+    pub fn hears_primary(&self) -> bool {
+        self.role != Role::Primary && self.highest > 0 && !self.is_silent()
+    }
+
+    /// The epoch that it takes over in.
+    pub fn taking(&self) -> Option<u32> {
+        self.standby.taking.as_ref().map(|taking| taking.epoch)
+    }
+
+    /// Whether what the member says now is not old: to be asked after it was read.
+    pub fn reads(&self, now_ms: u64) -> bool {
+        let is_fresh =
+            |primary: &Primary| now_ms.saturating_sub(primary.confirmed_ms) <= self.rules.lease_ms;
+        self.primary.as_ref().is_some_and(is_fresh)
+    }
+
+    /// The last record that is durable, as far as this manager knows.
+    pub fn last(&self) -> Number {
+        let own = self.primary.as_ref().map(|primary| primary.durable);
+        own.unwrap_or(self.standby.last)
+    }
+
+    /// What the other manager's member has, if it follows this one, and whether it is a standby.
+    pub fn follower(&self) -> Option<(Number, bool)> {
+        let follower = self.primary.as_ref()?.follower.as_ref()?;
+        Some((follower.floor, follower.is_standby))
+    }
+
+    fn flawed(&self, flaw: Flaw) -> bool {
+        self.rules.flaw == Some(flaw)
+    }
+
+    /// It is this time: to be said before anything else that happens.
+    pub fn at(&mut self, now_ms: u64) -> &mut Manager {
+        self.now_ms = now_ms;
+        self
+    }
+
+    /// Time passes; to be called some times within the lease.
+    pub fn tick(&mut self, out: &mut Vec<Effect>) {
+        if self.role == Role::Primary {
+            self.primary_tick(out);
+        } else if let Some(taking) = &self.standby.taking {
+            out.push(Effect::Confirm(taking.epoch));
+            self.see(out);
+        } else if self.may_take_over() && self.is_silent() {
+            self.own(out);
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        let waited = self.now_ms.saturating_sub(self.heard_ms);
+        waited > self.rules.timeout_ms + self.rules.patience_ms
+    }
+
+    fn may_take_over(&self) -> bool {
+        let is_busy = self.is_owning || self.role == Role::Recovering(Why::TakingOver);
+        self.ledger.is_some() && !self.is_diverged && !self.is_behind && !is_busy
+    }
+
+    fn own(&mut self, out: &mut Vec<Effect>) {
+        self.is_owning = true;
+        out.push(Effect::LookAtLog);
+    }
+
+    /// Where the log begins: whoever lacks something before that cannot be made current by it, and takes nobody's epoch.
+    pub fn log_begins(&mut self, first: Number, out: &mut Vec<Effect>) {
+        let Some(floor) = self.ledger.as_ref().map(Ledger::floor) else {
+            return self.not_owned();
+        };
+        if floor.next() < first && !self.flawed(Flaw::GapIgnored) {
+            self.not_owned();
+            self.is_behind = true;
+            self.role = Role::Recovering(Why::Behind);
+            return;
+        }
+        out.push(Effect::Own);
+    }
+
+    /// The member answers, and this is what it has. After a state transfer as well.
+    pub fn member_up(&mut self, ledger: Ledger, is_diverged: bool) {
+        if self.role == Role::Primary {
+            return;
+        }
+        self.is_diverged = is_diverged;
+        self.is_behind = false;
+        let ledger = match self.flawed(Flaw::LedgerForgotten) {
+            true => Ledger::new(ledger.floor(), []),
+            false => ledger,
+        };
+        self.standby.restart(ledger.floor());
+        self.ledger = Some(ledger);
+        self.role = Role::Recovering(match is_diverged {
+            true => Why::Diverged,
+            false => Why::Starting,
+        });
+        // Whoever is primary says so again soon.
+        self.heard_ms = self.now_ms;
+    }
+
+    /// The member answers, and has nothing of this mirror: its state must be transferred.
+    pub fn member_empty(&mut self) {
+        if self.role != Role::Primary {
+            self.ledger = None;
+            self.is_behind = true;
+            self.role = Role::Recovering(Why::Behind);
+        }
+    }
+
+    /// The member does not answer any more.
+    pub fn member_down(&mut self, out: &mut Vec<Effect>) {
+        self.ledger = None;
+        self.standby.restart(Number(0));
+        self.step_down(Why::NoMember, out);
+    }
+
+    /// Stops being whatever it is.
+    fn step_down(&mut self, why: Why, out: &mut Vec<Effect>) {
+        if self.role == Role::Recovering(Why::TakingOver) {
+            out.push(Effect::Release);
+        }
+        if let Some(primary) = self.primary.take() {
+            out.push(Effect::Unserve);
+            let epoch = primary.epoch;
+            self.ended = self.ended.max(epoch);
+            if why != Why::Replaced {
+                out.push(Effect::Release);
+                out.push(Effect::Send(Message::Resigned { epoch }));
+            }
+            self.standby
+                .restart(self.ledger.as_ref().map_or(Number(0), Ledger::floor));
+        }
+        self.heard_ms = self.now_ms;
+        self.role = Role::Recovering(why);
+    }
+
+    /// An epoch is owned: nobody else can write the log any more.
+    pub fn owned(&mut self, epoch: u32, out: &mut Vec<Effect>) {
+        self.is_owning = false;
+        self.highest = self.highest.max(epoch);
+        if self.ledger.is_none() {
+            out.push(Effect::Release);
+            return;
+        }
+        self.role = Role::Recovering(Why::TakingOver);
+        let is_over = self.ended + 1 >= epoch || self.flawed(Flaw::LeaseIgnored);
+        let serves_ms = self.now_ms + if is_over { 0 } else { self.rules.lease_ms };
+        self.standby.taking = Some(standby::Taking::new(epoch, self.now_ms, serves_ms));
+        out.push(Effect::ReadLog);
+    }
+
+    /// No epoch could be owned: another manager was quicker.
+    pub fn not_owned(&mut self) {
+        self.is_owning = false;
+        self.heard_ms = self.now_ms;
+    }
+
+    /// A higher epoch exists.
+    pub fn fenced(&mut self, epoch: u32, out: &mut Vec<Effect>) {
+        let is_ours = self.epoch() == Some(epoch)
+            || self
+                .standby
+                .taking
+                .as_ref()
+                .is_some_and(|taking| taking.epoch == epoch);
+        if !is_ours {
+            return;
+        }
+        if self.flawed(Flaw::FenceIgnored)
+            && let Some(last) = self.primary.as_ref().and_then(Primary::writing)
+        {
+            self.durable(epoch, last, out);
+            return;
+        }
+        self.standby.taking = None;
+        if self.role == Role::Recovering(Why::TakingOver) {
+            self.role = Role::Recovering(Why::Replaced);
+        }
+        self.step_down(Why::Replaced, out);
+    }
+
+    /// The epoch stood at some moment after it was asked about, which was then.
+    pub fn confirmed(&mut self, epoch: u32, asked_ms: u64, out: &mut Vec<Effect>) {
+        if let Some(taking) = self
+            .standby
+            .taking
+            .as_mut()
+            .filter(|taking| taking.epoch == epoch)
+        {
+            taking.confirmed_ms = asked_ms;
+            self.see(out);
+        }
+        if let Some(primary) = self
+            .primary
+            .as_mut()
+            .filter(|primary| primary.epoch == epoch)
+        {
+            primary.confirmed_ms = primary.confirmed_ms.max(asked_ms);
+        }
+    }
+
+    /// The member has everything that the log has: serve.
+    fn serve(&mut self, epoch: u32, last: Number, out: &mut Vec<Effect>) {
+        self.standby.epoch = None;
+        self.role = Role::Primary;
+        let confirmed_ms = self
+            .standby
+            .taking
+            .as_ref()
+            .map_or(self.now_ms, |taking| taking.confirmed_ms);
+        self.standby.taking = None;
+        self.primary = Some(Primary::new(epoch, last, confirmed_ms));
+        out.push(Effect::Serve);
+        self.send_alive(out);
+    }
+
+    /// A transaction that begins to write gets what its client can ask by.
+    pub fn token(&mut self) -> Option<Token> {
+        let primary = self.primary.as_mut()?;
+        primary.tokens += 1;
+        Some(Token {
+            epoch: primary.epoch,
+            count: primary.tokens,
+        })
+    }
+
+    /// A transaction asks for what its next statement conflicts on: [`Effect::Granted`] or [`Effect::Deadlock`] follows, at
+    /// once or later.
+    pub fn lock(&mut self, tx: Tx, claims: &Claims, out: &mut Vec<Effect>) {
+        let flaw = self.rules.flaw;
+        if let Some(primary) = &mut self.primary {
+            primary.lock(tx, claims, flaw, out);
+        }
+    }
+
+    /// A transaction commits: [`Effect::Commit`] and [`Effect::Answer`] follow.
+    pub fn commit(&mut self, tx: Tx, draft: Draft, out: &mut Vec<Effect>) {
+        let flaw = self.rules.flaw;
+        if let Some(primary) = &mut self.primary {
+            primary.commit(tx, draft, flaw, out);
+        }
+        if flaw == Some(Flaw::SentTooEarly) {
+            self.pump(out);
+        }
+    }
+
+    /// A transaction is over that has nothing in the log.
+    pub fn ended(&mut self, tx: Tx, out: &mut Vec<Effect>) {
+        if let Some(primary) = &mut self.primary {
+            primary.release(tx, out);
+        }
+        self.hand_over(out);
+    }
+
+    /// Hands over to the standby as soon as no transaction is under way: new ones wait.
+    pub fn switch_over(&mut self, out: &mut Vec<Effect>) {
+        if let Some(primary) = &mut self.primary {
+            primary.is_draining = true;
+        }
+        self.hand_over(out);
+    }
+
+    /// Gives a handover up: transactions that have waited go on.
+    pub fn stay(&mut self, out: &mut Vec<Effect>) {
+        let flaw = self.rules.flaw;
+        if let Some(primary) = &mut self.primary {
+            primary.is_draining = false;
+            for (tx, claims) in std::mem::take(&mut primary.held_back) {
+                primary.lock(tx, &claims, flaw, out);
+            }
+        }
+    }
+
+    fn hand_over(&mut self, out: &mut Vec<Effect>) {
+        if self.primary.as_ref().is_some_and(Primary::may_hand_over) {
+            self.step_down(Why::Starting, out);
+        }
+    }
+
+    /// Records up to `last` are durable in the log of this epoch.
+    pub fn durable(&mut self, epoch: u32, last: Number, out: &mut Vec<Effect>) {
+        let flaw = self.rules.flaw;
+        let Some(primary) = self
+            .primary
+            .as_mut()
+            .filter(|primary| primary.epoch == epoch)
+        else {
+            return;
+        };
+        primary.durable(last, self.rules.retain_records, flaw, out);
+        self.pump(out);
+    }
+
+    /// The member has committed a transaction of a client's.
+    pub fn committed(&mut self, number: Number, out: &mut Vec<Effect>) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.insert(number);
+        }
+        let ack = self.rules.ack;
+        if let Some(primary) = &mut self.primary {
+            primary.on_member(number, ack, out);
+        }
+        self.hand_over(out);
+    }
+
+    /// The member has not committed it, or nobody knows, and the log has it: it is executed once more.
+    pub fn commit_failed(&mut self, number: Number, out: &mut Vec<Effect>) {
+        if self.flawed(Flaw::LostCommitForgotten) {
+            return self.committed(number, out);
+        }
+        let record = self
+            .primary
+            .as_ref()
+            .and_then(|primary| primary.record(number));
+        out.extend(record.map(Effect::Apply));
+    }
+}
+
+/// Commits that are not acknowledged, by number.
+type Commits = BTreeMap<Number, primary::Commit>;

@@ -1,0 +1,277 @@
+//! What the two managers tell each other.
+//!
+//! ```text
+//!   primary ── Alive ──────────▶ other        the other one follows the first Alive of an epoch
+//!           ◀── Follow ─────────
+//!           ── Records, Records ▶
+//!           ◀── Applied ────────
+//! ```
+//!
+//! Messages arrive in order or not at all: whoever loses the connection begins again. Nothing that they say decides what has
+//! committed; the log does.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::record::{Number, Record};
+use super::primary::Follower;
+use super::{Effect, Manager, Role, Why};
+
+/// What one manager tells the other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// The sender is primary, and the log ends here.
+    Alive {
+        /// Its epoch.
+        epoch: u32,
+        /// The last durable record.
+        last: Number,
+    },
+    /// The sender wants the log from here on.
+    Follow {
+        /// Of whom.
+        epoch: u32,
+        /// The first record that it does not have.
+        from: Number,
+        /// Its member has everything up to here.
+        floor: Number,
+    },
+    /// Durable records, in order.
+    Records {
+        /// The sender's epoch.
+        epoch: u32,
+        /// The records.
+        records: Vec<Record>,
+    },
+    /// The sender's member has committed these.
+    Applied {
+        /// Which.
+        numbers: Vec<Number>,
+        /// And everything up to here.
+        floor: Number,
+    },
+    /// The log begins later than the receiver wants it.
+    TooLate {
+        /// The sender's epoch.
+        epoch: u32,
+    },
+    /// The sender is not primary any more.
+    Resigned {
+        /// The epoch that it gave up.
+        epoch: u32,
+    },
+    /// The sender's member answered differently.
+    Diverged {
+        /// To which record.
+        number: Number,
+    },
+}
+
+impl Manager {
+    /// The other manager says something.
+    pub fn peer(&mut self, message: Message, out: &mut Vec<Effect>) {
+        match message {
+            Message::Alive { epoch, last } => self.hear(epoch, last, out),
+            Message::Follow { epoch, from, floor } => self.follow(epoch, from, floor, out),
+            Message::Records { epoch, records } => {
+                if self.standby.epoch == Some(epoch) {
+                    self.heard_ms = self.now_ms;
+                    let last = records.last().map_or(Number(0), |record| record.number);
+                    self.standby.last = self.standby.last.max(last);
+                    self.take(records, out);
+                }
+            }
+            Message::Applied { numbers, floor } => self.peer_applied(&numbers, floor, out),
+            Message::TooLate { epoch } => {
+                if self.standby.epoch == Some(epoch) {
+                    self.standby.epoch = None;
+                    self.is_behind = true;
+                    self.role = Role::Recovering(Why::Behind);
+                }
+            }
+            Message::Resigned { epoch } => {
+                self.ended = self.ended.max(epoch);
+                if self.standby.epoch == Some(epoch) {
+                    self.standby.epoch = None;
+                    if self.may_take_over() {
+                        self.own(out);
+                    }
+                }
+            }
+            Message::Diverged { .. } => self.peer_lost(out),
+        }
+    }
+
+    /// The connection to the other manager is broken.
+    pub fn peer_lost(&mut self, out: &mut Vec<Effect>) {
+        self.standby.epoch = None;
+        let ack = self.rules.ack;
+        if let Some(primary) = &mut self.primary {
+            primary.follower = None;
+            primary.answer(ack, out);
+        }
+        if self.role == Role::Standby {
+            self.role = Role::Recovering(Why::CatchingUp);
+        }
+    }
+
+    /// A primary says that it is one.
+    pub(super) fn send_alive(&self, out: &mut Vec<Effect>) {
+        if let Some(primary) = &self.primary {
+            let (epoch, last) = (primary.epoch, primary.durable);
+            out.push(Effect::Send(Message::Alive { epoch, last }));
+        }
+    }
+
+    /// What a primary does now and then.
+    pub(super) fn primary_tick(&mut self, out: &mut Vec<Effect>) {
+        let (now_ms, timeout_ms) = (self.now_ms, self.rules.timeout_ms);
+        let confirmed_ms = self
+            .primary
+            .as_ref()
+            .map_or(0, |primary| primary.confirmed_ms);
+        if now_ms.saturating_sub(confirmed_ms) > self.rules.lease_ms {
+            // Another manager may own a higher epoch, and nothing that is read here may be right any more.
+            return self.step_down(Why::Replaced, out);
+        }
+        self.send_alive(out);
+        out.extend(self.epoch().map(Effect::Confirm));
+        let Some(primary) = &mut self.primary else {
+            return;
+        };
+        let durable = primary.durable;
+        if let Some(follower) = &mut primary.follower {
+            let lag = durable.0.saturating_sub(follower.floor.0);
+            let is_silent = lag > 0 && now_ms.saturating_sub(follower.heard_ms) > timeout_ms;
+            if is_silent || lag > self.rules.lag_records {
+                // It is not waited for until it has caught up.
+                follower.is_standby = false;
+            }
+        }
+        primary.answer(self.rules.ack, out);
+        let own = self
+            .ledger
+            .as_ref()
+            .map_or(Number(0), |ledger| ledger.floor());
+        let least = Number((durable.0 + 1).saturating_sub(self.rules.retain_records));
+        let needed = primary
+            .follower
+            .as_ref()
+            .map_or(Number(0), |follower| follower.floor);
+        out.push(Effect::Trim(needed.next().max(least).min(own.next())));
+    }
+
+    fn follow(&mut self, epoch: u32, from: Number, floor: Number, out: &mut Vec<Effect>) {
+        let now_ms = self.now_ms;
+        if let Some(primary) = self
+            .primary
+            .as_mut()
+            .filter(|primary| primary.epoch == epoch)
+        {
+            primary.follower = Some(Follower {
+                sent: Number(from.0 - 1),
+                floor,
+                is_standby: false,
+                heard_ms: now_ms,
+                is_reading: false,
+            });
+        }
+        self.see_follower();
+        self.pump(out);
+    }
+
+    fn see_follower(&mut self) {
+        let Some(primary) = &mut self.primary else {
+            return;
+        };
+        let durable = primary.durable;
+        if let Some(follower) = &mut primary.follower {
+            follower.is_standby |=
+                durable.0.saturating_sub(follower.floor.0) <= self.rules.window_records / 2;
+        }
+    }
+
+    fn peer_applied(&mut self, numbers: &[Number], floor: Number, out: &mut Vec<Effect>) {
+        let (ack, now_ms) = (self.rules.ack, self.now_ms);
+        let Some(primary) = &mut self.primary else {
+            return;
+        };
+        if let Some(follower) = &mut primary.follower {
+            follower.floor = floor;
+            follower.heard_ms = now_ms;
+        }
+        primary.on_peer(numbers, ack, out);
+        self.see_follower();
+        self.pump(out);
+        self.hand_over(out);
+    }
+
+    /// Sends the other manager what it may be sent.
+    pub(super) fn pump(&mut self, out: &mut Vec<Effect>) {
+        let (flaw, window) = (self.rules.flaw, self.rules.window_records);
+        let Some(primary) = &mut self.primary else {
+            return;
+        };
+        let (epoch, last) = (primary.epoch, primary.may_send(flaw));
+        let Some(follower) = primary
+            .follower
+            .as_ref()
+            .filter(|follower| !follower.is_reading)
+        else {
+            return;
+        };
+        let from = follower.sent.next();
+        let most = Number(last.0.min(follower.floor.0 + window));
+        if from > most {
+            return;
+        }
+        let records = primary.recent(from, most.0 + 1 - from.0);
+        let Some(follower) = &mut primary.follower else {
+            return;
+        };
+        match records {
+            Some(records) if !records.is_empty() => {
+                follower.sent = Number(from.0 + records.len() as u64 - 1);
+                out.push(Effect::Send(Message::Records { epoch, records }));
+            }
+            _ => {
+                follower.is_reading = true;
+                out.push(Effect::ReadForPeer(from));
+            }
+        }
+    }
+
+    /// Durable records from `from` on, read for the other manager; `None` if the log begins later.
+    pub fn read_for_peer(
+        &mut self,
+        from: Number,
+        records: Option<Vec<Record>>,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(primary) = &mut self.primary else {
+            return;
+        };
+        let epoch = primary.epoch;
+        let Some(follower) = primary
+            .follower
+            .as_mut()
+            .filter(|follower| follower.sent.next() == from)
+        else {
+            return;
+        };
+        follower.is_reading = false;
+        match records {
+            None => {
+                primary.follower = None;
+                out.push(Effect::Send(Message::TooLate { epoch }));
+                let ack = self.rules.ack;
+                primary.answer(ack, out);
+            }
+            Some(records) if !records.is_empty() => {
+                follower.sent = Number(from.0 + records.len() as u64 - 1);
+                out.push(Effect::Send(Message::Records { epoch, records }));
+                self.pump(out);
+            }
+            Some(_) => {}
+        }
+    }
+}

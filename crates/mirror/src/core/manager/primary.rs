@@ -1,0 +1,250 @@
+//! What a primary has in hand: transactions, the log's end, and who follows.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::super::class::Claims;
+use super::super::flaw::Flaw;
+use super::super::locks::{Grant, Locks, Tx};
+use super::super::record::{Draft, Number, Record};
+use super::{Ack, Commits, Effect};
+
+/// Records that are kept in memory for the other manager.
+const RECENT_RECORDS: usize = 4_096;
+
+/// A commit that is not acknowledged.
+#[derive(Debug)]
+pub struct Commit {
+    tx: Tx,
+    record: Record,
+    is_on_member: bool,
+    is_on_peer: bool,
+    is_answered: bool,
+}
+
+/// The other manager, which is sent the log.
+#[derive(Debug)]
+pub struct Follower {
+    /// The last record that it was sent.
+    pub sent: Number,
+    /// It has everything up to here.
+    pub floor: Number,
+    /// It is waited for.
+    pub is_standby: bool,
+    /// When it was last heard of.
+    pub heard_ms: u64,
+    /// Records are being read for it.
+    pub is_reading: bool,
+}
+
+#[derive(Debug)]
+pub struct Primary {
+    pub epoch: u32,
+    pub tokens: u64,
+    pub durable: Number,
+    /// When the epoch stood for certain.
+    pub confirmed_ms: u64,
+    pub follower: Option<Follower>,
+    pub is_draining: bool,
+    /// Transactions that wait for the end of a handover.
+    pub held_back: Vec<(Tx, Claims)>,
+    next: Number,
+    locks: Locks,
+    /// Who has locks.
+    running: BTreeSet<Tx>,
+    queue: Vec<Record>,
+    writing: Option<Number>,
+    commits: Commits,
+    recent: VecDeque<Record>,
+}
+
+impl Primary {
+    pub fn new(epoch: u32, last: Number, now_ms: u64) -> Primary {
+        Primary {
+            epoch,
+            tokens: 0,
+            durable: last,
+            confirmed_ms: now_ms,
+            follower: None,
+            is_draining: false,
+            held_back: Vec::new(),
+            next: last.next(),
+            locks: Locks::default(),
+            running: BTreeSet::new(),
+            queue: Vec::new(),
+            writing: None,
+            commits: Commits::new(),
+            recent: VecDeque::new(),
+        }
+    }
+
+    /// The last record of the batch that is being made durable.
+    pub fn writing(&self) -> Option<Number> {
+        self.writing
+    }
+
+    pub fn lock(&mut self, tx: Tx, claims: &Claims, flaw: Option<Flaw>, out: &mut Vec<Effect>) {
+        if self.is_draining && !self.running.contains(&tx) {
+            self.held_back.push((tx, claims.clone()));
+            return;
+        }
+        self.running.insert(tx);
+        if flaw == Some(Flaw::NoLocks) {
+            out.push(Effect::Granted(tx));
+            return;
+        }
+        let grant = self.locks.acquire(tx, claims);
+        out.extend(grant.map(|grant| effect(tx, grant)));
+    }
+
+    pub fn release(&mut self, tx: Tx, out: &mut Vec<Effect>) {
+        self.running.remove(&tx);
+        self.held_back.retain(|(other, _)| *other != tx);
+        let grants = self.locks.release(tx);
+        out.extend(grants.into_iter().map(|(tx, grant)| effect(tx, grant)));
+    }
+
+    pub fn commit(&mut self, tx: Tx, draft: Draft, flaw: Option<Flaw>, out: &mut Vec<Effect>) {
+        let number = self.next;
+        self.next = number.next();
+        let record = Record { number, draft };
+        self.queue.push(record.clone());
+        let commit = Commit {
+            tx,
+            record: record.clone(),
+            is_on_member: false,
+            is_on_peer: false,
+            is_answered: false,
+        };
+        self.commits.insert(number, commit);
+        if flaw == Some(Flaw::AcknowledgedTooEarly) {
+            out.push(Effect::Commit(tx, number));
+        }
+        if flaw == Some(Flaw::SentTooEarly) {
+            self.recent.push_back(record);
+        }
+        if flaw == Some(Flaw::LocksNotStrict) {
+            self.release(tx, out);
+        }
+        self.write(out);
+    }
+
+    /// One batch is written at a time; what comes in the meantime is the next one.
+    fn write(&mut self, out: &mut Vec<Effect>) {
+        if self.writing.is_some() {
+            return;
+        }
+        if let Some(last) = self.queue.last() {
+            self.writing = Some(last.number);
+            out.push(Effect::Append(std::mem::take(&mut self.queue)));
+        }
+    }
+
+    pub fn durable(
+        &mut self,
+        last: Number,
+        retain: u64,
+        flaw: Option<Flaw>,
+        out: &mut Vec<Effect>,
+    ) {
+        let first = self.durable.next();
+        self.durable = last;
+        self.writing = None;
+        for (number, commit) in self.commits.range(first..=last) {
+            if flaw != Some(Flaw::AcknowledgedTooEarly) {
+                out.push(Effect::Commit(commit.tx, *number));
+            }
+            if flaw != Some(Flaw::SentTooEarly) {
+                self.recent.push_back(commit.record.clone());
+            }
+        }
+        let most = RECENT_RECORDS.min(usize::try_from(retain).unwrap_or(usize::MAX));
+        while self.recent.len() > most {
+            self.recent.pop_front();
+        }
+        self.write(out);
+    }
+
+    /// The record of a commit that is not acknowledged.
+    pub fn record(&self, number: Number) -> Option<Record> {
+        self.commits
+            .get(&number)
+            .map(|commit| commit.record.clone())
+    }
+
+    /// Whether this manager's member has still to commit it.
+    pub fn awaits(&self, number: Number) -> bool {
+        self.commits
+            .get(&number)
+            .is_some_and(|commit| !commit.is_on_member)
+    }
+
+    /// Durable records from `from` on that are in memory, if the first of them is.
+    pub fn recent(&self, from: Number, count: u64) -> Option<Vec<Record>> {
+        let first = self.recent.front()?.number;
+        if from < first {
+            return None;
+        }
+        let skip = usize::try_from(from.0 - first.0).ok()?;
+        let count = usize::try_from(count).ok()?;
+        Some(self.recent.iter().skip(skip).take(count).cloned().collect())
+    }
+
+    /// The last record that may be sent.
+    pub fn may_send(&self, flaw: Option<Flaw>) -> Number {
+        match flaw {
+            Some(Flaw::SentTooEarly) => Number(self.next.0 - 1),
+            _ => self.durable,
+        }
+    }
+
+    pub fn on_member(&mut self, number: Number, ack: Ack, out: &mut Vec<Effect>) {
+        let Some(commit) = self.commits.get_mut(&number) else {
+            return;
+        };
+        commit.is_on_member = true;
+        let tx = commit.tx;
+        self.release(tx, out);
+        self.answer(ack, out);
+    }
+
+    pub fn on_peer(&mut self, numbers: &[Number], ack: Ack, out: &mut Vec<Effect>) {
+        for number in numbers {
+            if let Some(commit) = self.commits.get_mut(number) {
+                commit.is_on_peer = true;
+            }
+        }
+        self.answer(ack, out);
+    }
+
+    /// Acknowledges what can be, and forgets what nobody waits for any more.
+    pub fn answer(&mut self, ack: Ack, out: &mut Vec<Effect>) {
+        let floor = match &self.follower {
+            Some(follower) if follower.is_standby && ack == Ack::Both => Some(follower.floor),
+            _ => None,
+        };
+        for (number, commit) in &mut self.commits {
+            let is_on_peer = commit.is_on_peer || floor.is_none_or(|floor| *number <= floor);
+            if commit.is_on_member && is_on_peer && !commit.is_answered {
+                commit.is_answered = true;
+                out.push(Effect::Answer(commit.tx, *number));
+            }
+        }
+        self.commits.retain(|_, commit| !commit.is_answered);
+    }
+
+    pub fn may_hand_over(&self) -> bool {
+        let has_all = |follower: &Follower| follower.is_standby && follower.floor == self.durable;
+        self.is_draining
+            && self.running.is_empty()
+            && self.commits.is_empty()
+            && self.queue.is_empty()
+            && self.follower.as_ref().is_some_and(has_all)
+    }
+}
+
+fn effect(tx: Tx, grant: Grant) -> Effect {
+    match grant {
+        Grant::Granted => Effect::Granted(tx),
+        Grant::Deadlock => Effect::Deadlock(tx),
+    }
+}

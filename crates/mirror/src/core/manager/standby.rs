@@ -1,0 +1,207 @@
+//! What a manager executes of the log: as a standby, while it catches up, and while it takes over.
+
+use super::super::flaw::Flaw;
+use super::super::record::{Number, Record};
+use super::super::schedule::Schedule;
+use super::{Effect, Manager, Message, Role, Why};
+
+/// A takeover that is under way.
+#[derive(Debug)]
+pub struct Taking {
+    pub epoch: u32,
+    /// When the epoch stood for certain.
+    pub confirmed_ms: u64,
+    /// When whoever owned an epoch before has stopped for certain.
+    serves_ms: u64,
+    /// The log's last record, once all of it was read.
+    last: Option<Number>,
+}
+
+impl Taking {
+    pub fn new(epoch: u32, now_ms: u64, serves_ms: u64) -> Taking {
+        Taking {
+            epoch,
+            confirmed_ms: now_ms,
+            serves_ms,
+            last: None,
+        }
+    }
+}
+
+/// What a manager that is not primary knows of the log.
+#[derive(Debug, Default)]
+pub struct Standby {
+    pub schedule: Schedule,
+    pub taking: Option<Taking>,
+    /// The epoch of the primary that it follows.
+    pub epoch: Option<u32>,
+    /// The log's last record, as far as was heard.
+    pub last: Number,
+    /// The last record that was taken.
+    received: Number,
+}
+
+impl Standby {
+    /// Begins again after this record.
+    pub fn restart(&mut self, floor: Number) {
+        self.schedule.clear();
+        self.taking = None;
+        self.epoch = None;
+        self.received = floor;
+    }
+
+    /// The first record that was not taken.
+    pub fn wanted(&self) -> Number {
+        self.received.next()
+    }
+}
+
+impl Manager {
+    /// Takes records of the log, in order; those that were taken before are skipped.
+    pub(super) fn take(&mut self, records: Vec<Record>, out: &mut Vec<Effect>) {
+        let Some(ledger) = &self.ledger else {
+            return;
+        };
+        for record in records {
+            let number = record.number;
+            let is_next = number == self.standby.wanted()
+                || self.rules.flaw == Some(Flaw::GapIgnored) && number > self.standby.received;
+            if !is_next {
+                continue;
+            }
+            self.standby.received = number;
+            if !ledger.contains(number) {
+                out.extend(self.standby.schedule.push(record).map(Effect::Apply));
+            }
+        }
+    }
+
+    /// The log's records, read while taking over.
+    pub fn log_records(&mut self, epoch: u32, records: Vec<Record>, out: &mut Vec<Effect>) {
+        if self
+            .standby
+            .taking
+            .as_ref()
+            .is_some_and(|taking| taking.epoch == epoch)
+        {
+            self.take(records, out);
+        }
+    }
+
+    /// All of the log was read.
+    pub fn log_ends(&mut self, epoch: u32, last: Number, out: &mut Vec<Effect>) {
+        let is_flawed = self.rules.flaw == Some(Flaw::ServesTooEarly);
+        if let Some(taking) = self
+            .standby
+            .taking
+            .as_mut()
+            .filter(|taking| taking.epoch == epoch)
+        {
+            taking.last = Some(last);
+            self.standby.last = last;
+            if is_flawed {
+                self.serve(epoch, last, out);
+                return;
+            }
+            self.see(out);
+        }
+    }
+
+    /// The member has this transaction; it has executed it, or had it already.
+    pub fn applied(&mut self, number: Number, out: &mut Vec<Effect>) {
+        let Some(ledger) = &mut self.ledger else {
+            return;
+        };
+        if self
+            .primary
+            .as_ref()
+            .is_some_and(|primary| primary.awaits(number))
+        {
+            return self.committed(number, out);
+        }
+        ledger.insert(number);
+        let floor = ledger.floor();
+        if self.is_diverged {
+            return;
+        }
+        let ready = self.standby.schedule.done(number);
+        out.extend(ready.into_iter().map(Effect::Apply));
+        if self.standby.epoch.is_some() {
+            let numbers = vec![number];
+            out.push(Effect::Send(Message::Applied { numbers, floor }));
+        }
+        self.see(out);
+    }
+
+    /// The member's answer differs from what the log says: nothing more is executed there.
+    pub fn differs(&mut self, number: Number, out: &mut Vec<Effect>) {
+        if self.rules.flaw == Some(Flaw::DigestIgnored) {
+            return self.applied(number, out);
+        }
+        self.is_diverged = true;
+        out.push(Effect::MarkDiverged);
+        if self.standby.epoch.is_some() {
+            out.push(Effect::Send(Message::Diverged { number }));
+        }
+        self.step_down(Why::Diverged, out);
+        let floor = self
+            .ledger
+            .as_ref()
+            .map_or(Number(0), |ledger| ledger.floor());
+        self.standby.restart(floor);
+    }
+
+    /// Whether it has become what it can be.
+    pub(super) fn see(&mut self, out: &mut Vec<Effect>) {
+        let Some(floor) = self.ledger.as_ref().map(|ledger| ledger.floor()) else {
+            return;
+        };
+        if let Some(taking) = &self.standby.taking {
+            let stands = self.now_ms.saturating_sub(taking.confirmed_ms) <= self.rules.lease_ms;
+            let stands = stands && self.now_ms >= taking.serves_ms;
+            if let Some(last) = taking.last
+                && floor >= last
+                && stands
+            {
+                self.serve(taking.epoch, last, out);
+            }
+            return;
+        }
+        let lag = self.standby.last.0.saturating_sub(floor.0);
+        match self.role {
+            Role::Recovering(Why::CatchingUp) if lag <= self.rules.window_records / 2 => {
+                self.role = Role::Standby;
+            }
+            Role::Standby if lag > self.rules.lag_records => {
+                self.role = Role::Recovering(Why::CatchingUp);
+            }
+            _ => {}
+        }
+    }
+
+    /// A primary of this epoch says that the log ends here.
+    pub(super) fn hear(&mut self, epoch: u32, last: Number, out: &mut Vec<Effect>) {
+        let taking = self.standby.taking.as_ref().map(|taking| taking.epoch);
+        if let Some(own) = self.epoch().or(taking).filter(|own| *own < epoch) {
+            self.fenced(own, out);
+        }
+        if epoch < self.highest || self.role == Role::Primary || self.standby.taking.is_some() {
+            return;
+        }
+        self.highest = epoch;
+        self.heard_ms = self.now_ms;
+        self.standby.last = last;
+        let is_fit = !self.is_diverged && !self.is_behind;
+        let Some(ledger) = self.ledger.as_ref().filter(|_| is_fit) else {
+            return;
+        };
+        if self.standby.epoch == Some(epoch) {
+            return self.see(out);
+        }
+        self.standby.epoch = Some(epoch);
+        self.role = Role::Recovering(Why::CatchingUp);
+        let (from, floor) = (self.standby.wanted(), ledger.floor());
+        out.push(Effect::Send(Message::Follow { epoch, from, floor }));
+        self.see(out);
+    }
+}

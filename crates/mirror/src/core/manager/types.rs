@@ -1,0 +1,129 @@
+//! What a manager goes by, what it can be, and what it wants done.
+
+use serde::{Deserialize, Serialize};
+
+use super::super::flaw::Flaw;
+use super::super::locks::Tx;
+use super::super::record::{Number, Record};
+#[cfg(doc)]
+use super::Manager;
+use super::Message;
+
+/// When a commit is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ack {
+    /// The log is durable, and both members have committed; the standby only as long as it is one.
+    #[default]
+    Both,
+    /// The log is durable, and the primary's member has committed.
+    Logged,
+}
+
+/// What a manager goes by.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// When a commit is acknowledged.
+    pub ack: Ack,
+    /// How long a primary may say nothing before it is taken for lost, in milliseconds.
+    pub timeout_ms: u64,
+    /// How long after the zones have confirmed it a primary's epoch is taken to stand, in milliseconds; below the timeout.
+    pub lease_ms: u64,
+    /// How much longer this manager waits than the other one, so that they do not take each other's epoch when both begin.
+    pub patience_ms: u64,
+    /// Records that a standby may lack before it is none any more.
+    pub lag_records: u64,
+    /// Records that a standby is sent before it has applied the first of them.
+    pub window_records: u64,
+    /// Records that the log keeps for a member that is away.
+    pub retain_records: u64,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            ack: Ack::Both,
+            timeout_ms: 3_000,
+            lease_ms: 1_000,
+            patience_ms: 0,
+            lag_records: 10_000,
+            window_records: 1_000,
+            retain_records: 1_000_000,
+            flaw: None,
+        }
+    }
+}
+
+/// Why a manager is recovering.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// It has just begun, or hears of no primary.
+    Starting,
+    /// Its member does not answer.
+    NoMember,
+    /// It is sent what it lacks.
+    CatchingUp,
+    /// It owns the epoch, and applies the rest of the log.
+    TakingOver,
+    /// The log does not have any more what its member lacks: its state must be transferred.
+    Behind,
+    /// Its member answered differently: its state must be transferred.
+    Diverged,
+    /// It was primary, and is not any more.
+    Replaced,
+}
+
+/// Which of the three states a manager is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "role", content = "why", rename_all = "snake_case")]
+pub enum Role {
+    /// It serves clients.
+    Primary,
+    /// Its member has what the primary's has, but for the last moments.
+    Standby,
+    /// Neither.
+    Recovering(Why),
+}
+
+/// What a manager wants done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Find out where the log begins: [`Manager::log_begins`].
+    LookAtLog,
+    /// Own the next epoch: [`Manager::owned`] or [`Manager::not_owned`].
+    Own,
+    /// Read the log from its beginning, promoting it: [`Manager::log_records`], [`Manager::log_ends`].
+    ReadLog,
+    /// Give the epoch up.
+    Release,
+    /// Ask the zones whether the epoch stands: [`Manager::confirmed`] or [`Manager::fenced`].
+    Confirm(u32),
+    /// Let clients in.
+    Serve,
+    /// End all clients' sessions: what was not acknowledged is unknown to them.
+    Unserve,
+    /// Make these records durable, together: [`Manager::durable`] or [`Manager::fenced`].
+    Append(Vec<Record>),
+    /// The transaction is in the log: commit it on the member, with its number: [`Manager::committed`] or
+    /// [`Manager::commit_failed`].
+    Commit(Tx, Number),
+    /// The transaction has what it asked for.
+    Granted(Tx),
+    /// The transaction is the victim of a deadlock: roll it back, then [`Manager::ended`].
+    Deadlock(Tx),
+    /// Tell the client that it has committed, as this number.
+    Answer(Tx, Number),
+    /// Execute this on the member in a transaction of its own, unless the member has its number already:
+    /// [`Manager::applied`] or [`Manager::differs`].
+    Apply(Record),
+    /// Remember in the member that it must not be used.
+    MarkDiverged,
+    /// Tell the other manager.
+    Send(Message),
+    /// Read durable records from this one on, for the other manager: [`Manager::read_for_peer`].
+    ReadForPeer(Number),
+    /// Nobody needs records before this one.
+    Trim(Number),
+}

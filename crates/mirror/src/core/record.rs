@@ -1,0 +1,153 @@
+//! What the log says of a transaction.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::class::Claims;
+
+/// A transaction's place in the log: 1 for the first, and no number is left out.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
+pub struct Number(pub u64);
+
+impl Number {
+    /// The one after it.
+    pub fn next(self) -> Number {
+        Number(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a client can ask about a transaction by: given when it begins to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Token {
+    /// The epoch that it began in.
+    pub epoch: u32,
+    /// Counted within the epoch.
+    pub count: u64,
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.epoch, self.count)
+    }
+}
+
+/// What a statement answered, as a short sum of it.
+///
+/// Rows count whatever order they come in: two databases need not keep them in the same one.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Digest {
+    /// Rows.
+    pub rows: u64,
+    sum: u128,
+}
+
+impl Digest {
+    /// Another row.
+    pub fn row(&mut self, row: &[u8]) {
+        self.rows += 1;
+        self.sum = self.sum.wrapping_add(xxh3_128(row));
+    }
+
+    /// The tag at the end, which says what was done to how many rows.
+    pub fn tag(&mut self, tag: &[u8]) {
+        self.sum = self.sum.wrapping_add(xxh3_128(tag).rotate_left(1));
+    }
+}
+
+/// A value that is bound to a parameter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parameter {
+    /// The type that the client said it has; 0 if the server shall tell.
+    pub type_oid: u32,
+    /// Whether the value is in the binary format.
+    pub is_binary: bool,
+    /// The value; `None` if it is null.
+    pub value: Option<Vec<u8>>,
+}
+
+/// A statement that both members execute.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statement {
+    /// Its text; nothing in it depends on time, chance or the member.
+    pub text: String,
+    /// What is bound to its parameters.
+    pub parameters: Vec<Parameter>,
+    /// The formats of what it returns, as `Bind` says them; none for text.
+    pub result_formats: Vec<i16>,
+    /// What follows `COPY ... FROM STDIN`.
+    pub copied: Option<Vec<u8>>,
+    /// What the primary answered; `None` where only the effect counts.
+    pub digest: Option<Digest>,
+}
+
+/// A transaction that is about to commit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draft {
+    /// What its client can ask by.
+    pub token: Token,
+    /// What it conflicts on.
+    pub claims: Claims,
+    /// What it did, in order; what it was run with is among it, as `set_config`.
+    pub statements: Vec<Statement>,
+    /// How far it has advanced sequences: their names, and the last values.
+    pub sequences: Vec<(String, i64)>,
+}
+
+/// A transaction in the log: it has committed as soon as this is durable.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its place in the log.
+    pub number: Number,
+    /// What it is.
+    pub draft: Draft,
+}
+
+#[cfg(test)]
+impl Record {
+    /// A transaction with this number, as tests need one.
+    pub fn of(number: u64, claims: Claims, statements: Vec<Statement>) -> Record {
+        Record {
+            number: Number(number),
+            draft: Draft {
+                token: Token {
+                    epoch: 1,
+                    count: number,
+                },
+                claims,
+                statements,
+                sequences: Vec::new(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(rows: &[&str], tag: &str) -> Digest {
+        let mut digest = Digest::default();
+        rows.iter().for_each(|row| digest.row(row.as_bytes()));
+        digest.tag(tag.as_bytes());
+        digest
+    }
+
+    #[test]
+    fn the_order_of_rows_does_not_matter_but_everything_else_does() {
+        assert_eq!(of(&["a", "b"], "SELECT 2"), of(&["b", "a"], "SELECT 2"));
+        assert_ne!(of(&["a", "a"], "x"), of(&["a"], "x"));
+        assert_ne!(of(&["ab"], "x"), of(&["a", "b"], "x"));
+        assert_ne!(of(&["a"], "UPDATE 1"), of(&["a"], "UPDATE 2"));
+        assert_ne!(of(&["a"], "b"), of(&["b"], "a"));
+    }
+}

@@ -1,0 +1,340 @@
+//! What managers want done, and what comes of it.
+
+use rand::Rng;
+
+use super::super::flaw::Flaw;
+use super::super::manager::{Effect, Manager, Message, Role, Why};
+use super::super::record::{Number, Record};
+use super::database::{Session, replay};
+use super::{Applying, World, Writing};
+
+impl World {
+    /// Lets a manager do something, and does what it wants.
+    pub(super) fn with(&mut self, at: usize, act: impl FnOnce(&mut Manager, &mut Vec<Effect>)) {
+        let mut out = Vec::new();
+        let before = self.sites[at].manager.role();
+        act(self.sites[at].manager.at(self.now_ms), &mut out);
+        let after = self.sites[at].manager.role();
+        if before != after {
+            self.trace(|| format!("{at}: {before:?} -> {after:?}"));
+        }
+        for effect in out {
+            self.effect(at, effect);
+        }
+    }
+
+    fn effect(&mut self, at: usize, effect: Effect) {
+        let site = &mut self.sites[at];
+        match effect {
+            Effect::LookAtLog
+            | Effect::Own
+            | Effect::ReadLog
+            | Effect::ReadForPeer(_)
+            | Effect::Trim(_) => {
+                site.asked.push_back(effect);
+            }
+            Effect::Confirm(epoch) if site.reaches => {
+                let (now_ms, highest) = (self.now_ms, self.zones.epoch);
+                self.with(at, |manager, out| match epoch == highest {
+                    true => manager.confirmed(epoch, now_ms, out),
+                    false => manager.fenced(epoch, out),
+                });
+            }
+            Effect::Confirm(_) => {}
+            Effect::Release | Effect::MarkDiverged => {
+                if effect == Effect::MarkDiverged {
+                    site.member.is_marked = true;
+                    site.applying.clear();
+                    self.coverage.one("found to differ");
+                }
+            }
+            Effect::Serve => {
+                site.serves = true;
+                self.check_serve(at);
+            }
+            Effect::Unserve => {
+                site.serves = false;
+                site.sessions.clear();
+                // A COMMIT that is on its way may still arrive, or not.
+                let commits = std::mem::take(&mut site.commits);
+                drop(commits);
+                self.lose_clients(at);
+            }
+            Effect::Append(records) => {
+                let epoch = site.manager.epoch().unwrap_or_default();
+                let life = site.life;
+                let writing = Writing {
+                    site: at,
+                    life,
+                    epoch,
+                    records,
+                };
+                self.zones.writing.push(writing);
+            }
+            Effect::Commit(tx, number) => site.commits.push((tx, number)),
+            Effect::Granted(tx) => self.granted(at, tx),
+            Effect::Deadlock(tx) => self.deadlock(at, tx),
+            Effect::Answer(tx, number) => self.answered(at, tx, number),
+            Effect::Apply(record) => {
+                let member_life = site.member.life;
+                site.applying.push(Applying {
+                    record,
+                    session: Session::default(),
+                    at: 0,
+                    is_wrong: false,
+                    member_life,
+                });
+            }
+            Effect::Send(message) => {
+                if self.is_linked {
+                    self.sites[1 - at].inbox.push_back(message);
+                }
+            }
+        }
+    }
+
+    /// Whoever serves has what the log says.
+    fn check_serve(&mut self, at: usize) {
+        self.coverage.one("takeovers");
+        let member = &self.sites[at].member;
+        if member.is_marked {
+            return self.break_promise(format!("{at} serves with a member that differs"));
+        }
+        if member.is_corrupt {
+            // Nobody has read what is wrong there, and from now on it is what the other one is compared with.
+            self.coverage.one("wrong members that serve");
+            self.is_over = true;
+            return;
+        }
+        let wants = self.replayed(self.zones.log.len());
+        if wants
+            .as_ref()
+            .is_ok_and(|lists| *lists == self.sites[at].member.lists)
+        {
+            return;
+        }
+        let last = self.zones.log.len();
+        self.break_promise(format!(
+            "{at} serves without having all {last} transactions, or otherwise: {wants:?}"
+        ));
+    }
+
+    pub(super) fn replayed(&self, count: usize) -> Result<super::database::Lists, String> {
+        let records = &self.zones.log[..count];
+        replay(
+            records
+                .iter()
+                .map(|record| (record.number, record.draft.statements.as_slice())),
+        )
+    }
+
+    /// The zones complete a sync, or refuse it.
+    pub(super) fn sync_one(&mut self) {
+        let reaching = |world: &World, writing: &Writing| world.sites[writing.site].reaches;
+        let ready: Vec<usize> = (0..self.zones.writing.len())
+            .filter(|index| reaching(self, &self.zones.writing[*index]))
+            .collect();
+        if ready.is_empty() {
+            return;
+        }
+        let writing = self
+            .zones
+            .writing
+            .remove(ready[self.rng.random_range(0..ready.len())]);
+        let site = &self.sites[writing.site];
+        let is_heard = site.is_alive && site.life == writing.life;
+        let (at, epoch) = (writing.site, writing.epoch);
+        if epoch != self.zones.epoch {
+            self.coverage.one("fenced");
+            if is_heard {
+                self.with(at, |manager, out| manager.fenced(epoch, out));
+            }
+            return;
+        }
+        let last = self.write(writing.records);
+        if is_heard && let Some(last) = last {
+            self.with(at, |manager, out| manager.durable(epoch, last, out));
+        }
+    }
+
+    fn write(&mut self, records: Vec<Record>) -> Option<Number> {
+        for record in records {
+            if record.number != Number(self.zones.log.len() as u64 + 1) {
+                self.break_promise(format!("record {} is out of place", record.number));
+                return None;
+            }
+            self.zones.log.push(record);
+        }
+        self.zones.log.last().map(|record| record.number)
+    }
+
+    /// The zones answer a manager's next question.
+    pub(super) fn answer_one(&mut self, at: usize) {
+        if !self.sites[at].reaches || !self.sites[at].is_alive {
+            return;
+        }
+        let Some(asked) = self.sites[at].asked.pop_front() else {
+            return;
+        };
+        match asked {
+            Effect::LookAtLog => {
+                let first = Number(self.zones.first);
+                self.with(at, |manager, out| manager.log_begins(first, out));
+            }
+            Effect::Own if self.rng.random_bool(0.1) => {
+                self.with(at, |manager, _| manager.not_owned())
+            }
+            Effect::Own => self.own(at),
+            Effect::ReadLog => self.read_log(at),
+            Effect::ReadForPeer(from) => {
+                let is_there = from.0 >= self.zones.first;
+                let records = is_there.then(|| self.records_from(from, 5));
+                self.with(at, |manager, out| manager.read_for_peer(from, records, out));
+            }
+            Effect::Trim(before) if self.sites[at].manager.epoch() == Some(self.zones.epoch) => {
+                self.zones.first = self.zones.first.max(before.0);
+            }
+            _ => {}
+        }
+    }
+
+    fn records_from(&self, from: Number, count: usize) -> Vec<Record> {
+        let skip = (from.0 - 1) as usize;
+        self.zones
+            .log
+            .iter()
+            .skip(skip)
+            .take(count)
+            .cloned()
+            .collect()
+    }
+
+    fn own(&mut self, at: usize) {
+        self.zones.epoch += 1;
+        let epoch = self.zones.epoch;
+        // What was on its way is found by the new owner, or is not.
+        let waiting = std::mem::take(&mut self.zones.writing);
+        for writing in waiting {
+            let follows = writing.records.first().map(|record| record.number.0)
+                == Some(self.zones.log.len() as u64 + 1);
+            if writing.epoch + 1 == epoch && follows && self.rng.random_bool(0.5) {
+                self.coverage.one("found by the next owner");
+                self.write(writing.records.clone());
+            }
+            // Its writer hears that it has been replaced, whether or not.
+            self.zones.writing.push(writing);
+        }
+        self.trace(|| format!("{at}: owns {epoch}"));
+        self.with(at, |manager, out| manager.owned(epoch, out));
+    }
+
+    fn read_log(&mut self, at: usize) {
+        let epoch = self.zones.epoch;
+        let from = Number(self.zones.first);
+        let records = self.records_from(from, usize::MAX);
+        let last = Number(self.zones.log.len() as u64);
+        self.with(at, |manager, out| manager.log_records(epoch, records, out));
+        self.with(at, |manager, out| manager.log_ends(epoch, last, out));
+    }
+
+    /// A manager takes the next message.
+    pub(super) fn deliver(&mut self, at: usize) {
+        if !self.sites[at].is_alive {
+            return;
+        }
+        if let Some(message) = self.sites[at].inbox.pop_front() {
+            self.trace(|| format!("{at}: hears {}", short(&message)));
+            self.with(at, |manager, out| manager.peer(message, out));
+        }
+    }
+
+    /// A client's transaction commits on the member, or its session is lost.
+    pub(super) fn commit_one(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        if site.commits.is_empty() {
+            return;
+        }
+        let (tx, number) = site
+            .commits
+            .remove(self.rng.random_range(0..site.commits.len()));
+        let session = site.sessions.remove(&tx);
+        let fault = if self.faults_end {
+            9
+        } else {
+            self.rng.random_range(0..60)
+        };
+        let done = match session {
+            Some(session) if site.member.is_alive && fault != 0 => {
+                site.member.commit(session, number) && fault != 1
+            }
+            _ => false,
+        };
+        if done {
+            self.with(at, |manager, out| manager.committed(number, out));
+        } else {
+            self.coverage
+                .one("commits that failed after they were logged");
+            self.with(at, |manager, out| manager.commit_failed(number, out));
+        }
+    }
+
+    /// A member executes one statement of one transaction of the log, or commits it.
+    pub(super) fn apply_some(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        if site.applying.is_empty() {
+            return;
+        }
+        let index = self.rng.random_range(0..site.applying.len());
+        let applying = &mut site.applying[index];
+        if !site.member.is_alive || applying.member_life != site.member.life {
+            site.applying.remove(index);
+            return;
+        }
+        let number = applying.record.number;
+        if site.member.numbers.contains(&number) && self.flaw != Some(Flaw::LedgerForgotten) {
+            site.applying.remove(index);
+            self.with(at, |manager, out| manager.applied(number, out));
+            return;
+        }
+        if let Some(statement) = applying.record.draft.statements.get(applying.at) {
+            let digest = site.member.execute(&mut applying.session, &statement.text);
+            applying.is_wrong |= Some(digest) != statement.digest;
+            applying.at += 1;
+            return;
+        }
+        let applying = site.applying.remove(index);
+        if applying.is_wrong {
+            self.found_different(at, applying, number);
+        } else {
+            self.coverage.one("executed from the log");
+            self.sites[at].member.numbers.remove(&number);
+            self.sites[at].member.commit(applying.session, number);
+            self.with(at, |manager, out| manager.applied(number, out));
+        }
+    }
+
+    fn found_different(&mut self, at: usize, applying: Applying, number: Number) {
+        if !self.sites[at].member.is_corrupt {
+            self.break_promise(format!(
+                "{at} differs at {number}, and nobody made it wrong"
+            ));
+        }
+        if self.flaw == Some(Flaw::DigestIgnored) {
+            self.sites[at].member.commit(applying.session, number);
+        }
+        self.with(at, |manager, out| manager.differs(number, out));
+        if self.sites[at].manager.role() != Role::Recovering(Why::Diverged) {
+            self.break_promise(format!("{at} goes on with a member that differs"));
+        }
+    }
+}
+
+fn short(message: &Message) -> String {
+    match message {
+        Message::Records { epoch, records } => {
+            let numbers: Vec<u64> = records.iter().map(|record| record.number.0).collect();
+            format!("records {numbers:?} of {epoch}")
+        }
+        other => format!("{other:?}"),
+    }
+}

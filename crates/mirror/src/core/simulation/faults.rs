@@ -1,0 +1,148 @@
+//! What goes wrong.
+
+use rand::Rng;
+
+use super::super::manager::{Effect, Manager, Role};
+use super::World;
+
+impl World {
+    pub(super) fn fault(&mut self) {
+        if !self.rng.random_bool(0.09) {
+            return;
+        }
+        let at = self.rng.random_range(0..2);
+        match self.rng.random_range(0..14) {
+            0 | 1 => self.kill_manager(at),
+            2 | 3 => self.kill_member(at),
+            4..=7 => self.mend(at),
+            8 => self.cut_link(),
+            9 | 10 => self.is_linked = true,
+            11 => {
+                self.coverage.one("cut off from the zones");
+                self.sites[at].reaches = false;
+            }
+            12 => {
+                self.coverage.one("handovers asked for");
+                self.with(at, |manager, out| manager.switch_over(out));
+            }
+            _ => self.corrupt(at),
+        }
+        if self.rng.random_bool(0.3) {
+            self.sites[0].reaches = true;
+            self.sites[1].reaches = true;
+        }
+        if self.rng.random_bool(0.2) {
+            self.with(at, |manager, out| manager.stay(out));
+        }
+    }
+
+    pub(super) fn start(&mut self, at: usize) {
+        let mut rules = self.rules.clone();
+        rules.patience_ms = if at == 0 { 0 } else { rules.timeout_ms };
+        let site = &mut self.sites[at];
+        site.manager = Manager::new(rules, self.now_ms);
+        site.is_alive = true;
+        site.life += 1;
+        site.knows = None;
+        site.inbox.clear();
+        site.asked.clear();
+        self.trace(|| format!("{at}: the manager starts"));
+    }
+
+    fn kill_manager(&mut self, at: usize) {
+        if !self.sites[at].is_alive {
+            return;
+        }
+        self.trace(|| format!("{at}: the manager is killed"));
+        self.coverage.one("managers killed");
+        self.finish_commits(at);
+        let site = &mut self.sites[at];
+        site.is_alive = false;
+        site.serves = false;
+        site.sessions.clear();
+        site.applying.clear();
+        self.lose_clients(at);
+        self.cut_link();
+        self.is_linked = true;
+    }
+
+    /// A COMMIT that was sent arrives, whatever becomes of its sender.
+    fn finish_commits(&mut self, at: usize) {
+        for (tx, number) in std::mem::take(&mut self.sites[at].commits) {
+            let arrives = self.rng.random_bool(0.5);
+            let site = &mut self.sites[at];
+            if let Some(session) = site
+                .sessions
+                .remove(&tx)
+                .filter(|_| arrives && site.member.is_alive)
+            {
+                site.member.commit(session, number);
+            }
+        }
+    }
+
+    fn kill_member(&mut self, at: usize) {
+        if !self.sites[at].member.is_alive {
+            return;
+        }
+        self.trace(|| format!("{at}: the member is killed"));
+        self.coverage.one("members killed");
+        let commits = self.sites[at].commits.clone();
+        self.finish_commits(at);
+        let site = &mut self.sites[at];
+        site.commits = commits;
+        site.member.is_alive = false;
+        site.member.life += 1;
+        site.sessions.clear();
+        site.applying.clear();
+    }
+
+    fn mend(&mut self, at: usize) {
+        if !self.sites[at].is_alive {
+            self.start(at);
+        } else if !self.sites[at].member.is_alive {
+            self.trace(|| format!("{at}: the member starts"));
+            self.sites[at].member.is_alive = true;
+        }
+    }
+
+    fn cut_link(&mut self) {
+        self.trace(|| "the managers lose each other".to_owned());
+        self.is_linked = false;
+        for at in 0..2 {
+            self.sites[at].inbox.clear();
+            if self.sites[at].is_alive {
+                self.with(at, |manager, out| manager.peer_lost(out));
+            }
+        }
+    }
+
+    /// Something in a standby's member becomes wrong.
+    fn corrupt(&mut self, at: usize) {
+        if self.sites[at].manager.role() != Role::Standby || !self.rng.random_bool(0.4) {
+            return;
+        }
+        let member = &mut self.sites[at].member;
+        if let Some(list) = member.lists.values_mut().next() {
+            list.push(0xbad);
+            member.is_corrupt = true;
+            self.trace(|| format!("{at}: the member becomes wrong"));
+            self.coverage.one("members made wrong");
+        }
+    }
+
+    pub(super) fn heal(&mut self) {
+        self.trace(|| "faults end".to_owned());
+        self.is_linked = true;
+        for at in 0..2 {
+            self.sites[at].reaches = true;
+            self.sites[at].member.is_alive = true;
+            if !self.sites[at].is_alive {
+                self.start(at);
+            }
+            self.with(at, |manager: &mut Manager, out: &mut Vec<Effect>| {
+                manager.stay(out)
+            });
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What a manager answers operators.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use proxy::driver::put_metric;
+use serde::{Deserialize, Serialize};
+
+use super::hub::Hub;
+use super::peer::Question;
+use super::verify;
+use crate::core::manager::{Ack, Role};
+
+/// How long a handover waits for transactions to end.
+const HANDOVER: Duration = Duration::from_secs(30);
+
+/// What a manager says of itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Status {
+    /// Its name.
+    pub name: String,
+    /// Which state it is in.
+    #[serde(flatten)]
+    pub role: Role,
+    /// The epoch it serves in.
+    pub epoch: Option<u32>,
+    /// The last transaction of the log, as far as it knows.
+    pub logged: u64,
+    /// Its member has everything up to here.
+    pub applied: Option<u64>,
+    /// The other member has everything up to here, as far as it knows.
+    pub other_applied: Option<u64>,
+    /// The other manager is a standby.
+    pub has_standby: bool,
+    /// When commits are acknowledged.
+    pub ack: Ack,
+    /// Sessions of clients.
+    pub clients: u64,
+    /// What made the member differ.
+    pub difference: Option<String>,
+    /// Its member is being filled from the other one.
+    pub is_filling: bool,
+}
+
+fn status(hub: &Hub) -> Status {
+    hub.look(|manager| Status {
+        name: hub.name.clone(),
+        role: manager.role(),
+        epoch: manager.epoch(),
+        logged: manager.last().0,
+        applied: manager.ledger().map(|ledger| ledger.floor().0),
+        other_applied: manager.follower().map(|(floor, _)| floor.0),
+        has_standby: manager.follower().is_some_and(|(_, is_standby)| is_standby),
+        ack: hub.config.ack,
+        clients: hub.counters.clients.load(Ordering::Relaxed),
+        difference: hub.difference.lock().clone(),
+        is_filling: hub.is_filling.load(Ordering::Relaxed),
+    })
+}
+
+/// Answers a question, in JSON.
+pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String> {
+    match question {
+        Question::Status => serde_json::to_string(&status(hub)).map_err(|error| error.to_string()),
+        Question::Metrics => Ok(metrics(hub)),
+        Question::History => {
+            let history = hub
+                .zones
+                .history()
+                .await
+                .map_err(|error| error.to_string())?;
+            Ok(format!("[{}]", history.join(",")))
+        }
+        Question::Switchover => switch_over(hub).await,
+        Question::Verify => verify::verify(hub).await,
+    }
+}
+
+async fn switch_over(hub: &Hub) -> Result<String, String> {
+    let now = status(hub);
+    if now.role != Role::Primary {
+        return Err("this manager is not primary".to_owned());
+    }
+    if !now.has_standby {
+        return Err("there is no standby that has everything".to_owned());
+    }
+    hub.act(|manager, out| manager.switch_over(out));
+    let deadline = tokio::time::Instant::now() + HANDOVER;
+    while hub.role() == Role::Primary {
+        if tokio::time::Instant::now() > deadline {
+            hub.act(|manager, out| manager.stay(out));
+            return Err(
+                "transactions are open for longer than 30 s; end them, and try again".to_owned(),
+            );
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok("{\"handed_over\":true}".to_owned())
+}
+
+fn metrics(hub: &Hub) -> String {
+    let status = status(hub);
+    let counters = &hub.counters;
+    let role = match status.role {
+        Role::Primary => 2,
+        Role::Standby => 1,
+        Role::Recovering(_) => 0,
+    };
+    let lag = status.logged.saturating_sub(status.applied.unwrap_or(0));
+    let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let gauges = [
+        ("role", "0 recovering, 1 standby, 2 primary", role),
+        (
+            "lag_transactions",
+            "transactions of the log that the member lacks",
+            lag,
+        ),
+        (
+            "logged_transaction",
+            "the last transaction of the log",
+            status.logged,
+        ),
+        (
+            "has_standby",
+            "whether the other member is waited for",
+            u64::from(status.has_standby),
+        ),
+        ("clients", "sessions of clients", status.clients),
+        (
+            "diverged",
+            "whether the member answered differently",
+            u64::from(status.difference.is_some()),
+        ),
+    ];
+    let counts = [
+        (
+            "statements_total",
+            "messages of clients",
+            of(&counters.statements),
+        ),
+        (
+            "logged_total",
+            "transactions written to the log",
+            of(&counters.logged),
+        ),
+        (
+            "applied_total",
+            "transactions executed from the log",
+            of(&counters.applied),
+        ),
+        (
+            "rows_sent_total",
+            "rows sent in place of statements",
+            of(&counters.rows_sent),
+        ),
+        (
+            "refused_total",
+            "statements that cannot be mirrored",
+            of(&counters.refused),
+        ),
+        (
+            "deadlocks_total",
+            "deadlocks between transactions",
+            of(&counters.deadlocks),
+        ),
+        (
+            "transfers_total",
+            "state transfers",
+            of(&counters.transfers),
+        ),
+    ];
+    let mut text = String::new();
+    for (kind, list) in [("gauge", gauges.as_slice()), ("counter", counts.as_slice())] {
+        for (name, help, value) in list {
+            let name = format!("understudy_mirror_{name}");
+            put_metric(&mut text, &name, help, kind, *value);
+        }
+    }
+    text
+}

@@ -1,0 +1,259 @@
+//! The configuration of a manager, in TOML: `[mirror]` beside what every process of a cluster has.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::core::manager::{Ack, Rules};
+use crate::sql::Harmless;
+
+/// A configuration that makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("[mirror] {key}: {reason}")]
+pub struct ConfigError {
+    key: &'static str,
+    reason: String,
+}
+
+/// `[mirror]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where clients connect.
+    #[serde(default = "default_listen")]
+    pub listen: SocketAddr,
+    /// Where the other manager and commands connect.
+    pub peer_listen: SocketAddr,
+    /// The other manager's `peer_listen`.
+    pub peer: String,
+    /// The member: a connection string of a superuser, with the one database that is mirrored.
+    pub member: String,
+    /// The other member, as it is reached from here, for a state transfer and for comparing.
+    pub other_member: String,
+    /// When commits are acknowledged.
+    #[serde(default)]
+    pub ack: Ack,
+    /// Of two managers that begin at once, the one with `first = true` becomes primary.
+    #[serde(default)]
+    pub first: bool,
+    /// How long a primary may be silent.
+    #[serde(with = "humantime_serde", default = "default_timeout")]
+    pub timeout: Duration,
+    /// How long its epoch is taken to stand after the zones have confirmed it.
+    #[serde(with = "humantime_serde", default = "default_lease")]
+    pub lease: Duration,
+    /// How long a statement waits for others that it conflicts with.
+    #[serde(with = "humantime_serde", default = "default_lock_timeout")]
+    pub lock_timeout: Duration,
+    /// Sessions that execute the log on the member.
+    #[serde(default = "default_appliers")]
+    pub appliers: usize,
+    /// Transactions that a standby may lack before nobody waits for it.
+    #[serde(default = "default_lag")]
+    pub lag: u64,
+    /// Transactions that the log keeps for a member that is away.
+    #[serde(default = "default_retain")]
+    pub retain: u64,
+    /// A longer transaction is refused.
+    #[serde(default = "default_transaction_bytes")]
+    pub transaction_bytes: usize,
+    /// What the operator vouches for.
+    #[serde(default)]
+    pub harmless: Harmless,
+    /// Where `pg_dump` and `pg_restore` of the newer of both versions are; looked for in the path otherwise.
+    pub bin: Option<PathBuf>,
+}
+
+fn default_listen() -> SocketAddr {
+    ([127, 0, 0, 1], 6433).into()
+}
+
+fn default_timeout() -> Duration {
+    Duration::from_secs(3)
+}
+
+fn default_lease() -> Duration {
+    Duration::from_secs(1)
+}
+
+fn default_lock_timeout() -> Duration {
+    Duration::from_secs(60)
+}
+
+fn default_appliers() -> usize {
+    8
+}
+
+fn default_lag() -> u64 {
+    10_000
+}
+
+fn default_retain() -> u64 {
+    1_000_000
+}
+
+fn default_transaction_bytes() -> usize {
+    64 << 20
+}
+
+/// Where a member is, and who logs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// A name, an address, or the directory of a socket.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// A superuser.
+    pub user: String,
+    /// Its password, if it needs one.
+    pub password: Option<String>,
+    /// The database that is mirrored.
+    pub database: String,
+}
+
+impl Target {
+    /// Reads a connection string.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn parse(key: &'static str, text: &str) -> Result<Target, ConfigError> {
+        let refused = |reason: String| ConfigError { key, reason };
+        let parsed: tokio_postgres::Config = text
+            .parse()
+            .map_err(|error: tokio_postgres::Error| refused(error.to_string()))?;
+        let host = match parsed.get_hosts().first() {
+            Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
+            Some(tokio_postgres::config::Host::Unix(path)) => path.display().to_string(),
+            None => return Err(refused("name the host: host=10.0.0.1".to_owned())),
+        };
+        let user = parsed
+            .get_user()
+            .ok_or_else(|| refused("name the user: user=postgres".to_owned()))?;
+        let database = parsed
+            .get_dbname()
+            .ok_or_else(|| refused("name the database: dbname=app".to_owned()))?;
+        let password = parsed
+            .get_password()
+            .map(|password| String::from_utf8_lossy(password).into_owned());
+        Ok(Target {
+            host,
+            port: parsed.get_ports().first().copied().unwrap_or(5432),
+            user: user.to_owned(),
+            password,
+            database: database.to_owned(),
+        })
+    }
+
+    /// Connection options for PostgreSQL's programs.
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        let mut environment = vec![
+            ("PGHOST", self.host.clone()),
+            ("PGPORT", self.port.to_string()),
+            ("PGUSER", self.user.clone()),
+            ("PGDATABASE", self.database.clone()),
+        ];
+        environment.extend(
+            self.password
+                .clone()
+                .map(|password| ("PGPASSWORD", password)),
+        );
+        environment
+    }
+}
+
+impl Config {
+    /// Reads what `[mirror]` says, as a table of its own.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text).map_err(|error| ConfigError {
+            key: "",
+            reason: error.to_string(),
+        })?;
+        config.target()?;
+        config.other_target()?;
+        let refused = |key, reason: &str| {
+            Err(ConfigError {
+                key,
+                reason: reason.to_owned(),
+            })
+        };
+        if config.lease > config.timeout {
+            return refused("lease", "must not be longer than the timeout");
+        }
+        if config.appliers == 0 {
+            return refused("appliers", "must be at least 1");
+        }
+        Ok(config)
+    }
+
+    /// The member.
+    ///
+    /// # Errors
+    /// If the connection string makes no sense.
+    pub fn target(&self) -> Result<Target, ConfigError> {
+        Target::parse("member", &self.member)
+    }
+
+    /// The other member.
+    ///
+    /// # Errors
+    /// If the connection string makes no sense.
+    pub fn other_target(&self) -> Result<Target, ConfigError> {
+        Target::parse("other_member", &self.other_member)
+    }
+
+    /// What the manager goes by.
+    pub fn rules(&self) -> Rules {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Rules {
+            ack: self.ack,
+            timeout_ms: millis(self.timeout),
+            lease_ms: millis(self.lease),
+            patience_ms: if self.first { 0 } else { millis(self.timeout) },
+            lag_records: self.lag,
+            retain_records: self.retain,
+            ..Rules::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALLEST: &str = "peer_listen = '127.0.0.1:1'\npeer = '127.0.0.1:2'\n\
+        member = 'host=/tmp user=postgres dbname=app'\nother_member = 'host=b port=5433 user=postgres dbname=app password=x'\n";
+
+    #[test]
+    fn members_are_named_as_libpq_does() {
+        let config = Config::parse(SMALLEST).expect("valid");
+        assert_eq!(config.target().expect("valid").host, "/tmp");
+        let other = config.other_target().expect("valid");
+        assert_eq!(
+            (other.host.as_str(), other.port, other.password.as_deref()),
+            ("b", 5433, Some("x"))
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let told = |text: &str| {
+            Config::parse(&format!("{SMALLEST}{text}"))
+                .expect_err("a mistake")
+                .to_string()
+        };
+        assert!(told("lease = '5s'").contains("lease"));
+        assert!(told("leas = '5s'").contains("leas"));
+        let text = SMALLEST.replace(" dbname=app'", "'");
+        assert!(
+            Config::parse(&text)
+                .expect_err("a mistake")
+                .to_string()
+                .contains("dbname")
+        );
+    }
+}

@@ -1,0 +1,370 @@
+//! What joins the manager with the zones, the member, the other manager and the clients.
+//!
+//! Everything that happens is told to the manager under one lock, and what it wants done is begun under the same lock, so that it is
+//! begun in the order in which it was wanted. Nothing waits while it is held.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{mpsc, watch};
+
+use super::config::Config;
+use super::member::{self, Applied, Member};
+use super::wire::Postgres;
+use super::zones::Zones;
+use crate::core::locks::Tx;
+use crate::core::manager::{Effect, Manager, Message, Role};
+use crate::core::record::{Number, Record};
+use crate::sql::Facts;
+
+/// What a client's session is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// It has what it asked for.
+    Granted,
+    /// It is the victim of a deadlock.
+    Deadlock,
+    /// It is in the log as this number: commit.
+    Commit(Number),
+    /// It has committed.
+    Answer(Number),
+}
+
+/// A question to the zones.
+#[derive(Debug)]
+pub enum Job {
+    LookAtLog,
+    Own,
+    ReadLog,
+    Append(u32, Vec<Record>),
+    Trim(Number),
+}
+
+/// Counts since the manager began.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub clients: AtomicU64,
+    pub statements: AtomicU64,
+    pub logged: AtomicU64,
+    pub rows_sent: AtomicU64,
+    pub refused: AtomicU64,
+    pub deadlocks: AtomicU64,
+    pub applied: AtomicU64,
+    pub transfers: AtomicU64,
+}
+
+pub struct Hub {
+    pub config: Config,
+    pub name: String,
+    manager: Mutex<Manager>,
+    started: Instant,
+    sessions: Mutex<HashMap<Tx, mpsc::UnboundedSender<Event>>>,
+    next_tx: AtomicU64,
+    /// The epoch in which clients are served.
+    serving: watch::Sender<Option<u32>>,
+    jobs: mpsc::UnboundedSender<Job>,
+    /// To the other manager, while there is a connection.
+    pub peer: Mutex<Option<mpsc::UnboundedSender<Message>>>,
+    pub zones: Arc<Zones>,
+    pub member: Arc<Member>,
+    pub facts: RwLock<Arc<Facts>>,
+    /// The member is being filled: nobody uses it.
+    pub is_filling: AtomicBool,
+    pub counters: Counters,
+    /// What made the member differ.
+    pub difference: Mutex<Option<String>>,
+    me: std::sync::Weak<Hub>,
+}
+
+impl Hub {
+    pub fn new(
+        config: Config,
+        name: String,
+        zones: Arc<Zones>,
+        member: Arc<Member>,
+    ) -> (Arc<Hub>, mpsc::UnboundedReceiver<Job>) {
+        let (jobs, asked) = mpsc::unbounded_channel();
+        let hub = Arc::new_cyclic(|me| Hub {
+            manager: Mutex::new(Manager::new(config.rules(), 0)),
+            config,
+            name,
+            started: Instant::now(),
+            sessions: Mutex::default(),
+            next_tx: AtomicU64::new(0),
+            serving: watch::Sender::new(None),
+            jobs,
+            peer: Mutex::default(),
+            zones,
+            member,
+            facts: RwLock::default(),
+            is_filling: AtomicBool::new(false),
+            counters: Counters::default(),
+            difference: Mutex::default(),
+            me: me.clone(),
+        });
+        (hub, asked)
+    }
+
+    /// Milliseconds since the manager began.
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Tells the manager what happened, and begins what it wants done.
+    pub fn act<T>(&self, act: impl FnOnce(&mut Manager, &mut Vec<Effect>) -> T) -> T {
+        let mut manager = self.manager.lock();
+        let before = manager.role();
+        let mut out = Vec::new();
+        let told = act(manager.at(self.now_ms()), &mut out);
+        let after = manager.role();
+        if before != after {
+            tracing::info!(?before, ?after, "the manager's state changes");
+        }
+        let epoch = manager.epoch();
+        for effect in out {
+            self.begin(effect, epoch);
+        }
+        told
+    }
+
+    /// Which state the manager is in.
+    pub fn role(&self) -> Role {
+        self.manager.lock().role()
+    }
+
+    /// Looks at the manager.
+    pub fn look<T>(&self, look: impl FnOnce(&Manager) -> T) -> T {
+        look(&self.manager.lock())
+    }
+
+    /// Follows who is served.
+    pub fn serving(&self) -> watch::Receiver<Option<u32>> {
+        self.serving.subscribe()
+    }
+
+    /// A transaction that begins, and where it is told things.
+    pub fn enter(&self) -> (Tx, mpsc::UnboundedReceiver<Event>) {
+        let tx = Tx(self.next_tx.fetch_add(1, Ordering::Relaxed) + 1);
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.sessions.lock().insert(tx, sender);
+        (tx, receiver)
+    }
+
+    /// A transaction is over.
+    pub fn leave(&self, tx: Tx) {
+        self.sessions.lock().remove(&tx);
+        self.act(|manager, out| manager.ended(tx, out));
+    }
+
+    fn tell(&self, tx: Tx, event: Event) {
+        if let Some(session) = self.sessions.lock().get(&tx) {
+            // Who does not listen any more does not care.
+            let _ = session.send(event);
+        }
+    }
+
+    fn ask(&self, job: Job) {
+        // It ends with the process.
+        let _ = self.jobs.send(job);
+    }
+
+    fn spawn<F: Future<Output = ()> + Send + 'static>(&self, act: impl FnOnce(Arc<Hub>) -> F) {
+        if let Some(hub) = self.me.upgrade() {
+            tokio::spawn(act(hub));
+        }
+    }
+
+    fn begin(&self, effect: Effect, epoch: Option<u32>) {
+        match effect {
+            Effect::LookAtLog => self.ask(Job::LookAtLog),
+            Effect::Own => self.ask(Job::Own),
+            Effect::ReadLog => self.ask(Job::ReadLog),
+            Effect::Append(records) => {
+                self.counters
+                    .logged
+                    .fetch_add(records.len() as u64, Ordering::Relaxed);
+                self.ask(Job::Append(epoch.unwrap_or_default(), records));
+            }
+            Effect::Trim(before) => self.ask(Job::Trim(before)),
+            Effect::Release => self.spawn(|hub| async move { hub.zones.release().await }),
+            Effect::Confirm(epoch) => self.spawn(|hub| async move { hub.confirm(epoch).await }),
+            Effect::Serve => self.spawn(|hub| async move { hub.serve(epoch).await }),
+            Effect::Unserve => {
+                self.serving.send_replace(None);
+            }
+            Effect::Commit(tx, number) => self.tell(tx, Event::Commit(number)),
+            Effect::Granted(tx) => self.tell(tx, Event::Granted),
+            Effect::Deadlock(tx) => {
+                self.counters.deadlocks.fetch_add(1, Ordering::Relaxed);
+                self.tell(tx, Event::Deadlock);
+            }
+            Effect::Answer(tx, number) => self.tell(tx, Event::Answer(number)),
+            Effect::Apply(record) => self.spawn(|hub| async move { hub.apply(record).await }),
+            Effect::MarkDiverged => self.spawn(|hub| async move { hub.mark().await }),
+            Effect::Send(message) => {
+                if let Some(peer) = &*self.peer.lock() {
+                    let _ = peer.send(message);
+                }
+            }
+            Effect::ReadForPeer(from) => {
+                self.spawn(|hub| async move { hub.read_for_peer(from).await })
+            }
+        }
+    }
+
+    async fn confirm(&self, epoch: u32) {
+        let asked_ms = self.now_ms();
+        match self.zones.confirm().await {
+            Ok(confirmed) if confirmed == epoch => {
+                self.act(|manager, out| manager.confirmed(epoch, asked_ms, out))
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == dax::error::ErrorKind::Fenced => {
+                self.act(|manager, out| manager.fenced(epoch, out));
+            }
+            Err(error) => tracing::debug!(%error, "the epoch cannot be confirmed"),
+        }
+    }
+
+    /// Lets clients in, with what is known of the catalog now.
+    async fn serve(&self, epoch: Option<u32>) {
+        let Some(epoch) = epoch else {
+            return;
+        };
+        while self.look(|manager| manager.epoch()) == Some(epoch) {
+            match self.read_facts().await {
+                Ok(()) => break,
+                Err(error) => tracing::warn!(%error, "the catalog cannot be read"),
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        let last = self.look(|manager| manager.last());
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        let what = serde_json::json!({
+            "epoch": epoch, "manager": self.name, "transaction": last.0, "unix_ms": u64::try_from(now.as_millis()).unwrap_or(0),
+        });
+        // Under the manager's lock, as its end is.
+        self.look(|manager| {
+            let serves = manager.epoch() == Some(epoch);
+            self.serving.send_replace(serves.then_some(epoch));
+        });
+        if let Err(error) = self.zones.remember(epoch, &what.to_string()).await {
+            tracing::warn!(%error, "the history cannot be written");
+        }
+    }
+
+    /// Reads the catalog anew.
+    pub async fn read_facts(&self) -> Result<(), super::wire::WireError> {
+        let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
+        let facts = member::facts(&mut session).await?;
+        *self.facts.write() = facts;
+        Ok(())
+    }
+
+    async fn apply(&self, record: Record) {
+        let number = record.number;
+        match self.member.apply(&record).await {
+            Applied::Done => {
+                self.counters.applied.fetch_add(1, Ordering::Relaxed);
+                self.act(|manager, out| manager.applied(number, out));
+            }
+            Applied::Differs(why) => {
+                tracing::error!(%number, why, "the member answered otherwise than the primary");
+                *self.difference.lock() = Some(format!("transaction {number}: {why}"));
+                self.act(|manager, out| manager.differs(number, out));
+            }
+            // The member is down, which is noticed elsewhere.
+            Applied::Lost => tracing::debug!(%number, "the member was lost"),
+        }
+    }
+
+    async fn mark(&self) {
+        let marked = async {
+            let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
+            session
+                .query("UPDATE understudy_mirror.state SET is_diverged = true")
+                .await
+        };
+        if let Err(error) = marked.await {
+            tracing::error!(%error, "the member cannot be marked as one that differs");
+        }
+    }
+
+    async fn read_for_peer(&self, from: Number) {
+        match self.zones.batch(from).await {
+            Ok(records) => self.act(|manager, out| manager.read_for_peer(from, records, out)),
+            Err(error) => {
+                tracing::warn!(%error, %from, "the log cannot be read for the other manager");
+                self.act(|manager, out| manager.peer_lost(out));
+            }
+        }
+    }
+}
+
+/// Does what the zones are asked for, in order.
+pub async fn work(hub: Arc<Hub>, mut asked: mpsc::UnboundedReceiver<Job>) {
+    while let Some(job) = asked.recv().await {
+        do_job(&hub, job).await;
+    }
+}
+
+async fn do_job(hub: &Hub, job: Job) {
+    match job {
+        Job::LookAtLog => match hub.zones.begins().await {
+            Ok(first) => hub.act(|manager, out| manager.log_begins(first, out)),
+            Err(error) => failed(hub, &error),
+        },
+        Job::Own => match hub.zones.own().await {
+            Ok(epoch) => hub.act(|manager, out| manager.owned(epoch, out)),
+            Err(error) => failed(hub, &error),
+        },
+        Job::ReadLog => read_log(hub).await,
+        Job::Append(epoch, records) => {
+            let last = records
+                .last()
+                .map(|record| record.number)
+                .unwrap_or_default();
+            match hub.zones.append(&records).await {
+                Ok(()) => hub.act(|manager, out| manager.durable(epoch, last, out)),
+                Err(error) => {
+                    tracing::warn!(%error, epoch, "the log cannot be written: this manager is not primary any more");
+                    hub.zones.forget();
+                    hub.act(|manager, out| manager.fenced(epoch, out));
+                }
+            }
+        }
+        Job::Trim(before) => {
+            if let Err(error) = hub.zones.trim(before).await {
+                tracing::debug!(%error, "the log's past cannot be given back");
+            }
+        }
+    }
+}
+
+fn failed(hub: &Hub, error: &dax::error::Error) {
+    tracing::debug!(%error, "no epoch can be owned");
+    hub.zones.forget();
+    hub.act(|manager, _| manager.not_owned());
+}
+
+async fn read_log(hub: &Hub) {
+    let Some(epoch) = hub.look(|manager| manager.taking()) else {
+        return;
+    };
+    let read = hub
+        .zones
+        .read(|records| hub.act(|manager, out| manager.log_records(epoch, records, out)));
+    match read.await {
+        Ok(last) => hub.act(|manager, out| manager.log_ends(epoch, last, out)),
+        Err(error) => {
+            tracing::warn!(%error, epoch, "the log cannot be read");
+            hub.zones.forget();
+            hub.act(|manager, out| manager.fenced(epoch, out));
+        }
+    }
+}

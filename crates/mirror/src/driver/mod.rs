@@ -1,0 +1,185 @@
+//! What does what the core decides: sockets, tasks, clocks, programs.
+
+mod command;
+pub mod config;
+mod hub;
+mod member;
+pub mod peer;
+mod session;
+mod transfer;
+mod verify;
+mod wire;
+mod zones;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use dax::ids::NodeName;
+use dax::tls::Tls;
+use proxy::driver::socket::Socket;
+use tokio::net::TcpListener;
+
+use config::{Config, ConfigError};
+use hub::Hub;
+use member::{Contents, Member};
+use session::Cancels;
+use wire::{Postgres, WireError};
+use zones::Zones;
+
+pub use command::Status;
+pub use verify::Verdict;
+pub use zones::Open;
+
+/// How often the member is asked whether it is well.
+const PING_EVERY: Duration = Duration::from_millis(300);
+/// How long it may take to answer.
+const PING_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often numbers that everybody has are forgotten, in pings.
+const PRUNE_EVERY: u32 = 20;
+
+/// Why a manager cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The configuration makes no sense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An address cannot be listened at.
+    #[error("cannot listen at {address}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, RunError> {
+    let bound = TcpListener::bind(address).await;
+    bound.map_err(|source| RunError::Listen { address, source })
+}
+
+/// Runs a manager until `shutdown` is done; a primary then hands over, if somebody can take over.
+///
+/// # Errors
+/// If it cannot begin.
+pub async fn run(
+    config: Config,
+    name: NodeName,
+    opener: Box<dyn Open>,
+    tls: Option<Tls>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let clients = bind(config.listen).await?;
+    let peers = bind(config.peer_listen).await?;
+    let member = Arc::new(Member::new(config.target()?, config.appliers));
+    let zones = Arc::new(Zones::new(opener, name.clone()));
+    let (hub, jobs) = Hub::new(config, name.to_string(), zones, member);
+    tokio::spawn(hub::work(hub.clone(), jobs));
+    tokio::spawn(tick(hub.clone()));
+    tokio::spawn(watch_member(hub.clone()));
+    tokio::spawn(transfer::watch(hub.clone()));
+    tokio::spawn(peer::listen(hub.clone(), peers, tls.clone()));
+    if hub.config.first {
+        tokio::spawn(peer::dial(hub.clone(), tls));
+    }
+    tracing::info!(address = %hub.config.listen, "the manager listens");
+    let accepting = accept(hub.clone(), clients);
+    tokio::select! {
+        () = accepting => {}
+        () = shutdown => {}
+    }
+    if hub.look(|manager| manager.follower().is_some_and(|(_, is_standby)| is_standby)) {
+        // Whether or not it succeeds, the manager ends.
+        let _ = command::answer(&hub, peer::Question::Switchover).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+async fn accept(hub: Arc<Hub>, listener: TcpListener) {
+    let cancels = Arc::new(Cancels::default());
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                // Latency is all that Nagle's algorithm would bring.
+                let _ = stream.set_nodelay(true);
+                tokio::spawn(session::receive(
+                    hub.clone(),
+                    Socket::Tcp(stream),
+                    cancels.clone(),
+                ));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Lets the manager see that time passes.
+async fn tick(hub: Arc<Hub>) {
+    let every = (hub.config.lease / 4).max(Duration::from_millis(5));
+    loop {
+        tokio::time::sleep(every).await;
+        hub.act(|manager, out| manager.tick(out));
+    }
+}
+
+/// Tells the manager how its member is.
+async fn watch_member(hub: Arc<Hub>) {
+    let mut is_up = false;
+    loop {
+        if !hub.is_filling.load(Ordering::Acquire) {
+            match attend(&hub, &mut is_up).await {
+                Ok(()) => {}
+                Err(error) if is_up => {
+                    tracing::warn!(%error, "the member does not answer any more")
+                }
+                Err(error) => tracing::debug!(%error, "the member does not answer"),
+            }
+            if std::mem::take(&mut is_up) {
+                hub.member.forget();
+                hub.act(|manager, out| manager.member_down(out));
+            }
+        }
+        tokio::time::sleep(PING_EVERY).await;
+    }
+}
+
+/// Looks at what the member has, and stays with it for as long as it answers.
+async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
+    let mut session = Postgres::connect(&hub.member.target, "understudy mirror").await?;
+    let is_new = hub.config.first && hub.zones.is_new().await.unwrap_or(false);
+    match member::contents(&mut session, is_new).await? {
+        Contents::Known {
+            ledger,
+            is_diverged,
+        } => {
+            tracing::info!(transaction = %ledger.floor(), is_diverged, "the member answers");
+            hub.act(|manager, _| manager.member_up(ledger, is_diverged));
+        }
+        Contents::Empty => {
+            hub.act(|manager, _| manager.member_empty());
+            return Ok(());
+        }
+    }
+    *is_up = true;
+    let mut pings: u32 = 0;
+    while !hub.is_filling.load(Ordering::Acquire) {
+        tokio::time::sleep(PING_EVERY).await;
+        pings = pings.wrapping_add(1);
+        let floor = hub.look(|manager| manager.ledger().map(crate::core::ledger::Ledger::floor));
+        let asked = async {
+            match floor.filter(|_| pings.is_multiple_of(PRUNE_EVERY)) {
+                Some(floor) => member::prune(&mut session, floor).await,
+                None => session.query("SELECT 1").await.map(drop),
+            }
+        };
+        let answered = tokio::time::timeout(PING_TIMEOUT, asked).await;
+        answered.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! The connection between the two managers, and what operators ask a manager.
+//!
+//! ```text
+//!   the first manager ── Link ──▶ the other one      then messages both ways, and a sign of life now and then
+//!   a command         ── Ask ───▶ a manager          ◀── Told, and the end
+//! ```
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dax::tls::Tls;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use super::command;
+use super::hub::Hub;
+use crate::core::manager::Message;
+
+const PACKET_BYTES: usize = 512 << 20;
+const CONNECT_AGAIN: Duration = Duration::from_millis(200);
+const ALIVE_EVERY: Duration = Duration::from_millis(300);
+
+/// What an operator asks a manager.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Question {
+    /// What it is, and how far.
+    Status,
+    /// Hand over to the standby.
+    Switchover,
+    /// Compare the members.
+    Verify,
+    /// Who served when.
+    History,
+    /// What was counted, as Prometheus reads it.
+    Metrics,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Packet {
+    Link,
+    Alive,
+    Message(Message),
+    Ask(Question),
+    Told(std::result::Result<String, String>),
+}
+
+/// What can be both read and written.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+type Boxed = Box<dyn Stream>;
+
+async fn write(stream: &mut (impl AsyncWrite + Unpin), packet: &Packet) -> io::Result<()> {
+    let bytes = postcard::to_allocvec(packet).map_err(io::Error::other)?;
+    let len = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    stream
+        .write_all(&[&len.to_le_bytes(), bytes.as_slice()].concat())
+        .await?;
+    stream.flush().await
+}
+
+async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Packet> {
+    let len = stream.read_u32_le().await? as usize;
+    if len > PACKET_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes).await?;
+    postcard::from_bytes(&bytes).map_err(io::Error::other)
+}
+
+async fn connect(address: &str, tls: Option<&Tls>) -> io::Result<Boxed> {
+    let stream = tokio::time::timeout(Duration::from_secs(5), TcpStream::connect(address)).await;
+    let stream = stream.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    stream.set_nodelay(true)?;
+    Ok(match tls {
+        Some(tls) => Box::new(
+            tls.connect(stream, address)
+                .await
+                .map_err(io::Error::other)?,
+        ),
+        None => Box::new(stream),
+    })
+}
+
+/// Connects to the other manager, again and again.
+pub async fn dial(hub: Arc<Hub>, tls: Option<Tls>) {
+    loop {
+        if let Ok(mut stream) = connect(&hub.config.peer, tls.as_ref()).await
+            && write(&mut stream, &Packet::Link).await.is_ok()
+        {
+            link(&hub, stream).await;
+        }
+        tokio::time::sleep(CONNECT_AGAIN).await;
+    }
+}
+
+/// Lets the other manager and commands in.
+pub async fn listen(hub: Arc<Hub>, listener: TcpListener, tls: Option<Tls>) {
+    loop {
+        let Ok((stream, peer)) = listener.accept().await else {
+            tokio::time::sleep(CONNECT_AGAIN).await;
+            continue;
+        };
+        let _ = stream.set_nodelay(true);
+        let (hub, tls) = (hub.clone(), tls.clone());
+        tokio::spawn(async move {
+            let stream: Boxed = match &tls {
+                Some(tls) => match tls.accept(stream, &peer.to_string()).await {
+                    Ok(stream) => Box::new(stream),
+                    Err(error) => return tracing::debug!(%error, "a connection was refused"),
+                },
+                None => Box::new(stream),
+            };
+            if let Err(error) = receive(&hub, stream).await {
+                tracing::debug!(%error, "a connection ended");
+            }
+        });
+    }
+}
+
+async fn receive(hub: &Arc<Hub>, mut stream: Boxed) -> io::Result<()> {
+    let first = tokio::time::timeout(Duration::from_secs(10), read(&mut stream)).await;
+    match first.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
+        Packet::Link => {
+            link(hub, stream).await;
+            Ok(())
+        }
+        Packet::Ask(question) => {
+            let told = command::answer(hub, question).await;
+            write(&mut stream, &Packet::Told(told)).await
+        }
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Messages both ways, until the connection breaks. A newer one replaces it.
+async fn link(hub: &Arc<Hub>, stream: Boxed) {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let (sender, mut messages) = mpsc::unbounded_channel();
+    hub.peer.lock().replace(sender.clone());
+    hub.act(|manager, out| manager.peer_lost(out));
+    tracing::info!("connected to the other manager");
+    let writing = async {
+        loop {
+            let packet = tokio::select! {
+                message = messages.recv() => match message {
+                    Some(message) => Packet::Message(message),
+                    None => break,
+                },
+                () = tokio::time::sleep(ALIVE_EVERY) => Packet::Alive,
+            };
+            if write(&mut writer, &packet).await.is_err() {
+                break;
+            }
+        }
+    };
+    let silence = hub.config.timeout;
+    let reading = async {
+        while let Ok(Ok(packet)) = tokio::time::timeout(silence, read(&mut reader)).await {
+            if let Packet::Message(message) = packet {
+                hub.act(|manager, out| manager.peer(message, out));
+            }
+        }
+    };
+    tokio::select! {
+        () = writing => {}
+        () = reading => {}
+    }
+    let is_ours = hub
+        .peer
+        .lock()
+        .take_if(|current| current.same_channel(&sender))
+        .is_some();
+    if is_ours {
+        tracing::info!("the connection to the other manager is broken");
+        hub.act(|manager, out| manager.peer_lost(out));
+    }
+}
+
+/// Asks a manager something.
+///
+/// # Errors
+/// If it cannot be reached.
+pub async fn ask(
+    address: &str,
+    tls: Option<&Tls>,
+    question: Question,
+) -> io::Result<std::result::Result<String, String>> {
+    let mut stream = connect(address, tls).await?;
+    write(&mut stream, &Packet::Ask(question)).await?;
+    match read(&mut stream).await? {
+        Packet::Told(told) => Ok(told),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}

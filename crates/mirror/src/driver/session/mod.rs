@@ -1,0 +1,267 @@
+//! A client's session: a connection to the member of its own, and what its statements become on the way there.
+//!
+//! ```text
+//!   statement ──▶ plan ──▶ values that the primary evaluates ──▶ locks ──▶ executed on the member, and noted
+//!   COMMIT    ──▶ the log is durable ──▶ committed on the member with its number ──▶ on the standby ──▶ answered
+//! ```
+//!
+//! Invariant: what the client is told of a transaction that writes is held back until it is acknowledged, and whatever it is told
+//! then is what the log says.
+
+mod extended;
+mod keys;
+mod notes;
+mod rows;
+mod run;
+mod simple;
+mod startup;
+mod transaction;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::BytesMut;
+use proxy::core::frame::{self, Refusal};
+use tokio::sync::watch;
+
+use super::hub::Hub;
+use super::wire::{Reply, Said, Wire, WireError, reply};
+use crate::sql;
+
+use extended::Names;
+use transaction::Transaction;
+
+pub use startup::{Cancels, receive};
+
+/// What a client is sent is written when it is so much.
+const PENDING_BYTES: usize = 64 << 10;
+
+/// Why a session ends.
+#[derive(Debug)]
+enum End {
+    /// The client, or the member, is gone.
+    Lost(io::Error),
+    /// The client is told this.
+    Told(Box<Refusal>),
+    /// The client has ended it.
+    Terminated,
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> End {
+        End::Lost(error)
+    }
+}
+
+impl From<WireError> for End {
+    fn from(error: WireError) -> End {
+        match error {
+            WireError::Lost(error) => End::Lost(error),
+            WireError::Said(said) => End::Lost(io::Error::other(said.message)),
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, End>;
+
+/// What a part of a session's work came to.
+enum Done {
+    /// It went well.
+    Well,
+    /// The client was told what was wrong.
+    Failed,
+}
+
+/// A client's session.
+pub struct Session {
+    hub: Arc<Hub>,
+    client: Wire,
+    server: Wire,
+    serving: watch::Receiver<Option<u32>>,
+    /// What its names mean.
+    names: sql::Session,
+    /// What is known of the catalog within a transaction that has changed it.
+    own_facts: Option<Arc<sql::Facts>>,
+    /// The state of the member's session: `I`, `T` or `E`.
+    status: u8,
+    transaction: Option<Transaction>,
+    /// What the last transaction can be asked about by.
+    last_token: Option<String>,
+    /// Whether it is known where unqualified names are looked for.
+    knows_path: bool,
+    prepared: Names,
+    /// A commit is under way, which nobody may cancel.
+    is_committing: Arc<AtomicBool>,
+}
+
+impl Session {
+    fn new(hub: Arc<Hub>, client: Wire, server: Wire, is_committing: Arc<AtomicBool>) -> Session {
+        Session {
+            serving: hub.serving(),
+            hub,
+            client,
+            server,
+            names: sql::Session::default(),
+            own_facts: None,
+            status: b'I',
+            transaction: None,
+            last_token: None,
+            knows_path: false,
+            prepared: Names::default(),
+            is_committing,
+        }
+    }
+
+    /// Serves the client until either side ends it.
+    async fn serve(mut self) {
+        let ended = loop {
+            if let Err(end) = self.step().await {
+                break end;
+            }
+        };
+        if let Some(transaction) = self.transaction.take() {
+            self.hub.leave(transaction.tx);
+        }
+        match ended {
+            End::Told(refusal) => {
+                refusal.put(&mut self.client.output);
+                // It may be gone.
+                let _ = self.client.flush().await;
+            }
+            End::Lost(error) => {
+                tracing::debug!(%error, "a session ended");
+                let refusal = Refusal::fatal("57P01", "the connection to the member is lost")
+                    .hint("Connect again; a transaction that was under way has not committed.");
+                refusal.put(&mut self.client.output);
+                let _ = self.client.flush().await;
+            }
+            End::Terminated => {}
+        }
+    }
+
+    /// Takes the next message.
+    async fn step(&mut self) -> Result<()> {
+        self.client.flush().await?;
+        let message = tokio::select! {
+            message = self.client.receive() => message.map_err(|_| End::Terminated)?,
+            gone = gone(&mut self.serving) => return Err(gone),
+            more = self.server.read() => {
+                more?;
+                return self.pass_unasked().await;
+            }
+        };
+        self.hub.counters.statements.fetch_add(1, Ordering::Relaxed);
+        match message[0] {
+            b'Q' => self.simple(&message).await,
+            b'X' => Err(End::Terminated),
+            b'P' | b'B' | b'D' | b'E' | b'C' | b'H' | b'S' => self.extended(message).await,
+            // Data of a COPY that has failed.
+            b'd' | b'c' | b'f' => Ok(()),
+            _ => {
+                let text = "this message is not understood by the mirror";
+                Err(End::Told(Box::new(Refusal::fatal("08P01", text))))
+            }
+        }
+    }
+
+    /// Passes on what the member says without having been asked: notifications, and its end.
+    async fn pass_unasked(&mut self) -> Result<()> {
+        while let Some((_, len)) = frame::head(&self.server.input).map_err(io::Error::other)? {
+            if self.server.input.len() < len {
+                break;
+            }
+            let message = self.server.input.split_to(len);
+            self.client.output.extend_from_slice(&message);
+        }
+        Ok(())
+    }
+
+    /// What is known of the catalog.
+    fn facts(&self) -> Arc<sql::Facts> {
+        self.own_facts
+            .clone()
+            .unwrap_or_else(|| self.hub.facts.read().clone())
+    }
+
+    /// Asks the member something for the manager itself.
+    async fn ask(&mut self, text: &str) -> Result<Reply> {
+        super::member::put_extended(&mut self.server.output, text, &[], &[])?;
+        self.server.flush().await?;
+        let reply = reply(&mut self.server).await?;
+        self.status = reply.status;
+        Ok(reply)
+    }
+
+    /// Refuses a statement: within a transaction the member's session fails as well.
+    async fn refuse(&mut self, refusal: &Refusal) -> Result<Done> {
+        self.hub.counters.refused.fetch_add(1, Ordering::Relaxed);
+        if self.status != b'I' {
+            let raised = self.ask(&raise(refusal)).await?;
+            let said = raised.error.map(|said| said.code);
+            if said.as_deref() != Some(refusal.code) {
+                tracing::debug!(?said, "a refusal came out as another");
+            }
+        }
+        refusal.put(&mut self.client.output);
+        Ok(Done::Failed)
+    }
+
+    fn tell(&mut self, said: &Said) {
+        self.client.output.extend_from_slice(&said.frame);
+    }
+
+    fn ready(&mut self) {
+        let status = self.status;
+        frame::put_ready(&mut self.client.output, status);
+    }
+
+    /// Whether what was read is right: nobody else may have become primary in the meantime.
+    fn check_lease(&self) -> Result<()> {
+        let now_ms = self.hub.now_ms();
+        match self.hub.look(|manager| manager.reads(now_ms)) {
+            true => Ok(()),
+            false => Err(not_primary()),
+        }
+    }
+}
+
+/// A statement that fails with this.
+fn raise(refusal: &Refusal) -> String {
+    use proxy::core::settings::quote_literal;
+    format!(
+        "DO {}",
+        quote_literal(&format!(
+            "BEGIN RAISE EXCEPTION USING ERRCODE = {}, MESSAGE = {}; END",
+            quote_literal(refusal.code),
+            quote_literal(&refusal.message)
+        ))
+    )
+}
+
+fn not_primary() -> End {
+    let refusal = Refusal::fatal("57P01", "this manager is not primary any more")
+        .hint("Connect again, to the other one: name both in the connection string.");
+    End::Told(Box::new(refusal))
+}
+
+/// Waits until clients are not served any more.
+async fn gone(serving: &mut watch::Receiver<Option<u32>>) -> End {
+    let epoch = *serving.borrow_and_update();
+    if epoch.is_some() {
+        // The sender lives as long as the process.
+        let _ = serving.wait_for(|now| *now != epoch).await;
+    }
+    not_primary()
+}
+
+/// What was read from a client's prepared statements.
+type ByName<T> = HashMap<String, T>;
+
+/// Appends whole messages.
+fn pass(messages: &[BytesMut], out: &mut BytesMut) {
+    for message in messages {
+        out.extend_from_slice(message);
+    }
+}

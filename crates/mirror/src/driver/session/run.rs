@@ -1,0 +1,459 @@
+//! Executing one statement, as it was planned.
+
+use std::sync::atomic::Ordering;
+
+use postgres_protocol::message::frontend;
+use proxy::core::frame::{self, Refusal};
+
+use super::super::member::{digest, digest_of_tag, put_extended};
+use super::super::wire::{Said, reply, status};
+use super::keys::{Value, claims};
+use super::rows::take_rows;
+use super::{Done, PENDING_BYTES, Result, Session};
+use crate::core::record::{Parameter, Statement};
+use crate::sql::{self, Plan, Step, Write};
+
+/// How a statement is sent.
+#[derive(Debug, Clone, Copy)]
+pub enum Form<'a> {
+    /// By the simple protocol.
+    Simple,
+    /// With parameters, and the formats of what it returns.
+    Extended(&'a [Parameter], &'a [i16]),
+}
+
+impl<'a> Form<'a> {
+    fn parameters(self) -> &'a [Parameter] {
+        match self {
+            Form::Simple => &[],
+            Form::Extended(parameters, _) => parameters,
+        }
+    }
+}
+
+/// What a statement's answer became.
+enum Ran {
+    Well,
+    Failed(Box<Said>),
+    Refused(Refusal),
+    /// The catalog was changed while it waited for its locks: it must be planned again.
+    Outdated,
+}
+
+impl Session {
+    /// Plans a text, with the catalog as it is.
+    pub(super) async fn plan(&mut self, text: &str, ships: bool) -> Result<Vec<(String, Plan)>> {
+        if !self.knows_path {
+            self.learn_path().await?;
+        }
+        let plans = self.plan_once(text, ships);
+        if !plans
+            .iter()
+            .any(|(_, plan)| matches!(plan, Plan::Unknown(_)))
+        {
+            return Ok(plans);
+        }
+        // It may have been made by another way; nothing else is so rare.
+        self.reread_facts().await?;
+        let mut plans = self.plan_once(text, ships);
+        for (_, plan) in &mut plans {
+            if let Plan::Unknown(name) = plan {
+                let text = format!("relation \"{name}\" does not exist");
+                *plan = Plan::Refused(Box::new(Refusal::error("42P01", text)));
+            }
+        }
+        Ok(plans)
+    }
+
+    /// Plans a text, of which some statements may mean what others make.
+    pub(super) async fn outline(&mut self, text: &str) -> Result<Vec<(String, Plan)>> {
+        if !self.knows_path {
+            self.learn_path().await?;
+        }
+        Ok(self.plan_once(text, false))
+    }
+
+    fn plan_once(&self, text: &str, ships: bool) -> Vec<(String, Plan)> {
+        sql::plan(
+            text,
+            &self.facts(),
+            &self.names,
+            &self.hub.config.harmless,
+            ships,
+        )
+    }
+
+    async fn learn_path(&mut self) -> Result<()> {
+        if self.status == b'E' {
+            return Ok(());
+        }
+        let reply = self
+            .ask("SELECT pg_catalog.array_to_json(pg_catalog.current_schemas(false))")
+            .await?;
+        if let Some(json) = reply.value() {
+            self.names.search_path = serde_json::from_str(&json).unwrap_or_default();
+            self.knows_path = true;
+        }
+        Ok(())
+    }
+
+    /// Reads the catalog as this session sees it.
+    async fn reread_facts(&mut self) -> Result<()> {
+        if self.status == b'E' {
+            return Ok(());
+        }
+        let reply = self.ask(sql::CATALOG).await?;
+        if let Some(Ok(facts)) = reply.value().map(|json| sql::Facts::parse(&json)) {
+            let facts = std::sync::Arc::new(facts);
+            if self.status == b'I' {
+                *self.hub.facts.write() = facts;
+            } else {
+                self.own_facts = Some(facts);
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes one statement. The client is told what it answers, but not that it may go on.
+    pub(super) async fn run(&mut self, source: &str, plan: &Plan, form: Form<'_>) -> Result<Done> {
+        if self.status == b'E' && !matches!(plan, Plan::Step(_)) {
+            // The member says what there is to say.
+            return self.run_alone(source, form).await;
+        }
+        match plan {
+            Plan::Alone { sets, creates } => {
+                let done = self.run_alone(source, form).await?;
+                if *sets {
+                    self.knows_path = false;
+                    if let Some(transaction) = &mut self.transaction {
+                        transaction.has_settings = false;
+                    }
+                }
+                self.names.temporary.extend(creates.iter().cloned());
+                Ok(done)
+            }
+            Plan::Step(step) => self.step_of_transaction(source, step, form).await,
+            Plan::Write(write) => self.write(source, write, form).await,
+            Plan::Unknown(name) => {
+                let text = format!("relation \"{name}\" does not exist");
+                self.refuse(&Refusal::error("42P01", text)).await
+            }
+            Plan::Refused(refusal) => self.refuse(refusal).await,
+        }
+    }
+
+    async fn step_of_transaction(
+        &mut self,
+        source: &str,
+        step: &Step,
+        form: Form<'_>,
+    ) -> Result<Done> {
+        match step {
+            Step::Commit => {
+                let was_failed = self.status == b'E';
+                let done = self.commit().await?;
+                if let Done::Well = done {
+                    let tag = if was_failed { "ROLLBACK" } else { "COMMIT" };
+                    frame::put_complete(&mut self.client.output, tag);
+                }
+                return Ok(done);
+            }
+            Step::Rollback => {
+                let done = self.run_alone(source, form).await?;
+                self.knows_path = false;
+                self.end_transaction();
+                return Ok(done);
+            }
+            _ => {}
+        }
+        let done = self.run_alone(source, form).await?;
+        if let (Step::Begin { has_snapshot }, Done::Well) = (step, &done) {
+            self.names.has_snapshot = *has_snapshot;
+        }
+        if let (Some(transaction), Done::Well) = (&mut self.transaction, &done) {
+            match step {
+                Step::Savepoint(name) => transaction.mark(name),
+                Step::RollbackTo(name) => transaction.back_to(name),
+                Step::Release(name) => transaction.release(name),
+                _ => {}
+            }
+        } else if let Step::Savepoint(name) = step
+            && matches!(done, Done::Well)
+        {
+            self.transaction()?.mark(name);
+        }
+        if let Step::RollbackTo(_) = step {
+            self.knows_path = false;
+        }
+        Ok(done)
+    }
+
+    /// Has the member execute a statement as it is, and passes on what it answers.
+    async fn run_alone(&mut self, source: &str, form: Form<'_>) -> Result<Done> {
+        self.send(source, form)?;
+        self.server.flush().await?;
+        self.pass_answer(form).await
+    }
+
+    /// Passes on an answer as it comes, up to its end; of a statement that the manager has put into the extended protocol,
+    /// what the client has not asked for is left out.
+    pub(super) async fn pass_answer(&mut self, form: Form<'_>) -> Result<Done> {
+        let mut done = Done::Well;
+        loop {
+            let message = self.server.receive().await?;
+            match message[0] {
+                b'Z' => {
+                    self.status = status(&message);
+                    self.check_lease()?;
+                    return Ok(done);
+                }
+                b'1' | b'2' | b'3' if matches!(form, Form::Extended(..)) => continue,
+                b'E' => done = Done::Failed,
+                b'G' => {
+                    self.client.output.extend_from_slice(&message);
+                    self.copy_in(None, form).await?;
+                    continue;
+                }
+                _ => {}
+            }
+            self.client.output.extend_from_slice(&message);
+            if self.client.output.len() >= PENDING_BYTES {
+                self.client.flush().await?;
+            }
+        }
+    }
+
+    fn send(&mut self, text: &str, form: Form<'_>) -> Result<()> {
+        match form {
+            Form::Simple => frontend::query(text, &mut self.server.output)?,
+            Form::Extended(parameters, formats) => {
+                put_extended(&mut self.server.output, text, parameters, formats)?
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on what a client copies, and keeps it in `kept`. `false` if it gives up.
+    async fn copy_in(&mut self, mut kept: Option<&mut Vec<u8>>, form: Form<'_>) -> Result<bool> {
+        self.client.flush().await?;
+        loop {
+            let message = self.client.receive().await?;
+            match message[0] {
+                b'd' => {
+                    if let Some(kept) = &mut kept {
+                        kept.extend_from_slice(frame::body(&message));
+                    }
+                    self.server.output.extend_from_slice(&message);
+                    if self.server.output.len() >= PENDING_BYTES {
+                        self.server.flush().await?;
+                    }
+                }
+                b'c' | b'f' => {
+                    self.server.output.extend_from_slice(&message);
+                    if let Form::Extended(..) = form {
+                        // PostgreSQL ignored the one before the data.
+                        frontend::sync(&mut self.server.output);
+                    }
+                    self.server.flush().await?;
+                    return Ok(message[0] == b'c');
+                }
+                // PostgreSQL ignores them while it copies.
+                b'H' | b'S' => {}
+                _ => return Err(super::not_primary()),
+            }
+        }
+    }
+
+    /// Executes a statement that is mirrored.
+    async fn write(&mut self, source: &str, write: &Write, form: Form<'_>) -> Result<Done> {
+        let begins = self.status == b'I';
+        if begins && let Some(said) = self.ask("BEGIN").await?.error {
+            self.tell(&said);
+            return Ok(Done::Failed);
+        }
+        self.transaction()?.is_own |= begins;
+        let mut ran = self.run_write(write, form).await?;
+        while let Ran::Outdated = ran {
+            let ships = write.ship.is_some();
+            let plans = self.plan(source, ships).await?;
+            ran = match plans.into_iter().next() {
+                Some((_, Plan::Write(write))) => self.run_write(&write, form).await?,
+                Some((_, Plan::Refused(refusal))) => Ran::Refused(*refusal),
+                _ => return self.run_alone(source, form).await,
+            };
+        }
+        match ran {
+            Ran::Outdated | Ran::Well => Ok(Done::Well),
+            Ran::Failed(said) => {
+                self.tell(&said);
+                Ok(Done::Failed)
+            }
+            Ran::Refused(refusal) => self.refuse(&refusal).await,
+        }
+    }
+
+    async fn run_write(&mut self, write: &Write, form: Form<'_>) -> Result<Ran> {
+        let known = self.facts();
+        if let Some(said) = self.note_settings().await? {
+            return Ok(Ran::Failed(said));
+        }
+        let values = match self.evaluate(&write.needs).await? {
+            Ok(values) => values,
+            Err(said) => return Ok(Ran::Failed(said)),
+        };
+        let claims = claims(write, form.parameters(), &values);
+        if let Some(refusal) = self.lock(&claims).await? {
+            return Ok(Ran::Refused(refusal));
+        }
+        if !std::sync::Arc::ptr_eq(&known, &self.facts()) {
+            return Ok(Ran::Outdated);
+        }
+        let literals: Vec<String> = values
+            .iter()
+            .map(|(value, of)| sql::substitute(value.as_deref(), of))
+            .collect();
+        let text = write.template.fill(&literals);
+        if write.is_copy {
+            return self.run_copy(&text, form).await;
+        }
+        self.send(&text, form)?;
+        self.server.flush().await?;
+        let mut reply = reply(&mut self.server).await?;
+        self.status = reply.status;
+        if let Some(said) = reply.error {
+            return Ok(Ran::Failed(said));
+        }
+        if matches!(form, Form::Extended(..)) {
+            reply
+                .messages
+                .retain(|message| !matches!(message[0], b'1' | b'2' | b'3'));
+        }
+        if let Some(refusal) = self.note(write, text, &mut reply, form)? {
+            return Ok(Ran::Refused(refusal));
+        }
+        super::pass(&reply.messages, &mut self.client.output);
+        if let Some(said) = self.note_sequences(&write.sequences).await? {
+            return Ok(Ran::Failed(said));
+        }
+        if write.changes_catalog {
+            self.transaction()?.changes_catalog = true;
+            self.reread_facts().await?;
+        }
+        Ok(Ran::Well)
+    }
+
+    /// Notes what the other member is to execute.
+    fn note(
+        &mut self,
+        write: &Write,
+        text: String,
+        reply: &mut super::Reply,
+        form: Form<'_>,
+    ) -> Result<Option<Refusal>> {
+        let most = self.hub.config.transaction_bytes;
+        if let Some(ship) = &write.ship {
+            let rows = take_rows(reply, ship.width());
+            self.hub
+                .counters
+                .rows_sent
+                .fetch_add(rows.len() as u64, Ordering::Relaxed);
+            let transaction = self.transaction()?;
+            for (text, tag) in ship.statements(&rows) {
+                transaction.note(Statement {
+                    text,
+                    digest: Some(digest_of_tag(&tag)),
+                    ..Statement::default()
+                });
+            }
+        } else if write.is_logged {
+            let (parameters, result_formats) = match form {
+                Form::Simple => (Vec::new(), Vec::new()),
+                Form::Extended(parameters, formats) => {
+                    (parameters.iter().map(portable).collect(), formats.to_vec())
+                }
+            };
+            let statement = Statement {
+                text,
+                parameters,
+                result_formats,
+                copied: None,
+                digest: Some(digest(reply)),
+            };
+            self.transaction()?.note(statement);
+        }
+        Ok(self.transaction()?.beyond(most))
+    }
+
+    async fn run_copy(&mut self, text: &str, form: Form<'_>) -> Result<Ran> {
+        self.send(text, form)?;
+        self.server.flush().await?;
+        let mut copied = Vec::new();
+        let mut answer = super::Reply::default();
+        loop {
+            let message = self.server.receive().await?;
+            match message[0] {
+                b'Z' => {
+                    self.status = status(&message);
+                    break;
+                }
+                b'E' => answer.error = Some(Box::new(Said::read(message))),
+                b'G' => {
+                    self.client.output.extend_from_slice(&message);
+                    self.copy_in(Some(&mut copied), form).await?;
+                }
+                b'C' => answer.messages.push(message),
+                _ => {}
+            }
+        }
+        if let Some(said) = answer.error {
+            return Ok(Ran::Failed(said));
+        }
+        let most = self.hub.config.transaction_bytes;
+        let statement = Statement {
+            text: text.to_owned(),
+            copied: Some(copied),
+            digest: Some(digest(&answer)),
+            ..Statement::default()
+        };
+        let transaction = self.transaction()?;
+        transaction.note(statement);
+        if let Some(refusal) = transaction.beyond(most) {
+            return Ok(Ran::Refused(refusal));
+        }
+        super::pass(&answer.messages, &mut self.client.output);
+        Ok(Ran::Well)
+    }
+
+    /// Has the member evaluate what differs: each value, and its type.
+    async fn evaluate(
+        &mut self,
+        needs: &[String],
+    ) -> Result<std::result::Result<Vec<Value>, Box<Said>>> {
+        if needs.is_empty() {
+            return Ok(Ok(Vec::new()));
+        }
+        let reply = self.ask(&sql::question(needs)).await?;
+        if let Some(said) = reply.error {
+            return Ok(Err(said));
+        }
+        let row = reply.row();
+        let pairs = row.chunks(2).map(|pair| {
+            let of = pair.get(1).cloned().flatten().unwrap_or_default();
+            (pair.first().cloned().flatten(), of)
+        });
+        Ok(Ok(pairs.collect()))
+    }
+}
+
+/// Types that are not PostgreSQL's own have other numbers on the other member, which finds them out by itself.
+fn portable(parameter: &Parameter) -> Parameter {
+    const FIRST_OWN: u32 = 16_384;
+    Parameter {
+        type_oid: if parameter.type_oid < FIRST_OWN {
+            parameter.type_oid
+        } else {
+            0
+        },
+        ..parameter.clone()
+    }
+}

@@ -1,0 +1,319 @@
+//! A transaction of a client's: what it has done, and how it commits.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use proxy::core::frame::{self, Refusal};
+use tokio::sync::mpsc;
+
+use super::super::hub::Event;
+use super::super::member::commit;
+use super::super::wire::WireError;
+use super::{Done, End, Result, Session, gone};
+use crate::core::class::Claims;
+use crate::core::locks::Tx;
+use crate::core::record::{Draft, Number, Statement, Token};
+
+/// What a transaction has done so far.
+pub struct Transaction {
+    pub tx: Tx,
+    pub token: Token,
+    pub events: mpsc::UnboundedReceiver<Event>,
+    pub claims: Claims,
+    pub statements: Vec<Statement>,
+    pub sequences: Vec<(String, i64)>,
+    pub bytes: usize,
+    /// Savepoints, and how many statements there were.
+    pub marks: Vec<(String, usize)>,
+    /// The statements say what the session's settings are.
+    pub has_settings: bool,
+    /// The catalog is to be read again after it.
+    pub changes_catalog: bool,
+    /// The manager has begun it, for one statement or one batch.
+    pub is_own: bool,
+}
+
+impl Transaction {
+    /// Notes a statement that the member has executed.
+    pub fn note(&mut self, statement: Statement) {
+        let parameters: usize = statement
+            .parameters
+            .iter()
+            .filter_map(|one| one.value.as_ref())
+            .map(Vec::len)
+            .sum();
+        self.bytes +=
+            statement.text.len() + parameters + statement.copied.as_ref().map_or(0, Vec::len);
+        self.statements.push(statement);
+    }
+
+    /// It has a savepoint.
+    pub fn mark(&mut self, name: &str) {
+        self.marks.push((name.to_owned(), self.statements.len()));
+    }
+
+    /// It goes back to a savepoint.
+    pub fn back_to(&mut self, name: &str) {
+        if let Some(at) = self.marks.iter().rposition(|(mark, _)| mark == name) {
+            let count = self.marks[at].1;
+            self.statements.truncate(count);
+            self.marks.truncate(at + 1);
+            self.has_settings = false;
+        }
+    }
+
+    /// A savepoint is gone.
+    pub fn release(&mut self, name: &str) {
+        if let Some(at) = self.marks.iter().rposition(|(mark, _)| mark == name) {
+            self.marks.truncate(at);
+        }
+    }
+
+    /// The refusal of what is longer than the log may have.
+    pub fn beyond(&self, most_bytes: usize) -> Option<Refusal> {
+        (self.bytes > most_bytes).then(|| {
+            Refusal::error("54000", "the transaction is too long for the mirror's log")
+                .detail(format!("It has more than {most_bytes} bytes."))
+                .hint("Use several transactions, or raise transaction_bytes.")
+        })
+    }
+
+    fn has_something(&self) -> bool {
+        self.statements
+            .iter()
+            .any(|statement| statement.digest.is_some())
+            || !self.sequences.is_empty()
+    }
+}
+
+impl Session {
+    /// The transaction that is open; one begins if none is.
+    pub(super) fn transaction(&mut self) -> Result<&mut Transaction> {
+        if self.transaction.is_none() {
+            let token = self
+                .hub
+                .act(|manager, _| manager.token())
+                .ok_or_else(super::not_primary)?;
+            let (tx, events) = self.hub.enter();
+            self.last_token = Some(token.to_string());
+            self.transaction = Some(Transaction {
+                tx,
+                token,
+                events,
+                claims: Claims::default(),
+                statements: Vec::new(),
+                sequences: Vec::new(),
+                bytes: 0,
+                marks: Vec::new(),
+                has_settings: false,
+                changes_catalog: false,
+                is_own: false,
+            });
+        }
+        Ok(self.transaction.as_mut().expect("one was just made"))
+    }
+
+    /// The next thing that the transaction is told.
+    pub(super) async fn event(&mut self, patience: Option<Duration>) -> Result<Option<Event>> {
+        let Some(transaction) = &mut self.transaction else {
+            return Ok(None);
+        };
+        let patience = patience.unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
+        tokio::select! {
+            event = transaction.events.recv() => Ok(event),
+            gone = gone(&mut self.serving) => Err(gone),
+            () = tokio::time::sleep(patience) => Ok(None),
+        }
+    }
+
+    /// Claims what a statement conflicts on.
+    pub(super) async fn lock(&mut self, claims: &Claims) -> Result<Option<Refusal>> {
+        if claims.is_empty() {
+            return Ok(None);
+        }
+        let transaction = self.transaction()?;
+        transaction.claims.extend(claims);
+        let (tx, epoch) = (transaction.tx, transaction.token.epoch);
+        let is_of_now = self.hub.act(|manager, out| {
+            let is_of_now = manager.epoch() == Some(epoch);
+            if is_of_now {
+                manager.lock(tx, claims, out);
+            }
+            is_of_now
+        });
+        if !is_of_now {
+            // What it has locked so far, it has not any more.
+            return Err(super::not_primary());
+        }
+        let patience = self.hub.config.lock_timeout;
+        Ok(match self.event(Some(patience)).await? {
+            Some(Event::Granted) => None,
+            Some(Event::Deadlock) => Some(
+                Refusal::error("40P01", "deadlock detected")
+                    .detail("The transaction waits, in the mirror, for one that waits for it.")
+                    .hint("Run the transaction again."),
+            ),
+            _ => Some(
+                Refusal::error("55P03", "canceling statement due to lock timeout")
+                    .detail("Another transaction of the mirror has what this one needs, for longer than lock_timeout.")
+                    .hint("Run the transaction again."),
+            ),
+        })
+    }
+
+    /// The transaction is over without anything in the log. Whoever waits for a lock has it given up.
+    pub(super) fn end_transaction(&mut self) {
+        if let Some(transaction) = self.transaction.take() {
+            self.hub.leave(transaction.tx);
+        }
+        self.own_facts = None;
+        self.names.has_snapshot = false;
+    }
+
+    /// Rolls back.
+    pub(super) async fn roll_back(&mut self) -> Result<()> {
+        if self.status != b'I' {
+            self.ask("ROLLBACK").await?;
+        }
+        self.knows_path = false;
+        self.end_transaction();
+        Ok(())
+    }
+
+    /// Commits. What the client is told of it is not written here, unless it fails.
+    pub(super) async fn commit(&mut self) -> Result<Done> {
+        let has_something = self
+            .transaction
+            .as_ref()
+            .is_some_and(Transaction::has_something);
+        if self.status == b'E' || !has_something {
+            let reply = self.ask("COMMIT").await?;
+            self.end_transaction();
+            return Ok(match reply.error {
+                Some(said) => {
+                    self.tell(&said);
+                    Done::Failed
+                }
+                None => Done::Well,
+            });
+        }
+        if self.facts().has_deferrable {
+            let reply = self.ask("SET CONSTRAINTS ALL IMMEDIATE").await?;
+            if let Some(said) = reply.error {
+                self.tell(&said);
+                self.roll_back().await?;
+                return Ok(Done::Failed);
+            }
+        }
+        let Some(transaction) = &mut self.transaction else {
+            return Ok(Done::Well);
+        };
+        let draft = Draft {
+            token: transaction.token,
+            claims: transaction.claims.clone(),
+            statements: std::mem::take(&mut transaction.statements),
+            sequences: std::mem::take(&mut transaction.sequences),
+        };
+        let (tx, token, changes_catalog) = (
+            transaction.tx,
+            transaction.token,
+            transaction.changes_catalog,
+        );
+        self.is_committing.store(true, Ordering::Release);
+        let committed = self.commit_draft(tx, token, draft, changes_catalog).await;
+        self.is_committing.store(false, Ordering::Release);
+        let lost = committed.map_err(|end| in_doubt(end, token))?;
+        self.end_transaction();
+        match lost {
+            // It has committed, by another session than the client's.
+            Some(error) => {
+                frame::put_complete(&mut self.client.output, "COMMIT");
+                Err(End::Lost(error))
+            }
+            None => Ok(Done::Well),
+        }
+    }
+
+    /// The log, the member, the standby. The error is that of the member's session, if that was lost on the way.
+    async fn commit_draft(
+        &mut self,
+        tx: Tx,
+        token: Token,
+        draft: Draft,
+        changes_catalog: bool,
+    ) -> Result<Option<std::io::Error>> {
+        let is_of_now = self.hub.act(|manager, out| {
+            let is_of_now = manager.epoch() == Some(token.epoch);
+            if is_of_now {
+                manager.commit(tx, draft, out);
+            }
+            is_of_now
+        });
+        if !is_of_now {
+            return Err(super::not_primary());
+        }
+        let number = loop {
+            match self.event(None).await? {
+                Some(Event::Commit(number)) => break number,
+                Some(_) => {}
+                None => return Err(super::not_primary()),
+            }
+        };
+        let lost = match self.commit_on_member(number, token).await {
+            Ok(()) => {
+                // Nobody else plans with what is not right any more: its locks are still held.
+                if changes_catalog && let Err(error) = self.hub.read_facts().await {
+                    tracing::warn!(%error, "the catalog cannot be read after it was changed");
+                    return Err(End::Lost(std::io::Error::other(error)));
+                }
+                self.hub.act(|manager, out| manager.committed(number, out));
+                None
+            }
+            Err(error) => {
+                tracing::warn!(%error, %number, "a transaction of the log is executed again, because its session was lost");
+                self.hub
+                    .act(|manager, out| manager.commit_failed(number, out));
+                Some(std::io::Error::other(error))
+            }
+        };
+        loop {
+            match self.event(None).await? {
+                Some(Event::Answer(_)) => return Ok(lost),
+                Some(_) => {}
+                None => return Err(super::not_primary()),
+            }
+        }
+    }
+
+    async fn commit_on_member(
+        &mut self,
+        number: Number,
+        token: Token,
+    ) -> std::result::Result<(), WireError> {
+        let replies = commit(&mut self.server, number, token).await?;
+        self.status = replies[1].status;
+        for reply in replies {
+            reply.checked()?;
+        }
+        Ok(())
+    }
+}
+
+/// Nobody here knows what became of a commit that was under way: whoever is primary does.
+fn in_doubt(end: End, token: Token) -> End {
+    match end {
+        End::Terminated => End::Terminated,
+        _ => End::Told(Box::new(
+            Refusal::fatal(
+                "08007",
+                "the manager is not primary any more while a commit is under way",
+            )
+            .detail(format!(
+                "The transaction may have committed; it is {token}."
+            ))
+            .hint(format!(
+                "Ask the new primary: SELECT understudy_mirror.committed('{token}')."
+            )),
+        )),
+    }
+}

@@ -1,0 +1,172 @@
+//! Compares both members, table by table, at one position of the log, while clients go on.
+//!
+//! All writers are held for a moment: until the standby has what was committed, and both members have taken a snapshot. What is
+//! compared then, at leisure, are the snapshots.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proxy::core::settings::quote_identifier;
+use serde::{Deserialize, Serialize};
+
+use super::hub::{Event, Hub};
+use super::wire::{Postgres, WireError};
+use crate::core::class::{Claims, Class, Mode};
+use crate::core::manager::Role;
+
+/// How long writers are waited for, and the standby.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What comparing the members found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The members are equal.
+    pub equal: bool,
+    /// The last transaction that both have.
+    pub transaction: u64,
+    /// Tables that were compared.
+    pub tables: u64,
+    /// Rows that the primary's member has in them.
+    pub rows: u64,
+    /// What differs.
+    pub differences: Vec<String>,
+    /// How long writers were held, in milliseconds.
+    pub held_ms: u64,
+}
+
+const TABLES: &str = "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c \
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+    WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND n.nspname NOT LIKE 'pg\\_%' \
+    AND n.nspname NOT IN ('information_schema', 'understudy_mirror') ORDER BY 1, 2";
+
+const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL search_path = ''; SET LOCAL TimeZone = 'UTC'; \
+    SET LOCAL DateStyle = 'ISO'; SET LOCAL IntervalStyle = 'postgres'; SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'; \
+    SET LOCAL lc_monetary = 'C'";
+
+/// Compares them.
+pub async fn verify(hub: &Arc<Hub>) -> Result<String, String> {
+    if hub.role() != Role::Primary {
+        return Err("this manager is not primary; ask the other one".to_owned());
+    }
+    let said = |error: WireError| error.to_string();
+    let other = hub
+        .config
+        .other_target()
+        .map_err(|error| error.to_string())?;
+    let mut ours = Postgres::connect(&hub.member.target, "understudy mirror verify")
+        .await
+        .map_err(said)?;
+    let mut theirs = Postgres::connect(&other, "understudy mirror verify")
+        .await
+        .map_err(said)?;
+    let started = tokio::time::Instant::now();
+    let transaction = hold(hub, &mut ours, &mut theirs).await?;
+    let mut verdict = compare(&mut ours, &mut theirs).await.map_err(said)?;
+    verdict.transaction = transaction.0;
+    verdict.held_ms = u64::try_from((transaction.1 - started).as_millis()).unwrap_or(u64::MAX);
+    serde_json::to_string(&verdict).map_err(|error| error.to_string())
+}
+
+/// Takes both snapshots at one position of the log; says which, and when writers went on.
+async fn hold(
+    hub: &Hub,
+    ours: &mut Postgres,
+    theirs: &mut Postgres,
+) -> Result<(u64, tokio::time::Instant), String> {
+    let (tx, mut events) = hub.enter();
+    let claims = Claims::default().with(Class::Database, Mode::Shared);
+    hub.act(|manager, out| manager.lock(tx, &claims, out));
+    let held = async {
+        match tokio::time::timeout(PATIENCE, events.recv()).await {
+            Ok(Some(Event::Granted)) => {}
+            _ => return Err("transactions are open for too long; try again".to_owned()),
+        }
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let (last, floor) =
+                hub.look(|manager| (manager.last(), manager.follower().map(|(floor, _)| floor)));
+            if floor == Some(last) {
+                let snapshots = async {
+                    for session in [ours, theirs] {
+                        session.query(BEGIN).await?;
+                        session.query("SELECT 1").await?;
+                    }
+                    Ok::<(), WireError>(())
+                };
+                snapshots.await.map_err(|error| error.to_string())?;
+                return Ok(last.0);
+            }
+            if tokio::time::Instant::now() > deadline {
+                return Err(
+                    "the standby does not have what was committed; is there one?".to_owned(),
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let transaction = held.await;
+    hub.leave(tx);
+    Ok((transaction?, tokio::time::Instant::now()))
+}
+
+async fn tables(session: &mut Postgres) -> Result<Vec<(String, String)>, WireError> {
+    let rows = session.query(TABLES).await?.rows();
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let mut row = row.into_iter().flatten();
+            (
+                row.next().unwrap_or_default(),
+                row.next().unwrap_or_default(),
+            )
+        })
+        .collect())
+}
+
+/// The rows of a table, and a sum of them that does not depend on their order.
+async fn sum(session: &mut Postgres, table: &str) -> Result<(String, String), WireError> {
+    let text = format!(
+        "SELECT pg_catalog.count(*), pg_catalog.sum(pg_catalog.hashtextextended(t::text, 0)::numeric) FROM ONLY {table} t"
+    );
+    let mut row = session.query(&text).await?.row().into_iter();
+    Ok((
+        row.next().flatten().unwrap_or_default(),
+        row.next().flatten().unwrap_or_default(),
+    ))
+}
+
+async fn compare(ours: &mut Postgres, theirs: &mut Postgres) -> Result<Verdict, WireError> {
+    let (here, there) = (tables(ours).await?, tables(theirs).await?);
+    let mut verdict = Verdict::default();
+    let named = |one: &(String, String)| {
+        format!("{}.{}", quote_identifier(&one.0), quote_identifier(&one.1))
+    };
+    for table in &there {
+        if !here.contains(table) {
+            verdict
+                .differences
+                .push(format!("only the standby has table {}", named(table)));
+        }
+    }
+    for table in &here {
+        if !there.contains(table) {
+            verdict
+                .differences
+                .push(format!("only the primary has table {}", named(table)));
+            continue;
+        }
+        let name = named(table);
+        let (one, other) = tokio::try_join!(sum(ours, &name), sum(theirs, &name))?;
+        verdict.tables += 1;
+        verdict.rows += one.0.parse::<u64>().unwrap_or(0);
+        if one != other {
+            let told = format!(
+                "table {name}: the primary has {} rows, the standby {}, or other ones",
+                one.0, other.0
+            );
+            verdict.differences.push(told);
+        }
+    }
+    verdict.equal = verdict.differences.is_empty();
+    Ok(verdict)
+}

@@ -1,0 +1,298 @@
+//! A connection to PostgreSQL, or a client's: messages as they are.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use postgres_protocol::authentication::md5_hash;
+use postgres_protocol::authentication::sasl::{ChannelBinding, ScramSha256};
+use postgres_protocol::message::frontend;
+use proxy::core::frame::{self, error_fields};
+use proxy::driver::dial::dial_plain;
+use proxy::driver::socket::Socket;
+
+use super::config::Target;
+
+/// A longer message ends the connection.
+const MESSAGE_BYTES: usize = 256 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A socket, with what was read from it and what is to be written.
+pub struct Wire {
+    socket: Socket,
+    pub input: BytesMut,
+    pub output: BytesMut,
+}
+
+impl Wire {
+    pub fn new(socket: Socket) -> Wire {
+        Wire {
+            socket,
+            input: BytesMut::new(),
+            output: BytesMut::new(),
+        }
+    }
+
+    /// The next message.
+    pub async fn receive(&mut self) -> io::Result<BytesMut> {
+        loop {
+            let taken = frame::take(&mut self.input, MESSAGE_BYTES);
+            let taken = taken.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if let Some(message) = taken {
+                return Ok(message);
+            }
+            self.read().await?;
+        }
+    }
+
+    /// Reads more.
+    pub async fn read(&mut self) -> io::Result<()> {
+        match self.socket.read(&mut self.input).await? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes everything.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        self.socket.drain(&mut self.output).await
+    }
+}
+
+/// What a server says was wrong.
+#[derive(Debug, Clone)]
+pub struct Said {
+    /// SQLSTATE.
+    pub code: String,
+    /// What happened.
+    pub message: String,
+    /// The whole `ErrorResponse`.
+    pub frame: BytesMut,
+}
+
+impl Said {
+    pub fn read(message: BytesMut) -> Said {
+        let fields = error_fields(&message);
+        Said {
+            code: String::from_utf8_lossy(fields.code).into_owned(),
+            message: String::from_utf8_lossy(fields.message).into_owned(),
+            frame: message,
+        }
+    }
+}
+
+/// Why a server has not answered as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// The connection is gone; nobody knows what was done.
+    #[error("the connection to the member is lost")]
+    Lost(#[from] io::Error),
+    /// The server refused.
+    #[error("{}: {}", .0.code, .0.message)]
+    Said(Box<Said>),
+}
+
+/// What was answered up to `ReadyForQuery`.
+#[derive(Debug, Default)]
+pub struct Reply {
+    /// Messages, without `ReadyForQuery`, and notices.
+    pub messages: Vec<BytesMut>,
+    /// What was wrong.
+    pub error: Option<Box<Said>>,
+    /// The transaction's state after it.
+    pub status: u8,
+}
+
+impl Reply {
+    /// The rows as text.
+    pub fn rows(&self) -> Vec<Vec<Option<String>>> {
+        let rows = self.messages.iter().filter(|message| message[0] == b'D');
+        rows.map(|row| columns(row)).collect()
+    }
+
+    /// The first row as text; empty if there is none.
+    pub fn row(&self) -> Vec<Option<String>> {
+        let first = self.messages.iter().find(|message| message[0] == b'D');
+        first.map_or_else(Vec::new, |row| columns(row))
+    }
+
+    /// The first column of the first row.
+    pub fn value(&self) -> Option<String> {
+        self.row().into_iter().next().flatten()
+    }
+
+    /// The tag of the last statement.
+    pub fn tag(&self) -> String {
+        let last = self
+            .messages
+            .iter()
+            .rev()
+            .find(|message| message[0] == b'C');
+        let text = last.and_then(|message| frame::name(frame::body(message)));
+        text.map_or_else(String::new, |(tag, _)| tag.to_owned())
+    }
+
+    /// Fails if the server refused.
+    pub fn checked(self) -> Result<Reply, WireError> {
+        match self.error {
+            Some(error) => Err(WireError::Said(error)),
+            None => Ok(self),
+        }
+    }
+}
+
+/// The state of a session that `ReadyForQuery` tells.
+pub fn status(message: &[u8]) -> u8 {
+    frame::body(message).first().copied().unwrap_or(b'I')
+}
+
+/// The columns of a `DataRow`, as text.
+pub fn columns(row: &[u8]) -> Vec<Option<String>> {
+    fields(row)
+        .into_iter()
+        .map(|field| field.map(|field| String::from_utf8_lossy(field).into_owned()))
+        .collect()
+}
+
+/// The columns of a `DataRow`.
+pub fn fields(row: &[u8]) -> Vec<Option<&[u8]>> {
+    let mut body = frame::body(row);
+    let mut fields = Vec::new();
+    if body.len() < 2 {
+        return fields;
+    }
+    for _ in 0..body.get_u16() {
+        if body.len() < 4 {
+            break;
+        }
+        let len = usize::try_from(body.get_i32()).ok();
+        fields.push(match len {
+            Some(len) if len <= body.len() => {
+                let (field, rest) = body.split_at(len);
+                body = rest;
+                Some(field)
+            }
+            _ => None,
+        });
+    }
+    fields
+}
+
+/// Connects to where a member is.
+pub async fn dial(target: &Target) -> io::Result<Socket> {
+    let address = format!("{}:{}", target.host, target.port);
+    let dialed = tokio::time::timeout(CONNECT_TIMEOUT, dial_plain(&address)).await;
+    dialed.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+/// A session of the manager's own on a member.
+pub struct Postgres {
+    pub wire: Wire,
+}
+
+impl Postgres {
+    /// Logs in as the target says.
+    pub async fn connect(target: &Target, application: &str) -> Result<Postgres, WireError> {
+        let mut postgres = Postgres {
+            wire: Wire::new(dial(target).await?),
+        };
+        let parameters = [
+            ("user", target.user.as_str()),
+            ("database", target.database.as_str()),
+            ("application_name", application),
+            ("client_encoding", "UTF8"),
+        ];
+        frontend::startup_message(parameters, &mut postgres.wire.output)?;
+        postgres.wire.flush().await?;
+        let entering = postgres.enter(target);
+        let entered = tokio::time::timeout(CONNECT_TIMEOUT, entering).await;
+        entered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        Ok(postgres)
+    }
+
+    async fn enter(&mut self, target: &Target) -> Result<(), WireError> {
+        let password = target.password.as_deref().unwrap_or_default();
+        let mut scram = None;
+        loop {
+            let message = self.wire.receive().await?;
+            match message[0] {
+                b'E' => return Err(WireError::Said(Box::new(Said::read(message)))),
+                b'Z' => return Ok(()),
+                b'R' => {}
+                _ => continue,
+            }
+            let mut body = frame::body(&message);
+            if body.len() < 4 {
+                continue;
+            }
+            match body.get_i32() {
+                3 => frontend::password_message(password.as_bytes(), &mut self.wire.output)?,
+                5 => {
+                    let salt = body
+                        .get(..4)
+                        .and_then(|salt| salt.try_into().ok())
+                        .unwrap_or_default();
+                    let hash = md5_hash(target.user.as_bytes(), password.as_bytes(), salt);
+                    frontend::password_message(hash.as_bytes(), &mut self.wire.output)?;
+                }
+                10 => {
+                    let begun =
+                        ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported());
+                    frontend::sasl_initial_response(
+                        "SCRAM-SHA-256",
+                        begun.message(),
+                        &mut self.wire.output,
+                    )?;
+                    scram = Some(begun);
+                }
+                11 => {
+                    if let Some(scram) = &mut scram {
+                        scram.update(body)?;
+                        frontend::sasl_response(scram.message(), &mut self.wire.output)?;
+                    }
+                }
+                12 => {
+                    if let Some(scram) = &mut scram {
+                        scram.finish(body)?;
+                    }
+                }
+                _ => {}
+            }
+            self.wire.flush().await?;
+        }
+    }
+
+    /// Everything up to the next `ReadyForQuery`.
+    pub async fn reply(&mut self) -> Result<Reply, WireError> {
+        reply(&mut self.wire).await
+    }
+
+    /// Executes a text by the simple protocol.
+    pub async fn query(&mut self, text: &str) -> Result<Reply, WireError> {
+        frontend::query(text, &mut self.wire.output)?;
+        self.wire.flush().await?;
+        self.reply().await?.checked()
+    }
+}
+
+/// Everything that a server says up to the next `ReadyForQuery`.
+pub async fn reply(wire: &mut Wire) -> Result<Reply, WireError> {
+    let mut reply = Reply::default();
+    loop {
+        let message = wire.receive().await?;
+        match message[0] {
+            b'Z' => {
+                reply.status = status(&message);
+                return Ok(reply);
+            }
+            b'E' => {
+                let said = Said::read(message);
+                if reply.error.is_none() {
+                    reply.error = Some(Box::new(said));
+                }
+            }
+            b'N' | b'S' | b'A' => {}
+            _ => reply.messages.push(message),
+        }
+    }
+}

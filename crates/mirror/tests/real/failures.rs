@@ -1,0 +1,219 @@
+//! Managers and members that are lost under load: nothing is lost, nothing is done twice, and the members are equal.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mirror::driver::peer::Question;
+use tokio::task::JoinHandle;
+
+use crate::server::psql;
+use crate::site::{Site, connect, conninfo};
+
+const CLIENTS: i32 = 4;
+
+const SCHEMA: &str = "
+    CREATE TABLE done (client int, n int);
+    CREATE TABLE counters (client int PRIMARY KEY, n int NOT NULL);
+    CREATE TABLE numbered (id serial PRIMARY KEY, client int, at timestamptz DEFAULT clock_timestamp());
+    INSERT INTO counters SELECT c, 0 FROM generate_series(1, 4) c";
+
+/// Clients that write until they are told to end; each says which of its numbers were acknowledged.
+struct Load {
+    ends: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<Vec<i32>>>,
+}
+
+/// Transactions of one client, until its session is lost.
+async fn transactions(
+    client: i32,
+    conninfo: &str,
+    n: &mut i32,
+    done: &mut Vec<i32>,
+    ends: &AtomicBool,
+) -> Result<(), tokio_postgres::Error> {
+    let mut session = connect(conninfo).await?;
+    while !ends.load(Ordering::Relaxed) {
+        *n += 1;
+        let transaction = session.transaction().await?;
+        transaction
+            .execute("INSERT INTO done VALUES ($1, $2)", &[&client, &*n])
+            .await?;
+        transaction
+            .execute(
+                "UPDATE counters SET n = n + 1 WHERE client = $1",
+                &[&client],
+            )
+            .await?;
+        transaction
+            .batch_execute(&format!("INSERT INTO numbered (client) VALUES ({client})"))
+            .await?;
+        transaction.commit().await?;
+        done.push(*n);
+    }
+    Ok(())
+}
+
+impl Load {
+    fn start(site: &Site) -> Load {
+        let ends = Arc::new(AtomicBool::new(false));
+        let clients = (1..=CLIENTS).map(|client| {
+            let (ends, conninfo) = (ends.clone(), site.conninfo());
+            site.runtime.spawn(async move {
+                let (mut n, mut done) = (0, Vec::new());
+                while !ends.load(Ordering::Relaxed) {
+                    // Its manager may be gone: it connects to whoever is primary.
+                    if transactions(client, &conninfo, &mut n, &mut done, &ends)
+                        .await
+                        .is_err()
+                    {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                }
+                done
+            })
+        });
+        let clients = clients.collect();
+        Load { ends, clients }
+    }
+
+    /// Ends it, and compares what was acknowledged with what is there.
+    fn judge(self, site: &Site) {
+        self.ends.store(true, Ordering::Relaxed);
+        let acknowledged: Vec<Vec<i32>> = self
+            .clients
+            .into_iter()
+            .map(|client| site.runtime.block_on(client).expect("it ends"))
+            .collect();
+        site.must_be_equal();
+        let session = site.connect();
+        for (client, done) in (1..).zip(&acknowledged) {
+            let rows = site.runtime.block_on(session.query(
+                "SELECT n FROM done WHERE client = $1 ORDER BY n",
+                &[&client],
+            ));
+            let there: Vec<i32> = rows.expect("reads").iter().map(|row| row.get(0)).collect();
+            let mut once = there.clone();
+            once.dedup();
+            assert_eq!(there, once, "client {client}: something was done twice");
+            let lost: Vec<&i32> = done
+                .iter()
+                .filter(|n| there.binary_search(n).is_err())
+                .collect();
+            assert!(
+                lost.is_empty(),
+                "client {client}: acknowledged and lost: {lost:?}"
+            );
+            let counted = "SELECT n, (SELECT count(*) FROM numbered WHERE client = $1)::int FROM counters WHERE client = $1";
+            let row = site
+                .runtime
+                .block_on(session.query_one(counted, &[&client]))
+                .expect("reads");
+            let counts: (i32, i32) = (row.get(0), row.get(1));
+            let all = i32::try_from(there.len()).expect("few");
+            assert_eq!(
+                counts,
+                (all, all),
+                "client {client}: transactions were done in part, or twice"
+            );
+            assert!(
+                done.len() > 5,
+                "client {client} did hardly anything: {}",
+                done.len()
+            );
+        }
+    }
+}
+
+fn begin(site: &Site) -> Load {
+    let client = site.connect();
+    site.runtime
+        .block_on(client.batch_execute(SCHEMA))
+        .expect("it is made");
+    Load::start(site)
+}
+
+fn pause() {
+    std::thread::sleep(Duration::from_millis(500));
+}
+
+#[test]
+fn nothing_is_lost_with_managers() {
+    let mut site = Site::start("");
+    let load = begin(&site);
+    for round in 0..4 {
+        pause();
+        let primary = site.who_serves();
+        let victim = if round % 2 == 0 { primary } else { 1 - primary };
+        site.kill_manager(victim);
+        site.who_serves();
+        pause();
+        site.manage(victim);
+        site.settle();
+        site.must_be_equal();
+    }
+    load.judge(&site);
+}
+
+#[test]
+fn nothing_is_lost_with_members() {
+    let site = Site::start("ack = 'logged'");
+    let load = begin(&site);
+    for round in 0..4 {
+        pause();
+        let primary = site.who_serves();
+        let victim = if round % 2 == 0 { primary } else { 1 - primary };
+        site.sides[victim].server.stop("immediate");
+        site.wait("another primary", || site.primary() == Some(1 - victim));
+        pause();
+        site.sides[victim].server.start();
+        site.settle();
+        site.must_be_equal();
+    }
+    load.judge(&site);
+}
+
+#[test]
+fn a_switchover_loses_nothing_and_goes_back() {
+    let site = Site::start("");
+    let load = begin(&site);
+    for _ in 0..3 {
+        pause();
+        let before = site.who_serves();
+        site.ask_primary(Question::Switchover);
+        site.wait("the other one is primary", || {
+            site.primary() == Some(1 - before)
+        });
+        site.settle();
+    }
+    load.judge(&site);
+}
+
+#[test]
+fn a_member_that_differs_is_found_and_made_anew() {
+    let site = Site::start("");
+    let client = site.connect();
+    let setup = "CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t SELECT n, 'a' FROM generate_series(1, 10) n";
+    site.runtime
+        .block_on(client.batch_execute(setup))
+        .expect("it is made");
+    site.must_be_equal();
+    let standby = 1 - site.who_serves();
+    let member = format!("{} dbname=app", conninfo(&site.sides[standby].server));
+    psql(&member, "UPDATE t SET a = 'wrong' WHERE id = 5")
+        .expect("it is done behind the manager's back");
+    let verdict = site.verify();
+    assert!(
+        !verdict.equal && verdict.differences[0].contains("\"t\""),
+        "{verdict:?}"
+    );
+    site.runtime
+        .block_on(client.batch_execute("DELETE FROM t WHERE a = 'a'"))
+        .expect("the primary is right");
+    site.wait("the difference is found", || {
+        site.status(standby)
+            .is_some_and(|status| status.difference.is_some() || status.is_filling)
+    });
+    site.settle();
+    site.must_be_equal();
+}

@@ -1,0 +1,8 @@
+//! Managers with two real servers of stock PostgreSQL.
+
+mod failures;
+#[path = "../../../proxy/tests/real/server.rs"]
+#[expect(dead_code, reason = "the proxy's tests use more of it")]
+mod server;
+mod site;
+mod statements;

@@ -1,0 +1,211 @@
+//! Two servers of PostgreSQL, two managers in this process, and zones in its memory.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use dax::ids::NodeName;
+use dax::memory::MemoryCluster;
+use dax::storage::{Storage, VolumeSettings};
+use mirror::driver::config::Config;
+use mirror::driver::peer::{Question, ask};
+use mirror::driver::{Open, Status, Verdict, run};
+use tokio::runtime::Runtime;
+use tokio_postgres::{Client, NoTls};
+
+use crate::server::{Server, free_port, psql};
+
+struct Memory(Arc<MemoryCluster>);
+
+#[async_trait]
+impl Open for Memory {
+    async fn open(&self) -> dax::error::Result<Arc<dyn Storage>> {
+        Ok(self.0.client())
+    }
+}
+
+/// A manager and its member.
+pub struct Side {
+    pub server: Server,
+    listen: SocketAddr,
+    peer_listen: SocketAddr,
+    manager: Option<Runtime>,
+}
+
+pub struct Site {
+    cluster: Arc<MemoryCluster>,
+    pub sides: [Side; 2],
+    more: String,
+    pub runtime: Runtime,
+}
+
+fn address() -> SocketAddr {
+    ([127, 0, 0, 1], free_port()).into()
+}
+
+/// How libpq reaches a server.
+pub fn conninfo(server: &Server) -> String {
+    let address = server.address();
+    let (host, port) = address.rsplit_once(':').expect("it has a port");
+    format!("host={host} port={port} user=postgres")
+}
+
+fn side() -> Side {
+    let server = Server::init("fsync = off\nmax_connections = 200");
+    Side {
+        server,
+        listen: address(),
+        peer_listen: address(),
+        manager: None,
+    }
+}
+
+impl Site {
+    /// Both servers run, and both managers; the second member is filled from the first.
+    pub fn start(more: &str) -> Site {
+        let mut site = Site {
+            cluster: MemoryCluster::new(VolumeSettings::default()),
+            sides: [side(), side()],
+            more: more.to_owned(),
+            runtime: Runtime::new().expect("threads"),
+        };
+        for side in &mut site.sides {
+            side.server.start();
+        }
+        for side in &site.sides {
+            psql(&conninfo(&side.server), "CREATE DATABASE app").expect("it is made");
+        }
+        site.manage(0);
+        site.manage(1);
+        site.settle();
+        site
+    }
+
+    /// Starts a manager.
+    pub fn manage(&mut self, at: usize) {
+        let member = |at: usize| format!("{} dbname=app", conninfo(&self.sides[at].server));
+        let text = format!(
+            "listen = '{}'\npeer_listen = '{}'\npeer = '{}'\nmember = \"{}\"\nother_member = \"{}\"\nfirst = {}\n\
+             timeout = '2s'\nlease = '1s'\nlock_timeout = '10s'\nbin = '/usr/lib/postgresql/15/bin'\n{}",
+            self.sides[at].listen,
+            self.sides[at].peer_listen,
+            self.sides[1 - at].peer_listen,
+            member(at),
+            member(1 - at),
+            at == 0,
+            self.more,
+        );
+        let config = Config::parse(&text).expect("valid");
+        let opener = Box::new(Memory(self.cluster.clone()));
+        let name = NodeName::new(format!("m{at}")).expect("valid");
+        let runtime = Runtime::new().expect("threads");
+        runtime.spawn(async move {
+            if let Err(error) = run(config, name, opener, None, std::future::pending()).await {
+                panic!("the manager does not run: {error}");
+            }
+        });
+        self.sides[at].manager = Some(runtime);
+    }
+
+    /// A manager is gone, as if it was killed.
+    pub fn kill_manager(&mut self, at: usize) {
+        if let Some(runtime) = self.sides[at].manager.take() {
+            runtime.shutdown_timeout(Duration::from_millis(100));
+        }
+    }
+
+    /// What a manager says of itself.
+    pub fn status(&self, at: usize) -> Option<Status> {
+        let address = self.sides[at].peer_listen.to_string();
+        let told = self.runtime.block_on(ask(&address, None, Question::Status));
+        serde_json::from_str(&told.ok()?.ok()?).ok()
+    }
+
+    /// Asks whoever is primary, until it can answer: the machine may be so busy that epochs change.
+    pub fn ask_primary(&self, question: Question) -> String {
+        let told = std::cell::RefCell::new(None);
+        self.wait("the primary answers", || {
+            let Some(at) = self.primary() else {
+                return false;
+            };
+            let address = self.sides[at].peer_listen.to_string();
+            let answer = self.runtime.block_on(ask(&address, None, question));
+            told.replace(answer.ok().and_then(Result::ok));
+            told.borrow().is_some()
+        });
+        told.into_inner().expect("it was waited for")
+    }
+
+    /// Who is primary, as soon as somebody is.
+    pub fn who_serves(&self) -> usize {
+        self.wait("a primary", || self.primary().is_some());
+        self.primary().expect("somebody was a moment ago")
+    }
+
+    pub fn primary(&self) -> Option<usize> {
+        (0..2).find(|at| {
+            self.status(*at)
+                .is_some_and(|status| format!("{:?}", status.role) == "Primary")
+        })
+    }
+
+    /// Waits until one is primary, and the other one a standby that is waited for.
+    pub fn settle(&self) {
+        self.wait("a primary and a standby", || {
+            self.primary()
+                .is_some_and(|at| self.status(at).is_some_and(|status| status.has_standby))
+        });
+    }
+
+    pub fn wait(&self, what: &str, is_so: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !is_so() {
+            let told: Vec<_> = (0..2).map(|at| self.status(at)).collect();
+            assert!(
+                started.elapsed() < Duration::from_secs(90),
+                "not in time: {what}: {told:?}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Where clients connect.
+    pub fn conninfo(&self) -> String {
+        let [one, other] = &self.sides;
+        format!(
+            "host=127.0.0.1,127.0.0.1 port={},{} user=postgres dbname=app connect_timeout=5",
+            one.listen.port(),
+            other.listen.port()
+        )
+    }
+
+    /// A session with the primary.
+    pub fn connect(&self) -> Client {
+        self.who_serves();
+        self.runtime
+            .block_on(connect(&self.conninfo()))
+            .expect("the primary lets clients in")
+    }
+
+    /// Compares the members.
+    pub fn verify(&self) -> Verdict {
+        let told = self.ask_primary(Question::Verify);
+        serde_json::from_str(&told).expect("a verdict")
+    }
+
+    /// The members are equal.
+    #[track_caller]
+    pub fn must_be_equal(&self) -> Verdict {
+        let verdict = self.verify();
+        assert!(verdict.equal, "{verdict:?}");
+        verdict
+    }
+}
+
+/// A session; its connection ends with it.
+pub async fn connect(conninfo: &str) -> Result<Client, tokio_postgres::Error> {
+    let (client, connection) = tokio_postgres::connect(conninfo, NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}

@@ -1,0 +1,237 @@
+//! `understudy mirror`: the same transactions on a second, independent database.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use coordination::config::{ClusterConfig, check_keys};
+use coordination::{service, tier};
+use dax::storage::Storage;
+use mirror::driver::config::Config;
+use mirror::driver::peer::{Question, ask};
+use mirror::driver::{Open, Status, Verdict};
+use serde_json::Value;
+
+use crate::cli::{self, MirrorAsking};
+use crate::exit::{Code, Failure};
+
+/// Opens the volume of a configuration.
+struct Tier(ClusterConfig);
+
+#[async_trait]
+impl Open for Tier {
+    async fn open(&self) -> dax::Result<Arc<dyn Storage>> {
+        tier::connect(&self.0, self.0.name.as_str()).await
+    }
+}
+
+/// Runs what was asked for.
+pub async fn run(command: cli::Mirror) -> anyhow::Result<Code> {
+    match command {
+        cli::Mirror::Init(args) => init(&args.config).await,
+        cli::Mirror::Run(args) => serve(args).await,
+        cli::Mirror::Status(args) => status(&args).await,
+        cli::Mirror::Switchover(args) => switch_over(&args).await,
+        cli::Mirror::Verify(args) => verify(&args).await,
+        cli::Mirror::History(args) => history(&args).await,
+        cli::Mirror::Metrics(args) => metrics(&args.config).await,
+    }
+}
+
+/// What the file says of the cluster, and of the mirror.
+fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
+    let advice = "Write [mirror], and below it peer_listen, peer, member and other_member.";
+    let check = |text: &str| check_keys(text, &[("", &["mirror"])]);
+    let (cluster, mirror) = super::load_table(file, check, "mirror", advice)?;
+    let config =
+        Config::parse(&mirror).map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
+    Ok((cluster, config))
+}
+
+async fn init(file: &Path) -> anyhow::Result<Code> {
+    let (cluster, _) = load(file)?;
+    tier::create_volume(&cluster, &cluster.volume_settings()).await?;
+    println!(
+        "volume {} is made; it keeps the mirror's log",
+        cluster.volume
+    );
+    Ok(Code::Ok)
+}
+
+async fn serve(args: cli::MirrorRun) -> anyhow::Result<Code> {
+    let (cluster, config) = load(&args.file.config)?;
+    let asked_to_end = super::asked_to_end(args.until_stdin_closes);
+    let (name, tls) = (cluster.name.clone(), cluster.tls()?);
+    service::ready();
+    mirror::driver::run(config, name, Box::new(Tier(cluster)), tls, asked_to_end).await?;
+    Ok(Code::Ok)
+}
+
+/// What each manager answers, the one of the file first; nothing from one that cannot be reached.
+async fn ask_both(
+    file: &Path,
+    question: Question,
+) -> anyhow::Result<Vec<Option<Result<String, String>>>> {
+    let (cluster, config) = load(file)?;
+    let tls = cluster.tls()?;
+    let mut told = Vec::new();
+    for address in [config.peer_listen.to_string(), config.peer] {
+        told.push(ask(&address, tls.as_ref(), question).await.ok());
+    }
+    Ok(told)
+}
+
+async fn statuses(file: &Path) -> anyhow::Result<Vec<Option<Status>>> {
+    let told = ask_both(file, Question::Status).await?;
+    told.into_iter()
+        .map(|told| match told {
+            Some(Ok(json)) => Ok(Some(serde_json::from_str(&json)?)),
+            _ => Ok(None),
+        })
+        .collect()
+}
+
+async fn status(args: &MirrorAsking) -> anyhow::Result<Code> {
+    let statuses = statuses(&args.file.config).await?;
+    if args.json {
+        println!("{}", serde_json::to_string(&statuses)?);
+    } else {
+        print!("{}", table(&statuses)?);
+    }
+    Ok(match statuses.iter().any(Option::is_some) {
+        true => Code::Ok,
+        false => Code::Unavailable,
+    })
+}
+
+fn table(statuses: &[Option<Status>]) -> anyhow::Result<String> {
+    let mut out = format!(
+        "{:<16} {:<26} {:>7} {:>12} {:>12} {:>8}\n",
+        "manager", "state", "epoch", "logged", "applied", "clients"
+    );
+    for status in statuses {
+        let Some(status) = status else {
+            out.push_str("(one manager cannot be reached)\n");
+            continue;
+        };
+        let role = serde_json::to_value(status.role)?;
+        let word = |key: &str| role[key].as_str().unwrap_or_default().replace('_', " ");
+        let state = match word("why").as_str() {
+            "" => word("role"),
+            why => format!("{}: {why}", word("role")),
+        };
+        let number = |number: Option<u64>| {
+            number.map_or_else(|| "-".to_owned(), |number| number.to_string())
+        };
+        out.push_str(&format!(
+            "{:<16} {state:<26} {:>7} {:>12} {:>12} {:>8}\n",
+            status.name,
+            number(status.epoch.map(u64::from)),
+            status.logged,
+            number(status.applied),
+            status.clients
+        ));
+        if let Some(difference) = &status.difference {
+            out.push_str(&format!("  its member differs: {difference}\n"));
+        }
+    }
+    Ok(out)
+}
+
+/// Asks the manager that is primary.
+async fn ask_primary(file: &Path, question: Question) -> anyhow::Result<String> {
+    let at = statuses(file)
+        .await?
+        .iter()
+        .position(|status| status.as_ref().is_some_and(|status| status.epoch.is_some()));
+    let none = || {
+        Failure::new(Code::Unavailable, "no manager is primary")
+            .advise("Look at both with understudy mirror status.")
+    };
+    let at = at.ok_or_else(none)?;
+    let (cluster, config) = load(file)?;
+    let address = match at {
+        0 => config.peer_listen.to_string(),
+        _ => config.peer,
+    };
+    let told = ask(&address, cluster.tls()?.as_ref(), question).await?;
+    Ok(told.map_err(|why| Failure::new(Code::Refused, why))?)
+}
+
+async fn switch_over(args: &MirrorAsking) -> anyhow::Result<Code> {
+    let told = ask_primary(&args.file.config, Question::Switchover).await?;
+    match args.json {
+        true => println!("{told}"),
+        false => println!("handed over; the standby serves as soon as it owns the next epoch"),
+    }
+    Ok(Code::Ok)
+}
+
+async fn verify(args: &MirrorAsking) -> anyhow::Result<Code> {
+    let told = ask_primary(&args.file.config, Question::Verify).await?;
+    let verdict: Verdict = serde_json::from_str(&told)?;
+    if args.json {
+        println!("{told}");
+    } else {
+        let (tables, rows) = (verdict.tables, verdict.rows);
+        println!(
+            "{tables} tables with {rows} rows at transaction {}",
+            verdict.transaction
+        );
+        verdict
+            .differences
+            .iter()
+            .for_each(|difference| println!("{difference}"));
+        println!(
+            "{}",
+            if verdict.equal {
+                "the members are equal"
+            } else {
+                "the members differ"
+            }
+        );
+    }
+    Ok(if verdict.equal {
+        Code::Ok
+    } else {
+        Code::Failed
+    })
+}
+
+async fn history(args: &MirrorAsking) -> anyhow::Result<Code> {
+    let told = ask_both(&args.file.config, Question::History).await?;
+    let told = told.into_iter().flatten().find_map(Result::ok);
+    let told = told.ok_or_else(|| Failure::new(Code::Unavailable, "no manager can be reached"))?;
+    if args.json {
+        println!("{told}");
+        return Ok(Code::Ok);
+    }
+    let entries: Vec<Value> = serde_json::from_str(&told)?;
+    for entry in entries {
+        let seconds = entry["unix_ms"].as_u64().unwrap_or(0) / 1000;
+        let (manager, last) = (
+            entry["manager"].as_str().unwrap_or("?"),
+            &entry["transaction"],
+        );
+        println!(
+            "epoch {}: {manager} since second {seconds}, after transaction {last}",
+            entry["epoch"]
+        );
+    }
+    Ok(Code::Ok)
+}
+
+async fn metrics(file: &Path) -> anyhow::Result<Code> {
+    let told = ask_both(file, Question::Metrics)
+        .await?
+        .into_iter()
+        .next()
+        .flatten();
+    match told {
+        Some(Ok(text)) => {
+            print!("{text}");
+            Ok(Code::Ok)
+        }
+        _ => Err(Failure::new(Code::Unavailable, "the manager cannot be reached").into()),
+    }
+}
