@@ -103,7 +103,10 @@ pub struct TlsConfig {
 
 impl TlsConfig {
     /// Reads the files.
-    pub(crate) fn load(&self) -> Result<PostgresServer, Error> {
+    ///
+    /// # Errors
+    /// If one cannot be read, or others than its owner can open the key.
+    pub fn load(&self) -> Result<PostgresServer, Error> {
         PostgresServer::load(self.certificate.clone(), self.key.clone())
     }
 }
@@ -149,7 +152,11 @@ pub struct ServerTls {
 }
 
 impl ServerTls {
-    fn check(&self) -> Result<(), &'static str> {
+    /// Whether mode and file go together.
+    ///
+    /// # Errors
+    /// What is wrong with `root`.
+    pub fn check(&self) -> Result<(), &'static str> {
         use ServerTlsMode as Mode;
         match (self.mode, &self.root) {
             (Mode::VerifyCa | Mode::VerifyFull, None) => {

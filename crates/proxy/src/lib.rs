@@ -7,4 +7,4 @@
 pub mod config;
 pub mod core;
 pub mod driver;
-mod scram;
+pub mod scram;

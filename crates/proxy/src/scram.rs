@@ -6,9 +6,13 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::{Buf, BytesMut};
 use hmac::{Hmac, KeyInit, Mac};
+use postgres_protocol::message::frontend;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroize;
+
+use crate::core::frame::{self, Refusal};
 
 /// The mechanism without channel binding.
 pub const MECHANISM: &str = "SCRAM-SHA-256";
@@ -20,6 +24,37 @@ pub const BOUND_MECHANISM: &str = "SCRAM-SHA-256-PLUS";
 const BINDING: &str = "p=tls-server-end-point";
 
 type Key = [u8; 32];
+
+/// The mechanisms that a client may choose from, as `AuthenticationSASL` names them.
+pub fn offer(can_bind: bool) -> Vec<u8> {
+    let bound = [BOUND_MECHANISM.as_bytes(), b"\0"].concat();
+    let plain = [MECHANISM.as_bytes(), b"\0\0"].concat();
+    match can_bind {
+        true => [bound, plain].concat(),
+        false => plain,
+    }
+}
+
+/// What a client says first (`SASLInitialResponse`): what its proof may be bound to, and the first message of the exchange.
+///
+/// # Errors
+/// If it makes no sense, or has chosen what was not offered.
+pub fn read_initial<'a>(
+    body: &'a [u8],
+    endpoint: Option<&'a [u8]>,
+) -> Result<(Channel<'a>, &'a str), ScramError> {
+    let (mechanism, rest) = frame::name(body).ok_or(ScramError::Malformed)?;
+    let first = rest
+        .get(4..)
+        .and_then(|text| std::str::from_utf8(text).ok());
+    let channel = match (mechanism, endpoint) {
+        (MECHANISM, None) => Channel::Unbound,
+        (MECHANISM, Some(_)) => Channel::Declined,
+        (BOUND_MECHANISM, Some(endpoint)) => Channel::Bound(endpoint),
+        _ => return Err(ScramError::Malformed),
+    };
+    Ok((channel, first.ok_or(ScramError::Malformed)?))
+}
 
 /// A failed exchange.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +77,29 @@ pub enum ScramError {
     /// The server's signature is wrong: it does not know the password.
     #[error("the server could not prove that it knows the password")]
     WrongServer,
+}
+
+impl ScramError {
+    /// What a client is told that was not believed.
+    pub fn refusal(&self, user: &str) -> Refusal {
+        match self {
+            ScramError::WrongPassword => Refusal::fatal(
+                "28P01",
+                format!("password authentication failed for user \"{user}\""),
+            ),
+            ScramError::WrongChannel => {
+                Refusal::fatal("28000", "SCRAM channel binding check failed").detail(
+                    "The client was shown another certificate than ours: somebody is in between.",
+                )
+            }
+            ScramError::Downgraded => {
+                Refusal::fatal("28000", "SCRAM channel binding negotiation error").detail(
+                    "The client supports channel binding but was told that it is not offered.",
+                )
+            }
+            error => Refusal::fatal("08P01", error.to_string()),
+        }
+    }
 }
 
 /// What PostgreSQL keeps of a password, in `pg_authid.rolpassword`.
@@ -237,6 +295,9 @@ impl Visitor {
     }
 
     /// Answers the server's first message.
+    ///
+    /// # Errors
+    /// If it makes no sense.
     pub fn answer(&mut self, server_first: &str) -> Result<String, ScramError> {
         let nonce = attribute(server_first, 'r').ok_or(ScramError::Malformed)?;
         let own = attribute(&self.first_bare, 'r').ok_or(ScramError::Malformed)?;
@@ -251,6 +312,9 @@ impl Visitor {
     }
 
     /// Judges the server's last message.
+    ///
+    /// # Errors
+    /// If the server does not know the password either.
     pub fn finish(self, server_final: &str) -> Result<(), ScramError> {
         let signature = attribute(server_final, 'v').and_then(decode_key);
         let expected = hmac(&self.keys.server_key, &self.message);
@@ -258,6 +322,74 @@ impl Visitor {
             Some(signature) if is_equal(&signature, &expected) => Ok(()),
             _ => Err(ScramError::WrongServer),
         }
+    }
+}
+
+/// Answers what a server asks before it lets somebody in.
+#[derive(Debug, Default)]
+pub struct Prover {
+    keys: Option<Keys>,
+    visitor: Option<Visitor>,
+}
+
+/// Why a server cannot be answered.
+#[derive(Debug, thiserror::Error)]
+pub enum Unproved {
+    /// It asks for a proof, and there is none.
+    #[error("the server asks for a password, and there is no proof of it")]
+    NoKeys,
+    /// It asks for something that cannot be given in somebody's place.
+    #[error("the server asks for authentication method {0}")]
+    Method(i32),
+    /// The exchange has failed.
+    #[error(transparent)]
+    Scram(#[from] ScramError),
+    /// The system has no randomness.
+    #[error(transparent)]
+    Random(#[from] getrandom::Error),
+}
+
+impl Prover {
+    /// With these, if there are any.
+    pub fn new(keys: Option<Keys>) -> Prover {
+        Prover {
+            keys,
+            visitor: None,
+        }
+    }
+
+    /// Answers the body of an authentication request, in `out` if something is to be said; whether the server has let us in.
+    ///
+    /// # Errors
+    /// If it cannot be answered.
+    pub fn answer(&mut self, mut body: &[u8], out: &mut BytesMut) -> Result<bool, Unproved> {
+        if body.len() < 4 {
+            return Err(ScramError::Malformed.into());
+        }
+        let too_long = |_| ScramError::Malformed;
+        match body.get_i32() {
+            0 => return Ok(true),
+            10 => {
+                let keys = self.keys.clone().ok_or(Unproved::NoKeys)?;
+                let (begun, first) = Visitor::begin(keys, &nonce()?);
+                self.visitor = Some(begun);
+                frontend::sasl_initial_response(MECHANISM, first.as_bytes(), out)
+                    .map_err(too_long)?;
+            }
+            11 => {
+                let text = String::from_utf8_lossy(body);
+                let visitor = self.visitor.as_mut().ok_or(ScramError::Malformed)?;
+                let answer = visitor.answer(&text)?;
+                frontend::sasl_response(answer.as_bytes(), out).map_err(too_long)?;
+            }
+            12 => {
+                let text = String::from_utf8_lossy(body);
+                let visitor = self.visitor.take().ok_or(ScramError::Malformed)?;
+                visitor.finish(&text)?;
+            }
+            method => return Err(Unproved::Method(method)),
+        }
+        Ok(false)
     }
 }
 

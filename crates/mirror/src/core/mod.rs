@@ -1,14 +1,16 @@
 //! What a replication manager decides: events in, effects out, no clock, socket, thread or chance.
 //!
 //! Owns the order of transactions (`class`, `locks`, `schedule`), what the log says of them (`record`, `log`), what a
-//! member has of it (`ledger`), and who may serve (`manager`).
+//! member has of it (`ledger`), who may serve (`manager`), and which sessions go on elsewhere (`gate`, `moving`).
 
 pub mod class;
 pub(crate) mod flaw;
+pub mod gate;
 pub mod ledger;
 pub mod locks;
 pub mod log;
 pub mod manager;
+pub mod moving;
 pub mod record;
 pub mod schedule;
 

@@ -14,6 +14,8 @@ use crate::core::manager::{Ack, Role};
 
 /// How long a handover waits for transactions to end.
 const HANDOVER: Duration = Duration::from_secs(30);
+/// How long of it for those that have locked nothing; they are ended then.
+const READERS: Duration = Duration::from_secs(10);
 
 /// What a manager says of itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -85,11 +87,17 @@ async fn switch_over(hub: &Hub) -> Result<String, String> {
     if !now.has_standby {
         return Err("there is no standby that has everything".to_owned());
     }
+    let started = tokio::time::Instant::now();
+    let deadline = started + HANDOVER;
+    hub.close_gate();
+    while !hub.is_quiet() && hub.role() == Role::Primary && started.elapsed() < READERS {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
     hub.act(|manager, out| manager.switch_over(out));
-    let deadline = tokio::time::Instant::now() + HANDOVER;
     while hub.role() == Role::Primary {
         if tokio::time::Instant::now() > deadline {
             hub.act(|manager, out| manager.stay(out));
+            hub.open_gate();
             return Err(
                 "transactions are open for longer than 30 s; end them, and try again".to_owned(),
             );
@@ -168,6 +176,11 @@ fn metrics(hub: &Hub) -> String {
             "transfers_total",
             "state transfers",
             of(&counters.transfers),
+        ),
+        (
+            "sessions_moved_total",
+            "sessions that went on at the other manager",
+            of(&counters.moved),
         ),
     ];
     let mut text = String::new();

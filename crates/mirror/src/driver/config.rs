@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proxy::config::{ServerTls, TlsConfig};
+use proxy::driver::dial::Dialer;
 use serde::Deserialize;
 
 use crate::core::manager::{Ack, Rules};
@@ -64,6 +66,13 @@ pub struct Config {
     pub harmless: Harmless,
     /// Where `pg_dump` and `pg_restore` of the newer of both versions are; looked for in the path otherwise.
     pub bin: Option<PathBuf>,
+    /// The certificate that clients are shown; without one, their connections are not encrypted.
+    pub tls: Option<TlsConfig>,
+    /// What members must prove.
+    #[serde(default)]
+    pub member_tls: ServerTls,
+    /// Where health checks and metrics are answered.
+    pub rest: Option<SocketAddr>,
 }
 
 fn default_listen() -> SocketAddr {
@@ -99,7 +108,7 @@ fn default_transaction_bytes() -> usize {
 }
 
 /// Where a member is, and who logs in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Target {
     /// A name, an address, or the directory of a socket.
     pub host: String,
@@ -111,6 +120,10 @@ pub struct Target {
     pub password: Option<String>,
     /// The database that is mirrored.
     pub database: String,
+    /// What it must prove.
+    pub tls: ServerTls,
+    /// Connects to it.
+    pub dialer: Dialer,
 }
 
 impl Target {
@@ -118,7 +131,7 @@ impl Target {
     ///
     /// # Errors
     /// If it makes no sense.
-    pub fn parse(key: &'static str, text: &str) -> Result<Target, ConfigError> {
+    pub fn parse(key: &'static str, text: &str, tls: &ServerTls) -> Result<Target, ConfigError> {
         let refused = |reason: String| ConfigError { key, reason };
         let parsed: tokio_postgres::Config = text
             .parse()
@@ -143,6 +156,11 @@ impl Target {
             user: user.to_owned(),
             password,
             database: database.to_owned(),
+            dialer: Dialer::new(tls).map_err(|error| ConfigError {
+                key: "member_tls",
+                reason: error.to_string(),
+            })?,
+            tls: tls.clone(),
         })
     }
 
@@ -153,7 +171,10 @@ impl Target {
             ("PGPORT", self.port.to_string()),
             ("PGUSER", self.user.clone()),
             ("PGDATABASE", self.database.clone()),
+            ("PGSSLMODE", self.tls.mode.name().to_owned()),
         ];
+        let root = self.tls.root.as_ref();
+        environment.extend(root.map(|root| ("PGSSLROOTCERT", root.display().to_string())));
         environment.extend(
             self.password
                 .clone()
@@ -172,6 +193,10 @@ impl Config {
         let config: Config = toml::from_str(text).map_err(|error| ConfigError {
             key: "",
             reason: error.to_string(),
+        })?;
+        config.member_tls.check().map_err(|reason| ConfigError {
+            key: "member_tls.root",
+            reason: reason.to_owned(),
         })?;
         config.target()?;
         config.other_target()?;
@@ -195,7 +220,7 @@ impl Config {
     /// # Errors
     /// If the connection string makes no sense.
     pub fn target(&self) -> Result<Target, ConfigError> {
-        Target::parse("member", &self.member)
+        Target::parse("member", &self.member, &self.member_tls)
     }
 
     /// The other member.
@@ -203,7 +228,7 @@ impl Config {
     /// # Errors
     /// If the connection string makes no sense.
     pub fn other_target(&self) -> Result<Target, ConfigError> {
-        Target::parse("other_member", &self.other_member)
+        Target::parse("other_member", &self.other_member, &self.member_tls)
     }
 
     /// What the manager goes by.

@@ -8,13 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+use dax::tls::{PostgresServer, Tls};
 use parking_lot::{Mutex, RwLock};
+use proxy::core::sql::Statements;
 use tokio::sync::{mpsc, watch};
 
 use super::config::Config;
 use super::member::{self, Applied, Member};
+use super::session::Cancels;
 use super::wire::Postgres;
 use super::zones::Zones;
+use crate::core::gate::Gate;
 use crate::core::locks::Tx;
 use crate::core::manager::{Effect, Manager, Message, Role};
 use crate::core::record::{Number, Record};
@@ -54,6 +58,29 @@ pub struct Counters {
     pub deadlocks: AtomicU64,
     pub applied: AtomicU64,
     pub transfers: AtomicU64,
+    pub moved: AtomicU64,
+}
+
+/// What protects connections.
+pub struct Protection {
+    /// Those of managers and commands.
+    pub peers: Option<Tls>,
+    /// Those of clients.
+    pub clients: Option<PostgresServer>,
+    /// With this, nobody can find out which users there are.
+    pub secret: String,
+}
+
+/// A session that has begun something; it has ended that when this is dropped.
+pub struct Inside(Arc<Hub>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.gate.send_if_modified(|gate| {
+            gate.leave();
+            false
+        });
+    }
 }
 
 pub struct Hub {
@@ -74,6 +101,13 @@ pub struct Hub {
     /// The member is being filled: nobody uses it.
     pub is_filling: AtomicBool,
     pub counters: Counters,
+    pub protection: Protection,
+    pub cancels: Cancels,
+    /// What texts leave with a session.
+    pub texts: Statements,
+    gate: watch::Sender<Gate>,
+    /// The process is about to end.
+    pub ending: watch::Sender<bool>,
     /// What made the member differ.
     pub difference: Mutex<Option<String>>,
     me: std::sync::Weak<Hub>,
@@ -85,6 +119,7 @@ impl Hub {
         name: String,
         zones: Arc<Zones>,
         member: Arc<Member>,
+        protection: Protection,
     ) -> (Arc<Hub>, mpsc::UnboundedReceiver<Job>) {
         let (jobs, asked) = mpsc::unbounded_channel();
         let hub = Arc::new_cyclic(|me| Hub {
@@ -102,6 +137,11 @@ impl Hub {
             facts: RwLock::default(),
             is_filling: AtomicBool::new(false),
             counters: Counters::default(),
+            protection,
+            cancels: Cancels::default(),
+            texts: Statements::default(),
+            gate: watch::Sender::new(Gate::default()),
+            ending: watch::Sender::new(false),
             difference: Mutex::default(),
             me: me.clone(),
         });
@@ -143,6 +183,36 @@ impl Hub {
     /// Follows who is served.
     pub fn serving(&self) -> watch::Receiver<Option<u32>> {
         self.serving.subscribe()
+    }
+
+    /// Follows whether sessions may begin something.
+    pub fn gate(&self) -> watch::Receiver<Gate> {
+        self.gate.subscribe()
+    }
+
+    /// A session begins something, if it may.
+    pub fn enter_gate(&self) -> Option<Inside> {
+        let mut may = false;
+        self.gate.send_if_modified(|gate| {
+            may = gate.enter();
+            false
+        });
+        may.then(|| self.me.upgrade().map(Inside)).flatten()
+    }
+
+    /// Nobody begins anything any more, until [`Hub::open_gate`].
+    pub fn close_gate(&self) {
+        self.gate.send_modify(Gate::close);
+    }
+
+    /// Whoever waits goes on.
+    pub fn open_gate(&self) {
+        self.gate.send_modify(Gate::open);
+    }
+
+    /// Nothing that a client has begun is under way.
+    pub fn is_quiet(&self) -> bool {
+        self.gate.borrow().is_quiet()
     }
 
     /// A transaction that begins, and where it is told things.
@@ -251,6 +321,9 @@ impl Hub {
         // Under the manager's lock, as its end is.
         self.look(|manager| {
             let serves = manager.epoch() == Some(epoch);
+            if serves {
+                self.open_gate();
+            }
             self.serving.send_replace(serves.then_some(epoch));
         });
         if let Err(error) = self.zones.remember(epoch, &what.to_string()).await {

@@ -174,6 +174,25 @@ impl Member {
         self.idle.lock().clear();
     }
 
+    /// What PostgreSQL keeps of a user's password.
+    pub async fn verifier(&self, user: &str) -> Result<Option<String>, WireError> {
+        let text = format!(
+            "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = {}",
+            quote_literal(user)
+        );
+        let idle = self.idle.lock().pop();
+        if let Some(mut session) = idle
+            && let Ok(reply) = session.query(&text).await
+        {
+            self.idle.lock().push(session);
+            return Ok(reply.value());
+        }
+        let mut session = Postgres::connect(&self.target, "understudy mirror").await?;
+        let reply = session.query(&text).await?;
+        self.idle.lock().push(session);
+        Ok(reply.value())
+    }
+
     /// Executes a transaction of the log, unless the member has it.
     pub async fn apply(&self, record: &Record) -> Applied {
         let Ok(_place) = self.places.acquire().await else {

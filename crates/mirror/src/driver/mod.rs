@@ -22,9 +22,8 @@ use proxy::driver::socket::Socket;
 use tokio::net::TcpListener;
 
 use config::{Config, ConfigError};
-use hub::Hub;
+use hub::{Hub, Protection};
 use member::{Contents, Member};
-use session::Cancels;
 use wire::{Postgres, WireError};
 use zones::Zones;
 
@@ -36,6 +35,8 @@ pub use zones::Open;
 const PING_EVERY: Duration = Duration::from_millis(300);
 /// How long it may take to answer.
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long sessions may take to leave when the process is asked to end.
+const ENDING: Duration = Duration::from_secs(5);
 /// How often numbers that everybody has are forgotten, in pings.
 const PRUNE_EVERY: u32 = 20;
 
@@ -53,6 +54,12 @@ pub enum RunError {
         /// Why.
         source: std::io::Error,
     },
+    /// The certificate for clients cannot be used.
+    #[error(transparent)]
+    Certificate(#[from] dax::Error),
+    /// The system has no randomness.
+    #[error("no random number can be had: {0}")]
+    Random(String),
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, RunError> {
@@ -75,14 +82,19 @@ pub async fn run(
     let peers = bind(config.peer_listen).await?;
     let member = Arc::new(Member::new(config.target()?, config.appliers));
     let zones = Arc::new(Zones::new(opener, name.clone()));
-    let (hub, jobs) = Hub::new(config, name.to_string(), zones, member);
+    let protection = Protection {
+        peers: tls,
+        clients: config.tls.as_ref().map(|tls| tls.load()).transpose()?,
+        secret: proxy::scram::nonce().map_err(|error| RunError::Random(error.to_string()))?,
+    };
+    let (hub, jobs) = Hub::new(config, name.to_string(), zones, member, protection);
     tokio::spawn(hub::work(hub.clone(), jobs));
     tokio::spawn(tick(hub.clone()));
     tokio::spawn(watch_member(hub.clone()));
     tokio::spawn(transfer::watch(hub.clone()));
-    tokio::spawn(peer::listen(hub.clone(), peers, tls.clone()));
+    tokio::spawn(peer::listen(hub.clone(), peers));
     if hub.config.first {
-        tokio::spawn(peer::dial(hub.clone(), tls));
+        tokio::spawn(peer::dial(hub.clone()));
     }
     tracing::info!(address = %hub.config.listen, "the manager listens");
     let accepting = accept(hub.clone(), clients);
@@ -90,26 +102,31 @@ pub async fn run(
         () = accepting => {}
         () = shutdown => {}
     }
+    hub.ending.send_replace(true);
     if hub.look(|manager| manager.follower().is_some_and(|(_, is_standby)| is_standby)) {
         // Whether or not it succeeds, the manager ends.
         let _ = command::answer(&hub, peer::Question::Switchover).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    // Sessions of the other manager go back there, and what they do elsewhere ends.
+    let deadline = tokio::time::Instant::now() + ENDING;
+    let has_clients = || hub.counters.clients.load(Ordering::Relaxed) > 0;
+    while hub.serving().borrow().is_none()
+        && has_clients()
+        && tokio::time::Instant::now() < deadline
+    {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     Ok(())
 }
 
 async fn accept(hub: Arc<Hub>, listener: TcpListener) {
-    let cancels = Arc::new(Cancels::default());
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 // Latency is all that Nagle's algorithm would bring.
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(session::receive(
-                    hub.clone(),
-                    Socket::Tcp(stream),
-                    cancels.clone(),
-                ));
+                tokio::spawn(session::receive(hub.clone(), Socket::Tcp(stream), peer));
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");

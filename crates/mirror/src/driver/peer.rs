@@ -3,6 +3,8 @@
 //! ```text
 //!   the first manager ── Link ──▶ the other one      then messages both ways, and a sign of life now and then
 //!   a command         ── Ask ───▶ a manager          ◀── Told, and the end
+//!   a client's manager ─ Visit ─▶ the primary        then PostgreSQL's protocol, see `session::visit`
+//!                      ─ Cancel ▶
 //! ```
 
 use std::io;
@@ -10,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dax::tls::Tls;
+use proxy::driver::socket::Socket;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -17,7 +20,9 @@ use tokio::sync::mpsc;
 
 use super::command;
 use super::hub::Hub;
+use super::session;
 use crate::core::manager::Message;
+use crate::core::moving::Belongings;
 
 const PACKET_BYTES: usize = 512 << 20;
 const CONNECT_AGAIN: Duration = Duration::from_millis(200);
@@ -45,13 +50,11 @@ enum Packet {
     Message(Message),
     Ask(Question),
     Told(std::result::Result<String, String>),
+    /// A session of a client goes on here.
+    Visit(Box<Belongings>),
+    /// What a session that went on here does is cancelled.
+    Cancel(Vec<u8>),
 }
-
-/// What can be both read and written.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
-
-type Boxed = Box<dyn Stream>;
 
 async fn write(stream: &mut (impl AsyncWrite + Unpin), packet: &Packet) -> io::Result<()> {
     let bytes = postcard::to_allocvec(packet).map_err(io::Error::other)?;
@@ -72,24 +75,39 @@ async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Packet> {
     postcard::from_bytes(&bytes).map_err(io::Error::other)
 }
 
-async fn connect(address: &str, tls: Option<&Tls>) -> io::Result<Boxed> {
+async fn connect(address: &str, tls: Option<&Tls>) -> io::Result<Socket> {
     let stream = tokio::time::timeout(Duration::from_secs(5), TcpStream::connect(address)).await;
     let stream = stream.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     stream.set_nodelay(true)?;
     Ok(match tls {
-        Some(tls) => Box::new(
+        Some(tls) => Socket::tls(
             tls.connect(stream, address)
                 .await
-                .map_err(io::Error::other)?,
+                .map_err(io::Error::other)?
+                .into(),
         ),
-        None => Box::new(stream),
+        None => Socket::Tcp(stream),
     })
 }
 
+/// Asks the other manager to let a session go on there: a connection that speaks PostgreSQL's protocol.
+pub async fn visit(hub: &Hub, belongings: &Belongings) -> io::Result<Socket> {
+    let mut socket = connect(&hub.config.peer, hub.protection.peers.as_ref()).await?;
+    write(&mut socket, &Packet::Visit(Box::new(belongings.clone()))).await?;
+    Ok(socket)
+}
+
+/// Has what a session does cancelled that went on at the other manager.
+pub async fn cancel(hub: &Hub, key: &[u8]) -> io::Result<()> {
+    let mut socket = connect(&hub.config.peer, hub.protection.peers.as_ref()).await?;
+    write(&mut socket, &Packet::Cancel(key.to_vec())).await
+}
+
 /// Connects to the other manager, again and again.
-pub async fn dial(hub: Arc<Hub>, tls: Option<Tls>) {
+pub async fn dial(hub: Arc<Hub>) {
     loop {
-        if let Ok(mut stream) = connect(&hub.config.peer, tls.as_ref()).await
+        let tls = hub.protection.peers.as_ref();
+        if let Ok(mut stream) = connect(&hub.config.peer, tls).await
             && write(&mut stream, &Packet::Link).await.is_ok()
         {
             link(&hub, stream).await;
@@ -99,21 +117,21 @@ pub async fn dial(hub: Arc<Hub>, tls: Option<Tls>) {
 }
 
 /// Lets the other manager and commands in.
-pub async fn listen(hub: Arc<Hub>, listener: TcpListener, tls: Option<Tls>) {
+pub async fn listen(hub: Arc<Hub>, listener: TcpListener) {
     loop {
         let Ok((stream, peer)) = listener.accept().await else {
             tokio::time::sleep(CONNECT_AGAIN).await;
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let (hub, tls) = (hub.clone(), tls.clone());
+        let hub = hub.clone();
         tokio::spawn(async move {
-            let stream: Boxed = match &tls {
+            let stream = match &hub.protection.peers {
                 Some(tls) => match tls.accept(stream, &peer.to_string()).await {
-                    Ok(stream) => Box::new(stream),
+                    Ok(stream) => Socket::tls(stream.into()),
                     Err(error) => return tracing::debug!(%error, "a connection was refused"),
                 },
-                None => Box::new(stream),
+                None => Socket::Tcp(stream),
             };
             if let Err(error) = receive(&hub, stream).await {
                 tracing::debug!(%error, "a connection ended");
@@ -122,7 +140,7 @@ pub async fn listen(hub: Arc<Hub>, listener: TcpListener, tls: Option<Tls>) {
     }
 }
 
-async fn receive(hub: &Arc<Hub>, mut stream: Boxed) -> io::Result<()> {
+async fn receive(hub: &Arc<Hub>, mut stream: Socket) -> io::Result<()> {
     let first = tokio::time::timeout(Duration::from_secs(10), read(&mut stream)).await;
     match first.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
         Packet::Link => {
@@ -133,12 +151,17 @@ async fn receive(hub: &Arc<Hub>, mut stream: Boxed) -> io::Result<()> {
             let told = command::answer(hub, question).await;
             write(&mut stream, &Packet::Told(told)).await
         }
+        Packet::Visit(belongings) => {
+            session::visit(hub.clone(), stream, *belongings).await;
+            Ok(())
+        }
+        Packet::Cancel(key) => session::cancel(hub, &key).await,
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
 /// Messages both ways, until the connection breaks. A newer one replaces it.
-async fn link(hub: &Arc<Hub>, stream: Boxed) {
+async fn link(hub: &Arc<Hub>, stream: Socket) {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let (sender, mut messages) = mpsc::unbounded_channel();
     hub.peer.lock().replace(sender.clone());

@@ -1,14 +1,16 @@
 //! A connection to PostgreSQL, or a client's: messages as they are.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
+use dax::tls::PostgresServer;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, ScramSha256};
 use postgres_protocol::message::frontend;
 use proxy::core::frame::{self, error_fields};
-use proxy::driver::dial::dial_plain;
+use proxy::driver::dial::DialError;
 use proxy::driver::socket::Socket;
 
 use super::config::Target;
@@ -33,16 +35,40 @@ impl Wire {
         }
     }
 
+    /// Encrypts a client's connection, after it was told that this happens: what it can bind its proof to.
+    pub async fn encrypt(
+        &mut self,
+        tls: &PostgresServer,
+        peer: &str,
+    ) -> io::Result<Option<Arc<[u8]>>> {
+        self.socket.encrypt(tls, peer).await
+    }
+
+    /// Whether what is said cannot be read on the way.
+    pub fn is_encrypted(&self) -> bool {
+        self.socket.is_encrypted()
+    }
+
+    /// The next message, if all of it was read.
+    pub fn take(&mut self) -> io::Result<Option<BytesMut>> {
+        frame::take(&mut self.input, MESSAGE_BYTES)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
     /// The next message.
     pub async fn receive(&mut self) -> io::Result<BytesMut> {
         loop {
-            let taken = frame::take(&mut self.input, MESSAGE_BYTES);
-            let taken = taken.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-            if let Some(message) = taken {
+            if let Some(message) = self.take()? {
                 return Ok(message);
             }
             self.read().await?;
         }
+    }
+
+    /// A message was not taken.
+    pub fn put_back(&mut self, message: &[u8]) {
+        let rest = std::mem::replace(&mut self.input, BytesMut::from(message));
+        self.input.unsplit(rest);
     }
 
     /// Reads more.
@@ -99,6 +125,8 @@ pub struct Reply {
     pub messages: Vec<BytesMut>,
     /// What was wrong.
     pub error: Option<Box<Said>>,
+    /// Settings that have changed.
+    pub reported: Vec<BytesMut>,
     /// The transaction's state after it.
     pub status: u8,
 }
@@ -181,8 +209,11 @@ pub fn fields(row: &[u8]) -> Vec<Option<&[u8]>> {
 /// Connects to where a member is.
 pub async fn dial(target: &Target) -> io::Result<Socket> {
     let address = format!("{}:{}", target.host, target.port);
-    let dialed = tokio::time::timeout(CONNECT_TIMEOUT, dial_plain(&address)).await;
-    dialed.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    let dialed = tokio::time::timeout(CONNECT_TIMEOUT, target.dialer.dial(&address)).await;
+    match dialed.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))? {
+        Err(DialError::Socket(error)) => Err(error),
+        dialed => dialed.map_err(io::Error::other),
+    }
 }
 
 /// A session of the manager's own on a member.
@@ -291,7 +322,8 @@ pub async fn reply(wire: &mut Wire) -> Result<Reply, WireError> {
                     reply.error = Some(Box::new(said));
                 }
             }
-            b'N' | b'S' | b'A' => {}
+            b'S' => reply.reported.push(message),
+            b'N' | b'A' => {}
             _ => reply.messages.push(message),
         }
     }

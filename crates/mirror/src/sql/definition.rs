@@ -6,14 +6,15 @@ use super::change::hold_constants;
 use super::find::{Found, Named, find};
 use super::plan::{Context, Meaning, Plan};
 use super::template::Template;
-use super::{Result, Write, parts, unmirrored};
+use super::{Result, Write, parts, roles, unmirrored};
 use crate::core::class::{Claims, Class, Mode};
 
 fn everything() -> Claims {
     Claims::default().with(Class::Database, Mode::Exclusive)
 }
 
-fn definition(text: &str) -> Plan {
+/// Both execute it as it is, and what is known of the catalog is read again.
+pub fn definition(text: &str) -> Plan {
     let mut write = Write::new(text, everything());
     write.changes_catalog = true;
     Plan::Write(Box::new(write))
@@ -48,6 +49,8 @@ pub fn plan(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
             write.is_logged = false;
             Ok(Plan::Write(Box::new(write)))
         }
+        Tree::CreateRoleStmt(role) => roles::plan(text, &role.options),
+        Tree::AlterRoleStmt(role) => roles::plan(text, &role.options),
         Tree::RefreshMatViewStmt(_) => Err(unmirrored(
             "REFRESH MATERIALIZED VIEW cannot be mirrored",
             "What the view's query calls is not looked into.",
@@ -64,8 +67,6 @@ pub fn plan(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
         | Tree::CommentStmt(_)
         | Tree::GrantStmt(_)
         | Tree::GrantRoleStmt(_)
-        | Tree::CreateRoleStmt(_)
-        | Tree::AlterRoleStmt(_)
         | Tree::AlterRoleSetStmt(_)
         | Tree::DropRoleStmt(_)
         | Tree::AlterOwnerStmt(_)

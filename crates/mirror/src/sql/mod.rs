@@ -21,7 +21,9 @@ mod find;
 mod insert;
 mod parts;
 mod plan;
+mod roles;
 mod rows;
+mod session;
 mod template;
 
 #[cfg(test)]
@@ -31,6 +33,7 @@ pub use facts::{CATALOG, Facts};
 pub use find::may_be_a_time as plan_may_be_a_time;
 pub use plan::{Plan, Session, Step, plan};
 pub use rows::{Row, Ship};
+pub use session::may_leave_something;
 pub use template::{Template, question, substitute};
 
 use proxy::core::frame::Refusal;
@@ -97,6 +100,8 @@ pub struct Write {
     pub is_logged: bool,
     /// What is known of the catalog is not right any more after it.
     pub changes_catalog: bool,
+    /// A password: the hole after the values is for what servers keep of it.
+    pub password: Option<String>,
     /// It is `COPY ... FROM STDIN`.
     pub is_copy: bool,
 }
@@ -113,6 +118,7 @@ impl Write {
             ship: None,
             is_logged: true,
             changes_catalog: false,
+            password: None,
             is_copy: false,
         }
     }

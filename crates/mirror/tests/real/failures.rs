@@ -1,7 +1,7 @@
 //! Managers and members that are lost under load: nothing is lost, nothing is done twice, and the members are equal.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use mirror::driver::peer::Question;
@@ -21,6 +21,8 @@ const SCHEMA: &str = "
 /// Clients that write until they are told to end; each says which of its numbers were acknowledged.
 struct Load {
     ends: Arc<AtomicBool>,
+    /// How often a client was told of an error.
+    errors: Arc<AtomicU32>,
     clients: Vec<JoinHandle<Vec<i32>>>,
 }
 
@@ -57,16 +59,17 @@ async fn transactions(
 impl Load {
     fn start(site: &Site) -> Load {
         let ends = Arc::new(AtomicBool::new(false));
+        let errors = Arc::new(AtomicU32::new(0));
         let clients = (1..=CLIENTS).map(|client| {
-            let (ends, conninfo) = (ends.clone(), site.conninfo());
+            let (ends, errors, conninfo) = (ends.clone(), errors.clone(), site.conninfo());
             site.runtime.spawn(async move {
                 let (mut n, mut done) = (0, Vec::new());
                 while !ends.load(Ordering::Relaxed) {
                     // Its manager may be gone: it connects to whoever is primary.
-                    if transactions(client, &conninfo, &mut n, &mut done, &ends)
-                        .await
-                        .is_err()
-                    {
+                    let ended = transactions(client, &conninfo, &mut n, &mut done, &ends).await;
+                    if let Err(error) = ended {
+                        eprintln!("client {client}: {error:?}");
+                        errors.fetch_add(1, Ordering::Relaxed);
                         tokio::time::sleep(Duration::from_millis(50)).await;
                     }
                 }
@@ -74,7 +77,11 @@ impl Load {
             })
         });
         let clients = clients.collect();
-        Load { ends, clients }
+        Load {
+            ends,
+            errors,
+            clients,
+        }
     }
 
     /// Ends it, and compares what was acknowledged with what is there.
@@ -186,7 +193,9 @@ fn a_switchover_loses_nothing_and_goes_back() {
         });
         site.settle();
     }
+    let errors = load.errors.load(Ordering::Relaxed);
     load.judge(&site);
+    assert_eq!(errors, 0, "clients were told of errors");
 }
 
 #[test]

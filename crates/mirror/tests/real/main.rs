@@ -1,8 +1,10 @@
 //! Managers with two real servers of stock PostgreSQL.
 
 mod failures;
+mod moving;
 #[path = "../../../proxy/tests/real/server.rs"]
 #[expect(dead_code, reason = "the proxy's tests use more of it")]
 mod server;
 mod site;
 mod statements;
+mod tls;

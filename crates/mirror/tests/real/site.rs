@@ -14,7 +14,7 @@ use mirror::driver::{Open, Status, Verdict, run};
 use tokio::runtime::Runtime;
 use tokio_postgres::{Client, NoTls};
 
-use crate::server::{Server, free_port, psql};
+use crate::server::{Server, free_port};
 
 struct Memory(Arc<MemoryCluster>);
 
@@ -51,8 +51,9 @@ pub fn conninfo(server: &Server) -> String {
     format!("host={host} port={port} user=postgres")
 }
 
-fn side() -> Side {
-    let server = Server::init("fsync = off\nmax_connections = 200");
+fn side(prepare: &impl Fn(&mut Server)) -> Side {
+    let mut server = Server::init("fsync = off\nmax_connections = 200");
+    prepare(&mut server);
     Side {
         server,
         listen: address(),
@@ -64,9 +65,14 @@ fn side() -> Side {
 impl Site {
     /// Both servers run, and both managers; the second member is filled from the first.
     pub fn start(more: &str) -> Site {
+        Site::start_with(more, |_| {})
+    }
+
+    /// The same with servers that are prepared before they start.
+    pub fn start_with(more: &str, prepare: impl Fn(&mut Server)) -> Site {
         let mut site = Site {
             cluster: MemoryCluster::new(VolumeSettings::default()),
-            sides: [side(), side()],
+            sides: [side(&prepare), side(&prepare)],
             more: more.to_owned(),
             runtime: Runtime::new().expect("threads"),
         };
@@ -74,7 +80,7 @@ impl Site {
             side.server.start();
         }
         for side in &site.sides {
-            psql(&conninfo(&side.server), "CREATE DATABASE app").expect("it is made");
+            side.server.sql(&["CREATE DATABASE app"]);
         }
         site.manage(0);
         site.manage(1);

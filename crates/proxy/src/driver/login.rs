@@ -13,7 +13,7 @@ use crate::core::frame::{self, Refusal, error_fields};
 use crate::core::session::{Reported, Role, Server};
 use crate::core::topology::ServerRun;
 use crate::core::version::parse_lsn;
-use crate::scram::{self, Keys, MECHANISM, Visitor};
+use crate::scram::{Keys, Prover, Unproved};
 
 use super::dial::{DialError, Dialer};
 use super::socket::Socket;
@@ -248,43 +248,24 @@ impl Entry {
     }
 
     async fn authenticate(&mut self, login: &Login) -> Result<(), LoginError> {
-        let mut visitor = None;
+        let mut prover = Prover::new(login.keys.clone());
         loop {
             let message = self.receive().await?;
-            let mut body = frame::body(&message);
-            if message[0] != b'R' || body.len() < 4 {
+            if message[0] != b'R' {
                 continue;
             }
-            match body.get_i32() {
-                0 => return Ok(()),
-                10 => {
-                    let Some(keys) = login.keys.clone() else {
-                        return Err(LoginError::Denied(no_password(&login.user)));
-                    };
-                    let nonce =
-                        scram::nonce().map_err(|e| LoginError::Unavailable(e.to_string()))?;
-                    let (begun, first) = Visitor::begin(keys, &nonce);
-                    visitor = Some(begun);
-                    frontend::sasl_initial_response(MECHANISM, first.as_bytes(), &mut self.output)?;
-                    self.send().await?;
+            match prover.answer(frame::body(&message), &mut self.output) {
+                Ok(true) => return Ok(()),
+                Ok(false) => self.send().await?,
+                Err(Unproved::Method(method)) => {
+                    return Err(LoginError::Denied(unsupported(&login.user, method)));
                 }
-                11 => {
-                    let text = String::from_utf8_lossy(body).into_owned();
-                    let answer = visitor.as_mut().map(|visitor| visitor.answer(&text));
-                    let Some(Ok(answer)) = answer else {
-                        return Err(LoginError::Denied(no_password(&login.user)));
-                    };
-                    frontend::sasl_response(answer.as_bytes(), &mut self.output)?;
-                    self.send().await?;
+                Err(Unproved::Random(error)) => {
+                    return Err(LoginError::Unavailable(error.to_string()));
                 }
-                12 => {
-                    let text = String::from_utf8_lossy(body).into_owned();
-                    let judged = visitor.take().map(|visitor| visitor.finish(&text));
-                    if !matches!(judged, Some(Ok(()))) {
-                        return Err(LoginError::Denied(no_password(&login.user)));
-                    }
+                Err(Unproved::NoKeys | Unproved::Scram(_)) => {
+                    return Err(LoginError::Denied(no_password(&login.user)));
                 }
-                method => return Err(LoginError::Denied(unsupported(&login.user, method))),
             }
         }
     }

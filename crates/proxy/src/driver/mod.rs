@@ -47,6 +47,7 @@ use totals::Totals;
 pub use admin::put_metric;
 pub use cluster::Cluster;
 pub use listener::{ServeError, serve};
+pub use startup::unencrypted_data;
 
 /// Reads the configuration again.
 pub type ReadAgain = Box<dyn Fn() -> Result<Config, Box<dyn Error + Send + Sync>> + Send + Sync>;

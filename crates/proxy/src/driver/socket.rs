@@ -6,9 +6,11 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, BytesMut};
+use dax::tls::PostgresServer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -48,6 +50,24 @@ impl Socket {
             stream,
             has_unsent: false,
         }))
+    }
+
+    /// Encrypts a client's connection from `peer`, after it was told that this happens: what the client can bind its proof to.
+    /// If it fails the connection is gone.
+    ///
+    /// # Errors
+    /// If the connection is encrypted already, or the client speaks something else.
+    pub async fn encrypt(
+        &mut self,
+        tls: &PostgresServer,
+        peer: &str,
+    ) -> io::Result<Option<Arc<[u8]>>> {
+        let Socket::Tcp(stream) = std::mem::replace(self, Socket::Gone) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let accepted = tls.accept(stream, peer).await.map_err(io::Error::other)?;
+        *self = Socket::tls(accepted.stream);
+        Ok(accepted.endpoint)
     }
 
     fn stream(&mut self) -> io::Result<Pin<&mut dyn Stream>> {

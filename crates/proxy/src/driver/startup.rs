@@ -13,9 +13,7 @@ use crate::config::{Auth, Mode};
 use crate::core::frame::{self, CANCEL, GSS, Refusal, SSL};
 use crate::core::session::Session;
 use crate::core::settings::Settings;
-use crate::scram::{
-    self, BOUND_MECHANISM, Channel, Doorkeeper, Keys, MECHANISM, ScramError, Verifier,
-};
+use crate::scram::{self, Doorkeeper, Keys, Verifier};
 
 use super::Proxy;
 use super::admin;
@@ -339,23 +337,12 @@ impl Visit {
             return Ok(self.socket.drain(&mut self.output).await?);
         };
         if !self.input.is_empty() {
-            // Somebody in between may have put it there, to be taken for what is said in private.
-            let text = "received unencrypted data after SSL request";
-            return Err(Refusal::fatal("08P01", text).into());
+            return Err(unencrypted_data().into());
         }
         self.output.put_u8(b'S');
         self.socket.drain(&mut self.output).await?;
-        let nowhere = Socket::Gone;
-        let Socket::Tcp(stream) = std::mem::replace(&mut self.socket, nowhere) else {
-            return Err(Turned::Done);
-        };
         let peer = self.peer.map_or_else(String::new, |peer| peer.to_string());
-        let accepted = tls
-            .accept(stream, &peer)
-            .await
-            .map_err(|error| io::Error::other(error.to_string()))?;
-        self.socket = Socket::tls(accepted.stream);
-        self.endpoint = accepted.endpoint;
+        self.endpoint = self.socket.encrypt(&tls, &peer).await?;
         Ok(())
     }
 
@@ -400,35 +387,20 @@ impl Visit {
     }
 
     async fn exchange(&mut self, user: &str, verifier: Verifier) -> Result<Keys, Turned> {
-        let mut offer = Vec::new();
-        if self.endpoint.is_some() {
-            offer.extend_from_slice(BOUND_MECHANISM.as_bytes());
-            offer.push(0);
-        }
-        offer.extend_from_slice(MECHANISM.as_bytes());
-        offer.extend_from_slice(b"\0\0");
-        self.send_auth(10, &offer).await?;
-        let first = self.auth_message().await?;
-        let (mechanism, rest) = frame::name(&first).ok_or_else(malformed)?;
-        let first = rest
-            .get(4..)
-            .and_then(|text| std::str::from_utf8(text).ok());
         let endpoint = self.endpoint.clone();
-        let channel = match (mechanism, &endpoint) {
-            (MECHANISM, None) => Channel::Unbound,
-            (MECHANISM, Some(_)) => Channel::Declined,
-            (BOUND_MECHANISM, Some(endpoint)) => Channel::Bound(endpoint),
-            _ => return Err(malformed().into()),
-        };
-        let first = first.ok_or_else(malformed)?;
+        self.send_auth(10, &scram::offer(endpoint.is_some()))
+            .await?;
+        let first = self.auth_message().await?;
+        let (channel, first) =
+            scram::read_initial(&first, endpoint.as_deref()).map_err(|_| malformed())?;
         let nonce = scram::nonce().map_err(|error| Refusal::fatal("58000", error.to_string()))?;
         let begun = Doorkeeper::begin(verifier, channel, first, &nonce);
-        let (doorkeeper, answer) = begun.map_err(|error| not_believed(user, &error))?;
+        let (doorkeeper, answer) = begun.map_err(|error| error.refusal(user))?;
         self.send_auth(11, answer.as_bytes()).await?;
         let last = self.auth_message().await?;
         let last = std::str::from_utf8(&last).map_err(|_| malformed())?;
         let judged = doorkeeper.finish(last);
-        let (keys, answer) = judged.map_err(|error| not_believed(user, &error))?;
+        let (keys, answer) = judged.map_err(|error| error.refusal(user))?;
         frame::put(
             &mut self.output,
             b'R',
@@ -467,22 +439,11 @@ fn unencrypted() -> Refusal {
         .hint("Use sslmode=require, or better verify-full.")
 }
 
-fn malformed() -> Refusal {
-    Refusal::fatal("08P01", "malformed authentication message")
+/// Somebody in between may have put it there, to be taken for what is said in private.
+pub fn unencrypted_data() -> Refusal {
+    Refusal::fatal("08P01", "received unencrypted data after SSL request")
 }
 
-fn not_believed(user: &str, error: &ScramError) -> Refusal {
-    match error {
-        ScramError::WrongPassword => Refusal::fatal(
-            "28P01",
-            format!("password authentication failed for user \"{user}\""),
-        ),
-        ScramError::WrongChannel => Refusal::fatal("28000", "SCRAM channel binding check failed")
-            .detail(
-                "The client was shown another certificate than the proxy's: somebody is in between.",
-            ),
-        ScramError::Downgraded => Refusal::fatal("28000", "SCRAM channel binding negotiation error")
-            .detail("The client supports channel binding but was told that the proxy does not."),
-        error => Refusal::fatal("08P01", error.to_string()),
-    }
+fn malformed() -> Refusal {
+    Refusal::fatal("08P01", "malformed authentication message")
 }

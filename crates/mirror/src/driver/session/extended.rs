@@ -10,8 +10,9 @@ use proxy::core::frame::{self, Refusal};
 use super::super::wire::reply;
 use super::run::Form;
 use super::{ByName, Done, Result, Session};
+use crate::core::moving::Statement;
 use crate::core::record::Parameter;
-use crate::sql::{Plan, plan_may_be_a_time};
+use crate::sql::{Plan, may_leave_something, plan_may_be_a_time};
 
 /// A statement of a client's.
 #[derive(Debug, Clone, Default)]
@@ -37,10 +38,50 @@ pub struct Names {
     pending: BytesMut,
     /// How many answers they have.
     awaited: usize,
+    /// A batch has begun.
+    is_open: bool,
     /// Something in the batch has failed: everything is skipped until its end.
     has_failed: bool,
     /// Answers that count only if the batch commits.
     held: BytesMut,
+}
+
+impl Names {
+    /// Whether a batch has begun that has not ended.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// The client's statements.
+    pub fn statements(&self) -> Vec<Statement> {
+        let statements = self.statements.iter();
+        let mut statements: Vec<Statement> = statements
+            .map(|(name, prepared)| Statement {
+                name: name.clone(),
+                text: prepared.text.clone(),
+                types: prepared.types.clone(),
+            })
+            .collect();
+        statements.sort_by(|one, other| one.name.cmp(&other.name));
+        statements
+    }
+
+    /// A statement was prepared.
+    pub fn learn(&mut self, statement: &Statement) {
+        let prepared = Prepared {
+            text: statement.text.clone(),
+            types: statement.types.clone(),
+        };
+        self.statements.insert(statement.name.clone(), prepared);
+    }
+
+    /// A statement is gone, or all of them.
+    pub fn forget(&mut self, name: Option<&str>) {
+        match name {
+            Some(name) => drop(self.statements.remove(name)),
+            None => self.statements.clear(),
+        }
+    }
 }
 
 fn malformed() -> Refusal {
@@ -119,6 +160,7 @@ impl Session {
         if message[0] == b'S' {
             return self.end_batch().await;
         }
+        self.prepared.is_open = true;
         if self.prepared.has_failed {
             return Ok(());
         }
@@ -210,6 +252,7 @@ impl Session {
             return Ok(Done::Well);
         };
         let is_plain = matches!(plan, Plan::Alone { sets: false, creates } if creates.is_empty());
+        let is_plain = is_plain && !may_leave_something(&portal.statement.text);
         if is_plain || self.status == b'E' && !matches!(plan, Plan::Step(_)) {
             self.keep(&message, 1);
             return Ok(Done::Well);
@@ -289,6 +332,7 @@ impl Session {
     /// `Sync`.
     async fn end_batch(&mut self) -> Result<()> {
         let mut failed = std::mem::take(&mut self.prepared.has_failed);
+        self.prepared.is_open = false;
         if failed {
             self.prepared.pending.clear();
             self.prepared.awaited = 0;

@@ -10,30 +10,40 @@
 
 mod extended;
 mod keys;
+mod leaving;
+mod login;
 mod notes;
+mod relay;
+mod restore;
 mod rows;
 mod run;
 mod simple;
 mod startup;
 mod transaction;
+mod visit;
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 use proxy::core::frame::{self, Refusal};
+use proxy::core::session::Keeps;
+use proxy::core::sql::Effect;
 use tokio::sync::watch;
 
-use super::hub::Hub;
+use super::hub::{Hub, Inside};
 use super::wire::{Reply, Said, Wire, WireError, reply};
 use crate::sql;
 
 use extended::Names;
+use login::Secret;
+use startup::{Cancel, Entered};
 use transaction::Transaction;
 
-pub use startup::{Cancels, receive};
+pub use startup::{Cancels, cancel, receive};
+pub use visit::visit;
 
 /// What a client is sent is written when it is so much.
 const PENDING_BYTES: usize = 64 << 10;
@@ -45,6 +55,10 @@ enum End {
     Lost(io::Error),
     /// The client is told this.
     Told(Box<Refusal>),
+    /// The client is told what the member says.
+    Said(BytesMut),
+    /// This manager is not primary any more, and the session has nothing under way: it goes on at the other one.
+    Leaves,
     /// The client has ended it.
     Terminated,
 }
@@ -92,17 +106,25 @@ pub struct Session {
     /// Whether it is known where unqualified names are looked for.
     knows_path: bool,
     prepared: Names,
-    /// A commit is under way, which nobody may cancel.
-    is_committing: Arc<AtomicBool>,
+    /// What it has set, and what else it has.
+    keeps: Keeps,
+    /// It has begun something.
+    inside: Option<Inside>,
+    /// With this it is cancelled.
+    cancel: Arc<Cancel>,
+    /// The client's first message.
+    startup: Vec<u8>,
+    /// How the client has proved who it is; `None` if its connection is the other manager's.
+    secret: Option<Secret>,
 }
 
 impl Session {
-    fn new(hub: Arc<Hub>, client: Wire, server: Wire, is_committing: Arc<AtomicBool>) -> Session {
+    fn new(hub: Arc<Hub>, client: Wire, entered: Entered) -> Session {
         Session {
             serving: hub.serving(),
             hub,
             client,
-            server,
+            server: entered.server,
             names: sql::Session::default(),
             own_facts: None,
             status: b'I',
@@ -110,48 +132,53 @@ impl Session {
             last_token: None,
             knows_path: false,
             prepared: Names::default(),
-            is_committing,
+            keeps: Keeps::default(),
+            inside: None,
+            cancel: entered.cancel,
+            startup: entered.startup,
+            secret: entered.secret,
         }
     }
 
     /// Serves the client until either side ends it.
     async fn serve(mut self) {
         let ended = loop {
-            if let Err(end) = self.step().await {
-                break end;
+            match self.step().await {
+                Ok(()) => {}
+                Err(End::Leaves) => {
+                    self.inside = None;
+                    if let Err(end) = self.leave().await {
+                        break end;
+                    }
+                }
+                Err(end) => break end,
             }
         };
         if let Some(transaction) = self.transaction.take() {
             self.hub.leave(transaction.tx);
         }
-        match ended {
-            End::Told(refusal) => {
-                refusal.put(&mut self.client.output);
-                // It may be gone.
-                let _ = self.client.flush().await;
-            }
-            End::Lost(error) => {
-                tracing::debug!(%error, "a session ended");
-                let refusal = Refusal::fatal("57P01", "the connection to the member is lost")
-                    .hint("Connect again; a transaction that was under way has not committed.");
-                refusal.put(&mut self.client.output);
-                let _ = self.client.flush().await;
-            }
-            End::Terminated => {}
-        }
+        self.client.say_why(ended).await;
     }
 
     /// Takes the next message.
     async fn step(&mut self) -> Result<()> {
         self.client.flush().await?;
+        let is_between = self.is_between();
+        if is_between {
+            self.inside = None;
+        }
         let message = tokio::select! {
             message = self.client.receive() => message.map_err(|_| End::Terminated)?,
-            gone = gone(&mut self.serving) => return Err(gone),
+            gone = gone(&mut self.serving) => return Err(if is_between { End::Leaves } else { gone }),
             more = self.server.read() => {
                 more?;
                 return self.pass_unasked().await;
             }
         };
+        if is_between && !self.begin().await {
+            self.client.put_back(&message);
+            return Err(End::Leaves);
+        }
         self.hub.counters.statements.fetch_add(1, Ordering::Relaxed);
         match message[0] {
             b'Q' => self.simple(&message).await,
@@ -163,6 +190,48 @@ impl Session {
                 let text = "this message is not understood by the mirror";
                 Err(End::Told(Box::new(Refusal::fatal("08P01", text))))
             }
+        }
+    }
+
+    /// Whether nothing is under way.
+    fn is_between(&self) -> bool {
+        self.status == b'I' && self.transaction.is_none() && !self.prepared.is_open()
+    }
+
+    /// Begins something, as soon as it may; not if this manager stops being primary before that.
+    async fn begin(&mut self) -> bool {
+        let mut gate = self.hub.gate();
+        loop {
+            if self.serving.borrow().is_none() {
+                return false;
+            }
+            gate.mark_unchanged();
+            if let Some(inside) = self.hub.enter_gate() {
+                self.inside = Some(inside);
+                return true;
+            }
+            tokio::select! {
+                _ = gone(&mut self.serving) => return false,
+                _ = gate.changed() => {}
+            }
+        }
+    }
+
+    /// Notes what a statement has left with the session.
+    fn note_effects(&mut self, text: &str, sets: bool) {
+        if sets || sql::may_leave_something(text) {
+            let known = self.hub.texts.look(text.as_bytes());
+            for effect in known.parts.iter().flat_map(|part| &part.effects) {
+                match effect {
+                    Effect::Deallocate(name) => self.prepared.forget(name.as_deref()),
+                    Effect::DiscardAll => self.prepared.forget(None),
+                    _ => {}
+                }
+                self.keeps.note(effect);
+            }
+        }
+        if self.status == b'I' {
+            self.keeps.end(true);
         }
     }
 

@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use postgres_protocol::message::frontend;
+use postgres_protocol::password::scram_sha_256;
 use proxy::core::frame::{self, Refusal};
+use proxy::core::settings::quote_literal;
 
 use super::super::member::{digest, digest_of_tag, put_extended};
 use super::super::wire::{Said, reply, status};
@@ -123,6 +125,9 @@ impl Session {
         match plan {
             Plan::Alone { sets, creates } => {
                 let done = self.run_alone(source, form).await?;
+                if let Done::Well = done {
+                    self.note_effects(source, *sets);
+                }
                 if *sets {
                     self.knows_path = false;
                     if let Some(transaction) = &mut self.transaction {
@@ -133,7 +138,13 @@ impl Session {
                 Ok(done)
             }
             Plan::Step(step) => self.step_of_transaction(source, step, form).await,
-            Plan::Write(write) => self.write(source, write, form).await,
+            Plan::Write(write) => {
+                let done = self.write(source, write, form).await?;
+                if let Done::Well = done {
+                    self.note_effects(source, false);
+                }
+                Ok(done)
+            }
             Plan::Unknown(name) => {
                 let text = format!("relation \"{name}\" does not exist");
                 self.refuse(&Refusal::error("42P01", text)).await
@@ -161,6 +172,7 @@ impl Session {
             Step::Rollback => {
                 let done = self.run_alone(source, form).await?;
                 self.knows_path = false;
+                self.keeps.end(false);
                 self.end_transaction();
                 return Ok(done);
             }
@@ -169,6 +181,13 @@ impl Session {
         let done = self.run_alone(source, form).await?;
         if let (Step::Begin { has_snapshot }, Done::Well) = (step, &done) {
             self.names.has_snapshot = *has_snapshot;
+        }
+        if let Done::Well = done {
+            match step {
+                Step::Savepoint(name) => self.keeps.savepoint(name),
+                Step::RollbackTo(name) => self.keeps.rollback_to(name),
+                _ => {}
+            }
         }
         if let (Some(transaction), Done::Well) = (&mut self.transaction, &done) {
             match step {
@@ -308,10 +327,12 @@ impl Session {
         if !std::sync::Arc::ptr_eq(&known, &self.facts()) {
             return Ok(Ran::Outdated);
         }
-        let literals: Vec<String> = values
+        let mut literals: Vec<String> = values
             .iter()
             .map(|(value, of)| sql::substitute(value.as_deref(), of))
             .collect();
+        let kept = write.password.as_ref();
+        literals.extend(kept.map(|password| quote_literal(&scram_sha_256(password.as_bytes()))));
         let text = write.template.fill(&literals);
         if write.is_copy {
             return self.run_copy(&text, form).await;

@@ -1,7 +1,8 @@
-//! The beginning of a client's connection. The member itself finds out who the client is: what both say is passed on.
+//! The beginning of a client's connection: encryption, what it wants, and the requests that cancel.
 
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,80 +11,138 @@ use bytes::{Buf, BufMut, BytesMut};
 use parking_lot::Mutex;
 use proxy::core::frame::{self, CANCEL, GSS, Refusal, SSL};
 use proxy::driver::socket::Socket;
+use proxy::driver::unencrypted_data;
 
 use super::super::hub::Hub;
+use super::super::peer;
 use super::super::wire::{Wire, dial};
+use super::login::{Door, Secret, log_in};
 use super::{End, Session};
 
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Sessions by the keys that cancel them, with whether they may be cancelled now.
+/// Where a request to cancel goes.
+#[derive(Debug, Clone)]
+pub enum Goes {
+    /// To the member, with this key.
+    Here(Vec<u8>),
+    /// To the other manager, with this key.
+    There(Vec<u8>),
+}
+
+/// How a session is cancelled.
+pub struct Cancel {
+    /// A commit is under way, which nobody may cancel.
+    pub is_committing: AtomicBool,
+    /// Where its statements are executed now.
+    pub goes: Mutex<Goes>,
+}
+
+/// Sessions by the keys that their clients were given.
 #[derive(Default)]
-pub struct Cancels(Mutex<HashMap<Vec<u8>, Arc<AtomicBool>>>);
+pub struct Cancels(Mutex<HashMap<Vec<u8>, Arc<Cancel>>>);
+
+impl Cancels {
+    /// A session can be cancelled by this key.
+    pub fn enter(&self, key: Vec<u8>) -> Arc<Cancel> {
+        let cancel = Arc::new(Cancel {
+            is_committing: AtomicBool::new(false),
+            goes: Mutex::new(Goes::Here(key.clone())),
+        });
+        self.0.lock().insert(key, cancel.clone());
+        cancel
+    }
+
+    /// It has ended.
+    pub fn leave(&self, key: &[u8]) {
+        self.0.lock().remove(key);
+    }
+}
+
+/// A client that was let in, or a visitor.
+pub struct Entered {
+    pub server: Wire,
+    pub cancel: Arc<Cancel>,
+    pub startup: Vec<u8>,
+    /// None of a visitor.
+    pub secret: Option<Secret>,
+}
 
 /// Receives a client and serves it.
-pub async fn receive(hub: Arc<Hub>, socket: Socket, cancels: Arc<Cancels>) {
+pub async fn receive(hub: Arc<Hub>, socket: Socket, peer: SocketAddr) {
     let mut client = Wire::new(socket);
-    let entering = enter(&hub, &mut client, &cancels);
+    let entering = enter(&hub, &mut client, peer);
     match tokio::time::timeout(LOGIN_TIMEOUT, entering).await {
-        Ok(Ok(Some(entered))) => {
+        Ok(Ok(Some((entered, key)))) => {
             hub.counters.clients.fetch_add(1, Ordering::Relaxed);
-            let session = Session::new(hub.clone(), client, entered.server, entered.is_committing);
-            session.serve().await;
-            cancels.0.lock().remove(&entered.key);
+            Session::new(hub.clone(), client, entered).serve().await;
+            hub.cancels.leave(&key);
             hub.counters.clients.fetch_sub(1, Ordering::Relaxed);
         }
-        Ok(Err(End::Told(refusal))) => {
-            refusal.put(&mut client.output);
-            // It may be gone.
-            let _ = client.flush().await;
-        }
+        Ok(Err(end)) => client.say_why(end).await,
         _ => {}
     }
 }
 
-struct Entered {
-    server: Wire,
-    key: Vec<u8>,
-    is_committing: Arc<AtomicBool>,
-}
-
-/// A client that was let in; nobody, if it wanted something else than a session.
-async fn enter(hub: &Hub, client: &mut Wire, cancels: &Cancels) -> Result<Option<Entered>, End> {
+/// A client that was let in, with the key that it was given; nobody, if it wanted something else than a session.
+async fn enter(
+    hub: &Hub,
+    client: &mut Wire,
+    peer: SocketAddr,
+) -> Result<Option<(Entered, Vec<u8>)>, End> {
+    let mut endpoint = None;
     let startup = loop {
         let startup = packet(client).await?;
-        match startup.as_ref().get_u32() {
-            SSL | GSS => {
+        match (startup.as_ref().get_u32(), &hub.protection.clients) {
+            (SSL, Some(tls)) if !client.is_encrypted() => {
+                if !client.input.is_empty() {
+                    return Err(End::Told(Box::new(unencrypted_data())));
+                }
+                client.output.put_u8(b'S');
+                client.flush().await?;
+                endpoint = client.encrypt(tls, &peer.to_string()).await?;
+            }
+            (SSL | GSS, _) => {
                 client.output.put_u8(b'N');
                 client.flush().await?;
             }
-            CANCEL => {
-                cancel(hub, &startup[4..], cancels).await?;
+            (CANCEL, _) => {
+                cancel(hub, &startup[4..]).await?;
                 return Ok(None);
             }
             _ => break startup,
         }
     };
-    check(hub, &startup)?;
-    let mut server = Wire::new(dial(&hub.member.target).await.map_err(|error| {
+    let requires = hub.config.tls.as_ref().is_some_and(|tls| tls.require);
+    if requires && !client.is_encrypted() {
+        let text = "this manager accepts encrypted connections only";
+        let hint = "Use sslmode=require, or better verify-full.";
+        return Err(End::Told(Box::new(
+            Refusal::fatal("28000", text).hint(hint),
+        )));
+    }
+    let user = check(hub, &startup)?;
+    let mut server = reach(hub).await?;
+    let door = Door::of_client(client, user, endpoint);
+    let admitted = log_in(hub, &mut server, &startup, door).await?;
+    client.flush().await?;
+    let entered = Entered {
+        server,
+        cancel: hub.cancels.enter(admitted.key.clone()),
+        startup: startup.to_vec(),
+        secret: Some(admitted.secret),
+    };
+    Ok(Some((entered, admitted.key)))
+}
+
+/// A connection to the member.
+pub async fn reach(hub: &Hub) -> Result<Wire, End> {
+    let dialed = dial(&hub.member.target).await.map_err(|error| {
         let refusal =
             Refusal::fatal("57P03", "the member cannot be reached").detail(error.to_string());
         End::Told(Box::new(refusal))
-    })?);
-    let len = u32::try_from(startup.len() + 4).unwrap_or(u32::MAX);
-    server.output.put_u32(len);
-    server.output.extend_from_slice(&startup);
-    server.flush().await?;
-    let Some(key) = log_in(client, &mut server).await? else {
-        return Ok(None);
-    };
-    let is_committing = Arc::new(AtomicBool::new(false));
-    cancels.0.lock().insert(key.clone(), is_committing.clone());
-    Ok(Some(Entered {
-        server,
-        key,
-        is_committing,
-    }))
+    });
+    Ok(Wire::new(dialed?))
 }
 
 /// A message without a type, without its length.
@@ -97,13 +156,13 @@ async fn packet(client: &mut Wire) -> Result<BytesMut, End> {
     }
 }
 
-/// Only the mirrored database can be used, in UTF-8, while this manager is primary.
-fn check(hub: &Hub, startup: &[u8]) -> Result<(), End> {
+/// Only the mirrored database can be used, in UTF-8, while this manager is primary. Who the client says it is.
+pub fn check(hub: &Hub, startup: &[u8]) -> Result<String, End> {
     let refused = |code, text: String, hint: &str| {
         let refusal = Refusal::fatal(code, text).hint(hint);
         Err(End::Told(Box::new(refusal)))
     };
-    let mut rest = &startup[4..];
+    let mut rest = startup.get(4..).unwrap_or_default();
     let (mut user, mut database) = (String::new(), None);
     while let Some((name, after)) = frame::name(rest).filter(|(name, _)| !name.is_empty()) {
         let Some((value, after)) = frame::name(after) else {
@@ -136,7 +195,7 @@ fn check(hub: &Hub, startup: &[u8]) -> Result<(), End> {
         }
         rest = after;
     }
-    let database = database.unwrap_or(user);
+    let database = database.unwrap_or_else(|| user.clone());
     let mirrored = &hub.member.target.database;
     if database != *mirrored {
         let text = format!("database \"{database}\" is not the one that is mirrored");
@@ -156,52 +215,43 @@ fn check(hub: &Hub, startup: &[u8]) -> Result<(), End> {
             "Name both managers in the connection string: host=a,b port=6433.",
         );
     }
-    Ok(())
-}
-
-/// Passes on what the member asks of the client, until it is let in: the key that cancels its session.
-async fn log_in(client: &mut Wire, server: &mut Wire) -> Result<Option<Vec<u8>>, End> {
-    let mut key = Vec::new();
-    loop {
-        let message = server.receive().await?;
-        client.output.extend_from_slice(&message);
-        match message[0] {
-            b'Z' => {
-                client.flush().await?;
-                return Ok(Some(key));
-            }
-            b'E' => {
-                client.flush().await?;
-                return Ok(None);
-            }
-            b'K' => key = frame::body(&message).to_vec(),
-            b'R' => {
-                let method = frame::body(&message)
-                    .get(..4)
-                    .map_or(0, |mut method| method.get_u32());
-                client.flush().await?;
-                if matches!(method, 3 | 5 | 10 | 11) {
-                    let answer = client.receive().await?;
-                    server.output.extend_from_slice(&answer);
-                    server.flush().await?;
-                }
-            }
-            _ => {}
-        }
-    }
+    Ok(user)
 }
 
 /// Passes a request to cancel on, but not while a commit is under way: that has happened as soon as the log says so.
-async fn cancel(hub: &Hub, key: &[u8], cancels: &Cancels) -> io::Result<()> {
-    let session = cancels.0.lock().get(key).cloned();
-    if session.is_none_or(|session| session.load(Ordering::Acquire)) {
+pub async fn cancel(hub: &Hub, key: &[u8]) -> io::Result<()> {
+    let session = hub.cancels.0.lock().get(key).cloned();
+    let Some(session) = session.filter(|one| !one.is_committing.load(Ordering::Acquire)) else {
         return Ok(());
-    }
+    };
+    let goes = session.goes.lock().clone();
+    let key = match goes {
+        Goes::Here(key) => key,
+        Goes::There(key) => return peer::cancel(hub, &key).await,
+    };
     let mut server = Wire::new(dial(&hub.member.target).await?);
     server
         .output
         .put_u32(u32::try_from(key.len() + 8).unwrap_or(16));
     server.output.put_u32(CANCEL);
-    server.output.extend_from_slice(key);
+    server.output.extend_from_slice(&key);
     server.flush().await
+}
+
+impl Wire {
+    /// Tells a client why its session ends. It may be gone.
+    pub(super) async fn say_why(&mut self, end: End) {
+        match end {
+            End::Told(refusal) => refusal.put(&mut self.output),
+            End::Said(message) => self.output.extend_from_slice(&message),
+            End::Lost(error) => {
+                tracing::debug!(%error, "a session ended");
+                Refusal::fatal("57P01", "the connection to the member is lost")
+                    .hint("Connect again; a transaction that was under way has not committed.")
+                    .put(&mut self.output);
+            }
+            End::Terminated | End::Leaves => {}
+        }
+        let _ = self.flush().await;
+    }
 }

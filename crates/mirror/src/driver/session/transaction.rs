@@ -176,6 +176,7 @@ impl Session {
             self.ask("ROLLBACK").await?;
         }
         self.knows_path = false;
+        self.keeps.end(false);
         self.end_transaction();
         Ok(())
     }
@@ -187,7 +188,9 @@ impl Session {
             .as_ref()
             .is_some_and(Transaction::has_something);
         if self.status == b'E' || !has_something {
+            let was_failed = self.status == b'E';
             let reply = self.ask("COMMIT").await?;
+            self.keeps.end(!was_failed && reply.error.is_none());
             self.end_transaction();
             return Ok(match reply.error {
                 Some(said) => {
@@ -219,10 +222,11 @@ impl Session {
             transaction.token,
             transaction.changes_catalog,
         );
-        self.is_committing.store(true, Ordering::Release);
+        self.cancel.is_committing.store(true, Ordering::Release);
         let committed = self.commit_draft(tx, token, draft, changes_catalog).await;
-        self.is_committing.store(false, Ordering::Release);
+        self.cancel.is_committing.store(false, Ordering::Release);
         let lost = committed.map_err(|end| in_doubt(end, token))?;
+        self.keeps.end(true);
         self.end_transaction();
         match lost {
             // It has committed, by another session than the client's.
@@ -303,6 +307,8 @@ impl Session {
 fn in_doubt(end: End, token: Token) -> End {
     match end {
         End::Terminated => End::Terminated,
+        // Never at a commit: only between transactions.
+        End::Leaves => End::Leaves,
         _ => End::Told(Box::new(
             Refusal::fatal(
                 "08007",

@@ -48,7 +48,7 @@ use super::topology::{NodeName, Topology};
 use super::version::{ReadMode, Seen};
 
 use ask::XidState;
-use keeps::Keeps;
+pub use keeps::Keeps;
 use prepared::Names;
 use replay::Replay;
 use slots::Slots;

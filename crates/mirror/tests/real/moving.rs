@@ -1,0 +1,254 @@
+//! Sessions that go on when the other manager becomes primary.
+
+use std::time::Duration;
+
+use mirror::driver::peer::Question;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, NoTls};
+
+use crate::site::{Site, connect};
+
+/// The other manager becomes primary.
+fn switch_over(site: &Site) {
+    site.settle();
+    let before = site.who_serves();
+    site.ask_primary(Question::Switchover);
+    site.wait("the other one is primary", || {
+        site.primary() == Some(1 - before)
+    });
+}
+
+fn value(site: &Site, client: &Client, text: &str) -> String {
+    let rows = site.runtime.block_on(client.simple_query(text));
+    let rows = rows.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    let row = rows.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or("").to_owned()),
+        _ => None,
+    });
+    row.unwrap_or_default()
+}
+
+const SCHEMA: &str = "
+    CREATE SCHEMA other;
+    CREATE TABLE t (id int PRIMARY KEY, a text);
+    CREATE TABLE other.o (id int PRIMARY KEY);
+    CREATE ROLE reader;
+    GRANT USAGE ON SCHEMA other TO reader;
+    GRANT SELECT ON t, other.o TO reader";
+
+fn with_schema(more: &str) -> Site {
+    let site = Site::start(more);
+    let client = site.connect();
+    let made = site.runtime.block_on(client.batch_execute(SCHEMA));
+    made.expect("it is made");
+    site
+}
+
+#[test]
+fn a_session_goes_on_with_all_that_it_has() {
+    let site = with_schema("");
+    let client = site.connect();
+    let run = |text: &str| {
+        let done = site.runtime.block_on(client.batch_execute(text));
+        done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    };
+    let insert = site
+        .runtime
+        .block_on(client.prepare("INSERT INTO t VALUES ($1, $2)"))
+        .expect("prepared");
+    run("SET search_path = other, public; SET app.tenant = 'it''s'; SET TimeZone = 'Asia/Tokyo'");
+    run("BEGIN; SET work_mem = '7MB'; ROLLBACK");
+    run("PREPARE mine AS SELECT 'prepared'");
+    for round in 1..=4 {
+        switch_over(&site);
+        assert_eq!(value(&site, &client, "SHOW app.tenant"), "it's");
+        assert_eq!(value(&site, &client, "SHOW search_path"), "other, public");
+        assert_eq!(value(&site, &client, "SHOW TimeZone"), "Asia/Tokyo");
+        assert_eq!(value(&site, &client, "SHOW work_mem"), "4MB");
+        assert_eq!(value(&site, &client, "EXECUTE mine"), "prepared");
+        let text = format!("round {round}");
+        let inserted = site
+            .runtime
+            .block_on(client.execute(&insert, &[&round, &text]));
+        assert_eq!(inserted.expect("inserted"), 1);
+        run(&format!("INSERT INTO o VALUES ({round})"));
+        // What is changed elsewhere comes along as well.
+        run(&format!("SET app.round = '{round}'"));
+        if round == 2 {
+            run("DEALLOCATE mine; PREPARE mine AS SELECT 'prepared'");
+        }
+        run("SET ROLE reader");
+        switch_over(&site);
+        assert_eq!(value(&site, &client, "SELECT current_user"), "reader");
+        assert_eq!(value(&site, &client, "SHOW app.round"), round.to_string());
+        run("RESET ROLE");
+    }
+    let rows = value(
+        &site,
+        &client,
+        "SELECT count(*) FROM public.t JOIN other.o USING (id)",
+    );
+    assert_eq!(rows, "4");
+    site.must_be_equal();
+}
+
+#[test]
+fn a_session_that_has_moved_can_be_cancelled() {
+    let site = with_schema("");
+    let client = site.connect();
+    for _ in 0..2 {
+        switch_over(&site);
+        let token = client.cancel_token();
+        let sleeping = async {
+            tokio::join!(client.batch_execute("SELECT pg_sleep(30)"), async {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                token.cancel_query(NoTls).await
+            })
+        };
+        let (slept, asked) = site.runtime.block_on(sleeping);
+        asked.expect("it can be asked for");
+        let code = slept.expect_err("it is cancelled").code().cloned();
+        assert_eq!(code, Some(SqlState::QUERY_CANCELED));
+        assert_eq!(value(&site, &client, "SELECT 1"), "1");
+    }
+}
+
+/// Everybody but the managers must prove who they are.
+const PASSWORDS: &str = "local all postgres trust
+local all all scram-sha-256
+host all postgres 127.0.0.1/32 trust
+host all all 127.0.0.1/32 scram-sha-256
+";
+
+#[test]
+fn a_client_with_a_password_is_not_asked_again() {
+    let site = with_schema("");
+    for side in &site.sides {
+        side.server.admit(PASSWORDS);
+        side.server.sql(&["SELECT pg_reload_conf()"]);
+    }
+    let admin = site.connect();
+    // The second one is made by the mirror itself, and has the same verifier on both members.
+    let made = "CREATE ROLE app LOGIN PASSWORD 'secret'; GRANT ALL ON t TO app; ALTER ROLE app PASSWORD 'other'";
+    site.runtime
+        .block_on(admin.batch_execute(made))
+        .expect("it is made");
+    let with = |password: &str| {
+        let conninfo = site.conninfo().replace("user=postgres", "user=app");
+        let conninfo = format!("{conninfo} password={password}");
+        site.runtime.block_on(connect(&conninfo))
+    };
+    let refused = with("secret").err().expect("the password is another one");
+    assert_eq!(refused.code(), Some(&SqlState::INVALID_PASSWORD));
+    let client = with("other").expect("it is right");
+    for round in 0..3 {
+        switch_over(&site);
+        assert_eq!(value(&site, &client, "SELECT session_user"), "app");
+        let text = format!("INSERT INTO t VALUES ({round}, 'by app')");
+        site.runtime
+            .block_on(client.batch_execute(&text))
+            .expect("it goes on");
+    }
+    site.must_be_equal();
+}
+
+#[test]
+fn what_cannot_move_is_told_why() {
+    let site = with_schema("");
+    let cases = [
+        ("CREATE TEMP TABLE mine (a int)", "temporary"),
+        ("LISTEN channel", "notifications"),
+        ("SELECT pg_advisory_lock(1)", "advisory"),
+        ("DECLARE c CURSOR WITH HOLD FOR SELECT 1", "cursor"),
+    ];
+    let sessions: Vec<_> = cases
+        .iter()
+        .map(|(text, _)| {
+            let (client, connection) = site
+                .runtime
+                .block_on(tokio_postgres::connect(&site.conninfo(), NoTls))
+                .expect("let in");
+            let ending = site.runtime.spawn(connection);
+            let done = site.runtime.block_on(client.batch_execute(text));
+            done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+            (client, ending)
+        })
+        .collect();
+    let gone = site.connect();
+    let back = "CREATE TEMP TABLE mine (a int); DROP TABLE mine; SELECT pg_advisory_lock(2); \
+        SELECT pg_advisory_unlock(2); LISTEN c; UNLISTEN c";
+    for text in back.split("; ") {
+        site.runtime
+            .block_on(gone.batch_execute(text))
+            .expect("it is done");
+    }
+    switch_over(&site);
+    for ((_client, ending), (text, why)) in sessions.into_iter().zip(cases) {
+        let ended = site.runtime.block_on(ending).expect("it does not panic");
+        let error = ended.expect_err("the session ends");
+        let told = error.as_db_error().expect("it is told why");
+        assert_eq!(told.code(), &SqlState::ADMIN_SHUTDOWN, "{text}");
+        assert!(
+            told.detail().is_some_and(|detail| detail.contains(why)),
+            "{text}: {told:?}"
+        );
+    }
+    assert_eq!(
+        value(&site, &gone, "SELECT 1"),
+        "1",
+        "it has nothing any more"
+    );
+}
+
+/// A client that only reads in a transaction is waited for, and so is one that has begun to write.
+#[test]
+fn what_has_begun_is_waited_for() {
+    let site = with_schema("");
+    let (reader, writer, late) = (site.connect(), site.connect(), site.connect());
+    let run = |client: &Client, text: &str| {
+        let done = site.runtime.block_on(client.batch_execute(text));
+        done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    };
+    run(&reader, "BEGIN; SELECT count(*) FROM t");
+    run(&writer, "BEGIN; INSERT INTO t VALUES (1, 'a')");
+    site.settle();
+    let before = site.who_serves();
+    std::thread::scope(|scope| {
+        let switching = scope.spawn(|| site.ask_primary(Question::Switchover));
+        std::thread::sleep(Duration::from_millis(500));
+        let waiting = scope.spawn(|| run(&late, "INSERT INTO t VALUES (3, 'late')"));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!switching.is_finished() && !waiting.is_finished());
+        run(&reader, "INSERT INTO t VALUES (2, 'reads first'); COMMIT");
+        run(&writer, "INSERT INTO t VALUES (4, 'b'); COMMIT");
+        switching.join().expect("it hands over");
+        waiting.join().expect("it goes on there");
+    });
+    site.wait("the other one is primary", || {
+        site.primary() == Some(1 - before)
+    });
+    assert_eq!(value(&site, &reader, "SELECT count(*) FROM t"), "4");
+    site.must_be_equal();
+}
+
+/// The manager that hands over ends as well: its own clients connect again, those of the other one go back there.
+#[test]
+fn nobody_is_primary_for_too_long() {
+    let mut site = with_schema("");
+    let client = site.connect();
+    let primary = site.who_serves();
+    site.kill_manager(1 - primary);
+    site.wait("it is primary still", || site.primary() == Some(primary));
+    assert_eq!(value(&site, &client, "SELECT 1"), "1");
+    site.manage(1 - primary);
+    site.settle();
+    switch_over(&site);
+    assert_eq!(value(&site, &client, "SELECT 1"), "1");
+    // The session is elsewhere: if that manager is lost it ends, and says what it knows.
+    site.kill_manager(1 - primary);
+    let lost = site.runtime.block_on(client.batch_execute("SELECT 1"));
+    assert!(lost.is_err());
+    site.wait("this one is primary again", || {
+        site.primary() == Some(primary)
+    });
+}
