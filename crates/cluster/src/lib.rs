@@ -27,6 +27,7 @@ mod credentials;
 pub mod disk;
 mod logs;
 pub mod mariadb;
+pub mod mirror;
 pub mod process;
 pub mod programs;
 pub mod proxy;
@@ -51,8 +52,8 @@ use crate::clients::schema::{Server, any_writable};
 use credentials::Credentials;
 use process::{Kill, Process};
 pub use settings::{NodeSettings, Options};
-pub use supervise::ports;
 use store::Network;
+pub use supervise::ports;
 
 /// A member of the cluster: how it is started, and its process while it runs.
 #[derive(Debug)]
@@ -80,7 +81,7 @@ impl Cluster {
     pub fn create(options: Options) -> anyhow::Result<Cluster> {
         let zone_ports = (0..options.zones * options.servers_per_zone)
             .map(|_| ports::free())
-            .collect::<anyhow::Result<Vec<u16>>>()?;
+            .collect::<std::io::Result<Vec<u16>>>()?;
         let credentials = Credentials::write(&options.dir, options.tls)?;
         let settings = options
             .nodes

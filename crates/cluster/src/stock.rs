@@ -171,6 +171,19 @@ impl Stock {
         Ok(())
     }
 
+    /// Kills it and starts it with a database that is as new as after its creation.
+    ///
+    /// # Errors
+    /// As [`Stock::start`].
+    pub async fn renew(&mut self) -> anyhow::Result<()> {
+        self.kill();
+        let data = self.data();
+        std::fs::remove_dir_all(&data)
+            .with_context(|| format!("cannot remove {}", data.display()))?;
+        self.initdb()?;
+        self.restart().await
+    }
+
     /// Its postmaster.
     pub fn pid(&self) -> Option<Pid> {
         self.process.as_ref().map(Process::pid)
