@@ -145,6 +145,25 @@ impl Mirror {
         Ok(serde_json::from_str(&told)?)
     }
 
+    /// What `verify` says; nothing if the members cannot be compared now.
+    ///
+    /// # Errors
+    /// What it prints makes no sense.
+    pub async fn verdict(&self) -> anyhow::Result<Option<Value>> {
+        let config = self.managers[0].config.display().to_string();
+        // Members that differ are an answer, although the command then fails.
+        let output = tokio::process::Command::new(&self.options.understudy)
+            .args(["mirror", "verify", "--json", "--config", &config])
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await?;
+        match output.stdout.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(serde_json::from_slice(&output.stdout)?)),
+        }
+    }
+
     /// Starts a manager and waits until it listens.
     ///
     /// # Errors

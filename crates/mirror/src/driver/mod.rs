@@ -40,6 +40,9 @@ const ENDING: Duration = Duration::from_secs(5);
 /// How often numbers that everybody has are forgotten, in pings.
 const PRUNE_EVERY: u32 = 20;
 
+/// The SQLSTATE of a database that is not there.
+const NO_SUCH_DATABASE: &str = "3D000";
+
 /// Why a manager cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -168,8 +171,15 @@ async fn watch_member(hub: Arc<Hub>) {
 
 /// Looks at what the member has, and stays with it for as long as it answers.
 async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
-    let mut session = Postgres::connect(&hub.member.target, "understudy mirror").await?;
     let is_new = hub.config.first && hub.zones.is_new().await.unwrap_or(false);
+    let mut session = match Postgres::connect(&hub.member.target, "understudy mirror").await {
+        // A server that was made anew has not even the database. What the mirror begins with must have it.
+        Err(WireError::Said(said)) if said.code == NO_SUCH_DATABASE && !is_new => {
+            hub.act(|manager, _| manager.member_empty());
+            return Ok(());
+        }
+        connected => connected?,
+    };
     match member::contents(&mut session, is_new).await? {
         Contents::Known {
             ledger,

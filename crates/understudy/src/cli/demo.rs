@@ -32,12 +32,15 @@ Examples:
   understudy demo --engine mariadb --kills 20 --large-writes
   understudy demo --proxy
   understudy demo --proxy --kills 20 --switchovers 5 --restarts 2 --scale 1
+  understudy demo --mirror
+  understudy demo --mirror --kills 20 --duration 120s --scale 1
   understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
 pub struct Demo {
     /// Another server than PostgreSQL: MariaDB, which is restarted on the other node when its machine is killed.
     #[arg(long, value_enum, group = "many")]
     pub engine: Option<HostedEngine>,
     /// With --engine: how often the machine of the active is killed. With --proxy: how often its agent and PostgreSQL are.
+    /// With --mirror: how often a machine, a manager or a member is.
     #[arg(long, default_value_t = 1, requires = "many", value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub kills: u32,
     /// With --proxy: switchovers, which must have no errors. Half of the clients then use the simple protocol.
@@ -74,6 +77,10 @@ pub struct Demo {
     /// Let the clients connect to a proxy, which keeps their sessions and their transactions over the takeover.
     #[arg(long, group = "many")]
     pub proxy: bool,
+    /// Keep the same transactions on two independent servers: managers and members are killed, and come back, the first one
+    /// with an empty disk.
+    #[arg(long, group = "many")]
+    pub mirror: bool,
     /// Directory of PostgreSQL's programs. Default: Debian's newest.
     #[arg(long, value_name = "DIR")]
     pub bin: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cli;
-use crate::demo::{self, Options, hosted, rounds, timeline};
+use crate::demo::{self, Options, hosted, mirrored, rounds, timeline};
 use crate::exit::Code;
 
 /// Runs the demo and prints its story, or its report as JSON.
@@ -13,6 +13,9 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         .unwrap_or_else(|| rand::random_range(1..1_000_000));
     if args.engine.is_some() {
         return host(args, seed).await;
+    }
+    if args.mirror {
+        return mirror(args, seed).await;
     }
     if args.proxy && (args.kills, args.switchovers, args.restarts) != (1, 0, 0) {
         return repeat(args, seed).await;
@@ -99,6 +102,34 @@ async fn repeat(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         print!("{}", rounds::render(&report));
+    }
+    Ok(if report.passed {
+        Code::Ok
+    } else {
+        Code::Failed
+    })
+}
+
+/// The demo of the mirror.
+async fn mirror(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
+    let options = mirrored::Options {
+        kills: args.kills,
+        between: args.duration / (args.kills + 1),
+        clients: args.clients,
+        scale: args.scale,
+        seed,
+        bin: args.bin,
+        data: args.data,
+        keep: args.keep,
+    };
+    let report = tokio::select! {
+        report = Box::pin(mirrored::run(&options)) => report?,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", mirrored::render(&report));
     }
     Ok(if report.passed {
         Code::Ok

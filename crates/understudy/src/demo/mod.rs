@@ -2,6 +2,7 @@
 
 pub mod hosted;
 mod lag;
+pub mod mirrored;
 pub mod picture;
 mod progress;
 pub mod proxied;
