@@ -29,6 +29,8 @@ pub const DATABASE: &str = "app";
 pub const NAMES: [&str; 2] = ["north", "south"];
 /// How often the managers are asked while something is waited for.
 const POLL: Duration = Duration::from_millis(50);
+/// A manager that serves answers by then.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// A manager listens by then.
 const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 
@@ -287,6 +289,27 @@ impl Mirror {
             }
             self.wait(deadline, "no manager is primary").await?;
         }
+    }
+
+    /// Waits until this manager serves, whatever the other one says.
+    ///
+    /// # Errors
+    /// It does not in time, or something has ended.
+    pub async fn wait_serves(&mut self, at: usize, timeout: Duration) -> anyhow::Result<()> {
+        let deadline = Instant::now() + timeout;
+        while !self.serves(at).await {
+            let text = format!("{} does not serve", NAMES[at]);
+            self.wait(deadline, &text).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether clients are let in by this manager: one that stands still answers nobody else either.
+    async fn serves(&self, at: usize) -> bool {
+        let config = self.server(at).config();
+        let asked = async { connect(&config).await?.simple_query("SELECT 1").await };
+        let asked = tokio::time::timeout(ANSWERS_WITHIN, asked).await;
+        asked.is_ok_and(|answer| answer.is_ok())
     }
 
     /// Waits until one manager is primary and the other one a standby.

@@ -27,6 +27,8 @@ use crate::core::moving::Belongings;
 const PACKET_BYTES: usize = 512 << 20;
 const CONNECT_AGAIN: Duration = Duration::from_millis(200);
 const ALIVE_EVERY: Duration = Duration::from_millis(300);
+/// How often it is looked whether a manager that was lost has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What an operator asks a manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +43,18 @@ pub enum Question {
     History,
     /// What was counted, as Prometheus reads it.
     Metrics,
+}
+
+impl Question {
+    /// How long the answer may take: a manager that stands still has one, too.
+    fn limit(self) -> Duration {
+        match self {
+            Question::Status | Question::History | Question::Metrics => Duration::from_secs(5),
+            Question::Switchover => Duration::from_secs(60),
+            // As long as the tables are large.
+            Question::Verify => Duration::from_secs(24 * 3600),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -201,22 +215,43 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
     if is_ours {
         tracing::info!("the connection to the other manager is broken");
         hub.act(|manager, out| manager.peer_lost(out));
+        tokio::spawn(look_after(hub.clone()));
+    }
+}
+
+/// Looks whether the other manager's process has ended: then its machine refuses connections. One that does not answer is
+/// waited for until the timeout.
+async fn look_after(hub: Arc<Hub>) {
+    let deadline = tokio::time::Instant::now() + hub.config.timeout;
+    while tokio::time::Instant::now() < deadline && hub.peer.lock().is_none() {
+        let tried = tokio::time::timeout(LOOK_EVERY, TcpStream::connect(&hub.config.peer)).await;
+        if let Ok(Err(error)) = tried
+            && error.kind() == io::ErrorKind::ConnectionRefused
+        {
+            tracing::info!("the other manager has ended");
+            return hub.act(|manager, out| manager.peer_gone(out));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
 /// Asks a manager something.
 ///
 /// # Errors
-/// If it cannot be reached.
+/// If it cannot be reached, or does not answer in time.
 pub async fn ask(
     address: &str,
     tls: Option<&Tls>,
     question: Question,
 ) -> io::Result<std::result::Result<String, String>> {
-    let mut stream = connect(address, tls).await?;
-    write(&mut stream, &Packet::Ask(question)).await?;
-    match read(&mut stream).await? {
-        Packet::Told(told) => Ok(told),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
+    let asked = async {
+        let mut stream = connect(address, tls).await?;
+        write(&mut stream, &Packet::Ask(question)).await?;
+        match read(&mut stream).await? {
+            Packet::Told(told) => Ok(told),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    };
+    let answered = tokio::time::timeout(question.limit(), asked).await;
+    answered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }

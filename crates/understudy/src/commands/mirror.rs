@@ -74,11 +74,12 @@ async fn ask_both(
 ) -> anyhow::Result<Vec<Option<Result<String, String>>>> {
     let (cluster, config) = load(file)?;
     let tls = cluster.tls()?;
-    let mut told = Vec::new();
-    for address in [config.peer_listen.to_string(), config.peer] {
-        told.push(ask(&address, tls.as_ref(), question).await.ok());
-    }
-    Ok(told)
+    let (own, other) = (config.peer_listen.to_string(), config.peer);
+    let told = tokio::join!(
+        ask(&own, tls.as_ref(), question),
+        ask(&other, tls.as_ref(), question)
+    );
+    Ok(vec![told.0.ok(), told.1.ok()])
 }
 
 async fn statuses(file: &Path) -> anyhow::Result<Vec<Option<Status>>> {

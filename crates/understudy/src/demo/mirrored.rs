@@ -66,6 +66,8 @@ pub enum Struck {
     PrimaryMember,
     /// The standby's member alone.
     StandbyMember,
+    /// The primary's manager stands still until the other one has taken over, and then goes on as if nothing had happened.
+    FrozenPrimary,
     /// Both managers at once.
     Managers,
     /// Both machines at once.
@@ -77,16 +79,19 @@ pub enum Struck {
 enum Part {
     Manager(usize),
     Member(usize),
+    /// A manager that does not end but stands still.
+    Frozen(usize),
 }
 
 impl Struck {
-    const ALL: [Struck; 8] = [
+    const ALL: [Struck; 9] = [
         Struck::Primary,
         Struck::Standby,
         Struck::PrimaryManager,
         Struck::StandbyManager,
         Struck::PrimaryMember,
         Struck::StandbyMember,
+        Struck::FrozenPrimary,
         Struck::Managers,
         Struck::Both,
     ];
@@ -101,6 +106,7 @@ impl Struck {
             Struck::StandbyManager => vec![Part::Manager(standby)],
             Struck::PrimaryMember => vec![Part::Member(primary)],
             Struck::StandbyMember => vec![Part::Member(standby)],
+            Struck::FrozenPrimary => vec![Part::Frozen(primary)],
             Struck::Managers => vec![Part::Manager(primary), Part::Manager(standby)],
             Struck::Both => [machine(primary), machine(standby)].concat(),
         }
@@ -115,7 +121,10 @@ impl Struck {
     fn takes_the_primary(self) -> bool {
         matches!(
             self,
-            Struck::Primary | Struck::PrimaryManager | Struck::PrimaryMember
+            Struck::Primary
+                | Struck::PrimaryManager
+                | Struck::PrimaryMember
+                | Struck::FrozenPrimary
         )
     }
 
@@ -296,12 +305,19 @@ async fn play(
     let parts = struck.parts(primary);
     let at = SystemTime::now();
     let what = names(&parts);
-    progress.say(&format!("{:>4.1} s  {what} KILLED", clock.now().seconds()));
+    let how = match struck {
+        Struck::FrozenPrimary => "stands still",
+        _ => "KILLED",
+    };
+    progress.say(&format!("{:>4.1} s  {what} {how}", clock.now().seconds()));
     progress.set_state(format!("without {what}"));
     tokio::task::block_in_place(|| strike(mirror, &parts));
     let acknowledged = load.acknowledged();
     if struck.leaves_somebody() {
         more(load, acknowledged).await?;
+        if struck.takes_the_primary() {
+            mirror.wait_serves(1 - primary, WITHIN).await?;
+        }
         let who = NAMES[mirror.wait_primary(WITHIN).await?];
         progress.say(&format!("{:>4.1} s  {who} serves", clock.now().seconds()));
         mirror.check_running()?;
@@ -316,8 +332,10 @@ async fn play(
         }
     }
     for part in &parts {
-        if let Part::Manager(at) = *part {
-            mirror.start_manager(at).await?;
+        match *part {
+            Part::Manager(at) => mirror.start_manager(at).await?,
+            Part::Frozen(at) => mirror.manager(at).context("it runs")?.resume(),
+            Part::Member(_) => {}
         }
     }
     mirror.settle(WITHIN).await?;
@@ -347,6 +365,7 @@ fn names(parts: &[Part]) -> String {
     let name = |part: &Part| match *part {
         Part::Manager(at) => format!("{}'s manager", NAMES[at]),
         Part::Member(at) => format!("{}'s PostgreSQL", NAMES[at]),
+        Part::Frozen(at) => format!("{}'s manager", NAMES[at]),
     };
     let names: Vec<String> = parts.iter().map(name).collect();
     names.join(" and ")
@@ -359,6 +378,11 @@ fn strike(mirror: &mut Mirror, parts: &[Part]) {
                 mirror.kill_manager(at);
             }
             Part::Member(at) => mirror.kill_member(at),
+            Part::Frozen(at) => {
+                if let Some(manager) = mirror.manager(at) {
+                    manager.pause();
+                }
+            }
         }
     }
 }
@@ -482,9 +506,9 @@ mod tests {
 
     #[test]
     fn the_primary_is_first_and_then_everything_in_turn() {
-        let plan = plan(25, &mut SmallRng::seed_from_u64(1));
-        assert_eq!((plan.len(), plan[0]), (25, Struck::Primary));
-        for turn in plan[1..].chunks(8) {
+        let plan = plan(28, &mut SmallRng::seed_from_u64(1));
+        assert_eq!((plan.len(), plan[0]), (28, Struck::Primary));
+        for turn in plan[1..].chunks(9) {
             assert!(Struck::ALL.iter().all(|struck| turn.contains(struck)));
         }
     }

@@ -14,6 +14,7 @@ mod exchange;
 mod failover;
 mod horizons;
 mod import;
+mod mirrored;
 mod operator;
 mod page;
 mod proxied;

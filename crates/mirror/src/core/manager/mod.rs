@@ -22,6 +22,8 @@
 mod peer;
 mod primary;
 mod standby;
+#[cfg(test)]
+mod tests;
 mod types;
 
 use std::collections::BTreeMap;
@@ -45,6 +47,8 @@ pub struct Manager {
     now_ms: u64,
     /// When a primary was last heard of, or might still have been.
     heard_ms: u64,
+    /// The other manager's process seems to have ended.
+    is_peer_gone: bool,
     /// The highest epoch that was heard of.
     highest: u32,
     /// The highest epoch whose owner is known to have stopped.
@@ -69,6 +73,7 @@ impl Manager {
             role: Role::Recovering(Why::Starting),
             now_ms,
             heard_ms: now_ms,
+            is_peer_gone: false,
             highest: 0,
             ended: 0,
             is_owning: false,
@@ -147,8 +152,12 @@ impl Manager {
     }
 
     fn is_silent(&self) -> bool {
-        let waited = self.now_ms.saturating_sub(self.heard_ms);
-        waited > self.rules.timeout_ms + self.rules.patience_ms
+        let waited_ms = self.now_ms.saturating_sub(self.heard_ms);
+        match self.highest {
+            // Of two that begin at once, one waits for the other.
+            0 => waited_ms > self.rules.timeout_ms + self.rules.patience_ms,
+            _ => self.is_peer_gone || waited_ms > self.rules.timeout_ms,
+        }
     }
 
     fn may_take_over(&self) -> bool {

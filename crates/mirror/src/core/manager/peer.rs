@@ -114,6 +114,13 @@ impl Manager {
         }
     }
 
+    /// Nobody listens any more where the other manager was: it is not waited for until the timeout. This may be wrong, as any
+    /// suspicion; the epoch decides.
+    pub fn peer_gone(&mut self, out: &mut Vec<Effect>) {
+        self.is_peer_gone = true;
+        self.tick(out);
+    }
+
     /// A primary says that it is one.
     pub(super) fn send_alive(&self, out: &mut Vec<Effect>) {
         if let Some(primary) = &self.primary {

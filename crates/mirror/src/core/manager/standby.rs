@@ -190,6 +190,7 @@ impl Manager {
         }
         self.highest = epoch;
         self.heard_ms = self.now_ms;
+        self.is_peer_gone = false;
         self.standby.last = last;
         let is_fit = !self.is_diverged && !self.is_behind;
         let Some(ledger) = self.ledger.as_ref().filter(|_| is_fit) else {

@@ -15,7 +15,10 @@ impl World {
             0 | 1 => self.kill_manager(at),
             2 | 3 => self.kill_member(at),
             4..=7 => self.mend(at),
-            8 => self.cut_link(),
+            8 => {
+                self.cut_link();
+                self.suspect(at, 0.3);
+            }
             9 | 10 => self.is_linked = true,
             11 => {
                 self.coverage.one("cut off from the zones");
@@ -64,6 +67,15 @@ impl World {
         self.lose_clients(at);
         self.cut_link();
         self.is_linked = true;
+        self.suspect(1 - at, 0.5);
+    }
+
+    /// A manager takes the other one for gone, rightly or not.
+    fn suspect(&mut self, at: usize, share: f64) {
+        if self.sites[at].is_alive && self.rng.random_bool(share) {
+            self.coverage.one("taken for gone");
+            self.with(at, |manager, out| manager.peer_gone(out));
+        }
     }
 
     /// A COMMIT that was sent arrives, whatever becomes of its sender.
