@@ -1,6 +1,7 @@
 //! The command line of the measurements: what each can be told, and what all can be told.
 
 mod mariadb;
+mod mirror;
 mod proxy;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use understudy::cli::duration;
 
 pub use self::mariadb::BenchMariadb;
+pub use self::mirror::BenchMirror;
 pub use self::proxy::BenchProxy;
 
 /// Run a benchmark.
@@ -45,6 +47,7 @@ pub enum Bench {
     Zones(BenchZones),
     Mariadb(BenchMariadb),
     Proxy(BenchProxy),
+    Mirror(BenchMirror),
 }
 
 /// How much is measured, where, and how the answer is printed: options of every measurement.

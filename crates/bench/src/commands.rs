@@ -13,7 +13,7 @@ use understudy::exit::{Code, Failure};
 
 use crate::cli::{self, Common};
 use crate::{
-    cassandra, chaos, dax, failover, mariadb, peers, pgbench, proxy, soak, standby, zones,
+    cassandra, chaos, dax, failover, mariadb, mirror, peers, pgbench, proxy, soak, standby, zones,
 };
 
 /// Runs a benchmark and prints tables, or its report as JSON.
@@ -39,6 +39,7 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Zones(args) => run_zones(args).await,
         cli::Bench::Mariadb(args) => run_mariadb(args).await,
         cli::Bench::Proxy(args) => run_proxy(args).await,
+        cli::Bench::Mirror(args) => run_mirror(args).await,
     }
 }
 
@@ -121,6 +122,46 @@ async fn run_proxy(args: cli::BenchProxy) -> anyhow::Result<Code> {
         () = interrupted() => return Ok(Code::Interrupted),
     };
     print(&args.common, &report, proxy::table)?;
+    Ok(Code::Ok)
+}
+
+async fn run_mirror(args: cli::BenchMirror) -> anyhow::Result<Code> {
+    use mirror::Part;
+
+    let workspace = Workspace::create(args.common.data.as_deref(), false)?;
+    let either = |given, quick, whole| args.common.either(given, quick, whole);
+    let parts = match args.part.as_slice() {
+        [] if args.upgrade_bin.is_none() => vec![Part::Throughput, Part::Transfer],
+        [] => Part::value_variants().to_vec(),
+        given => given.to_vec(),
+    };
+    let options = mirror::Options {
+        bin: programs::find(args.programs.bin.as_deref())?,
+        upgrade_bin: args.upgrade_bin.clone(),
+        dir: workspace.path().to_owned(),
+        understudy: understudy()?,
+        parts,
+        loads: args.load.clone(),
+        clients: match args.clients.as_slice() {
+            [] if args.common.quick => vec![8],
+            [] => vec![1, 8, 32],
+            given => given.to_vec(),
+        },
+        records: match args.records.as_slice() {
+            [] if args.common.quick => vec![10_000],
+            [] => vec![10_000, 100_000],
+            given => given.to_vec(),
+        },
+        scale: either(args.scale.scale, 2, 10),
+        transfer_scale: either(args.transfer_scale, 2, 70),
+        seconds: either(args.runs.seconds, 2, 5),
+        rounds: either(args.runs.rounds, 1, 3),
+    };
+    let report = tokio::select! {
+        report = Box::pin(mirror::run(&options, say)) => report?,
+        () = interrupted() => return Ok(Code::Interrupted),
+    };
+    print(&args.common, &report, mirror::table)?;
     Ok(Code::Ok)
 }
 

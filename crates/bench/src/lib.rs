@@ -24,6 +24,7 @@ pub mod dax;
 pub mod failover;
 pub(crate) mod lag;
 pub mod mariadb;
+pub mod mirror;
 pub mod peers;
 pub mod pgbench;
 pub mod proxy;

@@ -18,7 +18,7 @@ mod single;
 mod system;
 mod tpcc;
 mod understudy;
-mod ycsb;
+pub(crate) mod ycsb;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -24,6 +24,11 @@ const UPDATE: &str = "\\set value random(1, 1000000000)\n\
 
 /// Creates and fills the table.
 pub(super) async fn create(options: &Options, server: &Server) -> anyhow::Result<()> {
+    create_table(server, rows(options)).await
+}
+
+/// The same with so many rows.
+pub(crate) async fn create_table(server: &Server, rows: u32) -> anyhow::Result<()> {
     let fields = |each: &dyn Fn(u32) -> String| {
         let all: Vec<String> = (0..FIELDS).map(each).collect();
         all.join(", ")
@@ -33,9 +38,8 @@ pub(super) async fn create(options: &Options, server: &Server) -> anyhow::Result
         fields(&|field| format!("left(repeat(md5((row * {FIELDS} + {field})::text), 4), 100)"));
     let query = format!(
         "CREATE TABLE usertable (ycsb_key bigint PRIMARY KEY, {columns});
-         INSERT INTO usertable SELECT row, {values} FROM generate_series(1, {}) AS row;
-         ANALYZE usertable",
-        rows(options)
+         INSERT INTO usertable SELECT row, {values} FROM generate_series(1, {rows}) AS row;
+         ANALYZE usertable"
     );
     let client = connect(&server.config()).await?;
     client
@@ -51,7 +55,12 @@ pub(super) fn arguments(options: &Options, mode: Mode, dir: &Path) -> anyhow::Re
         Mode::YcsbB => 5,
         _ => 0,
     };
-    let mut arguments = vec![format!("--define=rows={}", rows(options))];
+    scripts(rows(options), updates, dir)
+}
+
+/// The same for so many updates in a hundred operations on so many rows.
+pub(crate) fn scripts(rows: u32, updates: u32, dir: &Path) -> anyhow::Result<Vec<String>> {
+    let mut arguments = vec![format!("--define=rows={rows}")];
     for (name, statement, weight) in [("read", READ, 100 - updates), ("update", UPDATE, updates)] {
         let path = dir.join(format!("{name}.sql"));
         std::fs::write(&path, format!("{KEY}{statement}"))

@@ -190,6 +190,8 @@ pub struct Report {
 
 /// How long anything may take.
 const WITHIN: Duration = Duration::from_secs(120);
+/// A client gives up on an answer after this, and connects again.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 /// Commits that show that somebody serves.
 const COMMITS: u64 = 20;
 
@@ -218,6 +220,7 @@ async fn on_stage(options: &Options, bin: &Path, dir: &Path) -> anyhow::Result<R
             clients: options.clients,
             scale: options.scale,
             seed: options.seed,
+            timeout: ANSWERS_WITHIN,
             ..load::Options::default()
         },
         clock,
@@ -443,7 +446,8 @@ async fn judge(
         pauses.sort_by(f64::total_cmp);
         pauses
     };
-    let lost = pauses(Struck::takes_the_primary);
+    // Clients wait for a manager that stands still as long as they like to.
+    let lost = pauses(|struck| struck.takes_the_primary() && struck != Struck::FrozenPrimary);
     let standby = pauses(|struck| struck.leaves_somebody() && !struck.takes_the_primary());
     let transfers = report.rounds.iter().filter(|round| round.disk_lost);
     let mut transfers: Vec<f64> = transfers.map(|round| round.return_s).collect();

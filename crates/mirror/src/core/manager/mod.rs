@@ -217,6 +217,10 @@ impl Manager {
     /// The member does not answer any more.
     pub fn member_down(&mut self, out: &mut Vec<Effect>) {
         self.ledger = None;
+        if self.standby.epoch.is_some() {
+            // Commits wait for it until the primary knows.
+            out.push(Effect::Send(Message::Left));
+        }
         self.standby.restart(Number(0));
         self.step_down(Why::NoMember, out);
     }

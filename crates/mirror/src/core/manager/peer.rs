@@ -64,6 +64,8 @@ pub enum Message {
         /// To which record.
         number: Number,
     },
+    /// The sender's member does not answer: it follows nobody now.
+    Left,
 }
 
 impl Manager {
@@ -97,7 +99,7 @@ impl Manager {
                     }
                 }
             }
-            Message::Diverged { .. } => self.peer_lost(out),
+            Message::Diverged { .. } | Message::Left => self.peer_lost(out),
         }
     }
 

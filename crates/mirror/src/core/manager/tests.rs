@@ -60,3 +60,13 @@ fn one_whose_primary_has_ended_does_not_wait() {
     hear(&mut other, 220);
     assert!(!takes_over(&mut other, 300));
 }
+
+/// The primary waited for it until the timeout, and with it every commit.
+#[test]
+fn a_standby_that_lost_its_member_says_so() {
+    let mut manager = manager();
+    hear(&mut manager, 100);
+    let mut out = Vec::new();
+    manager.member_down(&mut out);
+    assert!(out.contains(&Effect::Send(Message::Left)));
+}

@@ -1,0 +1,165 @@
+//! How many transactions a second each way lets through, and how long they take.
+
+use cluster::clients::schema;
+use serde::Serialize;
+
+use super::ways::{Open, Way};
+use super::{Load, Options};
+use crate::peers::ycsb;
+use crate::rates::{Logs, Rate};
+use crate::statistics::Sample;
+
+/// One load, on all ways.
+#[derive(Debug, Clone, Serialize)]
+pub struct Workload {
+    /// What was sent.
+    pub load: Load,
+    /// YCSB's records; 0 for TPC-B.
+    pub records: u32,
+    /// By how many clients.
+    pub clients: u16,
+    /// Each way, in the order of [`Way::ALL`].
+    pub ways: Vec<Measured>,
+}
+
+/// One load on one way.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measured {
+    /// Which.
+    pub way: Way,
+    /// Transactions a second.
+    pub tps: Sample,
+    /// The middle latency in milliseconds.
+    pub p50_ms: Sample,
+    /// The latency that one transaction in a hundred exceeds, in milliseconds.
+    pub p99_ms: Sample,
+    /// Its transactions a second by those of a direct connection: medians.
+    pub ratio: f64,
+}
+
+/// Measures every combination: each number of records on fresh servers.
+pub(super) async fn measure(
+    options: &Options,
+    say: &impl Fn(&str),
+) -> anyhow::Result<Vec<Workload>> {
+    let mut workloads = Vec::new();
+    for &load in &options.loads {
+        let sizes = match load {
+            Load::Ycsb => options.records.as_slice(),
+            Load::TpcB => &[0],
+        };
+        for &records in sizes {
+            let mut ways = open(options, load, records, say).await?;
+            for &clients in &options.clients {
+                let workload = alternate(options, &ways, (load, records, clients)).await?;
+                say(&sentence(&workload));
+                workloads.push(workload);
+            }
+            for way in &mut ways {
+                way.check().await?;
+            }
+            drop(ways);
+            for way in Way::ALL {
+                std::fs::remove_dir_all(options.dir.join(way.to_string()))?;
+            }
+        }
+    }
+    Ok(workloads)
+}
+
+/// All ways, with their data.
+async fn open(
+    options: &Options,
+    load: Load,
+    records: u32,
+    say: &impl Fn(&str),
+) -> anyhow::Result<Vec<Open>> {
+    let mut ways = Vec::new();
+    for way in Way::ALL {
+        say(&format!("{way}: starting and filling"));
+        let mut open = Open::new(way, options).await?;
+        for server in open.filled() {
+            match load {
+                Load::Ycsb => ycsb::create_table(server, records).await?,
+                Load::TpcB => schema::create(&options.bin, server, options.scale).await?,
+            }
+        }
+        open.begin().await?;
+        ways.push(open);
+    }
+    Ok(ways)
+}
+
+/// Runs one load in turn on all ways. A short run of each before them does not count.
+async fn alternate(
+    options: &Options,
+    ways: &[Open],
+    (load, records, clients): (Load, u32, u16),
+) -> anyhow::Result<Workload> {
+    let mut runs: Vec<Vec<Rate>> = ways.iter().map(|_| Vec::new()).collect();
+    for round in 0..=options.rounds {
+        for (way, runs) in ways.iter().zip(&mut runs) {
+            let seconds = if round == 0 { 1 } else { options.seconds };
+            let rate = timed(options, way, (load, records, clients), seconds).await?;
+            if round > 0 {
+                runs.push(rate);
+            }
+        }
+    }
+    let of = |runs: &[Rate], value: fn(&Rate) -> f64| Sample::of(runs.iter().map(value).collect());
+    let direct = of(&runs[0], |run| run.tps).median;
+    let measured = ways.iter().zip(&runs).map(|(open, runs)| {
+        let tps = of(runs, |run| run.tps);
+        Measured {
+            way: open.way,
+            ratio: tps.median / direct.max(f64::MIN_POSITIVE),
+            tps,
+            p50_ms: of(runs, |run| run.p50_ms),
+            p99_ms: of(runs, |run| run.p99_ms),
+        }
+    });
+    Ok(Workload {
+        load,
+        records,
+        clients,
+        ways: measured.collect(),
+    })
+}
+
+fn sentence(workload: &Workload) -> String {
+    let ways = workload.ways.iter().map(|one| {
+        let (tps, p50_ms) = (one.tps.median, one.p50_ms.median);
+        format!(
+            "{} {tps:.0} tps ({:.2}), {p50_ms:.2} ms",
+            one.way, one.ratio
+        )
+    });
+    format!(
+        "{:?}, {} records, {} clients: {}",
+        workload.load,
+        workload.records,
+        workload.clients,
+        ways.collect::<Vec<_>>().join("; ")
+    )
+}
+
+async fn timed(
+    options: &Options,
+    way: &Open,
+    (load, records, clients): (Load, u32, u16),
+    seconds: u32,
+) -> anyhow::Result<Rate> {
+    let dir = options.dir.join("logs");
+    let logs = Logs::create(&dir)?;
+    let mut arguments = vec![
+        "--protocol=prepared".to_owned(),
+        "--no-vacuum".to_owned(),
+        format!("--client={clients}"),
+        "--jobs=1".to_owned(),
+        format!("--time={seconds}"),
+    ];
+    if load == Load::Ycsb {
+        arguments.extend(ycsb::scripts(records, 50, &dir)?);
+    }
+    logs.run(&options.bin, &way.server, &arguments).await
+}
