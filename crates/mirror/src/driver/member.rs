@@ -98,6 +98,9 @@ pub fn digest_of_tag(tag: &str) -> Digest {
     digest
 }
 
+/// The portal, and the statement, of the manager's own in a session of the member.
+pub const PORTAL: &str = "understudy";
+
 /// Puts a statement with parameters, with names of the manager's own, up to `Sync`.
 pub fn put_extended(
     out: &mut BytesMut,
@@ -105,18 +108,27 @@ pub fn put_extended(
     parameters: &[Parameter],
     result_formats: &[i16],
 ) -> std::io::Result<()> {
-    const NAME: &str = "understudy";
     let types = parameters.iter().map(|parameter| parameter.type_oid);
     // Both outlive an execution within a transaction.
-    frontend::close(b'P', NAME, out)?;
-    frontend::close(b'S', NAME, out)?;
-    frontend::parse(NAME, text, types, out)?;
+    frontend::close(b'P', PORTAL, out)?;
+    frontend::close(b'S', PORTAL, out)?;
+    frontend::parse(PORTAL, text, types, out)?;
+    put_bind(out, PORTAL, parameters, result_formats)
+}
+
+/// Binds and executes what the member has under this name, up to `Sync`.
+pub fn put_bind(
+    out: &mut BytesMut,
+    statement: &str,
+    parameters: &[Parameter],
+    result_formats: &[i16],
+) -> std::io::Result<()> {
     let formats = parameters
         .iter()
         .map(|parameter| i16::from(parameter.is_binary));
     let bound = frontend::bind(
-        NAME,
-        NAME,
+        PORTAL,
+        statement,
         formats,
         parameters,
         |parameter, out| {
@@ -134,12 +146,13 @@ pub fn put_extended(
     if let Err(frontend::BindError::Serialization(error)) = bound {
         return Err(error);
     }
-    frontend::execute(NAME, 0, out)?;
+    frontend::execute(PORTAL, 0, out)?;
     frontend::sync(out);
     Ok(())
 }
 
-fn put(out: &mut BytesMut, statement: &Statement) -> std::io::Result<()> {
+fn put(wire: &mut Wire, statement: &Statement) -> std::io::Result<()> {
+    let out = &mut wire.output;
     if let Some(copied) = &statement.copied {
         frontend::query(&statement.text, out)?;
         for chunk in copied.chunks(64 << 10) {
@@ -148,10 +161,12 @@ fn put(out: &mut BytesMut, statement: &Statement) -> std::io::Result<()> {
         frontend::copy_done(out);
         return Ok(());
     }
-    if statement.parameters.is_empty() && statement.result_formats.is_empty() {
+    // What has no parameters is rarely said twice, but for the settings, of which nobody wants to know the answer.
+    let is_alone = statement.parameters.is_empty() && statement.result_formats.is_empty();
+    if is_alone && statement.digest.is_some() {
         return frontend::query(&statement.text, out);
     }
-    put_extended(
+    wire.statements.put(
         out,
         &statement.text,
         &statement.parameters,
@@ -247,6 +262,10 @@ impl Member {
             }
             other => other,
         };
+        match executed {
+            Ok(()) => session.wire.statements.seen(),
+            Err(_) => session.wire.statements.failed(),
+        }
         if !matches!(executed, Err(Failed::Wire(WireError::Lost(_)))) {
             self.idle.lock().push(session);
         }
@@ -265,29 +284,47 @@ impl Member {
                 let Some(statement) = statements.next() else {
                     break;
                 };
-                put(&mut session.wire.output, statement)?;
+                put(&mut session.wire, statement)?;
                 sent.push(Some(statement));
             }
             session.wire.flush().await?;
+            let mut outcome = Ok(());
+            // All answers are read, whatever the first says: the session may be used again.
             for statement in sent.drain(..) {
                 let reply = session.reply().await?;
-                match statement {
-                    Some(statement) => check(statement, reply)?,
-                    None => expect_absent(reply)?,
-                }
+                outcome = outcome.and_then(|()| match statement {
+                    Some(statement) => check(statement, reply),
+                    None => expect_absent(reply),
+                });
             }
+            outcome?;
             if let Some(statement) = statements.next() {
-                put(&mut session.wire.output, statement)?;
+                put(&mut session.wire, statement)?;
                 sent.push(Some(statement));
             }
         }
-        // The transaction may have run as somebody with fewer rights, and may have made a sequence.
-        session.query("SET LOCAL ROLE NONE").await?;
         let mut claims = record.draft.claims.iter();
         let may_set_back = claims.any(|one| one == (&Class::Database, Mode::Exclusive));
+        if may_set_back {
+            // Definitions have changed: texts may mean something else.
+            session.wire.statements.drop_all();
+        }
+        // The transaction may have run as somebody with fewer rights.
+        frontend::query("SET LOCAL ROLE NONE", &mut session.wire.output)?;
+        let raises = may_set_back || !record.draft.sequences.is_empty();
+        if raises {
+            session.wire.flush().await?;
+            session.reply().await?.checked()?;
+        }
         self.raise(session, &record.draft.sequences, may_set_back)
             .await?;
-        for reply in commit(&mut session.wire, number, record.draft.token).await? {
+        put_commit(&mut session.wire, number, record.draft.token)?;
+        session.wire.flush().await?;
+        let mut replies = Vec::new();
+        for _ in 0..if raises { 2 } else { 3 } {
+            replies.push(session.reply().await?);
+        }
+        for reply in replies {
             reply.checked()?;
         }
         Ok(())
@@ -366,11 +403,32 @@ pub async fn commit(
     number: Number,
     token: Token,
 ) -> Result<[Reply; 2], WireError> {
-    let noted = format!("SELECT understudy_mirror.commit({number}, '{token}')");
-    put_extended(&mut wire.output, &noted, &[], &[])?;
-    put_extended(&mut wire.output, "COMMIT", &[], &[])?;
+    put_commit(wire, number, token)?;
     wire.flush().await?;
-    Ok([reply(wire).await?, reply(wire).await?])
+    let replies = [reply(wire).await?, reply(wire).await?];
+    match replies[0].error {
+        None => wire.statements.seen(),
+        Some(_) => wire.statements.failed(),
+    }
+    Ok(replies)
+}
+
+fn put_commit(wire: &mut Wire, number: Number, token: Token) -> std::io::Result<()> {
+    const INT8: u32 = 20;
+    const TEXT: u32 = 25;
+    let parameter = |type_oid, value: String| Parameter {
+        type_oid,
+        is_binary: false,
+        value: Some(value.into_bytes()),
+    };
+    let parameters = [
+        parameter(INT8, number.to_string()),
+        parameter(TEXT, token.to_string()),
+    ];
+    let text = "SELECT understudy_mirror.commit($1, $2)";
+    wire.statements
+        .put(&mut wire.output, text, &parameters, &[])?;
+    frontend::query("COMMIT", &mut wire.output)
 }
 
 /// It must not be there before it is executed.

@@ -6,6 +6,7 @@ mod hub;
 mod member;
 pub mod peer;
 mod session;
+mod statements;
 mod transfer;
 mod verify;
 mod wire;

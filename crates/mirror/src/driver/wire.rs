@@ -14,6 +14,7 @@ use proxy::driver::dial::DialError;
 use proxy::driver::socket::Socket;
 
 use super::config::Target;
+use super::statements::Statements;
 
 /// A longer message ends the connection.
 const MESSAGE_BYTES: usize = 256 << 20;
@@ -24,6 +25,8 @@ pub struct Wire {
     socket: Socket,
     pub input: BytesMut,
     pub output: BytesMut,
+    /// What the other side, if it is a member, has prepared for the manager.
+    pub statements: Statements,
 }
 
 impl Wire {
@@ -32,6 +35,7 @@ impl Wire {
             socket,
             input: BytesMut::new(),
             output: BytesMut::new(),
+            statements: Statements::default(),
         }
     }
 

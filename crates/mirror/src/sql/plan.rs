@@ -13,7 +13,7 @@ use super::{Facts, Harmless, Result, Write, change, copy, definition, insert, pa
 use crate::core::class::{Claims, Class, Mode};
 
 /// What a session is like, as far as its statements depend on it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Session {
     /// Where names without a schema are looked for.
     pub search_path: Vec<String>,

@@ -246,7 +246,7 @@ impl Session {
         let ships = portal.parameters.iter().any(may_be_a_time);
         // What is pending only reads, so planning may ask the member before it is sent that.
         let plans = self.plan(&portal.statement.text, ships).await?;
-        let [(source, plan)] = plans.as_slice() else {
+        let [(source, plan)] = &*plans else {
             // Nothing, or several, which PostgreSQL refuses.
             self.keep(&message, 1);
             return Ok(Done::Well);

@@ -12,6 +12,7 @@ mod extended;
 mod keys;
 mod leaving;
 mod login;
+mod memory;
 mod notes;
 mod relay;
 mod restore;
@@ -39,6 +40,7 @@ use crate::sql;
 
 use extended::Names;
 use login::Secret;
+use memory::Memory;
 use startup::{Cancel, Entered};
 use transaction::Transaction;
 
@@ -105,6 +107,9 @@ pub struct Session {
     last_token: Option<String>,
     /// Whether it is known where unqualified names are looked for.
     knows_path: bool,
+    /// A transaction that is open has changed settings.
+    sets_within: bool,
+    memory: Memory,
     prepared: Names,
     /// What it has set, and what else it has.
     keeps: Keeps,
@@ -131,6 +136,8 @@ impl Session {
             transaction: None,
             last_token: None,
             knows_path: false,
+            sets_within: false,
+            memory: Memory::default(),
             prepared: Names::default(),
             keeps: Keeps::default(),
             inside: None,
@@ -223,8 +230,16 @@ impl Session {
             let known = self.hub.texts.look(text.as_bytes());
             for effect in known.parts.iter().flat_map(|part| &part.effects) {
                 match effect {
-                    Effect::Deallocate(name) => self.prepared.forget(name.as_deref()),
-                    Effect::DiscardAll => self.prepared.forget(None),
+                    Effect::Deallocate(name) => {
+                        if name.is_none() {
+                            self.server.statements.drop_all();
+                        }
+                        self.prepared.forget(name.as_deref());
+                    }
+                    Effect::DiscardAll => {
+                        self.server.statements.drop_all();
+                        self.prepared.forget(None);
+                    }
                     _ => {}
                 }
                 self.keeps.note(effect);

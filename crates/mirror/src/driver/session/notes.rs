@@ -35,6 +35,12 @@ impl Session {
         if self.transaction()?.has_settings {
             return Ok(None);
         }
+        if let Some(settings) = self.memory.settings() {
+            let transaction = self.transaction()?;
+            transaction.has_settings = true;
+            transaction.note(settings);
+            return Ok(None);
+        }
         let names: Vec<String> = SETTINGS
             .iter()
             .map(|name| format!("pg_catalog.current_setting('{name}')"))
@@ -61,12 +67,14 @@ impl Session {
             "pg_catalog.set_config('role', {}, true)",
             quote_literal(&user)
         ));
-        let transaction = self.transaction()?;
-        transaction.has_settings = true;
-        transaction.note(Statement {
+        let settings = Statement {
             text: format!("SELECT {}", sets.join(", ")),
             ..Statement::default()
-        });
+        };
+        self.memory.learn_settings(settings.clone());
+        let transaction = self.transaction()?;
+        transaction.has_settings = true;
+        transaction.note(settings);
         Ok(None)
     }
 

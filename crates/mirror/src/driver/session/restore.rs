@@ -58,7 +58,7 @@ impl Session {
     /// Gives a new session of the member what the one before had: the settings that it reports since.
     pub(super) async fn unpack(&mut self, belongings: &Belongings) -> Result<Vec<BytesMut>> {
         self.names = sql::Session::default();
-        self.knows_path = false;
+        self.forget_settings();
         self.own_facts = None;
         self.prepared = Names::default();
         self.keeps = proxy::core::session::Keeps::default();
@@ -76,22 +76,24 @@ impl Session {
 
     /// Executes statements of which nothing is mirrored. What was prepared may not make sense any more, and then is not there.
     async fn repeat(&mut self, text: &str, must: bool, reported: &mut Vec<BytesMut>) -> Result<()> {
-        for (source, _) in self.outline(text).await? {
-            let plan = self.plan(&source, false).await?.into_iter().next();
-            let Some((_, Plan::Alone { sets, .. })) = plan else {
+        for (source, _) in self.outline(text).await?.iter() {
+            let plans = self.plan(source, false).await?;
+            let Some((_, Plan::Alone { sets, .. })) = plans.first() else {
                 match must {
                     true => return Err(cannot_move(format!("It cannot be given: {source}."))),
                     false => continue,
                 }
             };
-            frontend::query(&source, &mut self.server.output)?;
+            frontend::query(source, &mut self.server.output)?;
             self.server.flush().await?;
             let mut reply = reply(&mut self.server).await?;
             reported.append(&mut reply.reported);
             match reply.error {
                 None => {
-                    self.note_effects(&source, sets);
-                    self.knows_path &= !sets;
+                    self.note_effects(source, *sets);
+                    if *sets {
+                        self.forget_settings();
+                    }
                 }
                 Some(said) if must => {
                     let why = format!("It cannot be given: {source}: {}.", said.message);

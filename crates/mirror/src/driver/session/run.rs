@@ -8,8 +8,9 @@ use proxy::core::frame::{self, Refusal};
 use proxy::core::settings::quote_literal;
 
 use super::super::member::{digest, digest_of_tag, put_extended};
-use super::super::wire::{Said, reply, status};
+use super::super::wire::{Said, Wire, reply, status};
 use super::keys::{Value, claims};
+use super::memory::Plans;
 use super::rows::take_rows;
 use super::{Done, PENDING_BYTES, Result, Session};
 use crate::core::record::{Parameter, Statement};
@@ -44,11 +45,8 @@ enum Ran {
 
 impl Session {
     /// Plans a text, with the catalog as it is.
-    pub(super) async fn plan(&mut self, text: &str, ships: bool) -> Result<Vec<(String, Plan)>> {
-        if !self.knows_path {
-            self.learn_path().await?;
-        }
-        let plans = self.plan_once(text, ships);
+    pub(super) async fn plan(&mut self, text: &str, ships: bool) -> Result<Plans> {
+        let plans = self.outline_as(text, ships).await?;
         if !plans
             .iter()
             .any(|(_, plan)| matches!(plan, Plan::Unknown(_)))
@@ -64,15 +62,33 @@ impl Session {
                 *plan = Plan::Refused(Box::new(Refusal::error("42P01", text)));
             }
         }
-        Ok(plans)
+        Ok(plans.into())
     }
 
     /// Plans a text, of which some statements may mean what others make.
-    pub(super) async fn outline(&mut self, text: &str) -> Result<Vec<(String, Plan)>> {
+    pub(super) async fn outline(&mut self, text: &str) -> Result<Plans> {
+        self.outline_as(text, false).await
+    }
+
+    async fn outline_as(&mut self, text: &str, ships: bool) -> Result<Plans> {
         if !self.knows_path {
             self.learn_path().await?;
         }
-        Ok(self.plan_once(text, false))
+        if self.memory.go_by(&self.facts(), &self.names) {
+            self.server.statements.drop_all();
+        }
+        if let Some(plans) = self.memory.plans(text, ships) {
+            return Ok(plans);
+        }
+        let plans: Plans = self.plan_once(text, ships).into();
+        self.memory.learn(text, ships, &plans);
+        Ok(plans)
+    }
+
+    /// Settings may be others from here on.
+    pub(super) fn forget_settings(&mut self) {
+        self.knows_path = false;
+        self.memory.forget_settings();
     }
 
     fn plan_once(&self, text: &str, ships: bool) -> Vec<(String, Plan)> {
@@ -129,7 +145,8 @@ impl Session {
                     self.note_effects(source, *sets);
                 }
                 if *sets {
-                    self.knows_path = false;
+                    self.forget_settings();
+                    self.sets_within |= self.status != b'I';
                     if let Some(transaction) = &mut self.transaction {
                         transaction.has_settings = false;
                     }
@@ -171,7 +188,7 @@ impl Session {
             }
             Step::Rollback => {
                 let done = self.run_alone(source, form).await?;
-                self.knows_path = false;
+                self.forget_settings();
                 self.keeps.end(false);
                 self.end_transaction();
                 return Ok(done);
@@ -202,7 +219,7 @@ impl Session {
             self.transaction()?.mark(name);
         }
         if let Step::RollbackTo(_) = step {
-            self.knows_path = false;
+            self.forget_settings();
         }
         Ok(done)
     }
@@ -295,9 +312,9 @@ impl Session {
         while let Ran::Outdated = ran {
             let ships = write.ship.is_some();
             let plans = self.plan(source, ships).await?;
-            ran = match plans.into_iter().next() {
-                Some((_, Plan::Write(write))) => self.run_write(&write, form).await?,
-                Some((_, Plan::Refused(refusal))) => Ran::Refused(*refusal),
+            ran = match plans.first() {
+                Some((_, Plan::Write(write))) => self.run_write(write, form).await?,
+                Some((_, Plan::Refused(refusal))) => Ran::Refused((**refusal).clone()),
                 _ => return self.run_alone(source, form).await,
             };
         }
@@ -337,13 +354,23 @@ impl Session {
         if write.is_copy {
             return self.run_copy(&text, form).await;
         }
-        self.send(&text, form)?;
+        match form {
+            Form::Simple => self.send(&text, form)?,
+            Form::Extended(parameters, formats) => {
+                let Wire {
+                    statements, output, ..
+                } = &mut self.server;
+                statements.put(output, &text, parameters, formats)?;
+            }
+        }
         self.server.flush().await?;
         let mut reply = reply(&mut self.server).await?;
         self.status = reply.status;
         if let Some(said) = reply.error {
+            self.server.statements.failed();
             return Ok(Ran::Failed(said));
         }
+        self.server.statements.seen();
         if matches!(form, Form::Extended(..)) {
             reply
                 .messages

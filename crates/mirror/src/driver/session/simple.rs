@@ -67,9 +67,12 @@ impl Session {
             // Statements before it may have changed what it means.
             let again = match at == 0 && !matches!(plan, Plan::Unknown(_)) {
                 true => None,
-                false => self.plan(source, false).await?.into_iter().next(),
+                false => Some(self.plan(source, false).await?),
             };
-            let plan = again.as_ref().map_or(plan, |(_, plan)| plan);
+            let plan = again
+                .as_ref()
+                .and_then(|plans| plans.first())
+                .map_or(plan, |(_, plan)| plan);
             let done = self.run(source, plan, Form::Simple).await?;
             if let Done::Failed = done {
                 return self.end_own(false).await;

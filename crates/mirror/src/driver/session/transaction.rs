@@ -166,6 +166,10 @@ impl Session {
         if let Some(transaction) = self.transaction.take() {
             self.hub.leave(transaction.tx);
         }
+        if std::mem::take(&mut self.sets_within) {
+            // What it has set may be undone now.
+            self.forget_settings();
+        }
         self.own_facts = None;
         self.names.has_snapshot = false;
     }
@@ -175,7 +179,7 @@ impl Session {
         if self.status != b'I' {
             self.ask("ROLLBACK").await?;
         }
-        self.knows_path = false;
+        self.forget_settings();
         self.keeps.end(false);
         self.end_transaction();
         Ok(())
