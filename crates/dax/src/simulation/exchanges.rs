@@ -78,6 +78,31 @@ impl World {
         }
     }
 
+    /// Whether who goes by this membership finds out who the members are: the stores that it names and that are still
+    /// there tell what they keep, and so do those that a newer membership names. After an exchange, those who left may
+    /// be gone, and a member that was away may not have heard of it yet.
+    pub fn leads_to_members(&self, known: &Membership) -> bool {
+        let recorded = self.members().map(|members| members.version);
+        let mut known = known;
+        while Some(known.version) < recorded {
+            let there =
+                |m: &&Member| self.replicas[usize::from(index_of(&m.address))].store() == m.store;
+            let kept = |m: &Member| {
+                let replica = &self.replicas[usize::from(index_of(&m.address))];
+                replica.peer.membership.as_deref()
+            };
+            let told = known.everybody().filter(there).filter_map(kept);
+            match told
+                .max_by_key(|m| m.version)
+                .filter(|m| m.version > known.version)
+            {
+                Some(newer) => known = newer,
+                None => return false,
+            }
+        }
+        true
+    }
+
     /// Whose copies count: of the members, or of both before and after.
     pub fn rosters(&self) -> Vec<Roster> {
         let roster = |(members, sync): (Vec<Member>, u8)| Roster {

@@ -367,17 +367,20 @@ impl World {
             .collect();
         let which = self.below(there.len().max(1) as u64) as usize;
         let asked = there.get(which).map(|at| &self.replicas[*at].peer);
-        asked.map_or(Some(known), |peer| peer.membership.as_deref().cloned())
+        let heard = asked.map_or(Some(&known), |peer| peer.membership.as_deref());
+        match self.calm && !heard.is_none_or(|heard| self.leads_to_members(heard)) {
+            true => Some(known),
+            false => heard.cloned(),
+        }
     }
 
-    /// Whether two entries of the client's configuration lead to one replica, and it does not know better; or all
-    /// members that it knows are gone, after exchanges that it has not heard of, so that nobody can tell it.
+    /// Whether two entries of the client's configuration lead to one replica, and it does not know better; or nobody
+    /// whom it knows can tell it who the members are, after exchanges that it has not heard of.
     pub fn is_misconfigured(&self, client: ClientId) -> bool {
         let client = &self.clients[client];
-        let is_there = |store| self.replicas.iter().any(|r| r.peer.store == Some(store));
         match client.core.membership() {
             None => client.twins,
-            Some(known) => !known.members.iter().any(|member| is_there(member.store)),
+            Some(known) => !self.leads_to_members(known),
         }
     }
 

@@ -114,8 +114,8 @@ enum Step {
     Establishing,
     /// Until enough have every write up to here.
     CatchingUp(Seq),
-    /// Reading the records, to copy them to these.
-    Listing(Seq, ReplicaSet, Box<List>),
+    /// Reading the records, to copy them to those who have every write up to here.
+    Listing(Seq, Box<List>),
     /// From these, so many answers are missing.
     Copying(Seq, BTreeMap<ReplicaId, usize>),
     /// Until a full quorum of those who are left keeps that.
@@ -147,7 +147,7 @@ impl Finish {
 
     /// Members changed: records are to be read and copied once more.
     pub fn restart(&mut self) {
-        if let Step::Listing(upto, ..) | Step::Copying(upto, _) = &self.step {
+        if let Step::Listing(upto, _) | Step::Copying(upto, _) = &self.step {
             self.step = Step::CatchingUp(*upto);
         }
     }
@@ -175,19 +175,21 @@ impl Finish {
                 return self.advance(id, Event::Wake, s);
             }
             (Step::CatchingUp(upto), _) => {
-                let (upto, whole) = (*upto, s.whole(*upto));
-                if s.may_end(&membership, whole) {
+                let upto = *upto;
+                if s.may_end(&membership, s.whole(upto)) {
                     let mut list = Box::new(List::new(String::new(), s.quorums));
                     let listed = list.on(id, Event::Start, s);
                     debug_assert!(listed.is_none(), "nobody was asked yet");
-                    self.step = Step::Listing(upto, whole, list);
+                    self.step = Step::Listing(upto, list);
                 }
             }
-            (Step::Listing(upto, whole, list), event) => {
+            (Step::Listing(upto, list), event) => {
                 if let Some(listed) = list.on(id, event, s) {
                     listed?;
-                    let (upto, whole, records) = (*upto, *whole, list.take_newest());
+                    let (upto, records) = (*upto, list.take_newest());
                     s.links.forget_asked(id);
+                    // Who went away while the records were read would never answer.
+                    let whole = s.whole(upto);
                     let counts = copy_records(id, whole, &records, s)?;
                     self.step = Step::Copying(upto, counts);
                     return self.copied(s, &membership, None);

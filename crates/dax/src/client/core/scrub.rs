@@ -242,7 +242,7 @@ pub(super) struct End {
 
 /// ```text
 ///   next replica ──▶ waiting until mended ──▶ listing records ──▶ copying ──▶ telling ──▶ next
-///                            (the replica goes down at any step: it is left out)
+///                    (the replica goes down at any step: it is left out, and the next one begins)
 /// ```
 #[derive(Debug)]
 enum Step {
@@ -280,18 +280,19 @@ impl End {
     }
 
     fn advance(&mut self, id: OpId, event: Event, s: &mut Shared) -> Result<()> {
-        let up = s.links.up();
+        let (up, turn) = (s.links.up(), self.waiting.last().copied());
+        if let Event::Lost(lost) = &event {
+            // It may come back with nothing again, and is left out.
+            self.waiting.retain(|replica| replica != lost);
+        }
         self.waiting.retain(|replica| up.contains(*replica));
         let Some(replica) = self.waiting.last().copied() else {
             return Ok(());
         };
-        if let Event::Lost(lost) = &event {
-            // One whose turn has not come is left out, too: it may come back with nothing again.
-            self.waiting.retain(|r| *r == replica || r != lost);
-        }
-        if matches!(event, Event::Lost(lost) if lost == replica) {
-            self.leave_out(id, s);
-            return Ok(());
+        if turn != Some(replica) {
+            // What was done for the one before says nothing of this one.
+            s.links.forget_asked(id);
+            self.step = Step::Next;
         }
         match (&mut self.step, event) {
             (Step::Next, _) => self.step = Step::Mending,

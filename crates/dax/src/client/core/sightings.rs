@@ -122,10 +122,8 @@ impl Shared {
         let Ok(epoch) = self.handle.check_writer() else {
             return;
         };
-        let stores = self.links.stores();
-        let known = stores.iter().filter_map(|store| self.seen(*store).cloned());
         let sightings = Sightings {
-            stores: known.collect(),
+            stores: self.known_stores(),
             version: self.new_version(),
         };
         self.sightings = sightings.clone();
@@ -136,6 +134,19 @@ impl Shared {
             self.links
                 .ask(replica, Asker::Sightings, request, self.now, &mut self.out);
         }
+    }
+
+    /// How far each store was seen to be. Where nobody has recorded the members, a store that only earlier owners have
+    /// met may be one, so what they told of it is told on.
+    fn known_stores(&self) -> Vec<Sighting> {
+        let stores = self.links.stores();
+        let known = stores.iter().filter_map(|store| self.seen(*store).cloned());
+        let mut known: Vec<Sighting> = known.collect();
+        if self.membership.is_none() {
+            let told = self.sightings.stores.iter();
+            known.extend(told.filter(|seen| !stores.contains(&seen.store)).cloned());
+        }
+        known
     }
 
     /// A store is away: what it had acknowledged is told before it comes back.

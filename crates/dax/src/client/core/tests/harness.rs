@@ -230,6 +230,13 @@ impl Harness {
             .count()
     }
 
+    /// Whether such a request waits for delivery to a replica.
+    pub fn asked(&self, replica: usize, such: impl Fn(&Request) -> bool) -> bool {
+        self.outbox[replica]
+            .iter()
+            .any(|(_, request)| such(request))
+    }
+
     pub fn start(&mut self, call: Call) -> OpId {
         let op = self.core.start(self.now, call);
         self.collect();

@@ -6,6 +6,7 @@ use super::super::*;
 use super::harness::*;
 use super::peer::Peer;
 use crate::ids::{BlockIndex, FileId, StoreId};
+use crate::sightings::{Sighting, Sightings};
 use crate::storage::{Authority, Lineage, Retention, SyncScope};
 
 #[test]
@@ -311,4 +312,47 @@ fn copies_that_are_damaged_one_after_the_other_are_not_both_lost() {
     }
     let error = reader.result(read).expect("nobody is left").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
+}
+
+/// An owner was told how far r0 was, and had not met it: nobody had recorded that it is a member. What the owner told
+/// next left r0 out, and so it was forgotten everywhere: r0 came back on an old copy of its directory and counted.
+#[test]
+fn what_is_known_of_a_store_that_an_owner_has_not_met_is_told_on() {
+    let mut d = Harness::unrecorded();
+    d.disconnect(0);
+    // As if it had never been met.
+    let mut d = Harness {
+        core: Core::new(config(3), d.core.settings().clone()),
+        ..d
+    };
+    let seen = Sighting {
+        store: d.peers[0].store.unwrap(),
+        run: 1,
+        commit: 78,
+    };
+    let version = Version {
+        epoch: Epoch::NONE,
+        seq: 1,
+    };
+    for peer in &mut d.peers {
+        let stores = vec![seen.clone()];
+        peer.sightings = Sightings { version, stores };
+    }
+    d.connect(1);
+    d.connect(2);
+    d.own();
+    d.write(1, SINGLE, 1);
+    d.finish(Call::Sync(SyncScope::Volume)).unwrap();
+    d.pass(Time::from_millis(20));
+    d.run();
+    for peer in &d.peers[1..] {
+        assert!(peer.sightings.version > version, "it was told anew");
+        assert_eq!(peer.sightings.of(seen.store), Some(&seen));
+    }
+    // Its copy was made at an earlier commit.
+    d.peers[0].position.commit = 23;
+    d.peers[0].start(1001);
+    d.connect(0);
+    d.run();
+    assert!(d.peers[0].rebuilding, "it counts no more");
 }

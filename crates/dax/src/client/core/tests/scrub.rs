@@ -4,6 +4,8 @@ use super::super::*;
 use super::harness::{Harness, SINGLE, byte_of, data, key};
 use super::peer::Peer;
 use crate::error::ErrorKind;
+use crate::ids::ZoneId;
+use crate::membership::{Change, Member};
 use crate::storage::{Authority, ScrubPage, SyncScope};
 
 impl Harness {
@@ -45,6 +47,15 @@ impl Harness {
             self.pass(Time::from_millis(20));
         }
         panic!("the scrub does not end");
+    }
+
+    fn put_record(&mut self) {
+        let put = Call::PutRecord {
+            name: "a".into(),
+            value: Some(Bytes::from("1")),
+            authority: Authority::Owner,
+        };
+        self.finish(put).unwrap();
     }
 
     /// The replica comes back with an empty disk, and is told to begin anew.
@@ -388,4 +399,103 @@ fn copies_of_what_is_removed_meanwhile_wait_for_nobody_who_is_away() {
         d.run();
     }
     assert!(d.result(mend).is_some_and(|result| result.is_ok()));
+}
+
+/// Two of five lost their disks, and the connection to the one whose turn it was broke while its records were read. The
+/// other one took its place in the middle of its turn: it counted again without a write that it had refused.
+#[test]
+fn a_replica_whose_turn_was_cut_short_leaves_nothing_to_the_next_one() {
+    let mut d = Harness::new(5, 3);
+    d.own();
+    d.lose_everything(3);
+    d.lose_everything(4);
+    d.peers[3].full = true;
+    d.write(7, SINGLE, 1);
+    d.finish(Call::Sync(SyncScope::Volume)).unwrap();
+    let pages = d.scrub();
+    assert_eq!(differences(&pages), 0, "the write is on its way to r3");
+    let end = d.start(Call::EndScrub);
+    d.pass(Time::from_millis(20));
+    assert!(d.asked(0, |request| matches!(request, Request::ListRecords { .. })));
+    d.disconnect(4);
+    for _ in 0..5 {
+        d.run();
+        d.pass(Time::from_millis(20));
+    }
+    assert!(d.peers[3].rebuilding, "it lacks what it refused");
+    assert!(d.result(end).is_none());
+    d.peers[3].full = false;
+    for _ in 0..10 {
+        d.pass(Time::from_millis(100));
+        d.run();
+    }
+    assert_eq!(
+        d.result(end).unwrap().unwrap(),
+        Output::Rebuilt(vec![ReplicaId(3)])
+    );
+    assert!(d.peers[3].blocks.contains_key(&(key(7), SINGLE)));
+}
+
+/// The same while records were copied: the next one's turn waited for answers that the one before it owed.
+#[test]
+fn a_scrub_ends_although_records_were_on_their_way_to_one_that_is_away() {
+    let mut d = Harness::new(5, 3);
+    d.own();
+    d.put_record();
+    d.lose_everything(3);
+    d.lose_everything(4);
+    d.scrub();
+    let end = d.start(Call::EndScrub);
+    d.pass(Time::from_millis(20));
+    while !d.asked(4, |request| matches!(request, Request::PutRecord { .. })) {
+        (0..3).for_each(|replica| drop(d.deliver(replica)));
+    }
+    d.disconnect(4);
+    for _ in 0..5 {
+        d.run();
+        d.pass(Time::from_millis(20));
+    }
+    assert_eq!(
+        d.result(end).unwrap().unwrap(),
+        Output::Rebuilt(vec![ReplicaId(3)])
+    );
+    assert_eq!(d.peers[3].records, d.peers[0].records);
+}
+
+/// An exchange read the records, and one of those that they were to be copied to went away meanwhile: the exchange
+/// waited for its answer for ever.
+#[test]
+fn an_exchange_ends_although_a_member_goes_away_while_records_are_read() {
+    let mut d = written();
+    d.put_record();
+    let joins = Member {
+        store: StoreId::new(4).unwrap(),
+        address: "replica3".into(),
+        zone: ZoneId(2),
+    };
+    let change = Change {
+        joining: vec![joins],
+        leaving: vec![StoreId::new(3).unwrap()],
+        sync_replicas: 2,
+        ..Change::default()
+    };
+    d.finish(Call::ChangeMembers(change)).unwrap();
+    d.peers[3].membership = d.core.membership().cloned().map(Box::new);
+    d.peers[3].rebuilding = true;
+    d.connect(3);
+    d.run();
+    d.scrub();
+    assert_eq!(d.end_scrub(), [ReplicaId(3)]);
+    let finish = d.start(Call::FinishChange);
+    let lists = |request: &Request| matches!(request, Request::ListRecords { .. });
+    while !d.asked(1, lists) {
+        (0..4).for_each(|replica| drop(d.deliver(replica)));
+    }
+    d.disconnect(1);
+    for _ in 0..5 {
+        d.run();
+        d.pass(Time::from_millis(20));
+    }
+    assert_eq!(d.result(finish).unwrap().unwrap(), Output::Ended(true));
+    assert_eq!(d.peers[3].records, d.peers[0].records);
 }
