@@ -40,6 +40,16 @@ impl World {
     /// A store may have heard of a newer membership: it counts from the time that somebody keeps it who counts
     /// by the one before.
     pub fn note_members(&mut self) {
+        let keeps = |replica: &Replica| replica.peer.membership.as_ref().map(|m| m.version);
+        if self
+            .replicas
+            .iter()
+            .map(keeps)
+            .eq(self.kept.iter().copied())
+        {
+            return;
+        }
+        self.kept = self.replicas.iter().map(keeps).collect();
         self.forget_lost_members();
         loop {
             let known = self.recorded.as_ref();

@@ -1,13 +1,14 @@
 //! What happened, step by step: always as a hash, so that two runs of a seed can be compared; as text
 //! where somebody wants to read it.
 
-use std::hash::{DefaultHasher, Hasher};
+use std::hash::Hasher;
 
 use crate::client::core::Time;
+use crate::writer::IdHasher;
 
 /// The trace of one schedule.
 pub struct Trace {
-    hash: DefaultHasher,
+    hash: IdHasher,
     print: bool,
     steps: u64,
 }
@@ -16,7 +17,7 @@ impl Trace {
     /// An empty trace; with `print`, steps are printed as they come.
     pub fn new(print: bool) -> Trace {
         Trace {
-            hash: DefaultHasher::new(),
+            hash: IdHasher::default(),
             print,
             steps: 0,
         }

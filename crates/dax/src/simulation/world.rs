@@ -21,7 +21,7 @@ use super::trace::Trace;
 use crate::client::core::tests::peer::{ConnId, Sent};
 use crate::client::core::{Advice, Arrival, Core, CoreConfig, Effect, OpId, Output, Time};
 use crate::error::Result;
-use crate::ids::ReplicaId;
+use crate::ids::{ReplicaId, Version};
 use crate::membership::Membership;
 use crate::storage::VolumeSettings;
 use crate::wire::{Request, Response};
@@ -47,7 +47,7 @@ enum Happening {
     Commit(u8),
     ReplicaBack(u8),
     Connect(ClientId, u8),
-    Welcome(ConnId, Arrival),
+    Welcome(ConnId, Box<Arrival>),
     /// The client notices that its connection is gone.
     Broken(ConnId),
     Tick(ClientId),
@@ -102,6 +102,32 @@ struct Connection {
     held: [Time; 2],
 }
 
+/// All that there have ever been, from number 1 on.
+#[derive(Debug, Default)]
+struct Connections(Vec<Connection>);
+
+impl Connections {
+    fn next(&self) -> ConnId {
+        self.0.len() as ConnId + 1
+    }
+
+    fn add(&mut self, connection: Connection) {
+        self.0.push(connection);
+    }
+
+    fn get(&self, conn: ConnId) -> Option<&Connection> {
+        self.0.get(conn.checked_sub(1)? as usize)
+    }
+
+    fn get_mut(&mut self, conn: ConnId) -> Option<&mut Connection> {
+        self.0.get_mut(conn.checked_sub(1)? as usize)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (ConnId, &Connection)> {
+        (1..).zip(&self.0)
+    }
+}
+
 pub(crate) struct Client {
     pub core: Core,
     pub alive: bool,
@@ -129,8 +155,7 @@ pub(crate) struct World {
     pub replicas: Vec<Replica>,
     pub trace: Trace,
     pub coverage: Coverage,
-    connections: BTreeMap<ConnId, Connection>,
-    next_conn: ConnId,
+    connections: Connections,
     /// How many stores there have been.
     stores: u64,
     /// How many times one of them has started.
@@ -139,8 +164,12 @@ pub(crate) struct World {
     pub unrecorded: Membership,
     /// Who counts, once somebody has.
     pub recorded: Option<Membership>,
+    /// What every replica kept when that was looked for last.
+    pub kept: Vec<Option<Version>>,
     agenda: BinaryHeap<Reverse<Planned>>,
     next: u64,
+    /// Empty, with room.
+    effects: Vec<Effect>,
     endings: Vec<Ending>,
     /// Longest way of a message that nothing holds back.
     delay_us: u64,
@@ -208,14 +237,15 @@ impl World {
             replicas,
             unrecorded,
             recorded: None,
+            kept: Vec::new(),
             stores: u64::from(settings.replicas),
             runs: 1000,
             trace,
             coverage: Coverage::default(),
-            connections: BTreeMap::new(),
-            next_conn: 1,
+            connections: Connections::default(),
             agenda: BinaryHeap::new(),
             next: 0,
+            effects: Vec::new(),
             endings: Vec::new(),
             delay_us,
             commit_us,
@@ -406,8 +436,9 @@ impl World {
         let now = self.now;
         let core = &mut self.clients[client].core;
         let result = run(core, now);
-        let effects: Vec<Effect> = core.effects().collect();
-        for effect in effects {
+        let mut effects = std::mem::take(&mut self.effects);
+        effects.extend(core.effects());
+        for effect in effects.drain(..) {
             match effect {
                 Effect::Send {
                     replica,
@@ -428,6 +459,7 @@ impl World {
                 Effect::Fenced => self.coverage.one("writers that learned of their fence"),
             }
         }
+        self.effects = effects;
         result
     }
 
@@ -452,7 +484,7 @@ impl World {
         let Some(conn) = self.clients[client].links.get(&replica.0).copied() else {
             return;
         };
-        if let Some(connection) = self.connections.get_mut(&conn) {
+        if let Some(connection) = self.connections.get_mut(conn) {
             connection.requests.push_back((id, request));
             self.plan_in(self.delay_us, Happening::ToReplica(conn));
         }
@@ -460,7 +492,7 @@ impl World {
 
     fn reply(&mut self, sent: Vec<Sent>) {
         for (conn, id, response) in sent {
-            if let Some(connection) = self.connections.get_mut(&conn) {
+            if let Some(connection) = self.connections.get_mut(conn) {
                 connection.responses.push_back((id, response));
                 self.plan_in(self.delay_us, Happening::ToClient(conn));
             }
@@ -469,7 +501,7 @@ impl World {
 
     /// When the connection lets the next message of a direction pass; none if never.
     fn passes_at(&self, conn: ConnId, direction: usize) -> Option<Time> {
-        let c = self.connections.get(&conn)?;
+        let c = self.connections.get(conn)?;
         let blocked = self.clients[c.client].blocked[usize::from(c.replica)][direction];
         let paused = match direction {
             0 => Time::ZERO,
@@ -481,7 +513,7 @@ impl World {
 
     fn deliver_request(&mut self, conn: ConnId) {
         let Some(at) = self.passes_at(conn, 0) else {
-            if let Some(c) = self.connections.get_mut(&conn)
+            if let Some(c) = self.connections.get_mut(conn)
                 && !c.requests.is_empty()
             {
                 let lost = c.requests.len() as u64;
@@ -494,7 +526,7 @@ impl World {
         if at > self.now {
             return self.plan(at, Happening::ToReplica(conn));
         }
-        let Some(c) = self.connections.get_mut(&conn) else {
+        let Some(c) = self.connections.get_mut(conn) else {
             return;
         };
         let Some((id, request)) = c.requests.pop_front() else {
@@ -587,7 +619,7 @@ impl World {
 
     fn deliver_response(&mut self, conn: ConnId) {
         let Some(at) = self.passes_at(conn, 1) else {
-            if let Some(c) = self.connections.get_mut(&conn) {
+            if let Some(c) = self.connections.get_mut(conn) {
                 c.responses.clear();
             }
             return;
@@ -595,7 +627,7 @@ impl World {
         if at > self.now {
             return self.plan(at, Happening::ToClient(conn));
         }
-        let Some(c) = self.connections.get_mut(&conn) else {
+        let Some(c) = self.connections.get_mut(conn) else {
             return;
         };
         let (client, replica, open) = (c.client, ReplicaId(c.entry), c.open);
@@ -634,8 +666,7 @@ impl World {
         if !r.up || r.empty {
             return self.plan_in(40_000, Happening::Connect(client, entry));
         }
-        let conn = self.next_conn;
-        self.next_conn += 1;
+        let conn = self.connections.next();
         let arrival = r.peer.welcome(conn);
         let connection = Connection {
             client,
@@ -647,9 +678,9 @@ impl World {
             until: [Time::MAX; 2],
             held: [Time::ZERO; 2],
         };
-        self.connections.insert(conn, connection);
+        self.connections.add(connection);
         self.clients[client].links.insert(entry, conn);
-        self.plan_in(self.delay_us, Happening::Welcome(conn, arrival));
+        self.plan_in(self.delay_us, Happening::Welcome(conn, Box::new(arrival)));
     }
 
     /// A client meets a store that does not know the volume.
@@ -668,14 +699,16 @@ impl World {
         }
     }
 
-    fn welcome(&mut self, conn: ConnId, arrival: Arrival) {
+    fn welcome(&mut self, conn: ConnId, arrival: Box<Arrival>) {
         let Some(at) = self.passes_at(conn, 1) else {
             return;
         };
         if at > self.now {
             return self.plan(at, Happening::Welcome(conn, arrival));
         }
-        let c = &self.connections[&conn];
+        let Some(c) = self.connections.get(conn) else {
+            return;
+        };
         let (client, entry) = (c.client, ReplicaId(c.entry));
         if !c.open || !self.clients[client].alive {
             return;
@@ -696,7 +729,7 @@ impl World {
             return;
         };
         let until = self.now + self.lingering();
-        if let Some(c) = self.connections.get_mut(&conn) {
+        if let Some(c) = self.connections.get_mut(conn) {
             c.open = false;
             c.until[0] = c.until[0].min(until);
             c.responses.clear();
@@ -717,7 +750,7 @@ impl World {
     /// message on.
     fn cut(&mut self, conn: ConnId) {
         let until = [self.now + self.lingering(), self.now + self.micros(3000)];
-        let Some(c) = self.connections.get_mut(&conn).filter(|c| c.open) else {
+        let Some(c) = self.connections.get_mut(conn).filter(|c| c.open) else {
             return;
         };
         for direction in DIRECTIONS {
@@ -727,7 +760,7 @@ impl World {
     }
 
     fn broken(&mut self, conn: ConnId) {
-        let Some(c) = self.connections.get(&conn).filter(|c| c.open) else {
+        let Some(c) = self.connections.get(conn).filter(|c| c.open) else {
             return;
         };
         let (client, replica) = (c.client, c.entry);
@@ -741,7 +774,7 @@ impl World {
         self.note(7, [conn, client as u64, replica.into()], || {
             format!("client {client} notices that replica {replica} is gone")
         });
-        if let Some(c) = self.connections.get_mut(&conn) {
+        if let Some(c) = self.connections.get_mut(conn) {
             c.open = false;
         }
         self.clients[client].links.remove(&replica);
@@ -755,7 +788,7 @@ impl World {
 
     fn any_open(&mut self) -> Option<ConnId> {
         let open = self.connections.iter().filter(|(_, c)| c.open);
-        let open: Vec<ConnId> = open.map(|(conn, _)| *conn).collect();
+        let open: Vec<ConnId> = open.map(|(conn, _)| conn).collect();
         let index = self.below(open.len().max(1) as u64) as usize;
         open.get(index).copied()
     }
@@ -777,7 +810,7 @@ impl World {
         };
         self.note(11, [conn, which, 0], || format!("connection {conn} stalls"));
         self.coverage.one("connections stalled");
-        if let Some(c) = self.connections.get_mut(&conn) {
+        if let Some(c) = self.connections.get_mut(conn) {
             for direction in DIRECTIONS {
                 if which != direction as u64 {
                     c.held[direction] = until;
@@ -818,7 +851,7 @@ impl World {
         self.clients[client].alive = false;
         for conn in std::mem::take(&mut self.clients[client].links).into_values() {
             let until = self.now + self.lingering();
-            if let Some(c) = self.connections.get_mut(&conn) {
+            if let Some(c) = self.connections.get_mut(conn) {
                 c.open = false;
                 c.until[0] = c.until[0].min(until);
             }
@@ -839,7 +872,7 @@ impl World {
         for conn in conns {
             let held = self.now + self.micros(max);
             let slow = self.chance(50);
-            if let Some(c) = self.connections.get_mut(&conn).filter(|_| slow) {
+            if let Some(c) = self.connections.get_mut(conn).filter(|_| slow) {
                 c.held[0] = c.held[0].max(held);
             }
         }
@@ -860,10 +893,10 @@ impl World {
             .connections
             .iter()
             .filter(|(_, c)| c.replica == replica);
-        let conns: Vec<ConnId> = open.map(|(conn, _)| *conn).collect();
+        let conns: Vec<ConnId> = open.map(|(conn, _)| conn).collect();
         for conn in conns {
             self.cut(conn);
-            if let Some(c) = self.connections.get_mut(&conn) {
+            if let Some(c) = self.connections.get_mut(conn) {
                 c.until[0] = Time::ZERO;
             }
         }
@@ -883,7 +916,7 @@ impl World {
                 .flatten()
                 .for_each(|until| *until = (*until).min(now));
         }
-        for connection in self.connections.values_mut() {
+        for connection in &mut self.connections.0 {
             connection.held = [Time::ZERO; 2];
         }
         for replica in &mut self.replicas {

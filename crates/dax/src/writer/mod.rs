@@ -16,6 +16,8 @@ mod syncs;
 pub mod versions;
 
 pub use handle::Handle;
+#[cfg(test)]
+pub(crate) use hash::IdHasher;
 pub use hash::IdMap;
 pub use node_versions::NodeVersions;
 pub use reading::Reading;

@@ -48,9 +48,12 @@ impl ReplicaSet {
     }
     /// In order.
     pub fn iter(self) -> impl Iterator<Item = ReplicaId> {
-        (0..Self::MAX_REPLICAS as u8)
-            .map(ReplicaId)
-            .filter(move |z| self.contains(*z))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let first = (left != 0).then(|| ReplicaId(left.trailing_zeros() as u8))?;
+            left &= left - 1;
+            Some(first)
+        })
     }
 }
 

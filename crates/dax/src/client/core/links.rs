@@ -16,7 +16,7 @@ mod missed;
 mod seats;
 mod writes;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, Version, ZoneId};
 use crate::sightings::{Position, Sighting};
@@ -24,8 +24,8 @@ use crate::storage::{ReplicaStatus, VolumeSettings};
 use crate::wire::Request;
 
 use super::{Asker, Effect, Effects, OpId, Time};
-use crate::writer::ReplicaSet;
 use crate::writer::pending::{Dropped, Seq};
+use crate::writer::{IdMap, ReplicaSet};
 
 /// Bytes of blocks on the way to one replica; the rest waits in the queue.
 const WINDOW_BYTES: usize = 16 << 20;
@@ -101,7 +101,7 @@ pub(crate) struct Link {
     /// How long it was not counted on the last time.
     late_rest: Time,
     last_sent: Seq,
-    asked: HashMap<u64, Asked>,
+    asked: IdMap<u64, Asked>,
     pending_bytes: u64,
     /// Writes given up for this replica because memory was short while it was away.
     missed: BTreeSet<(BlockKey, Generation)>,

@@ -22,8 +22,6 @@ mod sightings;
 mod space;
 mod usage;
 
-use std::collections::HashMap;
-
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -32,6 +30,7 @@ use crate::membership::Membership;
 use crate::sightings::Sightings;
 use crate::storage::{Block, ReplicaStatus, StorageCounters, VolumeSettings};
 use crate::wire::{Request, Response};
+use crate::writer::IdMap;
 
 pub(crate) use calls::{Arrival, Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
 pub(crate) use members::Advice;
@@ -83,7 +82,7 @@ enum Op {
 #[derive(Debug)]
 pub(crate) struct Core {
     shared: Shared,
-    ops: HashMap<OpId, Op>,
+    ops: IdMap<OpId, Op>,
     next_op: u64,
     /// Operations are to be woken, because they have to ask again.
     restarted: bool,
@@ -93,7 +92,7 @@ impl Core {
     pub fn new(config: CoreConfig, settings: VolumeSettings) -> Core {
         Core {
             shared: Shared::new(config, settings),
-            ops: HashMap::new(),
+            ops: IdMap::default(),
             next_op: 1,
             restarted: false,
         }

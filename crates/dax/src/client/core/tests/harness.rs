@@ -1,5 +1,7 @@
 //! A core and its replicas by hand: messages wait until the test lets them go.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 
 use super::super::*;

@@ -448,7 +448,9 @@ fn a_scrub_ends_although_records_were_on_their_way_to_one_that_is_away() {
     let end = d.start(Call::EndScrub);
     d.pass(Time::from_millis(20));
     while !d.asked(4, |request| matches!(request, Request::PutRecord { .. })) {
-        (0..3).for_each(|replica| drop(d.deliver(replica)));
+        (0..3).for_each(|replica| {
+            d.deliver(replica);
+        });
     }
     d.disconnect(4);
     for _ in 0..5 {
@@ -489,7 +491,9 @@ fn an_exchange_ends_although_a_member_goes_away_while_records_are_read() {
     let finish = d.start(Call::FinishChange);
     let lists = |request: &Request| matches!(request, Request::ListRecords { .. });
     while !d.asked(1, lists) {
-        (0..4).for_each(|replica| drop(d.deliver(replica)));
+        (0..4).for_each(|replica| {
+            d.deliver(replica);
+        });
     }
     d.disconnect(1);
     for _ in 0..5 {
