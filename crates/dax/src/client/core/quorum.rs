@@ -224,6 +224,11 @@ impl<R> Round<R> {
         self.waiting
     }
 
+    /// Replicas that could not answer and are asked again later.
+    pub fn resting(&self) -> ReplicaSet {
+        self.resting
+    }
+
     /// Replicas that answered.
     pub fn replied(&self) -> ReplicaSet {
         self.replies.iter().map(|(replica, _)| *replica).collect()

@@ -14,7 +14,7 @@ use crate::ids::{BlockKey, Generation, ReplicaId, Version};
 use crate::storage::Block;
 use crate::wire::{Request, Response, StoredBlock};
 
-use super::quorum::Round;
+use super::quorum::{ReplicaSet, Round};
 use super::shared::Shared;
 use super::{Asker, Event, OpId, Output, unexpected};
 use crate::writer::Reading;
@@ -22,7 +22,7 @@ use crate::writer::Reading;
 #[derive(Debug)]
 pub(super) struct Read {
     read: Reading,
-    /// It is for a copy: what a quorum does not have any more was removed, and nobody needs a copy of it.
+    /// It is for a copy: what nobody who is there has any more was removed, and nobody needs a copy of it.
     is_for_copy: bool,
     round: Round<Option<StoredBlock>>,
 }
@@ -48,8 +48,10 @@ impl Read {
         Read::of(Reading::expecting(key, up_to, version))
     }
 
-    /// A read of what another replica shall have as well. It waits for nobody who is away once a quorum has answered, not
-    /// even if what was written here is not among the answers: it was removed since.
+    /// A read of what another replica shall have as well. Once a quorum has answered it waits for nobody who is away or
+    /// cannot answer, not even if what was written here is not among the answers: what is durable is with one of a
+    /// quorum, so it was removed since. But everybody who is there is asked before that, because more may have been lost
+    /// than the protocol bears.
     pub fn for_copy(key: BlockKey, generation: Generation) -> Read {
         Read {
             is_for_copy: true,
@@ -87,7 +89,8 @@ impl Read {
                 self.round.forget(replica);
                 None
             }
-            Event::Wake | Event::Synced => None,
+            Event::Wake => self.give_up(s),
+            Event::Synced => None,
         };
         if result.is_none() {
             self.round
@@ -189,7 +192,13 @@ impl Read {
         #[cfg(test)]
         let newest = s.distort_newest(&self.round.replies, newest);
         let version = newest.map_or(Version::ZERO, |b| b.version);
-        if let Some(lost) = self.read.is_behind(version) {
+        let behind = self.read.is_behind(version);
+        let is_copy = |block: &StoredBlock| behind.is_none() && block.generation == self.read.up_to;
+        if self.is_for_copy && !newest.is_some_and(is_copy) && !self.others(s).is_empty() {
+            self.round.spread = all.len();
+            return None;
+        }
+        if let Some(lost) = behind {
             if self.is_for_copy {
                 return Some(Ok(None));
             }
@@ -208,13 +217,26 @@ impl Read {
 
     /// A quorum does not have what a sealed image must have, and nobody else can be asked: the image was
     /// let go, or more was lost than the protocol bears. Waiting for the others would hold up a reader
-    /// that lost its claim for as long as they are away.
-    fn give_up(&self, s: &Shared) -> Option<Result<Option<Block>>> {
+    /// that lost its claim for as long as they are away. The same for a copy, of which nobody has anything.
+    fn give_up(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
+        if !s.quorums.is_read(self.round.replied()) || !self.others(s).is_empty() {
+            return None;
+        }
+        if self.is_for_copy {
+            return self.judge(s);
+        }
         let known = self.read.sealed()?;
-        let others = s.links.askable();
-        let others = others.without(self.round.replied().union(self.round.damaged()));
-        let asked = s.quorums.is_read(self.round.replied()) && others.is_empty();
-        asked.then(|| Err(self.lost(known.version)))
+        Some(Err(self.lost(known.version)))
+    }
+
+    /// Who is there and has not said yet what it has; of those who cannot, a copy waits for nobody.
+    fn others(&self, s: &Shared) -> ReplicaSet {
+        let asked = self.round.replied().union(self.round.damaged());
+        let others = s.links.askable().without(asked);
+        match self.is_for_copy {
+            true => others.without(self.round.resting()),
+            false => others,
+        }
     }
 
     fn damaged(&self) -> Error {

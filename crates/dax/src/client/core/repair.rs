@@ -37,6 +37,8 @@ impl Repair {
 
     pub fn on(&mut self, id: OpId, event: Event, s: &mut Shared) -> Option<Result<Output>> {
         match self.read.on(id, event, s)? {
+            // Whoever it is for has heard of its removal already.
+            Ok(_) if s.handle.is_removed(self.key) => Some(Ok(Output::Unit)),
             Ok(Output::Block(Some(block))) if block.generation == self.generation => {
                 s.send_repair(self.replica, self.key, block);
                 Some(Ok(Output::Unit))

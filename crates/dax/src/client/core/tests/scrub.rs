@@ -503,3 +503,50 @@ fn an_exchange_ends_although_a_member_goes_away_while_records_are_read() {
     assert_eq!(d.result(finish).unwrap().unwrap(), Output::Ended(true));
     assert_eq!(d.peers[3].records, d.peers[0].records);
 }
+
+/// Two zones lack a block that only the third one has, which is more than may ever be lost. Its copies were looked for at
+/// those two, who make a quorum, and not at the one that had it: the scrub mended nothing, whoever had written the block.
+#[test]
+fn a_copy_is_taken_from_the_only_one_that_has_it() {
+    for written_by_another in [false, true] {
+        let mut d = written();
+        if written_by_another {
+            let mut next = Harness::new(3, 2);
+            next.peers = std::mem::take(&mut d.peers);
+            let own = Call::OwnEpoch {
+                owner: "b/1".into(),
+            };
+            assert_eq!(next.finish(own).unwrap(), Output::Epoch(Epoch(2)));
+            next.run();
+            d = next;
+        }
+        for peer in &mut d.peers[..2] {
+            peer.blocks.remove(&(key(3), SINGLE));
+        }
+        assert_eq!(differences(&d.scrub()), 2);
+        assert_eq!(d.peers[0].blocks, d.peers[2].blocks);
+        assert_eq!(d.peers[1].blocks, d.peers[2].blocks);
+    }
+}
+
+/// The beginning of a file was given back while one of its blocks was being copied: the zone had heard of that by the
+/// time that the copy arrived, and kept it.
+#[test]
+fn what_was_removed_while_it_was_read_is_not_copied() {
+    let mut d = written();
+    d.peers[2].blocks.remove(&(key(0), SINGLE));
+    let page = d.scrub_page(None);
+    assert_eq!(page.differences.len(), 1);
+    let mend = d.start(Call::Mend(page.differences));
+    d.pass(Time::from_millis(20));
+    let reads = |request: &Request| matches!(request, Request::Read { .. });
+    assert!(d.asked(0, reads) || d.asked(1, reads));
+    let remove = d.start(Call::RemoveBlocksBefore(key(0).file, key(10).block));
+    d.deliver(2);
+    for _ in 0..5 {
+        d.run();
+        d.pass(Time::from_millis(20));
+    }
+    assert!(d.result(mend).is_some() && d.result(remove).is_some());
+    assert!(d.peers[2].blocks.is_empty());
+}
