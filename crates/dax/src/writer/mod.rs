@@ -16,7 +16,7 @@ mod syncs;
 pub mod versions;
 
 pub use handle::Handle;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
 pub(crate) use hash::IdHasher;
 pub use hash::IdMap;
 pub use node_versions::NodeVersions;
