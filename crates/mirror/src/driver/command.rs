@@ -107,7 +107,8 @@ async fn switch_over(hub: &Hub) -> Result<String, String> {
     Ok("{\"handed_over\":true}".to_owned())
 }
 
-fn metrics(hub: &Hub) -> String {
+/// What was counted, as Prometheus reads it.
+pub fn metrics(hub: &Hub) -> String {
     let status = status(hub);
     let counters = &hub.counters;
     let role = match status.role {

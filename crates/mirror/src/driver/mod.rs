@@ -5,6 +5,7 @@ pub mod config;
 mod hub;
 mod member;
 pub mod peer;
+mod rest;
 mod session;
 mod statements;
 mod transfer;
@@ -84,6 +85,10 @@ pub async fn run(
 ) -> Result<(), RunError> {
     let clients = bind(config.listen).await?;
     let peers = bind(config.peer_listen).await?;
+    let checks = match config.rest {
+        Some(address) => Some(bind(address).await?),
+        None => None,
+    };
     let member = Arc::new(Member::new(config.target()?, config.appliers));
     let zones = Arc::new(Zones::new(opener, name.clone()));
     let protection = Protection {
@@ -97,6 +102,9 @@ pub async fn run(
     tokio::spawn(watch_member(hub.clone()));
     tokio::spawn(transfer::watch(hub.clone()));
     tokio::spawn(peer::listen(hub.clone(), peers));
+    if let Some(checks) = checks {
+        tokio::spawn(rest::serve(hub.clone(), checks));
+    }
     if hub.config.first {
         tokio::spawn(peer::dial(hub.clone()));
     }

@@ -12,6 +12,7 @@ use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
 use mirror::driver::{Open, Status, Verdict, run};
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 use tokio_postgres::{Client, NoTls};
 
 use crate::server::{Server, free_port};
@@ -31,6 +32,7 @@ pub struct Side {
     listen: SocketAddr,
     peer_listen: SocketAddr,
     manager: Option<Runtime>,
+    ends: Option<oneshot::Sender<()>>,
 }
 
 pub struct Site {
@@ -59,6 +61,7 @@ fn side(prepare: &impl Fn(&mut Server)) -> Side {
         listen: address(),
         peer_listen: address(),
         manager: None,
+        ends: None,
     }
 }
 
@@ -106,18 +109,32 @@ impl Site {
         let opener = Box::new(Memory(self.cluster.clone()));
         let name = NodeName::new(format!("m{at}")).expect("valid");
         let runtime = Runtime::new().expect("threads");
+        let (ends, asked) = oneshot::channel();
         runtime.spawn(async move {
-            if let Err(error) = run(config, name, opener, None, std::future::pending()).await {
+            let asked = async move {
+                if asked.await.is_err() {
+                    std::future::pending().await
+                }
+            };
+            if let Err(error) = run(config, name, opener, None, asked).await {
                 panic!("the manager does not run: {error}");
             }
         });
         self.sides[at].manager = Some(runtime);
+        self.sides[at].ends = Some(ends);
     }
 
     /// A manager is gone, as if it was killed.
     pub fn kill_manager(&mut self, at: usize) {
         if let Some(runtime) = self.sides[at].manager.take() {
             runtime.shutdown_timeout(Duration::from_millis(100));
+        }
+    }
+
+    /// A manager is asked to end, and has time to.
+    pub fn end_manager(&mut self, at: usize) {
+        if let Some(ends) = self.sides[at].ends.take() {
+            ends.send(()).expect("it runs");
         }
     }
 

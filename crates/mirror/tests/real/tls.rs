@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use mirror::driver::peer::Question;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use crate::server::psql;
 use crate::site::Site;
@@ -31,7 +31,11 @@ fn both_ways_are_encrypted_and_clients_bind_to_the_manager() {
     let key = KeyPair::generate().expect("a key");
     let authority = CertifiedIssuer::self_signed(params, key).expect("a certificate");
     let key = KeyPair::generate().expect("a key");
-    let params = CertificateParams::new(["127.0.0.1".to_owned()]).expect("a name");
+    let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).expect("a name");
+    // OpenSSL takes a certificate for its own authority's that has the same name.
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "manager");
     let certificate = params.signed_by(&key, &authority).expect("a certificate");
     let directory = tempfile::tempdir().expect("a directory");
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("ours");

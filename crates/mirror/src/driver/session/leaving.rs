@@ -57,7 +57,7 @@ impl Session {
         if self.secret.is_none() {
             return Err(self.send_back(&belongings).await?);
         }
-        let mut is_here = true;
+        let mut is_here = !self.server.is_gone();
         loop {
             match self.find_place(&belongings).await? {
                 // Its session here has waited.

@@ -27,11 +27,13 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bytes::BytesMut;
 use proxy::core::frame::{self, Refusal};
 use proxy::core::session::Keeps;
 use proxy::core::sql::Effect;
+use proxy::driver::socket::Socket;
 use tokio::sync::watch;
 
 use super::hub::{Hub, Inside};
@@ -49,6 +51,9 @@ pub use visit::visit;
 
 /// What a client is sent is written when it is so much.
 const PENDING_BYTES: usize = 64 << 10;
+
+/// A manager notices within this time that its member is lost.
+const LOSS_NOTICED: Duration = Duration::from_secs(5);
 
 /// Why a session ends.
 #[derive(Debug)]
@@ -178,8 +183,10 @@ impl Session {
             message = self.client.receive() => message.map_err(|_| End::Terminated)?,
             gone = gone(&mut self.serving) => return Err(if is_between { End::Leaves } else { gone }),
             more = self.server.read() => {
-                more?;
-                return self.pass_unasked().await;
+                return match more.map_err(End::Lost).and_then(|()| self.pass_unasked()) {
+                    Err(End::Lost(error)) if is_between => self.lose_server(error).await,
+                    passed => passed,
+                };
             }
         };
         if is_between && !self.begin().await {
@@ -207,16 +214,20 @@ impl Session {
 
     /// Begins something, as soon as it may; not if this manager stops being primary before that.
     async fn begin(&mut self) -> bool {
-        let mut gate = self.hub.gate();
+        let mut gate = None;
         loop {
             if self.serving.borrow().is_none() {
                 return false;
             }
-            gate.mark_unchanged();
             if let Some(inside) = self.hub.enter_gate() {
                 self.inside = Some(inside);
                 return true;
             }
+            // It may have opened before it is watched.
+            let Some(gate) = &mut gate else {
+                gate = Some(self.hub.gate());
+                continue;
+            };
             tokio::select! {
                 _ = gone(&mut self.serving) => return false,
                 _ = gate.changed() => {}
@@ -251,15 +262,28 @@ impl Session {
     }
 
     /// Passes on what the member says without having been asked: notifications, and its end.
-    async fn pass_unasked(&mut self) -> Result<()> {
+    fn pass_unasked(&mut self) -> Result<()> {
         while let Some((_, len)) = frame::head(&self.server.input).map_err(io::Error::other)? {
             if self.server.input.len() < len {
                 break;
             }
             let message = self.server.input.split_to(len);
+            if message[0] == b'E' {
+                return Err(WireError::Said(Box::new(Said::read(message))).into());
+            }
             self.client.output.extend_from_slice(&message);
         }
         Ok(())
+    }
+
+    /// The member has ended a session with nothing under way. Most likely it is lost itself: then somebody else becomes primary,
+    /// and the session goes on there.
+    async fn lose_server(&mut self, error: io::Error) -> Result<()> {
+        self.server = Wire::new(Socket::Gone);
+        match tokio::time::timeout(LOSS_NOTICED, gone(&mut self.serving)).await {
+            Ok(_) => Err(End::Leaves),
+            Err(_) => Err(End::Lost(error)),
+        }
     }
 
     /// What is known of the catalog.
