@@ -75,7 +75,7 @@ pub(super) struct Open {
 #[expect(dead_code, reason = "what is kept here lives as long as the way")]
 enum Behind {
     Stock(Stock),
-    Pool(Process, [Stock; 2]),
+    Pool(Process, Box<[Stock; 2]>),
     Mirror(Box<Mirror>),
 }
 
@@ -105,7 +105,7 @@ impl Open {
                     way,
                     filled: servers.iter().map(database).collect(),
                     server,
-                    behind: Behind::Pool(pool, servers),
+                    behind: Behind::Pool(pool, Box::new(servers)),
                 })
             }
             Way::Manager | Way::Logged | Way::Both => {

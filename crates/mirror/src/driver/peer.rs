@@ -178,7 +178,9 @@ async fn receive(hub: &Arc<Hub>, mut stream: Socket) -> io::Result<()> {
 async fn link(hub: &Arc<Hub>, stream: Socket) {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let (sender, mut messages) = mpsc::unbounded_channel();
-    hub.peer.lock().replace(sender.clone());
+    // Nobody else keeps it: a connection that is replaced has nothing more to send, and ends.
+    let own = sender.downgrade();
+    hub.peer.lock().replace(sender);
     hub.act(|manager, out| manager.peer_lost(out));
     tracing::info!("connected to the other manager");
     let writing = async {
@@ -207,11 +209,12 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
         () = writing => {}
         () = reading => {}
     }
-    let is_ours = hub
-        .peer
-        .lock()
-        .take_if(|current| current.same_channel(&sender))
-        .is_some();
+    let is_ours = own.upgrade().is_some_and(|own| {
+        let mut current = hub.peer.lock();
+        current
+            .take_if(|current| current.same_channel(&own))
+            .is_some()
+    });
     if is_ours {
         tracing::info!("the connection to the other manager is broken");
         hub.act(|manager, out| manager.peer_lost(out));

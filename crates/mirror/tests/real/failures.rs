@@ -1,5 +1,7 @@
 //! Managers and members that are lost under load: nothing is lost, nothing is done twice, and the members are equal.
 
+use std::io::Write;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -225,4 +227,23 @@ fn a_member_that_differs_is_found_and_made_anew() {
     });
     site.settle();
     site.must_be_equal();
+}
+
+/// A manager stood still while the other one connected to it again and again. When it went on it took the connections in any
+/// order, and one that was over already replaced the one that stood: what it had to say went nowhere, and it never followed.
+#[test]
+fn a_connection_that_comes_and_goes_does_not_silence_the_one_that_stands() {
+    let site = Site::start("");
+    let load = begin(&site);
+    for _ in 0..5 {
+        let standby = 1 - site.who_serves();
+        let mut stray = TcpStream::connect(site.peer_address(standby)).expect("it listens");
+        // A packet's length, and the first of all packets: a link.
+        stray.write_all(&[1, 0, 0, 0, 0]).expect("it is read");
+        pause();
+        drop(stray);
+        pause();
+        site.settle();
+    }
+    load.judge(&site);
 }

@@ -124,6 +124,11 @@ impl Site {
         self.sides[at].ends = Some(ends);
     }
 
+    /// Where a manager listens for the other one.
+    pub fn peer_address(&self, at: usize) -> SocketAddr {
+        self.sides[at].peer_listen
+    }
+
     /// A manager is gone, as if it was killed.
     pub fn kill_manager(&mut self, at: usize) {
         if let Some(runtime) = self.sides[at].manager.take() {

@@ -24,7 +24,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// Where a session goes on.
 enum Place {
     Here,
-    There(There),
+    There(Box<There>),
 }
 
 /// A session that goes on at the other manager.
@@ -91,7 +91,7 @@ impl Session {
                 _ = serving.changed() => continue,
             };
             match visited {
-                Ok(Ok(there)) => return Ok(Place::There(there)),
+                Ok(Ok(there)) => return Ok(Place::There(Box::new(there))),
                 Ok(Err(Turned::Away(end))) => return Err(end),
                 Ok(Err(Turned::Not(why))) => last = why,
                 Err(_) => {}
