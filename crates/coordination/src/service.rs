@@ -1,4 +1,4 @@
-//! Tells the service manager that a process is ready: one datagram, as sd_notify(3) describes it.
+//! Tells the service manager that a process is ready, or which one is the main process: one datagram, as sd_notify(3) describes it.
 //!
 //! Nothing depends on it: without a service manager that wants to know, nothing is sent.
 
@@ -10,11 +10,20 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// The process does what it is there for from now on.
 pub fn ready() {
+    tell("READY=1");
+}
+
+/// Another process of the service does it from now on: this one may end.
+pub fn main_process_is(pid: u32) {
+    tell(&format!("MAINPID={pid}"));
+}
+
+fn tell(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
     };
-    if let Err(error) = notify(&socket, b"READY=1") {
-        tracing::warn!(%error, "cannot tell the service manager that this is ready");
+    if let Err(error) = notify(&socket, state.as_bytes()) {
+        tracing::warn!(%error, state, "cannot tell the service manager");
     }
 }
 

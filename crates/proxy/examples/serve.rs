@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mimalloc::MiMalloc;
 use proxy::config::Config;
 use proxy::driver::file_source::FileSource;
-use proxy::driver::{Proxy, serve};
+use proxy::driver::{Predecessor, Proxy, serve};
 
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
@@ -33,13 +33,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .build()?
     };
     runtime.block_on(async {
+        let predecessor = Predecessor::meet().await?;
         let source = Arc::new(FileSource::new(file, &config)?);
         let proxy = Proxy::new(config, source, None)?;
+        proxy.allow_restart();
         let interrupted = async {
             // Without the signal it serves until it is killed.
             let _ = tokio::signal::ctrl_c().await;
         };
-        serve(proxy, interrupted).await?;
+        serve(proxy, predecessor, interrupted).await?;
         Ok(())
     })
 }

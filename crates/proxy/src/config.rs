@@ -204,6 +204,9 @@ pub struct Config {
     /// How long transactions may go on when the proxy shuts down.
     #[serde(with = "humantime_serde", default = "default_shutdown_timeout")]
     pub shutdown_timeout: Duration,
+    /// How long clients that cannot be handed over may stay when another process takes this one's place.
+    #[serde(with = "humantime_serde", default = "default_handover_timeout")]
+    pub handover_timeout: Duration,
     /// How clients prove who they are.
     #[serde(default)]
     pub auth: Auth,
@@ -324,6 +327,10 @@ fn default_login_timeout() -> Duration {
 
 fn default_shutdown_timeout() -> Duration {
     Duration::from_secs(30)
+}
+
+fn default_handover_timeout() -> Duration {
+    Duration::from_secs(30 * 60)
 }
 
 fn default_admin_users() -> Vec<String> {

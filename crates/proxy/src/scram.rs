@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::{Buf, BytesMut};
 use hmac::{Hmac, KeyInit, Mac};
 use postgres_protocol::message::frontend;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroize;
 
@@ -112,7 +113,7 @@ pub struct Verifier {
 }
 
 /// With these a server is told that we know a password.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keys {
     client_key: Key,
     server_key: Key,

@@ -37,12 +37,16 @@ pub enum Flaw {
     CallsAreProof,
     /// A transaction is begun again where it was interrupted, without what it did before.
     ReplayForgotten,
+    /// A session leaves for another process although its transaction is open.
+    LeavesInTransaction,
+    /// What a session has seen does not go along to another process.
+    SeenLeftBehind,
 }
 
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 16] = [
+    pub const ALL: [Flaw; 18] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::AnswersNotCompared,
@@ -59,5 +63,7 @@ impl Flaw {
         Flaw::CatalogBelieved,
         Flaw::CallsAreProof,
         Flaw::ReplayForgotten,
+        Flaw::LeavesInTransaction,
+        Flaw::SeenLeftBehind,
     ];
 }

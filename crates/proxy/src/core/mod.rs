@@ -5,6 +5,7 @@
 
 mod flaw;
 pub mod frame;
+pub mod handover;
 pub mod outcome;
 pub mod session;
 pub mod settings;

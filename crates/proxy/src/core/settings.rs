@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 /// A change of a setting that outlives its transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
@@ -22,14 +24,14 @@ pub enum Change {
     ResetAll,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Setting {
     statement: Box<str>,
     value: Option<Box<str>>,
 }
 
 /// The settings that differ from what a new connection of this user to this database has.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings(BTreeMap<Box<str>, Setting>);
 
 /// Whom the session is taken for. Whatever changes it takes the role away.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dax::ids::Epoch;
+use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
 use super::outcome::Horizon;
@@ -18,7 +19,7 @@ pub type Address = Arc<str>;
 pub type NodeName = Arc<str>;
 
 /// One run of a server, from its start to its end: when its postmaster started, in microseconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerRun(pub i64);
 
 /// What is known of a standby.

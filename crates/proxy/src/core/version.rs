@@ -6,6 +6,7 @@
 
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
 use super::topology::{NodeName, ServerRun, Standby, Topology};
@@ -60,14 +61,14 @@ pub fn parse_lsn(text: &str) -> Option<Lsn> {
 }
 
 /// What a session has seen.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     /// It has seen everything up to here, and what else it has seen is described by the other two.
     floor: Lsn,
     /// It was on the active since: nobody knows how far that was, but the active does.
     was_on_active: bool,
     /// The standby that it read on since, and which run of its server.
-    last: Option<(NodeName, Option<ServerRun>)>,
+    last: Option<(Box<str>, Option<ServerRun>)>,
 }
 
 /// What a read needs to know before it can go to a standby.
@@ -90,7 +91,7 @@ impl Seen {
 
     /// The session has read on this `run` of `standby`.
     pub fn on_standby(&mut self, standby: &NodeName, run: Option<ServerRun>) {
-        self.last = Some((standby.clone(), run));
+        self.last = Some(((&**standby).into(), run));
     }
 
     /// Whether it has read on a standby, and since then seen nothing that the active has vouched for.
@@ -111,7 +112,7 @@ impl Seen {
             ReadMode::Active | ReadMode::Strong => Required::Position,
             ReadMode::Session if self.was_on_active => Required::Position,
             ReadMode::Session => match &self.last {
-                Some((standby, _)) if least <= self.floor => Required::Same(standby.clone()),
+                Some((standby, _)) if least <= self.floor => Required::Same((&**standby).into()),
                 Some(_) => Required::Position,
                 None => Required::At(self.floor.max(least)),
             },
@@ -121,7 +122,9 @@ impl Seen {
 
     /// Whether this is the run of the server that the session read on last.
     pub fn is_same_run(&self, standby: &NodeName, run: Option<ServerRun>) -> bool {
-        let is_it = |(name, last): &(NodeName, Option<ServerRun>)| name == standby && *last == run;
+        let is_it = |(name, last): &(Box<str>, Option<ServerRun>)| {
+            **name == **standby && *last == run
+        };
         run.is_some() && self.last.as_ref().is_some_and(is_it)
     }
 }

@@ -22,7 +22,7 @@ pub const DATABASE: &str = "understudy";
 /// An operator's message cannot be longer.
 const MESSAGE_BYTES: usize = 64 << 10;
 
-const HELP: &str = "SHOW POOLS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, KILL id";
+const HELP: &str = "SHOW POOLS|CLIENTS|SERVERS|STATS|CLUSTER|CONFIG|VERSION, PAUSE, RESUME, RECONNECT, RELOAD, RESTART, KILL id";
 
 /// An answer: a table, or a word.
 enum Answer {
@@ -38,7 +38,14 @@ pub async fn serve(proxy: Arc<Proxy>, mut socket: Socket, mut input: BytesMut, m
         }
         match frame::take(&mut input, MESSAGE_BYTES) {
             Ok(Some(message)) => match message[0] {
-                b'Q' => answer(&proxy, &message, &mut out),
+                b'Q' => {
+                    // It is answered before the process ends.
+                    let _guest = proxy.handover.guest();
+                    answer(&proxy, &message, &mut out).await;
+                    if socket.drain(&mut out).await.is_err() {
+                        return;
+                    }
+                }
                 b'X' => return,
                 _ => extended(message[0], &mut out),
             },
@@ -61,10 +68,14 @@ fn extended(tag: u8, out: &mut BytesMut) {
     }
 }
 
-fn answer(proxy: &Proxy, message: &[u8], out: &mut BytesMut) {
+async fn answer(proxy: &Proxy, message: &[u8], out: &mut BytesMut) {
     let text = frame::name(frame::body(message)).map_or("", |(text, _)| text);
     for statement in text.split(';').map(str::trim).filter(|one| !one.is_empty()) {
-        match execute(proxy, statement) {
+        let answered = match statement.eq_ignore_ascii_case("RESTART") {
+            true => restart(proxy).await,
+            false => execute(proxy, statement),
+        };
+        match answered {
             Ok(Answer::Table(columns, rows)) => {
                 frame::put_table(out, columns, &rows);
                 frame::put_complete(out, "SHOW");
@@ -133,6 +144,14 @@ fn reload(proxy: &Proxy) -> Result<Answer, Refusal> {
     }
     let rows = waits.iter().map(|key| vec![(*key).to_owned()]);
     Ok(Answer::Table(&["waits for the next start"], rows.collect()))
+}
+
+async fn restart(proxy: &Proxy) -> Result<Answer, Refusal> {
+    let restarted = proxy.restart().await;
+    restarted.map(|()| Answer::Done("RESTART")).map_err(|error| {
+        let why = error.source().map_or_else(String::new, ToString::to_string);
+        Refusal::error("55000", error.to_string()).detail(why)
+    })
 }
 
 fn kill(proxy: &Proxy, id: &str) -> Result<Answer, Refusal> {

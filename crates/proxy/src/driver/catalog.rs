@@ -145,6 +145,15 @@ impl Catalogs {
         functions
     }
 
+    /// The same without waiting: functions are taken for volatile until they are known.
+    pub fn now(&self, database: &str) -> Functions {
+        let (functions, _, is_old) = self.look(database, VALID);
+        if is_old {
+            self.learn(database, &functions);
+        }
+        functions
+    }
+
     /// What is known of the functions of a database is wrong.
     pub fn learn_again(&self, database: &str) {
         let (functions, _, is_old) = self.look(database, LEARN_EVERY);

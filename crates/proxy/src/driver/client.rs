@@ -18,7 +18,8 @@ use crate::core::sql::Volatile;
 use crate::core::topology::Topology;
 
 use super::catalog::Functions;
-use super::handle::{BEGINNING, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING};
+use super::handle::{BEGINNING, HANDOVER, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING};
+use super::handover::{ClientParcel, Leaving, Plain, ServerParcel, Sockets, write};
 use super::pool::{Held, Place, Pool};
 use super::socket::Socket;
 use super::{Proxy, Settings};
@@ -59,11 +60,21 @@ pub struct Client {
     acquiring: Option<Acquiring>,
     position: Option<oneshot::Receiver<Option<Lsn>>>,
     timer: Option<Pin<Box<Sleep>>>,
-    look: Option<Pin<Box<Sleep>>>,
+    looks: Option<Pin<Box<Sleep>>>,
     /// What of the session's counts is in the totals.
     counted: Counts,
     is_closing: bool,
     is_shutting_down: bool,
+    /// Another process takes it over when it is between two transactions.
+    is_leaving: bool,
+}
+
+/// Why a client's task comes to rest.
+enum Rest {
+    /// Either side has ended it.
+    Ended,
+    /// It can leave for another process.
+    CanLeave,
 }
 
 impl Client {
@@ -100,15 +111,27 @@ impl Client {
             acquiring: None,
             position: None,
             timer: None,
-            look: None,
+            looks: None,
             counted: Counts::default(),
             is_closing: false,
             is_shutting_down: false,
+            is_leaving: false,
         };
         if let Some(held) = held {
             client.begin_with(held);
         }
+        client.hear_of_handover();
         client
+    }
+
+    /// Goes on with the connection that its session has in hand already.
+    pub fn go_on_with(&mut self, held: Held) {
+        self.hold(held);
+    }
+
+    /// It is served elsewhere after all.
+    pub fn forget(self) {
+        self.proxy.handles.leave(&self.handle);
     }
 
     /// Begins with this connection in hand.
@@ -120,25 +143,32 @@ impl Client {
     }
 
     /// Serves the client until either side ends it.
-    pub async fn run(mut self) {
-        poll_fn(|wake| self.poll_run(wake)).await;
+    pub async fn run(mut self: Box<Self>) {
+        while let Rest::CanLeave = poll_fn(|wake| self.poll_run(wake)).await {
+            if self.leave().await {
+                break;
+            }
+        }
         self.count();
         self.handle.runs_on(None);
         self.proxy.handles.leave(&self.handle);
     }
 
-    fn poll_run(&mut self, wake: &mut Wake<'_>) -> Poll<()> {
+    fn poll_run(&mut self, wake: &mut Wake<'_>) -> Poll<Rest> {
         loop {
             if self.poll_writes(wake).is_err() {
-                return Poll::Ready(());
+                return Poll::Ready(Rest::Ended);
             }
             if self.is_closing {
                 // Its last words leave with what the socket takes.
                 return if self.out.client.is_empty() && !self.socket.has_unsent() {
-                    Poll::Ready(())
+                    Poll::Ready(Rest::Ended)
                 } else {
                     Poll::Pending
                 };
+            }
+            if self.is_leaving && self.can_leave_now() {
+                return Poll::Ready(Rest::CanLeave);
             }
             if self.take_input() || self.poll_server(wake) {
                 continue;
@@ -146,7 +176,7 @@ impl Client {
             match self.poll_client(wake) {
                 Ok(true) => continue,
                 Ok(false) => {}
-                Err(()) => return Poll::Ready(()),
+                Err(()) => return Poll::Ready(Rest::Ended),
             }
             if self.poll_others(wake) {
                 continue;
@@ -268,12 +298,12 @@ impl Client {
             has_moved = true;
             self.with(|session, cx, out| session.woken(cx, out));
         }
-        if poll_timer(&mut self.look, wake) {
+        if poll_timer(&mut self.looks, wake) {
             has_moved = true;
             self.with(|session, cx, out| session.news(cx, out));
         }
-        if self.session.waits_for_version() && self.look.is_none() {
-            self.look = Some(Box::pin(tokio::time::sleep(LOOK_AGAIN)));
+        if self.session.waits_for_version() && self.looks.is_none() {
+            self.looks = Some(Box::pin(tokio::time::sleep(LOOK_AGAIN)));
             has_moved = true;
         }
         let pokes = self.handle.take_pokes(wake);
@@ -288,6 +318,9 @@ impl Client {
         if pokes & NEWS != 0 {
             self.with(|session, cx, out| session.news(cx, out));
         }
+        if pokes & HANDOVER != 0 {
+            self.hear_of_handover();
+        }
         self.is_shutting_down |= pokes & SHUTDOWN != 0;
         if pokes & KILL != 0 {
             let refusal =
@@ -298,6 +331,109 @@ impl Client {
                 .hint("Connect again, to another proxy.");
             self.with(|session, _, out| session.close(&refusal, out));
         }
+    }
+
+    /// If another process takes clients over, this one is to leave.
+    fn hear_of_handover(&mut self) {
+        if let Some(number) = self.proxy.handover.number() {
+            self.is_leaving = self.can_leave_at_all();
+            self.handle.has_heard(number, !self.is_leaving);
+        }
+    }
+
+    /// What TLS knows of a connection stays in its process; and a session may have something that only an encrypted
+    /// connection to a server has.
+    fn can_leave_at_all(&self) -> bool {
+        let is_to_server = |held: &Held| held.conn.socket.is_encrypted();
+        let is_kept = self.held.as_ref().is_some_and(is_to_server);
+        !(self.socket.is_encrypted() || is_kept && self.session.needs_its_connection())
+    }
+
+    /// Whether it is between two transactions, and nothing is on its way to or from a server.
+    fn can_leave_now(&self) -> bool {
+        let is_quiet = |held: &Held| held.conn.is_quiet();
+        let is_at_rest = self.acquiring.is_none()
+            && self.position.is_none()
+            && self.parked.is_none()
+            && self.out.server.is_empty()
+            && self.held.as_ref().is_none_or(is_quiet);
+        is_at_rest && self.look(Session::may_leave)
+    }
+
+    /// Leaves for another process. Whether that has taken it.
+    async fn leave(&mut self) -> bool {
+        self.is_leaving = self.can_leave_at_all();
+        if !self.is_leaving {
+            return false;
+        }
+        let is_plain = |held: &Held| !held.conn.socket.is_encrypted();
+        let goes_along = self.held.as_ref().is_some_and(is_plain);
+        let parcel = write(&self.parcel(goes_along));
+        let Ok(sockets) = self.take_sockets(goes_along) else {
+            return true;
+        };
+        let (answer, answered) = oneshot::channel();
+        self.proxy.handover.leave(Leaving {
+            id: self.handle.id,
+            parcel,
+            sockets,
+            answer,
+        });
+        match answered.await.ok().flatten() {
+            Some(back) => {
+                self.is_leaving = false;
+                // A socket that cannot be taken back is as good as closed.
+                self.return_sockets(back).is_err()
+            }
+            None => {
+                if let Some(held) = self.held.take().filter(|_| !goes_along) {
+                    held.conn.close();
+                }
+                true
+            }
+        }
+    }
+
+    /// What describes it.
+    fn parcel(&self, goes_along: bool) -> ClientParcel {
+        let held = self.held.as_ref().filter(|_| goes_along);
+        ClientParcel {
+            id: self.handle.id,
+            secret: self.handle.secret().to_vec(),
+            peer: self.handle.peer,
+            age_s: self.handle.since.elapsed().as_secs(),
+            units: self.session.counts().units,
+            login: self.pool.login(),
+            input: self.input.to_vec(),
+            output: self.out.client.to_vec(),
+            session: self.look(|session, cx| session.pack(cx, goes_along)),
+            server: held.map(|held| ServerParcel::of(&held.conn)),
+        }
+    }
+
+    fn take_sockets(&mut self, goes_along: bool) -> std::io::Result<Sockets> {
+        let take = |socket: &mut Socket| Plain::of(std::mem::replace(socket, Socket::Gone));
+        let held = self.held.as_mut().filter(|_| goes_along);
+        Ok(Sockets {
+            server: held.map(|held| take(&mut held.conn.socket)).transpose()?,
+            client: take(&mut self.socket)?,
+        })
+    }
+
+    fn return_sockets(&mut self, sockets: Sockets) -> std::io::Result<()> {
+        self.socket = sockets.client.into_socket()?;
+        if let (Some(held), Some(server)) = (&mut self.held, sockets.server) {
+            held.conn.socket = server.into_socket()?;
+        }
+        Ok(())
+    }
+
+    /// Asks the session something.
+    fn look<T>(&self, ask: impl FnOnce(&Session, &Context<'_>) -> T) -> T {
+        let topology = self.proxy.cluster.topology();
+        let volatile = self.functions.read().clone();
+        let settings = self.proxy.settings();
+        ask(&self.session, &context(&self.proxy, &settings, &volatile, &topology))
     }
 
     fn lose_server(&mut self) {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -17,6 +17,8 @@ pub const NEWS: u32 = 1;
 pub const SHUTDOWN: u32 = 2;
 /// The operator ends this client's connection.
 pub const KILL: u32 = 4;
+/// Another process takes clients over.
+pub const HANDOVER: u32 = 8;
 
 /// A statement of which server can be cancelled, and how.
 pub type CancelTarget = (Arc<str>, (i32, i32));
@@ -39,6 +41,10 @@ pub struct Handle {
     pub state: AtomicU32,
     /// Units answered.
     pub units: AtomicU64,
+    /// The hand-over in which it was asked to leave last.
+    heard: AtomicU32,
+    /// It cannot leave.
+    stays: AtomicBool,
     waker: AtomicWaker,
     pokes: AtomicU32,
     running_on: Mutex<Option<CancelTarget>>,
@@ -56,6 +62,25 @@ pub const WAITING: u32 = 2;
 pub const BEGINNING: u32 = 3;
 
 impl Handle {
+    fn new(arriving: Arriving) -> Handle {
+        let now = Instant::now();
+        Handle {
+            id: arriving.id,
+            secret: arriving.secret.into(),
+            user: arriving.user,
+            database: arriving.database,
+            peer: arriving.peer,
+            since: now.checked_sub(arriving.age).unwrap_or(now),
+            state: AtomicU32::new(0),
+            units: AtomicU64::new(arriving.units),
+            heard: AtomicU32::new(0),
+            stays: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+            pokes: AtomicU32::new(0),
+            running_on: Mutex::new(None),
+        }
+    }
+
     /// Tells the client's task of something.
     pub fn poke(&self, what: u32) {
         self.pokes.fetch_or(what, Ordering::AcqRel);
@@ -73,10 +98,34 @@ impl Handle {
         *self.running_on.lock() = target;
     }
 
+    /// It was asked to leave in this hand-over, and can, or cannot.
+    pub fn has_heard(&self, handover: u32, stays: bool) {
+        self.stays.store(stays, Ordering::Release);
+        self.heard.store(handover, Ordering::Release);
+    }
+
     /// What a client needs to cancel a statement.
     pub fn secret(&self) -> &[u8] {
         &self.secret
     }
+}
+
+/// A client of another process.
+pub struct Arriving {
+    /// Its number.
+    pub id: u32,
+    /// What proves its cancel requests.
+    pub secret: Vec<u8>,
+    /// The role.
+    pub user: String,
+    /// The database.
+    pub database: String,
+    /// Where it comes from.
+    pub peer: Option<IpAddr>,
+    /// Since how long.
+    pub age: Duration,
+    /// Units answered.
+    pub units: u64,
 }
 
 /// All clients.
@@ -97,21 +146,60 @@ impl Handles {
     ) -> Result<Arc<Handle>, getrandom::Error> {
         let mut secret = vec![0; secret_bytes];
         getrandom::fill(&mut secret)?;
-        let handle = Arc::new(Handle {
-            id: self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1),
-            secret: secret.into(),
+        let mut handle = Handle::new(Arriving {
+            id: 0,
+            secret,
             user: user.to_owned(),
             database: database.to_owned(),
             peer,
-            since: Instant::now(),
-            state: AtomicU32::new(0),
-            units: AtomicU64::new(0),
-            waker: AtomicWaker::new(),
-            pokes: AtomicU32::new(0),
-            running_on: Mutex::new(None),
+            age: Duration::ZERO,
+            units: 0,
         });
-        self.by_id.lock().insert(handle.id, handle.clone());
+        let mut by_id = self.by_id.lock();
+        loop {
+            handle.id = self.last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            if !by_id.contains_key(&handle.id) {
+                break;
+            }
+        }
+        let handle = Arc::new(handle);
+        by_id.insert(handle.id, handle.clone());
         Ok(handle)
+    }
+
+    /// A client that keeps its number; `None` if somebody has it.
+    pub fn adopt(&self, arriving: Arriving) -> Option<Arc<Handle>> {
+        let mut by_id = self.by_id.lock();
+        if by_id.contains_key(&arriving.id) {
+            return None;
+        }
+        let handle = Arc::new(Handle::new(arriving));
+        by_id.insert(handle.id, handle.clone());
+        Some(handle)
+    }
+
+    /// The number that was given last.
+    pub fn last_id(&self) -> u32 {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    /// The next client gets a number behind this one.
+    pub fn begin_at(&self, last: u32) {
+        self.last.store(last, Ordering::Relaxed);
+    }
+
+    /// Whether everybody was asked to leave in this hand-over.
+    pub fn have_heard(&self, handover: u32) -> bool {
+        let by_id = self.by_id.lock();
+        let mut all = by_id.values();
+        all.all(|handle| handle.heard.load(Ordering::Acquire) == handover)
+    }
+
+    /// How many cannot leave.
+    pub fn count_staying(&self) -> usize {
+        let by_id = self.by_id.lock();
+        let stays = |handle: &&Arc<Handle>| handle.stays.load(Ordering::Acquire);
+        by_id.values().filter(stays).count()
     }
 
     /// It is gone.
@@ -145,16 +233,19 @@ impl Handles {
         }
     }
 
-    /// Cancels what client `id` runs, if `secret` is its own.
-    pub async fn cancel(&self, dialer: &Dialer, id: u32, secret: &[u8]) {
+    /// Cancels what client `id` runs, if `secret` is its own. Whether that client is here.
+    pub async fn cancel(&self, dialer: &Dialer, id: u32, secret: &[u8]) -> bool {
         let handle = self.by_id.lock().get(&id).cloned();
-        let Some(handle) = handle.filter(|handle| *handle.secret == *secret) else {
-            return;
+        let Some(handle) = handle else {
+            return false;
         };
         let target = handle.running_on.lock().clone();
-        if let Some((address, key)) = target {
+        if let Some((address, key)) = target
+            && *handle.secret == *secret
+        {
             cancel(dialer, &address, key).await;
         }
+        true
     }
 }
 

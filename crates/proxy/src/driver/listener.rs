@@ -5,14 +5,22 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::oneshot;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::Proxy;
 use super::descriptors;
 use super::handle::SHUTDOWN;
+use super::handover;
+use super::handover::{
+    Giver, HandoverError, Predecessor, Request, Taken, TakeoverError, ToServe,
+};
 use super::socket::Socket;
 use super::startup;
 
@@ -58,46 +66,208 @@ pub enum ServeError {
     /// No random numbers.
     #[error("the system has no random numbers")]
     Random(#[source] getrandom::Error),
+    /// Another process does not hand over to this one.
+    #[error("cannot take over")]
+    Takeover(#[from] TakeoverError),
     /// A certificate makes no sense, the proxy's own or one that servers are judged by.
     #[error(transparent)]
     Tls(dax::error::Error),
 }
 
-/// Listens and serves until `shutdown` is done; then lets transactions end, up to the configured time.
+/// Listens and serves until `shutdown` is done, or another process has taken over; then lets transactions end, up to the
+/// configured time.
 ///
 /// # Errors
-/// If the address cannot be listened at.
+/// If the address cannot be listened at, or a predecessor goes on.
 pub async fn serve(
     proxy: Arc<Proxy>,
+    predecessor: Option<Predecessor>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     descriptors::allow(proxy.config.max_clients + STRANGERS);
+    let listener = match &predecessor {
+        Some(predecessor) => predecessor.listener(&proxy).await?,
+        None => None,
+    };
     let address = proxy.config.listen;
-    let listener = listen(address).map_err(|source| ServeError::Listen { address, source })?;
+    let listener = match listener {
+        Some(listener) => listener,
+        None => listen(address).map_err(|source| ServeError::Listen { address, source })?,
+    };
     tracing::info!(%address, "the proxy listens");
-    tokio::pin!(shutdown);
-    let mut strangers = Strangers::default();
-    loop {
-        tokio::select! {
-            () = &mut shutdown => break,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => {
-                    // Latency is all that Nagle's algorithm would bring.
-                    let _ = stream.set_nodelay(true);
-                    let socket = Socket::Tcp(stream);
-                    let sent_away = strangers.enter();
-                    tokio::spawn(startup::receive(proxy.clone(), socket, Some(peer.ip()), sent_away));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-                }
-            },
+    let _signals = handover::restart_by_signal(&proxy);
+    let mut serving = Serving::new(proxy.clone(), listener);
+    if let Some(predecessor) = predecessor {
+        predecessor.serves().await?;
+        serving.taking = Some(tokio::spawn(predecessor.take(proxy.clone())));
+    }
+    let ended = serving.run(shutdown).await;
+    drop(serving);
+    if matches!(ended, Ok(())) {
+        drain(&proxy).await;
+    }
+    ended
+}
+
+/// Accepting connections, and what goes on beside it.
+struct Serving {
+    proxy: Arc<Proxy>,
+    listener: TcpListener,
+    accepts: bool,
+    strangers: Strangers,
+    requests: Option<mpsc::UnboundedReceiver<Request>>,
+    /// Taking over from another process.
+    taking: Option<JoinHandle<Taken>>,
+    /// Handing over to one.
+    giving: Option<Giving>,
+    /// Who cannot be handed over must have ended by then.
+    deadline: Option<Instant>,
+}
+
+/// A hand-over that is under way.
+struct Giving {
+    task: JoinHandle<()>,
+    told: mpsc::UnboundedReceiver<ToServe>,
+    ends: oneshot::Sender<()>,
+}
+
+impl Giving {
+    /// This process ends: clients that another one does not have yet are given back.
+    async fn end(self) {
+        // It may have ended by itself.
+        let _ = self.ends.send(());
+        let _ = self.task.await;
+    }
+}
+
+impl Serving {
+    fn new(proxy: Arc<Proxy>, listener: TcpListener) -> Serving {
+        Serving {
+            listener,
+            accepts: true,
+            strangers: Strangers::default(),
+            requests: proxy.handover.requests(),
+            taking: None,
+            giving: None,
+            deadline: None,
+            proxy,
         }
     }
-    drop(listener);
-    drain(&proxy).await;
-    Ok(())
+
+    async fn run(&mut self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
+        tokio::pin!(shutdown);
+        loop {
+            tokio::select! {
+                () = &mut shutdown => break,
+                accepted = self.listener.accept(), if self.accepts => self.accept(accepted).await,
+                Some(request) = next(&mut self.requests) => self.hand_over(request),
+                taken = finished(&mut self.taking) => {
+                    self.taking = None;
+                    if taken == Taken::Nothing {
+                        return Err(ServeError::Takeover(TakeoverError::Abandoned));
+                    }
+                }
+                told = told(&mut self.giving) => if self.heed(told) { break },
+                () = passed(self.deadline) => break,
+            }
+        }
+        if let Some(giving) = self.giving.take() {
+            giving.end().await;
+        }
+        Ok(())
+    }
+
+    async fn accept(&mut self, accepted: std::io::Result<(TcpStream, SocketAddr)>) {
+        match accepted {
+            Ok((stream, peer)) => {
+                // Latency is all that Nagle's algorithm would bring.
+                let _ = stream.set_nodelay(true);
+                let socket = Socket::Tcp(stream);
+                let sent_away = self.strangers.enter();
+                let proxy = self.proxy.clone();
+                tokio::spawn(startup::receive(proxy, socket, Some(peer.ip()), sent_away));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    /// Somebody asks for a restart.
+    fn hand_over(&mut self, request: Request) {
+        let refusal = if self.giving.is_some() {
+            Some(HandoverError::UnderWay)
+        } else if self.taking.is_some() {
+            Some(HandoverError::PredecessorLives)
+        } else {
+            None
+        };
+        let listener = match refusal {
+            Some(refusal) => Err(refusal),
+            None => self.listener.as_fd().try_clone_to_owned().map_err(HandoverError::Start),
+        };
+        match listener {
+            Ok(listener) => {
+                let (tell, told) = mpsc::unbounded_channel();
+                let (ends, ended) = oneshot::channel();
+                let giver = Giver::new(self.proxy.clone(), listener, tell, request, ended);
+                let task = tokio::spawn(giver.run());
+                self.giving = Some(Giving { task, told, ends });
+            }
+            Err(error) => {
+                // Who asked may have gone.
+                let _ = request.send(Err(error));
+            }
+        }
+    }
+
+    /// Whether that is the end.
+    fn heed(&mut self, told: ToServe) -> bool {
+        match told {
+            ToServe::StopAccepting => {
+                self.accepts = false;
+                let time = self.proxy.settings().config.handover_timeout;
+                self.deadline = Some(Instant::now() + time);
+            }
+            ToServe::AcceptAgain => {
+                self.accepts = true;
+                self.deadline = None;
+            }
+            ToServe::Over => self.giving = None,
+            ToServe::Done => return true,
+        }
+        false
+    }
+}
+
+async fn next(requests: &mut Option<mpsc::UnboundedReceiver<Request>>) -> Option<Request> {
+    match requests {
+        Some(requests) => requests.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn finished(taking: &mut Option<JoinHandle<Taken>>) -> Taken {
+    match taking {
+        // Who is not taken over is served by nobody else.
+        Some(taking) => taking.await.unwrap_or(Taken::All),
+        None => std::future::pending().await,
+    }
+}
+
+async fn told(giving: &mut Option<Giving>) -> ToServe {
+    match giving {
+        Some(giving) => giving.told.recv().await.unwrap_or(ToServe::Over),
+        None => std::future::pending().await,
+    }
+}
+
+async fn passed(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Several processes may listen at the same address: a new one begins before the old one has ended.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use postgres_protocol::message::frontend;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use volume::lsn::Lsn;
 
@@ -54,6 +55,31 @@ pub struct Conn {
 }
 
 impl Conn {
+    /// One of another process, made so long ago.
+    pub fn arrived(socket: Socket, address: Arc<str>, key: (i32, i32), age: Duration) -> Conn {
+        let now = Instant::now();
+        Conn {
+            socket,
+            input: BytesMut::new(),
+            rest: 0,
+            server: None,
+            address,
+            key,
+            since: now.checked_sub(age).unwrap_or(now),
+            used: now,
+        }
+    }
+
+    /// Whether it is a socket on this machine.
+    pub fn is_unix(&self) -> bool {
+        matches!(self.socket, Socket::Unix(_))
+    }
+
+    /// Whether nothing of it waits here.
+    pub fn is_quiet(&self) -> bool {
+        self.input.is_empty() && self.rest == 0 && !self.socket.has_unsent()
+    }
+
     /// Ends a session that nobody uses, as a client does that leaves.
     pub fn close(mut self) {
         let mut farewell = BytesMut::new();
@@ -69,7 +95,7 @@ impl std::fmt::Debug for Conn {
 }
 
 /// Who logs in.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Login {
     /// The role.
     pub user: String,

@@ -12,6 +12,7 @@ pub mod descriptors;
 pub mod dial;
 pub mod file_source;
 mod handle;
+mod handover;
 mod listener;
 mod login;
 mod pool;
@@ -38,6 +39,7 @@ use crate::scram::Keys;
 use catalog::{Catalogs, OwnLogin};
 use dial::Dialer;
 use handle::Handles;
+use handover::{Handover, HandoverError};
 use login::Login;
 use pool::{Limits, Pool};
 use positions::Positions;
@@ -46,6 +48,7 @@ use totals::Totals;
 
 pub use admin::put_metric;
 pub use cluster::Cluster;
+pub use handover::Predecessor;
 pub use listener::{ServeError, serve};
 pub use startup::unencrypted_data;
 
@@ -86,6 +89,7 @@ pub struct Proxy {
     positions: Positions,
     pools: Mutex<HashMap<PoolKey, Arc<Pool>>>,
     totals: Arc<Totals>,
+    handover: Handover,
     tls: Option<PostgresServer>,
     dialer: Dialer,
     /// Makes the salts of users that do not exist.
@@ -144,6 +148,7 @@ impl Proxy {
             handles,
             pools: Mutex::default(),
             totals,
+            handover: Handover::default(),
             tls: tls.transpose().map_err(ServeError::Tls)?,
             dialer,
             secret,
@@ -178,6 +183,19 @@ impl Proxy {
             pool.set_limits(limits.clone());
         }
         Ok(waits)
+    }
+
+    /// Lets this process be restarted: its program, with the same arguments, takes its place.
+    pub fn allow_restart(&self) {
+        self.handover.allow();
+    }
+
+    /// Starts another process of the same program, and hands everything over to it. Returns when that serves.
+    ///
+    /// # Errors
+    /// Why it does not; then this one goes on.
+    pub async fn restart(&self) -> Result<(), HandoverError> {
+        self.handover.request().await
     }
 
     /// What counts now.

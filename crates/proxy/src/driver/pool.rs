@@ -240,6 +240,26 @@ impl Pool {
         shelves.values().any(|shelf| !shelf.idle.lock().is_empty())
     }
 
+    /// A connection of another process, in use.
+    pub fn adopt(&self, conn: Conn) -> Held {
+        let shelf = self.shelf(&Place::Active);
+        let conn = Box::new(conn);
+        loop {
+            if let Ok(permit) = shelf.share.clone().try_acquire_owned() {
+                return Held { conn, permit };
+            }
+            // It is there, whatever the limit says: one more, to be given up when it comes back.
+            shelf.excess.fetch_add(1, Ordering::AcqRel);
+            shelf.share.add_permits(1);
+        }
+    }
+
+    /// All connections to the active that nobody uses.
+    #[allow(clippy::vec_box, reason = "moved in and out as they are")]
+    pub fn take_idle(&self) -> Vec<Box<Conn>> {
+        std::mem::take(&mut *self.shelf(&Place::Active).idle.lock())
+    }
+
     /// Closes what nobody uses.
     pub fn close_idle(&self) {
         for shelf in self.shelves.lock().values() {

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 
 use bytes::BytesMut;
 
+use super::handover::Guest;
 use super::socket::Socket;
 
 /// No more than this waits for a slow reader.
@@ -36,7 +37,15 @@ impl Flow {
 }
 
 /// Passes on whatever either side says, until one of them is gone.
-pub async fn relay(mut client: Socket, mut server: Socket, input: BytesMut, greeting: BytesMut) {
+///
+/// The process stays as long.
+pub async fn relay(
+    mut client: Socket,
+    mut server: Socket,
+    input: BytesMut,
+    greeting: BytesMut,
+    _guest: Guest,
+) {
     let mut up = Flow { waiting: input };
     let mut down = Flow { waiting: greeting };
     poll_fn(|cx| {

@@ -125,7 +125,8 @@ impl Visit {
                 None
             }
             Err(Turned::Replication(conn)) => {
-                tokio::spawn(relay(self.socket, conn.socket, self.input, self.output));
+                let guest = self.proxy.handover.guest();
+                tokio::spawn(relay(self.socket, conn.socket, self.input, self.output, guest));
                 None
             }
             Err(Turned::Done) => None,
@@ -279,7 +280,9 @@ impl Visit {
                     if body.len() >= 8 {
                         let id = body.get_u32();
                         let (handles, dialer) = (&self.proxy.handles, &self.proxy.dialer);
-                        handles.cancel(dialer, id, body).await;
+                        if !handles.cancel(dialer, id, body).await {
+                            self.proxy.handover.cancel_elsewhere(id, body);
+                        }
                     }
                     return Err(Turned::Done);
                 }

@@ -2,7 +2,6 @@
 //! within bounds.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::NoTls;
 
 use crate::input::{STARTUP, resident_kib_of};
+use crate::program::example;
 use crate::server::{Server, free_port};
 use crate::tls::{READY, SSL_REQUEST, encrypted, new_certificate};
 
@@ -73,16 +73,6 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// The program of an example, which is built with the tests.
-fn example(name: &str) -> PathBuf {
-    let own = std::env::current_exe().expect("a program");
-    let target = own.parent().and_then(|deps| deps.parent());
-    target
-        .expect("a target directory")
-        .join("examples")
-        .join(name)
 }
 
 /// This process has a socket for each client.

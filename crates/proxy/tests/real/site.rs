@@ -62,7 +62,7 @@ impl Serving {
                 // A dropped sender is as good as a word.
                 let _ = stopped.await;
             };
-            serve(serving, until).await.expect("it serves");
+            serve(serving, None, until).await.expect("it serves");
         });
         Serving {
             proxy,

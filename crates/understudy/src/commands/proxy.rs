@@ -12,7 +12,7 @@ use coordination::config::ClusterConfig;
 use coordination::{service, tier};
 use proxy::config::Config;
 use proxy::driver::agents_source::AgentsSource;
-use proxy::driver::{Proxy, ReadAgain, serve};
+use proxy::driver::{Predecessor, Proxy, ReadAgain, serve};
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -51,14 +51,16 @@ async fn run_with(
             () = super::input_ends(until_stdin_closes) => {}
         }
     };
+    let predecessor = Predecessor::meet().await?;
     let registry = tier::connect(&cluster, cluster.name.as_str()).await?;
     let me = Party::new(&cluster)?;
     let source = AgentsSource::new(me, registry, &config);
     let again: ReadAgain = Box::new(move || Ok(load(&args.config)?.1));
     let proxy = Proxy::new(config, Arc::new(source), Some(again))?;
+    proxy.allow_restart();
     service::ready();
     tokio::select! {
-        served = serve(Arc::clone(&proxy), asked_to_end) => served?,
+        served = serve(Arc::clone(&proxy), predecessor, asked_to_end) => served?,
         never = reload(&proxy) => match never {},
     }
     Ok(Code::Ok)

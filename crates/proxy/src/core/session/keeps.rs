@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use super::super::settings::{Change, Settings, quote_identifier};
 use super::super::sql::{Bond, Effect};
 
@@ -26,7 +28,40 @@ pub struct Keeps {
     pending: Vec<Pending>,
 }
 
+/// The same between two transactions, for another process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packed {
+    settings: Settings,
+    startup: Settings,
+    listens: BTreeSet<Box<str>>,
+    prepared: BTreeMap<Box<str>, Box<str>>,
+    bonds: BTreeSet<Bond>,
+}
+
 impl Keeps {
+    /// What it is between two transactions.
+    pub fn pack(&self) -> Packed {
+        Packed {
+            settings: self.settings.clone(),
+            startup: self.startup.clone(),
+            listens: self.listens.clone(),
+            prepared: self.prepared.clone(),
+            bonds: self.bonds.clone(),
+        }
+    }
+
+    /// What was packed.
+    pub fn unpack(packed: Packed) -> Keeps {
+        Keeps {
+            settings: packed.settings,
+            startup: packed.startup,
+            listens: packed.listens,
+            prepared: packed.prepared,
+            bonds: packed.bonds,
+            pending: Vec::new(),
+        }
+    }
+
     /// With the settings of a startup message.
     pub fn new(startup: Settings) -> Keeps {
         Keeps {

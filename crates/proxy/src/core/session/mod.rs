@@ -24,6 +24,7 @@ mod digest;
 mod dispatch;
 mod keeps;
 mod loss;
+mod packed;
 mod prepared;
 mod replay;
 mod route;
@@ -55,6 +56,7 @@ use slots::Slots;
 use transaction::Transaction;
 use unit::Unit;
 
+pub use packed::{Packed, PackedServer, Unreadable};
 pub use server::{Reported, Role, Server};
 
 /// When a session gives its server back.

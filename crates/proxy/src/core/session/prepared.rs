@@ -55,6 +55,12 @@ impl Names {
         self.statements.get(name)
     }
 
+    /// All statements, by their names.
+    pub fn statements(&self) -> impl Iterator<Item = (&str, &Arc<Prepared>)> {
+        let all = self.statements.iter();
+        all.map(|(name, prepared)| (&**name, prepared))
+    }
+
     /// What executing the portal of this name does.
     pub fn portal(&self, name: &str) -> Option<&Arc<Statement>> {
         self.portals.get(name)

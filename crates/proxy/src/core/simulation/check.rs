@@ -20,12 +20,15 @@ impl World {
                 self.check_outcome(told, &mut coverage)?;
             }
             self.check_reads(client, &final_lists)?;
-            let counts = client.session.counts();
-            coverage.some("reads on standbys", counts.on_standby);
-            coverage.some("refused by standbys", counts.refused_by_standby);
-            coverage.some("replayed", counts.replayed);
-            coverage.some("in doubt", counts.in_doubt);
-            coverage.some("in doubt, and committed", counts.in_doubt_committed);
+            coverage.some("handed over", client.moves);
+            let last = client.session.counts();
+            for counts in client.counts.iter().chain([&last]) {
+                coverage.some("reads on standbys", counts.on_standby);
+                coverage.some("refused by standbys", counts.refused_by_standby);
+                coverage.some("replayed", counts.replayed);
+                coverage.some("in doubt", counts.in_doubt);
+                coverage.some("in doubt, and committed", counts.in_doubt_committed);
+            }
         }
         Ok(coverage)
     }

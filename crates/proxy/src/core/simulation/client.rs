@@ -7,7 +7,7 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 
 use super::super::frame;
-use super::super::session::{Reported, Session};
+use super::super::session::{Counts, Reported, Session};
 use super::super::settings::Settings;
 
 /// Transactions of one client.
@@ -85,6 +85,9 @@ pub struct Told {
 pub struct Client {
     pub id: usize,
     pub session: Session,
+    /// What was counted in processes that have handed it over, and how many those were.
+    pub counts: Vec<Counts>,
+    pub moves: u64,
     /// The connection in hand, and the one put aside.
     pub wire: Option<usize>,
     pub parked: Option<usize>,
@@ -130,6 +133,8 @@ impl Client {
         Client {
             id,
             session: Session::new(Settings::default(), Reported::default(), id as u64),
+            counts: Vec::new(),
+            moves: 0,
             wire: None,
             parked: None,
             wants: VecDeque::new(),

@@ -3,6 +3,7 @@
 use dax::ids::Epoch;
 use rand::Rng;
 
+use super::super::session::{Packed, Session};
 use super::super::topology::News;
 use super::World;
 
@@ -14,6 +15,7 @@ impl World {
             3 | 7 | 8 => self.restart_standby(),
             4..=6 => self.break_wire(),
             9..=11 => self.delay_reports(),
+            12..=16 => self.hand_over(),
             _ => {}
         }
     }
@@ -102,6 +104,52 @@ impl World {
         let deaf_until = &mut self.proxies[proxy].deaf_until;
         *deaf_until = until.max(*deaf_until);
         self.restart_standby();
+    }
+
+    /// The process of a proxy hands its clients over to another one, as far as they are between two transactions. (Those that
+    /// are not would follow when they are.) Connections that nobody has stay behind.
+    fn hand_over(&mut self) {
+        let proxy = self.rng.random_range(0..self.proxies.len());
+        self.proxies[proxy].idle.clear();
+        let proxies = self.proxies.len();
+        for id in (0..self.clients.len()).filter(|id| id % proxies == proxy) {
+            let with_connection = self.rng.random_bool(0.7);
+            self.move_client(id, with_connection);
+        }
+    }
+
+    fn move_client(&mut self, id: usize, with_connection: bool) {
+        let has_input = |at: usize| {
+            let wire = self.wires[at].as_ref();
+            wire.is_none_or(|wire| !wire.input.is_empty() || wire.rest > 0)
+        };
+        if self.clients[id].wire.is_some_and(has_input) {
+            return;
+        }
+        let mut packed = None;
+        self.with(id, |session, cx, _| {
+            if session.may_leave(cx) {
+                packed = Some(session.pack(cx, with_connection));
+            }
+        });
+        let Some(packed) = packed else {
+            return;
+        };
+        let bytes = postcard::to_stdvec(&packed).expect("a session can be written");
+        let packed: Packed = postcard::from_bytes(&bytes).expect("it can be read");
+        let client = &mut self.clients[id];
+        if !packed.is_linked()
+            && let Some(at) = client.wire.take()
+        {
+            self.wires[at] = None;
+        }
+        let session = Session::unpack(packed, &self.statements).expect("it makes sense");
+        let before = std::mem::replace(&mut client.session, session);
+        client.counts.push(before.counts());
+        // A timer is nobody's any more.
+        client.wants.clear();
+        client.moves += 1;
+        self.trace(|| format!("client {id} is in another process"));
     }
 
     /// A connection breaks; what was under way is lost, in both directions.

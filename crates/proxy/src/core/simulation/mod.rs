@@ -1,7 +1,7 @@
 //! Sessions against a model of servers that freeze, fail, are started again and promote.
 //!
 //! One seed gives one history: clients of two proxies with random transactions through sessions in both pool modes, over
-//! connections that break at any byte. [`check`] judges it: no strong read misses an earlier commit, no
+//! connections that break at any byte; now and then a proxy hands them over to another process. [`check`] judges it: no strong read misses an earlier commit, no
 //! session goes back, no outcome is told wrongly, nothing is done twice, nothing stays unanswered.
 
 mod check;

@@ -17,6 +17,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("replayed", 200),
         ("in doubt", 48),
         ("in doubt, and committed", 10),
+        ("handed over", 100),
     ],
     flaws: &Flaw::ALL,
     run: World::run,

@@ -14,6 +14,8 @@ pub use calls::{Function, Volatile};
 pub use classify::{source, walk};
 pub use scan::{Hint, Shape, shape};
 
+use serde::{Deserialize, Serialize};
+
 use super::settings::Change;
 
 /// What one statement of a text does to the transaction it runs in.
@@ -65,7 +67,7 @@ pub struct Begin {
 }
 
 /// Something that a session has from now on and no other server can be given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Bond {
     /// A temporary table, view or sequence.
     Temporary,

@@ -1,0 +1,325 @@
+//! A session between two transactions, as one process hands it to another.
+//!
+//! Owns when a session may leave its process, and what of it goes along. Invariant: what [`Session::unpack`] makes of it
+//! cannot be told from the session that was packed, by its client or by its server. Of a transaction nothing goes along, so a
+//! session leaves between two of them only.
+
+use serde::{Deserialize, Serialize};
+use volume::lsn::Lsn;
+
+use super::super::flaw::Flaw;
+use super::super::settings::Settings;
+use super::super::sql::Statements;
+use super::super::topology::ServerRun;
+use super::super::version::Seen;
+use super::keeps::{self, Keeps};
+use super::prepared::{Names, Prepared};
+use super::{Context, Phase, Reported, Role, Server, Session};
+
+use dax::ids::Epoch;
+
+/// A session on its way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packed {
+    keeps: keeps::Packed,
+    /// The client's prepared statements: a name, and what follows it in a `Parse`.
+    statements: Vec<(String, Vec<u8>)>,
+    told: Vec<(String, String)>,
+    seen: Seen,
+    lost_epoch: Option<Epoch>,
+    turn: u64,
+    link: Option<PackedServer>,
+}
+
+/// What is known of a connection to the active that goes along.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedServer {
+    epoch: Epoch,
+    settings: Settings,
+    prepared: Vec<String>,
+    unnamed: Option<String>,
+    reported: Vec<(String, String)>,
+    replayed: Lsn,
+    run: Option<ServerRun>,
+    is_restored: bool,
+}
+
+/// A prepared statement that is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a prepared statement of the session makes no sense")]
+pub struct Unreadable;
+
+fn pairs_of(reported: &Reported) -> Vec<(String, String)> {
+    let pairs = reported.iter();
+    pairs
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+fn reported_of(pairs: &[(String, String)]) -> Reported {
+    let mut reported = Reported::default();
+    for (name, value) in pairs {
+        reported.put(name, value);
+    }
+    reported
+}
+
+impl PackedServer {
+    /// A connection to the active; `None` of a standby, which belongs to nobody between two transactions.
+    pub fn of(server: &Server) -> Option<PackedServer> {
+        let mut prepared: Vec<String> = server.prepared.iter().map(|one| one.to_string()).collect();
+        prepared.sort();
+        Some(PackedServer {
+            epoch: server.epoch()?,
+            settings: server.settings.clone(),
+            prepared,
+            unnamed: server.unnamed.as_deref().map(str::to_owned),
+            reported: pairs_of(&server.reported),
+            replayed: server.replayed,
+            run: server.run,
+            is_restored: server.is_restored,
+        })
+    }
+
+    /// The same in another process.
+    pub fn unpack(&self) -> Server {
+        Server {
+            role: Role::Active(self.epoch),
+            settings: self.settings.clone(),
+            prepared: self.prepared.iter().map(|one| one.as_str().into()).collect(),
+            unnamed: self.unnamed.as_deref().map(Into::into),
+            reported: reported_of(&self.reported),
+            replayed: self.replayed,
+            run: self.run,
+            is_restored: self.is_restored,
+        }
+    }
+}
+
+impl Packed {
+    /// Whether its connection goes along.
+    pub fn is_linked(&self) -> bool {
+        self.link.is_some()
+    }
+}
+
+impl Session {
+    /// Whether another process can go on with it now: nothing is open, under way or owed.
+    pub fn may_leave(&self, cx: &Context<'_>) -> bool {
+        let is_between = self.status == b'I' || cx.lacks(Flaw::LeavesInTransaction);
+        let is_linked_to_active = |link: &Server| link.epoch().is_some();
+        self.phase == Phase::Idle
+            && is_between
+            && self.unit.is_none()
+            && self.slots.is_empty()
+            && self.broken.is_none()
+            && self.in_doubt.is_none()
+            && self.last_words.is_none()
+            && self.parked.is_none()
+            && self.link.as_deref().is_none_or(is_linked_to_active)
+    }
+
+    /// Whether it has something on its connection that would be lost, or missed, without it.
+    pub fn needs_its_connection(&self) -> bool {
+        self.keeps.is_bound()
+    }
+
+    /// What another process needs to go on with it. Without its connection it finds another one there, as after a takeover.
+    pub fn pack(&self, cx: &Context<'_>, with_connection: bool) -> Packed {
+        let link = self.link.as_deref().filter(|_| with_connection);
+        let statements = self.names.statements();
+        Packed {
+            keeps: self.keeps.pack(),
+            statements: statements
+                .map(|(name, prepared)| (name.to_owned(), prepared.definition.to_vec()))
+                .collect(),
+            told: pairs_of(&self.told),
+            seen: match cx.lacks(Flaw::SeenLeftBehind) {
+                false => self.seen.clone(),
+                true => Seen::default(),
+            },
+            lost_epoch: self.lost_epoch,
+            turn: self.turn,
+            link: link.and_then(PackedServer::of),
+        }
+    }
+
+    /// The session that was packed.
+    ///
+    /// # Errors
+    /// If a prepared statement of it is none.
+    pub fn unpack(packed: Packed, statements: &Statements) -> Result<Session, Unreadable> {
+        let mut names = Names::default();
+        for (name, definition) in &packed.statements {
+            let body = [name.as_bytes(), b"\0", definition].concat();
+            let (_, prepared) = Prepared::read(&body, statements).map_err(|_| Unreadable)?;
+            names.define(name, Some(prepared.into()));
+        }
+        names.end();
+        let mut session = Session::new(Settings::default(), reported_of(&packed.told), packed.turn);
+        session.keeps = Keeps::unpack(packed.keeps);
+        session.names = names;
+        session.seen = packed.seen;
+        session.lost_epoch = packed.lost_epoch;
+        session.link = packed.link.map(|link| Box::new(link.unpack()));
+        Ok(session)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+
+    use super::super::super::frame;
+    use super::super::super::handover::FORMAT;
+    use super::super::super::sql::Volatile;
+    use super::super::super::topology::{News, Topology};
+    use super::super::{Effect, Out, PoolMode, Rules};
+    use super::*;
+
+    /// One session of session mode, and what it goes by.
+    struct Desk {
+        rules: Rules,
+        statements: Statements,
+        volatile: Volatile,
+        topology: Topology,
+        session: Session,
+        out: Out,
+    }
+
+    impl Desk {
+        fn new() -> Desk {
+            let mut topology = Topology::default();
+            topology.hear(News::ActiveIs {
+                epoch: Epoch(3),
+                address: "a".into(),
+                horizons: Vec::new(),
+            });
+            let mut startup = Settings::default();
+            startup.set("a.b", "0");
+            let mut told = Reported::default();
+            told.put("TimeZone", "UTC");
+            Desk {
+                rules: Rules {
+                    mode: PoolMode::Session,
+                    ..Rules::default()
+                },
+                statements: Statements::default(),
+                volatile: Volatile::default(),
+                topology,
+                session: Session::new(startup, told, 5),
+                out: Out::default(),
+            }
+        }
+
+        fn with<T>(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out) -> T) -> T {
+            let cx = Context {
+                rules: &self.rules,
+                statements: &self.statements,
+                volatile: &self.volatile,
+                topology: &self.topology,
+            };
+            act(&mut self.session, &cx, &mut self.out)
+        }
+
+        fn say(&mut self, tag: u8, pieces: &[&[u8]]) {
+            let mut input = BytesMut::new();
+            frame::put(&mut input, tag, pieces);
+            self.with(|session, cx, out| session.client_input(cx, &mut input, out));
+            if self.out.effects.drain(..).any(|one| matches!(one, Effect::AcquireActive { .. })) {
+                let server = Box::new(Server::new(Role::Active(Epoch(3)), Reported::default()));
+                self.with(|session, cx, out| session.linked(cx, server, false, out));
+            }
+        }
+
+        /// The server answers everything, with this status at the end.
+        fn answer(&mut self, tags: &[(u8, &[u8])], status: u8) {
+            let mut input = BytesMut::new();
+            for (tag, body) in tags {
+                frame::put(&mut input, *tag, &[body]);
+            }
+            frame::put_ready(&mut input, status);
+            self.with(|session, cx, out| session.server_input(cx, &mut input, &mut 0, out));
+        }
+
+        fn query(&mut self, text: &str, tag: &str, status: u8) {
+            self.say(b'Q', &[text.as_bytes(), b"\0"]);
+            if self.session.is_waiting() {
+                // It is given the session's settings first.
+                self.answer(&[(b'C', b"SET\0")], b'I');
+            }
+            self.answer(&[(b'C', format!("{tag}\0").as_bytes())], status);
+        }
+
+        fn may_leave(&mut self) -> bool {
+            self.with(|session, cx, _| session.may_leave(cx))
+        }
+    }
+
+    #[test]
+    fn sessions_leave_between_transactions_only() {
+        let mut desk = Desk::new();
+        desk.rules.decides = false;
+        assert!(desk.may_leave());
+        desk.say(b'P', &[b"s\0SELECT 1\0\0\0"]);
+        assert!(!desk.may_leave(), "it has begun to say something");
+        desk.say(b'S', &[]);
+        desk.answer(&[(b'C', b"SET\0")], b'I');
+        assert!(!desk.may_leave(), "it waits for an answer");
+        desk.answer(&[(b'1', b"")], b'I');
+        assert!(desk.may_leave());
+        desk.query("BEGIN", "BEGIN", b'T');
+        assert!(!desk.may_leave(), "a transaction is open");
+        desk.query("COMMIT", "COMMIT", b'I');
+        assert!(desk.may_leave());
+    }
+
+    /// What a session has is the same behind it: settings, those of its startup message, statements, channels, what binds it,
+    /// what its client was told, and what is known of its connection.
+    #[test]
+    fn nothing_is_lost_on_the_way() {
+        let mut desk = Desk::new();
+        desk.rules.decides = false;
+        desk.say(b'P', &[b"s\0SELECT $1::int\0\0\0"]);
+        desk.say(b'S', &[]);
+        desk.answer(&[(b'C', b"SET\0")], b'I');
+        desk.answer(&[(b'1', b"")], b'I');
+        desk.query("SET work_mem = '1MB'", "SET", b'I');
+        desk.query("LISTEN jobs", "LISTEN", b'I');
+        desk.query("CREATE TEMPORARY TABLE t (i int)", "CREATE TABLE", b'I');
+        assert!(desk.session.needs_its_connection());
+        let packed = desk.with(|session, cx, _| session.pack(cx, true));
+        let bytes = postcard::to_stdvec(&packed).expect("it can be written");
+        let read: Packed = postcard::from_bytes(&bytes).expect("it can be read");
+        assert_eq!(read, packed);
+        let there = Statements::default();
+        let session = Session::unpack(read, &there).expect("it makes sense");
+        assert_eq!(session.keeps.settings.value("work_mem"), Some("1MB"));
+        assert_eq!(session.keeps.settings.value("a.b"), Some("0"));
+        assert!(session.keeps.listens() && session.keeps.cannot_move());
+        assert!(session.names.statement("s").is_some());
+        assert_eq!(session.told, desk.session.told);
+        let again = Desk { session, ..Desk::new() };
+        let mut again = again;
+        assert_eq!(again.with(|session, cx, _| session.pack(cx, true)), packed);
+        let alone = again.with(|session, cx, _| session.pack(cx, false));
+        assert!(packed.is_linked() && !alone.is_linked());
+    }
+
+    /// Another version of the program reads what this one writes. If this fails, what is written has changed: raise
+    /// [`FORMAT`], and change the sum here.
+    #[test]
+    fn the_format_is_what_it_says() {
+        let mut desk = Desk::new();
+        desk.rules.decides = false;
+        desk.say(b'P', &[b"s\0SELECT 1\0\0\0"]);
+        desk.say(b'S', &[]);
+        desk.answer(&[(b'C', b"SET\0")], b'I');
+        desk.answer(&[(b'1', b"")], b'I');
+        desk.query("LISTEN jobs", "LISTEN", b'I');
+        let packed = desk.with(|session, cx, _| session.pack(cx, true));
+        let bytes = postcard::to_stdvec(&packed).expect("it can be written");
+        let sum = xxhash_rust::xxh3::xxh3_64(&bytes);
+        assert_eq!((FORMAT, sum), (1, 0x4ad6_313e_a97e_a845), "{sum:#x}");
+    }
+}

@@ -1,0 +1,318 @@
+//! The successor: takes over what another process has.
+
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream as StdUnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::net::{TcpListener, UnixStream};
+use tokio::sync::mpsc;
+
+use crate::config::Mode;
+use crate::core::handover::{ClientId, FORMAT};
+use crate::core::session::Session;
+use crate::driver::Proxy;
+use crate::driver::client::{Admitted, Client};
+use crate::driver::handle::Arriving;
+use crate::driver::login::Conn;
+
+use super::message::{ClientParcel, IdleParcel, Offer, ServerParcel, kind, read, write};
+use super::wire::{Received, Wire};
+use super::{Cancel, MEET_AT, Plain, TakeoverError};
+
+/// What the predecessor knows of the cluster must be known here by then.
+const KNOWS_WITHIN: Duration = Duration::from_secs(50);
+/// The predecessor may still let clients in, and give them numbers.
+const NUMBERS: u32 = 100_000;
+
+/// A process that hands over to this one.
+pub struct Predecessor {
+    wire: Wire,
+    offer: Offer,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// The predecessor is gone.
+    All,
+    /// The predecessor goes on, and this process must end.
+    Nothing,
+}
+
+impl Predecessor {
+    /// Meets the process that has started this one to take its place, if there is one. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// If it cannot be reached, or hands over what this program does not read.
+    pub async fn meet() -> Result<Option<Predecessor>, TakeoverError> {
+        let Some(name) = std::env::var_os(MEET_AT) else {
+            return Ok(None);
+        };
+        let meet = || {
+            let address = SocketAddr::from_abstract_name(name.as_encoded_bytes())?;
+            let stream = StdUnixStream::connect_addr(&address)?;
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream)
+        };
+        let wire = Wire(meet().map_err(TakeoverError::Meet)?);
+        let received = wire.receive().await.map_err(TakeoverError::Meet)?;
+        let received = received.ok_or(TakeoverError::Nonsense)?;
+        let offer = Offer::format(&received.body).filter(|_| received.kind == kind::OFFER);
+        let (theirs, rest) = offer.ok_or(TakeoverError::Nonsense)?;
+        let judged = match theirs {
+            FORMAT => read(rest).ok_or(TakeoverError::Nonsense),
+            theirs => Err(TakeoverError::Format {
+                theirs,
+                ours: FORMAT,
+            }),
+        };
+        match judged {
+            Ok(offer) => Ok(Some(Predecessor { wire, offer })),
+            Err(why) => {
+                // It goes on, whether it hears why or not.
+                let _ = wire.send(kind::REFUSE, why.to_string().as_bytes(), &[]).await;
+                Err(why)
+            }
+        }
+    }
+
+    /// Its listening socket, if it listens where this process is to listen. From then on connections can be accepted here.
+    pub(in crate::driver) async fn listener(
+        &self,
+        proxy: &Proxy,
+    ) -> Result<Option<TcpListener>, TakeoverError> {
+        let knows = async {
+            loop {
+                let news = proxy.cluster.news();
+                let topology = proxy.cluster.topology();
+                if topology.active.is_some() && topology.epoch.0 >= self.offer.epoch {
+                    return;
+                }
+                // News may have come before it was waited for.
+                let _ = tokio::time::timeout(Duration::from_millis(20), news).await;
+            }
+        };
+        let known = tokio::time::timeout(KNOWS_WITHIN, knows).await;
+        if known.is_err() {
+            let why = TakeoverError::Unknowing;
+            // It goes on, whether it hears why or not.
+            let _ = self.wire.send(kind::REFUSE, why.to_string().as_bytes(), &[]).await;
+            return Err(why);
+        }
+        proxy.handles.begin_at(self.offer.last_client.wrapping_add(NUMBERS));
+        let meet = TakeoverError::Meet;
+        self.wire.send(kind::ACCEPT, &[], &[]).await.map_err(meet)?;
+        let received = self.wire.receive().await.map_err(meet)?;
+        let mut received = received.ok_or(TakeoverError::Abandoned)?;
+        let listener = received.descriptors.pop().filter(|_| received.kind == kind::LISTENER);
+        let listener = listener.ok_or(TakeoverError::Nonsense)?;
+        if self.offer.listen != proxy.config.listen {
+            return Ok(None);
+        }
+        let listener = std::net::TcpListener::from(listener);
+        listener.set_nonblocking(true).map_err(meet)?;
+        Ok(Some(TcpListener::from_std(listener).map_err(meet)?))
+    }
+
+    /// Takes over whom it hands over, until it has nobody left or changes its mind.
+    pub(in crate::driver) async fn take(self, proxy: Arc<Proxy>) -> Taken {
+        let (cancels_to, mut cancels) = mpsc::unbounded_channel::<Cancel>();
+        proxy.handover.set_other(Some(cancels_to));
+        let wire = Arc::new(self.wire);
+        let mut messages = Wire::listen(wire.clone());
+        let mut taking = Taking {
+            is_session_mode: self.offer.is_session_mode,
+            wire,
+            held: Vec::new(),
+            may_serve: false,
+            proxy,
+        };
+        let taken = loop {
+            tokio::select! {
+                message = messages.recv() => {
+                    if let Some(taken) = taking.receive(message.flatten()).await {
+                        break taken;
+                    }
+                }
+                Some(cancel) = cancels.recv() => {
+                    // A predecessor that is gone has no clients.
+                    let _ = taking.wire.send(kind::CANCEL, &write(&cancel), &[]).await;
+                }
+            }
+        };
+        taking.proxy.handover.set_other(None);
+        taken
+    }
+
+    /// Tells it that connections are accepted here.
+    pub(in crate::driver) async fn serves(&self) -> Result<(), TakeoverError> {
+        let sent = self.wire.send(kind::SERVES, &[], &[]).await;
+        sent.map_err(TakeoverError::Meet)
+    }
+}
+
+/// Taking over.
+struct Taking {
+    proxy: Arc<Proxy>,
+    wire: Arc<Wire>,
+    is_session_mode: bool,
+    /// Who waits for the decision.
+    // Boxed, as tasks take them: a client is large.
+    #[allow(clippy::vec_box, reason = "moved out as they are")]
+    held: Vec<Box<Client>>,
+    may_serve: bool,
+}
+
+impl Taking {
+    /// The next message, or the end. Whether it is the last one.
+    async fn receive(&mut self, message: Option<Received>) -> Option<Taken> {
+        let Some(message) = message else {
+            // The predecessor is no more: it has not taken anybody back.
+            self.serve();
+            return Some(Taken::All);
+        };
+        match message.kind {
+            kind::CLIENT => self.take_client(message).await,
+            kind::SERVER => self.take_server(message),
+            kind::GO => {
+                // If it is gone, nobody else serves them.
+                let _ = self.wire.send(kind::GO, &[], &[]).await;
+                self.serve();
+            }
+            kind::ABORT => {
+                for client in self.held.drain(..) {
+                    client.forget();
+                }
+                return Some(match self.may_serve {
+                    true => Taken::All,
+                    false => Taken::Nothing,
+                });
+            }
+            kind::CANCEL => {
+                if let Some((id, secret)) = read::<Cancel>(&message.body) {
+                    let proxy = self.proxy.clone();
+                    tokio::spawn(async move {
+                        proxy.handles.cancel(&proxy.dialer, id, &secret).await;
+                    });
+                }
+            }
+            kind::DONE => return Some(Taken::All),
+            kind => tracing::warn!(kind, "the process before this one says what nobody understands"),
+        }
+        None
+    }
+
+    /// From now on clients are served as they come.
+    fn serve(&mut self) {
+        self.may_serve = true;
+        tracing::info!(clients = self.held.len(), "serving the clients of the process before");
+        for client in self.held.drain(..) {
+            tokio::spawn(client.run());
+        }
+    }
+
+    async fn take_client(&mut self, message: Received) {
+        let Some(parcel) = read::<ClientParcel>(&message.body) else {
+            tracing::warn!("a client of the process before this one makes no sense");
+            return;
+        };
+        let id = parcel.id;
+        match self.unpack(parcel, message.descriptors) {
+            Some(client) => {
+                // Said before it is served: so it is here, or there, whoever ends now.
+                let said = self.wire.send(kind::UNDERSTOOD, &write::<ClientId>(&id), &[]).await;
+                match (said.is_ok() || self.may_serve, self.may_serve) {
+                    (true, true) => drop(tokio::spawn(client.run())),
+                    _ => self.held.push(client),
+                }
+            }
+            None => {
+                // It goes on there.
+                let _ = self.wire.send(kind::DECLINED, &write::<ClientId>(&id), &[]).await;
+            }
+        }
+    }
+
+    /// The client, if it can be served here.
+    fn unpack(&self, parcel: ClientParcel, descriptors: Vec<OwnedFd>) -> Option<Box<Client>> {
+        let proxy = &self.proxy;
+        if self.is_session_mode != (proxy.config.pool_mode == Mode::Session) {
+            return None;
+        }
+        let mut descriptors = descriptors.into_iter();
+        let socket = Plain::received(descriptors.next()?, false).into_socket().ok()?;
+        let pool = proxy.pool(parcel.login.clone());
+        let held = match (&parcel.server, descriptors.next()) {
+            (Some(server), Some(fd)) => Some(pool.adopt(server.unpack(fd)?)),
+            (None, None) => None,
+            _ => return None,
+        };
+        if held.is_some() != parcel.session.is_linked() {
+            return None;
+        }
+        let session = Session::unpack(parcel.session, &proxy.statements).ok()?;
+        let handle = proxy.handles.adopt(Arriving {
+            id: parcel.id,
+            secret: parcel.secret,
+            user: parcel.login.user.clone(),
+            database: parcel.login.database.clone(),
+            peer: parcel.peer,
+            age: Duration::from_secs(parcel.age_s),
+            units: parcel.units,
+        })?;
+        let admitted = Admitted {
+            handle,
+            pool,
+            functions: proxy.catalogs.now(&parcel.login.database),
+            held: None,
+            session,
+        };
+        let (input, output) = (parcel.input.as_slice(), parcel.output.as_slice());
+        let mut client = Client::new(
+            proxy.clone(),
+            socket,
+            BytesMut::from(input),
+            BytesMut::from(output),
+            admitted,
+        );
+        if let Some(held) = held {
+            client.go_on_with(held);
+        }
+        Some(Box::new(client))
+    }
+
+    /// A connection to a server that nobody used there.
+    fn take_server(&self, message: Received) {
+        let mut descriptors = message.descriptors.into_iter();
+        let (Some(parcel), Some(fd)) = (read::<IdleParcel>(&message.body), descriptors.next())
+        else {
+            return;
+        };
+        if let Some(conn) = parcel.server.unpack(fd) {
+            let pool = self.proxy.pool(parcel.login);
+            pool.put(pool.adopt(conn), Box::new(parcel.packed.unpack()));
+        }
+    }
+}
+
+impl ServerParcel {
+    /// What describes a connection, beside its socket.
+    pub fn of(conn: &Conn) -> ServerParcel {
+        let age_ms = conn.since.elapsed().as_millis();
+        ServerParcel {
+            address: conn.address.to_string(),
+            key: conn.key,
+            age_ms: u64::try_from(age_ms).unwrap_or(u64::MAX),
+            is_unix: conn.is_unix(),
+        }
+    }
+
+    fn unpack(&self, fd: OwnedFd) -> Option<Conn> {
+        let socket = Plain::received(fd, self.is_unix).into_socket().ok()?;
+        let age = Duration::from_millis(self.age_ms);
+        Some(Conn::arrived(socket, self.address.as_str().into(), self.key, age))
+    }
+}
