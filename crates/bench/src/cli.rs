@@ -410,7 +410,8 @@ pub struct BenchSoak {
 Examples:
   understudy bench chaos --quick
   understudy bench chaos --duration 2h --seed 7 --json >chaos.json
-  understudy bench chaos --quick --flaw stale-reads       # has to fail")]
+  understudy bench chaos --quick --flaw stale-reads       # has to fail
+  understudy bench chaos --quick --flaw unproven-position # has to fail")]
 pub struct BenchChaos {
     /// What every measurement can be told.
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! A proxy in front of a cluster's servers, as a process of its own.
 
 use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -20,12 +21,18 @@ const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 pub struct Proxy {
     process: Process,
     server: Server,
+    config: PathBuf,
 }
 
 impl Proxy {
     /// Where clients reach it.
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// Its configuration file.
+    pub fn config(&self) -> &Path {
+        &self.config
     }
 
     /// Its process.
@@ -80,6 +87,7 @@ impl Cluster {
         let mut proxy = Proxy {
             process: Process::spawn(NAME, command, &log)?,
             server,
+            config,
         };
         let address = (proxy.server.host.as_str(), port);
         proxy.process.wait_listens(address, LISTENS_WITHIN).await?;

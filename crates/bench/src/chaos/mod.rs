@@ -21,6 +21,7 @@ mod plan;
 mod report;
 mod stage;
 mod strike;
+mod unproven;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,6 +63,8 @@ pub enum Flaw {
     StaleReads,
     /// Two of three zones lose their disks at once, again and again.
     TwoDisks,
+    /// The proxy of the strong reads believes a position that was proved a moment ago.
+    UnprovenPosition,
 }
 
 /// Nodes and zone servers.

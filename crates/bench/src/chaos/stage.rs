@@ -28,7 +28,7 @@ use super::clocks::Clocks;
 use super::faults::{Faults, Member};
 use super::plan::{Line, Way};
 use super::report::{Ended, Struck};
-use super::{Flaw, MEMBERS, Options, SIZE};
+use super::{Flaw, MEMBERS, Options, SIZE, unproven};
 
 /// How long anything may take at the start.
 const TIMEOUT: Duration = Duration::from_secs(180);
@@ -257,7 +257,10 @@ impl Clients {
             Some(Flaw::StaleReads) => Some(cluster.server(NODES[2])?.config()),
             _ => None,
         };
-        let strong = standby.clone().unwrap_or_else(|| proxy.server().config());
+        let strong = match options.flaw {
+            Some(Flaw::UnprovenPosition) => unproven::start(proxy)?.config(),
+            _ => standby.clone().unwrap_or_else(|| proxy.server().config()),
+        };
         let lists = Appenders::start(application.clone(), standby, (6, rate * 0.3, seed), clock);
         let readers = Readers::start(nodes(cluster)?, &lists.window(), clock);
         let strong = StrongReaders::start(&strong, STRONG_READERS, &lists.window(), clock);

@@ -81,3 +81,27 @@ fn chaos_with_stale_reads_is_found_out() -> Result<()> {
     );
     scratch.succeed()
 }
+
+/// A proxy that believes a position which was proved a moment ago: its strong reads miss what was told since, and nothing else
+/// is wrong.
+#[test]
+#[ignore = "system test: make test-system"]
+fn chaos_with_positions_without_proof_is_found_out() -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("needs root, for networks and disks");
+        return Ok(());
+    }
+    let scratch = Scratch::new("unproven")?;
+    let arguments = ["--flaw", "unproven-position", "--duration", "5s"];
+    let (output, report) = chaos(&scratch, &arguments)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1), "{}: {said}", output.status);
+    let checks = report["checks"].as_array().into_iter().flatten();
+    let failed: Vec<&Value> = checks.filter(|check| check["passed"] == false).collect();
+    let name = "strong reads through the proxy miss nothing that anybody was told before";
+    ensure!(
+        failed.len() == 1 && failed[0]["name"] == name,
+        "{failed:#?}"
+    );
+    scratch.succeed()
+}

@@ -200,6 +200,8 @@ impl Serving {
             Some(HandoverError::UnderWay)
         } else if self.taking.is_some() {
             Some(HandoverError::PredecessorLives)
+        } else if self.proxy.cluster.topology().is_paused {
+            Some(HandoverError::Paused)
         } else {
             None
         };

@@ -11,14 +11,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use dax::tls::Stream;
 use futures_util::future::join_all;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
 use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
+use crate::input::STARTUP;
 use crate::program::example;
 use crate::server::{Server, free_port};
+use crate::tls::{READY, encrypt, new_certificate};
 
 /// A proxy of its own process, and of whatever processes take its place.
 struct Service {
@@ -34,9 +39,13 @@ struct Service {
 
 impl Service {
     async fn start(configuration: &str) -> Service {
+        let directory = tempfile::tempdir().expect("a directory");
+        Service::start_in(directory, configuration).await
+    }
+
+    async fn start_in(directory: tempfile::TempDir, configuration: &str) -> Service {
         let server = Server::init("fsync = off\nmax_connections = 100");
         server.start();
-        let directory = tempfile::tempdir().expect("a directory");
         let path = |name: &str| directory.path().join(name);
         let text = format!("epoch = 1\nactive = \"{}\"\n", server.address());
         std::fs::write(path("cluster.toml"), text).expect("it can be written");
@@ -111,7 +120,7 @@ impl Service {
     }
 
     /// The process that is being started, once it is there.
-    fn successor(&self) -> Pid {
+    async fn successor(&self) -> Pid {
         let main = self.mains.last().expect("one");
         let path = format!("/proc/{main}/task/{main}/children");
         for _ in 0..10_000 {
@@ -119,7 +128,7 @@ impl Service {
             if let Some(child) = children.split_whitespace().next() {
                 return Pid::from_raw(child.parse().expect("a number"));
             }
-            std::thread::sleep(Duration::from_millis(1));
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         panic!("no process is started");
     }
@@ -408,7 +417,7 @@ async fn a_successor_that_dies_leaves_everything_as_it_was() {
         let restarting = service.restart();
         tokio::pin!(restarting);
         let killing = async {
-            let pid = tokio::task::block_in_place(|| service.successor());
+            let pid = service.successor().await;
             tokio::time::sleep(Duration::from_millis(round * 2)).await;
             // If it serves by now, its predecessor hears so before it is killed.
             kill(pid, Signal::SIGSTOP).expect("it is there");
@@ -502,4 +511,59 @@ async fn clients_are_the_same_to_an_operator() {
     assert_eq!(after, before);
     service.restart().await.expect("it restarts");
     service.heed_manager();
+}
+
+/// What is said on an encrypted connection up to the end of an answer, or of the connection.
+async fn heard(stream: &mut Stream) -> String {
+    let mut heard = Vec::new();
+    let mut piece = [0; 4096];
+    while !heard.ends_with(READY) {
+        match tokio::time::timeout(Duration::from_secs(20), stream.read(&mut piece)).await {
+            Ok(Ok(read)) if read > 0 => heard.extend_from_slice(&piece[..read]),
+            Ok(_) => break,
+            Err(_) => panic!("nothing is said, and no end"),
+        }
+    }
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+/// They are served by the process before, which then tells them to connect again.
+#[tokio::test(flavor = "multi_thread")]
+async fn encrypted_clients_stay_until_their_time_is_over() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (certificate, key) = new_certificate(directory.path());
+    let configuration = format!(
+        "handover_timeout = \"2s\"\n[tls]\ncertificate = \"{}\"\nkey = \"{}\"",
+        certificate.display(),
+        key.display()
+    );
+    let mut service = Service::start_in(directory, &configuration).await;
+    let socket = TcpSocket::new_v4().expect("a socket");
+    let mut encrypted = encrypt(socket, service.address).await;
+    encrypted.write_all(STARTUP).await.expect("sends");
+    heard(&mut encrypted).await;
+    let plain = service.connect().await;
+    plain.batch_execute("SET work_mem = '1MB'").await.expect("sets");
+    service.restart().await.expect("it restarts");
+    service.heed_manager();
+    encrypted.write_all(b"Q\0\0\0\x0dSELECT 7\0").await.expect("sends");
+    let answer = heard(&mut encrypted).await;
+    assert!(answer.contains("SELECT 1"), "{answer}");
+    let told = heard(&mut encrypted).await;
+    assert!(told.contains("57P01"), "{told}");
+    let first = service.mains[0];
+    ends(&mut service, first);
+    let row = plain.query_one("SHOW work_mem", &[]).await.expect("it is served");
+    assert_eq!(row.get::<_, String>(0), "1MB");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_proxy_is_not_restarted() {
+    let service = Service::start("").await;
+    let operator = service.try_connect("understudy").await.expect("in");
+    operator.simple_query("PAUSE").await.expect("pauses");
+    let refused = service.restart().await.expect_err("paused");
+    assert!(refused.contains("RESUME"), "{refused}");
+    operator.simple_query("RESUME").await.expect("resumes");
+    service.connect().await.simple_query("SELECT 1").await.expect("goes on");
 }

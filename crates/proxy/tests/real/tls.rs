@@ -284,7 +284,8 @@ pub async fn encrypted(proxy: SocketAddr) -> Stream {
     encrypt(socket, proxy).await
 }
 
-async fn encrypt(socket: TcpSocket, proxy: SocketAddr) -> Stream {
+/// An encrypted connection to a proxy.
+pub async fn encrypt(socket: TcpSocket, proxy: SocketAddr) -> Stream {
     socket.set_nodelay(true).expect("it is ours");
     let mut stream = socket.connect(proxy).await.expect("it connects");
     stream.write_all(SSL_REQUEST).await.expect("sends");

@@ -44,6 +44,9 @@ pub enum HandoverError {
     /// The one before it has not ended.
     #[error("the process before this one still has clients")]
     PredecessorLives,
+    /// An operator has paused it, which another process would not know of.
+    #[error("the proxy is paused: RESUME first")]
+    Paused,
     /// The program cannot be started, or met.
     #[error("the new process cannot be started")]
     Start(#[source] io::Error),
