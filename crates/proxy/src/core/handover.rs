@@ -4,19 +4,19 @@
 //! the hand-over is not decided, the end of the successor costs nobody anything.
 //!
 //! ```text
-//!   predecessor                                   successor
-//!   ┌─────────┐ ── Offer: format, epoch ────────▶ reads the format, and knows the cluster as well
-//!   │ Offered │ ◀── Accepts, or Refuses ────────
-//!   └─────────┘ ── the listening socket ────────▶
-//!   ┌─────────┐ ◀── Serves ───────────────────── accepts connections
-//!   │ Moving  │ ── clients between transactions ▶ holds them, and lets them wait
-//!   └─────────┘ ◀── Understood ─────────────────
-//!   ┌──────────┐ ── Go ────────────────────────▶
-//!   │ Deciding │ ◀── Goes ───────────────────── and then serves those it holds, and others as they come
+//!   predecessor                                    successor
+//!   ┌──────────┐ ── Offer: format, epoch ────────▶ reads the format, and knows the cluster as well
+//!   │ Offered  │ ◀── Accepts, or Refuses ────────
+//!   └──────────┘ ── the listening socket ────────▶
+//!   ┌──────────┐ ◀── Has ──────────────────────── has it, and does not accept connections yet
+//!   │ Moving   │ ── clients between transactions ▶ holds them, and lets them wait
+//!   └──────────┘ ◀── Understood ─────────────────
+//!   ┌──────────┐ ── Go ──────────────────────────▶
+//!   │ Deciding │ ◀── Goes ─────────────────────── and then accepts connections, and serves those it holds
 //!   └──────────┘
-//!   ┌─────────┐ ── the others as they end theirs ▶
-//!   │ Decided │ ── Done ───────────────────────▶
-//!   └─────────┘
+//!   ┌──────────┐ ── the others as they end theirs ▶
+//!   │ Decided  │ ── Done ────────────────────────▶
+//!   └──────────┘
 //! ```
 //!
 //! Until it hears `Goes` the predecessor keeps what it has sent, and goes on with all of it if the successor ends. From then on
@@ -36,8 +36,8 @@ pub type ClientId = u32;
 pub enum Heard {
     /// The successor reads the format and is ready to accept connections.
     Accepts,
-    /// It accepts connections.
-    Serves,
+    /// It has the listening socket.
+    Has,
     /// A client has reached the point where it can leave.
     Leaves(ClientId),
     /// The successor has what it needs to serve the client.
@@ -46,7 +46,7 @@ pub enum Heard {
     Declined(ClientId),
     /// Everybody who could leave at once has.
     AllAsked,
-    /// The successor serves those whom it holds from now on.
+    /// The successor accepts connections from now on, and serves those whom it holds.
     Goes,
     /// The successor is gone, refuses, or says what makes no sense.
     Lost,
@@ -136,10 +136,7 @@ impl Giving {
 
     /// Whether a client may leave now.
     pub fn takes_clients(&self) -> bool {
-        matches!(
-            self.stage,
-            Stage::Moving | Stage::Deciding | Stage::Decided
-        )
+        matches!(self.stage, Stage::Moving | Stage::Deciding | Stage::Decided)
     }
 
     /// Something happened: what is to be done, in order.
@@ -155,9 +152,9 @@ impl Giving {
                 }
                 vec![Do::SendListener]
             }
-            (Stage::Starting, Heard::Serves) => {
+            (Stage::Starting, Heard::Has) => {
                 self.stage = Stage::Moving;
-                vec![Do::StopAccepting, Do::AskClients]
+                vec![Do::AskClients]
             }
             (Stage::Moving | Stage::Deciding | Stage::Decided, Heard::Leaves(client)) => {
                 self.sent.insert(*client);
@@ -184,7 +181,8 @@ impl Giving {
             (Stage::Deciding, Heard::Goes) => {
                 self.stage = Stage::Decided;
                 let held = std::mem::take(&mut self.held);
-                held.into_iter().map(Do::Forget).collect()
+                let forget = held.into_iter().map(Do::Forget);
+                std::iter::once(Do::StopAccepting).chain(forget).collect()
             }
             // Whatever else is said makes no sense now.
             _ => self.lose(),
@@ -216,16 +214,14 @@ impl Giving {
 
     /// There is no successor: everything is as it was, but for whom it has.
     fn lose(&mut self) -> Vec<Do> {
-        let accepts = matches!(self.stage, Stage::Offered | Stage::Starting);
-        self.stage = Stage::Over;
         let mut all = Vec::new();
-        if !accepts {
-            all.extend([Do::AcceptAgain, Do::KeepClients]);
+        if self.stage == Stage::Decided {
+            all.push(Do::AcceptAgain);
         }
-        #[cfg(test)]
-        if self.flaw == Some(Flaw::StopsTooEarly) {
-            all.retain(|one| *one != Do::AcceptAgain);
+        if self.takes_clients() {
+            all.push(Do::KeepClients);
         }
+        self.stage = Stage::Over;
         let back = std::mem::take(&mut self.held).into_iter();
         let back = back.chain(std::mem::take(&mut self.sent));
         all.extend(back.map(Do::TakeBack));

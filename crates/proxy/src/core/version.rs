@@ -122,9 +122,8 @@ impl Seen {
 
     /// Whether this is the run of the server that the session read on last.
     pub fn is_same_run(&self, standby: &NodeName, run: Option<ServerRun>) -> bool {
-        let is_it = |(name, last): &(Box<str>, Option<ServerRun>)| {
-            **name == **standby && *last == run
-        };
+        let is_it =
+            |(name, last): &(Box<str>, Option<ServerRun>)| **name == **standby && *last == run;
         run.is_some() && self.last.as_ref().is_some_and(is_it)
     }
 }

@@ -148,10 +148,12 @@ fn reload(proxy: &Proxy) -> Result<Answer, Refusal> {
 
 async fn restart(proxy: &Proxy) -> Result<Answer, Refusal> {
     let restarted = proxy.restart().await;
-    restarted.map(|()| Answer::Done("RESTART")).map_err(|error| {
-        let why = error.source().map_or_else(String::new, ToString::to_string);
-        Refusal::error("55000", error.to_string()).detail(why)
-    })
+    restarted
+        .map(|()| Answer::Done("RESTART"))
+        .map_err(|error| {
+            let why = error.source().map_or_else(String::new, ToString::to_string);
+            Refusal::error("55000", error.to_string()).detail(why)
+        })
 }
 
 fn kill(proxy: &Proxy, id: &str) -> Result<Answer, Refusal> {

@@ -1,5 +1,7 @@
 //! The task of one client: moves bytes between sockets and the session, and does what the session asks for.
 
+mod leaving;
+
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,8 +20,9 @@ use crate::core::sql::Volatile;
 use crate::core::topology::Topology;
 
 use super::catalog::Functions;
-use super::handle::{BEGINNING, HANDOVER, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING};
-use super::handover::{ClientParcel, Leaving, Plain, ServerParcel, Sockets, write};
+use super::handle::{
+    BEGINNING, HANDOVER, Handle, IDLE, KILL, NEWS, SHUTDOWN, TRANSACTION, WAITING,
+};
 use super::pool::{Held, Place, Pool};
 use super::socket::Socket;
 use super::{Proxy, Settings};
@@ -331,109 +334,6 @@ impl Client {
                 .hint("Connect again, to another proxy.");
             self.with(|session, _, out| session.close(&refusal, out));
         }
-    }
-
-    /// If another process takes clients over, this one is to leave.
-    fn hear_of_handover(&mut self) {
-        if let Some(number) = self.proxy.handover.number() {
-            self.is_leaving = self.can_leave_at_all();
-            self.handle.has_heard(number, !self.is_leaving);
-        }
-    }
-
-    /// What TLS knows of a connection stays in its process; and a session may have something that only an encrypted
-    /// connection to a server has.
-    fn can_leave_at_all(&self) -> bool {
-        let is_to_server = |held: &Held| held.conn.socket.is_encrypted();
-        let is_kept = self.held.as_ref().is_some_and(is_to_server);
-        !(self.socket.is_encrypted() || is_kept && self.session.needs_its_connection())
-    }
-
-    /// Whether it is between two transactions, and nothing is on its way to or from a server.
-    fn can_leave_now(&self) -> bool {
-        let is_quiet = |held: &Held| held.conn.is_quiet();
-        let is_at_rest = self.acquiring.is_none()
-            && self.position.is_none()
-            && self.parked.is_none()
-            && self.out.server.is_empty()
-            && self.held.as_ref().is_none_or(is_quiet);
-        is_at_rest && self.look(Session::may_leave)
-    }
-
-    /// Leaves for another process. Whether that has taken it.
-    async fn leave(&mut self) -> bool {
-        self.is_leaving = self.can_leave_at_all();
-        if !self.is_leaving {
-            return false;
-        }
-        let is_plain = |held: &Held| !held.conn.socket.is_encrypted();
-        let goes_along = self.held.as_ref().is_some_and(is_plain);
-        let parcel = write(&self.parcel(goes_along));
-        let Ok(sockets) = self.take_sockets(goes_along) else {
-            return true;
-        };
-        let (answer, answered) = oneshot::channel();
-        self.proxy.handover.leave(Leaving {
-            id: self.handle.id,
-            parcel,
-            sockets,
-            answer,
-        });
-        match answered.await.ok().flatten() {
-            Some(back) => {
-                self.is_leaving = false;
-                // A socket that cannot be taken back is as good as closed.
-                self.return_sockets(back).is_err()
-            }
-            None => {
-                if let Some(held) = self.held.take().filter(|_| !goes_along) {
-                    held.conn.close();
-                }
-                true
-            }
-        }
-    }
-
-    /// What describes it.
-    fn parcel(&self, goes_along: bool) -> ClientParcel {
-        let held = self.held.as_ref().filter(|_| goes_along);
-        ClientParcel {
-            id: self.handle.id,
-            secret: self.handle.secret().to_vec(),
-            peer: self.handle.peer,
-            age_s: self.handle.since.elapsed().as_secs(),
-            units: self.session.counts().units,
-            login: self.pool.login(),
-            input: self.input.to_vec(),
-            output: self.out.client.to_vec(),
-            session: self.look(|session, cx| session.pack(cx, goes_along)),
-            server: held.map(|held| ServerParcel::of(&held.conn)),
-        }
-    }
-
-    fn take_sockets(&mut self, goes_along: bool) -> std::io::Result<Sockets> {
-        let take = |socket: &mut Socket| Plain::of(std::mem::replace(socket, Socket::Gone));
-        let held = self.held.as_mut().filter(|_| goes_along);
-        Ok(Sockets {
-            server: held.map(|held| take(&mut held.conn.socket)).transpose()?,
-            client: take(&mut self.socket)?,
-        })
-    }
-
-    fn return_sockets(&mut self, sockets: Sockets) -> std::io::Result<()> {
-        self.socket = sockets.client.into_socket()?;
-        if let (Some(held), Some(server)) = (&mut self.held, sockets.server) {
-            held.conn.socket = server.into_socket()?;
-        }
-        Ok(())
-    }
-
-    /// Asks the session something.
-    fn look<T>(&self, ask: impl FnOnce(&Session, &Context<'_>) -> T) -> T {
-        let topology = self.proxy.cluster.topology();
-        let volatile = self.functions.read().clone();
-        let settings = self.proxy.settings();
-        ask(&self.session, &context(&self.proxy, &settings, &volatile, &topology))
     }
 
     fn lose_server(&mut self) {

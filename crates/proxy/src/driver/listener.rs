@@ -18,9 +18,7 @@ use super::Proxy;
 use super::descriptors;
 use super::handle::SHUTDOWN;
 use super::handover;
-use super::handover::{
-    Giver, HandoverError, Predecessor, Request, Taken, TakeoverError, ToServe,
-};
+use super::handover::{Giver, HandoverError, Predecessor, Request, Taken, TakeoverError, ToServe};
 use super::socket::Socket;
 use super::startup;
 
@@ -98,8 +96,11 @@ pub async fn serve(
     let _signals = handover::restart_by_signal(&proxy);
     let mut serving = Serving::new(proxy.clone(), listener);
     if let Some(predecessor) = predecessor {
-        predecessor.serves().await?;
-        serving.taking = Some(tokio::spawn(predecessor.take(proxy.clone())));
+        predecessor.has_listener().await?;
+        let (go, goes) = oneshot::channel();
+        serving.accepts = false;
+        serving.goes = Some(goes);
+        serving.taking = Some(tokio::spawn(predecessor.take(proxy.clone(), go)));
     }
     let ended = serving.run(shutdown).await;
     drop(serving);
@@ -116,6 +117,8 @@ struct Serving {
     accepts: bool,
     strangers: Strangers,
     requests: Option<mpsc::UnboundedReceiver<Request>>,
+    /// Told when connections are to be accepted, by who takes over from another process.
+    goes: Option<oneshot::Receiver<()>>,
     /// Taking over from another process.
     taking: Option<JoinHandle<Taken>>,
     /// Handing over to one.
@@ -147,6 +150,7 @@ impl Serving {
             accepts: true,
             strangers: Strangers::default(),
             requests: proxy.handover.requests(),
+            goes: None,
             taking: None,
             giving: None,
             deadline: None,
@@ -161,11 +165,16 @@ impl Serving {
                 () = &mut shutdown => break,
                 accepted = self.listener.accept(), if self.accepts => self.accept(accepted).await,
                 Some(request) = next(&mut self.requests) => self.hand_over(request),
+                goes = goes(&mut self.goes) => {
+                    self.goes = None;
+                    self.accepts |= goes;
+                }
                 taken = finished(&mut self.taking) => {
                     self.taking = None;
                     if taken == Taken::Nothing {
                         return Err(ServeError::Takeover(TakeoverError::Abandoned));
                     }
+                    self.accepts = true;
                 }
                 told = told(&mut self.giving) => if self.heed(told) { break },
                 () = passed(self.deadline) => break,
@@ -207,7 +216,11 @@ impl Serving {
         };
         let listener = match refusal {
             Some(refusal) => Err(refusal),
-            None => self.listener.as_fd().try_clone_to_owned().map_err(HandoverError::Start),
+            None => self
+                .listener
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(HandoverError::Start),
         };
         match listener {
             Ok(listener) => {
@@ -246,6 +259,14 @@ impl Serving {
 async fn next(requests: &mut Option<mpsc::UnboundedReceiver<Request>>) -> Option<Request> {
     match requests {
         Some(requests) => requests.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether connections are to be accepted, once that is known.
+async fn goes(goes: &mut Option<oneshot::Receiver<()>>) -> bool {
+    match goes {
+        Some(goes) => goes.await.is_ok(),
         None => std::future::pending().await,
     }
 }

@@ -126,7 +126,13 @@ impl Visit {
             }
             Err(Turned::Replication(conn)) => {
                 let guest = self.proxy.handover.guest();
-                tokio::spawn(relay(self.socket, conn.socket, self.input, self.output, guest));
+                tokio::spawn(relay(
+                    self.socket,
+                    conn.socket,
+                    self.input,
+                    self.output,
+                    guest,
+                ));
                 None
             }
             Err(Turned::Done) => None,

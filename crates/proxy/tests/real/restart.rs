@@ -145,14 +145,26 @@ impl Service {
     }
 }
 
+impl Service {
+    /// All processes of its program, by their ids.
+    fn processes(&self) -> Vec<Pid> {
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let is_ours = |entry: &std::fs::DirEntry| {
+            let program = std::fs::read_link(entry.path().join("exe"));
+            program.is_ok_and(|program| program.starts_with(self.directory.path()))
+        };
+        let ours = all.filter(is_ours);
+        ours.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Pid::from_raw))
+            .collect()
+    }
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
-        for pid in self.mains.iter().skip(1) {
-            // It may have ended.
-            let _ = kill(*pid, Signal::SIGKILL);
+        for pid in self.processes() {
+            // It may have ended meanwhile.
+            let _ = kill(pid, Signal::SIGKILL);
         }
-        // As this one should have.
-        let _ = self.first.kill();
         let _ = self.first.wait();
     }
 }
@@ -169,7 +181,10 @@ impl Load {
         let client = service.connect().await;
         let text = "CREATE TABLE log (who int, what int, PRIMARY KEY (who, what))";
         client.batch_execute(text).await.expect("a table");
-        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stop, done) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let mut tasks = Vec::new();
         for who in 0..6 {
             let (text, stop, done) = (service.text("postgres"), stop.clone(), done.clone());
@@ -195,7 +210,8 @@ impl Load {
     async fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         for task in join_all(self.tasks).await {
-            task.expect("it does not panic").expect("nothing went wrong");
+            task.expect("it does not panic")
+                .expect("nothing went wrong");
         }
         self.done.load(Ordering::Relaxed)
     }
@@ -274,7 +290,10 @@ impl Idle {
             100 + number
         );
         client.batch_execute(&text).await.expect("a session");
-        let statement = client.prepare("SELECT $1::int + 1").await.expect("prepared");
+        let statement = client
+            .prepare("SELECT $1::int + 1")
+            .await
+            .expect("prepared");
         let row = client.query_one("SELECT pg_backend_pid()", &[]).await;
         Idle {
             pid: row.expect("answers").get(0),
@@ -287,12 +306,16 @@ impl Idle {
     async fn check(&self, number: i32) {
         let one = async |text: &str| -> String {
             let row = self.client.query_one(text, &[]).await;
-            row.unwrap_or_else(|error| panic!("{text}: {error:?}")).get(0)
+            row.unwrap_or_else(|error| panic!("{text}: {error:?}"))
+                .get(0)
         };
         assert_eq!(one("SHOW application_name").await, format!("idle {number}"));
         assert_eq!(one("SHOW work_mem").await, format!("{}kB", 100 + number));
         assert_eq!(one("SELECT n::text FROM mine").await, number.to_string());
-        assert_eq!(one("SELECT pg_backend_pid()::text").await, self.pid.to_string());
+        assert_eq!(
+            one("SELECT pg_backend_pid()::text").await,
+            self.pid.to_string()
+        );
         let row = self.client.query_one(&self.statement, &[&41]).await;
         assert_eq!(row.expect("it is prepared").get::<_, i32>(0), 42);
     }
@@ -325,7 +348,10 @@ async fn goes_unnoticed(mode: &str) {
         };
         let (slept, ()) = tokio::join!(sleep, cancel);
         let code = slept.expect_err("cancelled").code().cloned();
-        assert_eq!(code.map(|code| code.code().to_owned()).as_deref(), Some("57014"));
+        assert_eq!(
+            code.map(|code| code.code().to_owned()).as_deref(),
+            Some("57014")
+        );
         transaction.rollback().await.expect("ends");
         open.batch_execute("NOTIFY jobs").await.expect("tells");
         for (number, idle) in (0..).zip(&idle) {
@@ -392,7 +418,10 @@ async fn a_successor_that_cannot_run_changes_nothing() {
             std::fs::set_permissions(path, mode).expect("ours");
         });
         let refused = service.restart().await.expect_err("it cannot");
-        assert!(refused.contains("the new process cannot be started"), "{refused}");
+        assert!(
+            refused.contains("the new process cannot be started"),
+            "{refused}"
+        );
         load.more(100).await;
         idle.check(1).await;
     }
@@ -406,40 +435,54 @@ async fn a_successor_that_cannot_run_changes_nothing() {
     load.end().await;
 }
 
+/// Asks for a restart and kills the successor that long after it was started, unless that serves already. Whether it was killed.
+async fn interrupt_restart(service: &Service, after: Duration) -> bool {
+    let restarting = service.restart();
+    tokio::pin!(restarting);
+    let stopping = async {
+        let pid = service.successor().await;
+        tokio::time::sleep(after).await;
+        // If it serves by now, its predecessor hears so before it is killed.
+        kill(pid, Signal::SIGSTOP).expect("it is there");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        pid
+    };
+    tokio::select! {
+        answered = &mut restarting => {
+            answered.expect("it is not refused");
+            return false;
+        }
+        pid = stopping => kill(pid, Signal::SIGKILL).expect("it is there"),
+    }
+    restarting.await.expect_err("it was killed");
+    true
+}
+
 /// A successor is killed at whatever step it is: up to where it serves, that costs nobody anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_successor_that_dies_leaves_everything_as_it_was() {
-    let service = Service::start("pool_mode = \"transaction\"\npool_size = 20").await;
+    let configuration = "pool_mode = \"transaction\"\npool_size = 20";
+    let mut service = Service::start(configuration).await;
     let load = Load::start(&service).await;
-    let idle = join_all((0..60).map(|_| service.connect())).await;
+    let idle = join_all((0..300).map(|_| service.connect())).await;
     let mut died = 0;
     for round in 0..25 {
-        let restarting = service.restart();
-        tokio::pin!(restarting);
-        let killing = async {
-            let pid = service.successor().await;
-            tokio::time::sleep(Duration::from_millis(round * 2)).await;
-            // If it serves by now, its predecessor hears so before it is killed.
-            kill(pid, Signal::SIGSTOP).expect("it is there");
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            pid
-        };
-        let (answered, pid) = tokio::select! {
-            answered = &mut restarting => (Some(answered), None),
-            pid = killing => (None, Some(pid)),
-        };
-        let Some(pid) = pid else {
-            answered.expect("answered").expect("it restarted before it could be killed");
-            break;
-        };
-        kill(pid, Signal::SIGKILL).expect("it is there");
-        restarting.await.expect_err("it was killed");
-        died += 1;
+        if interrupt_restart(&service, Duration::from_millis(round)).await {
+            died += 1;
+        } else {
+            let before = service.mains.last().copied().expect("one");
+            let main = service.heed_manager();
+            // It may have been stopped just then.
+            kill(main, Signal::SIGCONT).expect("it serves");
+            ends(&mut service, before);
+        }
         load.more(20).await;
         for client in &idle {
-            client.simple_query("SELECT 1").await.expect("it is served");
+            let served = client.simple_query("SELECT 1").await;
+            served.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
         }
-        service.connect().await.simple_query("SELECT 1").await.expect("let in");
+        let client = service.connect().await;
+        client.simple_query("SELECT 1").await.expect("let in");
     }
     assert!(died > 3, "{died} successors died");
     load.end().await;
@@ -543,17 +586,26 @@ async fn encrypted_clients_stay_until_their_time_is_over() {
     encrypted.write_all(STARTUP).await.expect("sends");
     heard(&mut encrypted).await;
     let plain = service.connect().await;
-    plain.batch_execute("SET work_mem = '1MB'").await.expect("sets");
+    plain
+        .batch_execute("SET work_mem = '1MB'")
+        .await
+        .expect("sets");
     service.restart().await.expect("it restarts");
     service.heed_manager();
-    encrypted.write_all(b"Q\0\0\0\x0dSELECT 7\0").await.expect("sends");
+    encrypted
+        .write_all(b"Q\0\0\0\x0dSELECT 7\0")
+        .await
+        .expect("sends");
     let answer = heard(&mut encrypted).await;
     assert!(answer.contains("SELECT 1"), "{answer}");
     let told = heard(&mut encrypted).await;
     assert!(told.contains("57P01"), "{told}");
     let first = service.mains[0];
     ends(&mut service, first);
-    let row = plain.query_one("SHOW work_mem", &[]).await.expect("it is served");
+    let row = plain
+        .query_one("SHOW work_mem", &[])
+        .await
+        .expect("it is served");
     assert_eq!(row.get::<_, String>(0), "1MB");
 }
 
@@ -565,5 +617,10 @@ async fn a_paused_proxy_is_not_restarted() {
     let refused = service.restart().await.expect_err("paused");
     assert!(refused.contains("RESUME"), "{refused}");
     operator.simple_query("RESUME").await.expect("resumes");
-    service.connect().await.simple_query("SELECT 1").await.expect("goes on");
+    service
+        .connect()
+        .await
+        .simple_query("SELECT 1")
+        .await
+        .expect("goes on");
 }

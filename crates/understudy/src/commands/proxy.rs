@@ -1,8 +1,8 @@
 //! `understudy proxy`: one address that survives takeovers, in front of a cluster's servers.
 
 use std::convert::Infallible;
-use std::path::{Path, PathBuf};
 use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;

@@ -95,8 +95,7 @@ impl World {
         };
         match message {
             Message::Listener => {
-                self.there_accepts = true;
-                self.to_predecessor.push_back(Heard::Serves);
+                self.to_predecessor.push_back(Heard::Has);
             }
             Message::Client(client) if self.rng.random_bool(0.1) => {
                 self.to_predecessor.push_back(Heard::Declined(client));
@@ -111,6 +110,7 @@ impl World {
             }
             Message::Go => {
                 self.to_predecessor.push_back(Heard::Goes);
+                self.there_accepts = true;
                 self.may_serve = true;
                 self.served_there.append(&mut self.held);
             }
@@ -164,7 +164,9 @@ impl World {
             }
             let is_lost = *here == Here::Forgotten && !self.is_alive;
             if is_lost && self.died_undecided {
-                return Err(format!("client {client} is lost with a successor that was not to serve"));
+                return Err(format!(
+                    "client {client} is lost with a successor that was not to serve"
+                ));
             }
         }
         Ok(())
@@ -180,7 +182,12 @@ impl World {
         while let Some(heard) = world.to_predecessor.pop_front() {
             world.tell(&heard);
         }
-        if !world.is_alive && (!world.accepts || world.here.values().any(|here| *here == Here::Away)) {
+        if world.is_alive && world.giving.is_decided() && world.accepts {
+            return Err("both accept connections for good".to_owned());
+        }
+        if !world.is_alive
+            && (!world.accepts || world.here.values().any(|here| *here == Here::Away))
+        {
             return Err("somebody is left waiting for a successor that is gone".to_owned());
         }
         Ok((world.giving.is_decided(), world.died_undecided))
@@ -196,7 +203,10 @@ fn everybody_is_served_by_one_process_whenever_the_successor_ends() {
         decided += u32::from(is_decided);
         died += u32::from(died_undecided);
     }
-    assert!(decided > 100 && died > 100, "{decided} decided, {died} ended before");
+    assert!(
+        decided > 100 && died > 100,
+        "{decided} decided, {died} ended before"
+    );
 }
 
 #[test]
@@ -214,7 +224,7 @@ fn every_flaw_is_caught() {
 #[test]
 fn nonsense_ends_the_handover_and_nothing_else() {
     let mut giving = Giving::default();
-    assert_eq!(giving.hear(&Heard::Serves), []);
+    assert_eq!(giving.hear(&Heard::Has), []);
     assert!(giving.is_over());
     assert_eq!(giving.hear(&Heard::Leaves(1)), [Do::TakeBack(1)]);
 }

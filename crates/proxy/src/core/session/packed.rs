@@ -86,7 +86,11 @@ impl PackedServer {
         Server {
             role: Role::Active(self.epoch),
             settings: self.settings.clone(),
-            prepared: self.prepared.iter().map(|one| one.as_str().into()).collect(),
+            prepared: self
+                .prepared
+                .iter()
+                .map(|one| one.as_str().into())
+                .collect(),
             unnamed: self.unnamed.as_deref().map(Into::into),
             reported: reported_of(&self.reported),
             replayed: self.replayed,
@@ -226,7 +230,12 @@ mod tests {
             let mut input = BytesMut::new();
             frame::put(&mut input, tag, pieces);
             self.with(|session, cx, out| session.client_input(cx, &mut input, out));
-            if self.out.effects.drain(..).any(|one| matches!(one, Effect::AcquireActive { .. })) {
+            if self
+                .out
+                .effects
+                .drain(..)
+                .any(|one| matches!(one, Effect::AcquireActive { .. }))
+            {
                 let server = Box::new(Server::new(Role::Active(Epoch(3)), Reported::default()));
                 self.with(|session, cx, out| session.linked(cx, server, false, out));
             }
@@ -299,7 +308,10 @@ mod tests {
         assert!(session.keeps.listens() && session.keeps.cannot_move());
         assert!(session.names.statement("s").is_some());
         assert_eq!(session.told, desk.session.told);
-        let again = Desk { session, ..Desk::new() };
+        let again = Desk {
+            session,
+            ..Desk::new()
+        };
         let mut again = again;
         assert_eq!(again.with(|session, cx, _| session.pack(cx, true)), packed);
         let alone = again.with(|session, cx, _| session.pack(cx, false));

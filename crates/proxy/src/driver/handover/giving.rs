@@ -26,8 +26,8 @@ use super::message::{IdleParcel, Offer, ServerParcel, kind, read, write};
 use super::wire::{Received, Wire};
 use super::{Cancel, HandoverError, Leaving, MEET_AT, Plain, Request, Sockets};
 
-/// The successor must accept connections by then.
-const SERVES_WITHIN: Duration = Duration::from_secs(60);
+/// The successor must have the listening socket by then.
+const READY_WITHIN: Duration = Duration::from_secs(60);
 /// How often it is looked who is left.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Whoever has not heard by then that it is to leave follows later.
@@ -146,7 +146,7 @@ impl Giver {
     /// Hands over, until nobody is left or it has come to nothing.
     pub async fn run(mut self) {
         let started = tokio::select! {
-            started = tokio::time::timeout(SERVES_WITHIN, start()) => started,
+            started = tokio::time::timeout(READY_WITHIN, start()) => started,
             _ = &mut self.ends => return self.over(HandoverError::Ends),
         };
         let late = || io::Error::other("it did not answer in time");
@@ -206,7 +206,7 @@ impl Running {
         if self.wire.send(kind::OFFER, &offer, &[]).await.is_err() {
             self.hear(Heard::Lost).await;
         }
-        let deadline = Instant::now() + SERVES_WITHIN;
+        let deadline = Instant::now() + READY_WITHIN;
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while !self.giving.is_over() {
@@ -267,7 +267,9 @@ impl Running {
     async fn look(&mut self) -> bool {
         let proxy = self.giver.proxy.clone();
         if !self.giving.is_decided() {
-            let is_late = self.asked.is_some_and(|asked| asked.elapsed() > HEARD_WITHIN);
+            let is_late = self
+                .asked
+                .is_some_and(|asked| asked.elapsed() > HEARD_WITHIN);
             let number = proxy.handover.number();
             if number.is_some_and(|number| is_late || proxy.handles.have_heard(number)) {
                 self.hear(Heard::AllAsked).await;
@@ -323,7 +325,7 @@ impl Running {
         };
         let heard = match received.kind {
             kind::ACCEPT => Heard::Accepts,
-            kind::SERVES => Heard::Serves,
+            kind::HAS => Heard::Has,
             kind::GO => Heard::Goes,
             kind::UNDERSTOOD => read(&received.body).map_or(Heard::Lost, Heard::Understood),
             kind::DECLINED => read(&received.body).map_or(Heard::Lost, Heard::Declined),
@@ -346,7 +348,12 @@ impl Running {
     }
 
     async fn cancel(&mut self, cancel: Cancel) {
-        if self.wire.send(kind::CANCEL, &write(&cancel), &[]).await.is_err() {
+        if self
+            .wire
+            .send(kind::CANCEL, &write(&cancel), &[])
+            .await
+            .is_err()
+        {
             self.hear(Heard::Lost).await;
         }
     }
@@ -388,7 +395,10 @@ impl Running {
             }
             Do::KeepClients => proxy.handover.close(),
             Do::Send(id) => {
-                let Some(Leaving { parcel, sockets, .. }) = self.leaving.get(&id) else {
+                let Some(Leaving {
+                    parcel, sockets, ..
+                }) = self.leaving.get(&id)
+                else {
                     return Ok(());
                 };
                 let mut sent = vec![sockets.client.as_fd()];

@@ -25,15 +25,15 @@ pub mod kind {
     pub const ACCEPT: u8 = 3;
     /// The listening socket.
     pub const LISTENER: u8 = 4;
-    /// The successor accepts connections.
-    pub const SERVES: u8 = 5;
+    /// The successor has it.
+    pub const HAS: u8 = 5;
     /// A client.
     pub const CLIENT: u8 = 6;
     /// It can be served: its number.
     pub const UNDERSTOOD: u8 = 7;
     /// It cannot: its number.
     pub const DECLINED: u8 = 8;
-    /// Serve those who were handed over.
+    /// Accept connections, and serve those who were handed over. Answered by the same.
     pub const GO: u8 = 9;
     /// The predecessor goes on, with all of them.
     pub const ABORT: u8 = 10;

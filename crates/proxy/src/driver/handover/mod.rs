@@ -68,7 +68,9 @@ pub enum TakeoverError {
     #[error("the process before this one cannot be reached")]
     Meet(#[source] io::Error),
     /// The predecessor writes sessions otherwise.
-    #[error("the process before this one hands sessions over in format {theirs}, and this one reads format {ours}")]
+    #[error(
+        "the process before this one hands sessions over in format {theirs}, and this one reads format {ours}"
+    )]
     Format {
         /// What it writes.
         theirs: u32,
@@ -210,7 +212,9 @@ impl Handover {
             return Err(HandoverError::NotHere);
         }
         let (answer, answered) = oneshot::channel();
-        self.requests.send(answer).map_err(|_| HandoverError::Ends)?;
+        self.requests
+            .send(answer)
+            .map_err(|_| HandoverError::Ends)?;
         answered.await.unwrap_or(Err(HandoverError::Ends))
     }
 
@@ -244,7 +248,10 @@ impl Handover {
             Some(taker) => taker.send(leaving).err().map(|unsent| unsent.0),
             None => Some(leaving),
         };
-        if let Some(Leaving { sockets, answer, .. }) = back {
+        if let Some(Leaving {
+            sockets, answer, ..
+        }) = back
+        {
             // The client waits for it.
             let _ = answer.send(Some(sockets));
         }
@@ -291,7 +298,9 @@ pub fn restart_by_signal(proxy: &Arc<Proxy>) -> Signals {
         return Signals(None);
     }
     let Ok(mut asked) = signal(SignalKind::user_defined2()) else {
-        tracing::error!("cannot listen for SIGUSR2: RESTART in the database \"understudy\" remains");
+        tracing::error!(
+            "cannot listen for SIGUSR2: RESTART in the database \"understudy\" remains"
+        );
         return Signals(None);
     };
     let proxy = proxy.clone();

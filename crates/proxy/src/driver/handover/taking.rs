@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::net::{TcpListener, UnixStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::config::Mode;
 use crate::core::handover::{ClientId, FORMAT};
@@ -73,13 +73,15 @@ impl Predecessor {
             Ok(offer) => Ok(Some(Predecessor { wire, offer })),
             Err(why) => {
                 // It goes on, whether it hears why or not.
-                let _ = wire.send(kind::REFUSE, why.to_string().as_bytes(), &[]).await;
+                let _ = wire
+                    .send(kind::REFUSE, why.to_string().as_bytes(), &[])
+                    .await;
                 Err(why)
             }
         }
     }
 
-    /// Its listening socket, if it listens where this process is to listen. From then on connections can be accepted here.
+    /// Its listening socket, if it listens where this process is to listen. Connections are its own until it says otherwise.
     pub(in crate::driver) async fn listener(
         &self,
         proxy: &Proxy,
@@ -99,15 +101,23 @@ impl Predecessor {
         if known.is_err() {
             let why = TakeoverError::Unknowing;
             // It goes on, whether it hears why or not.
-            let _ = self.wire.send(kind::REFUSE, why.to_string().as_bytes(), &[]).await;
+            let _ = self
+                .wire
+                .send(kind::REFUSE, why.to_string().as_bytes(), &[])
+                .await;
             return Err(why);
         }
-        proxy.handles.begin_at(self.offer.last_client.wrapping_add(NUMBERS));
+        proxy
+            .handles
+            .begin_at(self.offer.last_client.wrapping_add(NUMBERS));
         let meet = TakeoverError::Meet;
         self.wire.send(kind::ACCEPT, &[], &[]).await.map_err(meet)?;
         let received = self.wire.receive().await.map_err(meet)?;
         let mut received = received.ok_or(TakeoverError::Abandoned)?;
-        let listener = received.descriptors.pop().filter(|_| received.kind == kind::LISTENER);
+        let listener = received
+            .descriptors
+            .pop()
+            .filter(|_| received.kind == kind::LISTENER);
         let listener = listener.ok_or(TakeoverError::Nonsense)?;
         if self.offer.listen != proxy.config.listen {
             return Ok(None);
@@ -117,8 +127,9 @@ impl Predecessor {
         Ok(Some(TcpListener::from_std(listener).map_err(meet)?))
     }
 
-    /// Takes over whom it hands over, until it has nobody left or changes its mind.
-    pub(in crate::driver) async fn take(self, proxy: Arc<Proxy>) -> Taken {
+    /// Takes over whom it hands over, until it has nobody left or changes its mind. `go` is told when connections are to be
+    /// accepted here.
+    pub(in crate::driver) async fn take(self, proxy: Arc<Proxy>, go: oneshot::Sender<()>) -> Taken {
         let (cancels_to, mut cancels) = mpsc::unbounded_channel::<Cancel>();
         proxy.handover.set_other(Some(cancels_to));
         let wire = Arc::new(self.wire);
@@ -128,6 +139,7 @@ impl Predecessor {
             wire,
             held: Vec::new(),
             may_serve: false,
+            go: Some(go),
             proxy,
         };
         let taken = loop {
@@ -147,9 +159,9 @@ impl Predecessor {
         taken
     }
 
-    /// Tells it that connections are accepted here.
-    pub(in crate::driver) async fn serves(&self) -> Result<(), TakeoverError> {
-        let sent = self.wire.send(kind::SERVES, &[], &[]).await;
+    /// Tells it that connections can be accepted here.
+    pub(in crate::driver) async fn has_listener(&self) -> Result<(), TakeoverError> {
+        let sent = self.wire.send(kind::HAS, &[], &[]).await;
         sent.map_err(TakeoverError::Meet)
     }
 }
@@ -164,6 +176,7 @@ struct Taking {
     #[allow(clippy::vec_box, reason = "moved out as they are")]
     held: Vec<Box<Client>>,
     may_serve: bool,
+    go: Option<oneshot::Sender<()>>,
 }
 
 impl Taking {
@@ -200,15 +213,25 @@ impl Taking {
                 }
             }
             kind::DONE => return Some(Taken::All),
-            kind => tracing::warn!(kind, "the process before this one says what nobody understands"),
+            kind => tracing::warn!(
+                kind,
+                "the process before this one says what nobody understands"
+            ),
         }
         None
     }
 
-    /// From now on clients are served as they come.
+    /// From now on connections are accepted, and clients are served as they come.
     fn serve(&mut self) {
         self.may_serve = true;
-        tracing::info!(clients = self.held.len(), "serving the clients of the process before");
+        if let Some(go) = self.go.take() {
+            // Whoever accepts connections may have ended.
+            let _ = go.send(());
+        }
+        tracing::info!(
+            clients = self.held.len(),
+            "serving the clients of the process before"
+        );
         for client in self.held.drain(..) {
             tokio::spawn(client.run());
         }
@@ -223,7 +246,10 @@ impl Taking {
         match self.unpack(parcel, message.descriptors) {
             Some(client) => {
                 // Said before it is served: so it is here, or there, whoever ends now.
-                let said = self.wire.send(kind::UNDERSTOOD, &write::<ClientId>(&id), &[]).await;
+                let said = self
+                    .wire
+                    .send(kind::UNDERSTOOD, &write::<ClientId>(&id), &[])
+                    .await;
                 match (said.is_ok() || self.may_serve, self.may_serve) {
                     (true, true) => drop(tokio::spawn(client.run())),
                     _ => self.held.push(client),
@@ -231,7 +257,10 @@ impl Taking {
             }
             None => {
                 // It goes on there.
-                let _ = self.wire.send(kind::DECLINED, &write::<ClientId>(&id), &[]).await;
+                let _ = self
+                    .wire
+                    .send(kind::DECLINED, &write::<ClientId>(&id), &[])
+                    .await;
             }
         }
     }
@@ -243,7 +272,9 @@ impl Taking {
             return None;
         }
         let mut descriptors = descriptors.into_iter();
-        let socket = Plain::received(descriptors.next()?, false).into_socket().ok()?;
+        let socket = Plain::received(descriptors.next()?, false)
+            .into_socket()
+            .ok()?;
         let pool = proxy.pool(parcel.login.clone());
         let held = match (&parcel.server, descriptors.next()) {
             (Some(server), Some(fd)) => Some(pool.adopt(server.unpack(fd)?)),
@@ -313,6 +344,11 @@ impl ServerParcel {
     fn unpack(&self, fd: OwnedFd) -> Option<Conn> {
         let socket = Plain::received(fd, self.is_unix).into_socket().ok()?;
         let age = Duration::from_millis(self.age_ms);
-        Some(Conn::arrived(socket, self.address.as_str().into(), self.key, age))
+        Some(Conn::arrived(
+            socket,
+            self.address.as_str().into(),
+            self.key,
+            age,
+        ))
     }
 }

@@ -66,7 +66,8 @@ impl Wire {
         let mut sent = self
             .0
             .async_io(Interest::WRITABLE, || {
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+                let mut space =
+                    [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
                 let mut control = SendAncillaryBuffer::new(&mut space);
                 if !descriptors.is_empty()
                     && !control.push(SendAncillaryMessage::ScmRights(descriptors))
@@ -74,7 +75,12 @@ impl Wire {
                     return Err(io::ErrorKind::InvalidInput.into());
                 }
                 let pieces = [IoSlice::new(&header), IoSlice::new(body)];
-                Ok(sendmsg(&self.0, &pieces, &mut control, SendFlags::NOSIGNAL)?)
+                Ok(sendmsg(
+                    &self.0,
+                    &pieces,
+                    &mut control,
+                    SendFlags::NOSIGNAL,
+                )?)
             })
             .await?;
         while sent < HEADER_BYTES + body.len() {
@@ -129,7 +135,8 @@ impl Wire {
     async fn read(&self, to: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
         self.0
             .async_io(Interest::READABLE, || {
-                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+                let mut space =
+                    [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
                 let mut pieces = [IoSliceMut::new(to)];
                 let flags = RecvFlags::CMSG_CLOEXEC;
@@ -177,7 +184,10 @@ mod tests {
         std::io::PipeWriter::from(given)
             .write_all(b"x")
             .expect("written");
-        assert_eq!(other.receive().await.expect("received").expect("it").kind, 3);
+        assert_eq!(
+            other.receive().await.expect("received").expect("it").kind,
+            3
+        );
         sent.await.expect("all sent");
         drop(one);
         assert!(other.receive().await.expect("the end").is_none());
