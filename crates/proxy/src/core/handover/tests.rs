@@ -35,6 +35,8 @@ struct World {
     here: BTreeMap<ClientId, Here>,
     to_successor: VecDeque<Message>,
     to_predecessor: VecDeque<Heard>,
+    /// Whether the successor ends at some step.
+    is_mortal: bool,
     /// What the successor does.
     is_alive: bool,
     there_accepts: bool,
@@ -51,8 +53,10 @@ impl World {
             flaw,
             ..Giving::default()
         };
+        let mut rng = SmallRng::seed_from_u64(seed);
         World {
-            rng: SmallRng::seed_from_u64(seed),
+            is_mortal: rng.random_bool(0.5),
+            rng,
             giving,
             accepts: true,
             asked: false,
@@ -119,7 +123,7 @@ impl World {
 
     fn step(&mut self) {
         match self.rng.random_range(0..40) {
-            0 if self.is_alive => {
+            0 if self.is_alive && self.is_mortal => {
                 self.is_alive = false;
                 self.there_accepts = false;
                 self.died_undecided = !self.may_serve;
