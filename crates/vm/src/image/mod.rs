@@ -1,0 +1,1 @@
+//! Makes images of machines.

@@ -1,0 +1,9 @@
+//! Virtual machines protected by checkpoints many times a second.
+//!
+//! Implements RemusDB: a checkpoint of memory, processor, devices and disk goes to a standby host many times a second, and
+//! nothing leaves the machine before the standby holds the checkpoint that covers it. Which host may run the machine, the
+//! zones decide by their epochs.
+
+pub mod core;
+pub mod host;
+pub mod image;
