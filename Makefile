@@ -8,7 +8,7 @@ BENCH_ARGS ?= --quick
 PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror test test-unit test-system \
+.PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
 	test-versions test-servers test-package test-cassandra test-drivers test-crowd clean
 
 help: ## List what there is to run.
@@ -92,6 +92,10 @@ sim-proxy: ## Simulate the proxy's sessions: SEEDS=20000 histories from FIRST=0 
 
 sim-mirror: ## Simulate two replication managers and their members: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=NoLocks] for one.
 	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p mirror --lib \
+		core::simulation::tests::many -- --ignored --exact --nocapture
+
+sim-vm: ## Simulate two hosts of a protected machine: SEEDS=20000 histories from FIRST=0 on, or SEED=7 [TRACE=1] [FLAW=PageDropped] for one.
+	SEEDS="$(SEEDS)" FIRST="$(FIRST)" SEED="$(SEED)" TRACE="$(TRACE)" FLAW="$(FLAW)" $(CARGO) test --release --locked -p vm --lib \
 		core::simulation::tests::many -- --ignored --exact --nocapture
 
 test: check test-unit test-system ## Run all tests, as the continuous integration does.

@@ -9,6 +9,7 @@ mod demo;
 mod dev;
 mod mirror;
 mod operate;
+mod vm;
 mod zone;
 
 use std::time::Duration;
@@ -22,6 +23,7 @@ pub use demo::*;
 pub use dev::*;
 pub use mirror::*;
 pub use operate::*;
+pub use vm::*;
 pub use zone::*;
 
 const AFTER_HELP: &str = "\
@@ -55,6 +57,8 @@ pub enum Command {
     Proxy(Proxy),
     #[command(subcommand)]
     Mirror(Mirror),
+    #[command(subcommand)]
+    Vm(Vm),
     Psql(Psql),
     Status(Status),
     List(List),

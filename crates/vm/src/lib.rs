@@ -5,5 +5,10 @@
 //! zones decide by their epochs.
 
 pub mod core;
+pub mod disk;
+pub mod driver;
+pub mod encoding;
 pub mod host;
 pub mod image;
+pub mod network;
+pub mod standby;

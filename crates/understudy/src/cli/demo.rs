@@ -15,6 +15,17 @@ pub enum HostedEngine {
     Mariadb,
 }
 
+/// What of a machine's output waits for checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VmProtection {
+    /// Everything: connections go on.
+    Everything,
+    /// What ends a transaction.
+    Commits,
+    /// Nothing.
+    Nothing,
+}
+
 /// Show a failover: start a cluster on this machine, load it, kill the active, verify.
 ///
 /// Three zones, an active and a standby run as child processes on free ports. Clients run pgbench's
@@ -34,6 +45,8 @@ Examples:
   understudy demo --proxy --kills 20 --switchovers 5 --restarts 2 --scale 1
   understudy demo --mirror
   understudy demo --mirror --kills 20 --duration 120s --scale 1
+  understudy demo --vm --kills 5
+  understudy demo --vm --protection commits --image /var/lib/understudy/image --password-file secret
   understudy demo --bin /usr/lib/postgresql/15/bin --keep --data /tmp/stage")]
 pub struct Demo {
     /// Another server than PostgreSQL: MariaDB, which is restarted on the other node when its machine is killed.
@@ -81,6 +94,25 @@ pub struct Demo {
     /// with an empty disk.
     #[arg(long, group = "many")]
     pub mirror: bool,
+    /// A virtual machine with PostgreSQL, protected by checkpoints: the processes of the host that runs it are killed.
+    /// Needs root.
+    #[arg(long, group = "many", conflicts_with_all = ["engine", "proxy", "ddl", "rejoin"])]
+    pub vm: bool,
+    /// With --vm: what waits for checkpoints. "nothing" loses commits, and shows what the others are for.
+    #[arg(long, value_enum, default_value = "everything", requires = "vm")]
+    pub protection: VmProtection,
+    /// With --vm: between two checkpoints.
+    #[arg(long, default_value = "50ms", value_parser = duration, requires = "vm")]
+    pub epoch: Duration,
+    /// With --vm: megabytes of memory.
+    #[arg(long, default_value_t = 512, requires = "vm", value_parser = clap::value_parser!(u64).range(256..=1 << 20))]
+    pub memory_mb: u64,
+    /// With --vm: an image that "understudy vm create" made. Default: a new one, which takes a minute.
+    #[arg(long, value_name = "DIR", requires = "vm", requires = "password_file")]
+    pub image: Option<PathBuf>,
+    /// The file with the image's password.
+    #[arg(long, value_name = "FILE", requires = "image")]
+    pub password_file: Option<PathBuf>,
     /// Directory of PostgreSQL's programs. Default: Debian's newest.
     #[arg(long, value_name = "DIR")]
     pub bin: Option<PathBuf>,

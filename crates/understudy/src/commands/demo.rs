@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use crate::cli;
-use crate::demo::{self, Options, hosted, mirrored, rounds, timeline};
+use crate::cli::VmProtection;
+use crate::demo::{self, Options, hosted, machine, mirrored, rounds, timeline};
 use crate::exit::Code;
 
 /// Runs the demo and prints its story, or its report as JSON.
@@ -11,6 +12,9 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
     let seed = args
         .seed
         .unwrap_or_else(|| rand::random_range(1..1_000_000));
+    if args.vm {
+        return run_machine(args, seed).await;
+    }
     if args.engine.is_some() {
         return host(args, seed).await;
     }
@@ -44,6 +48,40 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         print!("{}", timeline::render(&report));
+    }
+    Ok(if report.passed {
+        Code::Ok
+    } else {
+        Code::Failed
+    })
+}
+
+/// The demo with a virtual machine.
+async fn run_machine(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
+    let options = machine::Options {
+        image: args.image.zip(args.password_file),
+        protection: match args.protection {
+            VmProtection::Everything => vm::network::Protection::Everything,
+            VmProtection::Commits => vm::network::Protection::Commits,
+            VmProtection::Nothing => vm::network::Protection::Nothing,
+        },
+        epoch: args.epoch,
+        memory_mb: args.memory_mb,
+        between: args.duration / (args.kills + 1),
+        kills: args.kills,
+        clients: args.clients,
+        seed,
+        data: args.data,
+        keep: args.keep,
+    };
+    let report = tokio::select! {
+        report = Box::pin(machine::run(&options)) => report?,
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{}", machine::render(&report));
     }
     Ok(if report.passed {
         Code::Ok

@@ -20,6 +20,7 @@ mod psql;
 mod registry;
 mod status;
 mod store;
+mod vm;
 mod watch;
 mod zone;
 
@@ -47,6 +48,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Node(args) => on_runtime(node::run(args)),
         Command::Proxy(args) => proxy::run(args),
         Command::Mirror(command) => on_runtime(mirror::run(command)),
+        Command::Vm(command) => on_runtime(vm::run(command)),
         Command::Psql(args) => on_runtime(psql::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),
         Command::List(args) => on_runtime(list::run(args)),
@@ -66,7 +68,12 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::EditConfig(args) => on_runtime(configure::edit(args)),
         Command::Bench(args) => bench::run(&args, cli.log.as_deref()),
         Command::Dev(command) => on_runtime(dev::run(command)),
-        Command::Demo(args) => on_runtime(demo::run(args)),
+        Command::Demo(args) => {
+            if args.vm {
+                crate::demo::machine::enter_network()?;
+            }
+            on_runtime(demo::run(args))
+        }
     }
 }
 
@@ -77,7 +84,8 @@ fn usual_log(command: &Command) -> &'static str {
         Command::Store(_)
         | Command::Node(_)
         | Command::Proxy(_)
-        | Command::Mirror(crate::cli::Mirror::Run(_)) => "info,scylla=error",
+        | Command::Mirror(crate::cli::Mirror::Run(_))
+        | Command::Vm(crate::cli::Vm::Run(_) | crate::cli::Vm::Protect(_)) => "info,scylla=error",
         // Its own words are the story; a log would only disturb it.
         Command::Demo(_) | Command::Bench(_) | Command::Dev(_) => "error",
         _ => "warn",

@@ -2,6 +2,7 @@
 
 pub mod hosted;
 mod lag;
+pub mod machine;
 pub mod mirrored;
 pub mod picture;
 mod progress;

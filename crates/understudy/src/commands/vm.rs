@@ -1,0 +1,226 @@
+//! `understudy vm`: virtual machines protected by checkpoints.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use async_trait::async_trait;
+use coordination::config::{ClusterConfig, check_keys};
+use coordination::{service, tier};
+use dax::storage::Storage;
+use serde_json::Value;
+use vm::driver::config::Config;
+use vm::driver::{Open, Question, RunError, Status, ask};
+use vm::image::{Create, Database, ImageError, Progress, create};
+
+use crate::cli::{self, VmAsking, VmDatabase};
+use crate::exit::{Code, Failure};
+
+/// Opens the volume of a configuration.
+struct Tier(ClusterConfig);
+
+#[async_trait]
+impl Open for Tier {
+    async fn open(&self) -> dax::Result<Arc<dyn Storage>> {
+        tier::connect(&self.0, self.0.name.as_str()).await
+    }
+}
+
+/// Runs what was asked for.
+pub async fn run(command: cli::Vm) -> anyhow::Result<Code> {
+    match command {
+        cli::Vm::Create(args) => make(args).await,
+        cli::Vm::Init(args) => init(&args.config).await,
+        cli::Vm::Run(args) => serve(args, true).await,
+        cli::Vm::Protect(args) => serve(args, false).await,
+        cli::Vm::Status(args) => status(&args).await,
+        cli::Vm::Failover(args) => fail_over(&args).await,
+        cli::Vm::History(args) => history(&args).await,
+        cli::Vm::Metrics(args) => metrics(&args.config).await,
+    }
+}
+
+/// What the file says of the cluster, and of the machine.
+fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
+    let advice = "Write [vm], and below it image, disk, run, mac, address, tap, peer_listen and peer.";
+    let check = |text: &str| check_keys(text, &[("", &["vm"])]);
+    let (cluster, table) = super::load_table(file, check, "vm", advice)?;
+    let config =
+        Config::parse(&table).map_err(|error| Failure::new(Code::Usage, error.to_string()))?;
+    Ok((cluster, config))
+}
+
+async fn make(args: cli::VmCreate) -> anyhow::Result<Code> {
+    let file = &args.password_file;
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the password from {}", file.display()))?;
+    let wanted = Create {
+        directory: args.image,
+        database: match args.database {
+            VmDatabase::Postgresql => Database::PostgreSql,
+            VmDatabase::Mariadb => Database::MariaDb,
+        },
+        password: text.trim_end_matches('\n').to_owned().into(),
+        disk_bytes: args.disk_mb << 20,
+        hostname: args.hostname,
+        packages: args.package,
+    };
+    let tell = |progress| match progress {
+        Progress::Step(step) => eprintln!("{step}"),
+        Progress::Detail(text) => tracing::debug!("{text}"),
+    };
+    let image = create(&wanted, tell).await.map_err(explain_image)?;
+    let (version, kernel) = (&image.manifest.version, &image.manifest.kernel);
+    println!("{} has {version} on Linux {kernel}", wanted.directory.display());
+    Ok(Code::Ok)
+}
+
+fn explain_image(error: ImageError) -> anyhow::Error {
+    match error.hint().map(str::to_owned) {
+        Some(hint) => Failure::new(Code::Unavailable, error.to_string()).advise(hint).into(),
+        None => error.into(),
+    }
+}
+
+async fn init(file: &Path) -> anyhow::Result<Code> {
+    let (cluster, _) = load(file)?;
+    tier::create_volume(&cluster, &cluster.volume_settings()).await?;
+    println!("volume {} is made; it says who runs the machine", cluster.volume);
+    Ok(Code::Ok)
+}
+
+async fn serve(args: cli::VmRun, first: bool) -> anyhow::Result<Code> {
+    let (cluster, mut config) = load(&args.file.config)?;
+    config.first = first;
+    let asked_to_end = super::asked_to_end(args.until_stdin_closes);
+    let (name, tls) = (cluster.name.clone(), cluster.tls()?);
+    service::ready();
+    let ran = vm::driver::run(config, name, Box::new(Tier(cluster)), tls, asked_to_end).await;
+    match ran {
+        Ok(()) => Ok(Code::Ok),
+        Err(error) => Err(explain(error)),
+    }
+}
+
+fn explain(error: RunError) -> anyhow::Error {
+    match error.hint().map(str::to_owned) {
+        Some(hint) => Failure::new(Code::Unavailable, error.to_string()).advise(hint).into(),
+        None => error.into(),
+    }
+}
+
+/// What each host answers, the one of the file first; nothing from one that cannot be reached.
+async fn ask_both(
+    file: &Path,
+    question: Question,
+) -> anyhow::Result<Vec<Option<Result<String, String>>>> {
+    let (cluster, config) = load(file)?;
+    let tls = cluster.tls()?;
+    let mut told = Vec::new();
+    for address in [config.peer_listen.to_string(), config.peer] {
+        told.push(ask(&address, tls.as_ref(), question).await.ok());
+    }
+    Ok(told)
+}
+
+async fn statuses(file: &Path) -> anyhow::Result<Vec<Option<Status>>> {
+    let told = ask_both(file, Question::Status).await?;
+    told.into_iter()
+        .map(|told| match told {
+            Some(Ok(json)) => Ok(Some(serde_json::from_str(&json)?)),
+            _ => Ok(None),
+        })
+        .collect()
+}
+
+async fn status(args: &VmAsking) -> anyhow::Result<Code> {
+    let statuses = statuses(&args.file.config).await?;
+    match args.json {
+        true => println!("{}", serde_json::to_string(&statuses)?),
+        false => print!("{}", table(&statuses)),
+    }
+    Ok(match statuses.iter().any(Option::is_some) {
+        true => Code::Ok,
+        false => Code::Unavailable,
+    })
+}
+
+fn table(statuses: &[Option<Status>]) -> String {
+    let mut out = format!(
+        "{:<16} {:<24} {:>6} {:>11} {:>10} {:>12} {:>9}\n",
+        "host", "state", "epoch", "checkpoint", "pause", "bytes each", "runs by"
+    );
+    for status in statuses {
+        let Some(status) = status else {
+            out.push_str("(one host cannot be reached)\n");
+            continue;
+        };
+        let state = match &status.protection {
+            Some(protection) => format!("{}, {protection}", status.role),
+            None => status.role.clone(),
+        };
+        let epoch = status.epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string());
+        let each = status.stats.sent_bytes.checked_div(status.stats.epochs).unwrap_or(0);
+        out.push_str(&format!(
+            "{:<16} {state:<24} {epoch:>6} {:>11} {:>7.2} ms {each:>12} {:>9}\n",
+            status.name, status.checkpoint, status.stats.pause_ms_p50, status.accelerator
+        ));
+        if let Some(trouble) = &status.trouble {
+            out.push_str(&format!("  {trouble}\n"));
+        }
+    }
+    out
+}
+
+async fn fail_over(args: &VmAsking) -> anyhow::Result<Code> {
+    let file = &args.file.config;
+    let is_active = |status: &Option<Status>| status.as_ref().is_some_and(|it| it.role == "active");
+    let at = statuses(file).await?.iter().position(is_active).ok_or_else(|| {
+        Failure::new(Code::Unavailable, "no host runs the machine")
+            .advise("Look at both with understudy vm status. A standby takes over by itself.")
+    })?;
+    let (cluster, config) = load(file)?;
+    let address = match at {
+        0 => config.peer_listen.to_string(),
+        _ => config.peer,
+    };
+    let told = ask(&address, cluster.tls()?.as_ref(), Question::Failover).await?;
+    let told = told.map_err(|why| Failure::new(Code::Refused, why))?;
+    match args.json {
+        true => println!("{told}"),
+        false => println!("the standby has taken over"),
+    }
+    Ok(Code::Ok)
+}
+
+async fn history(args: &VmAsking) -> anyhow::Result<Code> {
+    let told = ask_both(&args.file.config, Question::History).await?;
+    let told = told.into_iter().flatten().find_map(Result::ok);
+    let told = told.ok_or_else(|| Failure::new(Code::Unavailable, "no host can be reached"))?;
+    if args.json {
+        println!("{told}");
+        return Ok(Code::Ok);
+    }
+    let entries: Vec<Value> = serde_json::from_str(&told)?;
+    for entry in entries {
+        let seconds = entry["unix_ms"].as_u64().unwrap_or(0) / 1000;
+        let active = entry["active"].as_str().unwrap_or("?");
+        let standby = match entry["standby"].as_str() {
+            Some(standby) => format!("with {standby} as its standby"),
+            None => "alone".to_owned(),
+        };
+        println!("epoch {}: {active} {standby}, since second {seconds}", entry["epoch"]);
+    }
+    Ok(Code::Ok)
+}
+
+async fn metrics(file: &Path) -> anyhow::Result<Code> {
+    let told = ask_both(file, Question::Metrics).await?.into_iter().next().flatten();
+    match told {
+        Some(Ok(text)) => {
+            print!("{text}");
+            Ok(Code::Ok)
+        }
+        _ => Err(Failure::new(Code::Unavailable, "the host cannot be reached").into()),
+    }
+}

@@ -1,0 +1,46 @@
+//! Rules that the simulation can switch off, to see that somebody notices.
+
+/// One rule that does not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// Output is released when its checkpoint is made, not when the standby holds it.
+    ReleasedEarly,
+    /// A standby says that it holds a checkpoint when its first part is there.
+    AcknowledgedEarly,
+    /// A host that has taken over goes on acknowledging.
+    AcknowledgedLate,
+    /// A host that lost its standby releases output before the record says that it runs alone.
+    AloneUnrecorded,
+    /// A standby takes over though the record does not name it.
+    UnnamedTakeover,
+    /// A record is written whoever owns the highest epoch.
+    FenceIgnored,
+    /// A standby takes over with half a checkpoint applied.
+    HalfApplied,
+    /// The standby's disk is written as writes come in, not by whole checkpoints.
+    DiskUnbuffered,
+    /// A page that was written is left out of a checkpoint.
+    PageDropped,
+    /// What is let out waits for the standby only once the record names it.
+    HeldLate,
+    /// A confirmation that belongs to an earlier following counts.
+    SessionsIgnored,
+}
+
+#[cfg(test)]
+impl Flaw {
+    /// All of them.
+    pub const ALL: [Flaw; 11] = [
+        Flaw::ReleasedEarly,
+        Flaw::AcknowledgedEarly,
+        Flaw::AcknowledgedLate,
+        Flaw::AloneUnrecorded,
+        Flaw::UnnamedTakeover,
+        Flaw::FenceIgnored,
+        Flaw::HalfApplied,
+        Flaw::DiskUnbuffered,
+        Flaw::PageDropped,
+        Flaw::HeldLate,
+        Flaw::SessionsIgnored,
+    ];
+}

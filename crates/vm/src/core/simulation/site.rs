@@ -1,0 +1,394 @@
+//! A host: its decisions, its machine, its disk, and what it does about checkpoints.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rand::Rng;
+
+use super::super::{Effect, Flaw, Follower, Gate, Guard, Message, Number, Role, Session};
+use super::World;
+use super::guest::{Contents, Did, Guest};
+use super::zones::{Answer, Operation};
+
+/// Checkpoints that may be on their way.
+const UNDER_WAY: u64 = 2;
+
+/// What goes from host to host.
+#[derive(Debug, Clone)]
+pub enum Packet {
+    Message(Message),
+    /// A block that the machine wrote, for the checkpoint that follows.
+    Block(Session, Number, u64, Contents),
+    Pages(Session, Number, BTreeMap<u64, Contents>),
+    /// The checkpoint is complete; of the first one, all blocks as well.
+    End(Session, Number, Guest, Option<BTreeMap<u64, Contents>>),
+}
+
+/// A checkpoint that is arriving, or is being applied.
+#[derive(Debug, Default)]
+struct Arriving {
+    pages: BTreeMap<u64, Contents>,
+    blocks: Vec<(u64, Contents)>,
+    end: Option<(Guest, Option<BTreeMap<u64, Contents>>)>,
+    are_pages_applied: bool,
+}
+
+/// The active host's part in a following.
+struct Protection {
+    session: Session,
+    made: u64,
+    confirmed: u64,
+}
+
+pub struct Site {
+    guard: Option<Guard>,
+    pub guest: Option<Guest>,
+    runs: bool,
+    /// When it began to run.
+    pub runs_since: u64,
+    disk: BTreeMap<u64, Contents>,
+    gate: Gate<u64>,
+    dirty: BTreeSet<u64>,
+    protection: Option<Protection>,
+    stands_still: bool,
+    arriving: BTreeMap<Number, Arriving>,
+    follows: Option<Session>,
+    pub inbox: VecDeque<Packet>,
+    asked: VecDeque<Operation>,
+    answers: VecDeque<Answer>,
+}
+
+impl Site {
+    pub fn new() -> Site {
+        Site {
+            guard: None,
+            guest: None,
+            runs: false,
+            runs_since: 0,
+            disk: BTreeMap::new(),
+            gate: Gate::default(),
+            dirty: BTreeSet::new(),
+            protection: None,
+            stands_still: false,
+            arriving: BTreeMap::new(),
+            follows: None,
+            inbox: VecDeque::new(),
+            asked: VecDeque::new(),
+            answers: VecDeque::new(),
+        }
+    }
+
+    /// What it had in memory is gone; its disk is what it was.
+    pub fn kill(&mut self) {
+        let disk = std::mem::take(&mut self.disk);
+        *self = Site { disk, ..Site::new() };
+    }
+
+    pub fn start(&mut self, guard: Guard) {
+        self.kill();
+        self.guard = Some(guard);
+    }
+
+    pub fn is_alive(&self) -> bool {
+        self.guard.is_some()
+    }
+
+    pub fn guard(&self) -> &Guard {
+        self.guard.as_ref().expect("asked of the living only")
+    }
+
+    pub fn is_applying(&self) -> bool {
+        self.arriving.values().any(|arriving| arriving.are_pages_applied)
+    }
+
+    pub fn runs(&self) -> bool {
+        self.runs
+    }
+}
+
+impl World {
+    /// Gives the guard an event, and does what it wants.
+    pub fn with<R>(&mut self, at: usize, event: impl FnOnce(&mut Guard, &mut Vec<Effect>) -> R) -> Option<R> {
+        let mut out = Vec::new();
+        let guard = self.sites[at].guard.as_mut()?;
+        let before = guard.role().clone();
+        let result = event(guard, &mut out);
+        let after = guard.role().clone();
+        if std::mem::discriminant(&before) != std::mem::discriminant(&after) {
+            self.trace(|| format!("{at}: {after:?}"));
+        }
+        for effect in out {
+            self.act(at, effect);
+        }
+        Some(result)
+    }
+
+    fn act(&mut self, at: usize, effect: Effect) {
+        if !matches!(effect, Effect::Send(Message::Alive(_)) | Effect::Release(_)) {
+            self.trace(|| format!("{at}: {effect:?}"));
+        }
+        let site = &mut self.sites[at];
+        match effect {
+            Effect::Read => site.asked.push_back(Operation::Read),
+            Effect::Own => site.asked.push_back(Operation::Own),
+            Effect::Write(record) => site.asked.push_back(Operation::Write(record)),
+            Effect::Send(message) => self.send(at, Packet::Message(message)),
+            Effect::Boot => {
+                site.guest = Some(Guest::boot(site.disk.clone()));
+                self.coverage.one("boots");
+                self.begin_to_run(at);
+            }
+            Effect::Resume => self.resume(at),
+            Effect::Destroy => {
+                site.guest = None;
+                site.runs = false;
+                site.gate.discard();
+                site.protection = None;
+                site.arriving.clear();
+                site.follows = None;
+                site.stands_still = false;
+            }
+            Effect::Protect(session) => {
+                site.protection = Some(Protection { session, made: 0, confirmed: 0 });
+                site.gate.made(Number(0));
+            }
+            Effect::Unprotect => site.protection = None,
+            Effect::Release(number) => {
+                if let Some(protection) = &mut site.protection {
+                    protection.confirmed = number.0;
+                }
+                let outputs = site.gate.release(number);
+                self.tell(at, outputs);
+            }
+            Effect::Open => {
+                let outputs = site.gate.open();
+                self.tell(at, outputs);
+            }
+            Effect::HandOver => {}
+            Effect::GoOn => site.stands_still = false,
+            Effect::Renew => {
+                self.next_life += 1;
+                let life = self.next_life;
+                if let Some(guard) = self.sites[at].guard.as_mut() {
+                    guard.renewed(life);
+                }
+            }
+            Effect::Prepare(session) => {
+                site.arriving.clear();
+                site.guest = Some(Guest::boot(BTreeMap::new()));
+                site.follows = Some(session);
+                self.coverage.one("followings");
+            }
+        }
+    }
+
+    fn begin_to_run(&mut self, at: usize) {
+        let since = 1 + self.sites.iter().map(|site| site.runs_since).max().unwrap_or(0);
+        let site = &mut self.sites[at];
+        site.runs = true;
+        site.runs_since = since;
+        site.gate.discard();
+        self.judge_start(at);
+    }
+
+    fn resume(&mut self, at: usize) {
+        self.coverage.one("takeovers");
+        if self.sites[at].is_applying() {
+            self.coverage.one("takeovers in the middle of applying");
+            if self.flaw != Some(Flaw::HalfApplied) {
+                self.apply(at);
+            }
+        }
+        let site = &mut self.sites[at];
+        site.arriving.clear();
+        let session = site.follows.take();
+        if let Some(guest) = &mut site.guest {
+            guest.blocks = site.disk.clone();
+        }
+        let site = &self.sites[at];
+        let is_exact = session.as_ref().is_some_and(|session| {
+            self.made.iter().any(|((who, count, _), guest)| {
+                *who == session.standby.to_string()
+                    && *count == session.count
+                    && Some(guest) == site.guest.as_ref()
+            })
+        });
+        if !is_exact {
+            self.break_promise("it runs on from what the other one never was".to_owned());
+        }
+        self.begin_to_run(at);
+    }
+
+    pub fn guest_acts(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        if !site.runs || site.stands_still {
+            return;
+        }
+        let Some(guest) = &mut site.guest else {
+            return;
+        };
+        match guest.step(&mut self.next_commit) {
+            Did::Page(page) => {
+                site.dirty.insert(page);
+            }
+            Did::Block(block) => {
+                let contents = guest.blocks.get(&block).cloned().unwrap_or_default();
+                site.disk.insert(block, contents.clone());
+                if let Some(protection) = site.protection.as_ref().filter(|p| p.made > 0) {
+                    let number = Number(protection.made + 1);
+                    let session = protection.session.clone();
+                    self.send(at, Packet::Block(session, number, block, contents));
+                }
+            }
+            Did::Said(id) => {
+                if let Some(output) = site.gate.put(id) {
+                    self.tell(at, vec![output]);
+                }
+            }
+        }
+    }
+
+    pub fn make_checkpoint(&mut self, at: usize) {
+        let drops = self.flaw == Some(Flaw::PageDropped) && self.rng.random_bool(0.2);
+        let is_late = self.flaw == Some(Flaw::HeldLate);
+        let site = &mut self.sites[at];
+        let (Some(guest), Some(protection)) = (&mut site.guest, &mut site.protection) else {
+            return;
+        };
+        if protection.made >= protection.confirmed + UNDER_WAY || site.stands_still {
+            return;
+        }
+        let role = site.guard.as_ref().map(Guard::role);
+        let is_current = matches!(role, Some(Role::Running(Follower::Current { .. })));
+        if !is_late || is_current {
+            site.gate.hold();
+        }
+        let is_first = protection.made == 0;
+        protection.made += 1;
+        let number = Number(protection.made);
+        site.gate.made(number);
+        let mut dirty = std::mem::take(&mut site.dirty);
+        if is_first {
+            dirty = guest.pages.keys().copied().collect();
+        } else if drops {
+            dirty.pop_last();
+        }
+        let pages = guest.pages.iter().filter(|(page, _)| dirty.contains(page));
+        let pages = pages.map(|(page, contents)| (*page, contents.clone())).collect();
+        let session = protection.session.clone();
+        let blocks = is_first.then(|| guest.blocks.clone());
+        let (processor, whole) = (guest.processor(), guest.clone());
+        let is_last = matches!(
+            role,
+            Some(Role::Running(Follower::Current { last: Some(None), .. }))
+        );
+        site.stands_still = is_last;
+        self.coverage.one("checkpoints");
+        self.made.insert(World::key(&session, number), whole);
+        self.send(at, Packet::Pages(session.clone(), number, pages));
+        self.send(at, Packet::End(session, number, processor, blocks));
+        self.with(at, |guard, out| guard.made(number, out));
+    }
+
+    pub fn send(&mut self, at: usize, packet: Packet) {
+        if self.is_linked && self.sites[1 - at].is_alive() {
+            self.sites[1 - at].inbox.push_back(packet);
+        }
+    }
+
+    /// A host hears what came first.
+    pub fn deliver(&mut self, at: usize) {
+        if !self.sites[at].is_alive() {
+            return;
+        }
+        let Some(packet) = self.sites[at].inbox.pop_front() else {
+            return;
+        };
+        let unbuffered = self.flaw == Some(Flaw::DiskUnbuffered);
+        let site = &mut self.sites[at];
+        match packet {
+            Packet::Message(message) => {
+                self.with(at, |guard, out| guard.message(message, out));
+            }
+            Packet::Block(session, number, block, contents) => {
+                if site.follows.as_ref() == Some(&session) {
+                    if unbuffered {
+                        site.disk.insert(block, contents.clone());
+                    }
+                    let arriving = site.arriving.entry(number).or_default();
+                    arriving.blocks.push((block, contents));
+                }
+            }
+            Packet::Pages(session, number, pages) => {
+                if site.follows.as_ref() == Some(&session) {
+                    site.arriving.entry(number).or_default().pages = pages;
+                }
+                self.with(at, |guard, out| {
+                    guard.alive(&session);
+                    guard.received(&session, number, out);
+                });
+            }
+            Packet::End(session, number, processor, blocks) => {
+                if site.follows.as_ref() == Some(&session) {
+                    site.arriving.entry(number).or_default().end = Some((processor, blocks));
+                }
+            }
+        }
+    }
+
+    /// A whole checkpoint is applied, in two steps.
+    pub fn apply(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        let (Some(session), Some(guest)) = (site.follows.clone(), &mut site.guest) else {
+            return;
+        };
+        let Some(mut first) = site.arriving.first_entry().filter(|e| e.get().end.is_some()) else {
+            return;
+        };
+        let number = *first.key();
+        let arriving = first.get_mut();
+        if !arriving.are_pages_applied {
+            arriving.are_pages_applied = true;
+            guest.pages.extend(std::mem::take(&mut arriving.pages));
+            return;
+        }
+        let arriving = first.remove();
+        if let Some((processor, blocks)) = arriving.end {
+            guest.adopt(&processor);
+            if let Some(blocks) = blocks {
+                site.disk = blocks;
+            }
+        }
+        site.disk.extend(arriving.blocks);
+        self.with(at, |guard, out| guard.applied(&session, number, out));
+    }
+
+    /// The zones do what was asked, or what they did is heard of.
+    pub fn answer(&mut self, at: usize) {
+        if !self.sites[at].is_alive() {
+            return;
+        }
+        if let Some(operation) = self.sites[at].asked.pop_front() {
+            let is_whole = self.faults_end || self.rng.random_bool(0.93);
+            let is_lost = !self.faults_end && self.rng.random_bool(0.05);
+            let luck = self.rng.random_bool(0.5);
+            let is_fenced = self.flaw != Some(Flaw::FenceIgnored);
+            let answer = self.zones.perform(operation, is_fenced, is_whole, luck);
+            if matches!(answer, Answer::Refused) {
+                self.coverage.one("records refused");
+            }
+            let answer = if is_lost { Answer::Refused } else { answer };
+            self.sites[at].answers.push_back(answer);
+            return;
+        }
+        let Some(answer) = self.sites[at].answers.pop_front() else {
+            return;
+        };
+        self.trace(|| format!("{at}: zones: {answer:?}"));
+        self.with(at, |guard, out| match answer {
+            Answer::Read(record) => guard.read(record, out),
+            Answer::Owned(epoch, record) => guard.owned(epoch, record, out),
+            Answer::Written(record) => guard.written(&record, out),
+            Answer::Refused => guard.refused(),
+        });
+    }
+}

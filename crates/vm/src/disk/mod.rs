@@ -1,0 +1,346 @@
+//! The machine's disk: an image on this host, served to QEMU, and what was written to it since the last checkpoint.
+//!
+//! ```text
+//!   QEMU ── NBD over a unix socket ──▶ Disk ──▶ the image
+//!                                       ├──▶ writes since the last checkpoint   ──▶ the standby's image, when it holds the checkpoint
+//!                                       └──▶ blocks read since then (contents)  ──▶ pages that need not be sent
+//! ```
+//!
+//! Each host has an image of its own. The active host writes to its own at once, and flushes it when the guest asks: it is what the
+//! machine starts from if both hosts fail. The standby's changes by whole checkpoints, in the order in which the machine wrote.
+//!
+//! Invariants: a write is in exactly one checkpoint, the one after it; a block that is written after it was read is no longer one that
+//! a page can be said to equal; an image that was closed is written no more.
+
+mod reads;
+mod server;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+pub use reads::Reads;
+pub use server::{Server, serve};
+
+/// Bytes of a block, as the guest's page cache reads it.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Something that was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    /// Where.
+    pub offset: u64,
+    /// What.
+    pub contents: Contents,
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Contents {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// So many zeros.
+    Zeros(u32),
+}
+
+/// What happened to the disk between two checkpoints.
+#[derive(Debug, Default)]
+pub struct Cut {
+    /// In order.
+    pub writes: Vec<Write>,
+    /// What was read, and not written since.
+    pub reads: Reads,
+}
+
+#[derive(Default)]
+struct State {
+    records: bool,
+    is_closed: bool,
+    cut: Cut,
+    journal_bytes: u64,
+}
+
+/// An image.
+pub struct Disk {
+    file: File,
+    bytes: u64,
+    state: Mutex<State>,
+}
+
+impl Disk {
+    /// Opens an image.
+    ///
+    /// # Errors
+    /// If that is not possible.
+    pub fn open(path: &Path) -> io::Result<Arc<Disk>> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        Disk::of(file)
+    }
+
+    /// Opens an image that is going to be a copy of one of so many bytes: what it holds is lost.
+    ///
+    /// # Errors
+    /// If that is not possible.
+    pub fn create(path: &Path, bytes: u64) -> io::Result<Arc<Disk>> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).open(path)?;
+        file.set_len(bytes)?;
+        Disk::of(file)
+    }
+
+    fn of(file: File) -> io::Result<Arc<Disk>> {
+        let bytes = file.metadata()?.len();
+        Ok(Arc::new(Disk { file, bytes, state: Mutex::default() }))
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// From now on, what is written and read is remembered for the next checkpoint.
+    pub fn record(&self) {
+        let mut state = self.state.lock();
+        state.records = true;
+        state.cut = Cut::default();
+        state.journal_bytes = 0;
+    }
+
+    /// Nothing is remembered any more.
+    pub fn forget(&self) {
+        let mut state = self.state.lock();
+        state.records = false;
+        state.cut = Cut::default();
+        state.journal_bytes = 0;
+    }
+
+    /// What happened since the last one, at a moment at which the machine stands still.
+    pub fn cut(&self) -> Cut {
+        let mut state = self.state.lock();
+        state.journal_bytes = 0;
+        std::mem::take(&mut state.cut)
+    }
+
+    /// Bytes that wait for the next checkpoint.
+    pub fn journal_bytes(&self) -> u64 {
+        self.state.lock().journal_bytes
+    }
+
+    /// Nobody writes to it any more.
+    pub fn close(&self) {
+        self.state.lock().is_closed = true;
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut state = self.state.lock();
+        self.file.read_exact_at(into, offset)?;
+        if state.records {
+            state.cut.reads.read(offset, into);
+        }
+        Ok(())
+    }
+
+    /// Reads without remembering it.
+    ///
+    /// # Errors
+    /// If the image cannot be read there.
+    pub fn look(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+
+    fn write(&self, write: Write) -> io::Result<()> {
+        // Image and journal change together: the order of both is the same.
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        self.put(&write)?;
+        if state.records {
+            state.cut.reads.written(write.offset, write.len());
+            state.journal_bytes += write.len();
+            state.cut.writes.push(write);
+        }
+        Ok(())
+    }
+
+    fn put(&self, write: &Write) -> io::Result<()> {
+        match &write.contents {
+            Contents::Bytes(bytes) => self.file.write_all_at(bytes, write.offset),
+            Contents::Zeros(count) => {
+                const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+                let mut at = 0;
+                while at < *count as usize {
+                    let len = ZEROS.len().min(*count as usize - at);
+                    self.file.write_all_at(&ZEROS[..len], write.offset + at as u64)?;
+                    at += len;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// What the machine wrote on the other host.
+    ///
+    /// # Errors
+    /// If the image cannot be written.
+    pub fn apply(&self, writes: &[Write]) -> io::Result<()> {
+        let state = self.state.lock();
+        if state.is_closed {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        writes.iter().try_for_each(|write| self.put(write))
+    }
+
+    /// What was written survives a power failure.
+    ///
+    /// # Errors
+    /// If it may not.
+    pub fn flush(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Where there is something, from `offset` on: begin and end. The rest is zeros.
+    ///
+    /// # Errors
+    /// If the file system does not tell.
+    pub fn extent(&self, offset: u64) -> io::Result<Option<(u64, u64)>> {
+        use nix::unistd::{Whence, lseek};
+        let seek = |offset: u64, whence| {
+            let offset = i64::try_from(offset).map_err(io::Error::other)?;
+            match lseek(&self.file, offset, whence) {
+                Ok(at) => Ok(u64::try_from(at).ok()),
+                Err(nix::errno::Errno::ENXIO) => Ok(None),
+                Err(error) => Err(io::Error::from(error)),
+            }
+        };
+        let Some(begin) = seek(offset, Whence::SeekData)? else {
+            return Ok(None);
+        };
+        let end = seek(begin, Whence::SeekHole)?.unwrap_or(self.bytes);
+        Ok(Some((begin, end)))
+    }
+}
+
+impl Write {
+    /// How many bytes it is.
+    pub fn len(&self) -> u64 {
+        match &self.contents {
+            Contents::Bytes(bytes) => bytes.len() as u64,
+            Contents::Zeros(count) => u64::from(*count),
+        }
+    }
+
+    /// Whether it is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Writes as they are sent.
+pub fn encode(writes: &[Write], out: &mut Vec<u8>) {
+    for write in writes {
+        out.extend_from_slice(&write.offset.to_le_bytes());
+        match &write.contents {
+            Contents::Bytes(bytes) => {
+                out.push(1);
+                out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+                out.extend_from_slice(bytes);
+            }
+            Contents::Zeros(count) => {
+                out.push(0);
+                out.extend_from_slice(&count.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// The writes that were sent; all of them are within an image of `bytes`.
+///
+/// # Errors
+/// If that is not what was encoded.
+pub fn decode(mut input: &[u8], bytes: u64) -> io::Result<Vec<Write>> {
+    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
+    let mut writes = Vec::new();
+    while !input.is_empty() {
+        let (head, rest) = input.split_first_chunk::<13>().ok_or_else(wrong)?;
+        let offset = u64::from_le_bytes(*head.first_chunk().ok_or_else(wrong)?);
+        let len = u32::from_le_bytes(*head.last_chunk().ok_or_else(wrong)?);
+        input = rest;
+        let contents = if head[8] == 1 {
+            let (data, rest) = input.split_at_checked(len as usize).ok_or_else(wrong)?;
+            input = rest;
+            Contents::Bytes(data.to_vec())
+        } else {
+            Contents::Zeros(len)
+        };
+        if offset.checked_add(u64::from(len)).is_none_or(|end| end > bytes) {
+            return Err(wrong());
+        }
+        writes.push(Write { offset, contents });
+    }
+    Ok(writes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk() -> (tempfile::TempDir, Arc<Disk>) {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Disk::create(&directory.path().join("image"), 1 << 20).unwrap();
+        (directory, disk)
+    }
+
+    fn bytes(offset: u64, byte: u8, len: usize) -> Write {
+        Write { offset, contents: Contents::Bytes(vec![byte; len]) }
+    }
+
+    #[test]
+    fn a_write_belongs_to_the_checkpoint_that_follows_it() {
+        let (_directory, disk) = disk();
+        disk.write(bytes(0, 9, 10)).unwrap();
+        disk.record();
+        disk.write(bytes(0, 1, 4096)).unwrap();
+        disk.write(bytes(4096, 2, 512)).unwrap();
+        let cut = disk.cut();
+        assert_eq!(cut.writes, [bytes(0, 1, 4096), bytes(4096, 2, 512)]);
+        let zeros = Write { offset: 8192, contents: Contents::Zeros(100_000) };
+        disk.write(zeros.clone()).unwrap();
+        let cut = disk.cut();
+        assert_eq!(cut.writes, std::slice::from_ref(&zeros));
+        let mut sent = Vec::new();
+        encode(&[bytes(5, 1, 3), zeros.clone()], &mut sent);
+        assert_eq!(decode(&sent, disk.bytes()).unwrap(), [bytes(5, 1, 3), zeros]);
+        assert!(decode(&sent, 8192).is_err());
+        assert!(decode(&sent[1..], disk.bytes()).is_err());
+    }
+
+    #[test]
+    fn a_block_that_was_written_after_it_was_read_is_not_one_to_refer_to() {
+        let (_directory, disk) = disk();
+        disk.write(bytes(0, 1, 4096)).unwrap();
+        disk.write(bytes(4096, 2, 4096)).unwrap();
+        disk.record();
+        disk.read(0, &mut [0; 8192]).unwrap();
+        disk.write(bytes(4100, 3, 1)).unwrap();
+        let cut = disk.cut();
+        assert_eq!(cut.reads.find(&[1; 4096]), Some(0));
+        assert_eq!(cut.reads.find(&[2; 4096]), None);
+        // What happens after the cut says nothing about the disk at the checkpoint.
+        disk.write(bytes(0, 4, 1)).unwrap();
+        assert_eq!(cut.reads.find(&[1; 4096]), Some(0));
+        assert_eq!(disk.cut().reads.find(&[1; 4096]), None);
+    }
+
+    #[test]
+    fn an_image_that_was_closed_is_written_no_more() {
+        let (_directory, disk) = disk();
+        disk.close();
+        assert!(disk.write(bytes(0, 1, 1)).is_err());
+        assert!(disk.apply(&[bytes(0, 1, 1)]).is_err());
+    }
+}

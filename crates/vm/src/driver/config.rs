@@ -1,0 +1,203 @@
+//! The configuration of a host, in TOML: `[vm]` beside what every process of a cluster has.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::core::Rules;
+use crate::host::Mac;
+use crate::network::Protection;
+
+/// A configuration that makes no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("[vm] {key}: {reason}")]
+pub struct ConfigError {
+    key: &'static str,
+    reason: String,
+}
+
+/// `[vm]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The image that the machine is made of: what `understudy vm create` made.
+    pub image: PathBuf,
+    /// This host's disk of the machine. Made from the image if the machine is new.
+    pub disk: PathBuf,
+    /// A directory of this host for sockets and logs. Its path is short.
+    pub run: PathBuf,
+    /// A directory of a tmpfs for the machine's memory.
+    #[serde(default)]
+    pub memory_dir: Option<PathBuf>,
+    /// QEMU.
+    #[serde(default = "default_qemu")]
+    pub qemu: PathBuf,
+    /// Megabytes of memory.
+    #[serde(default = "default_memory_mb")]
+    pub memory_mb: u64,
+    /// Processors.
+    #[serde(default = "default_cpus")]
+    pub cpus: u32,
+    /// The address of the machine's network card: the same on both hosts.
+    pub mac: String,
+    /// The machine's address, and how many of its bits name the network: `10.0.0.9/24`.
+    pub address: String,
+    /// Where the machine finds other networks.
+    #[serde(default)]
+    pub gateway: Option<Ipv4Addr>,
+    /// The tap device by which the machine's frames leave this host.
+    pub tap: String,
+    /// The bridge that the device is joined to.
+    #[serde(default)]
+    pub bridge: Option<String>,
+    /// Where the other host and commands connect.
+    pub peer_listen: SocketAddr,
+    /// The other host's `peer_listen`.
+    pub peer: String,
+    /// Whether this host boots the machine if there is none yet; of two hosts, one does.
+    #[serde(skip)]
+    pub first: bool,
+    /// Between two checkpoints.
+    #[serde(with = "humantime_serde", default = "default_epoch")]
+    pub epoch: Duration,
+    /// What waits for checkpoints.
+    #[serde(default)]
+    pub protection: Protection,
+    /// Where PostgreSQL listens in the machine, for commit protection.
+    #[serde(default = "default_port")]
+    pub port: u16,
+    /// How long the active host may be silent.
+    #[serde(with = "humantime_serde", default = "default_silence")]
+    pub silence: Duration,
+    /// How long a host that was active before it was started anew waits for its standby to take over.
+    #[serde(with = "humantime_serde", default = "default_patience")]
+    pub patience: Duration,
+}
+
+fn default_qemu() -> PathBuf {
+    "/usr/bin/qemu-system-x86_64".into()
+}
+
+fn default_memory_mb() -> u64 {
+    512
+}
+
+fn default_cpus() -> u32 {
+    1
+}
+
+fn default_epoch() -> Duration {
+    Duration::from_millis(50)
+}
+
+fn default_port() -> u16 {
+    5432
+}
+
+fn default_silence() -> Duration {
+    Duration::from_millis(1500)
+}
+
+fn default_patience() -> Duration {
+    Duration::from_secs(10)
+}
+
+impl Config {
+    /// Reads what `[vm]` says, as a table of its own.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text).map_err(|error| ConfigError {
+            key: "",
+            reason: error.message().to_owned(),
+        })?;
+        config.card()?;
+        config.network()?;
+        let refused = |key, reason: &str| Err(ConfigError { key, reason: reason.to_owned() });
+        if config.epoch < Duration::from_millis(5) || config.epoch > config.silence / 2 {
+            return refused("epoch", "must be from 5 ms to half of the silence");
+        }
+        if config.memory_mb < 128 {
+            return refused("memory_mb", "must be at least 128");
+        }
+        if config.cpus != 1 {
+            return refused("cpus", "must be 1: more have not been tested");
+        }
+        Ok(config)
+    }
+
+    /// The address of the network card.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn card(&self) -> Result<Mac, ConfigError> {
+        self.mac.parse().map_err(|reason| ConfigError { key: "mac", reason })
+    }
+
+    /// The machine's address, and the bits of the network.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn network(&self) -> Result<(Ipv4Addr, u8), ConfigError> {
+        let parts = self.address.split_once('/');
+        let parsed = parts.and_then(|(address, bits)| {
+            Some((address.parse().ok()?, bits.parse().ok().filter(|bits| *bits <= 32)?))
+        });
+        parsed.ok_or_else(|| ConfigError {
+            key: "address",
+            reason: format!("{:?} is not an address with its network: write 10.0.0.9/24", self.address),
+        })
+    }
+
+    /// What the core goes by.
+    pub fn rules(&self) -> Rules {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Rules {
+            first: self.first,
+            silence_ms: ms(self.silence),
+            confirm_ms: ms(self.silence) * 3 / 5,
+            patience_ms: ms(self.patience),
+            // Two hosts that want the epoch at once do not stay in step.
+            retry_ms: if self.first { 170 } else { 110 },
+            flaw: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = r#"
+        image = "/var/lib/vm/image"
+        disk = "/var/lib/vm/disk"
+        run = "/run/vm"
+        mac = "52:54:00:12:34:56"
+        address = "10.9.0.2/24"
+        tap = "tap0"
+        peer_listen = "127.0.0.1:7000"
+        peer = "127.0.0.1:7001"
+    "#;
+
+    #[test]
+    fn a_configuration_says_what_is_wrong_with_it() {
+        let config = Config::parse(WHOLE).unwrap();
+        assert_eq!(config.protection, Protection::Everything);
+        assert_eq!(config.network().unwrap(), ([10, 9, 0, 2].into(), 24));
+        for (line, key) in [
+            ("epoch = \"900ms\"", "epoch"),
+            ("memory_mb = 64", "memory_mb"),
+            ("cpus = 2", "cpus"),
+            ("protection = \"some\"", "some"),
+            ("speed = 3", "speed"),
+        ] {
+            let error = Config::parse(&format!("{WHOLE}\n{line}")).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
+        let error = Config::parse(&WHOLE.replace("10.9.0.2/24", "10.9.0.2")).unwrap_err();
+        assert!(error.to_string().contains("address"), "{error}");
+    }
+}

@@ -1,0 +1,542 @@
+//! The thread of the machine: it starts and kills QEMU, makes checkpoints of a machine that runs, and applies those of one that does not.
+//!
+//! ```text
+//!   pause ─▶ pages, devices, cut of disk and network ─▶ go on ─▶ encode ─▶ send        at most two under way
+//! ```
+//!
+//! Orders are carried out in the order in which they were given. Invariant: a machine is killed before the next one is started.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc as threads;
+use std::time::{Duration, Instant};
+
+use super::hub::{Hub, Order};
+use crate::core::{Number, Session};
+use crate::disk::{self, Cut, Disk};
+use crate::encoding::{Counts, Encoder, Page};
+use crate::host::{Checkpoint, Guest, HostError, Machine, Run, Spec, Start, Timing, checkpoint};
+use crate::network::{Flow, tap};
+use crate::standby::{ApplyError, End, Mirror, Part, add};
+
+/// Checkpoints that the standby has not confirmed.
+const UNDER_WAY: u64 = 2;
+/// Bytes of one part.
+const PART_BYTES: usize = 1 << 20;
+/// Pages that are read at a time.
+const PAGES_AT_ONCE: u64 = 256;
+/// The copy ends when fewer pages than this were written during a round, or after so many rounds.
+const FEW_PAGES: u64 = 2_000;
+const ROUNDS: usize = 8;
+const TRIES_AGAIN_AFTER: Duration = Duration::from_millis(500);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Why a machine cannot run on.
+#[derive(Debug, thiserror::Error)]
+enum EngineError {
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    #[error("{what}")]
+    System {
+        what: String,
+        source: std::io::Error,
+    },
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> EngineError {
+    let what = what.into();
+    |source| EngineError::System { what, source }
+}
+
+type Result<T, E = EngineError> = std::result::Result<T, E>;
+
+/// A standby that checkpoints are made for.
+struct Protection {
+    session: Session,
+    encoder: Encoder,
+    made: Number,
+    next: Instant,
+    is_last: bool,
+}
+
+/// The machine of this host, in the thread of its own.
+pub struct Engine {
+    hub: Arc<Hub>,
+    spec: Spec,
+    socket: PathBuf,
+    backlog: VecDeque<Order>,
+    machine: Option<Machine>,
+    /// The server stops before the next one starts.
+    disk: Option<(Arc<Disk>, disk::Server)>,
+    runs: bool,
+    mirror: Option<(Session, Mirror)>,
+    protection: Option<Protection>,
+    taken: Checkpoint,
+}
+
+/// Carries orders out until it is told to end.
+pub fn run(hub: Arc<Hub>, spec: Spec, orders: &threads::Receiver<Order>) {
+    let mut engine = Engine {
+        socket: spec.disk.clone(),
+        hub,
+        spec,
+        backlog: VecDeque::new(),
+        machine: None,
+        disk: None,
+        runs: false,
+        mirror: None,
+        protection: None,
+        taken: Checkpoint::default(),
+    };
+    loop {
+        let order = match engine.backlog.pop_front() {
+            Some(order) => Some(order),
+            None => match orders.recv_timeout(engine.patience()) {
+                Ok(order) => Some(order),
+                Err(threads::RecvTimeoutError::Timeout) => None,
+                Err(threads::RecvTimeoutError::Disconnected) => break,
+            },
+        };
+        if matches!(order, Some(Order::End)) {
+            break;
+        }
+        let done = order.map_or(Ok(()), |order| engine.carry_out(order, orders));
+        let done = done.and_then(|()| engine.look_after(orders));
+        if let Err(error) = done {
+            engine.fail(&error);
+        }
+    }
+    engine.destroy();
+}
+
+impl Engine {
+    /// How long nothing has to be done.
+    fn patience(&self) -> Duration {
+        let next = self.protection.as_ref().filter(|_| self.may_make()).map(|it| it.next);
+        next.map_or(LOOK_EVERY, |next| next.saturating_duration_since(Instant::now()).min(LOOK_EVERY))
+    }
+
+    fn may_make(&self) -> bool {
+        let protection = self.protection.as_ref().filter(|_| self.runs);
+        protection.is_some_and(|it| it.made.0 < self.hub.confirmed().0 + UNDER_WAY)
+    }
+
+    fn fail(&mut self, error: &EngineError) {
+        let mut text = error.to_string();
+        let mut source = std::error::Error::source(error);
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        if let EngineError::Host(error) = error
+            && let Some(hint) = error.hint()
+        {
+            text = format!("{text} ({hint})");
+        }
+        tracing::error!("{text}");
+        *self.hub.trouble.lock() = Some(text);
+        let ran = self.runs;
+        self.destroy();
+        if !ran {
+            // What cannot be started is not tried again at once.
+            std::thread::sleep(TRIES_AGAIN_AFTER);
+        }
+        self.hub.act(|guard, out| guard.machine_lost(out));
+    }
+
+    fn destroy(&mut self) {
+        self.protection = None;
+        self.mirror = None;
+        self.runs = false;
+        if let Some((disk, _)) = &self.disk {
+            disk.close();
+        }
+        if let Some(mut machine) = self.machine.take()
+            && let Err(error) = machine.kill()
+        {
+            tracing::error!(%error, "the machine could not be killed");
+        }
+        self.disk = None;
+    }
+
+    fn carry_out(&mut self, order: Order, orders: &threads::Receiver<Order>) -> Result<()> {
+        match order {
+            Order::Boot => return self.boot(),
+            Order::Resume => return self.resume(),
+            Order::Destroy => self.destroy(),
+            Order::Open => self.hub.switch.open(),
+            Order::Protect(session) => return self.protect(session, orders),
+            Order::Unprotect => {
+                self.protection = None;
+                if let Some((disk, _)) = &self.disk {
+                    disk.forget();
+                }
+            }
+            Order::HandOver => {
+                if let Some(protection) = &mut self.protection {
+                    protection.is_last = true;
+                }
+            }
+            Order::GoOn => {
+                self.runs = true;
+                if let Some(machine) = &mut self.machine {
+                    machine.resume()?;
+                }
+            }
+            Order::Prepare(session) => return self.prepare(session),
+            Order::Part(session, part, bytes) => return self.part(&session, part, bytes),
+            Order::Wake | Order::End => {}
+        }
+        Ok(())
+    }
+
+    /// The machine may have ended, and a checkpoint may be due.
+    fn look_after(&mut self, orders: &threads::Receiver<Order>) -> Result<()> {
+        if let Some(error) = self.machine.as_ref().and_then(Machine::ended) {
+            return Err(error.into());
+        }
+        if self.may_make() && self.protection.as_ref().is_some_and(|it| it.next <= Instant::now()) {
+            self.make(orders)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, disk: Arc<Disk>, start: Start) -> Result<()> {
+        let server = disk::serve(disk.clone(), &self.socket)
+            .map_err(system(format!("cannot listen at {}", self.socket.display())))?;
+        self.disk = Some((disk, server));
+        self.machine = Some(Machine::start(&self.spec, start)?);
+        Ok(())
+    }
+
+    fn attach(&self) -> Result<()> {
+        let config = &self.hub.config;
+        let tap = tap::open(&config.tap, config.bridge.as_deref());
+        let attached = tap.and_then(|tap| self.hub.switch.attach(tap));
+        attached.map_err(system("the machine has no network"))
+    }
+
+    fn boot(&mut self) -> Result<()> {
+        self.destroy();
+        let path = self.hub.config.disk.clone();
+        if !path.exists() {
+            copy_image(&self.hub.config.image.join("disk.raw"), &path)?;
+        }
+        let opened = Disk::open(&path).map_err(system(format!("cannot open {}", path.display())))?;
+        self.attach()?;
+        self.start(opened, Start::Boot)?;
+        self.runs = true;
+        tracing::info!(accelerator = %self.spec.accelerator, "the machine boots");
+        Ok(())
+    }
+
+    /// Gets ready for a copy of the other host's machine. What this host's disk held is of no use any more.
+    fn prepare(&mut self, session: Session) -> Result<()> {
+        self.destroy();
+        let bytes = self.hub.peer.lock().as_ref().map_or(0, |peer| peer.shape.disk);
+        let path = &self.hub.config.disk;
+        let disk = Disk::create(path, bytes).map_err(system(format!("cannot make {}", path.display())))?;
+        self.start(disk.clone(), Start::Incoming)?;
+        self.mirror = Some((session, Mirror::new(disk)));
+        Ok(())
+    }
+
+    fn part(&mut self, session: &Session, part: Part, bytes: Vec<u8>) -> Result<()> {
+        self.hub.queued.fetch_sub(bytes.len() as u64, Ordering::AcqRel);
+        let (Some((ours, mirror)), Some(machine)) = (&mut self.mirror, &self.machine) else {
+            return Ok(());
+        };
+        if ours != session || self.runs {
+            return Ok(());
+        }
+        if let Some(number) = mirror.part(part, bytes, machine.memory())? {
+            self.hub.act(|guard, out| guard.applied(session, number, out));
+        }
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let (Some((_, mut mirror)), Some(machine)) = (self.mirror.take(), &mut self.machine) else {
+            let what = "there is nothing to take over with".to_owned();
+            return Err(EngineError::System { what, source: std::io::ErrorKind::NotFound.into() });
+        };
+        let (devices, flows) = mirror.take();
+        machine.load(&devices)?;
+        self.attach()?;
+        if let Some(machine) = &mut self.machine {
+            machine.resume()?;
+        }
+        self.runs = true;
+        self.hub.switch.take_over(flows);
+        let mut stats = self.hub.stats.lock();
+        stats.takeovers += 1;
+        stats.takeover = began.elapsed();
+        tracing::info!(checkpoint = %mirror.last(), took = ?began.elapsed(), "the machine runs on here");
+        Ok(())
+    }
+
+    /// Whether what is being done is of no use any more.
+    fn is_interrupted(&mut self, orders: &threads::Receiver<Order>) -> bool {
+        self.backlog.extend(orders.try_iter().filter(|order| !matches!(order, Order::Wake)));
+        let ends = |order: &Order| {
+            matches!(order, Order::Unprotect | Order::Destroy | Order::Protect(_) | Order::End)
+        };
+        self.backlog.iter().any(ends)
+    }
+
+    /// Copies everything to the standby while the machine runs, until little is left for the first checkpoint.
+    fn protect(&mut self, session: Session, orders: &threads::Receiver<Order>) -> Result<()> {
+        let (Some((disk, _)), Some(machine)) = (&self.disk, &mut self.machine) else {
+            return Ok(());
+        };
+        let disk = disk.clone();
+        let room = usize::try_from(machine.pages() / 10).unwrap_or(usize::MAX);
+        let mut encoder = Encoder::new(room);
+        self.hub.begin_following();
+        self.hub.switch.begin();
+        disk.record();
+        let mut runs = Vec::new();
+        machine.written(&mut runs)?;
+        let began = Instant::now();
+        let mut at = 0;
+        let mut bytes = Vec::new();
+        while let Some((begin, end)) = disk.extent(at).map_err(system("the disk cannot be read"))? {
+            at = end.min(begin + PART_BYTES as u64);
+            bytes.resize((at - begin) as usize, 0);
+            disk.look(begin, &mut bytes).map_err(system("the disk cannot be read"))?;
+            let part = Part::Image { offset: begin };
+            if !self.hub.send_part(&session, part, bytes.clone()) || self.is_interrupted(orders) {
+                return Ok(());
+            }
+        }
+        let Some(machine) = &self.machine else {
+            return Ok(());
+        };
+        runs.clear();
+        machine.populated(&mut runs)?;
+        for round in 0..ROUNDS {
+            let pages: u64 = runs.iter().map(|run| run.count).sum();
+            tracing::debug!(round, pages, "pages are copied while the machine runs");
+            for run in split(&runs) {
+                let Some(machine) = &self.machine else {
+                    return Ok(());
+                };
+                let mut out = Vec::new();
+                let contents = &mut self.taken.contents;
+                contents.clear();
+                machine.read(run, contents)?;
+                encode(&mut encoder, run.pages().zip(pages_of(contents)), &Cut::default(), &mut out);
+                let is_sent = out.is_empty() || self.hub.send_part(&session, Part::Pages(None), out);
+                if !is_sent || self.is_interrupted(orders) {
+                    return Ok(());
+                }
+            }
+            let mut out = Vec::new();
+            disk::encode(&disk.cut().writes, &mut out);
+            if !out.is_empty() && !self.hub.send_part(&session, Part::Writes(None), out) {
+                return Ok(());
+            }
+            let Some(machine) = &mut self.machine else {
+                return Ok(());
+            };
+            runs.clear();
+            machine.written(&mut runs)?;
+            let left: u64 = runs.iter().map(|run| run.count).sum();
+            if left < FEW_PAGES || round + 1 == ROUNDS {
+                break;
+            }
+        }
+        // What the last scan named belongs to the first checkpoint.
+        let mut out = Vec::new();
+        for run in split(&runs) {
+            let contents = &mut self.taken.contents;
+            contents.clear();
+            let Some(machine) = &self.machine else {
+                return Ok(());
+            };
+            machine.read(run, contents)?;
+            encode(&mut encoder, run.pages().zip(pages_of(contents)), &Cut::default(), &mut out);
+        }
+        if !out.is_empty() && !self.hub.send_part(&session, Part::Pages(None), out) {
+            return Ok(());
+        }
+        tracing::info!(standby = %session.standby, took = ?began.elapsed(), "the standby has a copy");
+        let (made, next) = (Number::default(), Instant::now());
+        self.protection = Some(Protection { session, encoder, made, next, is_last: false });
+        Ok(())
+    }
+
+    /// Makes a checkpoint, and sends it.
+    fn make(&mut self, orders: &threads::Receiver<Order>) -> Result<()> {
+        let (Some(machine), Some((disk, _)), Some(protection)) =
+            (&mut self.machine, &self.disk, &mut self.protection)
+        else {
+            return Ok(());
+        };
+        let switch = &self.hub.switch;
+        // What leaves from the first checkpoint on waits; what left before is in it.
+        if protection.made == Number::default() {
+            switch.hold();
+        }
+        let number = protection.made.next();
+        let began = Instant::now();
+        let mut seen: (Cut, Vec<Flow>) = Default::default();
+        let cut = || {
+            seen = (disk.cut(), switch.made(number));
+            Ok::<(), EngineError>(())
+        };
+        let timing = match protection.is_last {
+            false => checkpoint(machine, &mut self.taken, cut)?,
+            true => {
+                self.runs = false;
+                last_checkpoint(machine, &mut self.taken, cut)?
+            }
+        };
+        protection.made = number;
+        protection.next = began + self.hub.config.epoch;
+        let session = protection.session.clone();
+        self.hub.act(|guard, out| guard.made(number, out));
+        self.send(&session, number, seen, timing);
+        self.is_interrupted(orders);
+        Ok(())
+    }
+
+    /// The machine runs meanwhile. If the connection breaks, the guard hears of it from there.
+    fn send(&mut self, session: &Session, number: Number, seen: (Cut, Vec<Flow>), timing: Timing) {
+        let Some(protection) = &mut self.protection else {
+            return;
+        };
+        let (cut, flows) = seen;
+        let mut sent = Sent { hub: &self.hub, session, number, parts: 0, sum: 0, bytes: 0 };
+        let mut writes = Vec::new();
+        let mut disk_bytes = 0;
+        for write in &cut.writes {
+            disk_bytes += write.len();
+            disk::encode(std::slice::from_ref(write), &mut writes);
+            if writes.len() >= PART_BYTES {
+                sent.part(Part::Writes(Some(number)), std::mem::take(&mut writes));
+            }
+        }
+        if !writes.is_empty() {
+            sent.part(Part::Writes(Some(number)), writes);
+        }
+        let mut pages = Vec::new();
+        let mut counts = Counts::default();
+        for (at, contents) in self.taken.pages() {
+            counts.add(&encode(
+                &mut protection.encoder,
+                std::iter::once((at, contents)),
+                &cut,
+                &mut pages,
+            ));
+            if pages.len() >= PART_BYTES {
+                sent.part(Part::Pages(Some(number)), std::mem::take(&mut pages));
+            }
+        }
+        if !pages.is_empty() {
+            sent.part(Part::Pages(Some(number)), pages);
+        }
+        let devices = self.taken.devices.clone();
+        let bytes = sent.end(flows, devices);
+        self.hub.stats.lock().made(timing.paused(), &counts, disk_bytes, bytes);
+    }
+}
+
+/// A checkpoint on its way.
+struct Sent<'a> {
+    hub: &'a Hub,
+    session: &'a Session,
+    number: Number,
+    parts: u32,
+    sum: u64,
+    bytes: u64,
+}
+
+impl Sent<'_> {
+    fn part(&mut self, part: Part, bytes: Vec<u8>) {
+        self.parts += 1;
+        self.sum = add(self.sum, &bytes);
+        self.bytes += bytes.len() as u64;
+        self.hub.send_part(self.session, part, bytes);
+    }
+
+    fn end(self, flows: Vec<Flow>, devices: Vec<u8>) -> u64 {
+        let end = End {
+            number: self.number,
+            parts: self.parts,
+            sum: add(self.sum, &devices),
+            flows,
+        };
+        let bytes = self.bytes + devices.len() as u64;
+        self.hub.send_part(self.session, Part::End(end), devices);
+        bytes
+    }
+}
+
+/// As [`checkpoint`], but the machine stands still afterwards.
+fn last_checkpoint(
+    machine: &mut Machine,
+    into: &mut Checkpoint,
+    cut: impl FnOnce() -> Result<()>,
+) -> Result<Timing> {
+    let began = Instant::now();
+    *into = Checkpoint::default();
+    machine.pause()?;
+    machine.written(&mut into.runs)?;
+    for run in &into.runs {
+        machine.read(*run, &mut into.contents)?;
+    }
+    machine.devices(&mut into.devices)?;
+    cut()?;
+    Ok(Timing { pause: began.elapsed(), ..Timing::default() })
+}
+
+/// Runs of a length that can be read at a time.
+fn split(runs: &[Run]) -> impl Iterator<Item = Run> + use<> {
+    let runs: Vec<Run> = runs.to_vec();
+    runs.into_iter().flat_map(|run| {
+        let firsts = (run.first..run.first + run.count).step_by(PAGES_AT_ONCE as usize);
+        firsts.map(move |first| Run {
+            first,
+            count: PAGES_AT_ONCE.min(run.first + run.count - first),
+        })
+    })
+}
+
+fn pages_of(contents: &[u8]) -> impl Iterator<Item = &[u8]> {
+    contents.chunks_exact(crate::host::PAGE)
+}
+
+fn encode<'a>(
+    encoder: &mut Encoder,
+    pages: impl Iterator<Item = (u64, &'a [u8])>,
+    cut: &Cut,
+    out: &mut Vec<u8>,
+) -> Counts {
+    let mut counts = Counts::default();
+    for (number, contents) in pages {
+        let page: &Page = contents.try_into().expect("a page has the length of a page");
+        let number = u32::try_from(number).expect("a machine has less than 16 TB");
+        encoder.put(number, page, |page| cut.reads.find(page), &mut counts, out);
+    }
+    counts
+}
+
+/// A machine that is new gets a disk of its own; its holes stay holes.
+fn copy_image(from: &std::path::Path, to: &std::path::Path) -> Result<()> {
+    let mut copy = Command::new("cp");
+    copy.args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to);
+    let what = || format!("cannot copy {} to {}", from.display(), to.display());
+    let output = copy.output().map_err(system(what()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(EngineError::System { what: what(), source: std::io::Error::other(said) })
+}

@@ -1,0 +1,148 @@
+//! What a host answers operators.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::hub::Hub;
+use super::stats::Told;
+use super::wire::Question;
+use crate::core::{Follower, Guard, Role};
+use crate::network::Protection;
+
+/// How long a planned failover may take.
+const HANDS_OVER_WITHIN: Duration = Duration::from_secs(15);
+
+/// What a host says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its name.
+    pub name: String,
+    /// What it is: `looking`, `copying`, `standby`, `starting` or `active`.
+    pub role: String,
+    /// Of an active host, how the machine is protected: `alone`, `copying`, `naming`, `protected`, `standby lost`.
+    pub protection: Option<String>,
+    /// What waits for checkpoints.
+    pub waits: Protection,
+    /// The last epoch that it owned.
+    pub epoch: Option<u32>,
+    /// Whether it is connected to the other host.
+    pub linked: bool,
+    /// The last checkpoint: confirmed by the standby, or applied here.
+    pub checkpoint: u64,
+    /// Frames that wait for one.
+    pub waiting: usize,
+    /// Connections that were reset after a takeover.
+    pub resets: u64,
+    /// What runs the guest's code, and why that.
+    pub accelerator: String,
+    /// See there.
+    pub accelerator_reason: String,
+    /// What went wrong last.
+    pub trouble: Option<String>,
+    /// Counts.
+    #[serde(flatten)]
+    pub stats: Told,
+}
+
+fn words(guard: &Guard) -> (&'static str, Option<&'static str>, u64) {
+    let confirmed = guard.confirmed().0;
+    match guard.role() {
+        Role::Looking { .. } => ("looking", None, 0),
+        Role::Following { whole: None, .. } => ("copying", None, 0),
+        Role::Following { whole: Some(number), .. } => ("standby", None, number.0),
+        Role::Starting { .. } => ("starting", None, 0),
+        Role::Running(follower) => {
+            let protection = match follower {
+                Follower::None => "alone",
+                Follower::Copying(_) => "copying",
+                Follower::Naming(_) => "naming",
+                Follower::Current { .. } => "protected",
+                Follower::Lost { .. } => "standby lost",
+            };
+            ("active", Some(protection), confirmed)
+        }
+    }
+}
+
+pub fn status(hub: &Hub) -> Status {
+    let (waiting, resets) = hub.switch.counts();
+    hub.look(|guard| {
+        let (role, protection, checkpoint) = words(guard);
+        Status {
+            name: guard.me().name.clone(),
+            role: role.to_owned(),
+            protection: protection.map(str::to_owned),
+            waits: hub.config.protection,
+            epoch: guard.epoch(),
+            linked: hub.peer.lock().is_some(),
+            checkpoint,
+            waiting,
+            resets,
+            accelerator: hub.acceleration.accelerator.to_string(),
+            accelerator_reason: hub.acceleration.reason.clone(),
+            trouble: hub.trouble.lock().clone(),
+            stats: hub.stats.lock().told(),
+        }
+    })
+}
+
+/// Answers a question, in JSON.
+pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String> {
+    match question {
+        Question::Status => serde_json::to_string(&status(hub)).map_err(|error| error.to_string()),
+        Question::Metrics => Ok(metrics(&status(hub))),
+        Question::History => {
+            let history = hub.zones.history().await.map_err(|error| error.to_string())?;
+            Ok(format!("[{}]", history.join(",")))
+        }
+        Question::Failover => fail_over(hub).await,
+    }
+}
+
+/// The standby takes over, and the machine here is gone.
+async fn fail_over(hub: &Hub) -> Result<String, String> {
+    let began = Instant::now();
+    hub.act(|guard, out| guard.hand_over(out)).map_err(str::to_owned)?;
+    while hub.look(|guard| matches!(guard.role(), Role::Running(_))) {
+        if began.elapsed() > HANDS_OVER_WITHIN {
+            return Err("the standby did not take over; see both hosts' status".to_owned());
+        }
+        if hub.look(|guard| *guard.role() == Role::Running(Follower::None)) {
+            return Err("the standby was lost; the machine runs on here".to_owned());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(format!("{{\"handed_over_ms\":{}}}", began.elapsed().as_millis()))
+}
+
+fn metrics(status: &Status) -> String {
+    let stats = &status.stats;
+    let is_active = u64::from(status.role == "active");
+    let is_protected = u64::from(status.protection.as_deref() == Some("protected"));
+    let numbers = [
+        ("active", "gauge", "Whether this host runs the machine.", is_active as f64),
+        ("protected", "gauge", "Whether a current standby holds its checkpoints.", is_protected as f64),
+        ("epoch", "gauge", "The last epoch that this host owned.", f64::from(status.epoch.unwrap_or(0))),
+        ("checkpoints_total", "counter", "Checkpoints that were made.", stats.epochs as f64),
+        ("pages_total", "counter", "Pages that had been written.", stats.pages as f64),
+        ("raw_bytes_total", "counter", "Bytes of pages and disk that had been written.", stats.raw_bytes as f64),
+        ("sent_bytes_total", "counter", "Bytes that were sent.", stats.sent_bytes as f64),
+        ("pause_p50_seconds", "gauge", "How long a checkpoint stops the machine.", stats.pause_ms_p50 / 1e3),
+        ("pause_p95_seconds", "gauge", "How long 95 % of them stop it at most.", stats.pause_ms_p95 / 1e3),
+        ("waiting_frames", "gauge", "Frames that wait for a checkpoint.", status.waiting as f64),
+        ("takeovers_total", "counter", "How often this host took over.", stats.takeovers as f64),
+        ("resets_total", "counter", "Connections reset after a takeover.", status.resets as f64),
+    ];
+    let mut out = String::new();
+    for (name, kind, help, value) in numbers {
+        // Writing to a string does not fail.
+        let _ = write!(
+            out,
+            "# HELP understudy_vm_{name} {help}\n# TYPE understudy_vm_{name} {kind}\nunderstudy_vm_{name} {value}\n"
+        );
+    }
+    out
+}

@@ -1,0 +1,149 @@
+//! Packets between hosts, and between operators and a host: a head, and the bytes of a checkpoint's part.
+//!
+//! ```text
+//!   a host    ── Link ──▶ the other host      then packets both ways, and a sign of life now and then
+//!   a command ── Ask ───▶ a host              ◀── Told, and the end
+//! ```
+
+use std::io;
+use std::time::Duration;
+
+use dax::tls::Tls;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::core::{Message, Session};
+use crate::standby::Part;
+
+const HEAD_BYTES: usize = 1 << 20;
+/// The bytes of one part.
+const PART_BYTES: usize = 1 << 30;
+const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
+
+/// What an operator asks a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Question {
+    /// What it is.
+    Status,
+    /// Let the standby take over.
+    Failover,
+    /// Who ran the machine when.
+    History,
+    /// What was counted, as Prometheus reads it.
+    Metrics,
+}
+
+/// What a machine is: two hosts must agree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Processors.
+    pub cpus: u32,
+    /// Bytes of the disk; 0 if the sender has none.
+    pub disk: u64,
+    /// What runs the guest's code.
+    pub accelerator: String,
+    /// The address of its network card.
+    pub mac: String,
+}
+
+impl Shape {
+    /// In what the machines differ, if the state of one cannot be loaded into the other.
+    pub fn differs(&self, other: &Shape) -> Option<String> {
+        let differ = |what: &str, ours: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
+            Some(format!("its {what} is {theirs}, and {ours} here"))
+        };
+        if self.memory != other.memory {
+            return differ("memory", &self.memory, &other.memory);
+        }
+        if self.cpus != other.cpus {
+            return differ("number of processors", &self.cpus, &other.cpus);
+        }
+        if self.accelerator != other.accelerator {
+            return differ("accelerator", &self.accelerator, &other.accelerator);
+        }
+        if self.mac != other.mac {
+            return differ("network card's address", &self.mac, &other.mac);
+        }
+        None
+    }
+}
+
+/// A packet.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Packet {
+    /// The sender is the other host of this machine.
+    Link(Shape),
+    /// What hosts decide by.
+    Message(Message),
+    /// A part of a checkpoint; its bytes follow.
+    Part(Session, Part),
+    /// An operator asks.
+    Ask(Question),
+    /// And is told.
+    Told(Result<String, String>),
+}
+
+/// What can be both read and written.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// A connection.
+pub type Boxed = Box<dyn Stream>;
+
+pub async fn write(
+    stream: &mut (impl AsyncWrite + Unpin),
+    packet: &Packet,
+    bytes: &[u8],
+) -> io::Result<()> {
+    let head = postcard::to_allocvec(packet).map_err(io::Error::other)?;
+    let mut out = Vec::with_capacity(8 + head.len());
+    out.extend_from_slice(&(head.len() as u32).to_le_bytes());
+    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    out.extend_from_slice(&head);
+    stream.write_all(&out).await?;
+    stream.write_all(bytes).await?;
+    stream.flush().await
+}
+
+pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Packet, Vec<u8>)> {
+    let (head, len) = (stream.read_u32_le().await? as usize, stream.read_u32_le().await? as usize);
+    if head > HEAD_BYTES || len > PART_BYTES {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; head];
+    stream.read_exact(&mut bytes).await?;
+    let packet = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes).await?;
+    Ok((packet, bytes))
+}
+
+pub async fn connect(address: &str, tls: Option<&Tls>) -> io::Result<Boxed> {
+    let stream = tokio::time::timeout(CONNECTS_WITHIN, TcpStream::connect(address)).await;
+    let stream = stream.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    stream.set_nodelay(true)?;
+    Ok(match tls {
+        Some(tls) => Box::new(tls.connect(stream, address).await.map_err(io::Error::other)?),
+        None => Box::new(stream),
+    })
+}
+
+/// Asks a host something.
+///
+/// # Errors
+/// If it cannot be reached.
+pub async fn ask(
+    address: &str,
+    tls: Option<&Tls>,
+    question: Question,
+) -> io::Result<Result<String, String>> {
+    let mut stream = connect(address, tls).await?;
+    write(&mut stream, &Packet::Ask(question), &[]).await?;
+    match read(&mut stream).await?.0 {
+        Packet::Told(told) => Ok(told),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}

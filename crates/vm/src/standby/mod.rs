@@ -1,0 +1,364 @@
+//! What a standby host does with checkpoints: it takes each one whole, or not at all.
+//!
+//! ```text
+//!   parts ──▶ collected ── end, and all is there? ──▶ decoded ── makes sense? ──▶ disk, memory, devices ──▶ "applied"
+//! ```
+//!
+//! The copy that a following begins with is different: its parts are applied as they come, and nobody relies on them before the first
+//! checkpoint, which ends it.
+//!
+//! Invariants: nothing of a checkpoint is written before all of it is here and has been checked; checkpoints are applied in order, none
+//! left out. A standby that failed in the middle of writing is of no use: whoever calls begins again.
+
+use std::io;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::core::Number;
+use crate::disk::{self, BLOCK_BYTES, Disk};
+use crate::encoding::{self, Change, Page, ZEROS};
+use crate::host::{HostError, Memory, Run};
+use crate::network::Flow;
+
+/// A part of a checkpoint, beside its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Part {
+    /// Of the copy: what the disk holds from here on.
+    Image {
+        /// Where.
+        offset: u64,
+    },
+    /// Pages, encoded; of the copy if there is no number.
+    Pages(Option<Number>),
+    /// Writes to the disk; of the copy if there is no number.
+    Writes(Option<Number>),
+    /// The state of the devices, and the end.
+    End(End),
+}
+
+/// What ends a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// Which one.
+    pub number: Number,
+    /// How many parts it has, without this one.
+    pub parts: u32,
+    /// The sum of their bytes and of the devices' state, in order.
+    pub sum: u64,
+    /// The machine's connections, if they are watched.
+    pub flows: Vec<Flow>,
+}
+
+/// Adds bytes to the sum of a checkpoint.
+pub fn add(sum: u64, bytes: &[u8]) -> u64 {
+    sum.rotate_left(1) ^ xxh3_64(bytes)
+}
+
+/// Why a standby cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// What came is not a checkpoint that follows the last one. Nothing was written: begin again.
+    #[error("the checkpoint is not whole: {0}")]
+    NotWhole(&'static str),
+    /// The disk cannot be written.
+    #[error("the disk of the standby cannot be written")]
+    Disk(#[from] io::Error),
+    /// The memory cannot be written.
+    #[error("the memory of the standby cannot be written")]
+    Memory(#[from] HostError),
+}
+
+impl From<encoding::Malformed> for ApplyError {
+    fn from(_: encoding::Malformed) -> ApplyError {
+        ApplyError::NotWhole("its pages make no sense")
+    }
+}
+
+#[derive(Debug, Default)]
+struct Arriving {
+    pages: Vec<Vec<u8>>,
+    writes: Vec<Vec<u8>>,
+    parts: u32,
+    sum: u64,
+}
+
+/// A machine's state on a standby host.
+pub struct Mirror {
+    disk: Arc<Disk>,
+    arriving: Arriving,
+    last: Number,
+    devices: Vec<u8>,
+    flows: Vec<Flow>,
+}
+
+impl Mirror {
+    /// Of nothing yet.
+    pub fn new(disk: Arc<Disk>) -> Mirror {
+        Mirror {
+            disk,
+            arriving: Arriving::default(),
+            last: Number::default(),
+            devices: Vec::new(),
+            flows: Vec::new(),
+        }
+    }
+
+    /// The last checkpoint that was applied; 0 if there is none.
+    pub fn last(&self) -> Number {
+        self.last
+    }
+
+    /// The devices' state and the connections of that checkpoint.
+    pub fn take(&mut self) -> (Vec<u8>, Vec<Flow>) {
+        (std::mem::take(&mut self.devices), std::mem::take(&mut self.flows))
+    }
+
+    /// A part is here. The number of the checkpoint that it ends, once that is applied.
+    ///
+    /// # Errors
+    /// The standby is of no use any more.
+    pub fn part(
+        &mut self,
+        part: Part,
+        bytes: Vec<u8>,
+        memory: &Memory,
+    ) -> Result<Option<Number>, ApplyError> {
+        match part {
+            Part::Image { offset } => {
+                self.expect_copy()?;
+                let contents = disk::Contents::Bytes(bytes);
+                self.disk.apply(&[disk::Write { offset, contents }])?;
+            }
+            Part::Pages(None) => {
+                self.expect_copy()?;
+                self.write_pages(&[bytes], memory)?;
+            }
+            Part::Writes(None) => {
+                self.expect_copy()?;
+                self.disk.apply(&disk::decode(&bytes, self.disk.bytes())?)?;
+            }
+            Part::Pages(Some(number)) => {
+                self.collect(number, &bytes)?;
+                self.arriving.pages.push(bytes);
+            }
+            Part::Writes(Some(number)) => {
+                self.collect(number, &bytes)?;
+                self.arriving.writes.push(bytes);
+            }
+            Part::End(end) => return self.end(end, bytes, memory).map(Some),
+        }
+        Ok(None)
+    }
+
+    fn expect_copy(&self) -> Result<(), ApplyError> {
+        if self.last != Number::default() {
+            return Err(ApplyError::NotWhole("a copy that has ended goes on"));
+        }
+        Ok(())
+    }
+
+    fn collect(&mut self, number: Number, bytes: &[u8]) -> Result<(), ApplyError> {
+        if number != self.last.next() {
+            return Err(ApplyError::NotWhole("it does not follow the last one"));
+        }
+        self.arriving.parts += 1;
+        self.arriving.sum = add(self.arriving.sum, bytes);
+        Ok(())
+    }
+
+    fn end(&mut self, end: End, devices: Vec<u8>, memory: &Memory) -> Result<Number, ApplyError> {
+        let arriving = std::mem::take(&mut self.arriving);
+        if end.number != self.last.next() {
+            return Err(ApplyError::NotWhole("it does not follow the last one"));
+        }
+        if end.parts != arriving.parts || end.sum != add(arriving.sum, &devices) {
+            return Err(ApplyError::NotWhole("a part is missing or damaged"));
+        }
+        let pages = u32::try_from(memory.pages()).unwrap_or(u32::MAX);
+        for encoded in &arriving.pages {
+            self.check_blocks(&encoding::changes(encoded, pages)?)?;
+        }
+        let mut writes = Vec::new();
+        for encoded in &arriving.writes {
+            writes.extend(disk::decode(encoded, self.disk.bytes())?);
+        }
+        // All of it is here and makes sense.
+        self.disk.apply(&writes)?;
+        self.write_pages(&arriving.pages, memory)?;
+        self.devices = devices;
+        self.flows = end.flows;
+        self.last = end.number;
+        Ok(end.number)
+    }
+
+    fn check_blocks(&self, changes: &[(u32, Change<'_>)]) -> Result<(), ApplyError> {
+        let blocks = self.disk.bytes() / BLOCK_BYTES as u64;
+        let is_outside = |change: &Change<'_>| matches!(change, Change::Block(at) if *at >= blocks);
+        match changes.iter().any(|(_, change)| is_outside(change)) {
+            true => Err(ApplyError::NotWhole("it names a block that does not exist")),
+            false => Ok(()),
+        }
+    }
+
+    fn write_pages(&self, encoded: &[Vec<u8>], memory: &Memory) -> Result<(), ApplyError> {
+        let pages = u32::try_from(memory.pages()).unwrap_or(u32::MAX);
+        let mut old = Vec::new();
+        for encoded in encoded {
+            for (number, change) in encoding::changes(encoded, pages)? {
+                let first = u64::from(number);
+                let mut page: Page = ZEROS;
+                match change {
+                    Change::Block(block) => {
+                        self.disk.look(block * BLOCK_BYTES as u64, &mut page)?;
+                    }
+                    Change::Runs(_) => {
+                        old.clear();
+                        memory.read(Run { first, count: 1 }, &mut old)?;
+                        page.copy_from_slice(&old);
+                    }
+                    Change::Whole(_) => {}
+                }
+                change.apply(&mut page);
+                memory.write(first, &page)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::{Contents, Write};
+    use crate::encoding::{Counts, Encoder, PAGE_BYTES};
+
+    const PAGES: u64 = 4;
+
+    struct Host {
+        _directory: tempfile::TempDir,
+        memory: Memory,
+        disk: Arc<Disk>,
+        mirror: Mirror,
+    }
+
+    fn host() -> Host {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let memory = Memory::create(&directory.path().join("memory"), PAGES * 4096).unwrap();
+        let disk = Disk::create(&directory.path().join("disk"), 1 << 16).unwrap();
+        let mirror = Mirror::new(disk.clone());
+        Host { _directory: directory, memory, disk, mirror }
+    }
+
+    impl Host {
+        fn part(&mut self, part: Part, bytes: &[u8]) -> Result<Option<Number>, ApplyError> {
+            self.mirror.part(part, bytes.to_vec(), &self.memory)
+        }
+
+        fn page(&self, number: u64) -> Vec<u8> {
+            let mut page = Vec::new();
+            self.memory.read(Run { first: number, count: 1 }, &mut page).unwrap();
+            page
+        }
+
+        fn block(&self) -> Vec<u8> {
+            let mut block = vec![0; BLOCK_BYTES];
+            self.disk.look(0, &mut block).unwrap();
+            block
+        }
+    }
+
+    fn pages(number: u32, byte: u8) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut encoder = Encoder::new(1);
+        encoder.put(number, &[byte; PAGE_BYTES], |_| None, &mut Counts::default(), &mut out);
+        out
+    }
+
+    fn writes(byte: u8) -> Vec<u8> {
+        let mut out = Vec::new();
+        let contents = Contents::Bytes(vec![byte; BLOCK_BYTES]);
+        disk::encode(&[Write { offset: 0, contents }], &mut out);
+        out
+    }
+
+    fn end(number: u64, parts: &[&[u8]], devices: &[u8]) -> Part {
+        let sum = parts.iter().fold(0, |sum, part| add(sum, part));
+        Part::End(End {
+            number: Number(number),
+            parts: parts.len() as u32,
+            sum: add(sum, devices),
+            flows: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn nothing_of_a_checkpoint_is_written_before_its_end() {
+        let mut host = host();
+        let (page, write) = (pages(1, 7), writes(8));
+        assert_eq!(host.part(Part::Writes(Some(Number(1))), &write).unwrap(), None);
+        assert_eq!(host.part(Part::Pages(Some(Number(1))), &page).unwrap(), None);
+        assert_eq!((host.page(1)[0], host.block()[0]), (0, 0));
+        assert_eq!(host.mirror.last(), Number(0));
+        let applied = host.part(end(1, &[&write, &page], b"d"), b"d").unwrap();
+        assert_eq!(applied, Some(Number(1)));
+        assert_eq!((host.page(1)[9], host.block()[9]), (7, 8));
+        assert_eq!(host.mirror.take().0, b"d");
+    }
+
+    #[test]
+    fn a_checkpoint_that_lacks_a_page_is_refused_whole() {
+        let (page, write) = (pages(1, 7), writes(8));
+        let lost: [&dyn Fn(&mut Host); 2] = [
+            &|host| drop(host.part(Part::Writes(Some(Number(1))), &writes(8)).unwrap()),
+            &|host| {
+                host.part(Part::Writes(Some(Number(1))), &writes(8)).unwrap();
+                host.part(Part::Pages(Some(Number(1))), &pages(1, 6)).unwrap();
+            },
+        ];
+        for send in lost {
+            let mut host = host();
+            send(&mut host);
+            let error = host.part(end(1, &[&write, &page], b"d"), b"d").unwrap_err();
+            assert!(matches!(error, ApplyError::NotWhole(_)), "{error}");
+            assert_eq!((host.page(1)[0], host.block()[0]), (0, 0));
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_that_makes_no_sense_is_refused_whole() {
+        let mut host = host();
+        let (write, page) = (writes(8), pages(PAGES as u32, 7));
+        host.part(Part::Writes(Some(Number(1))), &write).unwrap();
+        host.part(Part::Pages(Some(Number(1))), &page).unwrap();
+        host.part(end(1, &[&write, &page], b""), b"").unwrap_err();
+        assert_eq!(host.block()[0], 0);
+    }
+
+    #[test]
+    fn checkpoints_are_applied_in_order_and_none_is_left_out() {
+        let mut host = host();
+        host.part(Part::Pages(None), &pages(0, 1)).unwrap();
+        assert_eq!(host.page(0)[0], 1);
+        host.part(end(1, &[], b""), b"").unwrap();
+        host.part(Part::Pages(Some(Number(3))), &pages(0, 2)).unwrap_err();
+        host.part(Part::Pages(None), &pages(0, 2)).unwrap_err();
+        host.part(end(3, &[], b""), b"").unwrap_err();
+        assert_eq!(host.page(0)[0], 1);
+    }
+
+    #[test]
+    fn a_page_is_what_the_block_is_after_the_writes_of_its_checkpoint() {
+        let mut host = host();
+        let write = writes(8);
+        let mut page = Vec::new();
+        let same = |_: &Page| Some(0);
+        Encoder::new(1).put(2, &[8; PAGE_BYTES], same, &mut Counts::default(), &mut page);
+        assert!(page.len() < 10);
+        host.part(Part::Pages(Some(Number(1))), &page).unwrap();
+        host.part(Part::Writes(Some(Number(1))), &write).unwrap();
+        host.part(end(1, &[&page, &write], b""), b"").unwrap();
+        assert_eq!(host.page(2), vec![8; PAGE_BYTES]);
+    }
+}
