@@ -50,9 +50,10 @@ pub trait Guest: Send {
     /// See [`pause`](Guest::pause).
     fn resume(&mut self) -> Result<()>;
 
-    /// Adds the pages that were written since the last call, in ascending order; the first call begins. A machine that
-    /// runs may be asked too: what it writes meanwhile is named by the next call at the latest. So a copy begins with
-    /// this, then come the [`populated`](Guest::populated) pages, and then what was written meanwhile.
+    /// Adds the pages that were written since the last call, in ascending order; the first call begins, and names any
+    /// page. A machine that runs may be asked too: what it writes meanwhile is named by the next call at the latest. So
+    /// a copy begins with this, then come the [`populated`](Guest::populated) pages, and then what was written
+    /// meanwhile.
     ///
     /// # Errors
     /// See [`pause`](Guest::pause).

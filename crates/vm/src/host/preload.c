@@ -85,7 +85,8 @@ static void track(void *start, size_t length)
         failed("register");
         return;
     }
-    /* A page that is swapped out loses the mark that it was written. Locked as they are touched, none is. */
+    /* A page that is swapped out has no place for the mark whether it was written. Locked as they are touched, none
+       is swapped out. */
     int locked = syscall(SYS_mlock2, start, length, LOCK_ON_FAULT) == 0;
     char text[128];
     snprintf(text, sizeof text, "tracked %lx %lx %d\n", (unsigned long)(uintptr_t)start,

@@ -3,7 +3,8 @@
 //! Invariant: QEMU does not outlive this process, and one that does all the same is killed before another one is
 //! started for the same machine (`supervise`).
 
-use std::os::unix::fs::PermissionsExt;
+use std::fs::OpenOptions;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use nix::sys::signal::Signal;
@@ -46,6 +47,14 @@ pub(super) fn prepare(spec: &Spec) -> Result<()> {
         make(directory, 0o700)?;
         give(spec, directory)?;
     }
+    // QEMU's user writes to it, but may not make it where it is.
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&spec.console)
+        .map_err(|e| HostError::system(format!("cannot open {}", spec.console.display()), e))?;
+    give(spec, &spec.console)?;
     let library = spec.preload_file();
     std::fs::write(&library, PRELOAD)
         .and_then(|()| std::fs::set_permissions(&library, std::fs::Permissions::from_mode(0o755)))

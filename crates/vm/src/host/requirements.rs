@@ -134,7 +134,8 @@ fn check_memory(directory: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// A page that is swapped out loses the mark that it was written, so it must be locked if the host swaps.
+/// A page of a file that is swapped out has no place for the mark whether it was written, and what a kernel says of it
+/// then is not promised. So pages are locked if the host swaps.
 pub(super) fn check_swap(locked: bool) -> Result<()> {
     let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
     check_swaps(locked, &swaps)

@@ -146,6 +146,8 @@ impl Spec {
             line.alone(alone);
         }
         line.add("-display", "none");
+        // The host's clock, which does not stand still when the machine is paused.
+        line.add("-rtc", "base=utc,clock=host");
         line.add("-kernel", self.kernel.display());
         line.add("-initrd", self.initrd.display());
         line.add(

@@ -250,6 +250,7 @@ fn prepare(wanted: &Create, work: &Work, busybox: &Path) -> Result<()> {
     script("guest/inittab", include_str!("guest/inittab"))?;
     script("guest/setup", include_str!("guest/setup"))?;
     script("guest/dhcp", include_str!("guest/dhcp"))?;
+    script("guest/clock", include_str!("guest/clock"))?;
     script("guest/power", include_str!("guest/power"))?;
     script("guest/power-pressed", include_str!("guest/power-pressed"))?;
     script("guest/shutdown", include_str!("guest/shutdown"))

@@ -1,0 +1,8 @@
+//! Whole machines: made, booted, checkpointed, moved. Run with `make test-system`; they need root.
+//!
+//! Each test works in a directory of its own below `UNDERSTUDY_TEST_DIR` (or the temporary directory) and leaves it
+//! there only when it fails. Images are made once, and kept below the target directory.
+
+mod checkpoints;
+mod images;
+mod stage;
