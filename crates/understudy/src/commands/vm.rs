@@ -69,7 +69,11 @@ async fn make(args: cli::VmCreate) -> anyhow::Result<Code> {
         Progress::Step(step) => eprintln!("{step}"),
         Progress::Detail(text) => tracing::debug!("{text}"),
     };
-    let image = create(&wanted, tell).await.map_err(explain_image)?;
+    let image = tokio::select! {
+        made = create(&wanted, tell) => made.map_err(explain_image)?,
+        // What there is of it is removed.
+        () = super::interrupted() => return Ok(Code::Interrupted),
+    };
     let (version, kernel) = (&image.manifest.version, &image.manifest.kernel);
     println!("{} has {version} on Linux {kernel}", wanted.directory.display());
     Ok(Code::Ok)

@@ -14,6 +14,7 @@ mod exchange;
 mod failover;
 mod horizons;
 mod import;
+mod machines;
 mod mirrored;
 mod operator;
 mod page;

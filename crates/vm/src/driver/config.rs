@@ -34,6 +34,9 @@ pub struct Config {
     /// QEMU.
     #[serde(default = "default_qemu")]
     pub qemu: PathBuf,
+    /// Who QEMU runs as, if this host's process is root's; otherwise it runs as that.
+    #[serde(default)]
+    pub run_as: Option<String>,
     /// Megabytes of memory.
     #[serde(default = "default_memory_mb")]
     pub memory_mb: u64,

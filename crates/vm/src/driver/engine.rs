@@ -238,7 +238,7 @@ impl Engine {
     /// Gets ready for a copy of the other host's machine. What this host's disk held is of no use any more.
     fn prepare(&mut self, session: Session) -> Result<()> {
         self.destroy();
-        let bytes = self.hub.peer.lock().as_ref().map_or(0, |peer| peer.shape.disk);
+        let bytes = self.hub.shape.disk;
         let path = &self.hub.config.disk;
         let disk = Disk::create(path, bytes).map_err(system(format!("cannot make {}", path.display())))?;
         self.start(disk.clone(), Start::Incoming)?;

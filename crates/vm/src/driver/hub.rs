@@ -53,7 +53,6 @@ pub enum Order {
 pub struct Peer {
     pub messages: mpsc::UnboundedSender<Message>,
     pub parts: mpsc::Sender<(Packet, Vec<u8>)>,
-    pub shape: Shape,
 }
 
 /// The other ends of [`Peer`].
@@ -63,17 +62,18 @@ pub struct ToSend {
 }
 
 impl Peer {
-    pub fn new(shape: Shape) -> (Peer, ToSend) {
+    pub fn new() -> (Peer, ToSend) {
         let (messages, messages_to_send) = mpsc::unbounded_channel();
         let (parts, parts_to_send) = mpsc::channel(PARTS);
         let to_send = ToSend { messages: messages_to_send, parts: parts_to_send };
-        (Peer { messages, parts, shape }, to_send)
+        (Peer { messages, parts }, to_send)
     }
 }
 
 pub struct Hub {
     pub config: Config,
-    shape: Shape,
+    /// What the machine is.
+    pub shape: Shape,
     /// What runs the guest's code, and why.
     pub acceleration: crate::host::Acceleration,
     guard: Mutex<Guard>,
@@ -98,7 +98,6 @@ pub fn new_life() -> u64 {
 }
 
 impl Hub {
-    #[allow(clippy::too_many_arguments)]
     pub fn new(
         config: Config,
         name: String,
@@ -127,12 +126,6 @@ impl Hub {
             trouble: Mutex::default(),
         });
         (hub, asked, ordered)
-    }
-
-    /// What this host's machine is.
-    pub fn shape(&self) -> Shape {
-        let disk = std::fs::metadata(&self.config.disk).map_or(0, |about| about.len());
-        Shape { disk, ..self.shape.clone() }
     }
 
     /// Tells the guard what happened, and begins what it wants done.

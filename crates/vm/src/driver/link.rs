@@ -21,7 +21,7 @@ const QUEUED_BYTES: u64 = 64 << 20;
 pub async fn dial(hub: Arc<Hub>, tls: Option<Tls>) {
     loop {
         if let Ok(mut stream) = connect(&hub.config.peer, tls.as_ref()).await
-            && write(&mut stream, &Packet::Link(hub.shape()), &[]).await.is_ok()
+            && write(&mut stream, &Packet::Link(hub.shape.clone()), &[]).await.is_ok()
         {
             join(&hub, stream).await;
         }
@@ -65,7 +65,7 @@ async fn receive(hub: &Arc<Hub>, mut stream: Boxed) -> io::Result<()> {
     let first = tokio::time::timeout(GREETS_WITHIN, read(&mut stream)).await;
     match first.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??.0 {
         Packet::Link(shape) => {
-            write(&mut stream, &Packet::Link(hub.shape()), &[]).await?;
+            write(&mut stream, &Packet::Link(hub.shape.clone()), &[]).await?;
             link(hub, stream, shape).await;
             Ok(())
         }
@@ -79,13 +79,13 @@ async fn receive(hub: &Arc<Hub>, mut stream: Boxed) -> io::Result<()> {
 
 /// Packets both ways, until the connection breaks. A newer one replaces it.
 async fn link(hub: &Arc<Hub>, stream: Boxed, shape: super::wire::Shape) {
-    if let Some(difference) = hub.shape().differs(&shape) {
+    if let Some(difference) = hub.shape.differs(&shape) {
         let trouble = format!("the other host has another machine: {difference}");
         tracing::error!("{trouble}");
         *hub.trouble.lock() = Some(trouble);
         return tokio::time::sleep(GREETS_WITHIN).await;
     }
-    let (peer, to_send) = Peer::new(shape);
+    let (peer, to_send) = Peer::new();
     let (mut reader, writer) = tokio::io::split(stream);
     let messages = peer.messages.clone();
     let before = hub.peer.lock().replace(peer);

@@ -6,7 +6,7 @@ mod hub;
 mod link;
 mod stats;
 mod status;
-pub mod wire;
+mod wire;
 mod zones;
 
 use std::net::SocketAddr;
@@ -82,6 +82,10 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, RunError> {
 fn spec(config: &Config, image: &Image) -> Result<(Spec, host::Acceleration), RunError> {
     std::fs::create_dir_all(&config.run)
         .map_err(system(format!("cannot make {}", config.run.display())))?;
+    let run_as = match &config.run_as {
+        Some(user) => supervise::RunAs::resolve(user).map_err(HostError::from)?,
+        None => None,
+    };
     let (guest, bits) = config.network()?;
     let (kernel, initrd) = (image.kernel(), image.initrd());
     let remembered = config.run.join("accelerator");
@@ -105,7 +109,7 @@ fn spec(config: &Config, image: &Image) -> Result<(Spec, host::Acceleration), Ru
         run: config.run.join("qemu"),
         console: config.run.join("console.log"),
         log: config.run.join("qemu.log"),
-        run_as: None,
+        run_as,
     };
     host::check(&spec)?;
     Ok((spec, acceleration))
@@ -133,7 +137,8 @@ pub async fn run(
     let shape = Shape {
         memory: spec.memory,
         cpus: spec.cpus,
-        disk: 0,
+        disk: image.manifest.disk_bytes,
+        kernel: image.manifest.kernel.clone(),
         accelerator: spec.accelerator.to_string(),
         mac: spec.mac.to_string(),
     };

@@ -41,8 +41,10 @@ pub struct Shape {
     pub memory: u64,
     /// Processors.
     pub cpus: u32,
-    /// Bytes of the disk; 0 if the sender has none.
+    /// Bytes of the disk.
     pub disk: u64,
+    /// The guest's kernel.
+    pub kernel: String,
     /// What runs the guest's code.
     pub accelerator: String,
     /// The address of its network card.
@@ -57,6 +59,12 @@ impl Shape {
         };
         if self.memory != other.memory {
             return differ("memory", &self.memory, &other.memory);
+        }
+        if self.disk != other.disk {
+            return differ("disk's length", &self.disk, &other.disk);
+        }
+        if self.kernel != other.kernel {
+            return differ("kernel", &self.kernel, &other.kernel);
         }
         if self.cpus != other.cpus {
             return differ("number of processors", &self.cpus, &other.cpus);

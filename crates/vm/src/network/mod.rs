@@ -14,7 +14,7 @@
 mod conversation;
 mod output;
 mod segment;
-pub mod tap;
+pub(crate) mod tap;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};

@@ -311,7 +311,9 @@ mod tests {
     fn a_checkpoint_that_lacks_a_page_is_refused_whole() {
         let (page, write) = (pages(1, 7), writes(8));
         let lost: [&dyn Fn(&mut Host); 2] = [
-            &|host| drop(host.part(Part::Writes(Some(Number(1))), &writes(8)).unwrap()),
+            &|host| {
+                host.part(Part::Writes(Some(Number(1))), &writes(8)).unwrap();
+            },
             &|host| {
                 host.part(Part::Writes(Some(Number(1))), &writes(8)).unwrap();
                 host.part(Part::Pages(Some(Number(1))), &pages(1, 6)).unwrap();

@@ -168,8 +168,8 @@ impl Stage {
     }
 
     fn check(&mut self) -> anyhow::Result<()> {
-        let processes = self.hosts.iter_mut().filter_map(|host| host.process.as_mut());
-        processes.into_iter().try_for_each(Process::check_running)
+        let mut processes = self.hosts.iter_mut().filter_map(|host| host.process.as_mut());
+        processes.try_for_each(Process::check_running)
     }
 
     /// Waits until a host runs the machine.
