@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use supervise::leftovers::{self, Server};
 use supervise::{Child, Exit, Launch};
 
-use super::spec::Spec;
+use super::spec::{Network, Spec};
 use super::tracking::PRELOAD;
 use super::{HostError, Result};
 
@@ -46,6 +46,11 @@ pub(super) fn prepare(spec: &Spec) -> Result<()> {
     for directory in [&spec.memory_dir, &spec.qemu_dir()] {
         make(directory, 0o700)?;
         give(spec, directory)?;
+    }
+    // Whoever may write to a socket may connect to it.
+    give(spec, &spec.disk)?;
+    if let Network::Stream(socket) = &spec.network {
+        give(spec, socket)?;
     }
     // QEMU's user writes to it, but may not make it where it is.
     OpenOptions::new()

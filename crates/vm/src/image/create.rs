@@ -301,6 +301,8 @@ async fn install(
         .args(["--mode=root", "--variant=minbase", "--format=directory"])
         .arg(format!("--include={}", packages.join(",")))
         .arg(format!("--aptopt={}", settings.display()));
+    // Nothing is worth a flush before everything is complete.
+    command.arg("--dpkgopt=force-unsafe-io");
     for path in LEFT_OUT {
         command.arg(format!("--dpkgopt=path-exclude={path}"));
     }

@@ -4,12 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use vm::host::{Checkpoint, Guest, HostError, Machine, Memory, PAGE, Run, Start, checkpoint};
+use vm::core::Number;
+use vm::disk::{self, Cut, Disk};
+use vm::encoding::{Counts, Encoder, Page};
+use vm::host::{
+    Checkpoint, Guest, HostError, Machine, Memory, PAGE, Run, Start, Timing, checkpoint,
+};
 use vm::image::Database;
+use vm::standby::{End, Mirror, Part, add};
 
 use crate::stage::{Prepared, Stage, image};
 
-const EPOCHS: u32 = 1000;
 const CLIENTS: u64 = 4;
 
 /// Rows that were acknowledged, by client.
@@ -18,9 +23,21 @@ type Acknowledged = Arc<Vec<AtomicU64>>;
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a whole machine"]
 async fn the_copy_equals_the_machine_after_a_thousand_checkpoints_and_goes_on() {
+    checkpoints(1, 1000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a whole machine"]
+async fn a_machine_with_two_processors_is_copied_and_goes_on() {
+    checkpoints(2, 200).await;
+}
+
+async fn checkpoints(cpus: u32, epochs: u64) {
     let stage = Stage::new();
     let image = image(Database::PostgreSql).await;
-    let (active, standby) = (stage.machine("a", &image), stage.machine("b", &image));
+    let (mut active, mut standby) = (stage.machine("a", &image), stage.machine("b", &image));
+    active.spec.cpus = cpus;
+    standby.spec.cpus = cpus;
     let mut machine = active.start(Start::Boot);
     let mut waiting = standby.start(Start::Incoming);
     let mut touched = Vec::new();
@@ -34,7 +51,6 @@ async fn the_copy_equals_the_machine_after_a_thousand_checkpoints_and_goes_on() 
     let setup = active.connect().await;
     println!("PostgreSQL answers; {}", machine.version());
     setup.batch_execute(SCHEMA).await.unwrap();
-    active.disk.record();
     // The disks are copies of one image: what was written until now is copied as a whole.
     machine.pause().unwrap();
     copy_disk(&active, &standby);
@@ -46,48 +62,40 @@ async fn the_copy_equals_the_machine_after_a_thousand_checkpoints_and_goes_on() 
     let mut clients = Vec::new();
     for client in 0..CLIENTS {
         let session = active.connect().await;
-        clients.push(tokio::spawn(work(
-            session,
-            client,
-            stop.clone(),
-            acknowledged.clone(),
-        )));
+        let (stop, acknowledged) = (stop.clone(), acknowledged.clone());
+        clients.push(tokio::spawn(work(session, client, stop, acknowledged)));
     }
-    tokio::task::block_in_place(|| copy_live(&mut machine, &waiting));
-    let epochs = || {
-        for number in 0..EPOCHS {
+    let mut copy = Copying::new(&active, &standby, machine.pages());
+    let began = Instant::now();
+    tokio::task::block_in_place(|| {
+        copy.begin(&mut machine, &waiting);
+        for number in 0..epochs {
             let began = Instant::now();
-            epoch(&mut machine, &active, &waiting, &standby, number);
-            let pause = Duration::from_millis(u64::from(25 + number % 26));
+            copy.epoch(&mut machine, &waiting);
+            let pause = Duration::from_millis(25 + number % 26);
             std::thread::sleep(pause.saturating_sub(began.elapsed()));
         }
-    };
-    let began = Instant::now();
-    tokio::task::block_in_place(epochs);
-    println!("{EPOCHS} checkpoints in {:?}", began.elapsed());
+    });
+    println!(
+        "{epochs} checkpoints in {:?}: {:?}",
+        began.elapsed(),
+        copy.counts
+    );
+    copy.report();
 
     // The last one; the machine does not go on.
-    machine.pause().unwrap();
-    let mut last = Checkpoint::default();
-    take_paused(&mut machine, &mut last);
-    let left_out = one_that_differs(&last, waiting.memory());
-    for (page, contents) in last.pages() {
-        if page != left_out {
-            waiting.memory().write(page, contents).unwrap();
-        }
-    }
+    let (left_out, contents) = copy.last(&mut machine, &waiting);
     assert_eq!(
         differences(machine.memory(), waiting.memory()),
         [left_out],
         "the one page that was left out, and no other, is found"
     );
-    let (_, contents) = last.pages().find(|(page, _)| *page == left_out).unwrap();
-    waiting.memory().write(left_out, contents).unwrap();
+    waiting.memory().write(left_out, &contents).unwrap();
     assert_eq!(
         differences(machine.memory(), waiting.memory()),
         Vec::<u64>::new()
     );
-    standby.disk.apply(&active.disk.cut().writes).unwrap();
+    assert_eq!(disk_differences(&active, &standby), Vec::<u64>::new());
 
     let rows: Vec<u64> = acknowledged
         .iter()
@@ -97,7 +105,7 @@ async fn the_copy_equals_the_machine_after_a_thousand_checkpoints_and_goes_on() 
     machine.kill().unwrap();
     drop(machine);
     let began = Instant::now();
-    waiting.load(&last.devices).unwrap();
+    waiting.load(&copy.mirror.take().0).unwrap();
     let loaded = began.elapsed();
     waiting.resume().unwrap();
     let client = standby.connect().await;
@@ -105,19 +113,7 @@ async fn the_copy_equals_the_machine_after_a_thousand_checkpoints_and_goes_on() 
         "loaded in {loaded:?}, answers after {:?}; {rows:?} rows",
         began.elapsed()
     );
-    for (number, acknowledged) in rows.iter().enumerate() {
-        let number = i64::try_from(number).unwrap();
-        let query = "SELECT count(*) FROM done WHERE client = $1";
-        let found: i64 = client.query_one(query, &[&number]).await.unwrap().get(0);
-        let found = u64::try_from(found).unwrap();
-        // One more may have been committed and not yet acknowledged.
-        assert!(
-            (*acknowledged..=acknowledged + 1).contains(&found),
-            "{number}: {found} of {acknowledged}"
-        );
-        assert!(*acknowledged > 0, "client {number} did nothing");
-    }
-    client.batch_execute(INTACT).await.unwrap();
+    verify(&client, &rows).await;
     for client in clients {
         client.abort();
     }
@@ -131,6 +127,23 @@ async fn the_copy_equals_the_machine_after_a_thousand_checkpoints_and_goes_on() 
     written.clear();
     waiting.written(&mut written).unwrap();
     assert!(!written.is_empty());
+}
+
+/// What was acknowledged is there, at most one more of each client, and everything is consistent.
+async fn verify(client: &tokio_postgres::Client, rows: &[u64]) {
+    for (number, acknowledged) in rows.iter().enumerate() {
+        let number = i64::try_from(number).unwrap();
+        let query = "SELECT count(*) FROM done WHERE client = $1";
+        let found: i64 = client.query_one(query, &[&number]).await.unwrap().get(0);
+        let found = u64::try_from(found).unwrap();
+        // One more may have been committed and not yet acknowledged.
+        assert!(
+            (*acknowledged..=acknowledged + 1).contains(&found),
+            "{number}: {found} of {acknowledged}"
+        );
+        assert!(*acknowledged > 0, "client {number} did nothing");
+    }
+    client.batch_execute(INTACT).await.unwrap();
 }
 
 const SCHEMA: &str = "
@@ -169,88 +182,152 @@ async fn work(
     }
 }
 
-/// The first copy, while the machine works.
-fn copy_live(machine: &mut Machine, waiting: &Machine) {
-    let mut runs = Vec::new();
-    machine.written(&mut runs).unwrap();
-    runs.clear();
-    machine.populated(&mut runs).unwrap();
-    for round in 0..4 {
-        let began = Instant::now();
-        let mut contents = Vec::new();
-        for run in runs.drain(..) {
-            let begin = contents.len();
-            machine.read(run, &mut contents).unwrap();
+/// A machine's memory and disk on their way to another host, as the engine sends them and the standby takes them.
+struct Copying {
+    active: Arc<Disk>,
+    encoder: Encoder,
+    mirror: Mirror,
+    number: Number,
+    counts: Counts,
+    timings: Vec<Timing>,
+}
+
+impl Copying {
+    fn new(active: &Prepared, standby: &Prepared, pages: u64) -> Copying {
+        Copying {
+            active: active.disk.clone(),
+            encoder: Encoder::new(usize::try_from(pages / 10).unwrap()),
+            mirror: Mirror::new(standby.disk.clone()),
+            number: Number::default(),
+            counts: Counts::default(),
+            timings: Vec::new(),
+        }
+    }
+
+    /// The first copy, while the machine works.
+    fn begin(&mut self, machine: &mut Machine, waiting: &Machine) {
+        let mut runs = Vec::new();
+        machine.written(&mut runs).unwrap();
+        runs.clear();
+        machine.populated(&mut runs).unwrap();
+        for round in 0..4 {
+            let began = Instant::now();
+            let (mut pages, mut contents) = (0, Vec::new());
+            for run in runs.drain(..) {
+                contents.clear();
+                machine.read(run, &mut contents).unwrap();
+                let of_run = run.pages().zip(contents.chunks_exact(PAGE));
+                let encoded = self.encode(of_run, &Cut::default());
+                self.mirror
+                    .part(Part::Pages(None), encoded, waiting.memory())
+                    .unwrap();
+                pages += run.count;
+            }
+            println!("round {round}: {pages} pages in {:?}", began.elapsed());
+            if round < 3 {
+                machine.written(&mut runs).unwrap();
+            }
+        }
+        self.counts = Counts::default();
+    }
+
+    fn encode<'a>(&mut self, pages: impl Iterator<Item = (u64, &'a [u8])>, cut: &Cut) -> Vec<u8> {
+        let mut out = Vec::new();
+        for (number, contents) in pages {
+            let number = u32::try_from(number).unwrap();
+            let page = contents.try_into().unwrap();
+            let block_of = |page: &Page| cut.reads.find(page);
+            self.encoder
+                .put(number, page, block_of, &mut self.counts, &mut out);
+        }
+        out
+    }
+
+    fn epoch(&mut self, machine: &mut Machine, waiting: &Machine) {
+        let mut taken = Checkpoint::default();
+        let mut cut = Cut::default();
+        let timing = checkpoint(machine, &mut taken, || {
+            cut = self.active.cut();
+            Ok::<(), HostError>(())
+        });
+        self.timings.push(timing.unwrap());
+        self.send(&taken, &cut, waiting, |_| true);
+    }
+
+    fn send(
+        &mut self,
+        taken: &Checkpoint,
+        cut: &Cut,
+        waiting: &Machine,
+        goes: impl Fn(u64) -> bool,
+    ) {
+        self.number = Number(self.number.0 + 1);
+        let mut writes = Vec::new();
+        disk::encode(&cut.writes, &mut writes);
+        let pages = self.encode(taken.pages().filter(|(page, _)| goes(*page)), cut);
+        let end = End {
+            number: self.number,
+            parts: 2,
+            sum: [&writes, &pages, &taken.devices]
+                .iter()
+                .fold(0, |sum, part| add(sum, part)),
+            flows: Vec::new(),
+        };
+        for (part, bytes) in [
+            (Part::Writes(Some(self.number)), writes),
+            (Part::Pages(Some(self.number)), pages),
+            (Part::End(end), taken.devices.clone()),
+        ] {
+            self.mirror.part(part, bytes, waiting.memory()).unwrap();
+        }
+        assert_eq!(self.mirror.last(), self.number);
+    }
+
+    /// The last checkpoint, after which the machine stays paused. One page that changed is left out: which, and what
+    /// it holds.
+    fn last(&mut self, machine: &mut Machine, waiting: &Machine) -> (u64, Vec<u8>) {
+        machine.pause().unwrap();
+        let mut taken = Checkpoint::default();
+        machine.written(&mut taken.runs).unwrap();
+        for run in &taken.runs {
+            machine.read(*run, &mut taken.contents).unwrap();
+        }
+        machine.devices(&mut taken.devices).unwrap();
+        let differs = |(page, contents): &(u64, &[u8])| {
+            let (first, count) = (*page, 1);
+            let mut there = Vec::new();
             waiting
                 .memory()
-                .write(run.first, &contents[begin..])
+                .read(Run { first, count }, &mut there)
                 .unwrap();
-        }
-        let pages = contents.len() / PAGE;
-        println!("round {round}: {pages} pages in {:?}", began.elapsed());
-        machine.written(&mut runs).unwrap();
+            there != *contents
+        };
+        let found = taken.pages().find(differs);
+        let (left_out, contents) = found.expect("a machine that works writes something");
+        let cut = self.active.cut();
+        self.send(&taken, &cut, waiting, |page| page != left_out);
+        (left_out, contents.to_vec())
     }
-    for run in runs {
-        let mut contents = Vec::new();
-        machine.read(run, &mut contents).unwrap();
-        waiting.memory().write(run.first, &contents).unwrap();
-    }
-}
 
-fn epoch(
-    machine: &mut Machine,
-    active: &Prepared,
-    waiting: &Machine,
-    standby: &Prepared,
-    number: u32,
-) {
-    let mut taken = Checkpoint::default();
-    let mut cut = None;
-    let timing = checkpoint(machine, &mut taken, || {
-        cut = Some(active.disk.cut());
-        Ok::<(), HostError>(())
-    });
-    let timing = timing.unwrap();
-    for (page, contents) in taken.pages() {
-        waiting.memory().write(page, contents).unwrap();
-    }
-    standby.disk.apply(&cut.unwrap().writes).unwrap();
-    if number.is_multiple_of(100) {
-        let pages = taken.contents.len() / PAGE;
+    /// Medians, for people.
+    fn report(&self) {
+        let median = |of: fn(&Timing) -> Duration| {
+            let mut all: Vec<Duration> = self.timings.iter().map(of).collect();
+            all.sort();
+            all[all.len() / 2]
+        };
         println!(
-            "checkpoint {number}: {pages} pages, paused {:?}: {timing:?}",
-            timing.paused()
+            "medians: paused {:?} (pause {:?}, scan {:?}, copy {:?}, devices {:?}, resume {:?}); {} pages, {} bytes sent",
+            median(Timing::paused),
+            median(|timing| timing.pause),
+            median(|timing| timing.scan),
+            median(|timing| timing.copy),
+            median(|timing| timing.devices),
+            median(|timing| timing.resume),
+            self.counts.pages / self.number.0,
+            self.counts.bytes / self.number.0,
         );
     }
-}
-
-/// A checkpoint of a machine that is paused and stays it.
-fn take_paused(machine: &mut Machine, into: &mut Checkpoint) {
-    machine.written(&mut into.runs).unwrap();
-    for run in &into.runs {
-        machine.read(*run, &mut into.contents).unwrap();
-    }
-    machine.devices(&mut into.devices).unwrap();
-}
-
-fn one_that_differs(taken: &Checkpoint, copy: &Memory) -> u64 {
-    let differs = |(page, contents): &(u64, &[u8])| {
-        let mut there = Vec::new();
-        copy.read(
-            Run {
-                first: *page,
-                count: 1,
-            },
-            &mut there,
-        )
-        .unwrap();
-        there != *contents
-    };
-    taken
-        .pages()
-        .find(differs)
-        .expect("a machine that works writes something")
-        .0
 }
 
 /// The pages in which two memories differ.
@@ -284,13 +361,25 @@ fn copy_disk(from: &Prepared, to: &Prepared) {
     let mut buffer = vec![0; 1 << 20];
     for offset in (0..from.disk.bytes()).step_by(buffer.len()) {
         from.disk.look(offset, &mut buffer).unwrap();
-        let contents = vm::disk::Contents::Bytes(buffer.clone());
+        let contents = disk::Contents::Bytes(buffer.clone());
         let mut there = vec![0; buffer.len()];
         to.disk.look(offset, &mut there).unwrap();
         if there != buffer {
-            to.disk
-                .apply(&[vm::disk::Write { offset, contents }])
-                .unwrap();
+            to.disk.apply(&[disk::Write { offset, contents }]).unwrap();
         }
     }
+}
+
+/// Where the two hosts' disks differ, in megabytes.
+fn disk_differences(one: &Prepared, other: &Prepared) -> Vec<u64> {
+    let (mut a, mut b) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let mut found = Vec::new();
+    for megabyte in 0..one.disk.bytes() >> 20 {
+        one.disk.look(megabyte << 20, &mut a).unwrap();
+        other.disk.look(megabyte << 20, &mut b).unwrap();
+        if a != b {
+            found.push(megabyte);
+        }
+    }
+    found
 }

@@ -58,7 +58,6 @@ impl Stage {
         let disk = Disk::open(&file).unwrap();
         let socket = path("-nbd");
         let server = disk::serve(disk.clone(), &socket).unwrap();
-        std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777)).unwrap();
         let port = supervise::ports::free().unwrap();
         let unique = self.path().file_name().unwrap().display().to_string();
         let spec = Spec {
