@@ -42,7 +42,8 @@ pub async fn run(command: cli::Vm) -> anyhow::Result<Code> {
 
 /// What the file says of the cluster, and of the machine.
 fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
-    let advice = "Write [vm], and below it image, disk, run, mac, address, tap, peer_listen and peer.";
+    let advice =
+        "Write [vm], and below it image, disk, run, mac, address, tap, peer_listen and peer.";
     let check = |text: &str| check_keys(text, &[("", &["vm"])]);
     let (cluster, table) = super::load_table(file, check, "vm", advice)?;
     let config =
@@ -75,13 +76,18 @@ async fn make(args: cli::VmCreate) -> anyhow::Result<Code> {
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
     let (version, kernel) = (&image.manifest.version, &image.manifest.kernel);
-    println!("{} has {version} on Linux {kernel}", wanted.directory.display());
+    println!(
+        "{} has {version} on Linux {kernel}",
+        wanted.directory.display()
+    );
     Ok(Code::Ok)
 }
 
 fn explain_image(error: ImageError) -> anyhow::Error {
     match error.hint().map(str::to_owned) {
-        Some(hint) => Failure::new(Code::Unavailable, error.to_string()).advise(hint).into(),
+        Some(hint) => Failure::new(Code::Unavailable, error.to_string())
+            .advise(hint)
+            .into(),
         None => error.into(),
     }
 }
@@ -89,7 +95,10 @@ fn explain_image(error: ImageError) -> anyhow::Error {
 async fn init(file: &Path) -> anyhow::Result<Code> {
     let (cluster, _) = load(file)?;
     tier::create_volume(&cluster, &cluster.volume_settings()).await?;
-    println!("volume {} is made; it says who runs the machine", cluster.volume);
+    println!(
+        "volume {} is made; it says who runs the machine",
+        cluster.volume
+    );
     Ok(Code::Ok)
 }
 
@@ -108,7 +117,9 @@ async fn serve(args: cli::VmRun, first: bool) -> anyhow::Result<Code> {
 
 fn explain(error: RunError) -> anyhow::Error {
     match error.hint().map(str::to_owned) {
-        Some(hint) => Failure::new(Code::Unavailable, error.to_string()).advise(hint).into(),
+        Some(hint) => Failure::new(Code::Unavailable, error.to_string())
+            .advise(hint)
+            .into(),
         None => error.into(),
     }
 }
@@ -163,8 +174,14 @@ fn table(statuses: &[Option<Status>]) -> String {
             Some(protection) => format!("{}, {protection}", status.role),
             None => status.role.clone(),
         };
-        let epoch = status.epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string());
-        let each = status.stats.sent_bytes.checked_div(status.stats.epochs).unwrap_or(0);
+        let epoch = status
+            .epoch
+            .map_or_else(|| "-".to_owned(), |epoch| epoch.to_string());
+        let each = status
+            .stats
+            .sent_bytes
+            .checked_div(status.stats.epochs)
+            .unwrap_or(0);
         out.push_str(&format!(
             "{:<16} {state:<24} {epoch:>6} {:>11} {:>7.2} ms {each:>12} {:>9}\n",
             status.name, status.checkpoint, status.stats.pause_ms_p50, status.accelerator
@@ -179,10 +196,14 @@ fn table(statuses: &[Option<Status>]) -> String {
 async fn fail_over(args: &VmAsking) -> anyhow::Result<Code> {
     let file = &args.file.config;
     let is_active = |status: &Option<Status>| status.as_ref().is_some_and(|it| it.role == "active");
-    let at = statuses(file).await?.iter().position(is_active).ok_or_else(|| {
-        Failure::new(Code::Unavailable, "no host runs the machine")
-            .advise("Look at both with understudy vm status. A standby takes over by itself.")
-    })?;
+    let at = statuses(file)
+        .await?
+        .iter()
+        .position(is_active)
+        .ok_or_else(|| {
+            Failure::new(Code::Unavailable, "no host runs the machine")
+                .advise("Look at both with understudy vm status. A standby takes over by itself.")
+        })?;
     let (cluster, config) = load(file)?;
     let address = match at {
         0 => config.peer_listen.to_string(),
@@ -213,13 +234,20 @@ async fn history(args: &VmAsking) -> anyhow::Result<Code> {
             Some(standby) => format!("with {standby} as its standby"),
             None => "alone".to_owned(),
         };
-        println!("epoch {}: {active} {standby}, since second {seconds}", entry["epoch"]);
+        println!(
+            "epoch {}: {active} {standby}, since second {seconds}",
+            entry["epoch"]
+        );
     }
     Ok(Code::Ok)
 }
 
 async fn metrics(file: &Path) -> anyhow::Result<Code> {
-    let told = ask_both(file, Question::Metrics).await?.into_iter().next().flatten();
+    let told = ask_both(file, Question::Metrics)
+        .await?
+        .into_iter()
+        .next()
+        .flatten();
     match told {
         Some(Ok(text)) => {
             print!("{text}");

@@ -100,8 +100,12 @@ pub fn enter_network() -> anyhow::Result<()> {
     for words in [
         "link set lo up".to_owned(),
         "link add br0 type bridge forward_delay 0".to_owned(),
-        format!("address add {ADDRESS}/24 dev br0"),
+        // The clients have a card of their own: its address and its link outlive the hosts' devices.
+        "link add clients type veth peer name clients0".to_owned(),
+        "link set clients0 master br0 up".to_owned(),
         "link set br0 up".to_owned(),
+        "link set clients up".to_owned(),
+        format!("address add {ADDRESS}/24 dev clients"),
     ] {
         let output = Command::new("ip").args(words.split(' ')).output();
         let output = output.context("cannot run ip: apt-get install iproute2")?;
@@ -145,7 +149,10 @@ async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
     for number in 1..=options.kills {
         let protected = stage.wait_protected(&progress).await?;
         tokio::time::sleep(options.between.mul_f64(rng.random_range(0.5..1.5))).await;
-        let status = stage.status(protected).await.context("the active host does not answer")?;
+        let status = stage
+            .status(protected)
+            .await
+            .context("the active host does not answer")?;
         sums.epochs += status.stats.epochs;
         sums.raw_bytes += status.stats.raw_bytes;
         sums.sent_bytes += status.stats.sent_bytes;
@@ -153,8 +160,12 @@ async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
         let before = clients.connections();
         let killed = stage.kill(protected)?;
         progress.say(&format!("{number}: {} is killed", status.name));
-        let survivor = stage.wait_active(1 - protected).await?;
+        stage.wait_active(1 - protected).await?;
         clients.wait_commits_after(killed).await?;
+        let survivor = stage
+            .status(1 - protected)
+            .await
+            .context("the survivor does not answer")?;
         tokio::time::sleep(Duration::from_secs(2)).await;
         kills.push((killed, before.len() as u64, clients.kept(&before)));
         sums.takeovers.push(survivor.stats.takeover_ms);
@@ -185,10 +196,16 @@ fn judge(
     sums: Sums,
     amcheck: String,
 ) -> Report {
-    let lost = seen.commits.iter().filter(|commit| !there.contains(&commit.key)).count() as u64;
+    let lost = seen
+        .commits
+        .iter()
+        .filter(|commit| !there.contains(&commit.key))
+        .count() as u64;
     let downtimes: Vec<f64> = kills.iter().map(|(at, _, _)| seen.outage_ms(*at)).collect();
     let worst = downtimes.iter().copied().fold(0.0, f64::max);
-    let (connections, kept) = kills.iter().fold((0, 0), |sum, kill| (sum.0 + kill.1, sum.1 + kill.2));
+    let (connections, kept) = kills
+        .iter()
+        .fold((0, 0), |sum, kill| (sum.0 + kill.1, sum.1 + kill.2));
     let out: f64 = downtimes.iter().sum::<f64>() / 1e3;
     let must_keep_all = options.protection == Protection::Everything;
     Report {

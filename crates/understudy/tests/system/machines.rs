@@ -19,7 +19,17 @@ fn kill_twice(test: &str, more: &[&str]) -> Result<Option<Value>> {
     }
     let scratch = Scratch::new(test)?;
     let output = Command::new(program())
-        .args(["demo", "--vm", "--json", "--kills", "2", "--duration", "9s", "--clients", "4"])
+        .args([
+            "demo",
+            "--vm",
+            "--json",
+            "--kills",
+            "2",
+            "--duration",
+            "9s",
+            "--clients",
+            "4",
+        ])
         .args(["--memory-mb", "384", "--data"])
         .arg(scratch.path().join("work"))
         .args(more)

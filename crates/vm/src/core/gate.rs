@@ -49,7 +49,10 @@ impl<T> Gate<T> {
     /// The checkpoint is safe, and so are all before it.
     pub fn release(&mut self, number: Number) -> Vec<T> {
         let covered = self.held.partition_point(|(by, _)| *by <= number);
-        self.held.drain(..covered).map(|(_, output)| output).collect()
+        self.held
+            .drain(..covered)
+            .map(|(_, output)| output)
+            .collect()
     }
 
     /// Nothing waits any more: nobody can take over who does not know of it.

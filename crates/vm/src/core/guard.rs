@@ -175,7 +175,10 @@ impl Guard {
         Guard {
             me,
             rules,
-            role: Role::Looking { record: None, since_ms: now_ms },
+            role: Role::Looking {
+                record: None,
+                since_ms: now_ms,
+            },
             epoch: None,
             now_ms,
             asked: Asked::Nothing,
@@ -224,14 +227,18 @@ impl Guard {
                     self.role = Role::Starting { whole: None };
                 }
             }
-            Role::Following { whole: Some(whole), heard_ms, .. }
-                if now_ms.saturating_sub(*heard_ms) >= self.rules.silence_ms =>
-            {
+            Role::Following {
+                whole: Some(whole),
+                heard_ms,
+                ..
+            } if now_ms.saturating_sub(*heard_ms) >= self.rules.silence_ms => {
                 self.take_over(*whole);
             }
-            Role::Following { whole: None, heard_ms, .. }
-                if now_ms.saturating_sub(*heard_ms) >= self.rules.patience_ms =>
-            {
+            Role::Following {
+                whole: None,
+                heard_ms,
+                ..
+            } if now_ms.saturating_sub(*heard_ms) >= self.rules.patience_ms => {
                 self.begin_again(out);
             }
             Role::Running(Follower::Current { heard_ms, .. })
@@ -256,12 +263,17 @@ impl Guard {
         }
         let question = match self.role {
             Role::Looking { .. } => Asked::Read,
-            Role::Starting { .. }
-            | Role::Running(Follower::Naming(_) | Follower::Lost { .. }) => Asked::Own,
+            Role::Starting { .. } | Role::Running(Follower::Naming(_) | Follower::Lost { .. }) => {
+                Asked::Own
+            }
             _ => return,
         };
         self.asked = question;
-        out.push(if question == Asked::Read { Effect::Read } else { Effect::Own });
+        out.push(if question == Asked::Read {
+            Effect::Read
+        } else {
+            Effect::Own
+        });
     }
 
     /// What the record says.
@@ -313,7 +325,11 @@ impl Guard {
         };
         self.asked = Asked::Write;
         let active = self.me.clone();
-        out.push(Effect::Write(Record { epoch, active, standby }));
+        out.push(Effect::Write(Record {
+            epoch,
+            active,
+            standby,
+        }));
     }
 
     /// The record that was to be written last is durable.
@@ -321,7 +337,11 @@ impl Guard {
         self.asked = Asked::Nothing;
         match &self.role {
             Role::Starting { whole } => {
-                out.push(if whole.is_some() { Effect::Resume } else { Effect::Boot });
+                out.push(if whole.is_some() {
+                    Effect::Resume
+                } else {
+                    Effect::Boot
+                });
                 out.push(Effect::Open);
                 self.role = Role::Running(Follower::None);
             }
@@ -337,7 +357,11 @@ impl Guard {
             {
                 let session = session.clone();
                 let heard_ms = self.now_ms;
-                self.role = Role::Running(Follower::Current { session, heard_ms, last: None });
+                self.role = Role::Running(Follower::Current {
+                    session,
+                    heard_ms,
+                    last: None,
+                });
             }
             _ => {}
         }
@@ -353,7 +377,10 @@ impl Guard {
     /// The other host can be reached.
     pub fn link_up(&mut self, out: &mut Vec<Effect>) {
         self.is_linked = true;
-        if let Role::Looking { record: Some(record), .. } = &self.role
+        if let Role::Looking {
+            record: Some(record),
+            ..
+        } = &self.role
             && record.active.name != self.me.name
         {
             out.push(Effect::Send(Message::Follow(self.me.clone())));
@@ -404,7 +431,11 @@ impl Guard {
             Message::Alive(Some(session)) => self.alive(&session),
             Message::Alive(None) => {}
             Message::TakeOver(session) => {
-                if let Role::Following { session: ours, whole: Some(whole), .. } = &self.role
+                if let Role::Following {
+                    session: ours,
+                    whole: Some(whole),
+                    ..
+                } = &self.role
                     && *ours == session
                 {
                     self.take_over(*whole);
@@ -416,7 +447,11 @@ impl Guard {
 
     /// Something of this following came from the active host.
     pub fn alive(&mut self, session: &Session) {
-        if let Role::Following { session: ours, heard_ms, .. } = &mut self.role
+        if let Role::Following {
+            session: ours,
+            heard_ms,
+            ..
+        } = &mut self.role
             && ours == session
         {
             *heard_ms = self.now_ms;
@@ -435,9 +470,9 @@ impl Guard {
         // It does not follow any more, or never heard that it should.
         let is_stale = match &self.role {
             Role::Running(Follower::Copying(_)) => true,
-            Role::Running(follower) => {
-                follower.session().is_some_and(|session| session.standby != standby)
-            }
+            Role::Running(follower) => follower
+                .session()
+                .is_some_and(|session| session.standby != standby),
             _ => false,
         };
         if is_stale {
@@ -462,7 +497,11 @@ impl Guard {
         }
         out.push(Effect::Prepare(session.clone()));
         let heard_ms = self.now_ms;
-        self.role = Role::Following { session, whole: None, heard_ms };
+        self.role = Role::Following {
+            session,
+            whole: None,
+            heard_ms,
+        };
     }
 
     fn holds(&mut self, session: &Session, number: Number, out: &mut Vec<Effect>) {
@@ -480,7 +519,11 @@ impl Guard {
                 self.ask(out);
             }
             Follower::Naming(ours) if ours == session || any => self.confirm(number, out),
-            Follower::Current { session: ours, heard_ms, last } if ours == session || any => {
+            Follower::Current {
+                session: ours,
+                heard_ms,
+                last,
+            } if ours == session || any => {
                 *heard_ms = now_ms;
                 let is_last = *last == Some(Some(number));
                 if is_last {
@@ -520,7 +563,11 @@ impl Guard {
     /// All of a checkpoint was applied.
     pub fn applied(&mut self, session: &Session, number: Number, out: &mut Vec<Effect>) {
         match &mut self.role {
-            Role::Following { session: ours, whole, heard_ms } if ours == session => {
+            Role::Following {
+                session: ours,
+                whole,
+                heard_ms,
+            } if ours == session => {
                 *whole = Some(number);
                 *heard_ms = self.now_ms;
             }
@@ -564,7 +611,10 @@ impl Guard {
 
     fn begin_again(&mut self, out: &mut Vec<Effect>) {
         out.extend([Effect::Destroy, Effect::Renew]);
-        self.role = Role::Looking { record: None, since_ms: self.now_ms };
+        self.role = Role::Looking {
+            record: None,
+            since_ms: self.now_ms,
+        };
         self.again_ms = self.now_ms + self.rules.retry_ms;
     }
 

@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::encoding::{self, Change, Counts, Encoder, ZEROS};
+
 pub use reads::Reads;
 pub use server::{Server, serve};
 
@@ -45,6 +47,8 @@ pub enum Contents {
     Bytes(Vec<u8>),
     /// So many zeros.
     Zeros(u32),
+    /// How whole blocks differ from what is there, encoded; only between hosts.
+    Blocks(Vec<u8>),
 }
 
 /// What happened to the disk between two checkpoints.
@@ -87,14 +91,23 @@ impl Disk {
     /// If that is not possible.
     pub fn create(path: &Path, bytes: u64) -> io::Result<Arc<Disk>> {
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(true).open(path)?;
+        let file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(path)?;
         file.set_len(bytes)?;
         Disk::of(file)
     }
 
     fn of(file: File) -> io::Result<Arc<Disk>> {
         let bytes = file.metadata()?.len();
-        Ok(Arc::new(Disk { file, bytes, state: Mutex::default() }))
+        Ok(Arc::new(Disk {
+            file,
+            bytes,
+            state: Mutex::default(),
+        }))
     }
 
     /// How long it is.
@@ -175,12 +188,32 @@ impl Disk {
                 let mut at = 0;
                 while at < *count as usize {
                     let len = ZEROS.len().min(*count as usize - at);
-                    self.file.write_all_at(&ZEROS[..len], write.offset + at as u64)?;
+                    self.file
+                        .write_all_at(&ZEROS[..len], write.offset + at as u64)?;
                     at += len;
                 }
                 Ok(())
             }
+            Contents::Blocks(encoded) => self.put_blocks(encoded),
         }
+    }
+
+    fn put_blocks(&self, encoded: &[u8]) -> io::Result<()> {
+        let changes = encoding::changes(encoded, self.blocks()).map_err(io::Error::other)?;
+        for (number, change) in changes {
+            let offset = u64::from(number) * BLOCK_BYTES as u64;
+            let mut block = ZEROS;
+            if matches!(change, Change::Runs(_)) {
+                self.file.read_exact_at(&mut block, offset)?;
+            }
+            change.apply(&mut block);
+            self.file.write_all_at(&block, offset)?;
+        }
+        Ok(())
+    }
+
+    fn blocks(&self) -> u32 {
+        u32::try_from(self.bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX)
     }
 
     /// What the machine wrote on the other host.
@@ -229,7 +262,7 @@ impl Write {
     /// How many bytes it is.
     pub fn len(&self) -> u64 {
         match &self.contents {
-            Contents::Bytes(bytes) => bytes.len() as u64,
+            Contents::Bytes(bytes) | Contents::Blocks(bytes) => bytes.len() as u64,
             Contents::Zeros(count) => u64::from(*count),
         }
     }
@@ -240,6 +273,40 @@ impl Write {
     }
 }
 
+/// A write as it is sent: of whole blocks, how they differ from what was sent before.
+pub fn encode_differing(write: &Write, sent: &mut Encoder, out: &mut Vec<u8>) {
+    let (first, len) = (write.offset / BLOCK_BYTES as u64, write.len());
+    let is_whole =
+        write.offset.is_multiple_of(BLOCK_BYTES as u64) && len.is_multiple_of(BLOCK_BYTES as u64);
+    let blocks = first..(write.offset + len).div_ceil(BLOCK_BYTES as u64);
+    let numbers = blocks.map(|block| u32::try_from(block).ok());
+    match &write.contents {
+        Contents::Bytes(bytes) if is_whole && numbers.clone().all(|number| number.is_some()) => {
+            let mut encoded = Vec::new();
+            for (number, block) in numbers.flatten().zip(bytes.chunks_exact(BLOCK_BYTES)) {
+                let block = block.try_into().expect("a block has the length of a page");
+                sent.put(
+                    number,
+                    block,
+                    |_| None,
+                    &mut Counts::default(),
+                    &mut encoded,
+                );
+            }
+            if !encoded.is_empty() {
+                out.extend_from_slice(&0_u64.to_le_bytes());
+                out.push(2);
+                out.extend_from_slice(&(encoded.len() as u32).to_le_bytes());
+                out.extend_from_slice(&encoded);
+            }
+        }
+        _ => {
+            numbers.flatten().for_each(|number| sent.forget(number));
+            encode(std::slice::from_ref(write), out);
+        }
+    }
+}
+
 /// Writes as they are sent.
 pub fn encode(writes: &[Write], out: &mut Vec<u8>) {
     for write in writes {
@@ -247,6 +314,11 @@ pub fn encode(writes: &[Write], out: &mut Vec<u8>) {
         match &write.contents {
             Contents::Bytes(bytes) => {
                 out.push(1);
+                out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+                out.extend_from_slice(bytes);
+            }
+            Contents::Blocks(bytes) => {
+                out.push(2);
                 out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
                 out.extend_from_slice(bytes);
             }
@@ -270,14 +342,31 @@ pub fn decode(mut input: &[u8], bytes: u64) -> io::Result<Vec<Write>> {
         let offset = u64::from_le_bytes(*head.first_chunk().ok_or_else(wrong)?);
         let len = u32::from_le_bytes(*head.last_chunk().ok_or_else(wrong)?);
         input = rest;
-        let contents = if head[8] == 1 {
-            let (data, rest) = input.split_at_checked(len as usize).ok_or_else(wrong)?;
-            input = rest;
-            Contents::Bytes(data.to_vec())
-        } else {
-            Contents::Zeros(len)
+        let contents = match head[8] {
+            0 => Contents::Zeros(len),
+            kind => {
+                let (data, rest) = input.split_at_checked(len as usize).ok_or_else(wrong)?;
+                input = rest;
+                if kind == 1 {
+                    Contents::Bytes(data.to_vec())
+                } else {
+                    Contents::Blocks(data.to_vec())
+                }
+            }
         };
-        if offset.checked_add(u64::from(len)).is_none_or(|end| end > bytes) {
+        if let Contents::Blocks(encoded) = &contents {
+            let blocks = u32::try_from(bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
+            let changes = encoding::changes(encoded, blocks).map_err(|_| wrong())?;
+            if changes
+                .iter()
+                .any(|(_, change)| matches!(change, Change::Block(_)))
+            {
+                return Err(wrong());
+            }
+        } else if offset
+            .checked_add(u64::from(len))
+            .is_none_or(|end| end > bytes)
+        {
             return Err(wrong());
         }
         writes.push(Write { offset, contents });
@@ -296,7 +385,10 @@ mod tests {
     }
 
     fn bytes(offset: u64, byte: u8, len: usize) -> Write {
-        Write { offset, contents: Contents::Bytes(vec![byte; len]) }
+        Write {
+            offset,
+            contents: Contents::Bytes(vec![byte; len]),
+        }
     }
 
     #[test]
@@ -308,13 +400,19 @@ mod tests {
         disk.write(bytes(4096, 2, 512)).unwrap();
         let cut = disk.cut();
         assert_eq!(cut.writes, [bytes(0, 1, 4096), bytes(4096, 2, 512)]);
-        let zeros = Write { offset: 8192, contents: Contents::Zeros(100_000) };
+        let zeros = Write {
+            offset: 8192,
+            contents: Contents::Zeros(100_000),
+        };
         disk.write(zeros.clone()).unwrap();
         let cut = disk.cut();
         assert_eq!(cut.writes, std::slice::from_ref(&zeros));
         let mut sent = Vec::new();
         encode(&[bytes(5, 1, 3), zeros.clone()], &mut sent);
-        assert_eq!(decode(&sent, disk.bytes()).unwrap(), [bytes(5, 1, 3), zeros]);
+        assert_eq!(
+            decode(&sent, disk.bytes()).unwrap(),
+            [bytes(5, 1, 3), zeros]
+        );
         assert!(decode(&sent, 8192).is_err());
         assert!(decode(&sent[1..], disk.bytes()).is_err());
     }
@@ -334,6 +432,47 @@ mod tests {
         disk.write(bytes(0, 4, 1)).unwrap();
         assert_eq!(cut.reads.find(&[1; 4096]), Some(0));
         assert_eq!(disk.cut().reads.find(&[1; 4096]), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_other_disk_has_what_was_written(
+            writes in proptest::collection::vec((0..12_u64, 0..5_u64, proptest::prelude::any::<u8>(), 0..4_u8), 1..40),
+        ) {
+            let (_one, disk) = self::disk();
+            let (_other, copy) = self::disk();
+            let mut sent = Encoder::new(3);
+            disk.record();
+            for (block, part, byte, kind) in writes {
+                let offset = block * 4096 + if kind == 0 { part * 512 } else { 0 };
+                let write = match kind {
+                    1 => Write { offset, contents: Contents::Zeros(5000) },
+                    0 => bytes(offset, byte, 512),
+                    _ => {
+                        let mut contents = vec![7; 8192];
+                        contents[part as usize * 900..][..10].fill(byte);
+                        Write { offset, contents: Contents::Bytes(contents) }
+                    }
+                };
+                disk.write(write).unwrap();
+                if kind != 2 {
+                    let mut out = Vec::new();
+                    for write in disk.cut().writes {
+                        encode_differing(&write, &mut sent, &mut out);
+                    }
+                    copy.apply(&decode(&out, copy.bytes()).unwrap()).unwrap();
+                }
+            }
+            let mut out = Vec::new();
+            for write in disk.cut().writes {
+                encode_differing(&write, &mut sent, &mut out);
+            }
+            copy.apply(&decode(&out, copy.bytes()).unwrap()).unwrap();
+            let (mut a, mut b) = (vec![0; 1 << 17], vec![0; 1 << 17]);
+            disk.look(0, &mut a).unwrap();
+            copy.look(0, &mut b).unwrap();
+            proptest::prop_assert!(a == b);
+        }
     }
 
     #[test]

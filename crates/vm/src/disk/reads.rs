@@ -22,7 +22,12 @@ impl Reads {
         let block_bytes = BLOCK_BYTES as u64;
         let skip = (offset.next_multiple_of(block_bytes) - offset) as usize;
         let first = offset.div_ceil(block_bytes);
-        for (at, block) in bytes.get(skip..).unwrap_or_default().chunks_exact(BLOCK_BYTES).enumerate() {
+        for (at, block) in bytes
+            .get(skip..)
+            .unwrap_or_default()
+            .chunks_exact(BLOCK_BYTES)
+            .enumerate()
+        {
             let (number, hash) = (first + at as u64, xxh3_64(block));
             self.by_contents.insert(hash, number);
             self.by_block.insert(number, (hash, block.into()));

@@ -64,24 +64,31 @@ pub fn serve(disk: Arc<Disk>, path: &Path) -> io::Result<Server> {
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
     let is_over = Arc::new(AtomicBool::new(false));
-    let server = Server { path: path.to_owned(), is_over: is_over.clone() };
-    std::thread::Builder::new().name("disk".to_owned()).spawn(move || {
-        while let Ok((stream, _)) = listener.accept() {
-            if is_over.load(Ordering::Acquire) {
-                break;
-            }
-            let disk = disk.clone();
-            let talk = move || {
-                if let Err(error) = Connection(stream).talk(&disk) {
-                    tracing::debug!(%error, "the machine left its disk");
+    let server = Server {
+        path: path.to_owned(),
+        is_over: is_over.clone(),
+    };
+    std::thread::Builder::new()
+        .name("disk".to_owned())
+        .spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                if is_over.load(Ordering::Acquire) {
+                    break;
                 }
-            };
-            let spawned = std::thread::Builder::new().name("disk".to_owned()).spawn(talk);
-            if spawned.is_err() {
-                break;
+                let disk = disk.clone();
+                let talk = move || {
+                    if let Err(error) = Connection(stream).talk(&disk) {
+                        tracing::debug!(%error, "the machine left its disk");
+                    }
+                };
+                let spawned = std::thread::Builder::new()
+                    .name("disk".to_owned())
+                    .spawn(talk);
+                if spawned.is_err() {
+                    break;
+                }
             }
-        }
-    })?;
+        })?;
     Ok(server)
 }
 
@@ -141,7 +148,12 @@ impl Connection {
 
     fn greet(&mut self, disk: &Disk) -> io::Result<bool> {
         let flags = HAS_FLAGS | SENDS_FLUSH | SENDS_FUA | SENDS_ZEROES;
-        let hello = [&MAGIC.to_be_bytes()[..], &HAVE_OPTION.to_be_bytes(), &[0, 3]].concat();
+        let hello = [
+            &MAGIC.to_be_bytes()[..],
+            &HAVE_OPTION.to_be_bytes(),
+            &[0, 3],
+        ]
+        .concat();
         self.0.write_all(&hello)?;
         let _client_flags = self.number()?;
         loop {
@@ -153,7 +165,8 @@ impl Connection {
             self.0.read_exact(&mut vec![0; len as usize])?;
             match option {
                 OPTION_EXPORT_NAME => {
-                    let mut answer = [&disk.bytes().to_be_bytes()[..], &flags.to_be_bytes()].concat();
+                    let mut answer =
+                        [&disk.bytes().to_be_bytes()[..], &flags.to_be_bytes()].concat();
                     answer.extend([0; 124]);
                     self.0.write_all(&answer)?;
                     return Ok(true);
@@ -210,7 +223,9 @@ impl Connection {
             buffer.resize(len as usize, 0);
             self.0.read_exact(buffer)?;
         }
-        let is_outside = offset.checked_add(u64::from(len)).is_none_or(|end| end > disk.bytes());
+        let is_outside = offset
+            .checked_add(u64::from(len))
+            .is_none_or(|end| end > disk.bytes());
         if is_outside && request.kind != FLUSH {
             return Err(io::Error::from_raw_os_error(28));
         }

@@ -119,15 +119,20 @@ impl Config {
         })?;
         config.card()?;
         config.network()?;
-        let refused = |key, reason: &str| Err(ConfigError { key, reason: reason.to_owned() });
+        let refused = |key, reason: &str| {
+            Err(ConfigError {
+                key,
+                reason: reason.to_owned(),
+            })
+        };
         if config.epoch < Duration::from_millis(5) || config.epoch > config.silence / 2 {
             return refused("epoch", "must be from 5 ms to half of the silence");
         }
         if config.memory_mb < 128 {
             return refused("memory_mb", "must be at least 128");
         }
-        if config.cpus != 1 {
-            return refused("cpus", "must be 1: more have not been tested");
+        if config.cpus == 0 || config.cpus > 2 {
+            return refused("cpus", "must be 1 or 2: more have not been tested");
         }
         Ok(config)
     }
@@ -137,7 +142,9 @@ impl Config {
     /// # Errors
     /// If it is none.
     pub fn card(&self) -> Result<Mac, ConfigError> {
-        self.mac.parse().map_err(|reason| ConfigError { key: "mac", reason })
+        self.mac
+            .parse()
+            .map_err(|reason| ConfigError { key: "mac", reason })
     }
 
     /// The machine's address, and the bits of the network.
@@ -147,11 +154,17 @@ impl Config {
     pub fn network(&self) -> Result<(Ipv4Addr, u8), ConfigError> {
         let parts = self.address.split_once('/');
         let parsed = parts.and_then(|(address, bits)| {
-            Some((address.parse().ok()?, bits.parse().ok().filter(|bits| *bits <= 32)?))
+            Some((
+                address.parse().ok()?,
+                bits.parse().ok().filter(|bits| *bits <= 32)?,
+            ))
         });
         parsed.ok_or_else(|| ConfigError {
             key: "address",
-            reason: format!("{:?} is not an address with its network: write 10.0.0.9/24", self.address),
+            reason: format!(
+                "{:?} is not an address with its network: write 10.0.0.9/24",
+                self.address
+            ),
         })
     }
 
@@ -193,11 +206,13 @@ mod tests {
         for (line, key) in [
             ("epoch = \"900ms\"", "epoch"),
             ("memory_mb = 64", "memory_mb"),
-            ("cpus = 2", "cpus"),
+            ("cpus = 3", "cpus"),
             ("protection = \"some\"", "some"),
             ("speed = 3", "speed"),
         ] {
-            let error = Config::parse(&format!("{WHOLE}\n{line}")).unwrap_err().to_string();
+            let error = Config::parse(&format!("{WHOLE}\n{line}"))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(key), "{error}");
         }
         let error = Config::parse(&WHOLE.replace("10.9.0.2/24", "10.9.0.2")).unwrap_err();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::hub::{Hub, Order};
 use crate::core::{Number, Session};
 use crate::disk::{self, Cut, Disk};
-use crate::encoding::{Counts, Encoder, Page};
+use crate::encoding::{Counts, Encoder, Page, put_state};
 use crate::host::{Checkpoint, Guest, HostError, Machine, Run, Spec, Start, Timing, checkpoint};
 use crate::network::{Flow, tap};
 use crate::standby::{ApplyError, End, Mirror, Part, add};
@@ -59,6 +59,10 @@ type Result<T, E = EngineError> = std::result::Result<T, E>;
 struct Protection {
     session: Session,
     encoder: Encoder,
+    /// Of blocks of the disk, as they were sent last.
+    blocks: Encoder,
+    /// The devices' state that was sent last.
+    devices: Vec<u8>,
     made: Number,
     next: Instant,
     is_last: bool,
@@ -117,8 +121,15 @@ pub fn run(hub: Arc<Hub>, spec: Spec, orders: &threads::Receiver<Order>) {
 impl Engine {
     /// How long nothing has to be done.
     fn patience(&self) -> Duration {
-        let next = self.protection.as_ref().filter(|_| self.may_make()).map(|it| it.next);
-        next.map_or(LOOK_EVERY, |next| next.saturating_duration_since(Instant::now()).min(LOOK_EVERY))
+        let next = self
+            .protection
+            .as_ref()
+            .filter(|_| self.may_make())
+            .map(|it| it.next);
+        next.map_or(LOOK_EVERY, |next| {
+            next.saturating_duration_since(Instant::now())
+                .min(LOOK_EVERY)
+        })
     }
 
     fn may_make(&self) -> bool {
@@ -200,15 +211,22 @@ impl Engine {
         if let Some(error) = self.machine.as_ref().and_then(Machine::ended) {
             return Err(error.into());
         }
-        if self.may_make() && self.protection.as_ref().is_some_and(|it| it.next <= Instant::now()) {
+        if self.may_make()
+            && self
+                .protection
+                .as_ref()
+                .is_some_and(|it| it.next <= Instant::now())
+        {
             self.make(orders)?;
         }
         Ok(())
     }
 
     fn start(&mut self, disk: Arc<Disk>, start: Start) -> Result<()> {
-        let server = disk::serve(disk.clone(), &self.socket)
-            .map_err(system(format!("cannot listen at {}", self.socket.display())))?;
+        let server = disk::serve(disk.clone(), &self.socket).map_err(system(format!(
+            "cannot listen at {}",
+            self.socket.display()
+        )))?;
         self.disk = Some((disk, server));
         self.machine = Some(Machine::start(&self.spec, start)?);
         Ok(())
@@ -227,7 +245,8 @@ impl Engine {
         if !path.exists() {
             copy_image(&self.hub.config.image.join("disk.raw"), &path)?;
         }
-        let opened = Disk::open(&path).map_err(system(format!("cannot open {}", path.display())))?;
+        let opened =
+            Disk::open(&path).map_err(system(format!("cannot open {}", path.display())))?;
         self.attach()?;
         self.start(opened, Start::Boot)?;
         self.runs = true;
@@ -240,14 +259,17 @@ impl Engine {
         self.destroy();
         let bytes = self.hub.shape.disk;
         let path = &self.hub.config.disk;
-        let disk = Disk::create(path, bytes).map_err(system(format!("cannot make {}", path.display())))?;
+        let disk =
+            Disk::create(path, bytes).map_err(system(format!("cannot make {}", path.display())))?;
         self.start(disk.clone(), Start::Incoming)?;
         self.mirror = Some((session, Mirror::new(disk)));
         Ok(())
     }
 
     fn part(&mut self, session: &Session, part: Part, bytes: Vec<u8>) -> Result<()> {
-        self.hub.queued.fetch_sub(bytes.len() as u64, Ordering::AcqRel);
+        self.hub
+            .queued
+            .fetch_sub(bytes.len() as u64, Ordering::AcqRel);
         let (Some((ours, mirror)), Some(machine)) = (&mut self.mirror, &self.machine) else {
             return Ok(());
         };
@@ -255,7 +277,8 @@ impl Engine {
             return Ok(());
         }
         if let Some(number) = mirror.part(part, bytes, machine.memory())? {
-            self.hub.act(|guard, out| guard.applied(session, number, out));
+            self.hub
+                .act(|guard, out| guard.applied(session, number, out));
         }
         Ok(())
     }
@@ -264,7 +287,10 @@ impl Engine {
         let began = Instant::now();
         let (Some((_, mut mirror)), Some(machine)) = (self.mirror.take(), &mut self.machine) else {
             let what = "there is nothing to take over with".to_owned();
-            return Err(EngineError::System { what, source: std::io::ErrorKind::NotFound.into() });
+            return Err(EngineError::System {
+                what,
+                source: std::io::ErrorKind::NotFound.into(),
+            });
         };
         let (devices, flows) = mirror.take();
         machine.load(&devices)?;
@@ -283,9 +309,16 @@ impl Engine {
 
     /// Whether what is being done is of no use any more.
     fn is_interrupted(&mut self, orders: &threads::Receiver<Order>) -> bool {
-        self.backlog.extend(orders.try_iter().filter(|order| !matches!(order, Order::Wake)));
+        self.backlog.extend(
+            orders
+                .try_iter()
+                .filter(|order| !matches!(order, Order::Wake)),
+        );
         let ends = |order: &Order| {
-            matches!(order, Order::Unprotect | Order::Destroy | Order::Protect(_) | Order::End)
+            matches!(
+                order,
+                Order::Unprotect | Order::Destroy | Order::Protect(_) | Order::End
+            )
         };
         self.backlog.iter().any(ends)
     }
@@ -309,7 +342,8 @@ impl Engine {
         while let Some((begin, end)) = disk.extent(at).map_err(system("the disk cannot be read"))? {
             at = end.min(begin + PART_BYTES as u64);
             bytes.resize((at - begin) as usize, 0);
-            disk.look(begin, &mut bytes).map_err(system("the disk cannot be read"))?;
+            disk.look(begin, &mut bytes)
+                .map_err(system("the disk cannot be read"))?;
             let part = Part::Image { offset: begin };
             if !self.hub.send_part(&session, part, bytes.clone()) || self.is_interrupted(orders) {
                 return Ok(());
@@ -331,8 +365,14 @@ impl Engine {
                 let contents = &mut self.taken.contents;
                 contents.clear();
                 machine.read(run, contents)?;
-                encode(&mut encoder, run.pages().zip(pages_of(contents)), &Cut::default(), &mut out);
-                let is_sent = out.is_empty() || self.hub.send_part(&session, Part::Pages(None), out);
+                encode(
+                    &mut encoder,
+                    run.pages().zip(pages_of(contents)),
+                    &Cut::default(),
+                    &mut out,
+                );
+                let is_sent =
+                    out.is_empty() || self.hub.send_part(&session, Part::Pages(None), out);
                 if !is_sent || self.is_interrupted(orders) {
                     return Ok(());
                 }
@@ -361,14 +401,27 @@ impl Engine {
                 return Ok(());
             };
             machine.read(run, contents)?;
-            encode(&mut encoder, run.pages().zip(pages_of(contents)), &Cut::default(), &mut out);
+            encode(
+                &mut encoder,
+                run.pages().zip(pages_of(contents)),
+                &Cut::default(),
+                &mut out,
+            );
         }
         if !out.is_empty() && !self.hub.send_part(&session, Part::Pages(None), out) {
             return Ok(());
         }
         tracing::info!(standby = %session.standby, took = ?began.elapsed(), "the standby has a copy");
         let (made, next) = (Number::default(), Instant::now());
-        self.protection = Some(Protection { session, encoder, made, next, is_last: false });
+        self.protection = Some(Protection {
+            session,
+            encoder,
+            blocks: Encoder::new(room),
+            devices: Vec::new(),
+            made,
+            next,
+            is_last: false,
+        });
         Ok(())
     }
 
@@ -413,12 +466,19 @@ impl Engine {
             return;
         };
         let (cut, flows) = seen;
-        let mut sent = Sent { hub: &self.hub, session, number, parts: 0, sum: 0, bytes: 0 };
+        let mut sent = Sent {
+            hub: &self.hub,
+            session,
+            number,
+            parts: 0,
+            sum: 0,
+            bytes: 0,
+        };
         let mut writes = Vec::new();
         let mut disk_bytes = 0;
         for write in &cut.writes {
             disk_bytes += write.len();
-            disk::encode(std::slice::from_ref(write), &mut writes);
+            disk::encode_differing(write, &mut protection.blocks, &mut writes);
             if writes.len() >= PART_BYTES {
                 sent.part(Part::Writes(Some(number)), std::mem::take(&mut writes));
             }
@@ -442,9 +502,14 @@ impl Engine {
         if !pages.is_empty() {
             sent.part(Part::Pages(Some(number)), pages);
         }
-        let devices = self.taken.devices.clone();
+        let mut devices = Vec::new();
+        put_state(&protection.devices, &self.taken.devices, &mut devices);
+        protection.devices.clone_from(&self.taken.devices);
         let bytes = sent.end(flows, devices);
-        self.hub.stats.lock().made(timing.paused(), &counts, disk_bytes, bytes);
+        self.hub
+            .stats
+            .lock()
+            .made(timing.paused(), &counts, disk_bytes, bytes);
     }
 }
 
@@ -494,7 +559,10 @@ fn last_checkpoint(
     }
     machine.devices(&mut into.devices)?;
     cut()?;
-    Ok(Timing { pause: began.elapsed(), ..Timing::default() })
+    Ok(Timing {
+        pause: began.elapsed(),
+        ..Timing::default()
+    })
 }
 
 /// Runs of a length that can be read at a time.
@@ -521,7 +589,9 @@ fn encode<'a>(
 ) -> Counts {
     let mut counts = Counts::default();
     for (number, contents) in pages {
-        let page: &Page = contents.try_into().expect("a page has the length of a page");
+        let page: &Page = contents
+            .try_into()
+            .expect("a page has the length of a page");
         let number = u32::try_from(number).expect("a machine has less than 16 TB");
         encoder.put(number, page, |page| cut.reads.find(page), &mut counts, out);
     }
@@ -531,12 +601,17 @@ fn encode<'a>(
 /// A machine that is new gets a disk of its own; its holes stay holes.
 fn copy_image(from: &std::path::Path, to: &std::path::Path) -> Result<()> {
     let mut copy = Command::new("cp");
-    copy.args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to);
+    copy.args(["--sparse=always", "--reflink=auto"])
+        .arg(from)
+        .arg(to);
     let what = || format!("cannot copy {} to {}", from.display(), to.display());
     let output = copy.output().map_err(system(what()))?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(EngineError::System { what: what(), source: std::io::Error::other(said) })
+    Err(EngineError::System {
+        what: what(),
+        source: std::io::Error::other(said),
+    })
 }

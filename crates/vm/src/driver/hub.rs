@@ -65,7 +65,10 @@ impl Peer {
     pub fn new() -> (Peer, ToSend) {
         let (messages, messages_to_send) = mpsc::unbounded_channel();
         let (parts, parts_to_send) = mpsc::channel(PARTS);
-        let to_send = ToSend { messages: messages_to_send, parts: parts_to_send };
+        let to_send = ToSend {
+            messages: messages_to_send,
+            parts: parts_to_send,
+        };
         (Peer { messages, parts }, to_send)
     }
 }
@@ -94,7 +97,9 @@ pub struct Hub {
 /// Drawn by the system.
 pub fn new_life() -> u64 {
     use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
+    std::collections::hash_map::RandomState::new()
+        .build_hasher()
+        .finish()
 }
 
 impl Hub {
@@ -105,10 +110,17 @@ impl Hub {
         acceleration: crate::host::Acceleration,
         zones: Arc<Zones>,
         switch: Arc<Switch>,
-    ) -> (Arc<Hub>, mpsc::UnboundedReceiver<Job>, threads::Receiver<Order>) {
+    ) -> (
+        Arc<Hub>,
+        mpsc::UnboundedReceiver<Job>,
+        threads::Receiver<Order>,
+    ) {
         let (jobs, asked) = mpsc::unbounded_channel();
         let (orders, ordered) = threads::channel();
-        let me = Who { name, life: new_life() };
+        let me = Who {
+            name,
+            life: new_life(),
+        };
         let hub = Arc::new(Hub {
             guard: Mutex::new(Guard::new(me, config.rules(), 0)),
             config,

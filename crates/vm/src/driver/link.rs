@@ -21,7 +21,9 @@ const QUEUED_BYTES: u64 = 64 << 20;
 pub async fn dial(hub: Arc<Hub>, tls: Option<Tls>) {
     loop {
         if let Ok(mut stream) = connect(&hub.config.peer, tls.as_ref()).await
-            && write(&mut stream, &Packet::Link(hub.shape.clone()), &[]).await.is_ok()
+            && write(&mut stream, &Packet::Link(hub.shape.clone()), &[])
+                .await
+                .is_ok()
         {
             join(&hub, stream).await;
         }
@@ -63,7 +65,10 @@ pub async fn listen(hub: Arc<Hub>, listener: TcpListener, tls: Option<Tls>) {
 
 async fn receive(hub: &Arc<Hub>, mut stream: Boxed) -> io::Result<()> {
     let first = tokio::time::timeout(GREETS_WITHIN, read(&mut stream)).await;
-    match first.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??.0 {
+    match first
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
+        .0
+    {
         Packet::Link(shape) => {
             write(&mut stream, &Packet::Link(hub.shape.clone()), &[]).await?;
             link(hub, stream, shape).await;

@@ -75,7 +75,9 @@ impl RunError {
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, RunError> {
-    TcpListener::bind(address).await.map_err(system(format!("cannot listen at {address}")))
+    TcpListener::bind(address)
+        .await
+        .map_err(system(format!("cannot listen at {address}")))
 }
 
 /// The machine as this host has it.
@@ -92,7 +94,11 @@ fn spec(config: &Config, image: &Image) -> Result<(Spec, host::Acceleration), Ru
     let acceleration = host::choose(&config.qemu, &kernel, &initrd, &remembered)?;
     let memory_dir = config.memory_dir.clone().unwrap_or_else(|| {
         let name: String = config.mac.chars().filter(char::is_ascii_hexdigit).collect();
-        format!("/dev/shm/understudy-vm-{name}-{}", config.peer_listen.port()).into()
+        format!(
+            "/dev/shm/understudy-vm-{name}-{}",
+            config.peer_listen.port()
+        )
+        .into()
     });
     let spec = Spec {
         qemu: config.qemu.clone(),
@@ -130,7 +136,10 @@ pub async fn run(
     let (spec, acceleration) = spec(&config, &image)?;
     tracing::info!(accelerator = %acceleration.accelerator, reason = acceleration.reason, "what runs the machine");
     // Whether the device may be opened is found out now, not at the takeover.
-    drop(crate::network::tap::open(&config.tap, config.bridge.as_deref()).map_err(system("the machine would have no network"))?);
+    drop(
+        crate::network::tap::open(&config.tap, config.bridge.as_deref())
+            .map_err(system("the machine would have no network"))?,
+    );
     let listener = bind(config.peer_listen).await?;
     let switch = Switch::listen(&config.run.join("net"), config.protection, config.port)
         .map_err(system("cannot listen for QEMU"))?;
@@ -143,8 +152,14 @@ pub async fn run(
         mac: spec.mac.to_string(),
     };
     let zones = Arc::new(Zones::new(opener, name.clone()));
-    let (hub, jobs, orders) =
-        Hub::new(config, name.to_string(), shape, acceleration, zones, switch.clone());
+    let (hub, jobs, orders) = Hub::new(
+        config,
+        name.to_string(),
+        shape,
+        acceleration,
+        zones,
+        switch.clone(),
+    );
     let thread_hub = hub.clone();
     let engine = std::thread::Builder::new()
         .name("machine".to_owned())

@@ -66,7 +66,9 @@ impl Stats {
         let mut sorted: Vec<Duration> = self.pauses.iter().copied().collect();
         sorted.sort_unstable();
         let at = (sorted.len() as f64 * share) as usize;
-        sorted.get(at).map_or(0.0, |pause| pause.as_secs_f64() * 1e3)
+        sorted
+            .get(at)
+            .map_or(0.0, |pause| pause.as_secs_f64() * 1e3)
     }
 
     pub fn told(&self) -> Told {

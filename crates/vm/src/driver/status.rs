@@ -52,7 +52,10 @@ fn words(guard: &Guard) -> (&'static str, Option<&'static str>, u64) {
     match guard.role() {
         Role::Looking { .. } => ("looking", None, 0),
         Role::Following { whole: None, .. } => ("copying", None, 0),
-        Role::Following { whole: Some(number), .. } => ("standby", None, number.0),
+        Role::Following {
+            whole: Some(number),
+            ..
+        } => ("standby", None, number.0),
         Role::Starting { .. } => ("starting", None, 0),
         Role::Running(follower) => {
             let protection = match follower {
@@ -95,7 +98,11 @@ pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String
         Question::Status => serde_json::to_string(&status(hub)).map_err(|error| error.to_string()),
         Question::Metrics => Ok(metrics(&status(hub))),
         Question::History => {
-            let history = hub.zones.history().await.map_err(|error| error.to_string())?;
+            let history = hub
+                .zones
+                .history()
+                .await
+                .map_err(|error| error.to_string())?;
             Ok(format!("[{}]", history.join(",")))
         }
         Question::Failover => fail_over(hub).await,
@@ -105,7 +112,8 @@ pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String
 /// The standby takes over, and the machine here is gone.
 async fn fail_over(hub: &Hub) -> Result<String, String> {
     let began = Instant::now();
-    hub.act(|guard, out| guard.hand_over(out)).map_err(str::to_owned)?;
+    hub.act(|guard, out| guard.hand_over(out))
+        .map_err(str::to_owned)?;
     while hub.look(|guard| matches!(guard.role(), Role::Running(_))) {
         if began.elapsed() > HANDS_OVER_WITHIN {
             return Err("the standby did not take over; see both hosts' status".to_owned());
@@ -115,7 +123,10 @@ async fn fail_over(hub: &Hub) -> Result<String, String> {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    Ok(format!("{{\"handed_over_ms\":{}}}", began.elapsed().as_millis()))
+    Ok(format!(
+        "{{\"handed_over_ms\":{}}}",
+        began.elapsed().as_millis()
+    ))
 }
 
 fn metrics(status: &Status) -> String {
@@ -123,18 +134,78 @@ fn metrics(status: &Status) -> String {
     let is_active = u64::from(status.role == "active");
     let is_protected = u64::from(status.protection.as_deref() == Some("protected"));
     let numbers = [
-        ("active", "gauge", "Whether this host runs the machine.", is_active as f64),
-        ("protected", "gauge", "Whether a current standby holds its checkpoints.", is_protected as f64),
-        ("epoch", "gauge", "The last epoch that this host owned.", f64::from(status.epoch.unwrap_or(0))),
-        ("checkpoints_total", "counter", "Checkpoints that were made.", stats.epochs as f64),
-        ("pages_total", "counter", "Pages that had been written.", stats.pages as f64),
-        ("raw_bytes_total", "counter", "Bytes of pages and disk that had been written.", stats.raw_bytes as f64),
-        ("sent_bytes_total", "counter", "Bytes that were sent.", stats.sent_bytes as f64),
-        ("pause_p50_seconds", "gauge", "How long a checkpoint stops the machine.", stats.pause_ms_p50 / 1e3),
-        ("pause_p95_seconds", "gauge", "How long 95 % of them stop it at most.", stats.pause_ms_p95 / 1e3),
-        ("waiting_frames", "gauge", "Frames that wait for a checkpoint.", status.waiting as f64),
-        ("takeovers_total", "counter", "How often this host took over.", stats.takeovers as f64),
-        ("resets_total", "counter", "Connections reset after a takeover.", status.resets as f64),
+        (
+            "active",
+            "gauge",
+            "Whether this host runs the machine.",
+            is_active as f64,
+        ),
+        (
+            "protected",
+            "gauge",
+            "Whether a current standby holds its checkpoints.",
+            is_protected as f64,
+        ),
+        (
+            "epoch",
+            "gauge",
+            "The last epoch that this host owned.",
+            f64::from(status.epoch.unwrap_or(0)),
+        ),
+        (
+            "checkpoints_total",
+            "counter",
+            "Checkpoints that were made.",
+            stats.epochs as f64,
+        ),
+        (
+            "pages_total",
+            "counter",
+            "Pages that had been written.",
+            stats.pages as f64,
+        ),
+        (
+            "raw_bytes_total",
+            "counter",
+            "Bytes of pages and disk that had been written.",
+            stats.raw_bytes as f64,
+        ),
+        (
+            "sent_bytes_total",
+            "counter",
+            "Bytes that were sent.",
+            stats.sent_bytes as f64,
+        ),
+        (
+            "pause_p50_seconds",
+            "gauge",
+            "How long a checkpoint stops the machine.",
+            stats.pause_ms_p50 / 1e3,
+        ),
+        (
+            "pause_p95_seconds",
+            "gauge",
+            "How long 95 % of them stop it at most.",
+            stats.pause_ms_p95 / 1e3,
+        ),
+        (
+            "waiting_frames",
+            "gauge",
+            "Frames that wait for a checkpoint.",
+            status.waiting as f64,
+        ),
+        (
+            "takeovers_total",
+            "counter",
+            "How often this host took over.",
+            stats.takeovers as f64,
+        ),
+        (
+            "resets_total",
+            "counter",
+            "Connections reset after a takeover.",
+            status.resets as f64,
+        ),
     ];
     let mut out = String::new();
     for (name, kind, help, value) in numbers {

@@ -117,7 +117,10 @@ pub async fn write(
 }
 
 pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Packet, Vec<u8>)> {
-    let (head, len) = (stream.read_u32_le().await? as usize, stream.read_u32_le().await? as usize);
+    let (head, len) = (
+        stream.read_u32_le().await? as usize,
+        stream.read_u32_le().await? as usize,
+    );
     if head > HEAD_BYTES || len > PART_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -134,7 +137,11 @@ pub async fn connect(address: &str, tls: Option<&Tls>) -> io::Result<Boxed> {
     let stream = stream.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     stream.set_nodelay(true)?;
     Ok(match tls {
-        Some(tls) => Box::new(tls.connect(stream, address).await.map_err(io::Error::other)?),
+        Some(tls) => Box::new(
+            tls.connect(stream, address)
+                .await
+                .map_err(io::Error::other)?,
+        ),
         None => Box::new(stream),
     })
 }

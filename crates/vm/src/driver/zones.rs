@@ -33,14 +33,23 @@ pub struct Zones {
 
 fn parse(record: Option<Bytes>) -> Result<Option<Record>> {
     let wrong = |error: serde_json::Error| {
-        Error::new(ErrorKind::Corrupt, format!("the record of the machine makes no sense: {error}"))
+        Error::new(
+            ErrorKind::Corrupt,
+            format!("the record of the machine makes no sense: {error}"),
+        )
     };
-    record.map(|record| serde_json::from_slice(&record).map_err(wrong)).transpose()
+    record
+        .map(|record| serde_json::from_slice(&record).map_err(wrong))
+        .transpose()
 }
 
 impl Zones {
     pub fn new(opener: Box<dyn Open>, name: NodeName) -> Zones {
-        Zones { opener, name, storage: Mutex::default() }
+        Zones {
+            opener,
+            name,
+            storage: Mutex::default(),
+        }
     }
 
     async fn storage(&self) -> Result<Arc<dyn Storage>> {
@@ -60,7 +69,11 @@ impl Zones {
 
     /// Owns the next epoch, and reads the record in it.
     pub async fn own(&self) -> Result<(u32, Option<Record>)> {
-        let used = self.storage.lock().await.take_if(|storage| storage.epoch().is_some());
+        let used = self
+            .storage
+            .lock()
+            .await
+            .take_if(|storage| storage.epoch().is_some());
         if let Some(used) = used
             && let Err(error) = used.release().await
         {
@@ -76,9 +89,13 @@ impl Zones {
         let storage = self.storage().await?;
         let bytes = serde_json::to_vec(record)
             .map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
-        storage.put_record(RECORD, Bytes::from(bytes), Authority::Owner).await?;
+        storage
+            .put_record(RECORD, Bytes::from(bytes), Authority::Owner)
+            .await?;
         let entry = format!("{HISTORY}{:08}", record.epoch);
-        let noted = storage.put_record(&entry, Bytes::from(what.to_owned()), Authority::Owner).await;
+        let noted = storage
+            .put_record(&entry, Bytes::from(what.to_owned()), Authority::Owner)
+            .await;
         if let Err(error) = noted {
             tracing::debug!(%error, "what happened was not noted");
         }
@@ -92,9 +109,13 @@ impl Zones {
 
     /// What was noted, oldest first.
     pub async fn history(&self) -> Result<Vec<String>> {
-        let records = self.storage().await?.list_records(HISTORY).await?;
+        // Not with the handle that may have been fenced.
+        let records = self.opener.open().await?.list_records(HISTORY).await?;
         let text = |bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned();
-        Ok(records.into_iter().map(|(_, record)| text(record)).collect())
+        Ok(records
+            .into_iter()
+            .map(|(_, record)| text(record))
+            .collect())
     }
 }
 
@@ -118,11 +139,17 @@ mod tests {
     async fn whoever_lost_the_epoch_writes_no_record() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
         let zones = |name: &str| {
-            Zones::new(Box::new(Tier(cluster.clone())), NodeName::new(name).unwrap())
+            Zones::new(
+                Box::new(Tier(cluster.clone())),
+                NodeName::new(name).unwrap(),
+            )
         };
         let record = |epoch, name: &str| Record {
             epoch,
-            active: Who { name: name.to_owned(), life: 1 },
+            active: Who {
+                name: name.to_owned(),
+                life: 1,
+            },
             standby: None,
         };
         let (a, b) = (zones("a"), zones("b"));

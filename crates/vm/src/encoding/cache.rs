@@ -13,12 +13,19 @@ pub struct Cache(LruCache<u32, Box<Page>>);
 impl Cache {
     /// With room for so many, and at least one.
     pub fn new(pages: usize) -> Cache {
-        Cache(LruCache::new(NonZeroUsize::new(pages).unwrap_or(NonZeroUsize::MIN)))
+        Cache(LruCache::new(
+            NonZeroUsize::new(pages).unwrap_or(NonZeroUsize::MIN),
+        ))
     }
 
     /// The page as it was sent.
     pub fn get(&mut self, number: u32) -> Option<&Page> {
         self.0.get(&number).map(|page| &**page)
+    }
+
+    /// Nobody knows what it is.
+    pub fn forget(&mut self, number: u32) {
+        self.0.pop(&number);
     }
 
     /// The page was sent.

@@ -72,7 +72,9 @@ pub struct Encoder {
 impl Encoder {
     /// With room for so many pages as they were.
     pub fn new(pages: usize) -> Encoder {
-        Encoder { cache: Cache::new(pages) }
+        Encoder {
+            cache: Cache::new(pages),
+        }
     }
 
     /// Puts a page at the end of `out`. `block_of` says which block of the disk a page equals, at the moment of the checkpoint.
@@ -107,6 +109,52 @@ impl Encoder {
         }
         self.cache.set(number, page);
         counts.bytes += (out.len() - before) as u64;
+    }
+}
+
+impl Encoder {
+    /// A page is not what was sent last any more: something else has changed it on the standby.
+    pub fn forget(&mut self, number: u32) {
+        self.cache.forget(number);
+    }
+}
+
+fn page_at(state: &[u8], at: usize) -> Page {
+    let mut page = ZEROS;
+    let rest = state.get(at..).unwrap_or_default();
+    let len = rest.len().min(PAGE_BYTES);
+    page[..len].copy_from_slice(&rest[..len]);
+    page
+}
+
+/// Adds how a state of any length differs from the one before.
+pub fn put_state(old: &[u8], new: &[u8], out: &mut Vec<u8>) {
+    runs::put_number(new.len() as u64, out);
+    for at in (0..new.len()).step_by(PAGE_BYTES) {
+        runs::put(&page_at(old, at), &page_at(new, at), out);
+    }
+}
+
+/// The state that [`put_state`] was given, from the one before.
+///
+/// # Errors
+/// If that is not what was added, or if the state would be longer than `limit`.
+pub fn take_state(old: &[u8], mut input: &[u8], limit: usize) -> Result<Vec<u8>, Malformed> {
+    let len = usize::try_from(runs::take_number(&mut input)?).map_err(|_| Malformed)?;
+    if len > limit {
+        return Err(Malformed);
+    }
+    let mut new = Vec::with_capacity(len.next_multiple_of(PAGE_BYTES));
+    for at in (0..len).step_by(PAGE_BYTES) {
+        let mut page = page_at(old, at);
+        runs::apply(runs::take(&mut input)?, &mut page);
+        new.extend_from_slice(&page);
+    }
+    new.truncate(len);
+    if input.is_empty() {
+        Ok(new)
+    } else {
+        Err(Malformed)
     }
 }
 
@@ -156,7 +204,11 @@ pub fn changes(mut input: &[u8], pages: u32) -> Result<Vec<(u32, Change<'_>)>, M
         };
         all.push((number, change));
     }
-    if input.is_empty() { Ok(all) } else { Err(Malformed) }
+    if input.is_empty() {
+        Ok(all)
+    } else {
+        Err(Malformed)
+    }
 }
 
 #[cfg(test)]
@@ -234,6 +286,20 @@ mod tests {
         }
 
         #[test]
+        fn a_state_is_told_by_how_it_differs(
+            states in proptest::collection::vec(proptest::collection::vec(0..3_u8, 0..9000), 1..5),
+        ) {
+            let mut old: Vec<u8> = Vec::new();
+            for new in states {
+                let mut sent = Vec::new();
+                put_state(&old, &new, &mut sent);
+                prop_assert!(take_state(&old, &sent, 9000) == Ok(new.clone()));
+                prop_assert!(new.is_empty() || take_state(&old, &sent, new.len() - 1).is_err());
+                old = new;
+            }
+        }
+
+        #[test]
         fn what_nobody_encoded_does_no_harm(input in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(all) = changes(&input, PAGES) {
                 let mut page = ZEROS;
@@ -254,6 +320,14 @@ mod tests {
         out.clear();
         encoder.put(0, &page, |_| None, &mut counts, &mut out);
         assert!(out.is_empty());
-        assert_eq!((counts.pages, counts.unchanged, counts.differing, counts.whole), (3, 1, 1, 1));
+        assert_eq!(
+            (
+                counts.pages,
+                counts.unchanged,
+                counts.differing,
+                counts.whole
+            ),
+            (3, 1, 1, 1)
+        );
     }
 }

@@ -121,7 +121,11 @@ impl Conversation {
             b'C' => self.completes(body),
             b'Z' => {
                 let is_open = matches!(body.first(), Some(b'T' | b'E'));
-                self.standing = if is_open { Standing::Inside } else { Standing::Outside };
+                self.standing = if is_open {
+                    Standing::Inside
+                } else {
+                    Standing::Outside
+                };
                 is_open
             }
             b'1' | b'2' | b'3' | b'n' => true,
@@ -182,17 +186,28 @@ mod tests {
             ([tag("BEGIN"), ready(b'T')].concat(), true),
             ([row.clone(), tag("SELECT 1"), ready(b'T')].concat(), true),
             (message(b'A', b"a notification"), false),
-            ([message(b'2', b""), tag("UPDATE 1"), ready(b'T')].concat(), true),
+            (
+                [message(b'2', b""), tag("UPDATE 1"), ready(b'T')].concat(),
+                true,
+            ),
             ([message(b'E', b"failed"), ready(b'E')].concat(), false),
             ([tag("ROLLBACK"), ready(b'I')].concat(), false),
-            ([message(b'1', b""), message(b'2', b""), tag("BEGIN")].concat(), true),
+            (
+                [message(b'1', b""), message(b'2', b""), tag("BEGIN")].concat(),
+                true,
+            ),
             ([tag("COMMIT"), tag("BEGIN"), ready(b'T')].concat(), false),
             (row.clone(), true),
             (tag("COMMIT PREPARED"), false),
             (row, false),
         ];
         for (said, passes) in steps.drain(..) {
-            assert_eq!(conversation.says(&said), passes, "{:?}", &said[..said.len().min(12)]);
+            assert_eq!(
+                conversation.says(&said),
+                passes,
+                "{:?}",
+                &said[..said.len().min(12)]
+            );
         }
     }
 

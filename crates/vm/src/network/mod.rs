@@ -71,16 +71,18 @@ impl Switch {
             started: Instant::now(),
         });
         let ours = switch.clone();
-        std::thread::Builder::new().name("frames out".to_owned()).spawn(move || {
-            while let Ok((stream, _)) = listener.accept() {
-                if ours.is_over() {
-                    return;
+        std::thread::Builder::new()
+            .name("frames out".to_owned())
+            .spawn(move || {
+                while let Ok((stream, _)) = listener.accept() {
+                    if ours.is_over() {
+                        return;
+                    }
+                    if let Err(error) = ours.serve(stream) {
+                        tracing::debug!(%error, "the machine left its network");
+                    }
                 }
-                if let Err(error) = ours.serve(stream) {
-                    tracing::debug!(%error, "the machine left its network");
-                }
-            }
-        })?;
+            })?;
         Ok(switch)
     }
 
@@ -151,9 +153,14 @@ impl Switch {
     pub fn attach(self: &Arc<Switch>, tap: File) -> io::Result<()> {
         let reader = tap.try_clone()?;
         *self.tap.lock() = Some(tap);
-        let (ours, number) = (self.clone(), self.attached.fetch_add(1, Ordering::AcqRel) + 1);
+        let (ours, number) = (
+            self.clone(),
+            self.attached.fetch_add(1, Ordering::AcqRel) + 1,
+        );
         let receive = move || ours.receive(reader, number);
-        std::thread::Builder::new().name("frames in".to_owned()).spawn(receive)?;
+        std::thread::Builder::new()
+            .name("frames in".to_owned())
+            .spawn(receive)?;
         Ok(())
     }
 
@@ -239,5 +246,4 @@ impl Switch {
         let output = self.output.lock();
         (output.waiting(), output.resets())
     }
-
 }

@@ -105,7 +105,11 @@ impl Output {
     /// The machine sends a frame; what may leave at once.
     pub fn leaves(&mut self, frame: Vec<u8>) -> Option<Vec<u8>> {
         let passes = self.protection == Protection::Commits && self.passes(&frame);
-        if passes { Some(frame) } else { self.gate.put(frame) }
+        if passes {
+            Some(frame)
+        } else {
+            self.gate.put(frame)
+        }
     }
 
     fn passes(&mut self, frame: &[u8]) -> bool {
@@ -123,7 +127,10 @@ impl Output {
             self.waits_for.remove(&key);
             return false;
         }
-        let in_order = self.waits_for.get(&key).is_none_or(|by| *by <= self.released);
+        let in_order = self
+            .waits_for
+            .get(&key)
+            .is_none_or(|by| *by <= self.released);
         if !(passes && in_order) {
             self.waits_for.insert(key, self.made.next());
         }
@@ -218,24 +225,41 @@ impl Output {
 
     /// The machine runs on here, with these connections.
     pub fn take_over(&mut self, flows: Vec<Flow>, now: Duration) -> Frames {
-        self.flows = flows.into_iter().map(|flow| ((flow.machine, flow.client), flow)).collect();
-        let probed = |key: &(End, End)| (*key, Probed { since: now, probed: now, sent: None });
+        self.flows = flows
+            .into_iter()
+            .map(|flow| ((flow.machine, flow.client), flow))
+            .collect();
+        let probed = |key: &(End, End)| {
+            (
+                *key,
+                Probed {
+                    since: now,
+                    probed: now,
+                    sent: None,
+                },
+            )
+        };
         self.probed = self.flows.keys().map(probed).collect();
         self.probe()
     }
 
     fn probe(&self) -> Frames {
         let flows = self.probed.keys().filter_map(|key| self.flows.get(key));
-        let probe = |flow: &Flow| Segment {
-            from: flow.machine,
-            to: flow.client,
-            seq: flow.next.wrapping_sub(1),
-            ack: flow.expects,
-            flags: ACK,
-            payload: &[],
+        let probe = |flow: &Flow| {
+            Segment {
+                from: flow.machine,
+                to: flow.client,
+                seq: flow.next.wrapping_sub(1),
+                ack: flow.expects,
+                flags: ACK,
+                payload: &[],
+            }
+            .build()
+        };
+        Frames {
+            out: flows.map(probe).collect(),
+            to_machine: Vec::new(),
         }
-        .build();
-        Frames { out: flows.map(probe).collect(), to_machine: Vec::new() }
     }
 
     /// A client sends a frame. It goes to the machine in any case; more may have to be sent.
@@ -252,24 +276,48 @@ impl Output {
             return frames;
         };
         probed.sent.get_or_insert(segment.end());
-        if self.flows.get(&key).is_some_and(|flow| is_after(segment.ack, flow.next)) {
+        if self
+            .flows
+            .get(&key)
+            .is_some_and(|flow| is_after(segment.ack, flow.next))
+        {
             self.reset(key, segment.ack, segment.end(), &mut frames);
         }
         frames
     }
 
-    fn reset(&mut self, key: (End, End), client_expects: u32, client_sent: u32, frames: &mut Frames) {
+    fn reset(
+        &mut self,
+        key: (End, End),
+        client_expects: u32,
+        client_sent: u32,
+        frames: &mut Frames,
+    ) {
         self.probed.remove(&key);
         let Some(flow) = self.flows.remove(&key) else {
             return;
         };
         self.resets += 1;
         let reset = |from, to, seq, ack| {
-            let segment = Segment { from, to, seq, ack, flags: RST | ACK, payload: &[] };
+            let segment = Segment {
+                from,
+                to,
+                seq,
+                ack,
+                flags: RST | ACK,
+                payload: &[],
+            };
             segment.build()
         };
-        frames.out.push(reset(flow.machine, flow.client, client_expects, client_sent));
-        frames.to_machine.push(reset(flow.client, flow.machine, flow.expects, flow.next));
+        frames.out.push(reset(
+            flow.machine,
+            flow.client,
+            client_expects,
+            client_sent,
+        ));
+        frames
+            .to_machine
+            .push(reset(flow.client, flow.machine, flow.expects, flow.next));
     }
 
     /// Time passes, after a takeover.
@@ -316,12 +364,28 @@ mod tests {
 
     fn says(seq: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
         let (from, to) = (end(1, PORT), end(2, 40_000));
-        Segment { from, to, seq, ack: 500, flags, payload }.build()
+        Segment {
+            from,
+            to,
+            seq,
+            ack: 500,
+            flags,
+            payload,
+        }
+        .build()
     }
 
     fn client(seq: u32, ack: u32) -> Vec<u8> {
         let (from, to) = (end(2, 40_000), end(1, PORT));
-        Segment { from, to, seq, ack, flags: ACK, payload: &[] }.build()
+        Segment {
+            from,
+            to,
+            seq,
+            ack,
+            flags: ACK,
+            payload: &[],
+        }
+        .build()
     }
 
     const BEGIN: &[u8] = b"C\0\0\0\x0aBEGIN\0Z\0\0\0\x05T";
@@ -363,7 +427,10 @@ mod tests {
         seq += BEGIN.len() as u32;
         assert!(output.leaves(says(seq, ACK, COMMIT)).is_none());
         seq += COMMIT.len() as u32;
-        assert!(output.leaves(says(seq, ACK, BEGIN)).is_none(), "behind what waits");
+        assert!(
+            output.leaves(says(seq, ACK, BEGIN)).is_none(),
+            "behind what waits"
+        );
         output.made(Number(3));
         assert_eq!(output.release(Number(2)).len(), 0);
         assert_eq!(output.release(Number(3)).len(), 2);
@@ -396,7 +463,10 @@ mod tests {
         survivor.take_over(flows.clone(), now);
         let frames = survivor.comes(&client(500, seq + BEGIN.len() as u32));
         let to_client = Segment::parse(&frames.out[0]).unwrap();
-        assert_eq!((to_client.seq, to_client.has(RST)), (seq + BEGIN.len() as u32, true));
+        assert_eq!(
+            (to_client.seq, to_client.has(RST)),
+            (seq + BEGIN.len() as u32, true)
+        );
         let to_machine = Segment::parse(&frames.to_machine[0]).unwrap();
         assert_eq!((to_machine.seq, to_machine.has(RST)), (500, true));
 

@@ -45,7 +45,11 @@ impl<'a> Segment<'a> {
     /// What a frame has; `None` if it is something else, or a fragment.
     pub fn parse(frame: &'a [u8]) -> Option<Segment<'a>> {
         let packet = frame.get(ETHERNET_BYTES..)?;
-        if frame[12..14] != IPV4 || packet.len() < IP_BYTES || packet[0] >> 4 != 4 || packet[9] != TCP {
+        if frame[12..14] != IPV4
+            || packet.len() < IP_BYTES
+            || packet[0] >> 4 != 4
+            || packet[9] != TCP
+        {
             return None;
         }
         let header = usize::from(packet[0] & 15) * 4;
@@ -77,7 +81,9 @@ impl<'a> Segment<'a> {
     /// The number after the last one that it takes.
     pub fn end(&self) -> u32 {
         let marks = u32::from(self.has(SYN)) + u32::from(self.has(FIN));
-        self.seq.wrapping_add(self.payload.len() as u32).wrapping_add(marks)
+        self.seq
+            .wrapping_add(self.payload.len() as u32)
+            .wrapping_add(marks)
     }
 
     /// A frame of it.
@@ -119,7 +125,11 @@ fn checksum(parts: &[&[u8]]) -> u16 {
 
 #[cfg(test)]
 pub fn end(last: u8, port: u16) -> End {
-    End { mac: [2, 0, 0, 0, 0, last], ip: [10, 0, 0, last], port }
+    End {
+        mac: [2, 0, 0, 0, 0, last],
+        ip: [10, 0, 0, last],
+        port,
+    }
 }
 
 #[cfg(test)]

@@ -34,7 +34,9 @@ pub fn open(name: &str, bridge: Option<&str>) -> io::Result<File> {
         rest: [0; 22],
     };
     if name.is_empty() || name.len() >= NAME_BYTES {
-        return Err(io::Error::other(format!("{name:?} is no name of a network device")));
+        return Err(io::Error::other(format!(
+            "{name:?} is no name of a network device"
+        )));
     }
     for (to, from) in request.name.iter_mut().zip(name.bytes()) {
         *to = from as c_char;
@@ -63,5 +65,9 @@ fn ip(arguments: &[&str]) -> io::Result<()> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(io::Error::other(format!("ip {}: {}", arguments.join(" "), said.trim())))
+    Err(io::Error::other(format!(
+        "ip {}: {}",
+        arguments.join(" "),
+        said.trim()
+    )))
 }

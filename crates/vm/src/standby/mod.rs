@@ -22,6 +22,9 @@ use crate::encoding::{self, Change, Page, ZEROS};
 use crate::host::{HostError, Memory, Run};
 use crate::network::Flow;
 
+/// The state of devices is shorter.
+const DEVICES_BYTES: usize = 64 << 20;
+
 /// A part of a checkpoint, beside its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Part {
@@ -34,7 +37,7 @@ pub enum Part {
     Pages(Option<Number>),
     /// Writes to the disk; of the copy if there is no number.
     Writes(Option<Number>),
-    /// The state of the devices, and the end.
+    /// How the state of the devices differs from the one before, and the end.
     End(End),
 }
 
@@ -112,7 +115,10 @@ impl Mirror {
 
     /// The devices' state and the connections of that checkpoint.
     pub fn take(&mut self) -> (Vec<u8>, Vec<Flow>) {
-        (std::mem::take(&mut self.devices), std::mem::take(&mut self.flows))
+        (
+            std::mem::take(&mut self.devices),
+            std::mem::take(&mut self.flows),
+        )
     }
 
     /// A part is here. The number of the checkpoint that it ends, once that is applied.
@@ -184,6 +190,7 @@ impl Mirror {
         for encoded in &arriving.writes {
             writes.extend(disk::decode(encoded, self.disk.bytes())?);
         }
+        let devices = encoding::take_state(&self.devices, &devices, DEVICES_BYTES)?;
         // All of it is here and makes sense.
         self.disk.apply(&writes)?;
         self.write_pages(&arriving.pages, memory)?;
@@ -248,7 +255,12 @@ mod tests {
         let memory = Memory::create(&directory.path().join("memory"), PAGES * 4096).unwrap();
         let disk = Disk::create(&directory.path().join("disk"), 1 << 16).unwrap();
         let mirror = Mirror::new(disk.clone());
-        Host { _directory: directory, memory, disk, mirror }
+        Host {
+            _directory: directory,
+            memory,
+            disk,
+            mirror,
+        }
     }
 
     impl Host {
@@ -258,7 +270,15 @@ mod tests {
 
         fn page(&self, number: u64) -> Vec<u8> {
             let mut page = Vec::new();
-            self.memory.read(Run { first: number, count: 1 }, &mut page).unwrap();
+            self.memory
+                .read(
+                    Run {
+                        first: number,
+                        count: 1,
+                    },
+                    &mut page,
+                )
+                .unwrap();
             page
         }
 
@@ -272,14 +292,33 @@ mod tests {
     fn pages(number: u32, byte: u8) -> Vec<u8> {
         let mut out = Vec::new();
         let mut encoder = Encoder::new(1);
-        encoder.put(number, &[byte; PAGE_BYTES], |_| None, &mut Counts::default(), &mut out);
+        encoder.put(
+            number,
+            &[byte; PAGE_BYTES],
+            |_| None,
+            &mut Counts::default(),
+            &mut out,
+        );
         out
     }
 
     fn writes(byte: u8) -> Vec<u8> {
         let mut out = Vec::new();
         let contents = Contents::Bytes(vec![byte; BLOCK_BYTES]);
-        disk::encode(&[Write { offset: 0, contents }], &mut out);
+        disk::encode(
+            &[Write {
+                offset: 0,
+                contents,
+            }],
+            &mut out,
+        );
+        out
+    }
+
+    /// Devices' state, from none.
+    fn devices(state: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        encoding::put_state(&[], state, &mut out);
         out
     }
 
@@ -297,11 +336,19 @@ mod tests {
     fn nothing_of_a_checkpoint_is_written_before_its_end() {
         let mut host = host();
         let (page, write) = (pages(1, 7), writes(8));
-        assert_eq!(host.part(Part::Writes(Some(Number(1))), &write).unwrap(), None);
-        assert_eq!(host.part(Part::Pages(Some(Number(1))), &page).unwrap(), None);
+        assert_eq!(
+            host.part(Part::Writes(Some(Number(1))), &write).unwrap(),
+            None
+        );
+        assert_eq!(
+            host.part(Part::Pages(Some(Number(1))), &page).unwrap(),
+            None
+        );
         assert_eq!((host.page(1)[0], host.block()[0]), (0, 0));
         assert_eq!(host.mirror.last(), Number(0));
-        let applied = host.part(end(1, &[&write, &page], b"d"), b"d").unwrap();
+        let applied = host
+            .part(end(1, &[&write, &page], &devices(b"d")), &devices(b"d"))
+            .unwrap();
         assert_eq!(applied, Some(Number(1)));
         assert_eq!((host.page(1)[9], host.block()[9]), (7, 8));
         assert_eq!(host.mirror.take().0, b"d");
@@ -312,17 +359,22 @@ mod tests {
         let (page, write) = (pages(1, 7), writes(8));
         let lost: [&dyn Fn(&mut Host); 2] = [
             &|host| {
-                host.part(Part::Writes(Some(Number(1))), &writes(8)).unwrap();
+                host.part(Part::Writes(Some(Number(1))), &writes(8))
+                    .unwrap();
             },
             &|host| {
-                host.part(Part::Writes(Some(Number(1))), &writes(8)).unwrap();
-                host.part(Part::Pages(Some(Number(1))), &pages(1, 6)).unwrap();
+                host.part(Part::Writes(Some(Number(1))), &writes(8))
+                    .unwrap();
+                host.part(Part::Pages(Some(Number(1))), &pages(1, 6))
+                    .unwrap();
             },
         ];
         for send in lost {
             let mut host = host();
             send(&mut host);
-            let error = host.part(end(1, &[&write, &page], b"d"), b"d").unwrap_err();
+            let error = host
+                .part(end(1, &[&write, &page], &devices(b"d")), &devices(b"d"))
+                .unwrap_err();
             assert!(matches!(error, ApplyError::NotWhole(_)), "{error}");
             assert_eq!((host.page(1)[0], host.block()[0]), (0, 0));
         }
@@ -334,7 +386,8 @@ mod tests {
         let (write, page) = (writes(8), pages(PAGES as u32, 7));
         host.part(Part::Writes(Some(Number(1))), &write).unwrap();
         host.part(Part::Pages(Some(Number(1))), &page).unwrap();
-        host.part(end(1, &[&write, &page], b""), b"").unwrap_err();
+        host.part(end(1, &[&write, &page], &devices(b"")), &devices(b""))
+            .unwrap_err();
         assert_eq!(host.block()[0], 0);
     }
 
@@ -343,10 +396,13 @@ mod tests {
         let mut host = host();
         host.part(Part::Pages(None), &pages(0, 1)).unwrap();
         assert_eq!(host.page(0)[0], 1);
-        host.part(end(1, &[], b""), b"").unwrap();
-        host.part(Part::Pages(Some(Number(3))), &pages(0, 2)).unwrap_err();
+        host.part(end(1, &[], &devices(b"")), &devices(b""))
+            .unwrap();
+        host.part(Part::Pages(Some(Number(3))), &pages(0, 2))
+            .unwrap_err();
         host.part(Part::Pages(None), &pages(0, 2)).unwrap_err();
-        host.part(end(3, &[], b""), b"").unwrap_err();
+        host.part(end(3, &[], &devices(b"")), &devices(b""))
+            .unwrap_err();
         assert_eq!(host.page(0)[0], 1);
     }
 
@@ -360,7 +416,8 @@ mod tests {
         assert!(page.len() < 10);
         host.part(Part::Pages(Some(Number(1))), &page).unwrap();
         host.part(Part::Writes(Some(Number(1))), &write).unwrap();
-        host.part(end(1, &[&page, &write], b""), b"").unwrap();
+        host.part(end(1, &[&page, &write], &devices(b"")), &devices(b""))
+            .unwrap();
         assert_eq!(host.page(2), vec![8; PAGE_BYTES]);
     }
 }

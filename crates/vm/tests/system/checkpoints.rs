@@ -16,6 +16,8 @@ use vm::standby::{End, Mirror, Part, add};
 use crate::stage::{Prepared, Stage, image};
 
 const CLIENTS: u64 = 4;
+/// How long the machine works before it is copied.
+const UNPROTECTED: Duration = Duration::from_secs(5);
 
 /// Rows that were acknowledged, by client.
 type Acknowledged = Arc<Vec<AtomicU64>>;
@@ -65,8 +67,9 @@ async fn checkpoints(cpus: u32, epochs: u64) {
         let (stop, acknowledged) = (stop.clone(), acknowledged.clone());
         clients.push(tokio::spawn(work(session, client, stop, acknowledged)));
     }
+    let alone = commits_a_second(&acknowledged, UNPROTECTED).await;
     let mut copy = Copying::new(&active, &standby, machine.pages());
-    let began = Instant::now();
+    let (before, began) = (commits(&acknowledged), Instant::now());
     tokio::task::block_in_place(|| {
         copy.begin(&mut machine, &waiting);
         for number in 0..epochs {
@@ -127,6 +130,19 @@ async fn checkpoints(cpus: u32, epochs: u64) {
     written.clear();
     waiting.written(&mut written).unwrap();
     assert!(!written.is_empty());
+}
+
+fn commits(acknowledged: &Acknowledged) -> u64 {
+    acknowledged
+        .iter()
+        .map(|rows| rows.load(Ordering::SeqCst))
+        .sum()
+}
+
+async fn commits_a_second(acknowledged: &Acknowledged, during: Duration) -> f64 {
+    let before = commits(acknowledged);
+    tokio::time::sleep(during).await;
+    (commits(acknowledged) - before) as f64 / during.as_secs_f64()
 }
 
 /// What was acknowledged is there, at most one more of each client, and everything is consistent.

@@ -73,7 +73,10 @@ pub async fn set_up(password: &str) -> anyhow::Result<()> {
          CREATE TABLE commits (client int, n bigint, PRIMARY KEY (client, n));
          CHECKPOINT"
     );
-    client.batch_execute(&statements).await.context("cannot fill the tables")
+    client
+        .batch_execute(&statements)
+        .await
+        .context("cannot fill the tables")
 }
 
 /// Every commit that is there.
@@ -99,19 +102,31 @@ impl Clients {
                 }
             }));
         }
-        Ok(Clients { shared, tasks, started: Instant::now() })
+        Ok(Clients {
+            shared,
+            tasks,
+            started: Instant::now(),
+        })
     }
 
     /// Which connection each client has.
     pub fn connections(&self) -> Vec<(usize, u64)> {
         let connections = self.shared.connections.lock();
-        connections.iter().copied().enumerate().filter(|(_, id)| *id != 0).collect()
+        connections
+            .iter()
+            .copied()
+            .enumerate()
+            .filter(|(_, id)| *id != 0)
+            .collect()
     }
 
     /// How many of those there were are there still.
     pub fn kept(&self, before: &[(usize, u64)]) -> u64 {
         let now = self.shared.connections.lock();
-        before.iter().filter(|(client, id)| now[*client] == *id).count() as u64
+        before
+            .iter()
+            .filter(|(client, id)| now[*client] == *id)
+            .count() as u64
     }
 
     /// Waits until something was committed by every second client after a moment.
@@ -121,7 +136,12 @@ impl Clients {
         loop {
             let clients: HashSet<i32> = {
                 let commits = self.shared.commits.lock();
-                commits.iter().rev().take_while(|it| it.at > at).map(|it| it.key.0).collect()
+                commits
+                    .iter()
+                    .rev()
+                    .take_while(|it| it.at > at)
+                    .map(|it| it.key.0)
+                    .collect()
             };
             if clients.len() >= wanted {
                 return Ok(());
@@ -165,10 +185,14 @@ async fn live(
     shared.connections.lock()[number] = id;
     while !shared.is_over.load(Ordering::Acquire) {
         let n = shared.next.fetch_add(1, Ordering::AcqRel);
-        let done = tokio::time::timeout(ANSWERS_WITHIN, commit(&mut client, number as i32, n)).await;
+        let done =
+            tokio::time::timeout(ANSWERS_WITHIN, commit(&mut client, number as i32, n)).await;
         match done {
             Ok(Ok(())) => {
-                let commit = Commit { key: (number as i32, n), at: Instant::now() };
+                let commit = Commit {
+                    key: (number as i32, n),
+                    at: Instant::now(),
+                };
                 shared.commits.lock().push(commit);
             }
             Ok(Err(error)) if error.is_closed() || error.code().is_none() => break,
@@ -188,7 +212,10 @@ async fn commit(client: &mut Client, number: i32, n: i64) -> Result<(), tokio_po
     let account = (n.wrapping_mul(7919).unsigned_abs() % ACCOUNTS as u64) as i32 + 1;
     let transaction = client.transaction().await?;
     transaction
-        .execute("UPDATE accounts SET balance = balance + 1 WHERE id = $1", &[&account])
+        .execute(
+            "UPDATE accounts SET balance = balance + 1 WHERE id = $1",
+            &[&account],
+        )
         .await?;
     transaction
         .execute("INSERT INTO commits VALUES ($1, $2)", &[&number, &n])
@@ -200,7 +227,10 @@ impl Seen {
     /// From the last commit before a moment to the first one after it.
     pub fn outage_ms(&self, at: Instant) -> f64 {
         let before = self.commits.iter().rfind(|commit| commit.at <= at);
-        let after = self.commits.iter().find(|commit| commit.at > at + Duration::from_millis(30));
+        let after = self
+            .commits
+            .iter()
+            .find(|commit| commit.at > at + Duration::from_millis(30));
         match (before, after) {
             (Some(before), Some(after)) => (after.at - before.at).as_secs_f64() * 1e3,
             _ => f64::INFINITY,

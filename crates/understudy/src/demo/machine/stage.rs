@@ -49,7 +49,11 @@ fn protection(protection: Protection) -> &'static str {
     }
 }
 
-async fn image(options: &Options, dir: &Path, progress: &Progress) -> anyhow::Result<(PathBuf, String)> {
+async fn image(
+    options: &Options,
+    dir: &Path,
+    progress: &Progress,
+) -> anyhow::Result<(PathBuf, String)> {
     if let Some((image, password)) = &options.image {
         let text = std::fs::read_to_string(password)
             .with_context(|| format!("cannot read the password from {}", password.display()))?;
@@ -80,14 +84,20 @@ impl Stage {
         for zone in 1..=zones {
             cluster.start_zone(zone)?;
         }
-        let node = cluster.names().next().context("a cluster has a node")?.to_owned();
+        let node = cluster
+            .names()
+            .next()
+            .context("a cluster has a node")?
+            .to_owned();
         let base = std::fs::read_to_string(&cluster.node(&node)?.config)?;
         let ports = [supervise::ports::free()?, supervise::ports::free()?];
         let host = |at: usize| -> anyhow::Result<Host> {
             let (name, own) = (NAMES[at], dir.join(NAMES[at]));
             std::fs::create_dir_all(&own)?;
             let peer_listen = format!("127.0.0.1:{}", ports[at]);
-            let kept = |line: &&str| ["volume", "zones", "key"].contains(&line.split(' ').next().unwrap_or(""));
+            let kept = |line: &&str| {
+                ["volume", "zones", "key"].contains(&line.split(' ').next().unwrap_or(""))
+            };
             let shared: Vec<&str> = base.lines().filter(kept).collect();
             let text = format!(
                 "name = \"{name}\"\n{}\n\n[vm]\nimage = \"{}\"\ndisk = \"{}\"\nrun = \"{}\"\nmemory_mb = {}\n\
@@ -105,7 +115,12 @@ impl Stage {
             let config = dir.join(format!("{name}-host.toml"));
             std::fs::write(&config, text)?;
             let log = dir.join(format!("{name}.log"));
-            Ok(Host { config, log, peer_listen, process: None })
+            Ok(Host {
+                config,
+                log,
+                peer_listen,
+                process: None,
+            })
         };
         let mut stage = Stage {
             hosts: [host(0)?, host(1)?],
@@ -128,7 +143,9 @@ impl Stage {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             let mut command = Command::new(&self.program);
-            command.args(["vm", "init", "--config"]).arg(&self.hosts[0].config);
+            command
+                .args(["vm", "init", "--config"])
+                .arg(&self.hosts[0].config);
             let output = tokio::task::spawn_blocking(move || command.output()).await??;
             if output.status.success() {
                 return Ok(());
@@ -142,7 +159,10 @@ impl Stage {
     async fn fill(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + BOOTS_WITHIN;
         while let Err(error) = clients::connect(&self.password).await {
-            anyhow::ensure!(Instant::now() < deadline, "the machine's database does not answer: {error:#}");
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "the machine's database does not answer: {error:#}"
+            );
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         clients::set_up(&self.password).await
@@ -154,7 +174,14 @@ impl Stage {
         let verb = if at == 0 { "run" } else { "protect" };
         let mut command = Command::new(&self.program);
         command
-            .args(["--log", "info", "vm", verb, "--until-stdin-closes", "--config"])
+            .args([
+                "--log",
+                "info",
+                "vm",
+                verb,
+                "--until-stdin-closes",
+                "--config",
+            ])
             .arg(&host.config);
         host.process = Some(Process::spawn(NAMES[at], command, &host.log)?);
         Ok(())
@@ -163,12 +190,19 @@ impl Stage {
     /// What a host says of itself.
     pub async fn status(&self, at: usize) -> Option<Status> {
         let asked = ask(&self.hosts[at].peer_listen, None, Question::Status);
-        let told = tokio::time::timeout(Duration::from_secs(2), asked).await.ok()?.ok()?.ok()?;
+        let told = tokio::time::timeout(Duration::from_secs(2), asked)
+            .await
+            .ok()?
+            .ok()?
+            .ok()?;
         serde_json::from_str(&told).ok()
     }
 
     fn check(&mut self) -> anyhow::Result<()> {
-        let mut processes = self.hosts.iter_mut().filter_map(|host| host.process.as_mut());
+        let mut processes = self
+            .hosts
+            .iter_mut()
+            .filter_map(|host| host.process.as_mut());
         processes.try_for_each(Process::check_running)
     }
 
@@ -180,7 +214,11 @@ impl Stage {
                 return Ok(status);
             }
             self.check()?;
-            anyhow::ensure!(Instant::now() < deadline, "{} does not run the machine", NAMES[at]);
+            anyhow::ensure!(
+                Instant::now() < deadline,
+                "{} does not run the machine",
+                NAMES[at]
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -192,7 +230,11 @@ impl Stage {
             for at in 0..2 {
                 let status = self.status(at).await;
                 if status.is_some_and(|it| it.protection.as_deref() == Some("protected")) {
-                    progress.say(&format!("{} runs the machine, and {} protects it", NAMES[at], NAMES[1 - at]));
+                    progress.say(&format!(
+                        "{} runs the machine, and {} protects it",
+                        NAMES[at],
+                        NAMES[1 - at]
+                    ));
                     return Ok(at);
                 }
             }
@@ -204,7 +246,10 @@ impl Stage {
 
     /// Kills all processes of a host.
     pub fn kill(&mut self, at: usize) -> anyhow::Result<Instant> {
-        let mut process = self.hosts[at].process.take().context("the host does not run")?;
+        let mut process = self.hosts[at]
+            .process
+            .take()
+            .context("the host does not run")?;
         let now = Instant::now();
         process.kill_all();
         Ok(now)
@@ -214,7 +259,15 @@ impl Stage {
     pub async fn amcheck(&self) -> anyhow::Result<String> {
         let mut command = Command::new(cluster::programs::find(None)?.join("pg_amcheck"));
         command
-            .args(["-h", GUEST, "-U", "postgres", "--all", "--install-missing", "--heapallindexed"])
+            .args([
+                "-h",
+                GUEST,
+                "-U",
+                "postgres",
+                "--all",
+                "--install-missing",
+                "--heapallindexed",
+            ])
             .env("PGPASSWORD", &self.password);
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         Ok(match output.status.success() {

@@ -39,7 +39,11 @@ impl Guest {
             let page: &mut Contents = pages.entry(id % PAGES).or_default();
             page.insert(*id);
         }
-        Guest { pages, blocks, doing: Doing::Nothing }
+        Guest {
+            pages,
+            blocks,
+            doing: Doing::Nothing,
+        }
     }
 
     /// What is left of it where only memory, processor and disk were sent.
@@ -79,7 +83,12 @@ impl Guest {
 
     /// Whether a commit is in memory, as a client would see it.
     pub fn has(&self, id: u64) -> bool {
-        self.pages.get(&(id % PAGES)).is_some_and(|page| page.contains(&id))
-            && self.blocks.get(&(id % BLOCKS)).is_some_and(|block| block.contains(&id))
+        self.pages
+            .get(&(id % PAGES))
+            .is_some_and(|page| page.contains(&id))
+            && self
+                .blocks
+                .get(&(id % BLOCKS))
+                .is_some_and(|block| block.contains(&id))
     }
 }

@@ -122,7 +122,10 @@ impl World {
             )
         };
         let follows = |at: usize| {
-            matches!(self.sites[at].guard().role(), Role::Following { whole: Some(_), .. })
+            matches!(
+                self.sites[at].guard().role(),
+                Role::Following { whole: Some(_), .. }
+            )
         };
         (0..2).any(|at| is_current(at) && follows(1 - at))
     }
@@ -138,7 +141,10 @@ impl World {
             retry_ms: 20 + 10 * at as u64,
             flaw: self.flaw,
         };
-        let me = Who { name: NAMES[at].to_owned(), life };
+        let me = Who {
+            name: NAMES[at].to_owned(),
+            life,
+        };
         self.trace(|| format!("{me} starts"));
         self.sites[at].start(Guard::new(me, rules, self.now_ms));
     }

@@ -80,7 +80,10 @@ impl Site {
     /// What it had in memory is gone; its disk is what it was.
     pub fn kill(&mut self) {
         let disk = std::mem::take(&mut self.disk);
-        *self = Site { disk, ..Site::new() };
+        *self = Site {
+            disk,
+            ..Site::new()
+        };
     }
 
     pub fn start(&mut self, guard: Guard) {
@@ -97,7 +100,9 @@ impl Site {
     }
 
     pub fn is_applying(&self) -> bool {
-        self.arriving.values().any(|arriving| arriving.are_pages_applied)
+        self.arriving
+            .values()
+            .any(|arriving| arriving.are_pages_applied)
     }
 
     pub fn runs(&self) -> bool {
@@ -107,7 +112,11 @@ impl Site {
 
 impl World {
     /// Gives the guard an event, and does what it wants.
-    pub fn with<R>(&mut self, at: usize, event: impl FnOnce(&mut Guard, &mut Vec<Effect>) -> R) -> Option<R> {
+    pub fn with<R>(
+        &mut self,
+        at: usize,
+        event: impl FnOnce(&mut Guard, &mut Vec<Effect>) -> R,
+    ) -> Option<R> {
         let mut out = Vec::new();
         let guard = self.sites[at].guard.as_mut()?;
         let before = guard.role().clone();
@@ -148,7 +157,11 @@ impl World {
                 site.stands_still = false;
             }
             Effect::Protect(session) => {
-                site.protection = Some(Protection { session, made: 0, confirmed: 0 });
+                site.protection = Some(Protection {
+                    session,
+                    made: 0,
+                    confirmed: 0,
+                });
                 site.gate.made(Number(0));
             }
             Effect::Unprotect => site.protection = None,
@@ -182,7 +195,12 @@ impl World {
     }
 
     fn begin_to_run(&mut self, at: usize) {
-        let since = 1 + self.sites.iter().map(|site| site.runs_since).max().unwrap_or(0);
+        let since = 1 + self
+            .sites
+            .iter()
+            .map(|site| site.runs_since)
+            .max()
+            .unwrap_or(0);
         let site = &mut self.sites[at];
         site.runs = true;
         site.runs_since = since;
@@ -273,13 +291,18 @@ impl World {
             dirty.pop_last();
         }
         let pages = guest.pages.iter().filter(|(page, _)| dirty.contains(page));
-        let pages = pages.map(|(page, contents)| (*page, contents.clone())).collect();
+        let pages = pages
+            .map(|(page, contents)| (*page, contents.clone()))
+            .collect();
         let session = protection.session.clone();
         let blocks = is_first.then(|| guest.blocks.clone());
         let (processor, whole) = (guest.processor(), guest.clone());
         let is_last = matches!(
             role,
-            Some(Role::Running(Follower::Current { last: Some(None), .. }))
+            Some(Role::Running(Follower::Current {
+                last: Some(None),
+                ..
+            }))
         );
         site.stands_still = is_last;
         self.coverage.one("checkpoints");
@@ -341,7 +364,11 @@ impl World {
         let (Some(session), Some(guest)) = (site.follows.clone(), &mut site.guest) else {
             return;
         };
-        let Some(mut first) = site.arriving.first_entry().filter(|e| e.get().end.is_some()) else {
+        let Some(mut first) = site
+            .arriving
+            .first_entry()
+            .filter(|e| e.get().end.is_some())
+        else {
             return;
         };
         let number = *first.key();

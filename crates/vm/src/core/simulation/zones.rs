@@ -29,7 +29,13 @@ pub struct Zones {
 
 impl Zones {
     /// Carries an operation out; `is_whole` says whether a write reaches enough zones, and `luck` which of two records is found.
-    pub fn perform(&mut self, operation: Operation, is_fenced: bool, is_whole: bool, luck: bool) -> Answer {
+    pub fn perform(
+        &mut self,
+        operation: Operation,
+        is_fenced: bool,
+        is_whole: bool,
+        luck: bool,
+    ) -> Answer {
         match operation {
             Operation::Read => Answer::Read(match (&self.partial, luck) {
                 (Some(partial), true) => Some(partial.clone()),
