@@ -184,12 +184,12 @@ impl Disk {
         match &write.contents {
             Contents::Bytes(bytes) => self.file.write_all_at(bytes, write.offset),
             Contents::Zeros(count) => {
-                const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+                static NOTHING: [u8; 1 << 16] = [0; 1 << 16];
                 let mut at = 0;
                 while at < *count as usize {
-                    let len = ZEROS.len().min(*count as usize - at);
+                    let len = NOTHING.len().min(*count as usize - at);
                     self.file
-                        .write_all_at(&ZEROS[..len], write.offset + at as u64)?;
+                        .write_all_at(&NOTHING[..len], write.offset + at as u64)?;
                     at += len;
                 }
                 Ok(())

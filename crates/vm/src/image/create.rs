@@ -433,11 +433,12 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_refused_before_anything_is_made() {
+        type Spoil = fn(&mut Create);
         if !nix::unistd::Uid::effective().is_root() {
             return;
         }
         let good = wanted(Path::new("/nonexistent/image"));
-        let refused: [(&str, fn(&mut Create)); 7] = [
+        let refused: [(&str, Spoil); 7] = [
             ("exists", |c| c.directory = "/tmp".into()),
             ("too small", |c| c.disk_bytes = 1 << 20),
             ("whole megabytes", |c| c.disk_bytes += 1),

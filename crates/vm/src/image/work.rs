@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::libc;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
@@ -97,6 +98,7 @@ pub(super) async fn run(mut command: Command, mut heard: impl FnMut(&str)) -> Re
     let failed = |e| ImageError::system(format!("cannot run {program}"), e);
     let (reader, writer) = io::pipe().map_err(failed)?;
     let copy = writer.try_clone().map_err(failed)?;
+    leave_inherited(&mut command);
     command
         .stdin(Stdio::null())
         .stdout(copy)
@@ -125,6 +127,23 @@ pub(super) async fn run(mut command: Command, mut heard: impl FnMut(&str)) -> Re
         status: status.to_string(),
         output: last.make_contiguous().join("\n"),
     })
+}
+
+/// Descriptors that this process was started with, and knows nothing of, are not passed on: mmdebstrap has shells write
+/// to its next free one, and they take one digit only.
+fn leave_inherited(command: &mut Command) {
+    const CLOSE_AT_EXEC: libc::c_uint = 4;
+    let leave = || {
+        // SAFETY: the system call takes numbers alone.
+        let left =
+            unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, CLOSE_AT_EXEC) };
+        match left {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec, it makes one system call and touches no memory.
+    unsafe { command.pre_exec(leave) };
 }
 
 #[cfg(test)]
@@ -167,5 +186,20 @@ mod tests {
             error.to_string().contains("two") && error.to_string().contains('3'),
             "{error}"
         );
+    }
+
+    /// mmdebstrap failed under a program that had left seven descriptors open.
+    #[tokio::test]
+    async fn what_was_inherited_is_not_passed_on() {
+        use std::os::fd::AsRawFd;
+        let file = tempfile::tempfile().unwrap();
+        nix::fcntl::fcntl(
+            &file,
+            nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
+        )
+        .unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("test ! -e /proc/$$/fd/{}", file.as_raw_fd())]);
+        run(command, |_| {}).await.unwrap();
     }
 }

@@ -104,7 +104,15 @@ impl Output {
 
     /// The machine sends a frame; what may leave at once.
     pub fn leaves(&mut self, frame: Vec<u8>) -> Option<Vec<u8>> {
-        let passes = self.protection == Protection::Commits && self.passes(&frame);
+        let passes = match self.protection {
+            Protection::Everything => false,
+            Protection::Commits => self.passes(&frame),
+            Protection::Nothing => {
+                // Followed all the same: a survivor resets what cannot go on.
+                self.passes(&frame);
+                true
+            }
+        };
         if passes {
             Some(frame)
         } else {
@@ -414,6 +422,15 @@ mod tests {
         assert_eq!(output.release(Number(1)), [frame]);
         assert_eq!(output.open().len(), 1);
         assert!(output.leaves(says(100, ACK, b"")).is_some());
+    }
+
+    #[test]
+    fn without_protection_nothing_waits_and_connections_are_known() {
+        let mut output = Output::new(Protection::Nothing, PORT);
+        output.hold();
+        assert!(output.leaves(says(99, SYN | ACK, b"")).is_some());
+        assert!(output.leaves(says(100, ACK, READY)).is_some());
+        assert_eq!(output.made(Number(1)).len(), 1);
     }
 
     #[test]
