@@ -29,7 +29,19 @@ struct Host {
     config: PathBuf,
     log: PathBuf,
     peer_listen: String,
+    /// Where the machine's memory is, which a host that was killed leaves there.
+    memory: PathBuf,
     process: Option<Process>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill_all();
+        }
+        // It need not be there.
+        let _ = std::fs::remove_dir_all(&self.memory);
+    }
 }
 
 /// Everything that runs. Hosts end before zones do.
@@ -95,17 +107,22 @@ impl Stage {
             let (name, own) = (NAMES[at], dir.join(NAMES[at]));
             std::fs::create_dir_all(&own)?;
             let peer_listen = format!("127.0.0.1:{}", ports[at]);
+            let memory = PathBuf::from(format!(
+                "/dev/shm/understudy-demo-{}-{name}",
+                std::process::id()
+            ));
             let kept = |line: &&str| {
                 ["volume", "zones", "key"].contains(&line.split(' ').next().unwrap_or(""))
             };
             let shared: Vec<&str> = base.lines().filter(kept).collect();
             let text = format!(
-                "name = \"{name}\"\n{}\n\n[vm]\nimage = \"{}\"\ndisk = \"{}\"\nrun = \"{}\"\nmemory_mb = {}\n\
+                "name = \"{name}\"\n{}\n\n[vm]\nimage = \"{}\"\ndisk = \"{}\"\nmemory_dir = \"{}\"\nrun = \"{}\"\nmemory_mb = {}\n\
                  mac = \"52:54:00:77:00:02\"\naddress = \"{GUEST}/24\"\ntap = \"{name}\"\nbridge = \"br0\"\n\
                  peer_listen = \"{peer_listen}\"\npeer = \"127.0.0.1:{}\"\nepoch = \"{}ms\"\nprotection = \"{}\"\n",
                 shared.join("\n"),
                 image.display(),
                 own.join("disk.raw").display(),
+                memory.display(),
                 own.join("run").display(),
                 options.memory_mb,
                 ports[1 - at],
@@ -119,6 +136,7 @@ impl Stage {
                 config,
                 log,
                 peer_listen,
+                memory,
                 process: None,
             })
         };
