@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vm::core::Number;
 use vm::disk::{self, Cut, Disk};
-use vm::encoding::{Counts, Encoder, Page};
+use vm::encoding::{Counts, Encoder, Page, put_state};
 use vm::host::{
     Checkpoint, Guest, HostError, Machine, Memory, PAGE, Run, Start, Timing, checkpoint,
 };
@@ -16,6 +16,8 @@ use vm::standby::{End, Mirror, Part, add};
 use crate::stage::{Prepared, Stage, image};
 
 const CLIENTS: u64 = 4;
+/// Blocks of the disk that are kept as they were sent.
+const BLOCKS: usize = 4096;
 /// How long the machine works before it is copied.
 const UNPROTECTED: Duration = Duration::from_secs(5);
 
@@ -201,6 +203,8 @@ async fn work(
 struct Copying {
     active: Arc<Disk>,
     encoder: Encoder,
+    blocks: Encoder,
+    devices: Vec<u8>,
     mirror: Mirror,
     number: Number,
     counts: Counts,
@@ -212,6 +216,8 @@ impl Copying {
         Copying {
             active: active.disk.clone(),
             encoder: Encoder::new(usize::try_from(pages / 10).unwrap()),
+            blocks: Encoder::new(BLOCKS),
+            devices: Vec::new(),
             mirror: Mirror::new(standby.disk.clone()),
             number: Number::default(),
             counts: Counts::default(),
@@ -278,12 +284,17 @@ impl Copying {
     ) {
         self.number = Number(self.number.0 + 1);
         let mut writes = Vec::new();
-        disk::encode(&cut.writes, &mut writes);
+        for write in &cut.writes {
+            disk::encode_differing(write, &mut self.blocks, &mut writes);
+        }
+        let mut devices = Vec::new();
+        put_state(&self.devices, &taken.devices, &mut devices);
+        self.devices.clone_from(&taken.devices);
         let pages = self.encode(taken.pages().filter(|(page, _)| goes(*page)), cut);
         let end = End {
             number: self.number,
             parts: 2,
-            sum: [&writes, &pages, &taken.devices]
+            sum: [&writes, &pages, &devices]
                 .iter()
                 .fold(0, |sum, part| add(sum, part)),
             flows: Vec::new(),
@@ -291,7 +302,7 @@ impl Copying {
         for (part, bytes) in [
             (Part::Writes(Some(self.number)), writes),
             (Part::Pages(Some(self.number)), pages),
-            (Part::End(end), taken.devices.clone()),
+            (Part::End(end), devices),
         ] {
             self.mirror.part(part, bytes, waiting.memory()).unwrap();
         }
