@@ -9,7 +9,7 @@ PEERS_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
 .PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
-	test-versions test-servers test-package test-cassandra test-drivers test-crowd clean
+	test-versions test-servers test-vm test-package test-cassandra test-drivers test-crowd clean
 
 help: ## List what there is to run.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -51,6 +51,9 @@ test-versions: packages ## Test whole clusters with PostgreSQL 16 to 18, and a m
 
 test-servers: packages ## Test clusters with MySQL and with a newer MariaDB, which are downloaded.
 	scripts/system-tests servers
+
+test-vm: packages ## Test whole virtual machines, made and run by QEMU; takes long without KVM; needs root.
+	scripts/system-tests vm
 
 test-package: deb ## Test the Debian package, installed and run by a systemd of its own; needs root.
 	scripts/package-test
