@@ -44,16 +44,7 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         // What was started is cleaned up as the demo is dropped.
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", timeline::render(&report));
-    }
-    Ok(if report.passed {
-        Code::Ok
-    } else {
-        Code::Failed
-    })
+    conclude(args.json, &report, report.passed, timeline::render)
 }
 
 /// The demo with a virtual machine.
@@ -78,16 +69,7 @@ async fn run_machine(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         report = Box::pin(machine::run(&options)) => report?,
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", machine::render(&report));
-    }
-    Ok(if report.passed {
-        Code::Ok
-    } else {
-        Code::Failed
-    })
+    conclude(args.json, &report, report.passed, machine::render)
 }
 
 /// The demo with MariaDB.
@@ -107,16 +89,7 @@ async fn host(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         report = Box::pin(hosted::run(&options)) => report?,
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", hosted::render(&report));
-    }
-    Ok(if report.passed {
-        Code::Ok
-    } else {
-        Code::Failed
-    })
+    conclude(args.json, &report, report.passed, hosted::render)
 }
 
 /// The demo through a proxy, with many kills and planned work.
@@ -136,16 +109,7 @@ async fn repeat(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         report = Box::pin(rounds::run(&options)) => report?,
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", rounds::render(&report));
-    }
-    Ok(if report.passed {
-        Code::Ok
-    } else {
-        Code::Failed
-    })
+    conclude(args.json, &report, report.passed, rounds::render)
 }
 
 /// The demo of the mirror.
@@ -164,16 +128,21 @@ async fn mirror(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
         report = Box::pin(mirrored::run(&options)) => report?,
         () = super::interrupted() => return Ok(Code::Interrupted),
     };
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", mirrored::render(&report));
+    conclude(args.json, &report, report.passed, mirrored::render)
+}
+
+/// Prints the story, or the report as JSON.
+fn conclude<R: serde::Serialize>(
+    json: bool,
+    report: &R,
+    passed: bool,
+    render: impl Fn(&R) -> String,
+) -> anyhow::Result<Code> {
+    match json {
+        true => println!("{}", serde_json::to_string(report)?),
+        false => print!("{}", render(report)),
     }
-    Ok(if report.passed {
-        Code::Ok
-    } else {
-        Code::Failed
-    })
+    Ok(if passed { Code::Ok } else { Code::Failed })
 }
 
 fn default_picture(seed: u64) -> PathBuf {
