@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use anyhow::Context;
 use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -150,6 +151,21 @@ impl Load {
     /// Commits acknowledged so far.
     pub fn acknowledged(&self) -> u64 {
         self.shared.acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// Waits until so many commits are acknowledged.
+    ///
+    /// # Errors
+    /// They are not in time.
+    pub async fn wait_acknowledged(&self, goal: u64, within: Duration) -> anyhow::Result<()> {
+        let wait = async {
+            while self.acknowledged() < goal {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(within, wait)
+            .await
+            .with_context(|| format!("no commits; a client's last words: {:?}", self.trouble()))
     }
 
     /// Tells the same to somebody else, also after the load has ended.

@@ -392,13 +392,7 @@ fn strike(mirror: &mut Mirror, parts: &[Part]) {
 
 /// Waits for commits after so many.
 async fn more(load: &Load, after: u64) -> anyhow::Result<()> {
-    let wait = async {
-        while load.acknowledged() < after + COMMITS {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let waited = tokio::time::timeout(WITHIN, wait).await;
-    waited.with_context(|| format!("no commits; a client's last words: {:?}", load.trouble()))
+    load.wait_acknowledged(after + COMMITS, WITHIN).await
 }
 
 /// Whether `understudy mirror verify` says that the members are equal.

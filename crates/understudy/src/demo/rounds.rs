@@ -199,15 +199,7 @@ impl Loads {
     async fn more(&self) -> anyhow::Result<()> {
         for load in &self.0 {
             let goal = load.acknowledged() + COMMITS / 2;
-            let wait = async {
-                while load.acknowledged() < goal {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-            };
-            let waited = tokio::time::timeout(WITHIN, wait).await;
-            waited.with_context(|| {
-                format!("no commits; a client's last words: {:?}", load.trouble())
-            })?;
+            load.wait_acknowledged(goal, WITHIN).await?;
         }
         Ok(())
     }

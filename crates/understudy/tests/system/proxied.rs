@@ -47,13 +47,7 @@ fn load(proxy: &Proxy) -> Load {
 
 async fn commits(load: &Load, more: u64) -> Result<()> {
     let goal = load.acknowledged() + more;
-    let wait = async {
-        while load.acknowledged() < goal {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let waited = tokio::time::timeout(TIMEOUT, wait).await;
-    waited.with_context(|| format!("no {more} commits; last trouble: {:?}", load.trouble()))
+    load.wait_acknowledged(goal, TIMEOUT).await
 }
 
 /// Stops the load and holds what its clients were told against the database. Returns how many transactions had errors.
