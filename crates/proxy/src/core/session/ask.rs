@@ -12,7 +12,7 @@ use super::{Context, Out, Session};
 
 /// The name of the question, on servers.
 const STATEMENT: &str = "understudy_xid";
-/// The portal it runs in: the client's unnamed one stays as it is.
+/// The portal it runs in between messages of the extended protocol: the client's unnamed one stays as it is.
 const PORTAL: &str = "understudy_xid";
 const TEXT: &str = "SELECT pg_catalog.pg_current_xact_id_if_assigned()";
 
@@ -44,29 +44,48 @@ impl Session {
     }
 
     /// Asks within the transaction of what was sent before. The server answers at once if `flushes`, and
-    /// otherwise with whatever makes it answer next. With a simple query, which takes the unnamed statement
-    /// away anyway, the question is the unnamed statement, and otherwise one that stays prepared.
-    pub(super) fn ask_xid(&mut self, is_simple: bool, flushes: bool, out: &mut Out) {
+    /// otherwise with whatever makes it answer next.
+    ///
+    /// The question is a statement that stays prepared, and with a simple query's on a server of the session's own the
+    /// unnamed one, which simple queries take away anyway: such a client sees no statement that it did not prepare. The
+    /// unnamed portal goes with simple queries, too, so there the question needs none of its own.
+    pub(super) fn ask_xid(
+        &mut self,
+        cx: &Context<'_>,
+        is_simple: bool,
+        flushes: bool,
+        out: &mut Out,
+    ) {
+        let is_shared = self.is_shared(cx);
         let Some(link) = &mut self.link else {
             return;
         };
         let buf = &mut out.server;
-        let name = if is_simple { "" } else { STATEMENT };
+        let name = if is_simple && !is_shared {
+            ""
+        } else {
+            STATEMENT
+        };
+        let portal = if is_simple { "" } else { PORTAL };
         if is_simple {
             link.unnamed = None;
+        }
+        if name.is_empty() {
             frontend::parse(name, TEXT, [], buf).expect(BUILT);
             self.slots.push(Ask::Parse(None), To::Nobody);
-        } else if link.prepared.insert(STATEMENT.into()) {
-            frontend::parse(STATEMENT, TEXT, [], buf).expect(BUILT);
-            let ask = Ask::Parse(Some(STATEMENT.into()));
+        } else if link.prepared.insert(name.into()) {
+            frontend::parse(name, TEXT, [], buf).expect(BUILT);
+            let ask = Ask::Parse(Some(name.into()));
             self.slots.push(ask, To::Nobody);
         }
-        put_bind(PORTAL, name, out);
+        put_bind(portal, name, out);
         self.slots.push(Ask::Bind, To::Nobody);
-        frontend::execute(PORTAL, 0, &mut out.server).expect(BUILT);
+        frontend::execute(portal, 0, &mut out.server).expect(BUILT);
         self.slots.push(Ask::Execute, To::Xid);
-        frontend::close(b'P', PORTAL, &mut out.server).expect(BUILT);
-        self.slots.push(Ask::Close, To::Nobody);
+        if !portal.is_empty() {
+            frontend::close(b'P', portal, &mut out.server).expect(BUILT);
+            self.slots.push(Ask::Close, To::Nobody);
+        }
         if flushes {
             frontend::flush(&mut out.server);
         }
@@ -75,15 +94,21 @@ impl Session {
     }
 
     /// Asks in messages of their own, in an open transaction.
-    pub(super) fn ask_xid_apart(&mut self, is_simple: bool, out: &mut Out) {
-        self.ask_xid(is_simple, false, out);
+    pub(super) fn ask_xid_apart(&mut self, cx: &Context<'_>, is_simple: bool, out: &mut Out) {
+        self.ask_xid(cx, is_simple, false, out);
         frontend::sync(&mut out.server);
         self.slots.push(Ask::Sync, To::Nobody);
     }
 
     /// A statement of the simple protocol that commits by itself, in a transaction of its own: so the
     /// transaction's id is known before it commits.
-    pub(super) fn write_wrapped(&mut self, unit: &mut Unit, end: usize, out: &mut Out) {
+    pub(super) fn write_wrapped(
+        &mut self,
+        cx: &Context<'_>,
+        unit: &mut Unit,
+        end: usize,
+        out: &mut Out,
+    ) {
         put_query("BEGIN", out);
         self.slots.push(Ask::Query, To::Nobody);
         out.server.extend_from_slice(&unit.bytes[unit.written..end]);
@@ -91,13 +116,13 @@ impl Session {
         unit.is_wrapped = true;
         // While the server takes data for COPY it takes nothing else.
         if !unit.facts.copies_in {
-            self.end_wrapped(unit, out);
+            self.end_wrapped(cx, unit, out);
         }
     }
 
     /// Ends the transaction that was put around a statement.
-    pub(super) fn end_wrapped(&mut self, unit: &mut Unit, out: &mut Out) {
-        self.ask_xid_apart(true, out);
+    pub(super) fn end_wrapped(&mut self, cx: &Context<'_>, unit: &mut Unit, out: &mut Out) {
+        self.ask_xid_apart(cx, true, out);
         put_query("COMMIT", out);
         self.slots.push(Ask::Query, To::Commit);
         unit.has_sent_commit = true;

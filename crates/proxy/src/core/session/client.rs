@@ -74,7 +74,7 @@ impl Session {
                     unit.copies_ended += 1;
                     unit.has_sent_commit |= unit.is_implicit();
                     if unit.is_wrapped {
-                        self.end_wrapped(&mut unit, out);
+                        self.end_wrapped(cx, &mut unit, out);
                     }
                     self.unit = Some(unit);
                 }

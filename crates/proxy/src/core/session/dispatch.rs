@@ -83,7 +83,7 @@ impl Session {
         }
         if self.has_unasked_writes && self.status == b'T' && self.wants_xid(cx) {
             let is_simple = self.unit.as_ref().is_some_and(|unit| unit.is_simple);
-            self.ask_xid_apart(is_simple, out);
+            self.ask_xid_apart(cx, is_simple, out);
         }
         self.write_noted(cx, out);
     }
@@ -126,7 +126,7 @@ impl Session {
             b'S' => {
                 let asks = self.has_unasked_writes && self.wants_xid(cx);
                 if asks && !unit.facts.is_alone && !unit.facts.copies_in {
-                    self.ask_xid(false, unit.is_implicit(), out);
+                    self.ask_xid(cx, false, unit.is_implicit(), out);
                 }
                 unit.has_sent_commit |= unit.is_implicit();
                 out.server.extend_from_slice(&unit.bytes[start..end]);
@@ -191,7 +191,7 @@ impl Session {
             .as_ref()
             .is_some_and(|statement| is_wrappable(statement));
         if asks && unit.is_implicit() && unit.is_simple && !unit.facts.is_alone && is_wrappable {
-            self.write_wrapped(unit, end, out);
+            self.write_wrapped(cx, unit, end, out);
             return;
         }
         if let Some(link) = &mut self.link {
@@ -201,12 +201,12 @@ impl Session {
         out.server.extend_from_slice(&unit.bytes[start..end]);
         self.slots.push(Ask::Query, To::Client);
         if asks && unit.began_in == b'T' && !unit.facts.commits && !unit.facts.copies_in {
-            self.ask_xid_apart(true, out);
+            self.ask_xid_apart(cx, true, out);
         }
     }
 
     /// Whether other sessions use the server in hand as well, so that names must not meet.
-    fn is_shared(&self, cx: &Context<'_>) -> bool {
+    pub(super) fn is_shared(&self, cx: &Context<'_>) -> bool {
         let is_standby = |link: &super::Server| matches!(link.role, Role::Standby(_));
         cx.rules.mode == PoolMode::Transaction || self.link.as_deref().is_some_and(is_standby)
     }
@@ -327,7 +327,7 @@ impl Session {
             statement.parts.iter().any(commits)
         });
         if commits && self.has_unasked_writes && self.wants_xid(cx) {
-            self.ask_xid(false, true, out);
+            self.ask_xid(cx, false, true, out);
         }
         self.note_execution(unit, noted);
         out.server

@@ -322,19 +322,19 @@ impl Session {
         match slot.to {
             To::Setup => self.answered_for_us(cx, out),
             To::Nobody | To::Xid => {}
-            To::Wrapped => self.wrapped(out),
+            To::Wrapped => self.wrapped(cx, out),
             _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
             To::Client | To::Commit => self.finish(cx, status, out),
         }
     }
 
     /// A statement in a transaction of the proxy's is answered; a `COPY` may have failed before it began.
-    fn wrapped(&mut self, out: &mut Out) {
+    fn wrapped(&mut self, cx: &Context<'_>, out: &mut Out) {
         let Some(mut unit) = self.unit.take() else {
             return;
         };
         if !unit.has_sent_commit {
-            self.end_wrapped(&mut unit, out);
+            self.end_wrapped(cx, &mut unit, out);
         }
         self.unit = Some(unit);
     }

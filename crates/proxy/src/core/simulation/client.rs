@@ -124,7 +124,7 @@ impl Client {
         };
         let does = match rng.random_range(0..10) {
             0..5 => Does::Everything,
-            5..9 => Does::Reads,
+            5..8 => Does::Reads,
             _ => Does::ReadsByCall,
         };
         let todo = (0..TRANSACTIONS)

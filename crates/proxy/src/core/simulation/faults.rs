@@ -54,14 +54,16 @@ impl World {
         node.life += 1;
         let (epoch, takeovers) = (self.epoch, self.takeovers);
         self.trace(|| format!("epoch {epoch} on {to}, horizon {horizon:?} ({takeovers})"));
-        if self.rng.random_bool(0.5) {
-            // It comes back as a standby.
+        let comes_back = self.rng.random_bool(0.5);
+        if comes_back {
+            // As a standby.
             self.nodes[from].life += 1;
             self.nodes[from].epoch = None;
             self.nodes[from].is_frozen = false;
         }
         let known = !self.rng.random_bool(0.05);
-        if self.rng.random_bool(0.4) {
+        // One that goes on is cut off, and so are those who know only it.
+        if self.rng.random_bool(if comes_back { 0.4 } else { 0.7 }) {
             let deaf = self.rng.random_range(0..self.proxies.len());
             self.proxies[deaf].deaf_until = self.now + self.rng.random_range(0..1600);
         }
