@@ -139,16 +139,26 @@ impl World {
 
     /// Whether one more store may lose something: no more of any members who count, or will, than they bear.
     pub fn may_lose(&self, index: u8) -> bool {
-        self.who_counts(true).into_iter().all(|(members, sync)| {
-            let at = |m: &&Member| index_of(&m.address) != index;
-            let hurt = members
-                .iter()
-                .filter(at)
-                .filter(|m| self.is_hurt(m))
-                .count();
-            let tolerated = usize::from(sync - 1).min(members.len() - usize::from(sync));
-            members.len() == members.iter().filter(at).count() || hurt < tolerated
-        })
+        let is_spare = |members: &[Member]| members.iter().all(|m| index_of(&m.address) != index);
+        let who = self.who_counts(true);
+        who.iter()
+            .all(|(members, sync)| is_spare(members) || self.bear_more(members, *sync, index))
+    }
+
+    /// Whether a copy in this store may be damaged. What is damaged in a store that is being filled is found by who reads
+    /// it, and members whose place it takes may have left by then, so these must bear it, too.
+    pub fn may_be_damaged(&self, index: u8) -> bool {
+        let is_filled = self.replicas[usize::from(index)].peer.rebuilding;
+        let who = self.who_counts(true);
+        let bears = |(members, sync): &(Vec<Member>, u8)| self.bear_more(members, *sync, index);
+        self.may_lose(index) && (!is_filled || who.iter().all(bears))
+    }
+
+    /// Whether these members bear the loss of one more store, besides those of them that have lost something.
+    fn bear_more(&self, members: &[Member], sync: u8, index: u8) -> bool {
+        let others = members.iter().filter(|m| index_of(&m.address) != index);
+        let hurt = others.filter(|m| self.is_hurt(m)).count();
+        hurt < usize::from(sync - 1).min(members.len() - usize::from(sync))
     }
 
     /// Whether every other store that counts was told of commits that the copy of this one lacks: no other copy can

@@ -347,7 +347,9 @@ impl Schedule {
 
     fn damage(&mut self, replica: u8) {
         let which = self.world.below(100);
-        if self.world.may_lose(replica) && self.world.replicas[usize::from(replica)].damage(which) {
+        if self.world.may_be_damaged(replica)
+            && self.world.replicas[usize::from(replica)].damage(which)
+        {
             self.world.coverage.one("copies damaged");
             self.world.note(18, [replica.into(), which, 0], || {
                 format!("replica {replica} has a damaged copy")
