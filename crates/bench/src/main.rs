@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mimalloc::MiMalloc;
+use tikv_jemallocator::Jemalloc;
 
 #[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
     let cli = bench::cli::Cli::parse();

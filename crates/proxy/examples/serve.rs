@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mimalloc::MiMalloc;
 use proxy::config::Config;
 use proxy::driver::file_source::FileSource;
 use proxy::driver::{Predecessor, Proxy, serve};
+use tikv_jemallocator::Jemalloc;
 
 #[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt()
