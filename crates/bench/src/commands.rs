@@ -142,6 +142,10 @@ async fn run_mirror(args: cli::BenchMirror) -> anyhow::Result<Code> {
         understudy: understudy()?,
         parts,
         loads: args.load.clone(),
+        ways: match args.way.as_slice() {
+            [] => mirror::Way::value_variants().to_vec(),
+            given => given.to_vec(),
+        },
         clients: match args.clients.as_slice() {
             [] if args.common.quick => vec![8],
             [] => vec![1, 8, 32],

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{Common, Programs, Runs, Scale};
-use crate::mirror::{Load, Part};
+use crate::mirror::{Load, Part, Way};
 
 /// Compare the mirror with a direct connection and Pgpool-II; show a state transfer and a major upgrade under load.
 ///
@@ -39,6 +39,9 @@ pub struct BenchMirror {
     /// What is sent.
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Load::Ycsb, Load::TpcB])]
     pub load: Vec<Load>,
+    /// Only these ways of the first part; shares are those of the first one. Default: all.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    pub way: Vec<Way>,
     /// Numbers of clients of the first part. Default: 1, 8 and 32.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=60))]
     pub clients: Vec<u16>,

@@ -64,6 +64,8 @@ pub struct Options {
     pub parts: Vec<Part>,
     /// What is sent.
     pub loads: Vec<Load>,
+    /// Which ways; shares are those of the first one's transactions a second.
+    pub ways: Vec<Way>,
     /// Numbers of clients.
     pub clients: Vec<u16>,
     /// YCSB's records.

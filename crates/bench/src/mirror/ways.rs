@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
+use clap::ValueEnum;
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use cluster::mirror::{DATABASE, Mirror, Options as MirrorOptions};
@@ -19,7 +20,7 @@ use serde::Serialize;
 use super::{Options, WITHIN};
 
 /// See the module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
     /// The server itself.
@@ -32,17 +33,6 @@ pub enum Way {
     Logged,
     /// Mirrored; acknowledged when both members have committed.
     Both,
-}
-
-impl Way {
-    /// All of them, in the order of reports.
-    pub const ALL: [Way; 5] = [
-        Way::Direct,
-        Way::Pgpool,
-        Way::Manager,
-        Way::Logged,
-        Way::Both,
-    ];
 }
 
 impl fmt::Display for Way {

@@ -90,6 +90,29 @@ pub struct Statement {
     pub digest: Option<Digest>,
 }
 
+impl Parameter {
+    /// As it is in the log: types that are not PostgreSQL's own have other numbers on the other member, which finds them out by
+    /// itself.
+    pub fn portable(&self) -> Parameter {
+        const FIRST_OWN: u32 = 16_384;
+        Parameter {
+            type_oid: if self.type_oid < FIRST_OWN {
+                self.type_oid
+            } else {
+                0
+            },
+            ..self.clone()
+        }
+    }
+}
+
+impl Statement {
+    /// Whether it is no statement of the client's, but makes a session's settings what the client's were.
+    pub fn is_settings(&self) -> bool {
+        self.digest.is_none()
+    }
+}
+
 /// A transaction that is about to commit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Draft {

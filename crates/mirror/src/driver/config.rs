@@ -52,6 +52,9 @@ pub struct Config {
     /// Sessions that execute the log on the member.
     #[serde(default = "default_appliers")]
     pub appliers: usize,
+    /// Threads that do all of a manager's work.
+    #[serde(default = "default_threads")]
+    pub threads: usize,
     /// Transactions that a standby may lack before nobody waits for it.
     #[serde(default = "default_lag")]
     pub lag: u64,
@@ -89,6 +92,10 @@ fn default_lease() -> Duration {
 
 fn default_lock_timeout() -> Duration {
     Duration::from_secs(60)
+}
+
+fn default_threads() -> usize {
+    1
 }
 
 fn default_appliers() -> usize {
@@ -208,6 +215,9 @@ impl Config {
         };
         if config.lease > config.timeout {
             return refused("lease", "must not be longer than the timeout");
+        }
+        if config.threads == 0 {
+            return refused("threads", "must be at least 1");
         }
         if config.appliers == 0 {
             return refused("appliers", "must be at least 1");

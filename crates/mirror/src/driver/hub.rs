@@ -13,8 +13,9 @@ use parking_lot::{Mutex, RwLock};
 use proxy::core::sql::Statements;
 use tokio::sync::{mpsc, watch};
 
+use super::apply::Applied;
 use super::config::Config;
-use super::member::{self, Applied, Member};
+use super::member::{self, Member};
 use super::session::Cancels;
 use super::wire::Postgres;
 use super::zones::Zones;
@@ -23,6 +24,9 @@ use crate::core::locks::Tx;
 use crate::core::manager::{Effect, Manager, Message, Role};
 use crate::core::record::{Number, Record};
 use crate::sql::Facts;
+
+/// So many transactions of the log are executed as one at most.
+const TOGETHER: usize = 8;
 
 /// What a client's session is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,8 +168,18 @@ impl Hub {
             tracing::info!(?before, ?after, "the manager's state changes");
         }
         let epoch = manager.epoch();
+        let mut ready = Vec::new();
         for effect in out {
-            self.begin(effect, epoch);
+            match effect {
+                Effect::Apply(record) => ready.push(record),
+                effect => self.begin(effect, epoch),
+            }
+        }
+        // What may be executed now may be executed in any order, and together.
+        while !ready.is_empty() {
+            let rest = ready.split_off(ready.len().min(TOGETHER));
+            let records = std::mem::replace(&mut ready, rest);
+            self.spawn(|hub| async move { hub.apply(records).await });
         }
         told
     }
@@ -272,7 +286,7 @@ impl Hub {
                 self.tell(tx, Event::Deadlock);
             }
             Effect::Answer(tx, number) => self.tell(tx, Event::Answer(number)),
-            Effect::Apply(record) => self.spawn(|hub| async move { hub.apply(record).await }),
+            Effect::Apply(record) => self.spawn(|hub| async move { hub.apply(vec![record]).await }),
             Effect::MarkDiverged => self.spawn(|hub| async move { hub.mark().await }),
             Effect::Send(message) => {
                 if let Some(peer) = &*self.peer.lock() {
@@ -339,13 +353,23 @@ impl Hub {
         Ok(())
     }
 
-    async fn apply(&self, record: Record) {
-        let number = record.number;
-        match self.member.apply(&record).await {
-            Applied::Done => {
-                self.counters.applied.fetch_add(1, Ordering::Relaxed);
-                self.act(|manager, out| manager.applied(number, out));
-            }
+    async fn apply(&self, records: Vec<Record>) {
+        let applied = self.member.apply_all(&records).await;
+        let is_done = |applied: &Applied| matches!(applied, Applied::Done);
+        let done = applied.iter().filter(|(_, applied)| is_done(applied));
+        let done: Vec<Number> = done.map(|(number, _)| *number).collect();
+        self.counters
+            .applied
+            .fetch_add(done.len() as u64, Ordering::Relaxed);
+        self.act(|manager, out| done.iter().for_each(|number| manager.applied(*number, out)));
+        for (number, applied) in applied {
+            self.see_applied(number, applied);
+        }
+    }
+
+    fn see_applied(&self, number: Number, applied: Applied) {
+        match applied {
+            Applied::Done => {}
             Applied::Differs(why) => {
                 tracing::error!(%number, why, "the member answered otherwise than the primary");
                 *self.difference.lock() = Some(format!("transaction {number}: {why}"));

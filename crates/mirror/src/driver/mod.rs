@@ -1,5 +1,6 @@
 //! What does what the core decides: sockets, tasks, clocks, programs.
 
+mod apply;
 mod command;
 pub mod config;
 mod hub;

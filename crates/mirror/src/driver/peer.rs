@@ -14,7 +14,7 @@ use std::time::Duration;
 use dax::tls::Tls;
 use proxy::driver::socket::Socket;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
@@ -27,6 +27,9 @@ use crate::core::moving::Belongings;
 const PACKET_BYTES: usize = 512 << 20;
 const CONNECT_AGAIN: Duration = Duration::from_millis(200);
 const ALIVE_EVERY: Duration = Duration::from_millis(300);
+/// What is said at once is sent at once.
+const MESSAGES_AT_ONCE: usize = 64;
+const READ_BYTES: usize = 64 << 10;
 /// How often it is looked whether a manager that was lost has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -71,12 +74,18 @@ enum Packet {
 }
 
 async fn write(stream: &mut (impl AsyncWrite + Unpin), packet: &Packet) -> io::Result<()> {
+    let mut out = Vec::new();
+    put(&mut out, packet)?;
+    stream.write_all(&out).await?;
+    stream.flush().await
+}
+
+fn put(out: &mut Vec<u8>, packet: &Packet) -> io::Result<()> {
     let bytes = postcard::to_allocvec(packet).map_err(io::Error::other)?;
     let len = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-    stream
-        .write_all(&[&len.to_le_bytes(), bytes.as_slice()].concat())
-        .await?;
-    stream.flush().await
+    out.extend_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(&bytes);
+    Ok(())
 }
 
 async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Packet> {
@@ -176,7 +185,8 @@ async fn receive(hub: &Arc<Hub>, mut stream: Socket) -> io::Result<()> {
 
 /// Messages both ways, until the connection breaks. A newer one replaces it.
 async fn link(hub: &Arc<Hub>, stream: Socket) {
-    let (mut reader, mut writer) = tokio::io::split(stream);
+    let (reader, mut writer) = tokio::io::split(stream);
+    let mut reader = BufReader::with_capacity(READ_BYTES, reader);
     let (sender, mut messages) = mpsc::unbounded_channel();
     // Nobody else keeps it: a connection that is replaced has nothing more to send, and ends.
     let own = sender.downgrade();
@@ -184,18 +194,24 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
     hub.act(|manager, out| manager.peer_lost(out));
     tracing::info!("connected to the other manager");
     let writing = async {
+        let mut next = Vec::new();
         loop {
-            let packet = tokio::select! {
-                message = messages.recv() => match message {
-                    Some(message) => Packet::Message(message),
-                    None => break,
-                },
-                () = tokio::time::sleep(ALIVE_EVERY) => Packet::Alive,
-            };
-            if write(&mut writer, &packet).await.is_err() {
-                break;
+            let mut out = Vec::new();
+            tokio::select! {
+                count = messages.recv_many(&mut next, MESSAGES_AT_ONCE) => {
+                    if count == 0 {
+                        break;
+                    }
+                }
+                () = tokio::time::sleep(ALIVE_EVERY) => put(&mut out, &Packet::Alive)?,
             }
+            for message in next.drain(..) {
+                put(&mut out, &Packet::Message(message))?;
+            }
+            writer.write_all(&out).await?;
+            writer.flush().await?;
         }
+        io::Result::Ok(())
     };
     let silence = hub.config.timeout;
     let reading = async {
@@ -206,7 +222,7 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
         }
     };
     tokio::select! {
-        () = writing => {}
+        _ = writing => {}
         () = reading => {}
     }
     let is_ours = own.upgrade().is_some_and(|own| {

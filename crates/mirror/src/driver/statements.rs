@@ -47,11 +47,26 @@ impl Statements {
         parameters: &[Parameter],
         result_formats: &[i16],
     ) -> std::io::Result<()> {
+        self.put_open(out, text, parameters, result_formats)?;
+        frontend::sync(out);
+        Ok(())
+    }
+
+    /// The same without `Sync`; how many answers come before those of its execution.
+    pub fn put_open(
+        &mut self,
+        out: &mut BytesMut,
+        text: &str,
+        parameters: &[Parameter],
+        result_formats: &[i16],
+    ) -> std::io::Result<usize> {
         let types = parameters.iter().map(|parameter| parameter.type_oid);
         let key = (text.to_owned(), types.clone().collect::<Vec<u32>>());
         if !self.names.contains_key(&key) && (text.len() > MOST_BYTES || self.is_first(&key)) {
-            return super::member::put_extended(out, text, parameters, result_formats);
+            return super::member::put_parsed(out, text, parameters, result_formats);
         }
+        // Closed, and bound.
+        let mut answers = 2 + self.stale.len();
         for number in self.stale.drain(..) {
             frontend::close(b'S', &name(number), out)?;
         }
@@ -65,12 +80,14 @@ impl Statements {
                 }
                 self.next += 1;
                 frontend::parse(&name(self.next), text, types, out)?;
+                answers += 1;
                 self.names.insert(key.clone(), self.next);
                 self.unseen.push(key);
                 self.next
             }
         };
-        put_bind(out, &name(number), parameters, result_formats)
+        put_bind(out, &name(number), parameters, result_formats)?;
+        Ok(answers)
     }
 
     /// Whether a text comes for the first time, as far as is known.

@@ -27,6 +27,8 @@ pub struct Wire {
     pub output: BytesMut,
     /// What the other side, if it is a member, has prepared for the manager.
     pub statements: Statements,
+    /// So many answers come next that nobody wants.
+    skipped: usize,
 }
 
 impl Wire {
@@ -36,6 +38,28 @@ impl Wire {
             input: BytesMut::new(),
             output: BytesMut::new(),
             statements: Statements::default(),
+            skipped: 0,
+        }
+    }
+
+    /// What is put next has so many answers, and nobody wants them; unless it fails: then what follows has failed with it.
+    pub fn skip(&mut self, answers: usize) {
+        self.skipped += answers;
+    }
+
+    fn is_skipped(&mut self, kind: u8) -> bool {
+        match kind {
+            _ if self.skipped == 0 => false,
+            // Nobody has asked for these.
+            b'N' | b'A' | b'S' => false,
+            b'E' => {
+                self.skipped = 0;
+                false
+            }
+            _ => {
+                self.skipped -= 1;
+                true
+            }
         }
     }
 
@@ -67,10 +91,11 @@ impl Wire {
     /// The next message.
     pub async fn receive(&mut self) -> io::Result<BytesMut> {
         loop {
-            if let Some(message) = self.take()? {
-                return Ok(message);
+            match self.take()? {
+                Some(message) if self.is_skipped(message[0]) => {}
+                Some(message) => return Ok(message),
+                None => self.read().await?,
             }
-            self.read().await?;
         }
     }
 
@@ -86,6 +111,11 @@ impl Wire {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Ok(()),
         }
+    }
+
+    /// Puts the end of a batch.
+    pub fn sync(&mut self) {
+        frontend::sync(&mut self.output);
     }
 
     /// Writes everything.
@@ -158,17 +188,6 @@ impl Reply {
         self.row().into_iter().next().flatten()
     }
 
-    /// The tag of the last statement.
-    pub fn tag(&self) -> String {
-        let last = self
-            .messages
-            .iter()
-            .rev()
-            .find(|message| message[0] == b'C');
-        let text = last.and_then(|message| frame::name(frame::body(message)));
-        text.map_or_else(String::new, |(tag, _)| tag.to_owned())
-    }
-
     /// Fails if the server refused.
     pub fn checked(self) -> Result<Reply, WireError> {
         match self.error {
@@ -181,6 +200,13 @@ impl Reply {
 /// The state of a session that `ReadyForQuery` tells.
 pub fn status(message: &[u8]) -> u8 {
     frame::body(message).first().copied().unwrap_or(b'I')
+}
+
+/// The tag of the last statement that was answered.
+pub fn tag(messages: &[BytesMut]) -> String {
+    let last = messages.iter().rev().find(|message| message[0] == b'C');
+    let text = last.and_then(|message| frame::name(frame::body(message)));
+    text.map_or_else(String::new, |(tag, _)| tag.to_owned())
 }
 
 /// The columns of a `DataRow`, as text.
@@ -335,5 +361,32 @@ pub async fn reply(wire: &mut Wire) -> Result<Reply, WireError> {
             b'N' | b'A' => {}
             _ => reply.messages.push(message),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn kinds(wire: &mut Wire, count: usize) -> String {
+        let mut kinds = String::new();
+        for _ in 0..count {
+            let message = wire.receive().await.expect("it is there");
+            kinds.push(char::from(message[0]));
+        }
+        kinds
+    }
+
+    /// What follows a failure must be told, whatever was to be left out.
+    #[tokio::test]
+    async fn answers_that_nobody_wants_are_left_out_unless_they_fail() {
+        let mut wire = Wire::new(Socket::Gone);
+        for kind in [b'2', b'N', b'C', b'2', b'C', b'Z', b'2', b'E', b'Z'] {
+            frame::put(&mut wire.input, kind, &[]);
+        }
+        wire.skip(2);
+        assert_eq!(kinds(&mut wire, 4).await, "N2CZ");
+        wire.skip(2);
+        assert_eq!(kinds(&mut wire, 2).await, "EZ");
     }
 }

@@ -405,7 +405,8 @@ impl Insert<'_> {
             write.template = Template::of_marked(&text);
             write.needs = std::mem::take(&mut self.needs);
         }
-        let keys = keys.filter(|keys| write.ship.is_none() || keys.iter().all(needs_nothing));
+        let keys =
+            keys.filter(|keys| write.ship.is_none() || keys.iter().all(KeyClaim::needs_nothing));
         claims::claim(self.cx, self.table, Action::Insert, keys, &mut write);
         if updates {
             // What is there already may be what somebody else claims.
@@ -441,12 +442,6 @@ impl Insert<'_> {
         statement.relation = None;
         find(&Tree::InsertStmt(Box::new(statement)))
     }
-}
-
-fn needs_nothing(key: &KeyClaim) -> bool {
-    key.parts
-        .iter()
-        .all(|part| !matches!(part.value, KeyValue::Need(_)))
 }
 
 fn names(targets: &[protobuf::Node]) -> Vec<String> {

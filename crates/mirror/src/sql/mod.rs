@@ -61,6 +61,14 @@ pub struct KeyClaim {
     pub mode: Mode,
 }
 
+impl KeyClaim {
+    /// Whether it is known before anything was evaluated.
+    fn needs_nothing(&self) -> bool {
+        let mut parts = self.parts.iter();
+        parts.all(|part| !matches!(part.value, KeyValue::Need(_)))
+    }
+}
+
 /// One column of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyPart {
@@ -121,6 +129,35 @@ impl Write {
             password: None,
             is_copy: false,
         }
+    }
+
+    /// Whether the primary's member may execute `source` itself, in a session that is like this: nothing that is to be known of it
+    /// must be asked before, and the values that it needs are those of its transaction's time.
+    pub fn runs_as_it_is(&self, source: &str, session: &Session) -> bool {
+        let is_known = self.ship.is_none() && self.sequences.is_empty() && !self.is_copy;
+        let is_known = is_known && self.password.is_none();
+        is_known
+            && match self.needs.as_slice() {
+                [] => self.template.text() == Some(source),
+                needs => {
+                    needs.iter().all(|need| is_time(need, session))
+                        && self.keys.iter().all(KeyClaim::needs_nothing)
+                }
+            }
+    }
+}
+
+/// Whether an expression is the time at which the transaction began, with its time zone.
+fn is_time(expression: &str, session: &Session) -> bool {
+    let expression = expression.trim().to_ascii_lowercase();
+    match expression.as_str() {
+        "current_timestamp" | "pg_catalog.now()" | "pg_catalog.transaction_timestamp()" => true,
+        // Elsewhere in the path there may be another function of this name.
+        "now()" | "transaction_timestamp()" => session
+            .search_path
+            .iter()
+            .all(|schema| schema != "pg_catalog"),
+        _ => false,
     }
 }
 

@@ -30,6 +30,8 @@ pub enum Step {
     Begin {
         /// `REPEATABLE READ` or `SERIALIZABLE`.
         has_snapshot: bool,
+        /// It says nothing else.
+        is_plain: bool,
     },
     /// `COMMIT`.
     Commit,
@@ -242,6 +244,7 @@ fn step(statement: &protobuf::TransactionStmt) -> Result<Step> {
     Ok(match statement.kind() {
         TransactionStmtKind::TransStmtBegin | TransactionStmtKind::TransStmtStart => Step::Begin {
             has_snapshot: statement.options.iter().any(has_snapshot),
+            is_plain: statement.options.is_empty(),
         },
         TransactionStmtKind::TransStmtCommit => Step::Commit,
         TransactionStmtKind::TransStmtRollback => Step::Rollback,

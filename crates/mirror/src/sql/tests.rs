@@ -238,12 +238,16 @@ fn steps_move_the_transaction() {
     );
     assert_eq!(
         one("BEGIN ISOLATION LEVEL REPEATABLE READ"),
-        Plan::Step(Step::Begin { has_snapshot: true })
+        Plan::Step(Step::Begin {
+            has_snapshot: true,
+            is_plain: false
+        })
     );
     assert_eq!(
         one("BEGIN ISOLATION LEVEL READ COMMITTED"),
         Plan::Step(Step::Begin {
-            has_snapshot: false
+            has_snapshot: false,
+            is_plain: false
         })
     );
     assert_eq!(
@@ -696,4 +700,37 @@ fn parameters_that_may_be_the_time_send_rows() {
     assert_eq!(plans("UPDATE t SET a = $1 WHERE id = $2"), "rows");
     assert_eq!(plans("UPDATE log SET a = $1"), "refused");
     assert!(super::find::may_be_a_time("Today 12:00") && !super::find::may_be_a_time("known"));
+}
+
+#[test]
+fn what_needs_nothing_but_the_time_runs_as_it_is() {
+    let runs = |text: &str| write(text).runs_as_it_is(text, &session());
+    for text in [
+        "UPDATE t SET b = b + $1 WHERE id = $2",
+        "INSERT INTO t (id, a, b) VALUES ($1, $2, 3)",
+        "INSERT INTO log (a, b) VALUES (current_timestamp::text, $1)",
+        "UPDATE t SET a = now()::text WHERE id = 1",
+        "INSERT INTO s (id, a) VALUES (1, 'x')",
+        "DELETE FROM t WHERE id = $1",
+        "CREATE TABLE n (id int PRIMARY KEY)",
+    ] {
+        assert!(runs(text), "{text}");
+    }
+    for text in [
+        "INSERT INTO s (a) VALUES ('x')",
+        "INSERT INTO g (a) VALUES ('x')",
+        "UPDATE t SET a = statement_timestamp()::text WHERE id = 1",
+        "UPDATE t SET a = current_date::text WHERE id = 1",
+        "UPDATE t SET a = random()::text",
+        "UPDATE t SET a = current_user WHERE id = 1",
+        "COPY t FROM STDIN",
+    ] {
+        assert!(!runs(text), "{text}");
+    }
+    let elsewhere = Session {
+        search_path: vec!["public".to_owned(), "pg_catalog".to_owned()],
+        ..session()
+    };
+    let text = "UPDATE t SET a = now()::text WHERE id = 1";
+    assert!(!write(text).runs_as_it_is(text, &elsewhere));
 }

@@ -129,6 +129,11 @@ impl Site {
         self.sides[at].peer_listen
     }
 
+    /// Where a manager listens for clients.
+    pub fn client_address(&self, at: usize) -> SocketAddr {
+        self.sides[at].listen
+    }
+
     /// A manager is gone, as if it was killed.
     pub fn kill_manager(&mut self, at: usize) {
         if let Some(runtime) = self.sides[at].manager.take() {

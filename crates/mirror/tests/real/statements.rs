@@ -164,3 +164,169 @@ fn what_cannot_be_mirrored_is_refused_and_the_transaction_fails() {
     run(&site, &client, &["INSERT INTO t VALUES (2)"]);
     site.must_be_equal();
 }
+
+/// The primary's member is sent the client's own messages; the other one is told the time.
+#[test]
+fn prepared_statements_are_the_same_on_both_members() {
+    let site = Site::start("");
+    let mut client = site.connect();
+    run(&site, &client, &[SCHEMA]);
+    site.runtime.block_on(async {
+        let dated = client
+            .prepare("INSERT INTO log (a, b, at) VALUES ($1, $2, CURRENT_TIMESTAMP) RETURNING at = now(), at")
+            .await
+            .expect("prepares");
+        let defaults = client
+            .prepare("INSERT INTO s (id, a, u) VALUES ($1, $2, 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11') RETURNING at")
+            .await
+            .expect("prepares");
+        let update = client
+            .prepare("UPDATE t SET b = b + $1, a = now()::text WHERE id = $2")
+            .await
+            .expect("prepares");
+        client
+            .batch_execute("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)")
+            .await
+            .expect("writes");
+        for (round, settings) in [
+            "RESET ALL",
+            "SET TimeZone = 'Asia/Kolkata'",
+            "SET DateStyle = 'SQL, DMY'; SET TimeZone = 'America/New_York'",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            client.batch_execute(settings).await.expect("sets");
+            let number = i32::try_from(round).expect("small");
+            let transaction = client.transaction().await.expect("begins");
+            let began: std::time::SystemTime = transaction
+                .query_one("SELECT now()", &[])
+                .await
+                .expect("reads")
+                .get(0);
+            let row = transaction
+                .query_one(&dated, &[&"x", &number])
+                .await
+                .expect("writes");
+            assert!(row.get::<_, bool>(0));
+            assert_eq!(row.get::<_, std::time::SystemTime>(1), began);
+            transaction
+                .execute(&update, &[&5, &1])
+                .await
+                .expect("writes");
+            transaction
+                .query_one(&defaults, &[&(100 + number), &"y"])
+                .await
+                .expect("writes");
+            transaction.commit().await.expect("commits");
+            // By itself, and in a transaction that is rolled back.
+            assert_eq!(client.execute(&update, &[&1, &2]).await.expect("writes"), 1);
+            let transaction = client.transaction().await.expect("begins");
+            transaction
+                .execute(&update, &[&7, &2])
+                .await
+                .expect("writes");
+            let taken = transaction.query(&defaults, &[&(100 + number), &"y"]).await;
+            assert_eq!(
+                taken.expect_err("there").code(),
+                Some(&SqlState::UNIQUE_VIOLATION)
+            );
+            transaction.rollback().await.expect("rolls back");
+        }
+        let row = client
+            .query_one("SELECT (SELECT sum(b) FROM t), (SELECT count(*) FROM log)", &[])
+            .await
+            .expect("reads");
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (3 + 15 + 3, 3));
+    });
+    site.must_be_equal();
+}
+
+/// A statement of its own connection: what drivers never do.
+struct Raw(std::net::TcpStream);
+
+impl Raw {
+    fn connect(site: &Site) -> Raw {
+        use postgres_protocol::message::frontend::startup_message;
+        let at = site.who_serves();
+        let stream = std::net::TcpStream::connect(site.client_address(at)).expect("it listens");
+        let mut raw = Raw(stream);
+        let mut out = bytes::BytesMut::new();
+        let parameters = [
+            ("user", "postgres"),
+            ("database", "app"),
+            ("client_encoding", "UTF8"),
+        ];
+        startup_message(parameters, &mut out).expect("short");
+        raw.ask(&out);
+        raw
+    }
+
+    /// Sends messages, and returns the kinds of those that come up to `ReadyForQuery`.
+    fn ask(&mut self, messages: &[u8]) -> String {
+        use std::io::{Read, Write};
+        self.0.write_all(messages).expect("it is there");
+        let mut kinds = String::new();
+        while !kinds.ends_with('Z') {
+            let mut head = [0; 5];
+            self.0.read_exact(&mut head).expect("it answers");
+            let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize - 4;
+            self.0.read_exact(&mut vec![0; len]).expect("all of it");
+            kinds.push(char::from(head[0]));
+        }
+        kinds
+    }
+}
+
+/// The name of a statement stood for a text that the member had refused: another was logged than was executed.
+#[test]
+fn a_name_stands_for_what_the_member_has() {
+    use postgres_protocol::message::frontend::{bind, close, execute, parse, sync};
+    let site = Site::start("");
+    let client = site.connect();
+    run(&site, &client, &[SCHEMA]);
+    let mut raw = Raw::connect(&site);
+    let batch = |steps: &[(char, &str)]| {
+        let mut out = bytes::BytesMut::new();
+        for (step, text) in steps {
+            match step {
+                'P' => parse("s", text, [], &mut out).expect("short"),
+                'B' => bind(
+                    "",
+                    "s",
+                    [],
+                    std::iter::empty::<()>(),
+                    |(), _| unreachable!(),
+                    [],
+                    &mut out,
+                )
+                .unwrap_or_else(|_| panic!("short")),
+                'E' => execute("", 0, &mut out).expect("short"),
+                'C' => close(b'S', "s", &mut out).expect("short"),
+                _ => parse("bad", text, [], &mut out).expect("short"),
+            }
+        }
+        sync(&mut out);
+        out
+    };
+    let one = "INSERT INTO log (a) VALUES ('one')";
+    let other = "INSERT INTO log (b) VALUES (2)";
+    assert_eq!(raw.ask(&batch(&[('P', one), ('B', ""), ('E', "")])), "12CZ");
+    assert_eq!(raw.ask(&batch(&[('P', other), ('B', ""), ('E', "")])), "EZ");
+    assert_eq!(raw.ask(&batch(&[('B', ""), ('E', "")])), "2CZ");
+    // It is not closed, because what comes before fails.
+    assert_eq!(raw.ask(&batch(&[('x', "SELEC"), ('C', "")])), "EZ");
+    assert_eq!(raw.ask(&batch(&[('B', ""), ('E', "")])), "2CZ");
+    assert_eq!(
+        raw.ask(&batch(&[('C', ""), ('P', other), ('B', ""), ('E', "")])),
+        "312CZ"
+    );
+    assert_eq!(raw.ask(&batch(&[('C', "")])), "3Z");
+    assert_eq!(raw.ask(&batch(&[('B', ""), ('E', "")])), "EZ");
+    let row = site
+        .runtime
+        .block_on(client.query_one("SELECT count(a), count(b) FROM log", &[]))
+        .expect("reads");
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (3, 1));
+    site.must_be_equal();
+}

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use async_trait::async_trait;
 use coordination::config::{ClusterConfig, check_keys};
 use coordination::{service, tier};
@@ -26,10 +27,20 @@ impl Open for Tier {
 }
 
 /// Runs what was asked for.
-pub async fn run(command: cli::Mirror) -> anyhow::Result<Code> {
+///
+/// # Errors
+/// It fails, or the runtime cannot start.
+pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
+    match command {
+        cli::Mirror::Run(args) => serve(args),
+        asked => super::on_runtime(ask_for(asked)),
+    }
+}
+
+async fn ask_for(command: cli::Mirror) -> anyhow::Result<Code> {
     match command {
         cli::Mirror::Init(args) => init(&args.config).await,
-        cli::Mirror::Run(args) => serve(args).await,
+        cli::Mirror::Run(args) => serve(args),
         cli::Mirror::Status(args) => status(&args).await,
         cli::Mirror::Switchover(args) => switch_over(&args).await,
         cli::Mirror::Verify(args) => verify(&args).await,
@@ -58,8 +69,26 @@ async fn init(file: &Path) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
-async fn serve(args: cli::MirrorRun) -> anyhow::Result<Code> {
+/// One thread is cheaper than a pool of one, which wakes its only member for each message.
+fn serve(args: cli::MirrorRun) -> anyhow::Result<Code> {
     let (cluster, config) = load(&args.file.config)?;
+    let mut runtime = match config.threads {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    runtime
+        .worker_threads(config.threads)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(serve_with(args, cluster, config))
+}
+
+async fn serve_with(
+    args: cli::MirrorRun,
+    cluster: ClusterConfig,
+    config: Config,
+) -> anyhow::Result<Code> {
     let asked_to_end = super::asked_to_end(args.until_stdin_closes);
     let (name, tls) = (cluster.name.clone(), cluster.tls()?);
     service::ready();

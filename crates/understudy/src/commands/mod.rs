@@ -47,7 +47,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Init(args) => on_runtime(init::run(args)),
         Command::Node(args) => on_runtime(node::run(args)),
         Command::Proxy(args) => proxy::run(args),
-        Command::Mirror(command) => on_runtime(mirror::run(command)),
+        Command::Mirror(command) => mirror::run(command),
         Command::Vm(command) => on_runtime(vm::run(command)),
         Command::Psql(args) => on_runtime(psql::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),

@@ -1,157 +1,23 @@
 //! The extended protocol: statements that were prepared, batches that end with `Sync`.
 //!
-//! What reads is passed on to the member. What writes is prepared and bound there once more, under a name of the manager's own, with
-//! the text that both members execute; the client's own portal stays unused. A batch outside of a transaction is one.
+//! What both members can execute as it is, the primary's member is sent as the client's own messages, together with the beginning
+//! of its transaction. Of other statements that write, the text that the other member executes is prepared and bound there once
+//! more, under a name of the manager's own, and the client's own portal stays unused. A batch outside of a transaction is one.
 
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 use proxy::core::frame::{self, Refusal};
 
-use super::super::wire::reply;
+use super::super::wire::{Reply, reply};
+use super::bound::{most_rows, read_bind, read_parse};
+use super::names::{Portal, Prepared};
 use super::run::Form;
-use super::{ByName, Done, Result, Session};
-use crate::core::moving::Statement;
+use super::{Done, Result, Session};
 use crate::core::record::Parameter;
-use crate::sql::{Plan, may_leave_something, plan_may_be_a_time};
-
-/// A statement of a client's.
-#[derive(Debug, Clone, Default)]
-struct Prepared {
-    text: String,
-    types: Vec<u32>,
-}
-
-/// A statement with its parameters.
-#[derive(Debug, Clone, Default)]
-struct Portal {
-    statement: Prepared,
-    parameters: Vec<Parameter>,
-    result_formats: Vec<i16>,
-}
-
-/// A client's statements and portals, and the batch that has begun.
-#[derive(Default)]
-pub struct Names {
-    statements: ByName<Prepared>,
-    portals: ByName<Portal>,
-    /// Messages that the member has not been sent.
-    pending: BytesMut,
-    /// How many answers they have.
-    awaited: usize,
-    /// A batch has begun.
-    is_open: bool,
-    /// Something in the batch has failed: everything is skipped until its end.
-    has_failed: bool,
-    /// Answers that count only if the batch commits.
-    held: BytesMut,
-}
-
-impl Names {
-    /// Whether a batch has begun that has not ended.
-    pub fn is_open(&self) -> bool {
-        self.is_open
-    }
-
-    /// The client's statements.
-    pub fn statements(&self) -> Vec<Statement> {
-        let statements = self.statements.iter();
-        let mut statements: Vec<Statement> = statements
-            .map(|(name, prepared)| Statement {
-                name: name.clone(),
-                text: prepared.text.clone(),
-                types: prepared.types.clone(),
-            })
-            .collect();
-        statements.sort_by(|one, other| one.name.cmp(&other.name));
-        statements
-    }
-
-    /// A statement was prepared.
-    pub fn learn(&mut self, statement: &Statement) {
-        let prepared = Prepared {
-            text: statement.text.clone(),
-            types: statement.types.clone(),
-        };
-        self.statements.insert(statement.name.clone(), prepared);
-    }
-
-    /// A statement is gone, or all of them.
-    pub fn forget(&mut self, name: Option<&str>) {
-        match name {
-            Some(name) => drop(self.statements.remove(name)),
-            None => self.statements.clear(),
-        }
-    }
-}
+use crate::sql::{Plan, Step, may_leave_something, plan_may_be_a_time};
 
 fn malformed() -> Refusal {
     Refusal::error("08P01", "a message makes no sense")
-}
-
-/// What `Parse` says.
-fn read_parse(body: &[u8]) -> Option<(&str, Prepared)> {
-    let (name, rest) = frame::name(body)?;
-    let (text, mut rest) = frame::name(rest)?;
-    let mut types = Vec::new();
-    if rest.len() >= 2 {
-        for _ in 0..rest.get_u16() {
-            if rest.len() < 4 {
-                return None;
-            }
-            types.push(rest.get_u32());
-        }
-    }
-    let text = text.to_owned();
-    Some((name, Prepared { text, types }))
-}
-
-fn formats(body: &mut &[u8]) -> Option<Vec<i16>> {
-    let count = (body.len() >= 2).then(|| body.get_u16())?;
-    (0..count)
-        .map(|_| (body.len() >= 2).then(|| body.get_i16()))
-        .collect()
-}
-
-/// What `Bind` says.
-struct Bound<'a> {
-    portal: &'a str,
-    statement: &'a str,
-    /// Whether it is binary, and the value.
-    values: Vec<(bool, Option<Vec<u8>>)>,
-    result_formats: Vec<i16>,
-}
-
-fn read_bind(body: &[u8]) -> Option<Bound<'_>> {
-    let (portal, rest) = frame::name(body)?;
-    let (statement, mut rest) = frame::name(rest)?;
-    let given = formats(&mut rest)?;
-    let count = (rest.len() >= 2).then(|| rest.get_u16())?;
-    let mut values = Vec::new();
-    for at in 0..usize::from(count) {
-        let is_binary = match given.as_slice() {
-            [] => false,
-            [one] => *one == 1,
-            many => many.get(at) == Some(&1),
-        };
-        let len = (rest.len() >= 4).then(|| rest.get_i32())?;
-        let value = match usize::try_from(len) {
-            Ok(len) if len <= rest.len() => {
-                let (value, after) = rest.split_at(len);
-                rest = after;
-                Some(value.to_vec())
-            }
-            Ok(_) => return None,
-            Err(_) => None,
-        };
-        values.push((is_binary, value));
-    }
-    let result_formats = formats(&mut rest)?;
-    Some(Bound {
-        portal,
-        statement,
-        values,
-        result_formats,
-    })
 }
 
 impl Session {
@@ -165,74 +31,69 @@ impl Session {
             return Ok(());
         }
         let done = match message[0] {
-            b'P' => self.parse(&message).await?,
+            b'P' => match self.parse(&message) {
+                Some((name, prepared)) => {
+                    self.prepared.parse(&name, prepared, &message);
+                    Done::Well
+                }
+                None => self.refuse(&malformed()).await?,
+            },
             b'B' => self.bind(&message).await?,
             b'E' => self.execute(message).await?,
-            b'C' => self.close(&message),
-            b'H' => {
-                self.pass_pending(false).await?;
-                self.client.flush().await?;
+            b'C' => {
+                self.prepared.close(&message);
                 Done::Well
             }
+            b'H' => {
+                let done = self.pass_pending(false).await?;
+                self.client.flush().await?;
+                done
+            }
             _ => {
-                self.keep(&message, 1);
+                self.prepared.keep(&message);
                 Done::Well
             }
         };
         if let Done::Failed = done {
+            self.prepared.fail();
             self.prepared.has_failed = true;
         }
         Ok(())
     }
 
-    fn keep(&mut self, message: &[u8], answers: usize) {
-        self.prepared.pending.extend_from_slice(message);
-        self.prepared.awaited += answers;
-    }
-
-    async fn parse(&mut self, message: &[u8]) -> Result<Done> {
-        let Some((name, prepared)) = read_parse(frame::body(message)) else {
-            return self.refuse(&malformed()).await;
-        };
-        self.prepared.statements.insert(name.to_owned(), prepared);
-        self.keep(message, 1);
-        Ok(Done::Well)
+    fn parse(&mut self, message: &[u8]) -> Option<(String, Prepared)> {
+        let (name, prepared) = read_parse(frame::body(message))?;
+        Some((name.to_owned(), prepared))
     }
 
     async fn bind(&mut self, message: &[u8]) -> Result<Done> {
         let Some(bound) = read_bind(frame::body(message)) else {
             return self.refuse(&malformed()).await;
         };
-        if let Some(statement) = self.prepared.statements.get(bound.statement).cloned() {
-            let values = bound.values.into_iter().enumerate();
-            let parameters = values.map(|(at, (is_binary, value))| Parameter {
-                type_oid: statement.types.get(at).copied().unwrap_or(0),
-                is_binary,
-                value,
-            });
-            let portal = Portal {
-                parameters: parameters.collect(),
-                statement,
-                result_formats: bound.result_formats,
-            };
-            self.prepared
-                .portals
-                .insert(bound.portal.to_owned(), portal);
-        }
-        self.keep(message, 1);
+        let Some(statement) = self.prepared.statement(bound.statement).cloned() else {
+            // It may be one of PREPARE, which was not looked into for this.
+            let text = format!("prepared statement \"{}\" does not exist", bound.statement);
+            let refusal = Refusal::error("26000", text)
+                .hint("What PREPARE has made is executed by EXECUTE through the mirror.");
+            return self.refuse(&refusal).await;
+        };
+        let values = bound.values.into_iter().enumerate();
+        let parameters = values.map(|(at, (is_binary, value))| Parameter {
+            type_oid: statement.types.get(at).copied().unwrap_or(0),
+            is_binary,
+            value,
+        });
+        let portal = Portal {
+            parameters: parameters.collect(),
+            statement,
+            result_formats: bound.result_formats,
+            is_pending: true,
+            is_closed: false,
+        };
+        let name = bound.portal.to_owned();
+        self.prepared.portals.insert(name, portal);
+        self.prepared.keep(message);
         Ok(Done::Well)
-    }
-
-    fn close(&mut self, message: &[u8]) -> Done {
-        let body = frame::body(message);
-        if let Some((name, _)) = body.get(1..).and_then(frame::name) {
-            match body[0] {
-                b'S' => drop(self.prepared.statements.remove(name)),
-                _ => drop(self.prepared.portals.remove(name)),
-            }
-        }
-        self.keep(message, 1);
-        Done::Well
     }
 
     async fn execute(&mut self, message: BytesMut) -> Result<Done> {
@@ -240,27 +101,49 @@ impl Session {
         let portal = name.and_then(|name| self.prepared.portals.get(&name).cloned());
         let Some(portal) = portal else {
             // The member says what there is to say.
-            self.keep(&message, 1);
+            self.prepared.keep(&message);
             return Ok(Done::Well);
         };
+        if portal.is_closed {
+            return self
+                .refuse(&Refusal::error("34000", "the portal was closed"))
+                .await;
+        }
         let ships = portal.parameters.iter().any(may_be_a_time);
         // What is pending only reads, so planning may ask the member before it is sent that.
         let plans = self.plan(&portal.statement.text, ships).await?;
         let [(source, plan)] = &*plans else {
             // Nothing, or several, which PostgreSQL refuses.
-            self.keep(&message, 1);
+            self.prepared.keep(&message);
             return Ok(Done::Well);
         };
         let is_plain = matches!(plan, Plan::Alone { sets: false, creates } if creates.is_empty());
         let is_plain = is_plain && !may_leave_something(&portal.statement.text);
         if is_plain || self.status == b'E' && !matches!(plan, Plan::Step(_)) {
-            self.keep(&message, 1);
+            self.prepared.keep(&message);
             return Ok(Done::Well);
         }
-        if let Done::Failed = self.pass_pending(true).await? {
-            return Ok(Done::Failed);
-        }
-        let form = Form::Extended(&portal.parameters, &portal.result_formats);
+        let is_whole = portal.is_pending && most_rows(&message) == Some(0);
+        let form = match plan {
+            Plan::Step(Step::Commit | Step::Rollback | Step::Begin { is_plain: true, .. })
+                if is_whole
+                    && !self.is_own()
+                    && self.prepared.answer_bind(&mut self.client.output) =>
+            {
+                Form::Extended(&portal.parameters, &portal.result_formats)
+            }
+            Plan::Alone { .. } | Plan::Step(_) | Plan::Write(_)
+                if is_whole && !matches!(plan, Plan::Step(Step::Commit)) =>
+            {
+                Form::Own(&portal.parameters, &portal.result_formats, &message)
+            }
+            _ => {
+                if let Done::Failed = self.pass_pending(true).await? {
+                    return Ok(Done::Failed);
+                }
+                Form::Extended(&portal.parameters, &portal.result_formats)
+            }
+        };
         let before = self.client.output.len();
         let done = self.run(source, plan, form).await?;
         if self.is_own()
@@ -274,13 +157,12 @@ impl Session {
     }
 
     /// Sends the member what it has not been sent, and passes on what it answers; up to `Sync` if `syncs`.
-    async fn pass_pending(&mut self, syncs: bool) -> Result<Done> {
+    pub(super) async fn pass_pending(&mut self, syncs: bool) -> Result<Done> {
         if self.prepared.pending.is_empty() {
             return Ok(Done::Well);
         }
-        let pending = self.prepared.pending.split();
-        self.server.output.extend_from_slice(&pending);
-        let awaited = std::mem::take(&mut self.prepared.awaited);
+        self.put_begin()?;
+        let awaited = self.prepared.send(&mut self.server.output);
         if !syncs {
             frontend::flush(&mut self.server.output);
             self.server.flush().await?;
@@ -296,6 +178,7 @@ impl Session {
     async fn pass_reply(&mut self, holds: bool) -> Result<Done> {
         if holds {
             let reply = reply(&mut self.server).await?;
+            self.note_answers(&reply);
             self.status = reply.status;
             super::pass(&reply.messages, &mut self.prepared.held);
             return Ok(match reply.error {
@@ -321,6 +204,7 @@ impl Session {
                 awaited -= 1;
             }
             let failed = message[0] == b'E';
+            self.prepared.answered(message[0]);
             self.client.output.extend_from_slice(&message);
             if failed {
                 return Ok(Done::Failed);
@@ -329,13 +213,22 @@ impl Session {
         Ok(Done::Well)
     }
 
+    /// What the member has answered to the client's own messages.
+    pub(super) fn note_answers(&mut self, reply: &Reply) {
+        for message in &reply.messages {
+            self.prepared.answered(message[0]);
+        }
+        if reply.error.is_some() {
+            self.prepared.fail();
+        }
+    }
+
     /// `Sync`.
     async fn end_batch(&mut self) -> Result<()> {
         let mut failed = std::mem::take(&mut self.prepared.has_failed);
         self.prepared.is_open = false;
         if failed {
-            self.prepared.pending.clear();
-            self.prepared.awaited = 0;
+            self.prepared.fail();
         } else if !self.prepared.pending.is_empty() {
             failed = matches!(self.pass_pending(true).await?, Done::Failed);
         }
@@ -347,6 +240,7 @@ impl Session {
             }
         } else if failed {
             // The member skips until it is told that the batch is over.
+            self.put_begin()?;
             frontend::sync(&mut self.server.output);
             self.server.flush().await?;
             self.status = reply(&mut self.server).await?.status;

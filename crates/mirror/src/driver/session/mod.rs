@@ -8,11 +8,14 @@
 //! Invariant: what the client is told of a transaction that writes is held back until it is acknowledged, and whatever it is told
 //! then is what the log says.
 
+mod as_it_is;
+mod bound;
 mod extended;
 mod keys;
 mod leaving;
 mod login;
 mod memory;
+mod names;
 mod notes;
 mod relay;
 mod restore;
@@ -40,9 +43,9 @@ use super::hub::{Hub, Inside};
 use super::wire::{Reply, Said, Wire, WireError, reply};
 use crate::sql;
 
-use extended::Names;
 use login::Secret;
 use memory::Memory;
+use names::Names;
 use startup::{Cancel, Entered};
 use transaction::Transaction;
 
@@ -105,8 +108,10 @@ pub struct Session {
     names: sql::Session,
     /// What is known of the catalog within a transaction that has changed it.
     own_facts: Option<Arc<sql::Facts>>,
-    /// The state of the member's session: `I`, `T` or `E`.
+    /// The state of the member's session: `I`, `T` or `E`; that of a transaction also before the member was sent its beginning.
     status: u8,
+    /// A transaction has begun that the member has not been sent the beginning of: that goes with its first statement.
+    begins: bool,
     transaction: Option<Transaction>,
     /// What the last transaction can be asked about by.
     last_token: Option<String>,
@@ -138,6 +143,7 @@ impl Session {
             names: sql::Session::default(),
             own_facts: None,
             status: b'I',
+            begins: false,
             transaction: None,
             last_token: None,
             knows_path: false,
@@ -195,6 +201,8 @@ impl Session {
         }
         self.hub.counters.statements.fetch_add(1, Ordering::Relaxed);
         match message[0] {
+            // PostgreSQL skips it as well.
+            b'Q' if self.prepared.has_failed => Ok(()),
             b'Q' => self.simple(&message).await,
             b'X' => Err(End::Terminated),
             b'P' | b'B' | b'D' | b'E' | b'C' | b'H' | b'S' => self.extended(message).await,
@@ -209,7 +217,7 @@ impl Session {
 
     /// Whether nothing is under way.
     fn is_between(&self) -> bool {
-        self.status == b'I' && self.transaction.is_none() && !self.prepared.is_open()
+        self.status == b'I' && self.transaction.is_none() && !self.prepared.is_open
     }
 
     /// Begins something, as soon as it may; not if this manager stops being primary before that.
@@ -295,6 +303,7 @@ impl Session {
 
     /// Asks the member something for the manager itself.
     async fn ask(&mut self, text: &str) -> Result<Reply> {
+        self.put_begin()?;
         super::member::put_extended(&mut self.server.output, text, &[], &[])?;
         self.server.flush().await?;
         let reply = reply(&mut self.server).await?;

@@ -58,13 +58,13 @@ impl Session {
             .zip(row)
             .map(|(name, value)| {
                 format!(
-                    "pg_catalog.set_config('{name}', {}, true)",
+                    "pg_catalog.set_config('{name}', {}, false)",
                     quote_literal(&value)
                 )
             })
             .collect();
         sets.push(format!(
-            "pg_catalog.set_config('role', {}, true)",
+            "pg_catalog.set_config('role', {}, false)",
             quote_literal(&user)
         ));
         let settings = Statement {

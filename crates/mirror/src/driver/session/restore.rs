@@ -8,7 +8,7 @@ use proxy::core::frame::Refusal;
 use proxy::core::settings::Settings;
 
 use super::super::wire::reply;
-use super::extended::Names;
+use super::names::Names;
 use super::{End, Result, Session};
 use crate::core::moving::{BONDS, Belongings, Holds, Proved, Statement, may_move};
 use crate::sql::{self, Plan};

@@ -23,21 +23,32 @@ pub enum Form<'a> {
     Simple,
     /// With parameters, and the formats of what it returns.
     Extended(&'a [Parameter], &'a [i16]),
+    /// The same, by what waits of the client's own messages and this last one, its `Execute`.
+    Own(&'a [Parameter], &'a [i16], &'a [u8]),
 }
 
 impl<'a> Form<'a> {
-    fn parameters(self) -> &'a [Parameter] {
+    pub fn parameters(self) -> &'a [Parameter] {
         match self {
             Form::Simple => &[],
-            Form::Extended(parameters, _) => parameters,
+            Form::Extended(parameters, _) | Form::Own(parameters, _, _) => parameters,
+        }
+    }
+
+    pub fn result_formats(self) -> &'a [i16] {
+        match self {
+            Form::Simple => &[],
+            Form::Extended(_, formats) | Form::Own(_, formats, _) => formats,
         }
     }
 }
 
 /// What a statement's answer became.
-enum Ran {
+pub enum Ran {
     Well,
     Failed(Box<Said>),
+    /// What came before it has failed, and the client was told.
+    Told,
     Refused(Refusal),
     /// The catalog was changed while it waited for its locks: it must be planned again.
     Outdated,
@@ -186,6 +197,21 @@ impl Session {
                 }
                 return Ok(done);
             }
+            // The client's own messages may prepare it as well.
+            Step::Rollback if self.begins && !matches!(form, Form::Own(..)) => {
+                self.roll_back().await?;
+                frame::put_complete(&mut self.client.output, "ROLLBACK");
+                return Ok(Done::Well);
+            }
+            Step::Begin { is_plain: true, .. }
+                if self.status == b'I' && !matches!(form, Form::Own(..)) =>
+            {
+                self.begins = true;
+                self.status = b'T';
+                self.names.has_snapshot = false;
+                frame::put_complete(&mut self.client.output, "BEGIN");
+                return Ok(Done::Well);
+            }
             Step::Rollback => {
                 let done = self.run_alone(source, form).await?;
                 self.forget_settings();
@@ -196,7 +222,7 @@ impl Session {
             _ => {}
         }
         let done = self.run_alone(source, form).await?;
-        if let (Step::Begin { has_snapshot }, Done::Well) = (step, &done) {
+        if let (Step::Begin { has_snapshot, .. }, Done::Well) = (step, &done) {
             self.names.has_snapshot = *has_snapshot;
         }
         if let Done::Well = done {
@@ -226,6 +252,12 @@ impl Session {
 
     /// Has the member execute a statement as it is, and passes on what it answers.
     async fn run_alone(&mut self, source: &str, form: Form<'_>) -> Result<Done> {
+        if let Form::Simple = form
+            && let Some(said) = self.begin_alone().await?
+        {
+            self.tell(&said);
+            return Ok(Done::Failed);
+        }
         self.send(source, form)?;
         self.server.flush().await?;
         self.pass_answer(form).await
@@ -244,7 +276,11 @@ impl Session {
                     return Ok(done);
                 }
                 b'1' | b'2' | b'3' if matches!(form, Form::Extended(..)) => continue,
-                b'E' => done = Done::Failed,
+                b'1' | b'3' => self.prepared.answered(message[0]),
+                b'E' => {
+                    self.prepared.fail();
+                    done = Done::Failed;
+                }
                 b'G' => {
                     self.client.output.extend_from_slice(&message);
                     self.copy_in(None, form).await?;
@@ -263,7 +299,12 @@ impl Session {
         match form {
             Form::Simple => frontend::query(text, &mut self.server.output)?,
             Form::Extended(parameters, formats) => {
+                self.put_begin()?;
                 put_extended(&mut self.server.output, text, parameters, formats)?
+            }
+            Form::Own(_, _, execute) => {
+                self.put_own(execute)?;
+                self.server.sync();
             }
         }
         Ok(())
@@ -286,7 +327,7 @@ impl Session {
                 }
                 b'c' | b'f' => {
                     self.server.output.extend_from_slice(&message);
-                    if let Form::Extended(..) = form {
+                    if !matches!(form, Form::Simple) {
                         // PostgreSQL ignored the one before the data.
                         frontend::sync(&mut self.server.output);
                     }
@@ -303,17 +344,17 @@ impl Session {
     /// Executes a statement that is mirrored.
     async fn write(&mut self, source: &str, write: &Write, form: Form<'_>) -> Result<Done> {
         let begins = self.status == b'I';
-        if begins && let Some(said) = self.ask("BEGIN").await?.error {
-            self.tell(&said);
-            return Ok(Done::Failed);
+        if begins {
+            self.begins = true;
+            self.status = b'T';
         }
         self.transaction()?.is_own |= begins;
-        let mut ran = self.run_write(write, form).await?;
+        let mut ran = self.run_write(source, write, form).await?;
         while let Ran::Outdated = ran {
             let ships = write.ship.is_some();
             let plans = self.plan(source, ships).await?;
             ran = match plans.first() {
-                Some((_, Plan::Write(write))) => self.run_write(write, form).await?,
+                Some((_, Plan::Write(write))) => self.run_write(source, write, form).await?,
                 Some((_, Plan::Refused(refusal))) => Ran::Refused((**refusal).clone()),
                 _ => return self.run_alone(source, form).await,
             };
@@ -325,15 +366,36 @@ impl Session {
                 Ok(Done::Failed)
             }
             Ran::Refused(refusal) => self.refuse(&refusal).await,
+            Ran::Told => Ok(Done::Failed),
         }
     }
 
-    async fn run_write(&mut self, write: &Write, form: Form<'_>) -> Result<Ran> {
+    async fn run_write(&mut self, source: &str, write: &Write, form: Form<'_>) -> Result<Ran> {
+        let mut form = form;
+        let as_it_is = match form {
+            Form::Own(_, _, execute) if write.runs_as_it_is(source, &self.names) => Some(execute),
+            Form::Own(parameters, formats, _) => {
+                if let Done::Failed = self.pass_pending(true).await? {
+                    return Ok(Ran::Told);
+                }
+                form = Form::Extended(parameters, formats);
+                None
+            }
+            Form::Simple => match self.begin_alone().await? {
+                Some(said) => return Ok(Ran::Failed(said)),
+                None => None,
+            },
+            Form::Extended(..) => None,
+        };
         let known = self.facts();
         if let Some(said) = self.note_settings().await? {
             return Ok(Ran::Failed(said));
         }
-        let values = match self.evaluate(&write.needs).await? {
+        let needs = match as_it_is {
+            Some(_) => &[],
+            None => write.needs.as_slice(),
+        };
+        let values = match self.evaluate(needs).await? {
             Ok(values) => values,
             Err(said) => return Ok(Ran::Failed(said)),
         };
@@ -343,6 +405,9 @@ impl Session {
         }
         if !std::sync::Arc::ptr_eq(&known, &self.facts()) {
             return Ok(Ran::Outdated);
+        }
+        if let Some(execute) = as_it_is {
+            return self.run_as_it_is(write, form, execute).await;
         }
         let mut literals: Vec<String> = values
             .iter()
@@ -355,8 +420,9 @@ impl Session {
             return self.run_copy(&text, form).await;
         }
         match form {
-            Form::Simple => self.send(&text, form)?,
+            Form::Simple | Form::Own(..) => self.send(&text, form)?,
             Form::Extended(parameters, formats) => {
+                self.put_begin()?;
                 let Wire {
                     statements, output, ..
                 } = &mut self.server;
@@ -383,6 +449,11 @@ impl Session {
         if let Some(said) = self.note_sequences(&write.sequences).await? {
             return Ok(Ran::Failed(said));
         }
+        self.after_write(write).await
+    }
+
+    /// What follows once a statement has been executed and noted.
+    pub(super) async fn after_write(&mut self, write: &Write) -> Result<Ran> {
         if write.changes_catalog {
             self.transaction()?.changes_catalog = true;
             self.reread_facts().await?;
@@ -414,16 +485,11 @@ impl Session {
                 });
             }
         } else if write.is_logged {
-            let (parameters, result_formats) = match form {
-                Form::Simple => (Vec::new(), Vec::new()),
-                Form::Extended(parameters, formats) => {
-                    (parameters.iter().map(portable).collect(), formats.to_vec())
-                }
-            };
+            let parameters = form.parameters().iter().map(Parameter::portable);
             let statement = Statement {
                 text,
-                parameters,
-                result_formats,
+                parameters: parameters.collect(),
+                result_formats: form.result_formats().to_vec(),
                 copied: None,
                 digest: Some(digest(reply)),
             };
@@ -490,18 +556,5 @@ impl Session {
             (pair.first().cloned().flatten(), of)
         });
         Ok(Ok(pairs.collect()))
-    }
-}
-
-/// Types that are not PostgreSQL's own have other numbers on the other member, which finds them out by itself.
-fn portable(parameter: &Parameter) -> Parameter {
-    const FIRST_OWN: u32 = 16_384;
-    Parameter {
-        type_oid: if parameter.type_oid < FIRST_OWN {
-            parameter.type_oid
-        } else {
-            0
-        },
-        ..parameter.clone()
     }
 }

@@ -29,6 +29,10 @@ impl Session {
             self.ready();
             return Ok(());
         }
+        if let Done::Failed = self.pass_pending(true).await? {
+            self.prepared.has_failed = true;
+            return Ok(());
+        }
         let plans = self.outline(&text).await?;
         if plans.is_empty() {
             frame::put(&mut self.client.output, b'I', &[]);

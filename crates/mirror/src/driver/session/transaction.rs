@@ -31,6 +31,8 @@ pub struct Transaction {
     pub changes_catalog: bool,
     /// The manager has begun it, for one statement or one batch.
     pub is_own: bool,
+    /// When it began, if that was asked.
+    pub time: Option<String>,
 }
 
 impl Transaction {
@@ -81,7 +83,7 @@ impl Transaction {
     fn has_something(&self) -> bool {
         self.statements
             .iter()
-            .any(|statement| statement.digest.is_some())
+            .any(|statement| !statement.is_settings())
             || !self.sequences.is_empty()
     }
 }
@@ -108,6 +110,7 @@ impl Session {
                 has_settings: false,
                 changes_catalog: false,
                 is_own: false,
+                time: None,
             });
         }
         Ok(self.transaction.as_mut().expect("one was just made"))
@@ -118,6 +121,10 @@ impl Session {
         let Some(transaction) = &mut self.transaction else {
             return Ok(None);
         };
+        // Most locks are free.
+        if let Ok(event) = transaction.events.try_recv() {
+            return Ok(Some(event));
+        }
         let patience = patience.unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
         tokio::select! {
             event = transaction.events.recv() => Ok(event),
@@ -176,7 +183,9 @@ impl Session {
 
     /// Rolls back.
     pub(super) async fn roll_back(&mut self) -> Result<()> {
-        if self.status != b'I' {
+        if self.forget_begin() {
+            self.status = b'I';
+        } else if self.status != b'I' {
             self.ask("ROLLBACK").await?;
         }
         self.forget_settings();
@@ -191,6 +200,12 @@ impl Session {
             .transaction
             .as_ref()
             .is_some_and(Transaction::has_something);
+        if !has_something && self.forget_begin() {
+            self.status = b'I';
+            self.keeps.end(true);
+            self.end_transaction();
+            return Ok(Done::Well);
+        }
         if self.status == b'E' || !has_something {
             let was_failed = self.status == b'E';
             let reply = self.ask("COMMIT").await?;
@@ -298,11 +313,9 @@ impl Session {
         number: Number,
         token: Token,
     ) -> std::result::Result<(), WireError> {
-        let replies = commit(&mut self.server, number, token).await?;
-        self.status = replies[1].status;
-        for reply in replies {
-            reply.checked()?;
-        }
+        let reply = commit(&mut self.server, number, token).await?;
+        self.status = reply.status;
+        reply.checked()?;
         Ok(())
     }
 }

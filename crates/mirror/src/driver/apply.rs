@@ -1,0 +1,356 @@
+//! Executing transactions of the log on the member.
+//!
+//! ```text
+//!   BEGIN, statements, ..., Sync ──▶ every answer is compared ──▶ numbers, COMMIT, Sync
+//! ```
+//!
+//! Transactions that may run at the same time are executed as one: each costs a part of a commit then. What does not succeed
+//! together is executed one by one. Invariants: a transaction commits with its number, which can be there only once, and not before
+//! its answers were compared.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use postgres_protocol::message::frontend;
+use proxy::core::settings::quote_literal;
+
+use super::member::{Member, answers, digest_of, put_commit, put_number};
+use super::wire::{Postgres, Wire, WireError, tag};
+use crate::core::class::{Class, Mode};
+use crate::core::record::{Number, Record, Statement};
+
+/// Answers are read after so much was sent, so that neither side waits for the other to read.
+const SENT_BYTES: usize = 16 << 10;
+/// How often an error is taken for one that passes.
+const ATTEMPTS: u32 = 20;
+/// How far ahead sequences are set, so that they need not be set each time.
+const AHEAD: i64 = 32;
+
+/// What came of executing a transaction of the log.
+#[derive(Debug)]
+pub enum Applied {
+    /// The member has it.
+    Done,
+    /// The member answered something else than the primary.
+    Differs(String),
+    /// The member cannot be asked.
+    Lost,
+}
+
+/// Why transactions of the log were not executed.
+enum Failed {
+    Wire(WireError),
+    Differs(String),
+}
+
+impl From<WireError> for Failed {
+    fn from(error: WireError) -> Failed {
+        Failed::Wire(error)
+    }
+}
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Failed {
+        Failed::Wire(error.into())
+    }
+}
+
+/// A session of the member that executes the log.
+pub struct Applier {
+    pub session: Postgres,
+    /// The statement that has made its settings what they are; none if they are the server's own.
+    settings: Option<String>,
+    /// Something was put that `Sync` must follow.
+    is_open: bool,
+}
+
+impl Applier {
+    /// A session that was not used before.
+    pub fn new(session: Postgres) -> Applier {
+        Applier {
+            session,
+            settings: None,
+            is_open: false,
+        }
+    }
+
+    /// Makes it the manager's own again.
+    pub async fn reset(&mut self) -> Result<(), WireError> {
+        self.settings = None;
+        self.session.query("SET ROLE NONE").await.map(drop)
+    }
+
+    fn begin(&mut self) -> Result<(), Failed> {
+        let Wire {
+            statements, output, ..
+        } = &mut self.session.wire;
+        let answers = statements.put_open(output, "BEGIN", &[], &[])?;
+        self.session.wire.skip(answers + 1);
+        self.is_open = true;
+        Ok(())
+    }
+
+    /// Executes statements, and compares what is answered.
+    async fn run<'a>(
+        &mut self,
+        statements: impl Iterator<Item = &'a Statement>,
+    ) -> Result<(), Failed> {
+        let mut sent = Vec::new();
+        for statement in statements {
+            if statement.is_settings() {
+                if self.settings.as_deref() == Some(statement.text.as_str()) {
+                    continue;
+                }
+                self.settings = Some(statement.text.clone());
+            }
+            if let Some(copied) = &statement.copied {
+                self.compare(&mut sent).await?;
+                self.copy(statement, copied).await?;
+                continue;
+            }
+            let Wire {
+                statements, output, ..
+            } = &mut self.session.wire;
+            let (parameters, formats) = (&statement.parameters, &statement.result_formats);
+            statements.put_open(output, &statement.text, parameters, formats)?;
+            self.is_open = true;
+            sent.push(statement);
+            if self.session.wire.output.len() >= SENT_BYTES {
+                self.compare(&mut sent).await?;
+            }
+        }
+        self.compare(&mut sent).await
+    }
+
+    /// Sends what was put, and compares what is answered.
+    async fn compare(&mut self, sent: &mut Vec<&Statement>) -> Result<(), Failed> {
+        if !std::mem::take(&mut self.is_open) {
+            return Ok(());
+        }
+        self.session.wire.sync();
+        self.session.wire.flush().await?;
+        let reply = self.session.reply().await?.checked()?;
+        self.session.wire.statements.seen();
+        let mut answers = answers(&reply.messages);
+        for statement in sent.drain(..) {
+            check(statement, answers.next().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
+    async fn copy(&mut self, statement: &Statement, copied: &[u8]) -> Result<(), Failed> {
+        let out = &mut self.session.wire.output;
+        frontend::query(&statement.text, out)?;
+        for chunk in copied.chunks(64 << 10) {
+            frontend::CopyData::new(chunk)?.write(out);
+        }
+        frontend::copy_done(out);
+        self.session.wire.flush().await?;
+        let reply = self.session.reply().await?.checked()?;
+        check(statement, &reply.messages)
+    }
+
+    /// Commits transactions with their numbers.
+    async fn commit(&mut self, records: &[Record]) -> Result<(), Failed> {
+        for record in records {
+            put_number(&mut self.session.wire, record.number, record.draft.token)?;
+        }
+        put_commit(&mut self.session.wire)?;
+        self.session.wire.flush().await?;
+        self.session.reply().await?.checked()?;
+        self.session.wire.statements.seen();
+        Ok(())
+    }
+
+    /// Rolls back, and forgets what the session is said to have.
+    async fn give_up(&mut self) -> Result<(), WireError> {
+        self.settings = None;
+        self.is_open = false;
+        self.session.wire.statements.failed();
+        self.session.query("ROLLBACK").await.map(drop)
+    }
+
+    async fn has(&mut self, number: Number) -> Result<bool, WireError> {
+        let text = format!("SELECT understudy_mirror.has({number})");
+        let reply = self.session.query(&text).await?;
+        Ok(reply.value().as_deref() == Some("t"))
+    }
+}
+
+fn check(statement: &Statement, answer: &[BytesMut]) -> Result<(), Failed> {
+    match statement.digest {
+        Some(wanted) if digest_of(answer) != wanted => {
+            let text: String = statement.text.chars().take(500).collect();
+            let rows = answer.iter().filter(|message| message[0] == b'D').count();
+            let tag = tag(answer);
+            Err(Failed::Differs(format!(
+                "{text}: answered {tag} and {rows} rows"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Member {
+    /// Executes transactions of the log that do not conflict, unless the member has them: what came of each.
+    pub async fn apply_all(&self, records: &[Record]) -> Vec<(Number, Applied)> {
+        let Ok(_place) = self.places.acquire().await else {
+            return Vec::new();
+        };
+        let mut applied = Vec::new();
+        if records.len() > 1 && self.attempt(records).await.is_ok() {
+            applied.extend(records.iter().map(|record| (record.number, Applied::Done)));
+            return applied;
+        }
+        for record in records {
+            applied.push((record.number, self.apply(record).await));
+        }
+        applied
+    }
+
+    async fn apply(&self, record: &Record) -> Applied {
+        let mut last = String::new();
+        for attempt in 0..ATTEMPTS {
+            match self.attempt(std::slice::from_ref(record)).await {
+                Ok(()) => return Applied::Done,
+                Err(Failed::Differs(why)) => return Applied::Differs(why),
+                Err(Failed::Wire(WireError::Lost(error))) => {
+                    tracing::debug!(%error, number = %record.number, "a session of the member was lost");
+                    last = error.to_string();
+                    if attempt > 2 {
+                        return Applied::Lost;
+                    }
+                }
+                Err(Failed::Wire(WireError::Said(said))) => {
+                    last = format!("{}: {}", said.code, said.message);
+                    // What passes: conflicts, missing resources, a server that stops.
+                    let passes = ["40", "53", "55", "57", "58"]
+                        .iter()
+                        .any(|class| said.code.starts_with(class));
+                    if !passes {
+                        return Applied::Differs(last);
+                    }
+                    if said.code.starts_with("57P0") {
+                        return Applied::Lost;
+                    }
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20 << attempt.min(5))).await;
+        }
+        Applied::Differs(last)
+    }
+
+    async fn attempt(&self, records: &[Record]) -> Result<(), Failed> {
+        let idle = self.idle.lock().pop();
+        let mut applier = match idle {
+            Some(applier) => applier,
+            None => Applier::new(Postgres::connect(&self.target, "understudy mirror").await?),
+        };
+        let executed = match self.execute(&mut applier, records).await {
+            Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Said(_)))) => {
+                applier.give_up().await?;
+                // It may be there already, by a session that has ended since.
+                match records {
+                    [one] if applier.has(one.number).await? => Ok(()),
+                    _ => Err(failed),
+                }
+            }
+            executed => executed,
+        };
+        if !matches!(executed, Err(Failed::Wire(WireError::Lost(_)))) {
+            self.idle.lock().push(applier);
+        }
+        executed
+    }
+
+    async fn execute(&self, applier: &mut Applier, records: &[Record]) -> Result<(), Failed> {
+        applier.begin()?;
+        let statements = records.iter().flat_map(|record| &record.draft.statements);
+        applier.run(statements).await?;
+        let drafts = || records.iter().map(|record| &record.draft);
+        let may_set_back = drafts()
+            .flat_map(|draft| draft.claims.iter())
+            .any(|one| one == (&Class::Database, Mode::Exclusive));
+        if may_set_back {
+            // Definitions have changed: texts may mean something else.
+            applier.session.wire.statements.drop_all();
+        }
+        let mut sequences = drafts().flat_map(|draft| &draft.sequences);
+        if may_set_back || self.lacks(&mut sequences).await {
+            // The transaction may have run as somebody with fewer rights.
+            applier.session.query("SET LOCAL ROLE NONE").await?;
+            for draft in drafts() {
+                self.raise(&mut applier.session, &draft.sequences, may_set_back)
+                    .await?;
+            }
+        }
+        applier.commit(records).await
+    }
+
+    /// Whether a sequence has to be set.
+    async fn lacks(&self, sequences: &mut impl Iterator<Item = &(String, i64)>) -> bool {
+        let raised = self.raised.lock().await;
+        let is_raised =
+            |name: &String, value: &i64| raised.get(name).is_some_and(|raised| raised >= value);
+        sequences.any(|(name, value)| !is_raised(name, value))
+    }
+
+    /// Sets sequences at least so far. One after the other, so that none is set back.
+    async fn raise(
+        &self,
+        session: &mut Postgres,
+        sequences: &[(String, i64)],
+        may_set_back: bool,
+    ) -> Result<(), Failed> {
+        if sequences.is_empty() && !may_set_back {
+            return Ok(());
+        }
+        let mut raised = self.raised.lock().await;
+        if may_set_back {
+            raised.clear();
+        }
+        for (name, value) in sequences {
+            if raised.get(name).is_some_and(|raised| raised >= value) {
+                continue;
+            }
+            let name_text = quote_literal(name);
+            let described = session
+                .query(&format!(
+                    "SELECT seqincrement, pg_catalog.pg_sequence_last_value(seqrelid) FROM pg_catalog.pg_sequence \
+                     WHERE seqrelid = {name_text}::pg_catalog.regclass"
+                ))
+                .await?;
+            let row = described.row();
+            let number = |at: usize| {
+                row.get(at)
+                    .cloned()
+                    .flatten()
+                    .and_then(|text: String| text.parse::<i64>().ok())
+            };
+            let (increment, last) = (number(0).unwrap_or(1), number(1));
+            let ahead = value.saturating_add(increment.saturating_mul(AHEAD));
+            let is_behind = |last: i64| {
+                if increment > 0 {
+                    last < *value
+                } else {
+                    last > *value
+                }
+            };
+            let mut reached = last.unwrap_or(*value);
+            if last.is_none_or(is_behind) {
+                // Not beyond its range, which would be an error.
+                let set = format!(
+                    "SELECT pg_catalog.setval(s.seqrelid::pg_catalog.regclass, \
+                     least(s.seqmax, greatest(s.seqmin, {ahead}))) \
+                     FROM pg_catalog.pg_sequence s WHERE s.seqrelid = {name_text}::pg_catalog.regclass"
+                );
+                session.query(&set).await?;
+                reached = ahead;
+            }
+            if increment > 0 {
+                raised.insert(name.clone(), reached);
+            }
+        }
+        Ok(())
+    }
+}
