@@ -58,6 +58,22 @@ pub fn answers(messages: &[BytesMut]) -> impl Iterator<Item = &[BytesMut]> {
     messages.split_inclusive(|message| matches!(message[0], b'C' | b'I'))
 }
 
+/// Takes what was answered to the last `count` statements of a batch off the messages.
+pub fn split_last(messages: &mut Vec<BytesMut>, count: usize) -> Vec<Vec<BytesMut>> {
+    let ends: Vec<usize> = answers(messages)
+        .scan(0, |end, answer| {
+            *end += answer.len();
+            Some(*end)
+        })
+        .collect();
+    let mut split = Vec::new();
+    for at in ends.iter().rev().skip(1).take(count) {
+        split.push(messages.split_off(*at));
+    }
+    split.reverse();
+    split
+}
+
 /// The digest of a statement's messages.
 pub fn digest_of(messages: &[BytesMut]) -> Digest {
     let mut digest = Digest::default();
@@ -330,6 +346,14 @@ mod tests {
         assert_ne!(digests[0], digests[1]);
         let alone = messages(&[(b'D', "two"), (b'C', "SELECT 1\0")]);
         assert_eq!(digests[1], digest_of(&alone));
+        let mut rest = all.clone();
+        let last = split_last(&mut rest, 1);
+        assert_eq!(digest_of(&rest), digests[0]);
+        assert_eq!(
+            last.iter().map(|one| digest_of(one)).collect::<Vec<_>>(),
+            [digests[1]]
+        );
+        assert!(split_last(&mut rest, 1).is_empty() && rest.len() == 3);
         let reply = Reply {
             messages: all,
             ..Reply::default()

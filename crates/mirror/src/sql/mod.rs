@@ -134,7 +134,7 @@ impl Write {
     /// Whether the primary's member may execute `source` itself, in a session that is like this: nothing that is to be known of it
     /// must be asked before, and the values that it needs are those of its transaction's time.
     pub fn runs_as_it_is(&self, source: &str, session: &Session) -> bool {
-        let is_known = self.ship.is_none() && self.sequences.is_empty() && !self.is_copy;
+        let is_known = self.ship.is_none() && !self.is_copy;
         let is_known = is_known && self.password.is_none();
         is_known
             && match self.needs.as_slice() {

@@ -8,7 +8,7 @@
 //! Invariant: nothing of the client's is executed outside of its transaction. `BEGIN` goes before it in the same batch, so if that
 //! fails the member skips what follows.
 
-use super::super::member::digest_of_last;
+use super::super::member::{digest_of_last, split_last};
 use super::super::wire::{Said, Wire, columns, reply};
 use super::run::{Form, Ran};
 use super::{End, Result, Session};
@@ -56,14 +56,13 @@ impl Session {
     ) -> Result<Ran> {
         let asks = !write.needs.is_empty() && self.transaction()?.time.is_none();
         self.put_own(execute)?;
-        let mut more = 0;
         if asks {
             let Wire {
                 statements, output, ..
             } = &mut self.server;
-            // And a row, and its end.
-            more = statements.put_open(output, TIME, &[], &[])? + 2;
+            statements.put_open(output, TIME, &[], &[])?;
         }
+        self.put_sequences(&write.sequences)?;
         self.server.sync();
         self.server.flush().await?;
         let mut reply = reply(&mut self.server).await?;
@@ -75,11 +74,16 @@ impl Session {
             return Ok(Ran::Failed(said));
         }
         self.server.statements.seen();
-        let own = reply.messages.len().saturating_sub(more);
-        for message in reply.messages.split_off(own) {
-            if message[0] == b'D' {
-                self.transaction()?.time = columns(&message).into_iter().next().flatten();
-            }
+        let asked = usize::from(asks) + usize::from(!write.sequences.is_empty());
+        let mut answered = split_last(&mut reply.messages, asked).into_iter();
+        if asks {
+            let answer = answered.next().unwrap_or_default();
+            let row = answer.iter().find(|message| message[0] == b'D');
+            self.transaction()?.time =
+                row.and_then(|row| columns(row).into_iter().next().flatten());
+        }
+        if let Some(answer) = answered.next() {
+            self.note_sequences(&answer)?;
         }
         if reply.messages.last().is_none_or(|last| last[0] != b'C') {
             let text = "the member has not executed a statement, and does not say why";
@@ -120,7 +124,7 @@ impl Session {
         self.after_write(write).await
     }
 
-    /// Puts what the client has sent up to `execute`.
+    /// Puts what the client has sent, up to `execute`.
     pub(super) fn put_own(&mut self, execute: &[u8]) -> Result<()> {
         self.put_begin()?;
         self.prepared.send(&mut self.server.output);

@@ -124,6 +124,12 @@ impl Session {
             return Ok(Done::Well);
         }
         let is_whole = portal.is_pending && most_rows(&message) == Some(0);
+        let passes = match plan {
+            Plan::Write(write) => write.runs_as_it_is(source, &self.names),
+            Plan::Alone { .. } => true,
+            Plan::Step(step) => *step != Step::Commit,
+            _ => false,
+        };
         let form = match plan {
             Plan::Step(Step::Commit | Step::Rollback | Step::Begin { is_plain: true, .. })
                 if is_whole
@@ -132,9 +138,7 @@ impl Session {
             {
                 Form::Extended(&portal.parameters, &portal.result_formats)
             }
-            Plan::Alone { .. } | Plan::Step(_) | Plan::Write(_)
-                if is_whole && !matches!(plan, Plan::Step(Step::Commit)) =>
-            {
+            _ if is_whole && passes => {
                 Form::Own(&portal.parameters, &portal.result_formats, &message)
             }
             _ => {

@@ -311,6 +311,23 @@ impl Session {
         Ok(reply)
     }
 
+    /// The same, where the same is asked again and again.
+    async fn ask_again(&mut self, text: &str) -> Result<Reply> {
+        self.put_begin()?;
+        let Wire {
+            statements, output, ..
+        } = &mut self.server;
+        statements.put(output, text, &[], &[])?;
+        self.server.flush().await?;
+        let reply = reply(&mut self.server).await?;
+        match reply.error {
+            None => self.server.statements.seen(),
+            Some(_) => self.server.statements.failed(),
+        }
+        self.status = reply.status;
+        Ok(reply)
+    }
+
     /// Refuses a statement: within a transaction the member's session fails as well.
     async fn refuse(&mut self, refusal: &Refusal) -> Result<Done> {
         self.hub.counters.refused.fetch_add(1, Ordering::Relaxed);

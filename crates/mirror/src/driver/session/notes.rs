@@ -1,8 +1,9 @@
 //! What is noted of a statement besides its text: the settings that it may depend on, the sequences that it has advanced.
 
+use bytes::BytesMut;
 use proxy::core::settings::quote_literal;
 
-use super::super::wire::Said;
+use super::super::wire::{Said, Wire, columns};
 use super::{Result, Session};
 use crate::core::record::Statement;
 
@@ -78,39 +79,58 @@ impl Session {
         Ok(None)
     }
 
-    /// Notes how far a statement has advanced sequences.
-    pub(super) async fn note_sequences(&mut self, names: &[String]) -> Result<Option<Box<Said>>> {
-        for name in names {
-            let text = format!(
-                "SELECT pg_catalog.currval({0}::pg_catalog.regclass), pg_catalog.format('%I.%I', n.nspname, c.relname) \
-                 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE c.oid = {0}::pg_catalog.regclass",
-                quote_literal(name)
-            );
-            let savepoint = self.ask("SAVEPOINT understudy_sequence").await?;
-            if let Some(said) = savepoint.error {
-                return Ok(Some(said));
-            }
-            let reply = self.ask(&text).await?;
-            let row = reply.row();
-            if reply.error.is_some() {
-                // No row was made, and the sequence was not advanced.
-                self.ask("ROLLBACK TO SAVEPOINT understudy_sequence")
-                    .await?;
-            }
-            self.ask("RELEASE SAVEPOINT understudy_sequence").await?;
-            let value = row
-                .first()
-                .cloned()
-                .flatten()
-                .and_then(|value| value.parse().ok());
-            let full = row.get(1).cloned().flatten();
-            if let (Some(value), Some(full)) = (value, full) {
-                let transaction = self.transaction()?;
-                transaction.sequences.retain(|(other, _)| *other != full);
-                transaction.sequences.push((full, value));
-            }
+    /// Asks how far a statement has advanced sequences, by itself.
+    pub(super) async fn ask_sequences(&mut self, names: &[String]) -> Result<Option<Box<Said>>> {
+        if names.is_empty() {
+            return Ok(None);
         }
+        let reply = self.ask_again(&question(names)).await?;
+        if let Some(said) = reply.error {
+            return Ok(Some(said));
+        }
+        self.note_sequences(&reply.messages)?;
         Ok(None)
     }
+
+    /// Puts the same question behind a statement, in its batch.
+    pub(super) fn put_sequences(&mut self, names: &[String]) -> Result<()> {
+        if !names.is_empty() {
+            let Wire {
+                statements, output, ..
+            } = &mut self.server;
+            statements.put_open(output, &question(names), &[], &[])?;
+        }
+        Ok(())
+    }
+
+    /// Notes what was answered to it.
+    pub(super) fn note_sequences(&mut self, answer: &[BytesMut]) -> Result<()> {
+        for row in answer.iter().filter(|message| message[0] == b'D') {
+            let mut row = columns(row).into_iter().flatten();
+            let (Some(name), Some(value)) = (row.next(), row.next()) else {
+                // Nobody has ever advanced it.
+                continue;
+            };
+            let Ok(value) = value.parse() else {
+                continue;
+            };
+            let transaction = self.transaction()?;
+            transaction.sequences.retain(|(other, _)| *other != name);
+            transaction.sequences.push((name, value));
+        }
+        Ok(())
+    }
+}
+
+/// How far sequences are. Others may have advanced them as well: it does no harm if they are further on the other member.
+fn question(names: &[String]) -> String {
+    let names: Vec<String> = names
+        .iter()
+        .map(|name| format!("{}::pg_catalog.regclass", quote_literal(name)))
+        .collect();
+    format!(
+        "SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), pg_catalog.pg_sequence_last_value(c.oid) \
+         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid IN ({})",
+        names.join(", ")
+    )
 }

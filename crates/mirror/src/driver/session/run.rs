@@ -7,7 +7,7 @@ use postgres_protocol::password::scram_sha_256;
 use proxy::core::frame::{self, Refusal};
 use proxy::core::settings::quote_literal;
 
-use super::super::member::{digest, digest_of_tag, put_extended};
+use super::super::member::{digest, digest_of_tag, put_extended, split_last};
 use super::super::wire::{Said, Wire, reply, status};
 use super::keys::{Value, claims};
 use super::memory::Plans;
@@ -426,7 +426,9 @@ impl Session {
                 let Wire {
                     statements, output, ..
                 } = &mut self.server;
-                statements.put(output, &text, parameters, formats)?;
+                statements.put_open(output, &text, parameters, formats)?;
+                self.put_sequences(&write.sequences)?;
+                self.server.sync();
             }
         }
         self.server.flush().await?;
@@ -438,6 +440,10 @@ impl Session {
         }
         self.server.statements.seen();
         if matches!(form, Form::Extended(..)) {
+            let asked = usize::from(!write.sequences.is_empty());
+            for answer in split_last(&mut reply.messages, asked) {
+                self.note_sequences(&answer)?;
+            }
             reply
                 .messages
                 .retain(|message| !matches!(message[0], b'1' | b'2' | b'3'));
@@ -446,7 +452,9 @@ impl Session {
             return Ok(Ran::Refused(refusal));
         }
         super::pass(&reply.messages, &mut self.client.output);
-        if let Some(said) = self.note_sequences(&write.sequences).await? {
+        if let Form::Simple = form
+            && let Some(said) = self.ask_sequences(&write.sequences).await?
+        {
             return Ok(Ran::Failed(said));
         }
         self.after_write(write).await
@@ -546,7 +554,7 @@ impl Session {
         if needs.is_empty() {
             return Ok(Ok(Vec::new()));
         }
-        let reply = self.ask(&sql::question(needs)).await?;
+        let reply = self.ask_again(&sql::question(needs)).await?;
         if let Some(said) = reply.error {
             return Ok(Err(said));
         }
