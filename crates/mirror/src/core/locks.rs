@@ -197,6 +197,11 @@ impl Locks {
         }
     }
 
+    /// How many classes somebody has.
+    pub fn len(&self) -> usize {
+        self.queues.len()
+    }
+
     /// Whether nobody has anything.
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()

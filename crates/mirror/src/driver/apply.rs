@@ -8,6 +8,7 @@
 //! together is executed one by one. Invariants: a transaction commits with its number, which can be there only once, and not before
 //! its answers were compared.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -58,8 +59,8 @@ impl From<std::io::Error> for Failed {
 /// A session of the member that executes the log.
 pub struct Applier {
     pub session: Postgres,
-    /// The statement that has made its settings what they are; none if they are the server's own.
-    settings: Option<String>,
+    /// The statement that has made its settings what they are, and of which definitions; none if they are the server's own.
+    settings: Option<(u64, String)>,
     /// Something was put that `Sync` must follow.
     is_open: bool,
 }
@@ -93,15 +94,18 @@ impl Applier {
     /// Executes statements, and compares what is answered.
     async fn run<'a>(
         &mut self,
+        definitions: u64,
         statements: impl Iterator<Item = &'a Statement>,
     ) -> Result<(), Failed> {
         let mut sent = Vec::new();
         for statement in statements {
             if statement.is_settings() {
-                if self.settings.as_deref() == Some(statement.text.as_str()) {
+                let is_so =
+                    |(of, text): &(u64, String)| *of == definitions && *text == statement.text;
+                if self.settings.as_ref().is_some_and(is_so) {
                     continue;
                 }
-                self.settings = Some(statement.text.clone());
+                self.settings = Some((definitions, statement.text.clone()));
             }
             if let Some(copied) = &statement.copied {
                 self.compare(&mut sent).await?;
@@ -266,7 +270,8 @@ impl Member {
     async fn execute(&self, applier: &mut Applier, records: &[Record]) -> Result<(), Failed> {
         applier.begin()?;
         let statements = records.iter().flat_map(|record| &record.draft.statements);
-        applier.run(statements).await?;
+        let definitions = self.definitions.load(Ordering::Acquire);
+        applier.run(definitions, statements).await?;
         let drafts = || records.iter().map(|record| &record.draft);
         let may_set_back = drafts()
             .flat_map(|draft| draft.claims.iter())
@@ -284,7 +289,12 @@ impl Member {
                     .await?;
             }
         }
-        applier.commit(records).await
+        applier.commit(records).await?;
+        if may_set_back {
+            // Nothing else is executed meanwhile.
+            self.definitions.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
     }
 
     /// Whether a sequence has to be set.

@@ -43,9 +43,15 @@ pub struct Status {
     pub difference: Option<String>,
     /// Its member is being filled from the other one.
     pub is_filling: bool,
+    /// How far that is.
+    #[serde(default)]
+    pub filling: Option<String>,
+    /// Classes that transactions have locked.
+    #[serde(default)]
+    pub locked: u64,
 }
 
-fn status(hub: &Hub) -> Status {
+pub(super) fn status(hub: &Hub) -> Status {
     hub.look(|manager| Status {
         name: hub.name.clone(),
         role: manager.role(),
@@ -58,6 +64,11 @@ fn status(hub: &Hub) -> Status {
         clients: hub.counters.clients.load(Ordering::Relaxed),
         difference: hub.difference.lock().clone(),
         is_filling: hub.is_filling.load(Ordering::Relaxed),
+        filling: hub
+            .filling
+            .lock()
+            .map(|(step, since)| format!("{step}, for {} s in all", since.elapsed().as_secs())),
+        locked: manager.locked() as u64,
     })
 }
 

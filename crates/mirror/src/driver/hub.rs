@@ -104,6 +104,8 @@ pub struct Hub {
     pub facts: RwLock<Arc<Facts>>,
     /// The member is being filled: nobody uses it.
     pub is_filling: AtomicBool,
+    /// What is done to fill it now, and since when it is being filled.
+    pub filling: Mutex<Option<(&'static str, Instant)>>,
     pub counters: Counters,
     pub protection: Protection,
     pub cancels: Cancels,
@@ -140,6 +142,7 @@ impl Hub {
             member,
             facts: RwLock::default(),
             is_filling: AtomicBool::new(false),
+            filling: Mutex::default(),
             counters: Counters::default(),
             protection,
             cancels: Cancels::default(),

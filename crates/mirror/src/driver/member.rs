@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
@@ -39,6 +40,8 @@ pub struct Member {
     pub target: Target,
     pub(super) idle: Mutex<Vec<Applier>>,
     pub(super) places: Semaphore,
+    /// How often definitions have changed: settings may mean something else then, as a role that was made anew.
+    pub(super) definitions: AtomicU64,
     /// How far sequences were set.
     pub(super) raised: tokio::sync::Mutex<HashMap<String, i64>>,
 }
@@ -164,6 +167,7 @@ impl Member {
             target,
             idle: Mutex::default(),
             places: Semaphore::new(appliers),
+            definitions: AtomicU64::new(0),
             raised: tokio::sync::Mutex::default(),
         }
     }

@@ -5,6 +5,7 @@ mod command;
 pub mod config;
 mod hub;
 mod member;
+mod page;
 pub mod peer;
 mod rest;
 mod session;

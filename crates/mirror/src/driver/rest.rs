@@ -7,6 +7,7 @@
 //! | `/health` | 200 if the member answers |
 //! | `/readiness`, `/liveness` | it is either of both; it answers |
 //! | `/metrics` | for Prometheus |
+//! | `/ui` | the status page, with `/ui/page.css` and `/ui/icon.svg` |
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use tokio::net::TcpListener;
 
 use super::command;
 use super::hub::Hub;
+use super::page;
 use crate::core::manager::Role;
 
 /// What checks are about.
@@ -56,6 +58,12 @@ async fn answer(State(hub): State<Arc<Hub>>, uri: Uri) -> Response {
     if uri.path() == "/metrics" {
         let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
         return (kind, command::metrics(&hub)).into_response();
+    }
+    match uri.path() {
+        "/ui" => return ::page::asset("text/html; charset=utf-8", page::page(&hub).await),
+        "/ui/page.css" => return ::page::css(),
+        "/ui/icon.svg" => return ::page::icon(),
+        _ => {}
     }
     let serves = hub.serving().borrow().is_some();
     let now = hub.look(|manager| Condition {

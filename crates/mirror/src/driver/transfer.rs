@@ -60,6 +60,7 @@ pub async fn watch(hub: Arc<Hub>) {
             }
         }
         hub.is_filling.store(false, Ordering::Release);
+        *hub.filling.lock() = None;
     }
 }
 
@@ -67,6 +68,9 @@ async fn transfer(hub: &Hub) -> Result<(), TransferError> {
     let own = &hub.member.target;
     let other = hub.config.other_target().map_err(io::Error::other)?;
     tracing::info!("the member is made anew from the other one");
+    let since = Instant::now();
+    let begins = |step| *hub.filling.lock() = Some((step, since));
+    begins("copying roles");
     hub.member.forget();
     let mut source = Postgres::connect(&other, "understudy mirror transfer").await?;
     source
@@ -96,7 +100,9 @@ async fn transfer(hub: &Hub) -> Result<(), TransferError> {
     // Roles that are there stay as they are.
     let _ = feed(hub, "psql", own, &["-X", "-q"], &roles_with).await;
     let snapshot = format!("--snapshot={snapshot}");
+    begins("dumping the other member");
     dump(hub, &other, &dumped, &snapshot).await?;
+    begins("restoring");
     let path = dumped.display().to_string();
     program(
         hub,

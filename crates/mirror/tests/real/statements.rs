@@ -60,6 +60,10 @@ fn what_is_written_is_on_both_members() {
             "WITH d AS (DELETE FROM child WHERE id < 5 RETURNING id) INSERT INTO log (b) SELECT id FROM d",
             "CREATE ROLE bob LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO bob",
             "SET ROLE bob; INSERT INTO log (a) VALUES (current_user); RESET ROLE",
+            // It is another one then, and sessions that execute the log must not be the one before.
+            "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM bob; DROP ROLE bob",
+            "CREATE ROLE bob LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO bob",
+            "SET ROLE bob; INSERT INTO log (a) VALUES ('anew'); RESET ROLE",
         ],
     );
     site.runtime.block_on(async {

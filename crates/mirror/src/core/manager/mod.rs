@@ -123,6 +123,11 @@ impl Manager {
         own.unwrap_or(self.standby.last)
     }
 
+    /// How many classes transactions have locked.
+    pub fn locked(&self) -> usize {
+        self.primary.as_ref().map_or(0, Primary::locked)
+    }
+
     /// What the other manager's member has, if it follows this one, and whether it is a standby.
     pub fn follower(&self) -> Option<(Number, bool)> {
         let follower = self.primary.as_ref()?.follower.as_ref()?;

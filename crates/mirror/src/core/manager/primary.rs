@@ -82,6 +82,11 @@ impl Primary {
         self.writing
     }
 
+    /// How many classes are locked.
+    pub fn locked(&self) -> usize {
+        self.locks.len()
+    }
+
     pub fn lock(&mut self, tx: Tx, claims: &Claims, flaw: Option<Flaw>, out: &mut Vec<Effect>) {
         if self.is_draining && !self.running.contains(&tx) {
             self.held_back.push((tx, claims.clone()));

@@ -5,7 +5,7 @@
 //! | `/ui` | the page; `/ui/page.css`, `/ui/page.js` and `/ui/icon.svg` belong to it |
 //! | `/ui/state` | what it shows, as JSON; `?after=<Unix milliseconds>` leaves out older samples |
 //!
-//! All of it is in the program: no other server is asked for anything, and the page's policy forbids it.
+//! How it looks, and what it may do, is [`page`]'s.
 //! Any node answers, whatever its role, from what it last saw of the cluster ([`observer`]).
 //!
 //! Pure: [`samples`], [`state`], and `page.js` down to where it draws.
@@ -17,17 +17,12 @@ mod state;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 
+use page::asset;
+
 use super::{Shared, reply};
 
 const HTML: &str = include_str!("page.html");
-const CSS: &str = include_str!("page.css");
 const JS: &str = include_str!("page.js");
-const ICON: &str = include_str!("icon.svg");
-
-/// What the page may do: load its own parts and ask its own node. No inline script or style, no
-/// other origin, no frame around it.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
-                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Answers what belongs to the page; `None` for any other path. `path` is the request's without a slash
 /// at its end.
@@ -40,9 +35,9 @@ pub(super) fn answer(shared: &Shared, path: &str, uri: &Uri) -> Option<Response>
         )
             .into_response(),
         "/ui" => asset("text/html; charset=utf-8", HTML),
-        "/ui/page.css" => asset("text/css; charset=utf-8", CSS),
+        "/ui/page.css" => page::css(),
         "/ui/page.js" => asset("text/javascript; charset=utf-8", JS),
-        "/ui/icon.svg" => asset("image/svg+xml", ICON),
+        "/ui/icon.svg" => page::icon(),
         "/ui/state" => {
             let state = shared.observed.lock().state(after(uri.query()));
             reply(StatusCode::OK, &state)
@@ -61,25 +56,13 @@ fn after(query: Option<&str>) -> u64 {
         .unwrap_or(0)
 }
 
-fn asset(kind: &'static str, content: &'static str) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, kind),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-        // After an upgrade of the node the page is the new one's.
-        (header::CACHE_CONTROL, "no-cache"),
-    ];
-    (headers, content).into_response()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_page_loads_nothing_but_its_own_parts() {
-        for content in [HTML, CSS, ICON] {
+        for content in [HTML, page::CSS, page::ICON] {
             let elsewhere = content.replace("http://www.w3.org/2000/svg", "");
             assert!(!elsewhere.contains("://") && !elsewhere.contains("url("));
         }

@@ -1,0 +1,210 @@
+//! The status page of a manager: `/ui`, for people with a browser. It looks as that of a node does ([`page`]).
+//!
+//! Pure but for asking the other manager: what both say of themselves becomes HTML, anew every [`EVERY_S`] seconds. Invariant: what
+//! comes from elsewhere is written as text, never as markup.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::command::Status;
+use super::hub::Hub;
+use super::peer::{Question, ask};
+use crate::core::manager::{Role, Why};
+
+/// The page is loaded anew after so many seconds.
+const EVERY_S: u32 = 2;
+/// A manager that stands still does not answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+
+/// The page now.
+pub async fn page(hub: &Arc<Hub>) -> String {
+    let tls = hub.protection.peers.as_ref();
+    let asked = ask(&hub.config.peer, tls, Question::Status);
+    let told = tokio::time::timeout(ANSWERS_WITHIN, asked).await;
+    let other = told
+        .ok()
+        .and_then(Result::ok)
+        .and_then(Result::ok)
+        .and_then(|json| serde_json::from_str(&json).ok());
+    html(&super::command::status(hub), other.as_ref())
+}
+
+/// A text as HTML.
+fn text(of: &str) -> String {
+    let mut out = String::with_capacity(of.len());
+    for letter in of.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// What a person is to know first: how good it is, and a sentence.
+fn verdict(own: &Status, other: Option<&Status>) -> (&'static str, String) {
+    let all = || std::iter::once(own).chain(other);
+    let Some(primary) = all().find(|one| one.role == Role::Primary) else {
+        return ("bad", "Nobody serves clients.".to_owned());
+    };
+    if let Some(one) = all().find(|one| one.difference.is_some() && one.role != Role::Primary) {
+        return (
+            "bad",
+            format!("The member of {} differs, and is made anew.", one.name),
+        );
+    }
+    match primary.has_standby {
+        true => (
+            "ok",
+            format!("{} serves clients, and there is a standby.", primary.name),
+        ),
+        false => (
+            "warn",
+            format!(
+                "{} serves clients, and nobody could take over.",
+                primary.name
+            ),
+        ),
+    }
+}
+
+fn state(role: Role) -> (&'static str, &'static str) {
+    match role {
+        Role::Primary => ("ok", "primary"),
+        Role::Standby => ("ok", "standby"),
+        Role::Recovering(why) => match why {
+            Why::Starting => ("warn", "starting"),
+            Why::NoMember => ("bad", "its member does not answer"),
+            Why::CatchingUp => ("warn", "catching up"),
+            Why::TakingOver => ("warn", "taking over"),
+            Why::Behind => ("warn", "needs a state transfer"),
+            Why::Diverged => ("bad", "diverged"),
+            Why::Replaced => ("warn", "replaced"),
+        },
+    }
+}
+
+/// What a manager says of itself, by name.
+fn facts(status: &Status) -> Vec<(&'static str, String)> {
+    let number =
+        |value: Option<u64>| value.map_or_else(|| "unknown".to_owned(), |one| one.to_string());
+    let mut facts = vec![
+        ("log ends at", status.logged.to_string()),
+        ("member has", number(status.applied)),
+    ];
+    let lag = |applied: u64| status.logged.saturating_sub(applied).to_string();
+    if let Some(applied) = status.applied {
+        facts.push(("member lacks", lag(applied)));
+    }
+    if status.role == Role::Primary {
+        facts.push(("epoch", number(status.epoch.map(u64::from))));
+        facts.push((
+            "standby lacks",
+            status
+                .other_applied
+                .map_or_else(|| "unknown".to_owned(), lag),
+        ));
+        facts.push(("sessions of clients", status.clients.to_string()));
+        facts.push(("classes that are locked", status.locked.to_string()));
+        let acknowledged = match status.ack {
+            crate::core::manager::Ack::Both => "both members have committed",
+            crate::core::manager::Ack::Logged => "the log is durable and one has committed",
+        };
+        facts.push(("acknowledged when", acknowledged.to_owned()));
+    }
+    if let Some(filling) = &status.filling {
+        facts.push(("state transfer", filling.clone()));
+    }
+    facts
+}
+
+fn card(status: Option<&Status>) -> String {
+    let Some(status) = status else {
+        return "<li class=\"card quiet\"><div class=\"top\"><h3>the other manager</h3>\
+                <p class=\"word warn\">does not answer</p></div></li>"
+            .to_owned();
+    };
+    let (tone, word) = state(status.role);
+    let facts: String = facts(status)
+        .iter()
+        .map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", text(value)))
+        .collect();
+    let difference = status.difference.as_ref().map_or_else(String::new, |why| {
+        format!("<p class=\"note bad\">{}</p>", text(why))
+    });
+    format!(
+        "<li class=\"card\"><div class=\"top\"><h3>{}</h3><p class=\"word {tone}\">{word}</p></div>\
+         <dl class=\"facts\">{facts}</dl>{difference}</li>",
+        text(&status.name)
+    )
+}
+
+/// What both managers say of themselves, the one that is asked first.
+fn html(own: &Status, other: Option<&Status>) -> String {
+    let (tone, sentence) = verdict(own, other);
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\"><meta http-equiv=\"refresh\" content=\"{EVERY_S}\">\
+         <title>Understudy: mirror</title><link rel=\"icon\" href=\"ui/icon.svg\" type=\"image/svg+xml\">\
+         <link rel=\"stylesheet\" href=\"ui/page.css\"></head><body><header><p class=\"brand\">Understudy \
+         <span>mirror</span></p></header><main><div class=\"verdict {tone}\"><h1>{}</h1></div><section><h2>Managers</h2>\
+         <ul class=\"cards\">{}{}</ul></section></main><footer><p><a href=\"metrics\">metrics</a> for Prometheus.</p>\
+         </footer></body></html>\n",
+        text(&sentence),
+        card(Some(own)),
+        card(other),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::manager::Ack;
+
+    fn status(name: &str, role: Role) -> Status {
+        Status {
+            name: name.to_owned(),
+            role,
+            epoch: (role == Role::Primary).then_some(7),
+            logged: 120,
+            applied: Some(118),
+            other_applied: Some(100),
+            has_standby: role == Role::Primary,
+            ack: Ack::Both,
+            clients: 3,
+            difference: None,
+            is_filling: false,
+            filling: None,
+            locked: 5,
+        }
+    }
+
+    #[test]
+    fn it_says_who_serves_and_how_far_the_standby_is() {
+        let (north, south) = (
+            status("north", Role::Primary),
+            status("south", Role::Standby),
+        );
+        let page = html(&north, Some(&south));
+        assert!(page.contains("north serves clients, and there is a standby."));
+        assert!(page.contains("<dt>standby lacks</dt><dd>20</dd>"));
+        assert!(page.contains("<dt>classes that are locked</dt><dd>5</dd>"));
+        assert!(html(&south, None).contains("Nobody serves clients."));
+    }
+
+    #[test]
+    fn a_difference_is_told_as_text() {
+        let mut south = status("south", Role::Recovering(Why::Diverged));
+        south.difference = Some("transaction 5: SELECT '<b>'".to_owned());
+        south.filling = Some("restoring, 12 s".to_owned());
+        let page = html(&status("north", Role::Primary), Some(&south));
+        assert!(page.contains("The member of south differs"));
+        assert!(page.contains("SELECT &#39;&lt;b&gt;&#39;") && !page.contains("<b>"));
+        assert!(page.contains("<dt>state transfer</dt><dd>restoring, 12 s</dd>"));
+    }
+}

@@ -1,0 +1,39 @@
+//! What the status pages have in common: how they look, and what a browser may do with them.
+//!
+//! All of a page is in the program: no other server is asked for anything, and the policy forbids it.
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+/// How pages look.
+pub const CSS: &str = include_str!("page.css");
+/// Their icon.
+pub const ICON: &str = include_str!("icon.svg");
+
+/// What a page may do: load its own parts and ask its own process. No inline script or style, no
+/// other origin, no frame around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// A page, or a part of it.
+pub fn asset(kind: &'static str, content: impl IntoResponse) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // After an upgrade of the program the page is the new one's.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, content).into_response()
+}
+
+/// The style sheet.
+pub fn css() -> Response {
+    asset("text/css; charset=utf-8", CSS)
+}
+
+/// The icon.
+pub fn icon() -> Response {
+    asset("image/svg+xml", ICON)
+}
