@@ -31,21 +31,15 @@ impl Open for Tier {
 /// # Errors
 /// It fails, or the runtime cannot start.
 pub fn run(command: cli::Mirror) -> anyhow::Result<Code> {
+    use super::on_runtime;
     match command {
+        cli::Mirror::Init(args) => on_runtime(async move { init(&args.config).await }),
         cli::Mirror::Run(args) => serve(args),
-        asked => super::on_runtime(ask_for(asked)),
-    }
-}
-
-async fn ask_for(command: cli::Mirror) -> anyhow::Result<Code> {
-    match command {
-        cli::Mirror::Init(args) => init(&args.config).await,
-        cli::Mirror::Run(args) => serve(args),
-        cli::Mirror::Status(args) => status(&args).await,
-        cli::Mirror::Switchover(args) => switch_over(&args).await,
-        cli::Mirror::Verify(args) => verify(&args).await,
-        cli::Mirror::History(args) => history(&args).await,
-        cli::Mirror::Metrics(args) => metrics(&args.config).await,
+        cli::Mirror::Status(args) => on_runtime(async move { status(&args).await }),
+        cli::Mirror::Switchover(args) => on_runtime(async move { switch_over(&args).await }),
+        cli::Mirror::Verify(args) => on_runtime(async move { verify(&args).await }),
+        cli::Mirror::History(args) => on_runtime(async move { history(&args).await }),
+        cli::Mirror::Metrics(args) => on_runtime(async move { metrics(&args.config).await }),
     }
 }
 
