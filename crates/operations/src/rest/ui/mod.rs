@@ -16,7 +16,6 @@ mod state;
 
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-
 use page::asset;
 
 use super::{Shared, reply};
