@@ -18,11 +18,15 @@
 mod flaw;
 mod gate;
 mod guard;
+mod message;
 mod record;
+mod role;
 #[cfg(test)]
 mod simulation;
 
 pub use flaw::Flaw;
 pub use gate::Gate;
-pub use guard::{Effect, Follower, Guard, Message, Role, Rules, Session};
+pub use guard::Guard;
+pub use message::{Effect, Message, Session};
 pub use record::{Number, Record, Who};
+pub use role::{Follower, Role, Rules};

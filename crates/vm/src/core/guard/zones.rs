@@ -1,0 +1,134 @@
+//! What a host asks of the zones, and what follows from their answers.
+//!
+//! Invariant: one question is under way at a time, and a record is written only after the one before it was read in the same epoch.
+
+use super::Guard;
+use crate::core::{Effect, Flaw, Follower, Message, Record, Role};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    Nothing,
+    Read,
+    Own,
+    Write,
+}
+
+impl Guard {
+    /// Asks the zones what the role needs.
+    pub(super) fn ask(&mut self, out: &mut Vec<Effect>) {
+        if self.asked != Asked::Nothing || self.now_ms < self.again_ms {
+            return;
+        }
+        let question = match self.role {
+            Role::Looking { .. } => Asked::Read,
+            Role::Starting { .. } | Role::Running(Follower::Naming(_) | Follower::Lost { .. }) => {
+                Asked::Own
+            }
+            _ => return,
+        };
+        self.asked = question;
+        out.push(if question == Asked::Read {
+            Effect::Read
+        } else {
+            Effect::Own
+        });
+    }
+
+    /// What the record says.
+    pub fn read(&mut self, found: Option<Record>, out: &mut Vec<Effect>) {
+        self.asked = Asked::Nothing;
+        self.again_ms = self.now_ms + self.rules.retry_ms;
+        if let Role::Looking { record, .. } = &mut self.role {
+            if found.is_none() && self.rules.first {
+                self.role = Role::Starting { whole: None };
+                self.again_ms = 0;
+            } else {
+                if let Some(found) = &found
+                    && found.active.name != self.me.name
+                    && self.is_linked
+                {
+                    out.push(Effect::Send(Message::Follow(self.me.clone())));
+                }
+                *record = found;
+            }
+        }
+        self.ask(out);
+    }
+
+    /// The epoch is owned, and this is the record in it.
+    pub fn owned(&mut self, epoch: u32, found: Option<Record>, out: &mut Vec<Effect>) {
+        self.asked = Asked::Nothing;
+        self.epoch = Some(epoch);
+        let may = |record: &Record| match &self.role {
+            Role::Starting { whole: Some(_) } => {
+                record.standby.as_ref() == Some(&self.me) || self.has(Flaw::UnnamedTakeover)
+            }
+            Role::Starting { whole: None } => record.active.name == self.me.name,
+            _ => record.active == self.me,
+        };
+        let is_allowed = match &found {
+            Some(record) => may(record),
+            None => self.rules.first && self.role == (Role::Starting { whole: None }),
+        };
+        if !is_allowed {
+            return match &self.role {
+                Role::Looking { .. } | Role::Following { .. } => {}
+                _ => self.begin_again(out),
+            };
+        }
+        let standby = match &self.role {
+            Role::Starting { .. } | Role::Running(Follower::Lost { .. }) => None,
+            Role::Running(Follower::Naming(session)) => Some(session.standby.clone()),
+            _ => return,
+        };
+        self.asked = Asked::Write;
+        let active = self.me.clone();
+        out.push(Effect::Write(Record {
+            epoch,
+            active,
+            standby,
+        }));
+    }
+
+    /// The record that was to be written last is durable.
+    pub fn written(&mut self, record: &Record, out: &mut Vec<Effect>) {
+        self.asked = Asked::Nothing;
+        match &self.role {
+            Role::Starting { whole } => {
+                out.push(if whole.is_some() {
+                    Effect::Resume
+                } else {
+                    Effect::Boot
+                });
+                out.push(Effect::Open);
+                self.role = Role::Running(Follower::None);
+            }
+            Role::Running(Follower::Lost { stands_still }) if record.standby.is_none() => {
+                if *stands_still {
+                    out.push(Effect::GoOn);
+                }
+                out.push(Effect::Open);
+                self.role = Role::Running(Follower::None);
+            }
+            Role::Running(Follower::Naming(session))
+                if record.standby.as_ref() == Some(&session.standby) =>
+            {
+                let session = session.clone();
+                let heard_ms = self.now_ms;
+                self.role = Role::Running(Follower::Current {
+                    session,
+                    heard_ms,
+                    last: None,
+                });
+            }
+            _ => {}
+        }
+        self.ask(out);
+    }
+
+    /// What was asked of the zones did not come about, or nobody knows: a higher epoch exists, or too few of them answer.
+    pub fn refused(&mut self) {
+        self.asked = Asked::Nothing;
+        self.again_ms = self.now_ms + self.rules.retry_ms;
+    }
+}

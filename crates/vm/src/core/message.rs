@@ -1,0 +1,64 @@
+//! What hosts tell each other, and what a host wants done.
+
+use serde::{Deserialize, Serialize};
+
+use super::record::{Number, Record, Who};
+
+/// One following: from its beginning with a copy of everything until the connection breaks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Session {
+    /// Who follows.
+    pub standby: Who,
+    /// Counted by the active host.
+    pub count: u64,
+}
+
+/// What hosts tell each other beside the checkpoints.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// The sender has no machine and would follow.
+    Follow(Who),
+    /// A copy of everything begins: whatever the receiver has is of no use.
+    Begin(Session),
+    /// All of this checkpoint is applied, and all before it.
+    Holds(Session, Number),
+    /// The sender is well, and this is who follows it.
+    Alive(Option<Session>),
+    /// The machine stands still, and this checkpoint is its last one here: take over now.
+    TakeOver(Session),
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Read the record, without owning anything.
+    Read,
+    /// Own the next epoch, then read the record in it.
+    Own,
+    /// Write the record in the epoch owned.
+    Write(Record),
+    /// Tell the other host.
+    Send(Message),
+    /// Start the machine from this host's disk.
+    Boot,
+    /// Let the machine run on from the last checkpoint that was applied.
+    Resume,
+    /// Kill the machine, and forget its memory and what it said.
+    Destroy,
+    /// Send the other host everything, and checkpoints from then on.
+    Protect(Session),
+    /// No more checkpoints are made.
+    Unprotect,
+    /// What was covered by this checkpoint may be heard.
+    Release(Number),
+    /// Output waits for nobody.
+    Open,
+    /// Make a last checkpoint, and let the machine stand still.
+    HandOver,
+    /// The machine, which stands still to be handed over, runs on here.
+    GoOn,
+    /// Draw another life.
+    Renew,
+    /// Be ready for a copy of everything.
+    Prepare(Session),
+}
