@@ -304,7 +304,13 @@ fn seconds(time: std::time::Duration) -> String {
 }
 
 /// Puts a value as Prometheus reads it, of this kind (`counter` or `gauge`).
-pub fn put_metric(text: &mut String, name: &str, help: &str, kind: &str, value: u64) {
+pub fn put_metric(
+    text: &mut String,
+    name: &str,
+    help: &str,
+    kind: &str,
+    value: impl std::fmt::Display,
+) {
     use std::fmt::Write as _;
     // Writing to a string cannot fail.
     let _ = writeln!(

@@ -31,6 +31,8 @@ pub enum Vm {
     Status(VmAsking),
     /// Let the standby take over now.
     Failover(VmAsking),
+    /// Have the host of this file read it again: epoch, protection, compression and read_tracking change while the machine runs.
+    Reload(VmAsking),
     /// Show who ran the machine since when.
     History(VmAsking),
     /// Show what the host of this file has counted, as Prometheus reads it.

@@ -1,5 +1,7 @@
 //! `understudy vm`: virtual machines protected by checkpoints.
 
+mod web;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,6 +37,7 @@ pub async fn run(command: cli::Vm) -> anyhow::Result<Code> {
         cli::Vm::Protect(args) => serve(args, false).await,
         cli::Vm::Status(args) => status(&args).await,
         cli::Vm::Failover(args) => fail_over(&args).await,
+        cli::Vm::Reload(args) => reload(&args).await,
         cli::Vm::History(args) => history(&args).await,
         cli::Vm::Metrics(args) => metrics(&args.config).await,
     }
@@ -108,7 +111,18 @@ async fn serve(args: cli::VmRun, first: bool) -> anyhow::Result<Code> {
     let asked_to_end = super::asked_to_end(args.until_stdin_closes);
     let (name, tls) = (cluster.name.clone(), cluster.tls()?);
     service::ready();
-    let ran = vm::driver::run(config, name, Box::new(Tier(cluster)), tls, asked_to_end).await;
+    let file = args.file.config;
+    if let Some(address) = config.rest {
+        let listener = tokio::net::TcpListener::bind(address).await;
+        let listener = listener.with_context(|| format!("cannot listen at {address}"))?;
+        tokio::spawn(web::serve(file.clone(), listener));
+    }
+    let reread = Box::new(move || match load(&file) {
+        Ok((_, config)) => Ok(config),
+        Err(error) => Err(format!("{error:#}")),
+    });
+    let opener = Box::new(Tier(cluster));
+    let ran = vm::driver::run(config, reread, name, opener, tls, asked_to_end).await;
     match ran {
         Ok(()) => Ok(Code::Ok),
         Err(error) => Err(explain(error)),
@@ -160,6 +174,14 @@ async fn status(args: &VmAsking) -> anyhow::Result<Code> {
     })
 }
 
+/// What a host is, in words.
+fn state_of(status: &Status) -> String {
+    match &status.protection {
+        Some(protection) => format!("{}, {protection}", status.role),
+        None => status.role.clone(),
+    }
+}
+
 fn table(statuses: &[Option<Status>]) -> String {
     let mut out = format!(
         "{:<16} {:<24} {:>6} {:>11} {:>10} {:>12} {:>9}\n",
@@ -170,10 +192,7 @@ fn table(statuses: &[Option<Status>]) -> String {
             out.push_str("(one host cannot be reached)\n");
             continue;
         };
-        let state = match &status.protection {
-            Some(protection) => format!("{}, {protection}", status.role),
-            None => status.role.clone(),
-        };
+        let state = state_of(status);
         let epoch = status
             .epoch
             .map_or_else(|| "-".to_owned(), |epoch| epoch.to_string());
@@ -214,6 +233,26 @@ async fn fail_over(args: &VmAsking) -> anyhow::Result<Code> {
     match args.json {
         true => println!("{told}"),
         false => println!("the standby has taken over"),
+    }
+    Ok(Code::Ok)
+}
+
+async fn reload(args: &VmAsking) -> anyhow::Result<Code> {
+    let (cluster, config) = load(&args.file.config)?;
+    let address = config.peer_listen.to_string();
+    let told = ask(&address, cluster.tls()?.as_ref(), Question::Reload).await;
+    let told = told.map_err(|error| {
+        Failure::new(
+            Code::Unavailable,
+            format!("the host cannot be reached: {error}"),
+        )
+    })?;
+    let told = told.map_err(|why| Failure::new(Code::Usage, why))?;
+    let waits = serde_json::from_str::<Value>(&told)?["waits_for_the_next_start"] == true;
+    match (args.json, waits) {
+        (true, _) => println!("{told}"),
+        (false, false) => println!("the configuration is read"),
+        (false, true) => println!("the configuration is read; some of it waits for the next start"),
     }
     Ok(Code::Ok)
 }

@@ -12,6 +12,7 @@
 //! Invariants: a write is in exactly one checkpoint, the one after it; a block that is written after it was read is no longer one that
 //! a page can be said to equal; an image that was closed is written no more.
 
+mod journal;
 mod reads;
 mod server;
 
@@ -21,12 +22,15 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::encoding::{self, Change, Counts, Encoder, ZEROS};
 
+pub use journal::Cut;
 pub use reads::Reads;
 pub use server::{Server, serve};
+
+use journal::Journal;
 
 /// Bytes of a block, as the guest's page cache reads it.
 pub const BLOCK_BYTES: usize = 4096;
@@ -51,28 +55,13 @@ pub enum Contents {
     Blocks(Vec<u8>),
 }
 
-/// What happened to the disk between two checkpoints.
-#[derive(Debug, Default)]
-pub struct Cut {
-    /// In order.
-    pub writes: Vec<Write>,
-    /// What was read, and not written since.
-    pub reads: Reads,
-}
-
-#[derive(Default)]
-struct State {
-    records: bool,
-    is_closed: bool,
-    cut: Cut,
-    journal_bytes: u64,
-}
-
 /// An image.
 pub struct Disk {
     file: File,
     bytes: u64,
-    state: Mutex<State>,
+    journal: Mutex<Journal>,
+    /// Whoever writes may go on.
+    room: Condvar,
 }
 
 impl Disk {
@@ -106,7 +95,8 @@ impl Disk {
         Ok(Arc::new(Disk {
             file,
             bytes,
-            state: Mutex::default(),
+            journal: Mutex::default(),
+            room: Condvar::new(),
         }))
     }
 
@@ -115,45 +105,52 @@ impl Disk {
         self.bytes
     }
 
-    /// From now on, what is written and read is remembered for the next checkpoint.
-    pub fn record(&self) {
-        let mut state = self.state.lock();
-        state.records = true;
-        state.cut = Cut::default();
-        state.journal_bytes = 0;
+    fn change<T>(&self, change: impl FnOnce(&mut Journal) -> T) -> T {
+        let told = change(&mut self.journal.lock());
+        self.room.notify_all();
+        told
+    }
+
+    /// From now on, what is written and read is remembered for the next checkpoint. While that takes more than `most` bytes, the machine's
+    /// writes wait.
+    pub fn record(&self, most: u64) {
+        self.change(|journal| journal.record(most));
     }
 
     /// Nothing is remembered any more.
     pub fn forget(&self) {
-        let mut state = self.state.lock();
-        state.records = false;
-        state.cut = Cut::default();
-        state.journal_bytes = 0;
+        self.change(Journal::forget);
+    }
+
+    /// A checkpoint is about to be made: no write waits until [`cut`](Disk::cut), for the machine stops only after all of them.
+    pub fn begin(&self) {
+        self.change(Journal::begin);
     }
 
     /// What happened since the last one, at a moment at which the machine stands still.
     pub fn cut(&self) -> Cut {
-        let mut state = self.state.lock();
-        state.journal_bytes = 0;
-        std::mem::take(&mut state.cut)
+        self.change(Journal::cut)
     }
 
     /// Bytes that wait for the next checkpoint.
     pub fn journal_bytes(&self) -> u64 {
-        self.state.lock().journal_bytes
+        self.journal.lock().bytes()
+    }
+
+    /// How often a write had to wait for room since this was asked last.
+    pub fn take_waits(&self) -> u64 {
+        self.journal.lock().take_waits()
     }
 
     /// Nobody writes to it any more.
     pub fn close(&self) {
-        self.state.lock().is_closed = true;
+        self.change(Journal::close);
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let mut state = self.state.lock();
+        let mut journal = self.journal.lock();
         self.file.read_exact_at(into, offset)?;
-        if state.records {
-            state.cut.reads.read(offset, into);
-        }
+        journal.read(offset, into);
         Ok(())
     }
 
@@ -167,16 +164,17 @@ impl Disk {
 
     fn write(&self, write: Write) -> io::Result<()> {
         // Image and journal change together: the order of both is the same.
-        let mut state = self.state.lock();
-        if state.is_closed {
+        let mut journal = self.journal.lock();
+        if journal.is_full() {
+            journal.waits();
+            self.room
+                .wait_while(&mut journal, |journal| journal.is_full());
+        }
+        if journal.is_closed() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         self.put(&write)?;
-        if state.records {
-            state.cut.reads.written(write.offset, write.len());
-            state.journal_bytes += write.len();
-            state.cut.writes.push(write);
-        }
+        journal.written(write);
         Ok(())
     }
 
@@ -221,8 +219,8 @@ impl Disk {
     /// # Errors
     /// If the image cannot be written.
     pub fn apply(&self, writes: &[Write]) -> io::Result<()> {
-        let state = self.state.lock();
-        if state.is_closed {
+        let journal = self.journal.lock();
+        if journal.is_closed() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         writes.iter().try_for_each(|write| self.put(write))
@@ -395,7 +393,7 @@ mod tests {
     fn a_write_belongs_to_the_checkpoint_that_follows_it() {
         let (_directory, disk) = disk();
         disk.write(bytes(0, 9, 10)).unwrap();
-        disk.record();
+        disk.record(u64::MAX);
         disk.write(bytes(0, 1, 4096)).unwrap();
         disk.write(bytes(4096, 2, 512)).unwrap();
         let cut = disk.cut();
@@ -422,7 +420,7 @@ mod tests {
         let (_directory, disk) = disk();
         disk.write(bytes(0, 1, 4096)).unwrap();
         disk.write(bytes(4096, 2, 4096)).unwrap();
-        disk.record();
+        disk.record(u64::MAX);
         disk.read(0, &mut [0; 8192]).unwrap();
         disk.write(bytes(4100, 3, 1)).unwrap();
         let cut = disk.cut();
@@ -442,7 +440,7 @@ mod tests {
             let (_one, disk) = self::disk();
             let (_other, copy) = self::disk();
             let mut sent = Encoder::new(3);
-            disk.record();
+            disk.record(u64::MAX);
             for (block, part, byte, kind) in writes {
                 let offset = block * 4096 + if kind == 0 { part * 512 } else { 0 };
                 let write = match kind {
@@ -473,6 +471,74 @@ mod tests {
             copy.look(0, &mut b).unwrap();
             proptest::prop_assert!(a == b);
         }
+    }
+
+    /// Writes 100 blocks of the disk on another thread, and says after each that it did.
+    fn write_on(disk: &Arc<Disk>) -> std::sync::mpsc::Receiver<io::Result<()>> {
+        let (disk, (sender, written)) = (disk.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            for block in 0..100 {
+                let _ = sender.send(disk.write(bytes(block * 4096, 1, 4096)));
+            }
+        });
+        written
+    }
+
+    /// How many writes were done until nothing happened for a while.
+    fn done(written: &std::sync::mpsc::Receiver<io::Result<()>>) -> usize {
+        let mut done = 0;
+        while let Ok(result) = written.recv_timeout(std::time::Duration::from_millis(300)) {
+            result.unwrap();
+            done += 1;
+        }
+        done
+    }
+
+    #[test]
+    fn while_the_standby_is_slow_writes_wait_and_no_more_is_kept_than_there_is_room_for() {
+        let (_directory, disk) = disk();
+        disk.record(10 * 4096);
+        let written = write_on(&disk);
+        assert_eq!(done(&written), 10);
+        assert!(disk.journal_bytes() < 11 * 4096);
+        // The machine does not stop before all of its writes are done.
+        disk.begin();
+        assert_eq!(done(&written), 90);
+        assert_eq!(disk.cut().writes.len(), 100);
+        assert_eq!((disk.journal_bytes(), disk.take_waits()), (0, 1));
+    }
+
+    #[test]
+    fn writes_go_on_when_their_checkpoint_was_taken_or_nobody_needs_them() {
+        let (_directory, disk) = disk();
+        disk.record(10 * 4096);
+        let written = write_on(&disk);
+        assert_eq!(done(&written), 10);
+        assert_eq!(disk.cut().writes.len(), 10);
+        assert_eq!(done(&written), 10);
+        disk.forget();
+        assert_eq!(done(&written), 80);
+
+        disk.record(0);
+        let written = write_on(&disk);
+        assert_eq!(done(&written), 0);
+        disk.close();
+        let error = written.recv().unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn blocks_that_were_read_are_remembered_only_so_far() {
+        let (_directory, disk) = disk();
+        disk.record(u64::MAX);
+        disk.write(bytes(0, 1, 4096)).unwrap();
+        disk.read(0, &mut [0; 4096]).unwrap();
+        let mut reads = disk.cut().reads;
+        for block in 1..2 * Reads::MOST as u64 {
+            reads.read(block * 4096, &[0; 4096]);
+        }
+        assert_eq!(reads.find(&[1; 4096]), Some(0));
+        assert_eq!(reads.len(), Reads::MOST);
     }
 
     #[test]

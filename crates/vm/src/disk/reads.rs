@@ -17,6 +17,19 @@ pub struct Reads {
 }
 
 impl Reads {
+    /// So many are remembered, 64 MB; what is read beyond that is sent as any page.
+    pub const MOST: usize = 1 << 14;
+
+    /// How many are remembered.
+    pub fn len(&self) -> usize {
+        self.by_block.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.by_block.is_empty()
+    }
+
     /// The machine read this.
     pub fn read(&mut self, offset: u64, bytes: &[u8]) {
         let block_bytes = BLOCK_BYTES as u64;
@@ -29,6 +42,9 @@ impl Reads {
             .enumerate()
         {
             let (number, hash) = (first + at as u64, xxh3_64(block));
+            if self.len() >= Reads::MOST && !self.by_block.contains_key(&number) {
+                return;
+            }
             self.by_contents.insert(hash, number);
             self.by_block.insert(number, (hash, block.into()));
         }

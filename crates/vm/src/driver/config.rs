@@ -59,6 +59,9 @@ pub struct Config {
     pub peer_listen: SocketAddr,
     /// The other host's `peer_listen`.
     pub peer: String,
+    /// Where health checks, metrics and the status page are served over HTTP, if anywhere.
+    #[serde(default)]
+    pub rest: Option<SocketAddr>,
     /// Whether this host boots the machine if there is none yet; of two hosts, one does.
     #[serde(skip)]
     pub first: bool,
@@ -71,6 +74,15 @@ pub struct Config {
     /// Where PostgreSQL listens in the machine, for commit protection.
     #[serde(default = "default_port")]
     pub port: u16,
+    /// Whether pages and blocks are sent by how they differ.
+    #[serde(default = "yes")]
+    pub compression: bool,
+    /// Whether pages that hold what was read from the disk are named by the block.
+    #[serde(default = "yes")]
+    pub read_tracking: bool,
+    /// Megabytes of writes to the disk that may wait in memory for a checkpoint; while there are more, the machine's disk waits.
+    #[serde(default = "default_journal_mb")]
+    pub journal_mb: u64,
     /// How long the active host may be silent.
     #[serde(with = "humantime_serde", default = "default_silence")]
     pub silence: Duration,
@@ -99,6 +111,14 @@ fn default_port() -> u16 {
     5432
 }
 
+fn yes() -> bool {
+    true
+}
+
+fn default_journal_mb() -> u64 {
+    256
+}
+
 fn default_silence() -> Duration {
     Duration::from_millis(1500)
 }
@@ -107,7 +127,41 @@ fn default_patience() -> Duration {
     Duration::from_secs(10)
 }
 
+/// Settings that can change while the host runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// See [`Config`], as for all of these.
+    pub epoch: Duration,
+    /// What waits.
+    pub protection: Protection,
+    /// How pages are sent.
+    pub compression: bool,
+    /// Which are named.
+    pub read_tracking: bool,
+}
+
 impl Config {
+    /// What can change while the host runs.
+    pub fn tuning(&self) -> Tuning {
+        Tuning {
+            epoch: self.epoch,
+            protection: self.protection,
+            compression: self.compression,
+            read_tracking: self.read_tracking,
+        }
+    }
+
+    /// The same with other settings of those that can change.
+    pub fn tuned(self, to: Tuning) -> Config {
+        Config {
+            epoch: to.epoch,
+            protection: to.protection,
+            compression: to.compression,
+            read_tracking: to.read_tracking,
+            ..self
+        }
+    }
+
     /// Reads what `[vm]` says, as a table of its own.
     ///
     /// # Errors
@@ -130,6 +184,9 @@ impl Config {
         }
         if config.memory_mb < 128 {
             return refused("memory_mb", "must be at least 128");
+        }
+        if config.journal_mb == 0 || config.journal_mb > 1 << 20 {
+            return refused("journal_mb", "must be from 1 to 1,048,576");
         }
         if config.cpus == 0 || config.cpus > 2 {
             return refused("cpus", "must be 1 or 2: more have not been tested");
@@ -207,6 +264,7 @@ mod tests {
             ("epoch = \"900ms\"", "epoch"),
             ("memory_mb = 64", "memory_mb"),
             ("cpus = 3", "cpus"),
+            ("journal_mb = 0", "journal_mb"),
             ("protection = \"some\"", "some"),
             ("speed = 3", "speed"),
         ] {

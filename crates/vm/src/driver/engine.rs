@@ -6,6 +6,9 @@
 //!
 //! Orders are carried out in the order in which they were given. Invariant: a machine is killed before the next one is started.
 
+mod checkpoints;
+mod copy;
+
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,21 +19,16 @@ use std::time::{Duration, Instant};
 
 use super::hub::{Hub, Order};
 use crate::core::{Number, Session};
-use crate::disk::{self, Cut, Disk};
-use crate::encoding::{Counts, Encoder, Page, put_state};
-use crate::host::{Checkpoint, Guest, HostError, Machine, Run, Spec, Start, Timing, checkpoint};
-use crate::network::{Flow, tap};
-use crate::standby::{ApplyError, End, Mirror, Part, add};
+use crate::disk::{self, Disk};
+use crate::encoding::Encoder;
+use crate::host::{Checkpoint, Guest, HostError, Machine, Spec, Start};
+use crate::network::tap;
+use crate::standby::{ApplyError, Mirror, Part};
 
 /// Checkpoints that the standby has not confirmed.
 const UNDER_WAY: u64 = 2;
 /// Bytes of one part.
 const PART_BYTES: usize = 1 << 20;
-/// Pages that are read at a time.
-const PAGES_AT_ONCE: u64 = 256;
-/// The copy ends when fewer pages than this were written during a round, or after so many rounds.
-const FEW_PAGES: u64 = 2_000;
-const ROUNDS: usize = 8;
 const TRIES_AGAIN_AFTER: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -322,280 +320,6 @@ impl Engine {
         };
         self.backlog.iter().any(ends)
     }
-
-    /// Copies everything to the standby while the machine runs, until little is left for the first checkpoint.
-    fn protect(&mut self, session: Session, orders: &threads::Receiver<Order>) -> Result<()> {
-        let (Some((disk, _)), Some(machine)) = (&self.disk, &mut self.machine) else {
-            return Ok(());
-        };
-        let disk = disk.clone();
-        let room = usize::try_from(machine.pages() / 10).unwrap_or(usize::MAX);
-        let mut encoder = Encoder::new(room);
-        self.hub.begin_following();
-        self.hub.switch.begin();
-        disk.record();
-        let mut runs = Vec::new();
-        machine.written(&mut runs)?;
-        let began = Instant::now();
-        let mut at = 0;
-        let mut bytes = Vec::new();
-        while let Some((begin, end)) = disk.extent(at).map_err(system("the disk cannot be read"))? {
-            at = end.min(begin + PART_BYTES as u64);
-            bytes.resize((at - begin) as usize, 0);
-            disk.look(begin, &mut bytes)
-                .map_err(system("the disk cannot be read"))?;
-            let part = Part::Image { offset: begin };
-            if !self.hub.send_part(&session, part, bytes.clone()) || self.is_interrupted(orders) {
-                return Ok(());
-            }
-        }
-        let Some(machine) = &self.machine else {
-            return Ok(());
-        };
-        runs.clear();
-        machine.populated(&mut runs)?;
-        for round in 0..ROUNDS {
-            let pages: u64 = runs.iter().map(|run| run.count).sum();
-            tracing::debug!(round, pages, "pages are copied while the machine runs");
-            for run in split(&runs) {
-                let Some(machine) = &self.machine else {
-                    return Ok(());
-                };
-                let mut out = Vec::new();
-                let contents = &mut self.taken.contents;
-                contents.clear();
-                machine.read(run, contents)?;
-                encode(
-                    &mut encoder,
-                    run.pages().zip(pages_of(contents)),
-                    &Cut::default(),
-                    &mut out,
-                );
-                let is_sent =
-                    out.is_empty() || self.hub.send_part(&session, Part::Pages(None), out);
-                if !is_sent || self.is_interrupted(orders) {
-                    return Ok(());
-                }
-            }
-            let mut out = Vec::new();
-            disk::encode(&disk.cut().writes, &mut out);
-            if !out.is_empty() && !self.hub.send_part(&session, Part::Writes(None), out) {
-                return Ok(());
-            }
-            let Some(machine) = &mut self.machine else {
-                return Ok(());
-            };
-            runs.clear();
-            machine.written(&mut runs)?;
-            let left: u64 = runs.iter().map(|run| run.count).sum();
-            if left < FEW_PAGES || round + 1 == ROUNDS {
-                break;
-            }
-        }
-        // What the last scan named belongs to the first checkpoint.
-        let mut out = Vec::new();
-        for run in split(&runs) {
-            let contents = &mut self.taken.contents;
-            contents.clear();
-            let Some(machine) = &self.machine else {
-                return Ok(());
-            };
-            machine.read(run, contents)?;
-            encode(
-                &mut encoder,
-                run.pages().zip(pages_of(contents)),
-                &Cut::default(),
-                &mut out,
-            );
-        }
-        if !out.is_empty() && !self.hub.send_part(&session, Part::Pages(None), out) {
-            return Ok(());
-        }
-        tracing::info!(standby = %session.standby, took = ?began.elapsed(), "the standby has a copy");
-        let (made, next) = (Number::default(), Instant::now());
-        self.protection = Some(Protection {
-            session,
-            encoder,
-            blocks: Encoder::new(room),
-            devices: Vec::new(),
-            made,
-            next,
-            is_last: false,
-        });
-        Ok(())
-    }
-
-    /// Makes a checkpoint, and sends it.
-    fn make(&mut self, orders: &threads::Receiver<Order>) -> Result<()> {
-        let (Some(machine), Some((disk, _)), Some(protection)) =
-            (&mut self.machine, &self.disk, &mut self.protection)
-        else {
-            return Ok(());
-        };
-        let switch = &self.hub.switch;
-        // What leaves from the first checkpoint on waits; what left before is in it.
-        if protection.made == Number::default() {
-            switch.hold();
-        }
-        let number = protection.made.next();
-        let began = Instant::now();
-        let mut seen: (Cut, Vec<Flow>) = Default::default();
-        let cut = || {
-            seen = (disk.cut(), switch.made(number));
-            Ok::<(), EngineError>(())
-        };
-        let timing = match protection.is_last {
-            false => checkpoint(machine, &mut self.taken, cut)?,
-            true => {
-                self.runs = false;
-                last_checkpoint(machine, &mut self.taken, cut)?
-            }
-        };
-        protection.made = number;
-        protection.next = began + self.hub.config.epoch;
-        let session = protection.session.clone();
-        self.hub.act(|guard, out| guard.made(number, out));
-        self.send(&session, number, seen, timing);
-        self.is_interrupted(orders);
-        Ok(())
-    }
-
-    /// The machine runs meanwhile. If the connection breaks, the guard hears of it from there.
-    fn send(&mut self, session: &Session, number: Number, seen: (Cut, Vec<Flow>), timing: Timing) {
-        let Some(protection) = &mut self.protection else {
-            return;
-        };
-        let (cut, flows) = seen;
-        let mut sent = Sent {
-            hub: &self.hub,
-            session,
-            number,
-            parts: 0,
-            sum: 0,
-            bytes: 0,
-        };
-        let mut writes = Vec::new();
-        let mut disk_bytes = 0;
-        for write in &cut.writes {
-            disk_bytes += write.len();
-            disk::encode_differing(write, &mut protection.blocks, &mut writes);
-            if writes.len() >= PART_BYTES {
-                sent.part(Part::Writes(Some(number)), std::mem::take(&mut writes));
-            }
-        }
-        if !writes.is_empty() {
-            sent.part(Part::Writes(Some(number)), writes);
-        }
-        let mut pages = Vec::new();
-        let mut counts = Counts::default();
-        for (at, contents) in self.taken.pages() {
-            counts.add(&encode(
-                &mut protection.encoder,
-                std::iter::once((at, contents)),
-                &cut,
-                &mut pages,
-            ));
-            if pages.len() >= PART_BYTES {
-                sent.part(Part::Pages(Some(number)), std::mem::take(&mut pages));
-            }
-        }
-        if !pages.is_empty() {
-            sent.part(Part::Pages(Some(number)), pages);
-        }
-        let mut devices = Vec::new();
-        put_state(&protection.devices, &self.taken.devices, &mut devices);
-        protection.devices.clone_from(&self.taken.devices);
-        let bytes = sent.end(flows, devices);
-        self.hub
-            .stats
-            .lock()
-            .made(timing.paused(), &counts, disk_bytes, bytes);
-    }
-}
-
-/// A checkpoint on its way.
-struct Sent<'a> {
-    hub: &'a Hub,
-    session: &'a Session,
-    number: Number,
-    parts: u32,
-    sum: u64,
-    bytes: u64,
-}
-
-impl Sent<'_> {
-    fn part(&mut self, part: Part, bytes: Vec<u8>) {
-        self.parts += 1;
-        self.sum = add(self.sum, &bytes);
-        self.bytes += bytes.len() as u64;
-        self.hub.send_part(self.session, part, bytes);
-    }
-
-    fn end(self, flows: Vec<Flow>, devices: Vec<u8>) -> u64 {
-        let end = End {
-            number: self.number,
-            parts: self.parts,
-            sum: add(self.sum, &devices),
-            flows,
-        };
-        let bytes = self.bytes + devices.len() as u64;
-        self.hub.send_part(self.session, Part::End(end), devices);
-        bytes
-    }
-}
-
-/// As [`checkpoint`], but the machine stands still afterwards.
-fn last_checkpoint(
-    machine: &mut Machine,
-    into: &mut Checkpoint,
-    cut: impl FnOnce() -> Result<()>,
-) -> Result<Timing> {
-    let began = Instant::now();
-    *into = Checkpoint::default();
-    machine.pause()?;
-    machine.written(&mut into.runs)?;
-    for run in &into.runs {
-        machine.read(*run, &mut into.contents)?;
-    }
-    machine.devices(&mut into.devices)?;
-    cut()?;
-    Ok(Timing {
-        pause: began.elapsed(),
-        ..Timing::default()
-    })
-}
-
-/// Runs of a length that can be read at a time.
-fn split(runs: &[Run]) -> impl Iterator<Item = Run> + use<> {
-    let runs: Vec<Run> = runs.to_vec();
-    runs.into_iter().flat_map(|run| {
-        let firsts = (run.first..run.first + run.count).step_by(PAGES_AT_ONCE as usize);
-        firsts.map(move |first| Run {
-            first,
-            count: PAGES_AT_ONCE.min(run.first + run.count - first),
-        })
-    })
-}
-
-fn pages_of(contents: &[u8]) -> impl Iterator<Item = &[u8]> {
-    contents.chunks_exact(crate::host::PAGE)
-}
-
-fn encode<'a>(
-    encoder: &mut Encoder,
-    pages: impl Iterator<Item = (u64, &'a [u8])>,
-    cut: &Cut,
-    out: &mut Vec<u8>,
-) -> Counts {
-    let mut counts = Counts::default();
-    for (number, contents) in pages {
-        let page: &Page = contents
-            .try_into()
-            .expect("a page has the length of a page");
-        let number = u32::try_from(number).expect("a machine has less than 16 TB");
-        encoder.put(number, page, |page| cut.reads.find(page), &mut counts, out);
-    }
-    counts
 }
 
 /// A machine that is new gets a disk of its own; its holes stay holes.

@@ -11,7 +11,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::config::Config;
+use super::config::{Config, Tuning};
 use super::stats::Stats;
 use super::wire::{Packet, Shape};
 use super::zones::Zones;
@@ -73,8 +73,14 @@ impl Peer {
     }
 }
 
+/// Reads the configuration again; why it cannot be used.
+pub type Reread = Box<dyn Fn() -> Result<Config, String> + Send + Sync>;
+
 pub struct Hub {
+    /// As the host was started; what can change is in [`tuning`](Hub::tuning).
     pub config: Config,
+    tuning: Mutex<Tuning>,
+    reread: Reread,
     /// What the machine is.
     pub shape: Shape,
     /// What runs the guest's code, and why.
@@ -105,6 +111,7 @@ pub fn new_life() -> u64 {
 impl Hub {
     pub fn new(
         config: Config,
+        reread: Reread,
         name: String,
         shape: Shape,
         acceleration: crate::host::Acceleration,
@@ -123,6 +130,8 @@ impl Hub {
         };
         let hub = Arc::new(Hub {
             guard: Mutex::new(Guard::new(me, config.rules(), 0)),
+            tuning: Mutex::new(config.tuning()),
+            reread,
             config,
             shape,
             acceleration,
@@ -138,6 +147,24 @@ impl Hub {
             trouble: Mutex::default(),
         });
         (hub, asked, ordered)
+    }
+
+    /// The settings that can change, as they are now.
+    pub fn tuning(&self) -> Tuning {
+        *self.tuning.lock()
+    }
+
+    /// Reads the configuration again. Whether something in it waits for the next start.
+    pub fn reload(&self) -> Result<bool, String> {
+        let read = (self.reread)()?;
+        let tuning = read.tuning();
+        *self.tuning.lock() = tuning;
+        self.switch.protect(tuning.protection);
+        self.stats.lock().begin_anew();
+        tracing::info!(?tuning, "the settings are");
+        let first = self.config.first;
+        let now = self.config.clone().tuned(tuning);
+        Ok(Config { first, ..read } != now)
     }
 
     /// Tells the guard what happened, and begins what it wants done.
@@ -209,6 +236,7 @@ impl Hub {
             Effect::Release(number) => {
                 self.confirmed.store(number.0, Ordering::Release);
                 self.switch.release(number);
+                self.stats.lock().held(number);
                 self.order(Order::Wake);
             }
             Effect::Open => self.order(Order::Open),

@@ -27,7 +27,8 @@ use hub::{Hub, Job, Order};
 use wire::Shape;
 use zones::Zones;
 
-pub use stats::Told;
+pub use hub::Reread;
+pub use stats::{Parts, Told};
 pub use status::Status;
 pub use wire::{Question, ask};
 pub use zones::Open;
@@ -121,12 +122,14 @@ fn spec(config: &Config, image: &Image) -> Result<(Spec, host::Acceleration), Ru
     Ok((spec, acceleration))
 }
 
-/// Runs a host of a machine until `shutdown` is done. The machine, if it runs here, ends with it: hand it over first.
+/// Runs a host of a machine until `shutdown` is done. The machine, if it runs here, ends with it: hand it over first. `reread` reads the
+/// configuration again, when an operator wants it.
 ///
 /// # Errors
 /// If it cannot begin: what this host lacks is said before anything starts.
 pub async fn run(
     config: Config,
+    reread: Reread,
     name: NodeName,
     opener: Box<dyn Open>,
     tls: Option<Tls>,
@@ -154,6 +157,7 @@ pub async fn run(
     let zones = Arc::new(Zones::new(opener, name.clone()));
     let (hub, jobs, orders) = Hub::new(
         config,
+        reread,
         name.to_string(),
         shape,
         acceleration,

@@ -1,9 +1,9 @@
 //! What a host answers operators.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use proxy::driver::put_metric;
 use serde::{Deserialize, Serialize};
 
 use super::hub::Hub;
@@ -78,7 +78,7 @@ pub fn status(hub: &Hub) -> Status {
             name: guard.me().name.clone(),
             role: role.to_owned(),
             protection: protection.map(str::to_owned),
-            waits: hub.config.protection,
+            waits: hub.tuning().protection,
             epoch: guard.epoch(),
             linked: hub.peer.lock().is_some(),
             checkpoint,
@@ -106,6 +106,9 @@ pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String
             Ok(format!("[{}]", history.join(",")))
         }
         Question::Failover => fail_over(hub).await,
+        Question::Reload => hub
+            .reload()
+            .map(|waits| serde_json::json!({"waits_for_the_next_start": waits}).to_string()),
     }
 }
 
@@ -129,90 +132,123 @@ async fn fail_over(hub: &Hub) -> Result<String, String> {
     ))
 }
 
+/// As Prometheus reads it: what is now, and what was counted.
 fn metrics(status: &Status) -> String {
     let stats = &status.stats;
-    let is_active = u64::from(status.role == "active");
-    let is_protected = u64::from(status.protection.as_deref() == Some("protected"));
-    let numbers = [
+    let flag = |is_so: bool| f64::from(u8::from(is_so));
+    let is_protected = status.protection.as_deref() == Some("protected");
+    let gauges = [
         (
             "active",
-            "gauge",
             "Whether this host runs the machine.",
-            is_active as f64,
+            flag(status.role == "active"),
+        ),
+        (
+            "standby",
+            "Whether it holds checkpoints of the machine.",
+            flag(status.role == "standby"),
         ),
         (
             "protected",
-            "gauge",
             "Whether a current standby holds its checkpoints.",
-            is_protected as f64,
+            flag(is_protected),
+        ),
+        (
+            "linked",
+            "Whether it is connected to the other host.",
+            flag(status.linked),
         ),
         (
             "epoch",
-            "gauge",
             "The last epoch that this host owned.",
             f64::from(status.epoch.unwrap_or(0)),
         ),
         (
-            "checkpoints_total",
-            "counter",
-            "Checkpoints that were made.",
-            stats.epochs as f64,
-        ),
-        (
-            "pages_total",
-            "counter",
-            "Pages that had been written.",
-            stats.pages as f64,
-        ),
-        (
-            "raw_bytes_total",
-            "counter",
-            "Bytes of pages and disk that had been written.",
-            stats.raw_bytes as f64,
-        ),
-        (
-            "sent_bytes_total",
-            "counter",
-            "Bytes that were sent.",
-            stats.sent_bytes as f64,
-        ),
-        (
-            "pause_p50_seconds",
-            "gauge",
-            "How long a checkpoint stops the machine.",
-            stats.pause_ms_p50 / 1e3,
-        ),
-        (
-            "pause_p95_seconds",
-            "gauge",
-            "How long 95 % of them stop it at most.",
-            stats.pause_ms_p95 / 1e3,
-        ),
-        (
             "waiting_frames",
-            "gauge",
             "Frames that wait for a checkpoint.",
             status.waiting as f64,
         ),
         (
+            "pause_p50_seconds",
+            "How long a checkpoint stops the machine.",
+            stats.pause_ms_p50 / 1e3,
+        ),
+        (
+            "pause_p99_seconds",
+            "How long 99 % of them stop it at most.",
+            stats.pause_ms_p99 / 1e3,
+        ),
+        (
+            "safe_p50_seconds",
+            "From the beginning of a checkpoint until the standby holds it.",
+            stats.safe_ms_p50 / 1e3,
+        ),
+        (
+            "safe_p99_seconds",
+            "What 99 % of them take at most.",
+            stats.safe_ms_p99 / 1e3,
+        ),
+    ];
+    let counters = [
+        (
+            "checkpoints_total",
+            "Checkpoints that were made.",
+            stats.epochs,
+        ),
+        ("pages_total", "Pages that had been written.", stats.pages),
+        (
+            "pages_unchanged_total",
+            "Of those, as they had been sent.",
+            stats.pages_unchanged,
+        ),
+        (
+            "pages_as_blocks_total",
+            "Of those, named as a block of the disk.",
+            stats.pages_as_blocks,
+        ),
+        (
+            "raw_bytes_total",
+            "Bytes of pages and disk that had been written.",
+            stats.raw_bytes,
+        ),
+        (
+            "sent_bytes_total",
+            "Bytes that were sent.",
+            stats.sent_bytes,
+        ),
+        (
+            "disk_waits_total",
+            "Writes that waited because the standby was slow.",
+            stats.disk_waits,
+        ),
+        (
             "takeovers_total",
-            "counter",
             "How often this host took over.",
-            stats.takeovers as f64,
+            stats.takeovers,
         ),
         (
             "resets_total",
-            "counter",
             "Connections reset after a takeover.",
-            status.resets as f64,
+            status.resets,
         ),
     ];
     let mut out = String::new();
-    for (name, kind, help, value) in numbers {
-        // Writing to a string does not fail.
-        let _ = write!(
-            out,
-            "# HELP understudy_vm_{name} {help}\n# TYPE understudy_vm_{name} {kind}\nunderstudy_vm_{name} {value}\n"
+    for (name, help, value) in gauges {
+        put_metric(
+            &mut out,
+            &format!("understudy_vm_{name}"),
+            help,
+            "gauge",
+            value,
+        );
+    }
+    for (name, help, value) in counters {
+        put_metric(
+            &mut out,
+            &format!("understudy_vm_{name}"),
+            help,
+            "counter",
+            value,
         );
     }
     out

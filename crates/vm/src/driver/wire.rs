@@ -28,6 +28,8 @@ pub enum Question {
     Status,
     /// Let the standby take over.
     Failover,
+    /// Read the configuration again.
+    Reload,
     /// Who ran the machine when.
     History,
     /// What was counted, as Prometheus reads it.

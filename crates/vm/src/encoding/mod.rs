@@ -8,6 +8,8 @@
 //!                           ── otherwise ──▶ runs of bytes that are not zero
 //! ```
 //!
+//! Without compression, and that can change at any checkpoint, a page that is no block is sent as it is.
+//!
 //! Invariant: the cache holds pages exactly as they were sent last, so what they differ from is what the standby has. Runs carry the
 //! new bytes rather than the XOR of new and old: as long, and a page that gets them twice is the same.
 
@@ -33,6 +35,7 @@ pub struct Malformed;
 const SAME_BLOCK: u8 = 1;
 const FROM_OLD: u8 = 2;
 const FROM_ZEROS: u8 = 3;
+const AS_IT_IS: u8 = 4;
 
 /// How many pages were sent in which way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,6 +70,7 @@ impl Counts {
 #[derive(Debug)]
 pub struct Encoder {
     cache: Cache,
+    compresses: bool,
 }
 
 impl Encoder {
@@ -74,7 +78,13 @@ impl Encoder {
     pub fn new(pages: usize) -> Encoder {
         Encoder {
             cache: Cache::new(pages),
+            compresses: true,
         }
+    }
+
+    /// Whether pages are told by how they differ; otherwise as they are, all 4096 bytes.
+    pub fn compress(&mut self, compresses: bool) {
+        self.compresses = compresses;
     }
 
     /// Puts a page at the end of `out`. `block_of` says which block of the disk a page equals, at the moment of the checkpoint.
@@ -88,6 +98,11 @@ impl Encoder {
     ) {
         counts.pages += 1;
         let before = out.len();
+        if !self.compresses {
+            self.put_as_it_is(number, page, block_of(page), counts, out);
+            counts.bytes += (out.len() - before) as u64;
+            return;
+        }
         let old = self.cache.get(number);
         if old == Some(page) {
             counts.unchanged += 1;
@@ -113,6 +128,28 @@ impl Encoder {
 }
 
 impl Encoder {
+    fn put_as_it_is(
+        &mut self,
+        number: u32,
+        page: &Page,
+        block: Option<u64>,
+        counts: &mut Counts,
+        out: &mut Vec<u8>,
+    ) {
+        // What the cache has is not what was sent last any more.
+        self.cache.forget(number);
+        out.extend_from_slice(&number.to_le_bytes());
+        if let Some(block) = block {
+            counts.blocks += 1;
+            out.push(SAME_BLOCK);
+            runs::put_number(block, out);
+        } else {
+            counts.whole += 1;
+            out.push(AS_IT_IS);
+            out.extend_from_slice(page);
+        }
+    }
+
     /// A page is not what was sent last any more: something else has changed it on the standby.
     pub fn forget(&mut self, number: u32) {
         self.cache.forget(number);
@@ -167,6 +204,8 @@ pub enum Change<'a> {
     Runs(&'a [u8]),
     /// Zeros, but for these runs.
     Whole(&'a [u8]),
+    /// This.
+    Is(&'a Page),
 }
 
 impl Change<'_> {
@@ -179,6 +218,7 @@ impl Change<'_> {
                 *page = ZEROS;
                 runs::apply(runs, page);
             }
+            Change::Is(new) => *page = **new,
         }
     }
 }
@@ -200,6 +240,11 @@ pub fn changes(mut input: &[u8], pages: u32) -> Result<Vec<(u32, Change<'_>)>, M
             SAME_BLOCK => Change::Block(runs::take_number(&mut input)?),
             FROM_OLD => Change::Runs(runs::take(&mut input)?),
             FROM_ZEROS => Change::Whole(runs::take(&mut input)?),
+            AS_IT_IS => {
+                let (page, rest) = input.split_first_chunk().ok_or(Malformed)?;
+                input = rest;
+                Change::Is(page)
+            }
             _ => return Err(Malformed),
         };
         all.push((number, change));
@@ -241,14 +286,15 @@ mod tests {
     proptest! {
         #[test]
         fn the_standby_has_what_was_sent(
-            epochs in proptest::collection::vec(proptest::collection::vec(step(), 0..12), 1..12),
+            epochs in proptest::collection::vec((proptest::collection::vec(step(), 0..12), any::<bool>()), 1..12),
             room in 1..16_usize,
         ) {
             let mut memory = vec![ZEROS; PAGES as usize];
             let mut mirror = memory.clone();
             let mut encoder = Encoder::new(room);
             let mut counts = Counts::default();
-            for steps in epochs {
+            for (steps, compresses) in epochs {
+                encoder.compress(compresses);
                 let mut dirty = std::collections::BTreeSet::new();
                 for step in steps {
                     match step {

@@ -39,7 +39,6 @@ const LOOK_EVERY: u16 = 100;
 /// The switch between the machine and the network.
 pub struct Switch {
     path: PathBuf,
-    protection: Protection,
     port: u16,
     /// Counts devices, so that whoever reads from one notices that it was taken away.
     attached: AtomicU64,
@@ -61,7 +60,6 @@ impl Switch {
         let listener = UnixListener::bind(path)?;
         let switch = Arc::new(Switch {
             path: path.to_owned(),
-            protection,
             port,
             attached: AtomicU64::new(0),
             output: Mutex::new(Output::new(protection, port)),
@@ -201,9 +199,14 @@ impl Switch {
     /// The machine does not run here any more: nothing leaves, and what waits is forgotten.
     pub fn detach(&self) {
         let mut output = self.output.lock();
-        *output = Output::new(self.protection, self.port);
+        *output = Output::new(output.wanted(), self.port);
         self.attached.fetch_add(1, Ordering::AcqRel);
         self.tap.lock().take();
+    }
+
+    /// Something else waits from the next checkpoint on.
+    pub fn protect(&self, protection: Protection) {
+        self.output.lock().protect(protection);
     }
 
     /// From now on what leaves waits for checkpoints.

@@ -7,8 +7,11 @@
 //! moved the client's side of TCP beyond the checkpoint; such a connection cannot go on. After a takeover each connection that the
 //! checkpoint knows is asked where its client is, by a keepalive probe: one whose client is beyond is reset on both sides, so that
 //! nobody waits for ever. A connection's beginning waits, so that the standby knows every connection that a client thinks established.
+//!
+//! A client whose segments did not arrive waits longer each time before it sends them again, and would go on waiting after the takeover.
+//! It is told that they did not arrive while the machine could not be reached, and sends them at once (RFC 6069).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +24,11 @@ use crate::core::{Gate, Number};
 const SETTLES_WITHIN: Duration = Duration::from_secs(1);
 /// Between two probes.
 const PROBE_EVERY: Duration = Duration::from_millis(300);
+
+/// How often a client is told that a segment did not arrive: each time takes one doubling of its patience back.
+const TOLD: usize = 6;
+/// Connections that the machine has ended, and whose last segments may have to be sent again.
+const ENDED_KEPT: usize = 256;
 
 /// What waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -44,6 +52,31 @@ pub struct Flow {
     next: u32,
     expects: u32,
     conversation: Conversation,
+    /// Everything that it says waits: its client is not beyond any checkpoint.
+    waits: bool,
+}
+
+impl Flow {
+    /// What makes the client send again what did not arrive, if there is something: first what did arrive, as far as the machine knows.
+    fn wakes(&self) -> impl Iterator<Item = Vec<u8>> + use<> {
+        let arrived = Segment {
+            from: self.machine,
+            to: self.client,
+            seq: self.next,
+            ack: self.expects,
+            flags: ACK,
+            payload: &[],
+        };
+        let lost = Segment {
+            from: self.client,
+            to: self.machine,
+            seq: self.expects,
+            ack: self.next,
+            ..arrived
+        };
+        let told = std::iter::repeat_n(lost.unreachable(), TOLD);
+        std::iter::once(arrived.build()).chain(told)
+    }
 }
 
 /// A connection that is asked where its client is.
@@ -66,11 +99,15 @@ pub struct Frames {
 /// The output of a machine.
 pub struct Output {
     protection: Protection,
+    /// From the next checkpoint on.
+    wanted: Protection,
     port: u16,
     gate: Gate<Vec<u8>>,
     made: Number,
     released: Number,
     flows: BTreeMap<(End, End), Flow>,
+    /// Those of them that the machine has ended, in order: a survivor need not know of them.
+    ended: VecDeque<(End, End)>,
     /// The last checkpoint that a frame of it waits for.
     waits_for: BTreeMap<(End, End), Number>,
     probed: BTreeMap<(End, End), Probed>,
@@ -91,29 +128,38 @@ impl Output {
         }
         Output {
             protection,
+            wanted: protection,
             port,
             gate,
             made: Number::default(),
             released: Number::default(),
             flows: BTreeMap::new(),
+            ended: VecDeque::new(),
             waits_for: BTreeMap::new(),
             probed: BTreeMap::new(),
             resets: 0,
         }
     }
 
+    /// What waits, from the next checkpoint on.
+    pub fn wanted(&self) -> Protection {
+        self.wanted
+    }
+
+    /// Something else waits. That begins with a checkpoint, which knows of the connections what a survivor needs then; or at once, if none
+    /// are made.
+    pub fn protect(&mut self, protection: Protection) {
+        self.wanted = protection;
+        if !self.gate.holds() && self.protection != Protection::Nothing {
+            self.protection = protection;
+        }
+    }
+
     /// The machine sends a frame; what may leave at once.
     pub fn leaves(&mut self, frame: Vec<u8>) -> Option<Vec<u8>> {
-        let passes = match self.protection {
-            Protection::Everything => false,
-            Protection::Commits => self.passes(&frame),
-            Protection::Nothing => {
-                // Followed all the same: a survivor resets what cannot go on.
-                self.passes(&frame);
-                true
-            }
-        };
-        if passes {
+        // Followed in any case: what waits can change, and a survivor resets what cannot go on.
+        let passes = self.passes(&frame);
+        if passes || self.protection == Protection::Nothing {
             Some(frame)
         } else {
             self.gate.put(frame)
@@ -123,17 +169,18 @@ impl Output {
     fn passes(&mut self, frame: &[u8]) -> bool {
         let Some(segment) = Segment::parse(frame) else {
             const ARP: [u8; 2] = [8, 6];
-            return frame.get(12..14) == Some(&ARP);
+            let is_arp = frame.get(12..14) == Some(&ARP);
+            return is_arp && self.protection != Protection::Everything;
         };
-        if segment.from.port != self.port {
+        let key = (segment.from, segment.to);
+        let may_pass = self.follow(key, &segment);
+        let passes = may_pass && !self.waits(segment.from.port);
+        if segment.has(RST) {
+            self.forget(&key);
             return false;
         }
-        let key = (segment.from, segment.to);
-        let passes = self.follow(key, &segment);
-        if segment.has(RST) {
-            self.flows.remove(&key);
-            self.waits_for.remove(&key);
-            return false;
+        if segment.has(FIN) {
+            self.end(key);
         }
         let in_order = self
             .waits_for
@@ -145,6 +192,34 @@ impl Output {
         passes && in_order
     }
 
+    /// Whether everything waits that the machine says from this port.
+    fn waits(&self, port: u16) -> bool {
+        match self.protection {
+            Protection::Everything => true,
+            Protection::Commits => port != self.port,
+            Protection::Nothing => false,
+        }
+    }
+
+    fn forget(&mut self, key: &(End, End)) {
+        self.flows.remove(key);
+        self.waits_for.remove(key);
+        self.ended.retain(|ended| ended != key);
+    }
+
+    /// The machine says nothing more on this connection.
+    fn end(&mut self, key: (End, End)) {
+        if self.ended.contains(&key) {
+            return;
+        }
+        self.ended.push_back(key);
+        if self.ended.len() > ENDED_KEPT
+            && let Some(oldest) = self.ended.front().copied()
+        {
+            self.forget(&oldest);
+        }
+    }
+
     /// Takes a segment of the machine into account; whether what it says may pass.
     fn follow(&mut self, key: (End, End), segment: &Segment<'_>) -> bool {
         if segment.has(SYN) {
@@ -153,9 +228,14 @@ impl Output {
                 client: segment.to,
                 next: segment.end(),
                 expects: segment.ack,
-                conversation: Conversation::default(),
+                conversation: match key.0.port == self.port {
+                    true => Conversation::default(),
+                    false => Conversation::opaque(),
+                },
+                waits: false,
             };
             self.flows.insert(key, flow);
+            self.ended.retain(|ended| *ended != key);
             return false;
         }
         let flow = self.flows.entry(key).or_insert_with(|| Flow {
@@ -164,6 +244,7 @@ impl Output {
             next: segment.seq,
             expects: segment.ack,
             conversation: Conversation::opaque(),
+            waits: false,
         });
         if is_after(segment.ack, flow.expects) {
             flow.expects = segment.ack;
@@ -196,7 +277,19 @@ impl Output {
     pub fn made(&mut self, number: Number) -> Vec<Flow> {
         self.made = number;
         self.gate.made(number);
-        self.flows.values().cloned().collect()
+        if self.wanted != self.protection {
+            self.protection = self.wanted;
+            self.hold();
+        }
+        let open = self
+            .flows
+            .iter()
+            .filter(|(key, _)| !self.ended.contains(key));
+        open.map(|(_, flow)| Flow {
+            waits: self.waits(flow.machine.port),
+            ..flow.clone()
+        })
+        .collect()
     }
 
     /// A checkpoint is safe.
@@ -209,6 +302,7 @@ impl Output {
 
     /// Nothing waits any more.
     pub fn open(&mut self) -> Vec<Vec<u8>> {
+        self.protection = self.wanted;
         self.waits_for.clear();
         self.gate.open()
     }
@@ -247,8 +341,11 @@ impl Output {
                 },
             )
         };
-        self.probed = self.flows.keys().map(probed).collect();
-        self.probe()
+        let may_be_beyond = self.flows.iter().filter(|(_, flow)| !flow.waits);
+        self.probed = may_be_beyond.map(|(key, _)| probed(key)).collect();
+        let mut frames = self.probe();
+        frames.out.extend(self.flows.values().flat_map(Flow::wakes));
+        frames
     }
 
     fn probe(&self) -> Frames {
@@ -273,13 +370,15 @@ impl Output {
     /// A client sends a frame. It goes to the machine in any case; more may have to be sent.
     pub fn comes(&mut self, frame: &[u8]) -> Frames {
         let mut frames = Frames::default();
-        if self.probed.is_empty() {
-            return frames;
-        }
         let Some(segment) = Segment::parse(frame) else {
             return frames;
         };
         let key = (segment.to, segment.from);
+        if segment.has(RST) {
+            self.forget(&key);
+            self.probed.remove(&key);
+            return frames;
+        }
         let Some(probed) = self.probed.get_mut(&key).filter(|_| segment.has(ACK)) else {
             return frames;
         };
@@ -456,17 +555,101 @@ mod tests {
     }
 
     #[test]
+    fn connections_that_have_ended_are_forgotten() {
+        let mut output = Output::new(Protection::Commits, PORT);
+        let segment = |port, flags| Segment {
+            from: end(1, PORT),
+            to: end(2, port),
+            seq: 7,
+            ack: 500,
+            flags,
+            payload: &[],
+        };
+        for port in 1..=1000 {
+            output.leaves(segment(port, SYN | ACK).build());
+            assert_eq!(output.made(Number(u64::from(port))).len(), 1);
+            output.leaves(segment(port, FIN | ACK).build());
+        }
+        assert_eq!(output.flows.len(), ENDED_KEPT);
+        // One whose client goes without a word, and one with a number that was used before.
+        output.leaves(segment(1000, SYN | ACK).build());
+        output.leaves(segment(2000, SYN | ACK).build());
+        assert_eq!(output.made(Number(2000)).len(), 2);
+        let reset = Segment {
+            from: end(2, 2000),
+            to: end(1, PORT),
+            ..segment(0, RST)
+        };
+        output.comes(&reset.build());
+        assert_eq!(output.made(Number(2001)).len(), 1);
+    }
+
+    #[test]
+    fn what_waits_changes_with_a_checkpoint() {
+        let (mut output, mut seq) = connected();
+        output.protect(Protection::Everything);
+        // Until then nothing has changed.
+        assert!(output.leaves(says(seq, ACK, BEGIN)).is_some());
+        seq += BEGIN.len() as u32;
+        assert!(output.made(Number(2)).iter().all(|flow| flow.waits));
+        assert!(output.leaves(says(seq, ACK, b"")).is_none());
+        output.protect(Protection::Commits);
+        assert!(output.made(Number(3)).iter().all(|flow| !flow.waits));
+        // The connection was followed meanwhile, and what waits goes first.
+        assert!(output.leaves(says(seq, ACK, BEGIN)).is_none());
+        assert_eq!(output.release(Number(3)).len(), 1);
+        output.made(Number(4));
+        assert_eq!(output.release(Number(4)).len(), 1);
+        seq += BEGIN.len() as u32;
+        assert!(output.leaves(says(seq, ACK, BEGIN)).is_some());
+        output.protect(Protection::Nothing);
+        seq += BEGIN.len() as u32;
+        output.made(Number(5));
+        assert!(output.leaves(says(seq, ACK, COMMIT)).is_some());
+        output.protect(Protection::Everything);
+        output.made(Number(6));
+        assert!(output.leaves(says(seq, ACK, BEGIN)).is_none());
+    }
+
+    #[test]
+    fn what_waits_changes_at_once_if_no_checkpoints_are_made() {
+        let mut output = Output::new(Protection::Everything, PORT);
+        output.open();
+        output.protect(Protection::Nothing);
+        output.hold();
+        assert!(output.leaves(says(1, ACK, b"")).is_some());
+    }
+
+    #[test]
     fn connections_that_waited_for_nothing_go_on() {
         let (mut output, seq) = connected();
         let flows = output.made(Number(2));
         let now = Duration::from_secs(5);
         let mut survivor = Output::new(Protection::Commits, PORT);
         let probes = survivor.take_over(flows.clone(), now);
-        assert_eq!(probes.out.len(), 1);
+        assert_eq!(probes.out.len(), 1 + 1 + TOLD);
         assert_eq!(survivor.comes(&client(500, seq)), Frames::default());
         assert_eq!(survivor.tick(now + SETTLES_WITHIN), Frames::default());
         assert!(!survivor.is_settling());
         assert_eq!(survivor.resets(), 0);
+    }
+
+    #[test]
+    fn a_client_that_can_only_wait_is_never_reset_and_is_told_what_did_not_arrive() {
+        let (mut output, seq) = connected();
+        output.protect(Protection::Everything);
+        let flows = output.made(Number(2));
+        let now = Duration::from_secs(5);
+        let mut survivor = Output::new(Protection::Everything, PORT);
+        let frames = survivor.take_over(flows, now);
+        let arrived = Segment::parse(&frames.out[0]).unwrap();
+        assert_eq!((arrived.seq, arrived.ack), (seq, 500));
+        // The number of what the client sends again.
+        assert_eq!(frames.out[1][58 + 8..][..4], 500_u32.to_be_bytes());
+        assert_eq!(frames.out.len(), 1 + TOLD);
+        // It had sent something that the machine never got.
+        assert_eq!(survivor.comes(&client(540, seq)), Frames::default());
+        assert_eq!(survivor.tick(now + SETTLES_WITHIN), Frames::default());
     }
 
     #[test]

@@ -12,6 +12,11 @@ const IP_BYTES: usize = 20;
 const TCP_BYTES: usize = 20;
 const IPV4: [u8; 2] = [8, 0];
 const TCP: u8 = 6;
+const ICMP: u8 = 1;
+/// Of ICMP: the host cannot be reached.
+const UNREACHABLE: [u8; 2] = [3, 1];
+/// What ICMP quotes of a segment: ports and number.
+const QUOTED_BYTES: usize = 8;
 
 /// An end of a connection, as frames name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -100,15 +105,31 @@ impl<'a> Segment<'a> {
         let sum = checksum(&[&pseudo, &tcp]);
         tcp[16..18].copy_from_slice(&sum.to_be_bytes());
 
-        let mut ip = vec![0x45, 0];
-        ip.extend(((IP_BYTES + tcp.len()) as u16).to_be_bytes());
-        ip.extend([0, 0, 0x40, 0, 64, TCP, 0, 0]);
-        ip.extend(self.from.ip);
-        ip.extend(self.to.ip);
-        let sum = checksum(&[&ip]);
-        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        let ip = ip_header(&self.from, &self.to, TCP, tcp.len());
         [&self.to.mac[..], &self.from.mac, &IPV4, &ip, &tcp].concat()
     }
+
+    /// The frame that tells who sent this that it did not arrive.
+    pub fn unreachable(&self) -> Vec<u8> {
+        let frame = self.build();
+        let quoted = &frame[ETHERNET_BYTES..][..IP_BYTES + QUOTED_BYTES];
+        let mut icmp = [&UNREACHABLE[..], &[0; 6], quoted].concat();
+        let sum = checksum(&[&icmp]);
+        icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+        let ip = ip_header(&self.to, &self.from, ICMP, icmp.len());
+        [&self.from.mac[..], &self.to.mac, &IPV4, &ip, &icmp].concat()
+    }
+}
+
+fn ip_header(from: &End, to: &End, protocol: u8, bytes: usize) -> Vec<u8> {
+    let mut ip = vec![0x45, 0];
+    ip.extend(((IP_BYTES + bytes) as u16).to_be_bytes());
+    ip.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
+    ip.extend(from.ip);
+    ip.extend(to.ip);
+    let sum = checksum(&[&ip]);
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    ip
 }
 
 /// The sum of the internet's protocols; every part but the last has an even length.
@@ -135,6 +156,38 @@ pub fn end(last: u8, port: u16) -> End {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sender_is_told_which_segment_did_not_arrive() {
+        let segment = Segment {
+            from: end(2, 40_000),
+            to: end(1, 5432),
+            seq: 0x0102_0304,
+            ack: 0,
+            flags: ACK,
+            payload: &[],
+        };
+        let frame = segment.unreachable();
+        assert_eq!((&frame[..6], frame[23]), (&segment.from.mac[..], ICMP));
+        // Both sums come out even, and the addresses are the other way round than in what is quoted.
+        assert_eq!(checksum(&[&frame[14..34]]), 0);
+        assert_eq!(checksum(&[&frame[34..]]), 0);
+        assert_eq!(
+            (frame[26..30].to_vec(), frame[30..34].to_vec()),
+            (vec![10, 0, 0, 1], vec![10, 0, 0, 2])
+        );
+        assert_eq!(
+            (frame[54..58].to_vec(), frame[58..62].to_vec()),
+            (vec![10, 0, 0, 2], vec![10, 0, 0, 1])
+        );
+        let quoted = [
+            &40_000_u16.to_be_bytes()[..],
+            &5432_u16.to_be_bytes(),
+            &[1, 2, 3, 4],
+        ]
+        .concat();
+        assert_eq!(frame[62..], quoted);
+    }
 
     #[test]
     fn a_segment_is_what_was_built() {

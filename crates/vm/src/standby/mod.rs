@@ -225,7 +225,7 @@ impl Mirror {
                         memory.read(Run { first, count: 1 }, &mut old)?;
                         page.copy_from_slice(&old);
                     }
-                    Change::Whole(_) => {}
+                    Change::Whole(_) | Change::Is(_) => {}
                 }
                 change.apply(&mut page);
                 memory.write(first, &page)?;
