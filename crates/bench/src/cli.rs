@@ -3,6 +3,7 @@
 mod mariadb;
 mod mirror;
 mod proxy;
+mod vm;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use understudy::cli::duration;
 pub use self::mariadb::BenchMariadb;
 pub use self::mirror::BenchMirror;
 pub use self::proxy::BenchProxy;
+pub use self::vm::BenchVm;
 
 /// Run a benchmark.
 #[derive(Debug, Parser)]
@@ -48,6 +50,7 @@ pub enum Bench {
     Mariadb(BenchMariadb),
     Proxy(BenchProxy),
     Mirror(BenchMirror),
+    Vm(BenchVm),
 }
 
 /// How much is measured, where, and how the answer is printed: options of every measurement.

@@ -1,5 +1,7 @@
 //! What each measurement is run with, and what is printed of it.
 
+mod vm;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,6 +25,9 @@ use crate::{
 pub fn run(cli: cli::Cli) -> anyhow::Result<Code> {
     // Its own words are the story; a log would only disturb it.
     start_logging(cli.log.as_deref(), "error")?;
+    if matches!(cli.command, cli::Bench::Vm(_)) {
+        cluster::machine::enter_network()?;
+    }
     on_runtime(measure(cli.command))
 }
 
@@ -40,6 +45,7 @@ async fn measure(command: cli::Bench) -> anyhow::Result<Code> {
         cli::Bench::Mariadb(args) => run_mariadb(args).await,
         cli::Bench::Proxy(args) => run_proxy(args).await,
         cli::Bench::Mirror(args) => run_mirror(args).await,
+        cli::Bench::Vm(args) => vm::run(args).await,
     }
 }
 

@@ -32,4 +32,5 @@ pub(crate) mod rates;
 pub mod soak;
 pub mod standby;
 pub mod statistics;
+pub mod vm;
 pub mod zones;

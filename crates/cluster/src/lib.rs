@@ -26,6 +26,7 @@ pub mod clients;
 mod credentials;
 pub mod disk;
 mod logs;
+pub mod machine;
 pub mod mariadb;
 pub mod mirror;
 pub mod process;

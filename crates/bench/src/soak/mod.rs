@@ -10,7 +10,7 @@
 
 mod chart;
 mod judge;
-mod orders;
+pub(crate) mod orders;
 mod readers;
 mod report;
 mod sample;
@@ -120,7 +120,7 @@ async fn set_stage(options: &Options, tier: &Tier) -> anyhow::Result<Cluster> {
     let active = cluster.wait_active(TIMEOUT).await?;
     let server = cluster.server(&active)?;
     schema::create(&options.bin, &server, options.scale).await?;
-    orders::create(&server, options.scale).await?;
+    orders::create(&server.config(), options.scale).await?;
     let standby = other(&cluster, &active)?;
     cluster.wait_follows(&standby, TIMEOUT).await?;
     Ok(cluster)

@@ -7,7 +7,6 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 use tokio_postgres::{Client, Config, Error, Statement};
 
-use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use cluster::clients::work::Work;
 
@@ -24,8 +23,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// The server does not, or they are there.
-pub async fn create(server: &Server, warehouses: u32) -> anyhow::Result<()> {
-    let client = connect(&server.config()).await?;
+pub async fn create(server: &Config, warehouses: u32) -> anyhow::Result<()> {
+    let client = connect(server).await?;
     client
         .batch_execute(include_str!("orders.sql"))
         .await

@@ -254,6 +254,9 @@ pub fn each_server(all: &tokio_postgres::Config) -> Vec<tokio_postgres::Config> 
             .dbname(all.get_dbname().unwrap_or_default())
             .target_session_attrs(all.get_target_session_attrs())
             .application_name(all.get_application_name().unwrap_or_default());
+        if let Some(password) = all.get_password() {
+            one.password(password);
+        }
         one
     };
     places.map(one).collect()

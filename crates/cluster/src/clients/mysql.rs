@@ -87,6 +87,30 @@ pub fn setup_statements(accounts: u32) -> String {
     )
 }
 
+/// The same by the administrator over the network: statements, one after the other.
+///
+/// # Errors
+/// The server does not answer, or refuses one.
+pub async fn administrate(
+    server: Server,
+    password: &str,
+    statements: &[&str],
+) -> anyhow::Result<()> {
+    let options = OptsBuilder::default()
+        .ip_or_hostname(server.address.to_string())
+        .tcp_port(server.port)
+        .user(Some("root"))
+        .pass(Some(password))
+        .prefer_socket(false);
+    let connecting = tokio::time::timeout(ANSWER_WITHIN, Conn::new(Opts::from(options)));
+    let mut connection = connecting.await.context("no answer in time")??;
+    for statement in statements {
+        connection.query_drop(*statement).await?;
+    }
+    connection.disconnect().await?;
+    Ok(())
+}
+
 /// The password of the account that clients use, for the server's own programs.
 pub fn account() -> (&'static str, &'static str) {
     (USER, USER)

@@ -70,7 +70,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Dev(command) => on_runtime(dev::run(command)),
         Command::Demo(args) => {
             if args.vm {
-                crate::demo::machine::enter_network()?;
+                cluster::machine::enter_network()?;
             }
             on_runtime(demo::run(args))
         }

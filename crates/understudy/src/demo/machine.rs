@@ -8,10 +8,10 @@ mod clients;
 mod stage;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context;
+use cluster::machine::GUEST;
 use cluster::workspace::Workspace;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -20,7 +20,7 @@ use vm::network::Protection;
 
 use super::progress::Progress;
 use clients::{Clients, Seen};
-use stage::{ADDRESS, GUEST, Stage};
+use stage::Stage;
 
 /// What the user chose.
 #[derive(Debug, Clone)]
@@ -90,31 +90,6 @@ pub struct Report {
     pub seed: u64,
 }
 
-/// Makes a network namespace for this process, before it has threads.
-///
-/// # Errors
-/// It needs root.
-pub fn enter_network() -> anyhow::Result<()> {
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
-        .context("the demo with a machine needs a network namespace of its own: run it as root")?;
-    for words in [
-        "link set lo up".to_owned(),
-        "link add br0 type bridge forward_delay 0".to_owned(),
-        // The clients have a card of their own: its address and its link outlive the hosts' devices.
-        "link add clients type veth peer name clients0".to_owned(),
-        "link set clients0 master br0 up".to_owned(),
-        "link set br0 up".to_owned(),
-        "link set clients up".to_owned(),
-        format!("address add {ADDRESS}/24 dev clients"),
-    ] {
-        let output = Command::new("ip").args(words.split(' ')).output();
-        let output = output.context("cannot run ip: apt-get install iproute2")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        anyhow::ensure!(output.status.success(), "ip {words}: {}", said.trim());
-    }
-    Ok(())
-}
-
 /// Runs the demo. Dropping the future ends it and cleans up.
 ///
 /// # Errors
@@ -150,6 +125,7 @@ async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
         let protected = stage.wait_protected(&progress).await?;
         tokio::time::sleep(options.between.mul_f64(rng.random_range(0.5..1.5))).await;
         let status = stage
+            .pair
             .status(protected)
             .await
             .context("the active host does not answer")?;
@@ -158,11 +134,12 @@ async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
         sums.sent_bytes += status.stats.sent_bytes;
         sums.pauses.push(status.stats.pause_ms_p50);
         let before = clients.connections();
-        let killed = stage.kill(protected)?;
+        let killed = stage.pair.kill(protected)?;
         progress.say(&format!("{number}: {} is killed", status.name));
-        stage.wait_active(1 - protected).await?;
+        stage.pair.wait_active(1 - protected).await?;
         clients.wait_commits_after(killed).await?;
         let survivor = stage
+            .pair
             .status(1 - protected)
             .await
             .context("the survivor does not answer")?;
@@ -170,7 +147,7 @@ async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
         kills.push((killed, before.len() as u64, clients.kept(&before)));
         sums.takeovers.push(survivor.stats.takeover_ms);
         if number < options.kills {
-            stage.restart(protected)?;
+            stage.pair.restart(protected)?;
         }
     }
     let seen = clients.stop().await?;

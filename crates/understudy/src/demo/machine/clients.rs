@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 
-use super::stage::GUEST;
+use cluster::machine::GUEST;
 
 const ACCOUNTS: i32 = 10_000;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);

@@ -1,0 +1,94 @@
+//! What was hoped for, and what came of it.
+
+use serde::Serialize;
+
+use super::loads::Load;
+use super::ways::Way;
+use super::{Measured, Report};
+
+/// One of them.
+#[derive(Debug, Clone, Serialize)]
+pub struct Goal {
+    /// What is looked at.
+    pub what: String,
+    /// What was hoped for.
+    pub wanted: String,
+    /// What was seen.
+    pub seen: f64,
+    /// Whether that is as hoped.
+    pub met: bool,
+}
+
+const PAUSE_MS: f64 = 5.0;
+const TIMES_FEWER: f64 = 20.0;
+const WITH_COMMITS: f64 = 0.8;
+const WITHOUT: f64 = 0.1;
+const DOWNTIME_MS: f64 = 1000.0;
+/// The machine and the interval that the goals are about.
+const MEMORY_MB: u64 = 512;
+const EPOCH_MS: u32 = 50;
+
+/// Those that the report says something of.
+pub(super) fn of(report: &Report) -> Vec<Goal> {
+    let cases = report.cases.iter();
+    let orders = cases.filter(|case| case.load == Load::Orders && case.memory_mb == MEMORY_MB);
+    let ways: Vec<&Measured> = orders
+        .flat_map(|case| &case.ways)
+        .filter(|way| way.epoch_ms == EPOCH_MS)
+        .collect();
+    let find = |wanted: Way| ways.iter().find(|it| it.way == wanted);
+    let mut goals = Vec::new();
+    let mut put = |what: &str, wanted: String, seen: f64, met: bool| {
+        let what = what.to_owned();
+        goals.push(Goal {
+            what,
+            wanted,
+            seen,
+            met,
+        });
+    };
+    if let Some(all) = find(Way::All) {
+        let (pause, times) = (all.pause_p50_ms.median, all.times_fewer.median);
+        put(
+            "pause of a checkpoint, median, in ms",
+            format!("below {PAUSE_MS}"),
+            pause,
+            pause < PAUSE_MS,
+        );
+        put(
+            "bytes of pages and blocks that were written, by bytes sent",
+            format!("at least {TIMES_FEWER}"),
+            times,
+            times >= TIMES_FEWER,
+        );
+        let ratio = all.ratio.median;
+        put(
+            "throughput with commit protection, by that of the machine unprotected",
+            format!("at least {WITH_COMMITS}"),
+            ratio,
+            ratio >= WITH_COMMITS,
+        );
+    }
+    if let Some(everything) = find(Way::Memory) {
+        let ratio = everything.ratio.median;
+        put(
+            "the same if everything waits",
+            format!("about {WITHOUT}"),
+            ratio,
+            ratio <= 2.0 * WITHOUT,
+        );
+    }
+    for failover in &report.failovers {
+        let ms = failover.without_detection_ms.median;
+        put(
+            &format!(
+                "no commits, without the detection, in ms: {}, {}",
+                failover.guest, failover.way
+            ),
+            format!("below {DOWNTIME_MS}"),
+            ms,
+            ms < DOWNTIME_MS,
+        );
+    }
+    goals
+}
