@@ -105,6 +105,11 @@ impl Topology {
         }
     }
 
+    /// Whether the active of this epoch is known, or that of a later one.
+    pub fn knows(&self, epoch: Epoch) -> bool {
+        self.active.is_some() && self.epoch >= epoch
+    }
+
     /// Whether transactions may not begin.
     pub fn is_held(&self) -> bool {
         self.is_handing_over || self.is_paused
@@ -132,6 +137,17 @@ mod tests {
             address: format!("host{epoch}:5432").into(),
             horizons: vec![(Epoch(epoch), None)],
         }
+    }
+
+    #[test]
+    fn an_active_of_an_older_epoch_is_not_enough() {
+        let mut topology = Topology::default();
+        assert!(!topology.knows(Epoch(0)), "no active is known");
+        topology.hear(active(3));
+        assert!(topology.knows(Epoch(3)));
+        assert!(!topology.knows(Epoch(4)), "there is a newer one");
+        topology.hear(active(5));
+        assert!(topology.knows(Epoch(4)));
     }
 
     #[test]

@@ -109,18 +109,20 @@ async fn start() -> io::Result<(Successor, UnixStream)> {
         serves: false,
     };
     let pid = successor.child.id().and_then(|pid| i32::try_from(pid).ok());
+    tokio::select! {
+        met = meet(&meeting, pid) => Ok((successor, met?)),
+        status = successor.child.wait() => {
+            Err(io::Error::other(format!("it ended at once: {}", status?)))
+        }
+    }
+}
+
+/// The connection of the process `pid`. Anybody on this machine may come here.
+async fn meet(meeting: &UnixListener, pid: Option<i32>) -> io::Result<UnixStream> {
     loop {
-        tokio::select! {
-            met = meeting.accept() => {
-                let (stream, _) = met?;
-                // Anybody on this machine may come here.
-                if pid.is_some() && stream.peer_cred()?.pid() == pid {
-                    return Ok((successor, stream));
-                }
-            }
-            status = successor.child.wait() => {
-                return Err(io::Error::other(format!("it ended at once: {}", status?)));
-            }
+        let (stream, _) = meeting.accept().await?;
+        if pid.is_some() && stream.peer_cred()?.pid() == pid {
+            return Ok(stream);
         }
     }
 }
@@ -429,4 +431,27 @@ fn give_back(leaving: Leaving) {
     let sockets: Option<Sockets> = Some(sockets);
     // The client's task waits for it.
     let _ = answer.send(sockets);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_process_that_was_started_is_met() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path().join("meeting");
+        let meeting = UnixListener::bind(&at).unwrap();
+        let own = i32::try_from(std::process::id()).ok();
+        let stranger = UnixStream::connect(&at).await.unwrap();
+        for other in [Some(1), None] {
+            let met = tokio::time::timeout(Duration::from_millis(50), meet(&meeting, other)).await;
+            assert!(met.is_err(), "{other:?} was met");
+        }
+        // The first one took the connection of the stranger, who finds it closed.
+        stranger.readable().await.unwrap();
+        assert_eq!(stranger.try_read(&mut [0; 1]).unwrap(), 0);
+        let _started = UnixStream::connect(&at).await.unwrap();
+        meet(&meeting, own).await.unwrap();
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use dax::ids::Epoch;
 use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
@@ -90,7 +91,7 @@ impl Predecessor {
             loop {
                 let news = proxy.cluster.news();
                 let topology = proxy.cluster.topology();
-                if topology.active.is_some() && topology.epoch.0 >= self.offer.epoch {
+                if topology.knows(Epoch(self.offer.epoch)) {
                     return;
                 }
                 // News may have come before it was waited for.
