@@ -37,3 +37,19 @@ pub fn css() -> Response {
 pub fn icon() -> Response {
     asset("image/svg+xml", ICON)
 }
+
+/// A text as HTML: nothing in it is taken for markup.
+pub fn text(of: &str) -> String {
+    let mut out = String::with_capacity(of.len());
+    for letter in of.chars() {
+        match letter {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            other => out.push(other),
+        }
+    }
+    out
+}

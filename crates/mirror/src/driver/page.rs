@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use page::text;
+
 use super::command::Status;
 use super::hub::Hub;
 use super::peer::{Question, ask};
@@ -27,22 +29,6 @@ pub async fn page(hub: &Arc<Hub>) -> String {
         .and_then(Result::ok)
         .and_then(|json| serde_json::from_str(&json).ok());
     html(&super::command::status(hub), other.as_ref())
-}
-
-/// A text as HTML.
-fn text(of: &str) -> String {
-    let mut out = String::with_capacity(of.len());
-    for letter in of.chars() {
-        match letter {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            other => out.push(other),
-        }
-    }
-    out
 }
 
 /// What a person is to know first: how good it is, and a sentence.

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use async_trait::async_trait;
 use coordination::config::{ClusterConfig, check_keys};
 use coordination::{service, tier};
@@ -63,19 +62,9 @@ async fn init(file: &Path) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
-/// One thread is cheaper than a pool of one, which wakes its only member for each message.
 fn serve(args: cli::MirrorRun) -> anyhow::Result<Code> {
     let (cluster, config) = load(&args.file.config)?;
-    let mut runtime = match config.threads {
-        1 => tokio::runtime::Builder::new_current_thread(),
-        _ => tokio::runtime::Builder::new_multi_thread(),
-    };
-    runtime
-        .worker_threads(config.threads)
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?
-        .block_on(serve_with(args, cluster, config))
+    super::on_threads(config.threads, serve_with(args, cluster, config))
 }
 
 async fn serve_with(

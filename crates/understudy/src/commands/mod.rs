@@ -125,6 +125,23 @@ pub fn on_runtime(command: impl Future<Output = anyhow::Result<Code>>) -> anyhow
         .block_on(command)
 }
 
+/// Runs a service on so many threads. One is cheaper than a pool of one, which wakes its only member for each message.
+fn on_threads(
+    threads: usize,
+    work: impl Future<Output = anyhow::Result<Code>>,
+) -> anyhow::Result<Code> {
+    let mut runtime = match threads {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    runtime
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?
+        .block_on(work)
+}
+
 /// What a configuration says of its cluster, and its table of this name as a text of its own. `check` judges its keys, and
 /// `advice` says what to write if the table is not there.
 fn load_table(

@@ -7,7 +7,6 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use coordination::channel::Party;
 use coordination::config::ClusterConfig;
 use coordination::{service, tier};
@@ -26,20 +25,9 @@ use crate::exit::Code;
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Serves clients until it is asked to end; then lets their transactions end.
-///
-/// One thread is cheaper than a pool of one, which wakes its only member for each message.
 pub fn run(args: cli::Proxy) -> anyhow::Result<Code> {
     let (cluster, config) = load(&args.config)?;
-    let mut runtime = match config.threads {
-        1 => tokio::runtime::Builder::new_current_thread(),
-        _ => tokio::runtime::Builder::new_multi_thread(),
-    };
-    runtime
-        .worker_threads(config.threads)
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?
-        .block_on(run_with(args, cluster, config))
+    super::on_threads(config.threads, run_with(args, cluster, config))
 }
 
 async fn run_with(

@@ -20,9 +20,9 @@ use axum::response::{IntoResponse, Response};
 use page::asset;
 use serde_json::Value;
 use tokio::net::TcpListener;
-use vm::driver::{Question, Status};
+use vm::driver::{Question, Status, ask};
 
-use super::{ask_both, state_of, statuses};
+use super::{state_of, statuses};
 
 const HTML: &str = include_str!("page.html");
 
@@ -74,8 +74,11 @@ fn check(path: &str, status: Option<&Status>) -> StatusCode {
 
 /// What the host of this file answers.
 async fn first(file: &Path, question: Question) -> Option<String> {
-    let told = ask_both(file, question).await.ok()?;
-    told.into_iter().next().flatten()?.ok()
+    // Only this host is asked: whether the other one answers does not matter to a check.
+    let (cluster, config) = super::load(file).ok()?;
+    let tls = cluster.tls().ok()?;
+    let own = config.peer_listen.to_string();
+    ask(&own, tls.as_ref(), question).await.ok()?.ok()
 }
 
 fn text(kind: &'static str, text: Option<String>) -> Response {
@@ -92,14 +95,6 @@ async fn status_page(file: &Path) -> Response {
         .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default();
     asset("text/html; charset=utf-8", draw(&statuses, &history))
-}
-
-/// What a browser does not take for markup.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
 }
 
 fn draw(statuses: &[Option<Status>], history: &[Value]) -> String {
@@ -129,15 +124,15 @@ fn draw(statuses: &[Option<Status>], history: &[Value]) -> String {
             entries,
             "<li class=\"card\">epoch {}: {}, {}</li>",
             entry["epoch"],
-            escaped(entry["active"].as_str().unwrap_or("?")),
+            page::text(entry["active"].as_str().unwrap_or("?")),
             match entry["standby"].as_str() {
-                Some(standby) => format!("with {} as its standby", escaped(standby)),
+                Some(standby) => format!("with {} as its standby", page::text(standby)),
                 None => "alone".to_owned(),
             }
         );
     }
     HTML.replace("{kind}", kind)
-        .replace("{verdict}", &escaped(&verdict))
+        .replace("{verdict}", &page::text(&verdict))
         .replace("{hosts}", &hosts)
         .replace("{history}", &entries)
 }
@@ -181,18 +176,18 @@ fn card(status: &Option<Status>) -> String {
     ];
     let facts: String = facts
         .iter()
-        .map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(value)))
+        .map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", page::text(value)))
         .collect();
     let trouble = status
         .trouble
         .as_deref()
         .map_or_else(String::new, |trouble| {
-            format!("<p class=\"note\">{}</p>", escaped(trouble))
+            format!("<p class=\"note\">{}</p>", page::text(trouble))
         });
     format!(
         "<li class=\"card {kind}\"><div class=\"top\"><h3>{}</h3><p class=\"word\">{}</p></div><dl class=\"facts\">{facts}</dl>{trouble}</li>",
-        escaped(&status.name),
-        escaped(&state_of(status)),
+        page::text(&status.name),
+        page::text(&state_of(status)),
     )
 }
 
