@@ -113,7 +113,9 @@ impl Shop {
         arguments.extend([
             "--protocol=prepared".to_owned(),
             "--no-vacuum".to_owned(),
-            "--jobs=1".to_owned(),
+            // A thread for each: pgbench waits for a statement to be prepared with its whole thread, and if that waits
+            // for a connection of the pool, all are held by transactions that the same thread would go on with.
+            format!("--jobs={}", options.shoppers),
             format!("--client={}", options.shoppers),
         ]);
         Ok(arguments)

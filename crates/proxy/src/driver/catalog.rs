@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use tokio::task::JoinHandle;
 use tokio_postgres::config::SslMode;
+use tokio_postgres::error::{DbError, Severity};
 use tokio_postgres::{Client, NoTls};
 
 use crate::config::{Config, Control};
@@ -106,9 +107,10 @@ impl OwnSession {
         Ok(client)
     }
 
-    /// Whoever asks next gets a new one.
-    async fn forget(&self) {
-        *self.current.lock().await = None;
+    /// Whoever asks next gets another one than `ended`.
+    async fn forget(&self, ended: &Arc<Client>) {
+        let mut current = self.current.lock().await;
+        current.take_if(|(_, client)| Arc::ptr_eq(client, ended));
     }
 }
 
@@ -189,7 +191,8 @@ impl Catalogs {
         let client = self.session().await?;
         match self.ask(&client, user).await {
             // It had ended, and nobody had noticed.
-            Err(_) if client.is_closed() => {
+            Err(CatalogError::Postgres(error)) if has_ended(&client, &error) => {
+                self.session.forget(&client).await;
                 let client = self.session().await?;
                 self.ask(&client, user).await
             }
@@ -197,10 +200,10 @@ impl Catalogs {
         }
     }
 
-    async fn ask(&self, client: &Client, user: &str) -> Result<Option<String>, CatalogError> {
+    async fn ask(&self, client: &Arc<Client>, user: &str) -> Result<Option<String>, CatalogError> {
         let asking = async { client.query_opt(VERIFIER, &[&user]).await };
         let Ok(row) = tokio::time::timeout(ANSWER_TIMEOUT, asking).await else {
-            self.session.forget().await;
+            self.session.forget(client).await;
             return Err(CatalogError::Timeout);
         };
         Ok(row?.and_then(|row| row.get(0)))
@@ -210,6 +213,15 @@ impl Catalogs {
     async fn session(&self) -> Result<Arc<Client>, CatalogError> {
         self.session.on(&active_of(&self.cluster)?).await
     }
+}
+
+/// Whether an error was the session's last word: PostgreSQL's farewell may be read before the connection is seen to be
+/// closed.
+fn has_ended(client: &Client, error: &tokio_postgres::Error) -> bool {
+    let severity = error.as_db_error().and_then(DbError::parsed_severity);
+    client.is_closed()
+        || error.is_closed()
+        || matches!(severity, Some(Severity::Fatal | Severity::Panic))
 }
 
 fn active_of(cluster: &Cluster) -> Result<Address, CatalogError> {
