@@ -129,14 +129,17 @@ impl Finish {
         let Some(membership) = s.membership.clone().filter(|m| m.change.is_some()) else {
             return Ok(None);
         };
-        if !s.may_end(&membership, s.looked_through()) {
+        let is_joint = membership.change.as_ref().is_some_and(|c| c.joint);
+        let mut ready = s.looked_through();
+        if !is_joint {
+            // Those who are to be needed have to have answered since the change began: a store may have lost its disk
+            // before that, unnoticed, and a joint membership that needs it would stop everybody for ever.
+            ready = ready.intersection(s.links.keepers(membership.version));
+        }
+        if !s.may_end(&membership, ready) {
             return Ok(None);
         }
-        if !membership
-            .change
-            .as_ref()
-            .is_some_and(|change| change.joint)
-        {
+        if !is_joint {
             let version = s.new_version();
             s.go_by(membership.joint(version));
         }

@@ -504,6 +504,33 @@ fn an_exchange_ends_although_a_member_goes_away_while_records_are_read() {
     assert_eq!(d.peers[3].records, d.peers[0].records);
 }
 
+/// A zone lost its disk while another one began to leave, and nobody had noticed. The joint membership needed the lost one for
+/// every quorum, and nothing could end any more, although the two others had everything.
+#[test]
+fn members_count_jointly_only_once_those_who_will_be_needed_have_answered() {
+    let mut d = written();
+    d.scrub();
+    d.end_scrub();
+    let leaves = Change {
+        leaving: vec![StoreId::new(2).unwrap()],
+        sync_replicas: 2,
+        ..Change::default()
+    };
+    let begin = d.start(Call::ChangeMembers(leaves));
+    while d.result(begin).is_none() {
+        for replica in [1, 2] {
+            d.commit(replica);
+            d.deliver(replica);
+        }
+    }
+    assert_eq!(d.finish(Call::FinishChange).unwrap(), Output::Ended(false));
+    let change = |d: &Harness| d.core.membership().unwrap().change.clone();
+    assert!(change(&d).is_some_and(|change| !change.joint));
+    d.run();
+    assert_eq!(d.finish(Call::FinishChange).unwrap(), Output::Ended(true));
+    assert_eq!(change(&d), None);
+}
+
 /// Two zones lack a block that only the third one has, which is more than may ever be lost. Its copies were looked for at
 /// those two, who make a quorum, and not at the one that had it: the scrub mended nothing, whoever had written the block.
 #[test]
