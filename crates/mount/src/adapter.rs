@@ -26,7 +26,7 @@ use volume::private::is_private;
 use volume::view::{AttrChange, NewInode, Ownership, View};
 
 use crate::errno::stale;
-use crate::handles::is_cached;
+use crate::handles::{is_cached, is_never_cached};
 use crate::joiner::{carry_out, over, settle};
 use crate::opening::{
     Created, changed_ttl, clear_set_id, create_and_open, cut_to_nothing, inherit_group, listing,
@@ -337,8 +337,8 @@ impl Filesystem for Adapter {
                 cut_to_nothing(&*view, ino(number)).await?;
             }
             let opened = open_counted(&*view, &core.handles, ino(number));
-            let (handle, mode) = opened.map_err(stale)?;
-            Ok((FileHandle(handle), open_flags(mode)))
+            let (handle, cache) = opened.map_err(stale)?;
+            Ok((FileHandle(handle), open_flags(cache)))
         };
         let say = |reply: ReplyOpen, (handle, flags)| reply.opened(handle, flags);
         self.core.start("open", Effect::Change, reply, ask, say);
@@ -361,7 +361,7 @@ impl Filesystem for Adapter {
             create_and_open(&*view, &core, at, ownership, flags).await
         };
         let say = |reply: ReplyCreate, created: Created| {
-            let (handle, flags) = (FileHandle(created.handle), open_flags(created.mode));
+            let (handle, flags) = (FileHandle(created.handle), open_flags(created.cache));
             let attr = file_attr(&created.attr);
             reply.created(&created.ttl, &attr, GENERATION, handle, flags);
         };
@@ -400,7 +400,7 @@ impl Filesystem for Adapter {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -411,6 +411,9 @@ impl Filesystem for Adapter {
         let written = data.len() as u32; // at most MAX_WRITE_BYTES
         let data = Bytes::copy_from_slice(data);
         let bypasses = !is_cached(handle.0);
+        let may_be_cached = bypasses && !is_never_cached(handle.0);
+        // The kernel asks for an fsync after a write through its cache, and leaves it to us otherwise.
+        let is_synchronous = bypasses && flags.0 & libc::O_DSYNC != 0;
         // Pages that a mapping wrote come whole, and private files are not the database's pages.
         let may_be_split =
             !bypasses && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) && !is_private(number);
@@ -421,11 +424,14 @@ impl Filesystem for Adapter {
                 .joiner
                 .accept(number, (offset, data), may_be_split, size);
             carry_out(&*view, &core.joiner, number, plan).await?;
-            if bypasses && core.handles.shared_cached() {
+            if may_be_cached && core.handles.shared_cached() {
                 core.forget_pages(number, offset, written).await;
             }
             if kills_set_id {
                 clear_set_id(&*view, number).await?;
+            }
+            if is_synchronous {
+                view.fsync(number).await?;
             }
             Ok(())
         };

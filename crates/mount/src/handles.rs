@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use volume::private::is_private;
-use volume::view::{DirEntry, Ino, OpenMode};
+use volume::view::{DirEntry, Ino, PageCache};
 
 /// Open handles of one file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -54,34 +54,42 @@ pub(crate) struct Handles {
     next_directory: AtomicU64,
 }
 
-/// The number that the kernel keeps for an open file: whether it bypasses the page cache.
+/// The number that the kernel keeps for an open file: whether it bypasses the page cache, and whether all others of
+/// that file do.
 const CACHED: u64 = 0;
 const DIRECT: u64 = 1;
+const NEVER_CACHED: u64 = 2;
 
 /// Whether a file's handle uses the page cache.
 pub(crate) fn is_cached(handle: u64) -> bool {
     handle == CACHED
 }
 
+/// Whether nobody else uses it for the handle's file either.
+pub(crate) fn is_never_cached(handle: u64) -> bool {
+    handle == NEVER_CACHED
+}
+
 impl Handles {
     /// Counts a handle that the view has counted, and says how the kernel must treat it.
-    pub(crate) fn open_file(&self, ino: Ino, asked: OpenMode) -> (u64, OpenMode) {
+    pub(crate) fn open_file(&self, ino: Ino, asked: PageCache) -> (u64, PageCache) {
         let mut files = self.files.lock();
         let opens = files.entry(ino).or_default();
-        if asked.direct_io {
+        if asked.is_bypassed() {
             opens.direct += 1;
-            (DIRECT, asked)
-        } else {
-            opens.cached += 1;
-            if is_private(ino) {
-                return (CACHED, asked);
-            }
-            self.shared_cached.store(true, Ordering::Release);
-            let mode = OpenMode {
-                keep_cache: asked.keep_cache && !self.may_have_old_pages(ino),
-                ..asked
+            return match asked {
+                PageCache::Never => (NEVER_CACHED, asked),
+                _ => (DIRECT, asked),
             };
-            (CACHED, mode)
+        }
+        opens.cached += 1;
+        if is_private(ino) {
+            return (CACHED, asked);
+        }
+        self.shared_cached.store(true, Ordering::Release);
+        match self.may_have_old_pages(ino) {
+            true => (CACHED, PageCache::Dropped),
+            false => (CACHED, asked),
         }
     }
 
@@ -115,8 +123,8 @@ impl Handles {
             return false;
         };
         let count = match handle {
-            DIRECT => &mut opens.direct,
-            _ => &mut opens.cached,
+            CACHED => &mut opens.cached,
+            _ => &mut opens.direct,
         };
         if *count == 0 {
             return false;
@@ -188,57 +196,55 @@ impl Handles {
 mod tests {
     use super::*;
 
-    const CACHE: OpenMode = OpenMode {
-        direct_io: false,
-        keep_cache: true,
-    };
-    const BYPASS: OpenMode = OpenMode {
-        direct_io: true,
-        keep_cache: false,
-    };
-
     #[test]
     fn what_is_cached_from_before_a_switch_is_dropped_at_the_first_opens() {
         let handles = Handles::default();
         let ino = Ino(7);
-        assert!(handles.open_file(ino, CACHE).1.keep_cache);
-        let (old, _) = handles.open_file(ino, BYPASS);
+        assert_eq!(handles.open_file(ino, PageCache::Kept).1, PageCache::Kept);
+        let (old, _) = handles.open_file(ino, PageCache::Bypassed);
         handles.switched();
-        let (new, mode) = handles.open_file(ino, CACHE);
-        assert!(!mode.direct_io && !mode.keep_cache);
+        let (new, cache) = handles.open_file(ino, PageCache::Kept);
+        assert_eq!(cache, PageCache::Dropped);
         handles.read_through(ino, old);
-        let (_, mode) = handles.open_file(ino, CACHE);
-        assert!(
-            !mode.keep_cache,
+        let (_, cache) = handles.open_file(ino, PageCache::Kept);
+        assert_eq!(
+            cache,
+            PageCache::Dropped,
             "nobody knows whether the kernel has opened it"
         );
         handles.read_through(ino, new);
-        assert!(handles.open_file(ino, CACHE).1.keep_cache);
-        assert!(!handles.open_file(Ino(8), CACHE).1.keep_cache);
+        assert_eq!(handles.open_file(ino, PageCache::Kept).1, PageCache::Kept);
+        let (_, cache) = handles.open_file(Ino(8), PageCache::Kept);
+        assert_eq!(cache, PageCache::Dropped);
     }
 
     #[test]
     fn handles_of_both_kinds_are_counted_apart() {
         let handles = Handles::default();
         let ino = Ino(7);
-        let (old, mode) = handles.open_file(ino, BYPASS);
-        assert_eq!(mode, BYPASS);
+        let (old, cache) = handles.open_file(ino, PageCache::Bypassed);
+        assert_eq!(cache, PageCache::Bypassed);
+        assert!(!is_cached(old) && !is_never_cached(old));
         assert!(!handles.shared_cached());
-        let (new, mode) = handles.open_file(ino, CACHE);
-        assert_eq!(mode, CACHE);
+        let (new, cache) = handles.open_file(ino, PageCache::Kept);
+        assert_eq!(cache, PageCache::Kept);
         assert!(handles.shared_cached());
         assert_eq!(handles.files(), vec![(ino, 2)]);
         assert!(handles.release_file(ino, old));
         assert!(!handles.release_file(ino, old));
         assert!(handles.is_last(ino) && handles.release_file(ino, new));
         assert_eq!(handles.files(), vec![]);
+        let (log, cache) = handles.open_file(ino, PageCache::Never);
+        assert_eq!(cache, PageCache::Never);
+        assert!(!is_cached(log) && is_never_cached(log));
+        assert!(handles.is_last(ino) && handles.release_file(ino, log));
     }
 
     #[test]
     fn lost_handles_are_not_released_in_the_view() {
         let handles = Handles::default();
         let ino = Ino(7);
-        let (handle, _) = handles.open_file(ino, CACHE);
+        let (handle, _) = handles.open_file(ino, PageCache::Kept);
         handles.lose_file(ino);
         assert!(!handles.release_file(ino, handle));
     }

@@ -28,7 +28,7 @@
 //!   under way in the old one, and takes the open handles along.
 //!
 //! What the kernel may cache comes from the view ([`volume::view::CachePolicy`],
-//! [`volume::view::OpenMode`]); see [`Mount::switch`] for why nothing stale survives a switch.
+//! [`volume::view::PageCache`]); see [`Mount::switch`] for why nothing stale survives a switch.
 //!
 //! ```no_run
 //! use std::sync::Arc;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::libc;
 use volume::error::{Error, Result};
 use volume::view::{
-    Attr, AttrChange, DirEntry, FileKind, Ino, NewInode, OpenMode, Ownership, View,
+    Attr, AttrChange, DirEntry, FileKind, Ino, NewInode, Ownership, PageCache, View,
 };
 
 use crate::handles::{Handles, Listing};
@@ -23,8 +23,8 @@ pub(crate) struct Created {
     pub(crate) attr: Attr,
     /// Its open handle.
     pub(crate) handle: u64,
-    /// How to treat it.
-    pub(crate) mode: OpenMode,
+    /// How it uses the page cache.
+    pub(crate) cache: PageCache,
 }
 
 /// How long the kernel may keep the attributes of what a request has just made or changed.
@@ -37,7 +37,7 @@ pub(crate) fn open_counted(
     view: &dyn View,
     handles: &Handles,
     ino: Ino,
-) -> Result<(u64, OpenMode)> {
+) -> Result<(u64, PageCache)> {
     Ok(handles.open_file(ino, view.open(ino)?))
 }
 
@@ -68,14 +68,14 @@ pub(crate) async fn create_and_open(
         }
         Err(e) => return Err(e),
     };
-    let (handle, mode) = open_counted(view, &core.handles, attr.ino)?;
+    let (handle, cache) = open_counted(view, &core.handles, attr.ino)?;
     attr = view.attr(attr.ino).unwrap_or(attr);
     let ttl = changed_ttl(view, &attr);
     Ok(Created {
         ttl,
         attr,
         handle,
-        mode,
+        cache,
     })
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fuser::{FileAttr, FileType, FopenFlags, INodeNo, RenameFlags};
 use nix::libc;
 use volume::error::{Error, Result};
-use volume::view::{Attr, Fallocate, FileKind, Ino, OpenMode, RenameMode, Timestamp};
+use volume::view::{Attr, Fallocate, FileKind, Ino, PageCache, RenameMode, Timestamp};
 
 /// Longest name, in bytes. The kernel hands over up to 1024.
 pub(crate) const NAME_MAX: usize = 255;
@@ -93,14 +93,14 @@ pub(crate) fn no_entry() -> FileAttr {
 }
 
 /// How the kernel must treat an open file.
-pub(crate) fn open_flags(mode: OpenMode) -> FopenFlags {
-    if mode.direct_io {
+pub(crate) fn open_flags(cache: PageCache) -> FopenFlags {
+    match cache {
         // Writes to different places of one file need not wait for each other; the view orders them.
-        FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-    } else if mode.keep_cache {
-        FopenFlags::FOPEN_KEEP_CACHE
-    } else {
-        FopenFlags::empty()
+        PageCache::Never | PageCache::Bypassed => {
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        }
+        PageCache::Kept => FopenFlags::FOPEN_KEEP_CACHE,
+        PageCache::Dropped => FopenFlags::empty(),
     }
 }
 

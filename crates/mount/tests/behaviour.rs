@@ -5,7 +5,7 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, ErrorKind};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -16,6 +16,8 @@ use common::ram::{Caching, RamView};
 use dax::error::ErrorKind as Kind;
 use mount::{Mount, MountOptions};
 use nix::errno::Errno;
+use nix::libc;
+use parking_lot::Mutex;
 use volume::error::Error;
 use volume::view::{Ino, RenameMode, Timestamp, View};
 
@@ -123,6 +125,29 @@ fn errors_of_the_storage() {
     view.set_fault(|_| None);
     file.read_exact_at(&mut buffer, 0).unwrap();
     assert_eq!(&buffer, b"data");
+}
+
+/// `open_datasync` of PostgreSQL: one request where the page cache is bypassed, two where the kernel uses it.
+#[test]
+fn a_synchronous_write_is_durable_when_it_returns() {
+    for caching in [Caching::Nothing, Caching::All] {
+        let (view, fixture) = mounted(caching);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).custom_flags(libc::O_DSYNC);
+        let file = options.open(fixture.at("f")).unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let record = Arc::clone(&asked);
+        view.set_fault(move |operation| {
+            record.lock().push(operation.to_owned());
+            None
+        });
+        file.write_all_at(&[1; 8192], 0).unwrap();
+        let asked = asked.lock().clone();
+        assert_eq!(asked, ["write", "fsync"], "{caching:?}");
+        view.set_fault(|operation| (operation == "fsync").then(|| storage(Kind::Unavailable)));
+        assert_eq!(errno(file.write_all_at(&[2; 8192], 0)), Errno::EIO);
+        view.set_fault(|_| None);
+    }
 }
 
 #[test]

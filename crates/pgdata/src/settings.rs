@@ -83,9 +83,9 @@ pub fn active(version: MajorVersion) -> Vec<Setting> {
         // Segments appear with zeros; recycled ones would show old bytes past the replay limit (H8).
         ("wal_init_zero", "off"),
         ("wal_recycle", "off"),
-        // fsync is the volume's sync point; the mount knows fdatasync, not O_DSYNC.
+        // fsync is the volume's sync point, and a synchronous write of log (O_DSYNC) asks for both in one request.
         ("fsync", "on"),
-        ("wal_sync_method", "fdatasync"),
+        ("wal_sync_method", "open_datasync"),
         // The agent decides, not the postmaster (H9, N4).
         ("restart_after_crash", "off"),
         // Anything that would hide a fault.

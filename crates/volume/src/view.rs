@@ -164,13 +164,24 @@ pub struct CachePolicy {
     pub metadata: Duration,
 }
 
-/// How an open file must be treated.
+/// How an open file uses the kernel's page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OpenMode {
-    /// Bypass the kernel's page cache (rule 8).
-    pub direct_io: bool,
-    /// Pages cached by an earlier open are still right.
-    pub keep_cache: bool,
+pub enum PageCache {
+    /// Not at all, nor does any other handle that this view opens (the log).
+    Never,
+    /// Not at all (rule 8); handles of a later view may.
+    Bypassed,
+    /// What an earlier handle has cached is dropped first.
+    Dropped,
+    /// What an earlier handle has cached is still right.
+    Kept,
+}
+
+impl PageCache {
+    /// Whether reads and writes go past it.
+    pub fn is_bypassed(self) -> bool {
+        matches!(self, PageCache::Never | PageCache::Bypassed)
+    }
 }
 
 /// Sizes for statfs.
@@ -236,7 +247,7 @@ pub trait View: Send + Sync + 'static {
         now: Timestamp,
     ) -> Result<()>;
     /// Counts one more open handle and says how to treat it.
-    fn open(&self, ino: Ino) -> Result<OpenMode>;
+    fn open(&self, ino: Ino) -> Result<PageCache>;
     /// Counts one open handle less; frees an inode that has no name left.
     fn release(&self, ino: Ino);
     /// All names of a directory, without `.` and `..`, which the mount adds. The mount takes this

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use volume::error::{Error, Result};
 use volume::view::{
-    Attr, AttrChange, CachePolicy, DirEntry, Fallocate, FileKind, Ino, NewInode, OpenMode,
-    Ownership, RenameMode, StatFs, Timestamp, View,
+    Attr, AttrChange, CachePolicy, DirEntry, Fallocate, FileKind, Ino, NewInode, Ownership,
+    PageCache, RenameMode, StatFs, Timestamp, View,
 };
 
 const BLOCK: u64 = 8192;
@@ -478,13 +478,12 @@ impl View for RamView {
         Ok(())
     }
 
-    fn open(&self, ino: Ino) -> Result<OpenMode> {
+    fn open(&self, ino: Ino) -> Result<PageCache> {
         self.check("open")?;
         self.tree.lock().node(ino)?.opens += 1;
-        let direct_io = matches!(self.caching, Caching::Nothing);
-        Ok(OpenMode {
-            direct_io,
-            keep_cache: !direct_io,
+        Ok(match self.caching {
+            Caching::Nothing => PageCache::Bypassed,
+            _ => PageCache::Kept,
         })
     }
 

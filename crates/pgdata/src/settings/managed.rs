@@ -59,7 +59,10 @@ const CONTROLLED: &[(&str, &str)] = &[
         "recycled segments would show old log to standbys",
     ),
     ("fsync", "without it nothing is durable"),
-    ("wal_sync_method", "the mount knows fdatasync"),
+    (
+        "wal_sync_method",
+        "the mount is quickest with open_datasync",
+    ),
     ("restart_after_crash", "the agent decides"),
     ("zero_damaged_pages", "it would hide a fault"),
     ("ignore_checksum_failure", "it would hide a fault"),

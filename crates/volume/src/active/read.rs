@@ -124,6 +124,7 @@ impl Inner {
                     _ => self.storage.read_promote(key).await?.map(Cached::from),
                 }
             }
+            FileClass::Log => self.read_log_ahead(inode, key).await?,
             _ => self
                 .storage
                 .read(key, Generation::SINGLE)
@@ -133,9 +134,7 @@ impl Inner {
         let Some(block) = block else {
             return Ok(None);
         };
-        if inode.class != FileClass::Log {
-            self.cache.fill(key, LATEST, ticket, block.clone());
-        }
+        self.cache.fill(key, LATEST, ticket, block.clone());
         Ok((!inode.is_cut(key.block, block.version)).then_some(block.data))
     }
 
@@ -188,10 +187,11 @@ impl Inner {
         }
     }
 
-    /// Reads a log block of an older epoch, and those behind it into the cache: whoever reads old
-    /// log reads it in order (a promotion copies the segment that it ends in). One at a time: the
-    /// kernel reads ahead as well, and asks for many blocks at once that one such read brings.
+    /// Reads a log block, and those behind it into the cache: whoever reads log that is not there any
+    /// more reads it in order (crash recovery, a promotion that copies the segment that it ends in). One
+    /// at a time: many may be asked for at once that one such read brings.
     async fn read_log_ahead(&self, inode: &Inode, key: BlockKey) -> Result<Option<Cached>> {
+        let is_ours = epoch_of(key.file) >= self.epoch;
         let mut ahead = self.log_ahead.lock().await;
         if let Some(cached) = self.cache.get(key, LATEST) {
             return Ok(Some(cached));
@@ -199,14 +199,18 @@ impl Inner {
         let is_done = ahead.0 == key.file && ahead.1.contains(&key.block.0);
         if is_done {
             // Nobody has it, or it has left the cache again.
-            return Ok(self.storage.read_promote(key).await?.map(Cached::from));
+            let found = match is_ours {
+                true => self.storage.read(key, Generation::SINGLE).await?,
+                false => self.storage.read_promote(key).await?,
+            };
+            return Ok(found.map(Cached::from));
         }
         let end = inode.size.div_ceil(self.block_size);
         let last = (key.block.0 + LOG_AHEAD_BLOCKS)
             .min(end)
             .max(key.block.0 + 1);
         let blocks = (key.block.0..last).filter(|b| !inode.has_cut_over(BlockIndex(*b)));
-        let fixed = self.log_fixed && self.is_segment(key.file);
+        let fixed = is_ours || self.log_fixed && self.is_segment(key.file);
         let reads = blocks.map(|block| async move {
             let key = BlockKey::new(key.file, block);
             let ticket = self.cache.ticket(key);

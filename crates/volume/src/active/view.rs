@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::layout::FileClass;
 use crate::private::is_private;
 use crate::view::{
-    Attr, AttrChange, CachePolicy, DirEntry, Fallocate, Ino, NewInode, OpenMode, Ownership,
+    Attr, AttrChange, CachePolicy, DirEntry, Fallocate, Ino, NewInode, Ownership, PageCache,
     RenameMode, StatFs, Timestamp, View,
 };
 
@@ -168,15 +168,18 @@ impl View for ActiveView {
         self.inner.rename(from, to, mode, now)
     }
 
-    fn open(&self, ino: Ino) -> Result<OpenMode> {
+    fn open(&self, ino: Ino) -> Result<PageCache> {
         if is_private(ino) {
             return self.inner.private.open(ino);
         }
-        self.inner.open_file(self.inner.file_of(ino))?;
-        let direct_io = !self.inner.options.kernel_cache;
-        Ok(OpenMode {
-            direct_io,
-            keep_cache: !direct_io,
+        let file = self.inner.file_of(ino);
+        let class = self.inner.open_file(file)?;
+        Ok(match class {
+            // It is written much and hardly read, and a write that goes past the cache is durable in one request
+            // when PostgreSQL asks for that (O_DSYNC); the kernel makes two of it otherwise.
+            FileClass::Log => PageCache::Never,
+            _ if self.inner.options.kernel_cache => PageCache::Kept,
+            _ => PageCache::Bypassed,
         })
     }
 

@@ -288,10 +288,7 @@ impl Inner {
             generation,
             data,
         };
-        match class {
-            FileClass::Log => self.cache.remove(key, LATEST),
-            _ => self.cache.write(key, LATEST, block),
-        }
+        self.cache.write(key, LATEST, block);
         // Last: whoever does not find it there any more finds the new one, and if the storage refuses
         // that, what was inherited still shows.
         self.discard_inherited(key);

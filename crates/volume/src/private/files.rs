@@ -15,7 +15,7 @@ use super::{PrivateDir, answer, kind_of, own};
 use crate::error::{Error, Result};
 use crate::namespace::plan::{check_name, check_symlink};
 use crate::view::{
-    Attr, AttrChange, Fallocate, FileKind, Ino, NewInode, OpenMode, Ownership, RenameMode,
+    Attr, AttrChange, Fallocate, FileKind, Ino, NewInode, Ownership, PageCache, RenameMode,
     Timestamp,
 };
 
@@ -167,7 +167,7 @@ impl PrivateDir {
     }
 
     /// Counts one more open handle.
-    pub fn open(&self, ino: Ino) -> Result<OpenMode> {
+    pub fn open(&self, ino: Ino) -> Result<PageCache> {
         if self.open_file(ino)?.is_none() {
             let place = self.place_of(ino)?;
             let file = match answer(fs::symlink_metadata(&place))?.is_file() {
@@ -182,10 +182,7 @@ impl PrivateDir {
         }
         let mut table = self.table.lock();
         table.node(ino).ok_or(Error::NotFound)?.opens += 1;
-        Ok(OpenMode {
-            direct_io: false,
-            keep_cache: true,
-        })
+        Ok(PageCache::Kept)
     }
 
     /// Counts one open handle less.

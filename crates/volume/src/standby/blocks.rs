@@ -15,11 +15,18 @@ use parking_lot::{Mutex, RwLock};
 
 use super::spill::{Slot, SpillFile};
 
+/// At least so many blocks are spilled at a time, unless that were much of all memory: to hand the work to another thread
+/// costs more than to write one.
+const SPILLED_BLOCKS: u64 = 64;
+
 /// Where the blocks of one overlay are kept.
 pub(crate) struct BlockStore {
     spill: Arc<SpillFile>,
     memory: Arc<AtomicU64>,
     memory_bytes_max: u64,
+    /// What is left in memory when room has been made: less than the maximum, so that it is not made again for the
+    /// next block.
+    memory_bytes_kept: u64,
     /// Blocks in memory, oldest first; also some that are gone.
     oldest: Mutex<VecDeque<Weak<Stored>>>,
     /// Whether a failure of the local disk was reported since it last worked.
@@ -43,10 +50,13 @@ enum Place {
 impl BlockStore {
     /// A store that keeps up to `memory_bytes_max` in memory and the rest in `spill_dir`.
     pub fn new(spill_dir: &Path, block_bytes: usize, memory_bytes_max: u64) -> io::Result<Self> {
+        let block = block_bytes as u64;
+        let spilled = (memory_bytes_max / block / 8).min(SPILLED_BLOCKS);
         Ok(BlockStore {
             spill: SpillFile::open(spill_dir, block_bytes)?,
             memory: Arc::default(),
             memory_bytes_max,
+            memory_bytes_kept: memory_bytes_max - spilled * block,
             oldest: Mutex::default(),
             failing: AtomicBool::new(false),
         })
@@ -73,11 +83,12 @@ impl BlockStore {
         self.memory_bytes() > self.memory_bytes_max
     }
 
-    /// Moves the oldest blocks to local disk until memory is within its budget. Blocks the thread.
+    /// Moves the oldest blocks to local disk until memory is within its budget, with some room to spare. Blocks the
+    /// thread.
     ///
     /// When the disk fails the blocks stay in memory: better over budget than wrong.
     pub fn make_room(&self) {
-        while self.is_over_budget() {
+        while self.memory_bytes() > self.memory_bytes_kept {
             let Some(block) = self.oldest.lock().pop_front() else {
                 return;
             };
@@ -119,12 +130,16 @@ impl BlockStore {
 impl BlockRef {
     /// The contents. Waits for the local disk if they were spilled.
     pub async fn read(&self) -> io::Result<Bytes> {
-        match self.0.place() {
-            Ok(bytes) => Ok(bytes),
-            Err(slot) => tokio::task::spawn_blocking(move || slot.read())
-                .await
-                .map_err(io::Error::other)?,
+        let slot = match self.0.place() {
+            Ok(bytes) => return Ok(bytes),
+            Err(slot) => slot,
+        };
+        if let Some(bytes) = slot.read_cached() {
+            return Ok(bytes);
         }
+        tokio::task::spawn_blocking(move || slot.read())
+            .await
+            .map_err(io::Error::other)?
     }
 
     /// The contents; blocks the thread if they were spilled.
@@ -179,6 +194,18 @@ mod tests {
         }
         drop(blocks);
         assert_eq!((store.memory_bytes(), store.spill_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn room_is_made_for_many_blocks_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let budget = 1024 * BLOCK as u64;
+        let store = BlockStore::new(dir.path(), BLOCK, budget).unwrap();
+        let blocks: Vec<BlockRef> = (0..1025u32).map(|i| store.put(&[i as u8; BLOCK])).collect();
+        store.make_room();
+        assert_eq!(store.memory_bytes(), budget - 64 * BLOCK as u64);
+        assert_eq!(store.spill_bytes(), 65 * BLOCK as u64);
+        assert!(blocks[64].in_memory().is_none() && blocks[65].in_memory().is_some());
     }
 
     #[test]

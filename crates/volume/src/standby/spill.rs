@@ -5,7 +5,7 @@
 //! is dropped. Nothing here is ever synced: an overlay does not outlive its process (rule 1).
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use rustix::io::{ReadWriteFlags, preadv2};
 
 /// See the module.
 pub(crate) struct SpillFile {
@@ -93,6 +94,21 @@ impl Slot {
         self.index * self.spill.slot_bytes as u64
     }
 
+    /// Reads the block back if the kernel has it in memory, without waiting for the disk.
+    pub fn read_cached(&self) -> Option<Bytes> {
+        let mut block = vec![0; self.spill.slot_bytes];
+        let into = &mut [IoSliceMut::new(&mut block)];
+        // Not every file system can say; then it is read on a thread that may wait.
+        let read = preadv2(
+            &self.spill.file,
+            into,
+            self.offset(),
+            ReadWriteFlags::NOWAIT,
+        )
+        .ok()?;
+        (read == block.len()).then(|| block.into())
+    }
+
     /// Reads the block back. Blocks the thread on the disk.
     pub fn read(&self) -> io::Result<Bytes> {
         let mut block = vec![0; self.spill.slot_bytes];
@@ -118,6 +134,8 @@ mod tests {
         let slots: Vec<Slot> = (0..4u8).map(|i| spill.write(&[i; 4096]).unwrap()).collect();
         for (i, slot) in slots.iter().enumerate() {
             assert_eq!(slot.read().unwrap(), vec![i as u8; 4096]);
+            let cached = slot.read_cached();
+            assert!(cached.is_none_or(|block| block == vec![i as u8; 4096]));
         }
         assert_eq!(spill.used_bytes(), 4 * 4096);
         drop(slots);

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::layout::FileClass;
 use crate::namespace::plan::{check_name, check_symlink};
 use crate::view::{
-    Attr, AttrChange, CachePolicy, DirEntry, Fallocate, FileKind, Ino, NewInode, OpenMode,
-    Ownership, RenameMode, StatFs, Timestamp, View,
+    Attr, AttrChange, CachePolicy, DirEntry, Fallocate, FileKind, Ino, NewInode, Ownership,
+    PageCache, RenameMode, StatFs, Timestamp, View,
 };
 
 /// Long enough to cost nothing.
@@ -205,7 +205,7 @@ impl View for StandbyView {
         }
     }
 
-    fn open(&self, ino: Ino) -> Result<OpenMode> {
+    fn open(&self, ino: Ino) -> Result<PageCache> {
         let _pass = enter!(self, next => next.open(ino));
         if is_private(ino) {
             return self.private.open(ino);
@@ -216,10 +216,7 @@ impl View for StandbyView {
         }
         *opens.entry(ino).or_default() += 1;
         self.configuration_opened(ino);
-        Ok(OpenMode {
-            direct_io: true,
-            keep_cache: false,
-        })
+        Ok(PageCache::Bypassed)
     }
 
     fn release(&self, ino: Ino) {

@@ -41,6 +41,12 @@ async fn partial_writes_of_one_block_all_survive() {
 #[tokio::test]
 async fn no_partial_write_is_lost_to_another_one_of_the_same_block() {
     let volume = Volume::format().await;
+    let before = volume.open().await;
+    before.create("wal", NewInode::Directory);
+    let ino = before.create("wal/f", NewInode::File).ino;
+    before.write(ino, 0, vec![9; 2 * BLOCK]).await;
+    before.view.sync_all().await.unwrap();
+    // Nothing is cached: the first old contents come from the storage.
     let memory = volume.owner().await;
     let storage = Yielding::over(memory.clone());
     let latest = Latest::recover(storage, NOW).await.unwrap();
@@ -48,10 +54,6 @@ async fn no_partial_write_is_lost_to_another_one_of_the_same_block() {
         .open_latest(memory, latest, Arc::new(NoObserver), None)
         .await;
     let life = Arc::new(life);
-    // Log is not cached: old contents come from the storage.
-    life.create("wal", NewInode::Directory);
-    let ino = life.create("wal/f", NewInode::File).ino;
-    life.write(ino, 0, vec![9; 2 * BLOCK]).await;
     let mut writers = tokio::task::JoinSet::new();
     for slot in 0..8 {
         let life = life.clone();

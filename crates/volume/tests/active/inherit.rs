@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use volume::active::{ActiveView, Inherited, InheritedBlocks, WriteObserver};
 use volume::error::Result;
 use volume::lsn::Lsn;
-use volume::view::{AttrChange, Ino, NewInode, Timestamp, View};
+use volume::view::{AttrChange, Ino, NewInode, PageCache, Timestamp, View};
 
 use crate::common::{BLOCK, Volume};
 
@@ -87,11 +87,8 @@ async fn the_overlay_is_readable_throughout_and_part_of_the_first_seal() {
         alias,
         "numbers stay what the kernel knows"
     );
-    let mode = next.view.open(alias).unwrap();
-    assert!(
-        !mode.direct_io && mode.keep_cache,
-        "the kernel caches again"
-    );
+    let cache = next.view.open(alias).unwrap();
+    assert_eq!(cache, PageCache::Kept, "the kernel caches again");
     next.view.release(alias);
 
     let mut expected = Vec::new();

@@ -7,7 +7,7 @@ use volume::error::Error;
 use volume::lsn::Lsn;
 use volume::recent_log::RecentLog;
 use volume::standby::StandbyView;
-use volume::view::{Fallocate, Ino, View};
+use volume::view::{Fallocate, Ino, PageCache, View};
 
 use super::reads::move_to;
 use super::support::{BLOCK, Database, NOW, SEGMENT, Volume, blocks};
@@ -58,8 +58,8 @@ async fn the_kernel_caches_nothing_of_a_standby() {
     let (view, standby) = volume.attach().await;
     assert_eq!(view.cache_policy().metadata, Duration::ZERO);
     assert_eq!(view.keep_missing(Ino::ROOT, b"promote"), Duration::ZERO);
-    let mode = view.open(standby.ino("base/5/1000").unwrap()).unwrap();
-    assert!(mode.direct_io && !mode.keep_cache);
+    let cache = view.open(standby.ino("base/5/1000").unwrap()).unwrap();
+    assert_eq!(cache, PageCache::Bypassed);
 }
 
 #[tokio::test]
