@@ -43,6 +43,19 @@ impl Cluster {
         None
     }
 
+    /// What the active of the newest epoch says of itself; nothing if none answers.
+    ///
+    /// # Errors
+    /// `understudy status` fails.
+    pub async fn status_of_active(&self) -> anyhow::Result<Value> {
+        let mut status: Value = serde_json::from_str(&self.ask("status").await?)?;
+        let nodes = status["nodes"].as_array_mut().into_iter().flatten();
+        let answers = nodes.map(|node| node["answer"].take());
+        let active = answers.filter(|answer| answer["role"] == "active");
+        let newest = active.max_by_key(|answer| answer["epoch"].as_u64());
+        Ok(newest.unwrap_or_default())
+    }
+
     /// Since when a standby could take over from the active of an epoch not before `epoch`, Unix
     /// milliseconds; `None` if none could. One that was lost may still say how it was.
     ///

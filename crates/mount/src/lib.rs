@@ -62,3 +62,4 @@ pub use errno::errno_of;
 pub use error::{Error, Result};
 pub use mount::{Mount, MountOptions, Paused};
 pub use mountpoint::detach_stale;
+pub use operation::Requests;

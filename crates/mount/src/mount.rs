@@ -30,7 +30,7 @@ use crate::child_io;
 use crate::error::{Error, Result};
 use crate::gate::Pause;
 use crate::mountpoint::{self, connection_number, is_busy, mounted_at};
-use crate::operation::Core;
+use crate::operation::{Core, Requests};
 
 /// How long an ended mount may take to let its reader go.
 const LINGER: Duration = Duration::from_secs(2);
@@ -107,6 +107,11 @@ impl Mount {
         }
         info!(path = %mount.path.display(), "mounted");
         Ok(mount)
+    }
+
+    /// Counts what the kernel asks for, also after the mount is gone.
+    pub fn requests(&self) -> Requests {
+        self.core.requests.clone()
     }
 
     fn serve(

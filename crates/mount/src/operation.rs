@@ -4,6 +4,7 @@
 //! requests are first polled in the order in which they were received, all on the reader's thread
 //! (see the crate); a change counts as under way until just after its reply was sent.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -15,7 +16,7 @@ use fuser::{
     Errno, INodeNo, Notifier, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite,
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tracing::{error, warn};
@@ -27,6 +28,21 @@ use crate::gate::Gate;
 use crate::handles::Handles;
 use crate::joiner::{Joiner, settle};
 
+/// How many requests the kernel has made, by what they ask for. Clones count together.
+#[derive(Debug, Clone, Default)]
+pub struct Requests(Arc<Mutex<BTreeMap<&'static str, u64>>>);
+
+impl Requests {
+    /// Until now.
+    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
+        self.0.lock().clone()
+    }
+
+    fn count(&self, operation: &'static str) {
+        *self.0.lock().entry(operation).or_default() += 1;
+    }
+}
+
 /// What the reader, the replies that wait, and the [`crate::Mount`] share.
 pub(crate) struct Core {
     /// The view that is shown.
@@ -37,6 +53,8 @@ pub(crate) struct Core {
     pub(crate) handles: Handles,
     /// Halves of database pages.
     pub(crate) joiner: Arc<Joiner>,
+    /// What was asked for.
+    pub(crate) requests: Requests,
     /// Whether everything fails from now on.
     pub(crate) aborted: watch::Sender<bool>,
     errors: ErrorLog,
@@ -87,6 +105,7 @@ impl Core {
             gate: Arc::default(),
             handles: Handles::default(),
             joiner: Arc::default(),
+            requests: Requests::default(),
             aborted: watch::Sender::new(false),
             errors: ErrorLog::default(),
             runtime,
@@ -165,6 +184,7 @@ impl Core {
         say: impl FnOnce(R, T),
     ) {
         let _inside = self.gate.enter();
+        self.requests.count(operation);
         if self.is_aborted() {
             return reply.refuse(Errno::EIO);
         }
@@ -193,6 +213,7 @@ impl Core {
         F: Future<Output = ViewResult<T>> + Send + 'static,
     {
         let _inside = self.gate.enter();
+        self.requests.count(operation);
         if self.is_aborted() {
             return reply.refuse(Errno::EIO);
         }

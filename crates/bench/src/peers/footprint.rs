@@ -29,10 +29,22 @@ pub struct Footprint {
     pub disk_bytes: Option<u64>,
     /// Sent between the machines of the system; what goes to clients is left out.
     pub network_bytes: u64,
+    /// How often any processor went from one thread to another, those of the clients included.
+    #[serde(default)]
+    pub switches: u64,
+    /// How often programs had to be woken up, by component and program; of those that ran all the time.
+    #[serde(default)]
+    pub wakeups: BTreeMap<String, u64>,
+    /// What the system itself counts on the active's machine: flushes, and requests of the kernel.
+    #[serde(default)]
+    pub work: BTreeMap<String, u64>,
 }
 
 /// Counters at one moment.
 pub(super) struct Counters {
+    switches: u64,
+    wakeups: BTreeMap<String, u64>,
+    work: BTreeMap<String, u64>,
     cpu_seconds: BTreeMap<String, f64>,
     disk_bytes: Option<u64>,
     network_bytes: u64,
@@ -40,8 +52,15 @@ pub(super) struct Counters {
 
 impl Counters {
     /// Reads them.
-    pub fn read(system: &dyn System, machines: &Machines, dir: &Path) -> anyhow::Result<Counters> {
+    pub async fn read(
+        system: &dyn System,
+        machines: &Machines,
+        dir: &Path,
+    ) -> anyhow::Result<Counters> {
         Ok(Counters {
+            switches: switches()?,
+            wakeups: by_program(system, wakeups),
+            work: system.work().await?,
             cpu_seconds: by_program(system, cpu_seconds),
             disk_bytes: disk_bytes(dir),
             network_bytes: machines.sites.exchanged_bytes()?,
@@ -49,16 +68,23 @@ impl Counters {
     }
 
     /// What has been used since.
-    pub fn until(
+    pub async fn until(
         &self,
         system: &dyn System,
         machines: &Machines,
         dir: &Path,
     ) -> anyhow::Result<Footprint> {
-        let now = Counters::read(system, machines, dir)?;
+        let now = Counters::read(system, machines, dir).await?;
         let used = |(name, seconds): (String, f64)| {
             let before = self.cpu_seconds.get(&name).copied().unwrap_or_default();
             (name, seconds - before)
+        };
+        let more = |now: BTreeMap<String, u64>, before: &BTreeMap<String, u64>| {
+            let since = |(name, count): (String, u64)| {
+                let more = count.saturating_sub(before.get(&name).copied().unwrap_or_default());
+                (more > 0).then_some((name, more))
+            };
+            now.into_iter().filter_map(since).collect()
         };
         let disk = now.disk_bytes.zip(self.disk_bytes);
         Ok(Footprint {
@@ -66,7 +92,24 @@ impl Counters {
             memory_bytes: by_program(system, memory_bytes),
             disk_bytes: disk.map(|(now, before)| now.saturating_sub(before)),
             network_bytes: now.network_bytes.saturating_sub(self.network_bytes),
+            switches: now.switches.saturating_sub(self.switches),
+            wakeups: more(now.wakeups, &self.wakeups),
+            work: more(now.work, &self.work),
         })
+    }
+}
+
+impl Footprint {
+    /// What was done for each of so many transactions, besides using processors: switches, the wake-ups of each program,
+    /// and what the system counts; what happens less than once in a hundred is left out.
+    pub(super) fn work_each(&self, transactions: u64) -> impl Iterator<Item = (String, f64)> {
+        let all = std::iter::once(("switches".to_owned(), self.switches));
+        let wakeups = self.wakeups.iter();
+        let wakeups = wakeups.map(|(name, count)| (format!("wake-ups of {name}"), *count));
+        let work = self.work.iter().map(|(name, count)| (name.clone(), *count));
+        let each = all.chain(wakeups).chain(work);
+        each.map(move |(name, count)| (name, count as f64 / transactions.max(1) as f64))
+            .filter(|(_, each)| *each >= 0.01)
     }
 }
 
@@ -105,6 +148,28 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
         .iter()
         .map(|field| field.parse::<u64>().ok())
         .sum()
+}
+
+/// How often the threads of a process have waited for something.
+fn wakeups(pid: Pid) -> Option<u64> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let waits = |thread: std::io::Result<std::fs::DirEntry>| {
+        let text = std::fs::read_to_string(thread.ok()?.path().join("status")).ok()?;
+        field(&text, "voluntary_ctxt_switches:")
+    };
+    Some(threads.filter_map(waits).sum())
+}
+
+/// How often the processors have changed threads.
+fn switches() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    field(&text, "ctxt").context("the kernel does not count switches")
+}
+
+/// The number in the line that begins with this.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().parse().ok()
 }
 
 /// A process's share of the memory that it has mapped.

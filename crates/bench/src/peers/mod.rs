@@ -233,7 +233,7 @@ async fn measure(
 ) -> anyhow::Result<Finding> {
     let active = active(system)?;
     flush(system).await?;
-    let counters = Counters::read(system, machines, dir)?;
+    let counters = Counters::read(system, machines, dir).await?;
     let how = (mode, clients, options.seconds);
     let rate = load::run(options, &active, &dir.join(LOAD), how).await?;
     // What transactions have left to be written is their cost, too.
@@ -243,7 +243,7 @@ async fn measure(
         clients,
         seconds: options.seconds,
         rate,
-        footprint: counters.until(system, machines, dir)?,
+        footprint: counters.until(system, machines, dir).await?,
     })
 }
 
@@ -257,14 +257,25 @@ fn describe(record: &Record) -> String {
             footprint,
             ..
         } => {
-            let disk = footprint.disk_bytes.unwrap_or_default() / rate.transactions.max(1);
-            let sent = footprint.network_bytes / rate.transactions.max(1);
+            let transactions = rate.transactions.max(1);
+            let disk = footprint.disk_bytes.unwrap_or_default() / transactions;
+            let sent = footprint.network_bytes / transactions;
+            let cpu = |(name, seconds): (&String, &f64)| {
+                let ms = seconds * 1000.0 / transactions as f64;
+                (ms >= 0.001).then(|| format!("{name} {ms:.3}"))
+            };
+            let cpu: Vec<String> = footprint.cpu_seconds.iter().filter_map(cpu).collect();
+            let work = footprint.work_each(transactions);
+            let work = work.map(|(name, each)| format!(", {each:.2} {name}"));
             format!(
-                "  {}, {clients} clients: {:.0} tps, p50 {} ms, p99 {} ms; {disk} bytes written and {sent} sent a transaction",
+                "  {}, {clients} clients: {:.0} tps, p50 {} ms, p99 {} ms; a transaction: {disk} bytes written, {sent} sent; \
+                 processor, ms: {}{}",
                 mode.name(),
                 rate.tps,
                 rate.p50_ms,
-                rate.p99_ms
+                rate.p99_ms,
+                cpu.join(", "),
+                work.collect::<String>()
             )
         }
         Finding::Loss { loss, .. } => {

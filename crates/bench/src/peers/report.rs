@@ -124,6 +124,7 @@ impl Section {
         self.throughput(&mut out);
         self.footprints(&mut out);
         self.processors(&mut out);
+        self.work(&mut out);
         self.loss_table(&mut out);
         out
     }
@@ -207,23 +208,62 @@ impl Section {
         }
     }
 
-    /// Seconds of processor time for 1,000 transactions, by program, of the read-write load with most runs.
-    fn processors(&self, out: &mut String) {
+    /// What besides processor time a transaction takes, of the read-write load with eight clients.
+    fn work(&self, out: &mut String) {
+        let Some((clients, systems)) = self.writes() else {
+            return;
+        };
+        let mut rows = String::new();
+        let _ = writeln!(
+            rows,
+            "\nFor one read-write transaction of {}: switches between threads on all machines (those of the clients \
+             included), how often programs had to be woken up, and what Understudy counts on the active's machine:\n\n\
+             | system | what | times |\n|---|---|---|",
+            clients_name(clients)
+        );
+        let head = rows.len();
+        for (kind, runs) in systems {
+            let mut each: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+            for (rate, footprint) in runs {
+                for (name, times) in footprint.work_each(rate.transactions) {
+                    each.entry(name).or_default().push(times);
+                }
+            }
+            for (name, times) in each {
+                let _ = writeln!(
+                    rows,
+                    "| {} | {name} | {:.2} |",
+                    kind.name(),
+                    Sample::of(times).median
+                );
+            }
+        }
+        // Records of before say nothing of it.
+        if rows.len() > head {
+            out.push_str(&rows);
+        }
+    }
+
+    /// The runs of the read-write load with eight clients, or what is nearest to them.
+    fn writes(&self) -> Option<(u16, &BTreeMap<Kind, Runs>)> {
         let writes = self
             .runs
             .iter()
             .filter(|((mode, _), _)| *mode == Mode::ReadWrite);
-        // Eight clients, or what is nearest to them.
-        let Some(((_, clients), systems)) =
-            writes.min_by_key(|((_, clients), _)| clients.abs_diff(8))
-        else {
+        let nearest = writes.min_by_key(|((_, clients), _)| clients.abs_diff(8));
+        nearest.map(|((_, clients), systems)| (*clients, systems))
+    }
+
+    /// Seconds of processor time for 1,000 transactions, by program, of the read-write load with most runs.
+    fn processors(&self, out: &mut String) {
+        let Some((clients, systems)) = self.writes() else {
             return;
         };
         let _ = writeln!(
             out,
             "\nProcessor seconds for 1,000 read-write transactions of {}, by machine and program:\n\n\
              | system | program | seconds |\n|---|---|---|",
-            clients_name(*clients)
+            clients_name(clients)
         );
         for (kind, runs) in systems {
             let mut programs: Vec<&String> = runs
@@ -345,6 +385,8 @@ mod tests {
                 },
                 footprint: Footprint {
                     disk_bytes: Some(5000),
+                    switches: 1200,
+                    work: [("flushes".to_owned(), 50)].into(),
                     ..Footprint::default()
                 },
             },
@@ -367,6 +409,8 @@ mod tests {
             text.contains("| read-write, 8 clients | Understudy | 50 | 0 |"),
             "{text}"
         );
+        assert!(text.contains("| Understudy | flushes | 0.50 |"), "{text}");
+        assert!(text.contains("| Understudy | switches | 12.00 |"), "{text}");
         assert_eq!(text.matches("## ").count(), 2);
     }
 

@@ -3,6 +3,7 @@
 //! Invariant: every system gets the same sites. Whatever is on the active database's machine runs on one
 //! processor, everything else (standby, zones, etcd, clients) on the other, unless nothing is pinned.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -93,12 +94,17 @@ impl Death {
 
 /// A running system. Dropping it ends it.
 #[async_trait]
-pub(super) trait System: Send {
+pub(super) trait System: Send + Sync {
     /// Every database server; the active is the first until it is lost.
     fn servers(&self) -> Vec<Server>;
 
     /// The top processes and what each belongs to.
     fn processes(&self) -> Vec<(String, Pid)>;
+
+    /// What it counts itself on the active's machine.
+    async fn work(&self) -> anyhow::Result<BTreeMap<String, u64>> {
+        Ok(BTreeMap::new())
+    }
 
     /// Waits until the active could be lost (again), if the system has anything that would take over.
     async fn wait_protected(&mut self) -> anyhow::Result<()>;

@@ -1,5 +1,6 @@
 //! Understudy: three zones on machines of their own, and a node with a standby or without.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,6 +93,18 @@ impl System for Understudy {
         processes
             .map(|(name, pid)| (component(name).to_owned(), pid))
             .collect()
+    }
+
+    async fn work(&self) -> anyhow::Result<BTreeMap<String, u64>> {
+        let status = self.cluster.status_of_active().await?;
+        let mut work = BTreeMap::new();
+        if let Some(syncs) = status["storage"]["syncs"].as_u64() {
+            work.insert("flushes".to_owned(), syncs);
+        }
+        let requests = status["requests"].as_object().into_iter().flatten();
+        let requests = requests.filter_map(|(name, count)| Some((name, count.as_u64()?)));
+        work.extend(requests.map(|(name, count)| (format!("requests to {name}"), count)));
+        Ok(work)
     }
 
     async fn wait_protected(&mut self) -> anyhow::Result<()> {

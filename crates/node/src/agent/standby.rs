@@ -240,7 +240,9 @@ fn start_prefetcher(
 /// Mounts a view where PostgreSQL works.
 pub(crate) fn show(context: &Context, view: Arc<dyn View>) -> Result<Mount> {
     let options = MountOptions::new(context.config.paths.mount());
-    Ok(Mount::start(view, options, Handle::current())?)
+    let mount = Mount::start(view, options, Handle::current())?;
+    context.board.watch_mount(&mount);
+    Ok(mount)
 }
 
 fn bind_feed(context: &Context, log: &Arc<SharedLog>) -> Result<Feed> {

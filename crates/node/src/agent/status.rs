@@ -18,6 +18,7 @@ pub(crate) struct StatusBoard {
     driver: Arc<MachineDriver>,
     state: Mutex<Value>,
     storage: Mutex<Option<Arc<dyn Storage>>>,
+    requests: Mutex<Option<mount::Requests>>,
     orders: mpsc::Sender<Order>,
     /// The Unix socket of this node's PostgreSQL.
     postgres: PathBuf,
@@ -35,6 +36,7 @@ impl StatusBoard {
                 driver,
                 state,
                 storage: Mutex::new(None),
+                requests: Mutex::new(None),
                 orders,
                 postgres,
             }),
@@ -52,6 +54,11 @@ impl StatusBoard {
         *self.storage.lock() = Some(storage);
     }
 
+    /// Reports what the kernel asks of this mount from now on.
+    pub(crate) fn watch_mount(&self, mount: &mount::Mount) {
+        *self.requests.lock() = Some(mount.requests());
+    }
+
     /// What is reported now.
     pub(crate) fn status(&self) -> Value {
         let mut status = self.state.lock().clone();
@@ -62,6 +69,9 @@ impl StatusBoard {
             if let Some(members) = storage.membership() {
                 status["members"] = json!(members);
             }
+        }
+        if let Some(requests) = self.requests.lock().as_ref() {
+            status["requests"] = json!(requests.counts());
         }
         status
     }

@@ -139,6 +139,7 @@ pub(super) fn metrics(facts: &Facts, status: &Value) -> String {
     page.proxies(status);
     page.replicas(status);
     page.counters(status);
+    page.requests(status);
     page.text
 }
 
@@ -253,6 +254,18 @@ impl Page {
     }
 
     /// What the handle to the storage tier counted.
+    fn requests(&mut self, status: &Value) {
+        let Some(requests) = status["requests"].as_object() else {
+            return;
+        };
+        let name = "understudy_mount_requests_total";
+        self.head("counter", name, "Requests of the kernel to the mount");
+        for (operation, count) in requests {
+            let labels = format!(",operation=\"{operation}\"");
+            self.sample(name, &labels, count.as_f64().unwrap_or_default());
+        }
+    }
+
     fn counters(&mut self, status: &Value) {
         let counters = status["storage"].as_object().into_iter().flatten();
         for (name, value) in counters.filter_map(|(n, v)| Some((n, v.as_f64()?))) {
@@ -292,10 +305,12 @@ mod tests {
             "replicas": [{ "address": "127.0.0.1:7101", "zone": 0, "up": true,
                 "round_trip": Duration::from_millis(2) }],
             "storage": { "stale_reads": 3 },
+            "requests": { "write": 5 },
             "server": { "server_version": "15.19 (Debian)", "pending_restart": ["shared_buffers"] },
             "control": { "paused": { "by": "a" } },
         }));
         for line in [
+            "understudy_mount_requests_total{scope=\"main\",name=\"north\",operation=\"write\"} 5",
             "patroni_replica{scope=\"main\",name=\"north\"} 1",
             "patroni_primary{scope=\"main\",name=\"north\"} 0",
             "patroni_xlog_replayed_location{scope=\"main\",name=\"north\"} 4294967296",
