@@ -17,6 +17,7 @@ mod login;
 mod memory;
 mod names;
 mod notes;
+mod planning;
 mod relay;
 mod restore;
 mod rows;
