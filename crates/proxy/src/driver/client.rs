@@ -404,8 +404,7 @@ impl Client {
     }
 
     fn hold(&mut self, held: Held) {
-        let target = (held.conn.address.clone(), held.conn.key);
-        self.handle.runs_on(Some(target));
+        self.handle.runs_on(Some(held.conn.target()));
         self.held = Some(held);
     }
 

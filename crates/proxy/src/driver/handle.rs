@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::dial::{DialError, Dialer};
+use super::cancel::Target;
+use super::dial::Dialer;
 
 /// The cluster has changed.
 pub const NEWS: u32 = 1;
@@ -19,9 +20,6 @@ pub const SHUTDOWN: u32 = 2;
 pub const KILL: u32 = 4;
 /// Another process takes clients over.
 pub const HANDOVER: u32 = 8;
-
-/// A statement of which server can be cancelled, and how.
-pub type CancelTarget = (Arc<str>, (i32, i32));
 
 /// A client, as others see it.
 pub struct Handle {
@@ -47,7 +45,7 @@ pub struct Handle {
     stays: AtomicBool,
     waker: AtomicWaker,
     pokes: AtomicU32,
-    running_on: Mutex<Option<CancelTarget>>,
+    running_on: Mutex<Option<Target>>,
 }
 
 /// What [`Handle::state`] means.
@@ -94,7 +92,7 @@ impl Handle {
     }
 
     /// Where its statements run now.
-    pub fn runs_on(&self, target: Option<CancelTarget>) {
+    pub fn runs_on(&self, target: Option<Target>) {
         *self.running_on.lock() = target;
     }
 
@@ -239,29 +237,17 @@ impl Handles {
         let Some(handle) = handle else {
             return false;
         };
-        let target = handle.running_on.lock().clone();
-        if let Some((address, key)) = target
-            && *handle.secret == *secret
-        {
-            cancel(dialer, &address, key).await;
+        if *handle.secret != *secret {
+            return true;
+        }
+        // As long as this lock is held the session is this client's.
+        let request = handle.running_on.lock().as_ref().and_then(Target::begin);
+        if let Some(request) = request {
+            let dialer = dialer.clone();
+            // Whoever asks may leave: what was sent is waited for all the same.
+            let sending = tokio::spawn(async move { request.send(&dialer).await });
+            let _ = sending.await;
         }
         true
-    }
-}
-
-/// Asks a server to cancel what runs in the session of `key`.
-async fn cancel(dialer: &Dialer, address: &str, key: (i32, i32)) {
-    let sent = async {
-        let mut socket = dialer.dial(address).await?;
-        let mut request = bytes::BytesMut::new();
-        postgres_protocol::message::frontend::cancel_request(key.0, key.1, &mut request);
-        socket.drain(&mut request).await?;
-        // It closes the connection when it has done it.
-        let mut nothing = bytes::BytesMut::new();
-        socket.read(&mut nothing).await?;
-        Ok::<(), DialError>(())
-    };
-    if let Err(error) = sent.await {
-        tracing::debug!(%error, address, "a cancel request did not reach the server");
     }
 }

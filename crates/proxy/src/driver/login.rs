@@ -16,6 +16,7 @@ use crate::core::topology::ServerRun;
 use crate::core::version::parse_lsn;
 use crate::scram::{Keys, Prover, Unproved};
 
+use super::cancel::{Requests, Target};
 use super::dial::{DialError, Dialer};
 use super::socket::Socket;
 
@@ -48,6 +49,8 @@ pub struct Conn {
     pub address: Arc<str>,
     /// With this it can be cancelled.
     pub key: (i32, i32),
+    /// Cancel requests for its session.
+    pub cancels: Arc<Requests>,
     /// Since when there is a session.
     pub since: Instant,
     /// When it was used last.
@@ -65,8 +68,18 @@ impl Conn {
             server: None,
             address,
             key,
+            cancels: Arc::default(),
             since: now.checked_sub(age).unwrap_or(now),
             used: now,
+        }
+    }
+
+    /// Where cancel requests for its session go.
+    pub fn target(&self) -> Target {
+        Target {
+            address: self.address.clone(),
+            key: self.key,
+            requests: self.cancels.clone(),
         }
     }
 
@@ -186,6 +199,7 @@ pub async fn log_in(
         server: Some(Box::new(server)),
         address: address.into(),
         key,
+        cancels: Arc::default(),
         since: now,
         used: now,
     })

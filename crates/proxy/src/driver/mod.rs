@@ -5,6 +5,7 @@
 
 mod admin;
 pub mod agents_source;
+mod cancel;
 mod catalog;
 mod client;
 mod cluster;

@@ -204,8 +204,24 @@ impl Pool {
         log_in(&self.dialer, &address, &self.login(), role).await
     }
 
-    /// A client has done with a connection.
-    pub fn put(&self, held: Held, server: Box<Server>) {
+    /// A client has done with a connection. Nobody else gets it before the client's cancel requests have been carried out.
+    pub fn put(self: &Arc<Pool>, held: Held, server: Box<Server>) {
+        match held.conn.cancels.are_settled() {
+            Some(true) => self.shelve(held, server),
+            Some(false) => held.conn.close(),
+            None => {
+                let pool = self.clone();
+                tokio::spawn(async move {
+                    match held.conn.cancels.settle().await {
+                        true => pool.shelve(held, server),
+                        false => held.conn.close(),
+                    }
+                });
+            }
+        }
+    }
+
+    fn shelve(&self, held: Held, server: Box<Server>) {
         let Held { mut conn, permit } = held;
         if !conn.input.is_empty() || conn.rest > 0 {
             return;

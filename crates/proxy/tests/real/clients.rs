@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 
-use crate::site::Site;
+use crate::server::Server;
+use crate::site::{Serving, Site};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn passwords_are_proved_and_open_the_server() {
@@ -180,6 +181,81 @@ async fn a_statement_is_cancelled() {
     let (slept, ()) = tokio::join!(sleeping, cancelling);
     let code = slept.expect_err("cancelled");
     assert_eq!(code.code(), Some(&SqlState::QUERY_CANCELED));
+}
+
+/// Passes connections to a server on, and each cancel request twice, the second time after a while: so PostgreSQL signals a
+/// session (the process, and its group) when the machine gives its attention to others in between.
+async fn signal_twice(listener: tokio::net::TcpListener, socket: std::path::PathBuf) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    while let Ok((mut client, _)) = listener.accept().await {
+        let socket = socket.clone();
+        tokio::spawn(async move {
+            let mut head = [0; 8];
+            client.read_exact(&mut head).await?;
+            let is_cancel = head[4..] == (80_877_102_u32).to_be_bytes();
+            if !is_cancel {
+                let mut server = tokio::net::UnixStream::connect(&socket).await?;
+                server.write_all(&head).await?;
+                return tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            }
+            let mut request = head.to_vec();
+            request.resize(16, 0);
+            client.read_exact(&mut request[8..]).await?;
+            for after_ms in [0, 500] {
+                tokio::time::sleep(Duration::from_millis(after_ms)).await;
+                let mut server = tokio::net::UnixStream::connect(&socket).await?;
+                server.write_all(&request).await?;
+                // It closes the connection when it has signalled, some way or other.
+                let _ = server.read_to_end(&mut Vec::new()).await;
+            }
+            Ok((0, 0))
+        });
+    }
+}
+
+/// The one connection to the server goes from a client whose statement was cancelled to the next only when the request has
+/// been carried out. (What it may strike otherwise was seen as an INSERT of another client that was cancelled.)
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_request_strikes_nobody_else() {
+    let server = Server::init("fsync = off");
+    server.start();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
+    let listener = listener.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let port = server
+        .address()
+        .rsplit_once(':')
+        .expect("a port")
+        .1
+        .to_owned();
+    let socket = server.directory().join(format!(".s.PGSQL.{port}"));
+    tokio::spawn(signal_twice(listener, socket));
+    let directory = tempfile::tempdir().expect("a directory");
+    let text = format!("epoch = 1\nactive = \"{address}\"\n");
+    std::fs::write(directory.path().join("cluster.toml"), text).expect("it can be written");
+    let configuration = "auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1\n\
+        [server_tls]\nmode = \"disable\"";
+    let serving = Serving::start(directory.path(), configuration);
+    serving.wait_until_served().await.expect("it serves");
+    let first = serving.connect().await;
+    let second = serving.connect().await;
+    let token = first.cancel_token();
+    let sleeping = first.batch_execute("SELECT pg_sleep(60)");
+    let cancelling = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        token
+            .cancel_query(tokio_postgres::NoTls)
+            .await
+            .expect("sent");
+    };
+    let working = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        second.batch_execute("SELECT pg_sleep(1)").await
+    };
+    let (slept, (), worked) = tokio::join!(sleeping, cancelling, working);
+    let error = slept.expect_err("cancelled");
+    assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED));
+    worked.expect("nobody has cancelled it");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,7 +29,7 @@ pub struct Site {
     pub proxy: Arc<Proxy>,
     pub address: SocketAddr,
     directory: tempfile::TempDir,
-    _serving: Serving,
+    serving: Serving,
 }
 
 /// A proxy, which ends when this is dropped.
@@ -70,6 +70,44 @@ impl Serving {
             _stop: stop,
         }
     }
+
+    /// Waits until clients are let in, or asked for their passwords.
+    pub async fn wait_until_served(&self) -> Result<(), String> {
+        let mut last = String::new();
+        for _ in 0..1000 {
+            match self.try_connect("postgres", "").await {
+                Ok(_) => return Ok(()),
+                // It was asked for one, and has none. (That passwords cannot be looked up yet is the proxy's own word.)
+                Err(error)
+                    if error.as_db_error().is_none()
+                        && format!("{error:?}").contains("password") =>
+                {
+                    return Ok(());
+                }
+                Err(error) => last = error.to_string(),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Err(format!("nobody is served ({last})"))
+    }
+
+    pub async fn try_connect(
+        &self,
+        user: &str,
+        more: &str,
+    ) -> Result<Client, tokio_postgres::Error> {
+        let text = format!(
+            "host=127.0.0.1 port={} user={user} dbname=postgres {more}",
+            self.address.port()
+        );
+        let (client, connection) = tokio_postgres::connect(&text, NoTls).await?;
+        tokio::spawn(connection);
+        Ok(client)
+    }
+
+    pub async fn connect(&self) -> Client {
+        self.try_connect("postgres", "").await.expect("it connects")
+    }
 }
 
 impl Site {
@@ -90,10 +128,12 @@ impl Site {
             proxy: serving.proxy.clone(),
             address: serving.address,
             directory,
-            _serving: serving,
+            serving,
         };
         site.tell(1, &site.primary, "", true);
-        site.wait_until_served().await;
+        if let Err(error) = site.serving.wait_until_served().await {
+            panic!("{error}; the primary says: {}", site.primary.log());
+        }
         site
     }
 
@@ -136,28 +176,6 @@ impl Site {
         operator
     }
 
-    async fn wait_until_served(&self) {
-        let mut last = String::new();
-        for _ in 0..1000 {
-            match self.try_connect("postgres", "").await {
-                Ok(_) => return,
-                // It was asked for one, and has none. (That passwords cannot be looked up yet is the proxy's own word.)
-                Err(error)
-                    if error.as_db_error().is_none()
-                        && format!("{error:?}").contains("password") =>
-                {
-                    return;
-                }
-                Err(error) => last = error.to_string(),
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!(
-            "nobody is served ({last}); the primary says: {}",
-            self.primary.log()
-        );
-    }
-
     /// The standby takes over from a primary that is killed.
     pub fn take_over(&self) {
         self.primary.stop("immediate");
@@ -178,13 +196,7 @@ impl Site {
         user: &str,
         more: &str,
     ) -> Result<Client, tokio_postgres::Error> {
-        let text = format!(
-            "host=127.0.0.1 port={} user={user} dbname=postgres {more}",
-            self.address.port()
-        );
-        let (client, connection) = tokio_postgres::connect(&text, NoTls).await?;
-        tokio::spawn(connection);
-        Ok(client)
+        self.serving.try_connect(user, more).await
     }
 
     pub async fn connect(&self) -> Client {
