@@ -52,7 +52,7 @@ test-versions: packages ## Test whole clusters with PostgreSQL 16 to 18, and a m
 test-servers: packages ## Test clusters with MySQL and with a newer MariaDB, which are downloaded.
 	scripts/system-tests servers
 
-test-vm: packages ## Test whole virtual machines, made and run by QEMU; takes long without KVM; needs root.
+test-vm: packages ## Test whole virtual machines in all ways, made and run by QEMU; takes long without KVM; needs root.
 	scripts/system-tests vm
 
 test-package: deb ## Test the Debian package, installed and run by a systemd of its own; needs root.

@@ -7,16 +7,20 @@
 //!
 //! Invariant: when a [`Pair`] is dropped, its processes are dead, and what they had in memory is gone.
 
+pub mod clients;
 mod image;
+mod line;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use store::Network;
 use vm::driver::{Question, Status, ask};
 
 pub use self::image::{Kept, keep};
+use self::line::Line;
 use crate::process::Process;
 use crate::{Cluster, Options};
 
@@ -32,7 +36,7 @@ const MAKES_WITHIN: Duration = Duration::from_secs(20);
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Makes a network namespace for this process, before it has threads.
+/// Makes a network namespace for this thread, and for the threads and processes that it starts from now on.
 ///
 /// # Errors
 /// It needs root, and `ip`.
@@ -68,6 +72,9 @@ pub struct Settings {
     pub memory_mb: u64,
     /// What else `[vm]` says on both hosts, as TOML writes it.
     pub more: Vec<(String, String)>,
+    /// Whether hosts reach each other and the zones by lines that can be cut: [`Pair::cut`], [`Pair::isolate`]. The first host is
+    /// where the first zone is, the other one where the second is.
+    pub has_lines: bool,
 }
 
 #[derive(Debug)]
@@ -107,7 +114,8 @@ impl Host {
 #[derive(Debug)]
 pub struct Pair {
     hosts: [Host; 2],
-    _cluster: Cluster,
+    line: Option<Line>,
+    cluster: Cluster,
     program: PathBuf,
 }
 
@@ -118,7 +126,8 @@ impl Pair {
     /// Something does not start.
     pub async fn start(dir: &Path, settings: &Settings) -> anyhow::Result<Pair> {
         let program = settings.understudy.clone();
-        let options = Options::new(dir, Path::new("/"), &program);
+        let mut options = Options::new(dir, Path::new("/"), &program);
+        options.network = settings.has_lines.then(Network::default);
         let zones = options.zones;
         let mut cluster = Cluster::create(options)?;
         for zone in 1..=zones {
@@ -127,12 +136,21 @@ impl Pair {
         let node = cluster.names().next().context("a cluster has a node")?;
         let base = std::fs::read_to_string(&cluster.node(node)?.config)?;
         let ports = [supervise::ports::free()?, supervise::ports::free()?];
+        // The first host dials the other one.
+        let line = match settings.has_lines {
+            true => Some(Line::open(own_address(ports[1])).await?),
+            false => None,
+        };
+        let other = line
+            .as_ref()
+            .map_or_else(|| own_address(ports[1]), Line::address);
         let mut pair = Pair {
             hosts: [
-                host(0, dir, &base, ports, settings)?,
-                host(1, dir, &base, ports, settings)?,
+                host(0, dir, &base, (ports[0], &other), settings)?,
+                host(1, dir, &base, (ports[1], &own_address(ports[0])), settings)?,
             ],
-            _cluster: cluster,
+            line,
+            cluster,
             program,
         };
         pair.init().await?;
@@ -265,6 +283,45 @@ impl Pair {
         processes.try_for_each(Process::check_running)
     }
 
+    /// Cuts the line between the hosts, or mends it. Nobody is told.
+    ///
+    /// # Errors
+    /// They have none.
+    pub fn cut(&self, is_cut: bool) -> anyhow::Result<()> {
+        let line = self.line.as_ref().context("the hosts have no line")?;
+        line.cut(is_cut);
+        Ok(())
+    }
+
+    /// Cuts a host, with the zone server where it is, off from the other host and the other zones, or mends that; clients still reach it.
+    /// Nobody is told.
+    ///
+    /// # Errors
+    /// As of [`cut`](Pair::cut).
+    pub fn isolate(&mut self, at: usize, is_cut: bool) -> anyhow::Result<()> {
+        self.cut(is_cut)?;
+        let others = (0..self.cluster.options().zones).filter(|zone| *zone != at);
+        for zone in others.collect::<Vec<_>>() {
+            self.cluster.set_cut(at, zone, is_cut)?;
+        }
+        Ok(())
+    }
+
+    /// Stops all processes of a host, as one that hangs; or lets them go on.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn freeze(&self, at: usize, is_frozen: bool) -> anyhow::Result<()> {
+        let process = self.hosts[at].process.as_ref();
+        let process = process.context("the host does not run")?;
+        if is_frozen {
+            process.pause();
+        } else {
+            process.resume();
+        }
+        Ok(())
+    }
+
     /// Kills all processes of a host. When that was.
     ///
     /// # Errors
@@ -278,32 +335,39 @@ impl Pair {
     }
 }
 
+fn own_address(port: u16) -> String {
+    format!("127.0.0.1:{port}")
+}
+
 fn host(
     at: usize,
     dir: &Path,
     cluster: &str,
-    ports: [u16; 2],
+    (port, peer): (u16, &str),
     settings: &Settings,
 ) -> anyhow::Result<Host> {
     let (name, own) = (NAMES[at], dir.join(NAMES[at]));
     std::fs::create_dir_all(&own)?;
-    let peer_listen = format!("127.0.0.1:{}", ports[at]);
-    let memory = format!("/dev/shm/understudy-{}-{}", std::process::id(), ports[at]);
+    let peer_listen = own_address(port);
+    let memory = format!("/dev/shm/understudy-{}-{port}", std::process::id());
     let memory = PathBuf::from(memory);
     let kept =
         |line: &&str| ["volume", "zones", "key"].contains(&line.split(' ').next().unwrap_or(""));
     let shared: Vec<&str> = cluster.lines().filter(kept).collect();
+    let place = match settings.has_lines {
+        true => format!("\n[tags]\nzone = {at}\n"),
+        false => String::new(),
+    };
     let base = format!(
-        "name = \"{name}\"\n{}\n\n[vm]\nimage = \"{}\"\ndisk = \"{}\"\nmemory_dir = \"{}\"\nrun = \"{}\"\nmemory_mb = {}\n\
+        "name = \"{name}\"\n{}\n{place}\n[vm]\nimage = \"{}\"\ndisk = \"{}\"\nmemory_dir = \"{}\"\nrun = \"{}\"\nmemory_mb = {}\n\
          mac = \"52:54:00:77:00:02\"\naddress = \"{GUEST}/24\"\ntap = \"{name}\"\nbridge = \"br0\"\n\
-         peer_listen = \"{peer_listen}\"\npeer = \"127.0.0.1:{}\"\n",
+         peer_listen = \"{peer_listen}\"\npeer = \"{peer}\"\n",
         shared.join("\n"),
         settings.image.display(),
         own.join("disk.raw").display(),
         memory.display(),
         own.join("run").display(),
         settings.memory_mb,
-        ports[1 - at],
     );
     let host = Host {
         config: dir.join(format!("{name}-host.toml")),

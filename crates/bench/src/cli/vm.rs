@@ -37,7 +37,7 @@ pub struct BenchVm {
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Guest::Postgresql, Guest::Mariadb])]
     pub guest: Vec<Guest>,
     /// What clients do. Each database takes some of them.
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Load::Orders, Load::Scan, Load::Transfers])]
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Load::Orders, Load::Statements, Load::Scan, Load::Transfers])]
     pub load: Vec<Load>,
     /// Clients that write.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=60))]

@@ -11,9 +11,9 @@ use cluster::clients::session::connect;
 use cluster::clients::work::Work;
 
 /// How much there is, for each warehouse.
-const CUSTOMERS: i32 = 300;
-const ITEMS: i32 = 5000;
-const DISTRICTS: i32 = 10;
+pub(crate) const CUSTOMERS: i32 = 300;
+pub(crate) const ITEMS: i32 = 5000;
+pub(crate) const DISTRICTS: i32 = 10;
 /// Orders that a purge leaves in a district.
 const KEPT: i32 = 400;
 /// A statement of a client waits for nobody longer than this.

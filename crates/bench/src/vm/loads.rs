@@ -21,14 +21,17 @@ use tokio_postgres::{Client, Config, Error, Statement};
 
 use super::Subject;
 use super::stage::Guest;
+use super::statements::Statements;
 use crate::soak::orders::{self, Orders};
 
 /// What is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Load {
-    /// PostgreSQL: the order entry of TPC-C in small.
+    /// PostgreSQL: the order entry of TPC-C in small, in functions of the server: four round trips in a transaction.
     Orders,
+    /// PostgreSQL: the same with a round trip for each statement, as RemusDB's TPC-C.
+    Statements,
     /// MariaDB: money from one account to another, as TPC-B's.
     Transfers,
     /// PostgreSQL: a table larger than its memory is read, as TPC-H's queries do.
@@ -39,6 +42,7 @@ impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Load::Orders => "order entry",
+            Load::Statements => "order entry by statements",
             Load::Transfers => "transfers",
             Load::Scan => "scan",
         })
@@ -105,7 +109,9 @@ pub(super) async fn answers(guest: Guest, password: &str) -> anyhow::Result<()> 
 /// Creates and fills the tables.
 pub(super) async fn fill(subject: Subject, password: &str) -> anyhow::Result<()> {
     match subject.load {
-        Load::Orders => orders::create(&postgresql(password), subject.size).await,
+        Load::Orders | Load::Statements => {
+            orders::create(&postgresql(password), subject.size).await
+        }
         Load::Transfers => {
             let text = mysql::setup_statements(subject.size * ACCOUNTS_PER_WAREHOUSE);
             let statements: Vec<&str> = text.split_inclusive(";\n").collect();
@@ -198,6 +204,9 @@ impl Running {
         let config = postgresql(password);
         Ok(match subject.load {
             Load::Orders => Running::Postgresql(Clients::of::<Orders>(config, options, clock)),
+            Load::Statements => {
+                Running::Postgresql(Clients::of::<Statements>(config, options, clock))
+            }
             Load::Scan => Running::Postgresql(Clients::of::<Scan>(config, options, clock)),
             Load::Transfers => {
                 let plan = mysql::Plan {

@@ -15,6 +15,7 @@ mod loads;
 mod measure;
 mod report;
 mod stage;
+mod statements;
 mod ways;
 
 use std::path::PathBuf;

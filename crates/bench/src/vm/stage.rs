@@ -139,6 +139,7 @@ impl Stage {
             image,
             memory_mb: subject.memory_mb,
             more: Way::Memory.settings(options.epoch_ms),
+            has_lines: false,
         };
         say(&format!(
             "a machine with {}, {} MB of memory and data for \"{}\" of size {}",

@@ -4,7 +4,6 @@
 //! Everything is in a network namespace of its own: zones and hosts as child processes, the hosts' tap devices in one bridge, and the
 //! clients, which connect to the machine itself.
 
-mod clients;
 mod stage;
 
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cluster::machine::GUEST;
+use cluster::machine::clients::{Clients, Seen, amcheck};
 use cluster::workspace::Workspace;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -19,7 +19,6 @@ use serde::Serialize;
 use vm::network::Protection;
 
 use super::progress::Progress;
-use clients::{Clients, Seen};
 use stage::Stage;
 
 /// What the user chose.
@@ -62,6 +61,8 @@ pub struct Report {
     pub lost: u64,
     /// From the last acknowledged commit before a kill to the first one after it: the median.
     pub downtime_ms: f64,
+    /// After each kill.
+    pub downtimes_ms: Vec<f64>,
     /// The longest of them.
     pub downtime_worst_ms: f64,
     /// Connections that were open at a kill, all kills together.
@@ -80,7 +81,7 @@ pub struct Report {
     pub takeover_ms: f64,
     /// Commits a second while nothing was killed.
     pub tps: f64,
-    /// What `pg_amcheck` says at the end.
+    /// What `pg_amcheck` says after each kill: "OK", or the first complaint.
     pub amcheck: String,
     /// What ran the machine's code, and why that.
     pub accelerator: String,
@@ -112,6 +113,8 @@ struct Sums {
     sent_bytes: u64,
     pauses: Vec<f64>,
     takeovers: Vec<f64>,
+    /// What was not sound, after the first kill after which something was not.
+    amcheck: Option<String>,
 }
 
 async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
@@ -143,7 +146,10 @@ async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
             .status(1 - protected)
             .await
             .context("the survivor does not answer")?;
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        let found = amcheck(&stage.password).await?;
+        if found != "OK" {
+            sums.amcheck.get_or_insert(found);
+        }
         kills.push((killed, before.len() as u64, clients.kept(&before)));
         sums.takeovers.push(survivor.stats.takeover_ms);
         if number < options.kills {
@@ -152,9 +158,8 @@ async fn on_stage(options: &Options, dir: &Path) -> anyhow::Result<Report> {
     }
     let seen = clients.stop().await?;
     progress.say("verifying");
-    let there = clients::committed(&stage.password).await?;
-    let amcheck = stage.amcheck().await?;
-    let report = judge(options, &stage, &seen, &there, &kills, sums, amcheck);
+    let lost = seen.lost(&stage.password).await?;
+    let report = judge(options, &stage, &seen, lost, &kills, sums);
     progress.set_state("done");
     Ok(report)
 }
@@ -168,16 +173,11 @@ fn judge(
     options: &Options,
     stage: &Stage,
     seen: &Seen,
-    there: &std::collections::HashSet<(i32, i64)>,
+    lost: u64,
     kills: &[(std::time::Instant, u64, u64)],
     sums: Sums,
-    amcheck: String,
 ) -> Report {
-    let lost = seen
-        .commits
-        .iter()
-        .filter(|commit| !there.contains(&commit.key))
-        .count() as u64;
+    let amcheck = sums.amcheck.unwrap_or_else(|| "OK".to_owned());
     let downtimes: Vec<f64> = kills.iter().map(|(at, _, _)| seen.outage_ms(*at)).collect();
     let worst = downtimes.iter().copied().fold(0.0, f64::max);
     let (connections, kept) = kills
@@ -191,7 +191,8 @@ fn judge(
         protection: options.protection,
         acknowledged: seen.commits.len() as u64,
         lost,
-        downtime_ms: median(downtimes),
+        downtime_ms: median(downtimes.clone()),
+        downtimes_ms: downtimes,
         downtime_worst_ms: worst,
         connections,
         connections_kept: kept,

@@ -30,6 +30,12 @@ async fn the_copy_equals_the_machine_after_a_thousand_checkpoints_and_goes_on() 
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a whole machine"]
+async fn one_machine_is_copied_byte_for_byte_and_goes_on() {
+    checkpoints(1, 100).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a whole machine"]
 async fn a_machine_with_two_processors_is_copied_and_goes_on() {
     checkpoints(2, 200).await;
 }

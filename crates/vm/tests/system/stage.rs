@@ -163,8 +163,13 @@ pub(crate) fn wanted(directory: &Path, database: Database) -> Create {
     }
 }
 
-/// An image with a database, made by the first test that needs it.
+/// An image with a database: the one of PostgreSQL that all tests share, or one that is made by the first test that needs it.
 pub(crate) async fn image(database: Database) -> Image {
+    if database == Database::PostgreSql
+        && let Some(shared) = std::env::var_os("UNDERSTUDY_TEST_IMAGE")
+    {
+        return Image::open(Path::new(&shared)).unwrap();
+    }
     static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
     let _turn = ONE_AT_A_TIME.lock().await;
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR"));

@@ -1,18 +1,14 @@
 //! The two hosts of the demo, and the database in their machine.
 
 use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use cluster::machine::{GUEST, Kept, NAMES, Pair, Settings, keep};
+use cluster::machine::{Kept, NAMES, Pair, Settings, clients, keep};
 use vm::image::Database;
 use vm::network::Protection;
 
 use super::super::progress::Progress;
-use super::{Options, clients};
-
-const BOOTS_WITHIN: Duration = Duration::from_secs(120);
+use super::Options;
 
 /// Everything that runs.
 pub struct Stage {
@@ -50,6 +46,7 @@ impl Stage {
             understudy: std::env::current_exe().context("cannot tell which program this is")?,
             image: kept.image,
             memory_mb: options.memory_mb,
+            has_lines: false,
             more: vec![
                 (
                     "epoch".to_owned(),
@@ -69,21 +66,9 @@ impl Stage {
             password: kept.password,
             accelerator: (status.accelerator, status.accelerator_reason),
         };
-        stage.fill().await?;
+        clients::set_up(&stage.password).await?;
         stage.pair.restart(1)?;
         Ok(stage)
-    }
-
-    async fn fill(&self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + BOOTS_WITHIN;
-        while let Err(error) = clients::connect(&self.password).await {
-            anyhow::ensure!(
-                Instant::now() < deadline,
-                "the machine's database does not answer: {error:#}"
-            );
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-        clients::set_up(&self.password).await
     }
 
     /// Waits until the machine has a current standby; which host runs it.
@@ -95,19 +80,5 @@ impl Stage {
             NAMES[1 - at]
         ));
         Ok(at)
-    }
-
-    /// What `pg_amcheck` finds in the machine.
-    pub async fn amcheck(&self) -> anyhow::Result<String> {
-        let mut command = Command::new(cluster::programs::find(None)?.join("pg_amcheck"));
-        command
-            .args(["-h", GUEST, "-U", "postgres", "--all"])
-            .args(["--install-missing", "--heapallindexed"])
-            .env("PGPASSWORD", &self.password);
-        let output = tokio::task::spawn_blocking(move || command.output()).await??;
-        Ok(match output.status.success() {
-            true => "OK".to_owned(),
-            false => String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
-        })
     }
 }

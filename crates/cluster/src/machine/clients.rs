@@ -1,6 +1,9 @@
 //! Clients of the machine: each commits one transaction after the other, and writes down what it was told and when.
+//!
+//! Invariant: a transaction's number is used once, and what was acknowledged is written down after the client was told.
 
 use std::collections::HashSet;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,27 +13,33 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
 
-use cluster::machine::GUEST;
+use super::GUEST;
+use crate::programs;
 
 const ACCOUNTS: i32 = 10_000;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 const COMMITS_WITHIN: Duration = Duration::from_secs(60);
+const BOOTS_WITHIN: Duration = Duration::from_secs(120);
 
 /// A commit that a client was told of.
 #[derive(Debug, Clone, Copy)]
 pub struct Commit {
+    /// The client, and its number.
     pub key: (i32, i64),
+    /// When the client was told.
     pub at: Instant,
 }
 
 /// What clients saw.
 #[derive(Debug)]
 pub struct Seen {
+    /// Commits that they were told of, in the order in which they were.
     pub commits: Vec<Commit>,
+    /// How long they ran.
     pub ran: Duration,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     commits: Mutex<Vec<Commit>>,
     /// Of each client, which connection it has; 0 if none.
@@ -40,13 +49,17 @@ struct Shared {
 }
 
 /// Clients that run.
+#[derive(Debug)]
 pub struct Clients {
     shared: Arc<Shared>,
     tasks: Vec<JoinHandle<()>>,
     started: Instant,
 }
 
-/// A connection; `application_name` is nothing that matters.
+/// A connection to the machine's PostgreSQL.
+///
+/// # Errors
+/// Nobody answers, or not in time.
 pub async fn connect(password: &str) -> anyhow::Result<Client> {
     let mut config = tokio_postgres::Config::new();
     config
@@ -64,9 +77,12 @@ pub async fn connect(password: &str) -> anyhow::Result<Client> {
     Ok(client)
 }
 
-/// Makes what the clients write to.
+/// Waits until the machine's PostgreSQL answers, and makes what the clients write to.
+///
+/// # Errors
+/// It does not.
 pub async fn set_up(password: &str) -> anyhow::Result<()> {
-    let client = connect(password).await?;
+    let client = first_connection(password).await?;
     let statements = format!(
         "CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL, filler text);
          INSERT INTO accounts SELECT n, 0, repeat('x', 80) FROM generate_series(1, {ACCOUNTS}) n;
@@ -79,8 +95,42 @@ pub async fn set_up(password: &str) -> anyhow::Result<()> {
         .context("cannot fill the tables")
 }
 
+async fn first_connection(password: &str) -> anyhow::Result<Client> {
+    let deadline = Instant::now() + BOOTS_WITHIN;
+    loop {
+        match connect(password).await {
+            Ok(client) => return Ok(client),
+            Err(error) => anyhow::ensure!(
+                Instant::now() < deadline,
+                "the machine's database does not answer: {error:#}"
+            ),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// What `pg_amcheck` finds in the machine: "OK", or its complaints.
+///
+/// # Errors
+/// It cannot be run.
+pub async fn amcheck(password: &str) -> anyhow::Result<String> {
+    let mut command = Command::new(programs::find(None)?.join("pg_amcheck"));
+    command
+        .args(["-h", GUEST, "-U", "postgres", "--all"])
+        .args(["--install-missing", "--heapallindexed"])
+        .env("PGPASSWORD", password);
+    let output = tokio::task::spawn_blocking(move || command.output()).await??;
+    Ok(match output.status.success() {
+        true => "OK".to_owned(),
+        false => String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+    })
+}
+
 /// Every commit that is there.
-pub async fn committed(password: &str) -> anyhow::Result<HashSet<(i32, i64)>> {
+///
+/// # Errors
+/// The machine does not answer.
+async fn committed(password: &str) -> anyhow::Result<HashSet<(i32, i64)>> {
     let client = connect(password).await?;
     let rows = client.query("SELECT client, n FROM commits", &[]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
@@ -88,6 +138,9 @@ pub async fn committed(password: &str) -> anyhow::Result<HashSet<(i32, i64)>> {
 
 impl Clients {
     /// Starts them, and waits until each is connected.
+    ///
+    /// # Errors
+    /// One is not.
     pub async fn start(count: u16, password: &str) -> anyhow::Result<Clients> {
         let shared = Arc::new(Shared::default());
         shared.connections.lock().resize(usize::from(count), 0);
@@ -130,6 +183,9 @@ impl Clients {
     }
 
     /// Waits until something was committed by every second client after a moment.
+    ///
+    /// # Errors
+    /// They do not for a minute.
     pub async fn wait_commits_after(&self, at: Instant) -> anyhow::Result<()> {
         let wanted = self.tasks.len().div_ceil(2);
         let deadline = Instant::now() + COMMITS_WITHIN;
@@ -152,6 +208,9 @@ impl Clients {
     }
 
     /// Lets them finish what they do.
+    ///
+    /// # Errors
+    /// One has panicked.
     pub async fn stop(self) -> anyhow::Result<Seen> {
         self.shared.is_over.store(true, Ordering::Release);
         let ran = self.started.elapsed();
@@ -224,6 +283,16 @@ async fn commit(client: &mut Client, number: i32, n: i64) -> Result<(), tokio_po
 }
 
 impl Seen {
+    /// How many of them the machine has not.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn lost(&self, password: &str) -> anyhow::Result<u64> {
+        let there = committed(password).await?;
+        let lost = self.commits.iter().filter(|it| !there.contains(&it.key));
+        Ok(lost.count() as u64)
+    }
+
     /// From the last commit before a moment to the first one after it.
     pub fn outage_ms(&self, at: Instant) -> f64 {
         let before = self.commits.iter().rfind(|commit| commit.at <= at);
