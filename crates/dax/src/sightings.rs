@@ -52,7 +52,7 @@ pub struct Sighting {
 pub struct Sightings {
     /// Grows with each telling, in the order of epochs.
     pub version: Version,
-    /// One of each store at most.
+    /// One of each run of a store at most.
     pub stores: Vec<Sighting>,
 }
 
@@ -88,6 +88,19 @@ impl Runs {
         self.0.last().map(|last| last.run)
     }
 
+    /// The history of a store that lost something, was told so in this run, and is to be rebuilt from others: what was
+    /// seen of it before says nothing any more.
+    pub fn forgiven(&self, run: u64) -> Runs {
+        let from = self.0.iter().position(|known| known.run == run);
+        let mut runs = self.0[from.unwrap_or(0)..].to_vec();
+        if from.is_none() {
+            // That run was forgotten; all that are known came after it.
+            runs.insert(0, Run { run, began: 0 });
+        }
+        runs[0].began = u64::MAX;
+        Runs(runs)
+    }
+
     /// The number of the last commit that the store has of a run that is over: where the next one began. Of a run
     /// that it does not know, the store has at most what the oldest one found. None of the run that speaks.
     fn left(&self, run: u64) -> Option<u64> {
@@ -106,9 +119,20 @@ impl Sighting {
 }
 
 impl Sightings {
-    /// How far a store was seen to be.
-    pub fn of(&self, store: StoreId) -> Option<&Sighting> {
-        self.stores.iter().find(|seen| seen.store == store)
+    /// How far a store was seen to be, in each of its runs of which that is known.
+    pub fn of(&self, store: StoreId) -> impl Iterator<Item = &Sighting> {
+        self.stores.iter().filter(move |seen| seen.store == store)
+    }
+
+    /// Takes up what somebody else knows. Whether it is news.
+    pub fn hear(&mut self, heard: &Sighting) -> bool {
+        let is_same = |seen: &&mut Sighting| (seen.store, seen.run) == (heard.store, heard.run);
+        match self.stores.iter_mut().find(is_same) {
+            Some(seen) if seen.commit >= heard.commit => return false,
+            Some(seen) => seen.commit = heard.commit,
+            None => self.stores.push(heard.clone()),
+        }
+        true
     }
 }
 
@@ -178,5 +202,39 @@ mod tests {
         assert!(!seen(998, 9990).denies(&position));
         assert!(seen(998, 9991).denies(&position));
         assert!(!seen(5, 50).denies(&Position::default()), "it keeps none");
+    }
+
+    #[test]
+    fn a_store_that_was_told_is_denied_by_what_comes_later_only() {
+        let earlier = [seen(7, 100), seen(6, 40), seen(99, 80)];
+        let told = at(&[(6, 0), (8, 60)]);
+        assert!(earlier[0].denies(&told) && earlier[2].denies(&told));
+        let forgiven = |runs: &[(u64, u64)]| Position {
+            runs: at(runs).runs.forgiven(8),
+            commit: 200,
+        };
+        // Also when it has been started again, and when that run itself is forgotten.
+        for runs in [
+            &[(6, 0), (8, 60)][..],
+            &[(6, 0), (8, 60), (9, 150)],
+            &[(9, 150), (10, 160)],
+        ] {
+            let position = forgiven(runs);
+            assert!(
+                !earlier.iter().any(|seen| seen.denies(&position)),
+                "{runs:?}"
+            );
+        }
+        assert!(seen(8, 151).denies(&forgiven(&[(6, 0), (8, 60), (9, 150)])));
+        assert!(!seen(8, 150).denies(&forgiven(&[(6, 0), (8, 60), (9, 150)])));
+    }
+
+    #[test]
+    fn of_each_run_the_farthest_is_kept() {
+        let mut sightings = Sightings::default();
+        assert!(sightings.hear(&seen(7, 50)));
+        assert!(!sightings.hear(&seen(7, 50)) && !sightings.hear(&seen(7, 40)));
+        assert!(sightings.hear(&seen(8, 10)) && sightings.hear(&seen(7, 60)));
+        assert_eq!(sightings.stores, [seen(7, 60), seen(8, 10)]);
     }
 }

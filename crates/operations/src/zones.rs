@@ -119,6 +119,16 @@ fn is_under_way(membership: &Membership, wanted: &Wanted) -> bool {
         && wanted.leaving.iter().all(leaves)
 }
 
+/// How many copies a write waits for after a change of zones, if nobody says: as many as is usual for so many, and no fewer
+/// than before unless there are fewer zones.
+fn sync_replicas_after(before: &Membership, after: &[Member]) -> u8 {
+    let usual = usual_sync_replicas(after);
+    match after.len() < before.members.len() {
+        true => usual,
+        false => usual.max(before.sync_replicas),
+    }
+}
+
 impl Operator {
     /// Begins what is wanted, unless it is under way or done already.
     ///
@@ -190,8 +200,10 @@ impl Operator {
         }
         let mut after = membership.clone();
         after.change = Some(change.clone());
-        let usual = usual_sync_replicas(&after.target());
-        change.sync_replicas = wanted.sync_replicas.unwrap_or(usual);
+        let after = after.target();
+        change.sync_replicas = wanted
+            .sync_replicas
+            .unwrap_or_else(|| sync_replicas_after(membership, &after));
         Ok(change)
     }
 
@@ -352,6 +364,23 @@ mod tests {
     fn three() -> Membership {
         let members = (1..=3).map(member).collect();
         Membership::first(&VolumeSettings::default(), members, Membership::FIRST).unwrap()
+    }
+
+    /// A volume made with three copies of each commit had two after a zone was replaced.
+    #[test]
+    fn no_change_waits_for_fewer_copies_unless_there_are_fewer_zones() {
+        let after =
+            |numbers: &[u8]| -> Vec<Member> { numbers.iter().map(|n| member(*n)).collect() };
+        let mut before = three();
+        assert_eq!(sync_replicas_after(&before, &after(&[1, 2, 4])), 2);
+        assert_eq!(sync_replicas_after(&before, &after(&[1, 2, 3, 4, 5])), 3);
+        before.sync_replicas = 3;
+        assert_eq!(sync_replicas_after(&before, &after(&[1, 2, 4])), 3);
+        let five = Membership {
+            members: after(&[1, 2, 3, 4, 5]),
+            ..before
+        };
+        assert_eq!(sync_replicas_after(&five, &after(&[1, 2, 3])), 2);
     }
 
     fn version(seq: u64) -> Version {

@@ -85,7 +85,7 @@ pub(crate) struct Round {
     pub memberships: Vec<(Arc<Volume>, Box<Membership>)>,
     pub sightings: Vec<(Arc<Volume>, Arc<Sightings>)>,
     /// Volumes that lack what this store had acknowledged.
-    pub went_back: Vec<Arc<Volume>>,
+    pub went_back: Vec<(Arc<Volume>, u64)>,
     /// Volumes that are complete again.
     pub rebuilt: Vec<Arc<Volume>>,
     pub promotes: Vec<(Epoch, ReadJob)>,
@@ -260,12 +260,12 @@ impl Committer {
             conn.applied(upto);
             conn.acknowledge(upto, commit, &mut self.scratch);
         }
-        for volume in round.went_back {
+        for (volume, run) in round.went_back {
             tracing::warn!(
                 volume = %volume.name,
                 "this directory is an earlier state of itself: the volume counts no more until it is rebuilt"
             );
-            volume.publish_rebuilding();
+            volume.publish_went_back(run);
         }
         for volume in round.rebuilt {
             tracing::info!(volume = %volume.name, "rebuilt");

@@ -1,11 +1,12 @@
 //! What the committer does about each piece of work: the replica's rules ([`dax::replica`]) applied
 //! to what is stored.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind};
-use dax::ids::{Epoch, Generation, Version, VolumeName};
+use dax::ids::{Epoch, Generation, StoreId, Version, VolumeName};
 use dax::membership::Membership;
 use dax::replica::{Claim, Heard, Refusal, replaces};
 use dax::sightings::Sightings;
@@ -243,7 +244,7 @@ impl Committer {
                     ErrorKind::Conflict,
                     "the zone has been started anew since",
                 )),
-                Ok(()) => went_back(&volume, round),
+                Ok(()) => went_back(&volume, run, round),
             },
             Request::Rebuilt { epoch } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
@@ -267,16 +268,10 @@ impl Committer {
             return error(&e);
         }
         if let Some(volume) = self.shared.volumes.get(&name) {
-            if volume.settings == settings {
-                return Response::Done;
-            }
-            return error(&Error::new(
-                ErrorKind::Conflict,
-                format!(
-                    "volume {name} exists with other settings: {:?}",
-                    volume.settings
-                ),
-            ));
+            return match is_as_wanted(&volume, &settings, membership.as_deref()) {
+                Ok(()) => Response::Done,
+                Err(e) => error(&e),
+            };
         }
         let id = VolumeId(self.next_volume);
         self.next_volume += 1;
@@ -284,6 +279,7 @@ impl Committer {
             id: id.0,
             settings,
             rebuilding,
+            forgiven: None,
         };
         if rebuilding {
             tracing::warn!(volume = %name, "a volume that exists elsewhere was lost here: its owner sends it again");
@@ -448,6 +444,39 @@ fn check_known(volume: &Arc<Volume>, conn: &Conn, round: &Round) -> Result<(), E
     }
 }
 
+/// Whether a volume that exists is the one that somebody wants to make.
+///
+/// # Errors
+/// `Conflict` if it has other settings, or other zones: somebody else makes it at the same time, in another way.
+fn is_as_wanted(
+    volume: &Volume,
+    settings: &VolumeSettings,
+    membership: Option<&Membership>,
+) -> Result<(), Error> {
+    let name = &volume.name;
+    if volume.settings != *settings {
+        let message = format!(
+            "volume {name} exists with other settings: {:?}",
+            volume.settings
+        );
+        return Err(Error::new(ErrorKind::Conflict, message));
+    }
+    let kept = volume.membership();
+    let stores = |membership: &Membership| -> BTreeSet<StoreId> {
+        membership.members.iter().map(|m| m.store).collect()
+    };
+    let differs = kept.zip(membership).is_some_and(|(kept, wanted)| {
+        kept.version == wanted.version && stores(&kept) != stores(wanted)
+    });
+    if differs {
+        let message = format!(
+            "volume {name} was made with other zones: all who make it must list the same ones"
+        );
+        return Err(Error::new(ErrorKind::Conflict, message));
+    }
+    Ok(())
+}
+
 /// Keeps a membership, if it is newer than what was kept or decided.
 fn hear(
     volume: &Arc<Volume>,
@@ -482,25 +511,26 @@ fn see(volume: &Arc<Volume>, sightings: Arc<Sightings>, round: &mut Round) -> Re
     Response::Done
 }
 
-/// The volume is to be rebuilt.
-fn went_back(volume: &Arc<Volume>, round: &mut Round) -> Response {
-    mark(volume, true, round);
-    round.went_back.push(volume.clone());
+/// The volume is to be rebuilt, as its owner says to this run.
+fn went_back(volume: &Arc<Volume>, run: u64, round: &mut Round) -> Response {
+    mark(volume, true, Some(run), round);
+    round.went_back.push((volume.clone(), run));
     Response::Done
 }
 
-fn mark(volume: &Volume, rebuilding: bool, round: &mut Round) {
+fn mark(volume: &Volume, rebuilding: bool, forgiven: Option<u64>, round: &mut Round) {
     let about = VolumeMeta {
         id: volume.id.0,
         settings: volume.settings.clone(),
         rebuilding,
+        forgiven,
     };
     let key = meta::volume_key(&volume.name);
     round.metas.insert(key, Some(to_json(&about)));
 }
 
 fn rebuilt(volume: &Arc<Volume>, round: &mut Round) -> Response {
-    mark(volume, false, round);
+    mark(volume, false, volume.forgiven(), round);
     round.rebuilt.push(volume.clone());
     Response::Done
 }

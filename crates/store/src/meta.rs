@@ -44,6 +44,9 @@ pub(crate) struct VolumeMeta {
     pub settings: VolumeSettings,
     /// This replica lost it: see [`dax::wire::Request::Rebuilt`].
     pub rebuilding: bool,
+    /// The run in which this replica was told that it had gone back: what was seen of earlier ones says nothing.
+    #[serde(default)]
+    pub forgiven: Option<u64>,
 }
 
 /// Blocks to give back in the background; kept until it is done.

@@ -245,7 +245,7 @@ impl Receiver {
             store: Some(self.shared.id),
             membership: volume.membership(),
             standing: Some(Box::new(Standing {
-                position: self.shared.position(),
+                position: self.shared.position(&volume),
                 sightings: Sightings::clone(&volume.sightings()),
             })),
         };

@@ -117,10 +117,10 @@ impl Shared {
         }
     }
 
-    /// How far the store is.
-    pub fn position(&self) -> Position {
+    /// How far the store is, as it says to the clients of a volume.
+    pub fn position(&self, volume: &Volume) -> Position {
         Position {
-            runs: self.runs.clone(),
+            runs: volume.runs(&self.runs),
             commit: self.engine.last_commit(),
         }
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use dax::error::{Error, ErrorKind};
 use dax::ids::{BlockKey, Epoch, VolumeName};
 use dax::membership::Membership;
-use dax::sightings::Sightings;
+use dax::sightings::{Runs, Sightings};
 use dax::storage::{EpochGrant, Retention, Traffic, Usage, VolumeSettings};
 use parking_lot::{Mutex, RwLock};
 
@@ -29,6 +29,7 @@ pub(crate) struct Volume {
     pub name: VolumeName,
     pub settings: VolumeSettings,
     rebuilding: AtomicBool,
+    forgiven: Mutex<Option<u64>>,
     grant: Mutex<EpochGrant>,
     membership: Mutex<Option<Box<Membership>>>,
     sightings: Mutex<Arc<Sightings>>,
@@ -103,9 +104,23 @@ impl Volume {
         *self.sightings.lock() = sightings;
     }
 
-    /// Makes it known, durably, that the volume is to be rebuilt.
-    pub fn publish_rebuilding(&self) {
+    /// Makes it known, durably, that the volume is to be rebuilt, as this run was told.
+    pub fn publish_went_back(&self, run: u64) {
+        *self.forgiven.lock() = Some(run);
         self.rebuilding.store(true, Ordering::SeqCst);
+    }
+
+    /// The run in which the store was told that it had gone back.
+    pub fn forgiven(&self) -> Option<u64> {
+        *self.forgiven.lock()
+    }
+
+    /// The store's runs, as far as they count for this volume.
+    pub fn runs(&self, runs: &Runs) -> Runs {
+        match self.forgiven() {
+            Some(run) => runs.forgiven(run),
+            None => runs.clone(),
+        }
     }
 
     /// The error of a question whose answer a client that goes by older members would count; `counts` says whether it
@@ -265,6 +280,7 @@ impl Volumes {
             name: name.clone(),
             settings: about.settings,
             rebuilding: AtomicBool::new(about.rebuilding),
+            forgiven: Mutex::new(about.forgiven),
             grant: Mutex::new(EpochGrant {
                 epoch: Epoch::NONE,
                 owner: String::new(),

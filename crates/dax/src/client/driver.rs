@@ -251,9 +251,17 @@ impl Inner {
                     dials.remove(&replica);
                 }
                 Effect::Done { op, result } => {
-                    if let Some(waiter) = waiters.remove(&op) {
+                    match (waiters.remove(&op), result) {
                         // Nobody waits: the caller went away.
-                        let _ = waiter.send(result);
+                        (Some(waiter), result) => drop(waiter.send(result)),
+                        (None, Err(error)) if error.kind() == ErrorKind::Corrupt => {
+                            tracing::error!(
+                                %error,
+                                "a zone cannot be given its copy of a block: whatever the block belongs to has to be \
+                                 removed or made anew"
+                            )
+                        }
+                        (None, _) => {}
                     }
                 }
                 Effect::Fenced => {

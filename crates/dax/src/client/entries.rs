@@ -27,13 +27,18 @@ pub struct Identity {
 /// `Unavailable` if it does not answer, `Denied` if it refuses the key or is refused, `Invalid` if it is of an older
 /// version, which does not say.
 pub async fn identify(config: &ClientConfig, address: &str) -> Result<Identity> {
-    identify_as(&Introduction::new(config), address).await
+    let (identity, _) = look(&Introduction::new(config), address).await?;
+    Ok(identity)
 }
 
-async fn identify_as(introduction: &Introduction, address: &str) -> Result<Identity> {
-    let (store, knows_volume) = match introduction.greet(address).await? {
-        Greeting::Known(known) => (known.arrival.store, true),
-        Greeting::Unknown(store) => (store, false),
+/// Which store is at an address, and who the members are, as far as it knows.
+async fn look(
+    introduction: &Introduction,
+    address: &str,
+) -> Result<(Identity, Option<Box<Membership>>)> {
+    let (store, knows_volume, membership) = match introduction.greet(address).await? {
+        Greeting::Known(known) => (known.arrival.store, true, known.arrival.membership),
+        Greeting::Unknown(store) => (store, false, None),
     };
     let nameless = || {
         Error::new(
@@ -41,13 +46,15 @@ async fn identify_as(introduction: &Introduction, address: &str) -> Result<Ident
             format!("{address} is of an older version: update it first"),
         )
     };
-    Ok(Identity {
+    let identity = Identity {
         store: store.ok_or_else(nameless)?,
         knows_volume,
-    })
+    };
+    Ok((identity, membership))
 }
 
-/// Looks where the entries lead that are no member's address; those that do not answer now are passed over.
+/// Looks where the entries lead that are no member's address; those that do not answer now are passed over. If one of
+/// them knows newer members than `membership`, which may be what a former member was told last, it is judged by those.
 ///
 /// # Errors
 /// `Invalid` if one of them leads to a store that is no member and never was, where none ever was, or to the store of another entry.
@@ -66,14 +73,20 @@ pub(super) async fn check(
         }
         let (entry, introduction) = (entry.clone(), introduction.clone());
         attempts.spawn(async move {
-            let identity = identify_as(&introduction, &entry).await;
-            (entry, identity)
+            let found = look(&introduction, &entry).await;
+            (entry, found)
         });
     }
     let mut others = Vec::new();
+    let mut newest = membership.clone();
     while let Some(attempt) = attempts.join_next().await {
         match attempt {
-            Ok((entry, Ok(identity))) => others.push((identity.store, entry)),
+            Ok((entry, Ok((identity, heard)))) => {
+                others.push((identity.store, entry));
+                if let Some(heard) = heard.filter(|heard| heard.version > newest.version) {
+                    newest = *heard;
+                }
+            }
             Ok((entry, Err(error))) => {
                 tracing::warn!(entry, %error, "this zone of the configuration is no zone of the volume, as far as known");
             }
@@ -85,8 +98,8 @@ pub(super) async fn check(
         if let Some((_, twin)) = twin {
             return Err(same_store(*store, twin, entry));
         }
-        if !membership.knows(entry, *store) {
-            return Err(stranger(entry, *store, membership));
+        if !newest.knows(entry, *store) {
+            return Err(stranger(entry, *store, &newest));
         }
         found.push((*store, entry));
     }

@@ -170,8 +170,8 @@ impl World {
         };
         let knows = |member: &Member| {
             let other = &self.replicas[usize::from(index_of(&member.address))].peer;
-            let seen = other.sightings.of(replica.store());
-            seen.is_some_and(|seen| seen.commit > commit)
+            let mut seen = other.sightings.of(replica.store());
+            seen.any(|seen| seen.commit > commit)
         };
         self.who_counts(true).into_iter().all(|(members, _)| {
             let others = members.iter().filter(|m| m.store != replica.store());

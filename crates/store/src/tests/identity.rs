@@ -8,7 +8,7 @@ use dax::client::{Client, ClientConfig, create_volume, identify};
 use dax::credentials::Nonce;
 use dax::error::ErrorKind;
 use dax::ids::{Generation, NodeName, StoreId, VolumeName, ZoneId};
-use dax::membership::{Change, Member};
+use dax::membership::{Change, Member, Membership};
 use dax::storage::{Storage, SyncScope, VolumeSettings};
 use dax::wire::{Request, Response};
 use tempfile::TempDir;
@@ -250,12 +250,60 @@ async fn a_store_that_went_back_is_rebuilt() {
             break;
         }
     }
+    // What was known of it from before says nothing any more, of its next run as well.
+    let dir = closed(zones.remove(0));
+    zones.insert(0, opened(dir));
+    while client.replicas().iter().any(|r| !r.up) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!client.replicas()[0].rebuilding);
+    let welcome = client::Client::silent(&zones[0].address).hello("v", Nonce([5; 32]));
+    let Response::Welcome {
+        standing: Some(standing),
+        ..
+    } = welcome
+    else {
+        panic!("{welcome:?}");
+    };
+    let began: Vec<u64> = standing.position.runs.iter().map(|run| run.began).collect();
+    assert!(began.len() > 1 && began[0] == u64::MAX, "{began:?}");
     zones[1].zone.stop().unwrap();
     let read = client
         .read(client::key(1, 2), Generation::SINGLE)
         .await
         .unwrap();
     assert_eq!(read.expect("synced").data[0], 2);
+}
+
+/// Two who make one volume at the same time list other zones: both were told that it is made, and each counted quorums that
+/// the other one's did not meet.
+#[test]
+fn a_volume_that_is_made_with_other_zones_is_not_the_same() {
+    let zone = TestZone::new();
+    let id = id_of(&zone.address);
+    let settings = VolumeSettings::default();
+    let create = |others: [u64; 2]| {
+        let stores = [Some(id), StoreId::new(others[0]), StoreId::new(others[1])];
+        let members = stores.iter().zip(0u8..).map(|(store, index)| Member {
+            store: store.unwrap(),
+            address: format!("zone{}", store.unwrap()),
+            zone: ZoneId(index),
+        });
+        let membership =
+            Membership::first(&settings, members.collect(), Membership::FIRST).unwrap();
+        let mut client = client::Client::silent(&zone.address);
+        client.hello("v", Nonce([6; 32]));
+        client.ask(Request::CreateVolume {
+            volume: VolumeName::new("v").unwrap(),
+            settings: settings.clone(),
+            rebuild: false,
+            membership: Some(Box::new(membership)),
+        })
+    };
+    assert_eq!(create([11, 12]), Response::Done);
+    assert_eq!(create([12, 11]), Response::Done, "the same ones");
+    let other = create([11, 13]);
+    assert_eq!(client::kind(&other), Some(ErrorKind::Conflict), "{other:?}");
 }
 
 fn closed(zone: TestZone) -> TempDir {

@@ -148,10 +148,10 @@ impl Finish {
         }))
     }
 
-    /// Members changed: records are to be read and copied once more.
+    /// Members changed, also if the exchange goes back: a full quorum has to keep that before anything that counts on it.
     pub fn restart(&mut self) {
-        if let Step::Listing(upto, _) | Step::Copying(upto, _) = &self.step {
-            self.step = Step::CatchingUp(*upto);
+        if !matches!(self.step, Step::Ending(_)) {
+            self.step = Step::Establishing;
         }
     }
 
@@ -274,4 +274,24 @@ pub(super) fn copy_records(
         .iter()
         .map(|replica| (replica, records.len()))
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An exchange was given up while it ended, and went on from where it was: what the members were to be afterwards was
+    /// decided before a full quorum kept that it goes back.
+    #[test]
+    fn an_exchange_that_goes_back_is_established_first() {
+        for step in [Step::CatchingUp(0), Step::Copying(0, BTreeMap::new())] {
+            let mut finish = Finish { step };
+            finish.restart();
+            assert!(matches!(finish.step, Step::Establishing));
+        }
+        let step = Step::Ending(Version::ZERO);
+        let mut finish = Finish { step };
+        finish.restart();
+        assert!(matches!(finish.step, Step::Ending(_)), "it is decided");
+    }
 }

@@ -252,10 +252,12 @@ impl Links {
     pub fn back_over(&mut self, replica: ReplicaId) -> Option<Sighting> {
         let link = self.link(replica);
         link.back = false;
-        let (store, position) = link.store.zip(link.position.as_ref())?;
+        let (store, position) = link.store.zip(link.position.as_mut())?;
+        let run = position.runs.current()?;
+        position.runs = position.runs.forgiven(run);
         Some(Sighting {
             store,
-            run: position.runs.current()?,
+            run,
             commit: position.commit,
         })
     }

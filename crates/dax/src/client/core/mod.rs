@@ -301,7 +301,7 @@ impl Core {
         }
         let position = arrival.standing.as_ref();
         let position = position.map(|standing| standing.position.clone());
-        let back = self.shared.went_back(arrival.store, position.as_ref());
+        let back = self.shared.arrives_back(arrival.store, position.as_ref());
         let rebuilding = arrival.rebuilding || back;
         let links = &self.shared.links;
         let emptied = links.emptied_by(replica, arrival.store, rebuilding);
@@ -335,6 +335,7 @@ impl Core {
             self.shared.say_known(replica);
         }
         self.shared.replica_up(replica);
+        self.shared.settle_sightings();
         self.wake_all();
         Ok(())
     }
@@ -346,6 +347,7 @@ impl Core {
         for replica in self.shared.contradicted() {
             self.emptied(replica);
         }
+        self.shared.settle_sightings();
     }
 
     /// What to do about a store that does not know the volume, where a replica should be.
@@ -475,6 +477,7 @@ impl Core {
                 if matches!(reply, Response::Owned { accepted: true, .. }) {
                     self.shared.links.admit(replica);
                     self.shared.tell_members();
+                    self.shared.tell_admitted(replica);
                     self.shared.say_back(replica);
                     // Whoever waited for its answer may ask it now.
                     self.wake_all();

@@ -183,7 +183,8 @@ impl Read {
     /// Decides once a quorum has answered.
     fn judge(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
         let replied = self.round.replied();
-        let all = s.quorums.all();
+        // A store that lost its disk never says again what it had.
+        let all = s.quorums.all().without(s.lost_members());
         let exhausted = self.round.is_exhausted(all);
         if !s.quorums.is_read(replied) {
             return exhausted.then(|| Err(self.damaged()));
@@ -243,7 +244,7 @@ impl Read {
         Error::new(
             ErrorKind::Corrupt,
             format!(
-                "block {} fails its checksum in {} replicas",
+                "block {} fails its checksum in {} replicas, and the others cannot say which version is the last",
                 self.read.key,
                 self.round.damaged().len()
             ),

@@ -4,10 +4,14 @@
 //! under this handle's epoch. Versions never go down at a replica, so a repair can come too late but
 //! never do harm; a block that was overwritten, removed or pruned since needs none. What a replica missed
 //! is known to the writer that gave it up, for its lifetime; reads are right without it, only slower.
+//!
+//! A block whose last version cannot be told any more (its copies are damaged, and whoever had another one lost its
+//! disk) holds up no other one; but a scrub that meets one counts for nobody.
 
 use crate::error::Result;
 use crate::ids::{BlockKey, Generation, ReplicaId};
 
+use super::quorum::ReplicaSet;
 use super::reads::Read;
 use super::shared::Shared;
 use super::{Event, OpId, Output};
@@ -45,7 +49,11 @@ impl Repair {
             }
             // Removed or pruned meanwhile, or damaged everywhere: nothing to send.
             Ok(_) => Some(Ok(Output::Unit)),
-            Err(error) => Some(Err(error)),
+            Err(error) => {
+                // Nobody can tell what the replica should have here; others of its blocks can be copied.
+                s.scrub_answered(ReplicaSet::default());
+                Some(Err(error))
+            }
         }
     }
 }

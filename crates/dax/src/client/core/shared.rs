@@ -43,10 +43,12 @@ pub(super) struct Shared {
     pub membership: Option<Membership>,
     /// A newer membership is gone by: what was asked must be asked again.
     pub members_news: bool,
-    /// What was told last of how far the stores were.
+    /// What others have seen of stores, and what was told last.
     pub sightings: Sightings,
     /// What this owner has seen itself.
     pub seen: BTreeMap<StoreId, Sighting>,
+    /// Something of both was not told yet, whatever the time.
+    pub sightings_news: bool,
     /// When the stores are told next.
     pub sightings_due: Time,
     /// Rebuilding replicas that have taken part in the present scrub from its beginning.
@@ -80,6 +82,7 @@ impl Shared {
             members_news: false,
             sightings: Sightings::default(),
             seen: BTreeMap::new(),
+            sightings_news: false,
             sightings_due: Time::ZERO,
             scrubbed: ReplicaSet::default(),
             compared: ReplicaSet::default(),

@@ -6,12 +6,16 @@
 //!     the owner ──────▶ counts no more ─ admitted ─▶ told that it went back, durably ──▶ rebuilt like a lost disk
 //! ```
 //!
-//! Invariant: nothing that a store says counts as long as it is known to lack what it had acknowledged. Where a new
+//! What is known is put together store by store: of each run of a store the farthest that anybody has seen. A run that
+//! stands, and that nothing denies, has all that earlier runs of its store had, so what was seen of those is let go.
+//!
+//! Invariants: nothing that a store says counts as long as it is known to lack what it had acknowledged. Where a new
 //! run of a store is met, all that others have answered before is asked again: a store says what it was told of others
-//! before it answers anything, so whoever knows that the new run lacks something says so first.
+//! before it answers anything, so whoever knows that the new run lacks something says so first. What a store was told
+//! is replaced only by an owner who was told it as well.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{ReplicaId, StoreId};
+use crate::ids::{Epoch, ReplicaId, StoreId, Version};
 use crate::sightings::{Position, Sighting, Sightings};
 use crate::wire::{Request, Response};
 
@@ -24,33 +28,69 @@ const WORTH_TELLING: u64 = 2;
 impl Shared {
     /// Learns what a store was told of others.
     pub fn learn_sightings(&mut self, told: &Sightings) {
-        if told.version > self.sightings.version {
-            self.sightings = told.clone();
+        for heard in &told.stores {
+            let own = self.seen.get(&heard.store);
+            if own.is_some_and(|own| own.run == heard.run && own.commit >= heard.commit) {
+                continue;
+            }
+            self.sightings_news |= self.sightings.hear(heard);
         }
+        self.sightings.version = self.sightings.version.max(told.version);
     }
 
-    /// Whether a store is not where it was seen.
-    pub fn went_back(&self, store: Option<StoreId>, position: Option<&Position>) -> bool {
-        #[cfg(test)]
-        if self.flaw == Some(crate::simulation::flaw::Flaw::WentBackCounts) {
+    /// Whether a store that arrives is not where it was seen.
+    pub fn arrives_back(&self, store: Option<StoreId>, position: Option<&Position>) -> bool {
+        let Some((store, position)) = store.zip(position) else {
             return false;
-        }
-        let seen = store.and_then(|store| self.seen(store));
-        seen.zip(position)
-            .is_some_and(|(seen, position)| seen.denies(position))
+        };
+        // Its process may have gone back as well, with a machine's snapshot. What others have seen of the run that
+        // speaks may be later than what it has just said; what this handle heard from it is earlier.
+        let own = self.seen.get(&store);
+        let runs_on = own.filter(|own| position.runs.current() == Some(own.run));
+        runs_on.is_some_and(|own| own.commit > position.commit) && self.heeds_sightings()
+            || self.is_denied(store, position)
     }
 
-    /// What this handle has seen of a store as an owner, or else what it was told.
-    fn seen(&self, store: StoreId) -> Option<&Sighting> {
-        let own = self.seen.get(&store);
-        own.or_else(|| self.sightings.of(store))
+    /// Whether a store lacks what it was seen to have.
+    fn is_denied(&self, store: StoreId, position: &Position) -> bool {
+        let mut known = self.sightings.of(store).chain(self.seen.get(&store));
+        known.any(|seen| seen.denies(position)) && self.heeds_sightings()
+    }
+
+    #[cfg(not(test))]
+    fn heeds_sightings(&self) -> bool {
+        true
+    }
+
+    #[cfg(test)]
+    fn heeds_sightings(&self) -> bool {
+        self.flaw != Some(crate::simulation::flaw::Flaw::WentBackCounts)
     }
 
     /// Those whose connections stand, and who are not where they were seen.
     pub fn contradicted(&self) -> Vec<ReplicaId> {
         let stand = self.links.positions();
-        let back = stand.filter(|(_, store, position)| self.went_back(*store, Some(*position)));
+        let back = stand.filter(|(_, store, position)| {
+            store.is_some_and(|store| self.is_denied(store, position))
+        });
         back.map(|(replica, ..)| replica).collect()
+    }
+
+    /// Lets go what was seen of runs before those that stand.
+    pub fn settle_sightings(&mut self) {
+        for (_, store, position) in self.links.positions() {
+            let (Some(store), Some(run)) = (store, position.runs.current()) else {
+                continue;
+            };
+            let is_earlier = |seen: &Sighting| seen.store == store && seen.run != run;
+            if !self.sightings.stores.iter().any(is_earlier) {
+                continue;
+            }
+            let commit = position.commit;
+            self.sightings.stores.retain(|seen| !is_earlier(seen));
+            self.sightings.hear(&Sighting { store, run, commit });
+            self.sightings_news = true;
+        }
     }
 
     /// Takes a store that went back only as one that is to be rebuilt, by the owner.
@@ -96,7 +136,9 @@ impl Shared {
             return;
         }
         if let Some(sighting) = self.links.back_over(replica) {
-            self.seen.insert(sighting.store, sighting);
+            let store = sighting.store;
+            self.sightings.stores.retain(|seen| seen.store != store);
+            self.seen.insert(store, sighting);
             self.tell_sightings();
         }
     }
@@ -109,12 +151,12 @@ impl Shared {
     }
 
     fn has_news_of_stores(&self) -> bool {
-        self.seen.values().any(|seen| {
-            let told = self.sightings.of(seen.store);
-            told.is_none_or(|told| {
-                told.run != seen.run || seen.commit > told.commit + WORTH_TELLING
-            })
-        })
+        let is_news = |seen: &Sighting| {
+            let mut told = self.sightings.of(seen.store);
+            let told = told.find(|told| told.run == seen.run);
+            told.is_none_or(|told| seen.commit > told.commit + WORTH_TELLING)
+        };
+        self.sightings_news || self.seen.values().any(is_news)
     }
 
     /// Tells the stores how far each of them was seen to be.
@@ -126,27 +168,45 @@ impl Shared {
             stores: self.known_stores(),
             version: self.new_version(),
         };
-        self.sightings = sightings.clone();
+        self.sightings = sightings;
+        self.sightings_news = false;
         self.sightings_due = self.now + self.config.sightings_every;
         for replica in self.links.admitted().iter() {
-            let sightings = Box::new(sightings.clone());
-            let request = Request::Sightings { epoch, sightings };
-            self.links
-                .ask(replica, Asker::Sightings, request, self.now, &mut self.out);
+            self.say_sightings(replica, epoch);
         }
+    }
+
+    /// A store was admitted: it may have missed what the others were told.
+    pub fn tell_admitted(&mut self, replica: ReplicaId) {
+        if let Ok(epoch) = self.handle.check_writer()
+            && self.sightings.version > Version::ZERO
+        {
+            self.say_sightings(replica, epoch);
+        }
+    }
+
+    fn say_sightings(&mut self, replica: ReplicaId, epoch: Epoch) {
+        let sightings = Box::new(self.sightings.clone());
+        let request = Request::Sightings { epoch, sightings };
+        self.links
+            .ask(replica, Asker::Sightings, request, self.now, &mut self.out);
     }
 
     /// How far each store was seen to be. Where nobody has recorded the members, a store that only earlier owners have
     /// met may be one, so what they told of it is told on.
     fn known_stores(&self) -> Vec<Sighting> {
         let stores = self.links.stores();
-        let known = stores.iter().filter_map(|store| self.seen(*store).cloned());
-        let mut known: Vec<Sighting> = known.collect();
-        if self.membership.is_none() {
-            let told = self.sightings.stores.iter();
-            known.extend(told.filter(|seen| !stores.contains(&seen.store)).cloned());
+        let is_told = |seen: &&Sighting| self.membership.is_none() || stores.contains(&seen.store);
+        let mut known = Sightings::default();
+        for seen in self
+            .seen
+            .values()
+            .chain(&self.sightings.stores)
+            .filter(is_told)
+        {
+            known.hear(seen);
         }
-        known
+        known.stores
     }
 
     /// A store is away: what it had acknowledged is told before it comes back.

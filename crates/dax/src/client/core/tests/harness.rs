@@ -224,6 +224,14 @@ impl Harness {
         self.collect();
     }
 
+    /// So many seconds in which everybody who is there answers.
+    pub fn wait_secs(&mut self, secs: u64) {
+        for _ in 0..secs {
+            self.pass(Time::from_secs(1));
+            self.run();
+        }
+    }
+
     /// Writes that wait for delivery to a replica.
     pub fn sent(&self, replica: usize) -> usize {
         let writes = self.outbox[replica].iter();

@@ -196,6 +196,7 @@ impl Peer {
             Request::WentBack { epoch, run } => match self.admit(epoch) {
                 Ok(()) if Some(run) == self.position.runs.current() => {
                     self.rebuilding = self.flaw != Some(Flaw::RebuildingCounts);
+                    self.position.runs = self.position.runs.forgiven(run);
                     Response::Done
                 }
                 Ok(()) => error(ErrorKind::Conflict),

@@ -81,6 +81,18 @@ fn written() -> Harness {
     d
 }
 
+/// Another owner, who knows nothing of what the one before wrote.
+fn succeeded(mut d: Harness) -> Harness {
+    let mut next = Harness::new(3, 2);
+    next.peers = std::mem::take(&mut d.peers);
+    let own = Call::OwnEpoch {
+        owner: "b/1".into(),
+    };
+    assert_eq!(next.finish(own).unwrap(), Output::Epoch(Epoch(2)));
+    next.run();
+    next
+}
+
 fn differences(pages: &[ScrubPage]) -> usize {
     pages.iter().map(|p| p.differences.len()).sum()
 }
@@ -538,14 +550,7 @@ fn a_copy_is_taken_from_the_only_one_that_has_it() {
     for written_by_another in [false, true] {
         let mut d = written();
         if written_by_another {
-            let mut next = Harness::new(3, 2);
-            next.peers = std::mem::take(&mut d.peers);
-            let own = Call::OwnEpoch {
-                owner: "b/1".into(),
-            };
-            assert_eq!(next.finish(own).unwrap(), Output::Epoch(Epoch(2)));
-            next.run();
-            d = next;
+            d = succeeded(d);
         }
         for peer in &mut d.peers[..2] {
             peer.blocks.remove(&(key(3), SINGLE));
@@ -576,4 +581,32 @@ fn what_was_removed_while_it_was_read_is_not_copied() {
     }
     assert!(d.result(mend).is_some() && d.result(remove).is_some());
     assert!(d.peers[2].blocks.is_empty());
+}
+
+/// A zone lost its disk, and one block was damaged in another. The copies of that block were looked for until the lost disk came
+/// back, which it never does, and with them the rebuild of everything behind it; so was the block by whoever read it.
+#[test]
+fn a_block_whose_last_version_nobody_can_tell_holds_up_no_other() {
+    let mut d = succeeded(written());
+    d.disconnect(2);
+    let now = d.now;
+    d.core.advise(now, ReplicaId(2), StoreId::new(4));
+    d.collect();
+    d.peers[3].membership = d.core.membership().cloned().map(Box::new);
+    d.peers[3].rebuilding = true;
+    d.peers[1].damaged.push(key(3));
+    d.connect(3);
+    d.run();
+    let pages = d.scrub();
+    assert!(differences(&pages) > 0);
+    assert_eq!(d.peers[3].blocks.len(), 9, "all but the one");
+    assert_eq!(d.end_scrub(), [], "it does not have everything");
+    assert!(d.peers[3].rebuilding);
+    let read = d.start(Call::Read {
+        key: key(3),
+        up_to: SINGLE,
+    });
+    d.run();
+    let error = d.result(read).expect("nobody is left").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
 }
