@@ -37,6 +37,8 @@ pub enum Flaw {
     CallsAreProof,
     /// A transaction is begun again where it was interrupted, without what it did before.
     ReplayForgotten,
+    /// A transaction is taken to end only where none is open afterwards.
+    ChainsOverlooked,
     /// A session leaves for another process although its transaction is open.
     LeavesInTransaction,
     /// What a session has seen does not go along to another process.
@@ -46,7 +48,7 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 18] = [
+    pub const ALL: [Flaw; 19] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::AnswersNotCompared,
@@ -63,6 +65,7 @@ impl Flaw {
         Flaw::CatalogBelieved,
         Flaw::CallsAreProof,
         Flaw::ReplayForgotten,
+        Flaw::ChainsOverlooked,
         Flaw::LeavesInTransaction,
         Flaw::SeenLeftBehind,
     ];

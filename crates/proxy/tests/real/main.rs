@@ -13,3 +13,4 @@ mod server;
 mod site;
 mod takeover;
 mod tls;
+mod wire;

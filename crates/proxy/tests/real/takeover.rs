@@ -221,6 +221,44 @@ async fn no_commit_is_lost_or_told_wrongly() {
     }
 }
 
+/// What was committed before `AND CHAIN` was run again with what came behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_chain_has_committed_is_there_once() {
+    let site = Site::start("auth = \"trust\"").await;
+    let mut clients = Vec::new();
+    for (at, next) in ["COMMIT AND CHAIN", "COMMIT; BEGIN"]
+        .into_iter()
+        .enumerate()
+    {
+        let client = site.connect().await;
+        let texts = [
+            format!("CREATE TABLE t{at} (a int)"),
+            "BEGIN".to_owned(),
+            format!("INSERT INTO t{at} VALUES (1)"),
+            next.to_owned(),
+            format!("INSERT INTO t{at} VALUES (2)"),
+        ];
+        for text in texts {
+            client.batch_execute(&text).await.expect(&text);
+        }
+        clients.push(client);
+    }
+    site.take_over();
+    for (at, client) in clients.into_iter().enumerate() {
+        let failed = client
+            .batch_execute("COMMIT")
+            .await
+            .expect_err("it is lost");
+        assert_eq!(failed.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE));
+        client
+            .batch_execute("ROLLBACK")
+            .await
+            .expect("nothing is open");
+        let found = number(&client, &format!("SELECT sum(a) FROM t{at}")).await;
+        assert_eq!(found, 1);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_held_transaction_begins_when_the_hold_is_over() {
     let site = Site::start("auth = \"trust\"").await;

@@ -223,6 +223,9 @@ impl Session {
                     .all(|name| cx.volatile.may_run_again(name))
             };
             unit.executes(statement, can_repeat);
+            if cx.lacks(Flaw::ChainsOverlooked) {
+                (unit.facts.goes_on, unit.facts.is_alone) = (false, false);
+            }
             // A function may write, whatever the statement is.
             let mut calls = statement.parts.iter().flat_map(|part| &part.calls);
             let calls_write = calls.any(|name| match cx.lacks(Flaw::CatalogBelieved) {

@@ -1,6 +1,7 @@
 //! Writing a unit to the server in hand, with what the proxy adds to it.
 
 use bytes::{BufMut, Bytes};
+use postgres_protocol::message::frontend;
 
 use super::super::flaw::Flaw;
 use super::super::frame;
@@ -160,6 +161,8 @@ impl Session {
             matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction)
         };
         unit.has_sent_commit |= statement.parts.iter().any(commits);
+        // What comes behind the end of a transaction may commit by itself, as may what nobody understands.
+        unit.has_sent_commit |= unit.facts.goes_on && unit.facts.writes;
         for part in &statement.parts {
             for effect in &part.effects {
                 self.forget_statements(effect);
@@ -200,7 +203,7 @@ impl Session {
         unit.has_sent_commit |= unit.is_implicit();
         out.server.extend_from_slice(&unit.bytes[start..end]);
         self.slots.push(Ask::Query, To::Client);
-        if asks && unit.began_in == b'T' && !unit.facts.commits && !unit.facts.copies_in {
+        if asks && unit.began_in == b'T' && !unit.facts.ends && !unit.facts.copies_in {
             self.ask_xid_apart(cx, true, out);
         }
     }
@@ -293,7 +296,11 @@ impl Session {
         let is_close = frame[0] == b'C';
         let (kind, rest) = (frame::body(frame)[0], &frame::body(frame)[1..]);
         let name = frame::name(rest).map_or("", |(name, _)| name);
-        let ask = if is_close { Ask::Close } else { Ask::Describe };
+        let ask = match (is_close, kind) {
+            (true, _) => Ask::Close,
+            (false, b'S') => Ask::DescribeStatement,
+            (false, _) => Ask::Describe,
+        };
         if kind == b'S'
             && let Some(prepared) = &noted.prepared
         {
@@ -313,7 +320,7 @@ impl Session {
                 let on_server = self.ensure_prepared(cx, name, prepared, out);
                 let pieces = [b"S".as_slice(), on_server.as_bytes(), b"\0"];
                 frame::put(&mut out.server, b'D', &pieces);
-                self.slots.push(ask, To::Client);
+                self.slots.push(Ask::DescribeStatement, To::Client);
                 return;
             }
         }
@@ -328,6 +335,9 @@ impl Session {
         });
         if commits && self.has_unasked_writes && self.wants_xid(cx) {
             self.ask_xid(cx, false, true, out);
+        } else if commits && unit.facts.statements.len() > 1 && self.xid != XidState::NotAsked {
+            // What comes before it is answered before it commits: those answers cannot be made up afterwards.
+            frontend::flush(&mut out.server);
         }
         self.note_execution(unit, noted);
         out.server

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use dax::ids::Epoch;
 
 use super::super::flaw::Flaw;
@@ -280,15 +280,25 @@ impl Session {
 
     /// The commit is in the log: the client gets the answer that was lost.
     fn tell_committed(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let Some(mut unit) = self.unit.take() else {
+        let Some(unit) = &mut self.unit else {
             return;
         };
-        let mut answers = BytesMut::new();
-        match unit.held.take() {
-            Some(held) => answers.extend_from_slice(&held),
-            None => put_lost_answers(&unit, &mut answers),
+        let answers = match unit.held.take() {
+            Some(held) => Some(vec![held]),
+            None => lost_answers(unit),
+        };
+        let mut told = Out::default();
+        for answer in answers.iter().flatten() {
+            self.emit(answer, &mut told);
         }
-        out.client.extend_from_slice(&answers);
+        let Some(unit) = self.unit.take() else {
+            return;
+        };
+        if answers.is_none() || unit.differs || unit.had.is_some() {
+            self.tell_answers_lost(unit, out);
+            return;
+        }
+        out.client.extend_from_slice(&told.client);
         if unit.is_complete {
             frame::put_ready(&mut out.client, b'I');
         }
@@ -299,6 +309,17 @@ impl Session {
         self.end_transaction();
         self.phase = Phase::Idle;
         self.release(cx, out);
+    }
+
+    /// The transaction committed, and its client is due more than can be made up.
+    fn tell_answers_lost(&mut self, unit: Box<Unit>, out: &mut Out) {
+        self.note_committed(&unit);
+        self.unit = Some(unit);
+        let text = "the transaction committed, but answers to its statements were lost";
+        let refusal = Refusal::error("08007", text)
+            .detail("The server was lost before it had answered what was sent along with COMMIT.")
+            .hint("Do not try the transaction again: look for its effects.");
+        self.fail_unit(&refusal, out);
     }
 
     /// Settings and channels of a transaction whose commit was looked up.
@@ -359,7 +380,7 @@ impl Session {
 /// Whether something of the unit may have committed, if its transaction has written.
 fn may_have_committed(unit: &Unit, has_written: bool) -> bool {
     if unit.is_implicit() {
-        if unit.facts.copies_in && !unit.has_ended_copy {
+        if unit.facts.copies_in && !unit.has_ended_copy && !unit.facts.goes_on {
             return false;
         }
         return (unit.has_sent_commit || unit.facts.is_alone) && has_written;
@@ -367,26 +388,35 @@ fn may_have_committed(unit: &Unit, has_written: bool) -> bool {
     unit.has_sent_commit && has_written
 }
 
-/// The answers to the messages of a unit that commits, which were all there before the commit was; and those
-/// that come after it.
-fn put_lost_answers(unit: &Unit, out: &mut BytesMut) {
-    let tag = |unit: &Unit| {
-        let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
-        let commits = parts.any(|part| matches!(part.kind, Kind::Commit { .. }));
-        commits.then_some("COMMIT")
-    };
-    let Some(tag) = tag(unit) else {
-        return;
-    };
+/// The answers to a `COMMIT` that has committed, and to the messages that belong to it. `None` if the client is due
+/// anything else: nobody knows what it would be.
+fn lost_answers(unit: &Unit) -> Option<Vec<Bytes>> {
+    let last = unit.facts.statements.last().and_then(|last| last.only());
+    let commits = last.is_some_and(|part| matches!(part.kind, Kind::Commit { .. }));
+    let mut answers = Vec::new();
+    let (mut is_begun, mut is_described, mut is_executed) = (false, false, false);
     for ask in &unit.due {
+        let mut answer = BytesMut::new();
         match ask {
-            Ask::Parse(_) => frame::put(out, b'1', &[]),
-            Ask::Bind => frame::put(out, b'2', &[]),
-            Ask::Close => frame::put(out, b'3', &[]),
-            Ask::Describe => frame::put(out, b'n', &[]),
-            Ask::Execute | Ask::Query => frame::put_complete(out, tag),
-            Ask::Emit(bytes) => out.extend_from_slice(bytes),
-            Ask::Sync | Ask::CopyEnd => {}
+            Ask::Parse(_) if !is_executed => frame::put(&mut answer, b'1', &[]),
+            Ask::Bind if !is_executed && !is_described => frame::put(&mut answer, b'2', &[]),
+            Ask::Describe if !is_executed && !is_described => {
+                is_described = true;
+                frame::put(&mut answer, b'n', &[]);
+            }
+            // What a transaction executes last is its commit.
+            Ask::Execute | Ask::Query if commits && !is_executed => {
+                is_executed = true;
+                frame::put_complete(&mut answer, "COMMIT");
+            }
+            Ask::Close => frame::put(&mut answer, b'3', &[]),
+            Ask::Emit(bytes) => answer.extend_from_slice(bytes),
+            Ask::Sync | Ask::CopyEnd => continue,
+            _ => return None,
         }
+        is_begun |= matches!(ask, Ask::Parse(_) | Ask::Bind | Ask::Describe);
+        answers.push(answer.freeze());
     }
+    // What is prepared behind the commit is another statement.
+    (is_executed || !is_begun).then_some(answers)
 }

@@ -20,6 +20,8 @@
 mod ask;
 mod broken;
 mod client;
+#[cfg(test)]
+mod desk;
 mod digest;
 mod dispatch;
 mod keeps;
@@ -30,6 +32,8 @@ mod replay;
 mod route;
 mod server;
 mod slots;
+#[cfg(test)]
+mod tests;
 mod transaction;
 mod unit;
 mod upstream;

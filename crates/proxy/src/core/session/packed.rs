@@ -172,98 +172,9 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use bytes::BytesMut;
-
-    use super::super::super::frame;
     use super::super::super::handover::FORMAT;
-    use super::super::super::sql::Volatile;
-    use super::super::super::topology::{News, Topology};
-    use super::super::{Effect, Out, PoolMode, Rules};
+    use super::super::desk::Desk;
     use super::*;
-
-    /// One session of session mode, and what it goes by.
-    struct Desk {
-        rules: Rules,
-        statements: Statements,
-        volatile: Volatile,
-        topology: Topology,
-        session: Session,
-        out: Out,
-    }
-
-    impl Desk {
-        fn new() -> Desk {
-            let mut topology = Topology::default();
-            topology.hear(News::ActiveIs {
-                epoch: Epoch(3),
-                address: "a".into(),
-                horizons: Vec::new(),
-            });
-            let mut startup = Settings::default();
-            startup.set("a.b", "0");
-            let mut told = Reported::default();
-            told.put("TimeZone", "UTC");
-            Desk {
-                rules: Rules {
-                    mode: PoolMode::Session,
-                    ..Rules::default()
-                },
-                statements: Statements::default(),
-                volatile: Volatile::default(),
-                topology,
-                session: Session::new(startup, told, 5),
-                out: Out::default(),
-            }
-        }
-
-        fn with<T>(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out) -> T) -> T {
-            let cx = Context {
-                rules: &self.rules,
-                statements: &self.statements,
-                volatile: &self.volatile,
-                topology: &self.topology,
-            };
-            act(&mut self.session, &cx, &mut self.out)
-        }
-
-        fn say(&mut self, tag: u8, pieces: &[&[u8]]) {
-            let mut input = BytesMut::new();
-            frame::put(&mut input, tag, pieces);
-            self.with(|session, cx, out| session.client_input(cx, &mut input, out));
-            if self
-                .out
-                .effects
-                .drain(..)
-                .any(|one| matches!(one, Effect::AcquireActive { .. }))
-            {
-                let server = Box::new(Server::new(Role::Active(Epoch(3)), Reported::default()));
-                self.with(|session, cx, out| session.linked(cx, server, false, out));
-            }
-        }
-
-        /// The server answers everything, with this status at the end.
-        fn answer(&mut self, tags: &[(u8, &[u8])], status: u8) {
-            let mut input = BytesMut::new();
-            for (tag, body) in tags {
-                frame::put(&mut input, *tag, &[body]);
-            }
-            frame::put_ready(&mut input, status);
-            self.with(|session, cx, out| session.server_input(cx, &mut input, &mut 0, out));
-        }
-
-        fn query(&mut self, text: &str, tag: &str, status: u8) {
-            self.say(b'Q', &[text.as_bytes(), b"\0"]);
-            if self.session.is_waiting() {
-                // It is given the session's settings first.
-                self.answer(&[(b'C', b"SET\0")], b'I');
-            }
-            self.answer(&[(b'C', format!("{tag}\0").as_bytes())], status);
-        }
-
-        fn may_leave(&mut self) -> bool {
-            self.with(|session, cx, _| session.may_leave(cx))
-        }
-    }
 
     #[test]
     fn sessions_leave_between_transactions_only() {

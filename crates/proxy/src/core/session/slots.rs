@@ -41,8 +41,10 @@ pub enum Ask {
     Parse(Option<Box<str>>),
     /// `Bind`.
     Bind,
-    /// `Describe`.
+    /// `Describe` of a portal.
     Describe,
+    /// `Describe` of a statement.
+    DescribeStatement,
     /// `Execute`.
     Execute,
     /// `Close`.

@@ -29,6 +29,15 @@ pub struct Transaction {
 }
 
 impl Transaction {
+    /// One that cannot be replayed from its beginning.
+    pub fn obstructed(obstacle: &'static str, is_on_standby: bool) -> Transaction {
+        Transaction {
+            obstacle: Some(obstacle),
+            is_on_standby,
+            ..Transaction::default()
+        }
+    }
+
     /// Another unit was answered.
     pub fn store(&mut self, unit: &Unit, status: u8, limit_bytes: usize) {
         if self.obstacle.is_some() {

@@ -37,6 +37,11 @@ pub struct Facts {
     pub begins: Option<Begin>,
     /// It commits one.
     pub commits: bool,
+    /// It ends one, by a commit or by a rollback, as far as anybody can tell.
+    pub ends: bool,
+    /// It does not end with that: something comes behind it, or it begins another transaction at once. Nobody can tell
+    /// afterwards by one id what of it was done.
+    pub goes_on: bool,
     /// It takes data from the client.
     pub copies_in: bool,
     /// What it does must not be wrapped in a transaction, or nobody can tell afterwards if it was done.
@@ -125,6 +130,8 @@ impl Unit {
         facts.hint = facts.hint.or(statement.hint);
         facts.own = facts.own.or(statement.own);
         for part in &statement.parts {
+            facts.goes_on |= facts.ends || part.may_chain();
+            facts.ends |= part.may_end();
             facts.writes |= part.writes();
             facts.cannot_repeat |= part.touches_large_objects || !can_repeat(part);
             facts.is_more_than_read |= part.writes();
@@ -136,12 +143,12 @@ impl Unit {
                     facts.commits = true;
                     facts.is_alone = true;
                 }
-                Kind::Alone | Kind::Opaque => facts.is_alone = true,
+                Kind::Alone | Kind::Opaque { .. } => facts.is_alone = true,
                 _ => {}
             }
         }
         // Several statements in one text commit together, with nothing in between to ask for their id.
-        facts.is_alone |= statement.parts.len() > 1 && facts.writes;
+        facts.is_alone |= facts.goes_on || statement.parts.len() > 1 && facts.writes;
         facts.statements.push(statement.clone());
     }
 

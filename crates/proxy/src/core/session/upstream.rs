@@ -124,7 +124,7 @@ impl Session {
             (Ask::Parse(_), b'1')
                 | (Ask::Bind, b'2')
                 | (Ask::Close, b'3')
-                | (Ask::Describe, b'T' | b'n')
+                | (Ask::Describe | Ask::DescribeStatement, b'T' | b'n')
                 | (Ask::Execute, b'C' | b'I' | b's')
         );
         match (to, tag) {
@@ -398,6 +398,8 @@ impl Session {
         self.status = status;
         if status == b'I' {
             self.end_transaction();
+        } else if unit.facts.goes_on {
+            self.begin_anew(&unit);
         } else {
             self.keep_unit(cx, &unit, status);
         }
@@ -409,7 +411,7 @@ impl Session {
     /// A `COMMIT` that became a rollback because something of ours had failed must not look like one that
     /// the client caused.
     fn pay_owed(&mut self, unit: &Unit, status: u8, out: &mut Out) {
-        if status != b'I' {
+        if status != b'I' && !unit.facts.goes_on {
             return;
         }
         if let Some(owed) = self.owed.take()
@@ -421,6 +423,7 @@ impl Session {
     }
 
     pub(super) fn note_effects(&mut self, unit: &Unit, status: u8) {
+        let mut had_failed = unit.began_in == b'E';
         if !unit.has_failed {
             for part in unit.facts.statements.iter().flat_map(|all| &all.parts) {
                 match &part.kind {
@@ -431,12 +434,25 @@ impl Session {
                 part.effects
                     .iter()
                     .for_each(|effect| self.keeps.note(effect));
+                let has_committed = match part.kind {
+                    _ if !unit.facts.goes_on => continue,
+                    Kind::Commit { .. } | Kind::PrepareTransaction => !had_failed,
+                    Kind::Rollback { .. } => false,
+                    _ => continue,
+                };
+                self.end_keeps(has_committed);
+                had_failed = false;
             }
         }
         if status != b'I' {
             return;
         }
-        let has_committed = !unit.has_failed && !unit.was_rolled_back && !rolls_back(unit);
+        let is_rolled_back = unit.was_rolled_back || rolls_back(unit);
+        self.end_keeps(!unit.has_failed && (unit.facts.goes_on || !is_rolled_back));
+    }
+
+    /// What the transaction has changed of the session counts from now on, or never.
+    fn end_keeps(&mut self, has_committed: bool) {
         let sets_style = has_committed && self.keeps.sets("datestyle");
         if has_committed && let Some(link) = &mut self.link {
             self.keeps.change_on_server(&mut link.settings);
@@ -459,6 +475,19 @@ impl Session {
         self.has_unasked_writes = false;
         self.owed = None;
         self.replay = None;
+    }
+
+    /// The transaction that is open now began in a unit that has ended another one: the id that is known, if one is, is not
+    /// its own, and what has begun it cannot be run again.
+    fn begin_anew(&mut self, unit: &Unit) {
+        let is_on_standby = self
+            .transaction
+            .as_ref()
+            .is_some_and(|one| one.is_on_standby);
+        self.end_transaction();
+        self.has_unasked_writes = unit.facts.writes;
+        let why = "it began together with the end of another one";
+        self.transaction = Some(Box::new(Transaction::obstructed(why, is_on_standby)));
     }
 
     fn keep_unit(&mut self, cx: &Context<'_>, unit: &Unit, status: u8) {

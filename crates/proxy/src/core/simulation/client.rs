@@ -28,6 +28,11 @@ pub enum Op {
     ReadByCall(u32),
     Commit,
     Rollback,
+    /// Ends a transaction and begins the next one: by `AND CHAIN`, or with `BEGIN` behind it.
+    Next {
+        commits: bool,
+        chains: bool,
+    },
     /// Sets the session's own setting.
     Set(u32),
     /// Reads it.
@@ -35,8 +40,23 @@ pub enum Op {
 }
 
 impl Op {
+    /// The statements that do it.
+    fn texts(&self) -> Vec<String> {
+        match self {
+            Op::Next { commits, chains } => {
+                let end = if *commits { "COMMIT" } else { "ROLLBACK" };
+                match chains {
+                    true => vec![format!("{end} AND CHAIN")],
+                    false => vec![end.to_owned(), "BEGIN".to_owned()],
+                }
+            }
+            other => vec![other.text()],
+        }
+    }
+
     fn text(&self) -> String {
         match self {
+            Op::Next { .. } => self.texts().join("; "),
             Op::Begin => "BEGIN".to_owned(),
             Op::BeginReadOnly => "BEGIN READ ONLY".to_owned(),
             Op::Append(key, value) => format!("INSERT INTO l VALUES ({key}, {value})"),
@@ -60,6 +80,9 @@ impl Op {
             Op::Call(..) | Op::Read(_) | Op::ReadByCall(_) => "SELECT",
             Op::Commit => "COMMIT",
             Op::Rollback => "ROLLBACK",
+            Op::Next { chains: false, .. } => "BEGIN",
+            Op::Next { commits: true, .. } => "COMMIT",
+            Op::Next { commits: false, .. } => "ROLLBACK",
             Op::Set(_) => "SET",
             Op::Show => "SHOW",
         };
@@ -80,6 +103,20 @@ pub struct Told {
     pub committed: Option<bool>,
     /// What else it was told.
     pub errors: Vec<String>,
+}
+
+impl Told {
+    /// Of a transaction that begins now.
+    fn of(ops: Vec<Op>, now: u64) -> Told {
+        Told {
+            ops,
+            from: now,
+            to: 0,
+            reads: Vec::new(),
+            committed: None,
+            errors: Vec::new(),
+        }
+    }
 }
 
 pub struct Client {
@@ -183,14 +220,7 @@ impl Client {
                 return;
             };
             self.next = 0;
-            self.current = Some(Told {
-                ops,
-                from: now,
-                to: 0,
-                reads: Vec::new(),
-                committed: None,
-                errors: Vec::new(),
-            });
+            self.current = Some(Told::of(ops, now));
         }
         let Some(op) = self
             .current
@@ -199,17 +229,19 @@ impl Client {
         else {
             return;
         };
-        let text = op.text();
+        let (text, texts) = (op.text(), op.texts());
         if let Op::Set(value) = op {
             self.pending_setting = Some(value.to_string());
         }
         let out = &mut self.outgoing;
         if self.is_extended {
-            frame::put(out, b'P', &[b"s\0", text.as_bytes(), b"\0\0\0"]);
-            frame::put(out, b'B', &[b"\0s\0\0\0\0\0\0\0"]);
-            frame::put(out, b'D', &[b"P\0"]);
-            frame::put(out, b'E', &[b"\0\0\0\0\0"]);
-            frame::put(out, b'C', &[b"Ss\0"]);
+            for text in texts {
+                frame::put(out, b'P', &[b"s\0", text.as_bytes(), b"\0\0\0"]);
+                frame::put(out, b'B', &[b"\0s\0\0\0\0\0\0\0"]);
+                frame::put(out, b'D', &[b"P\0"]);
+                frame::put(out, b'E', &[b"\0\0\0\0\0"]);
+                frame::put(out, b'C', &[b"Ss\0"]);
+            }
             frame::put(out, b'S', &[]);
         } else {
             frame::put(out, b'Q', &[text.as_bytes(), b"\0"]);
@@ -295,7 +327,7 @@ impl Client {
         {
             self.setting = value;
         }
-        let is_explicit = matches!(told.ops[0], Op::Begin | Op::BeginReadOnly);
+        let is_explicit = told.ops.len() > 1;
         if let Some(code) = &error {
             if code == "25006" {
                 self.complaint = Some(format!("told what a standby says: {told:?}"));
@@ -307,6 +339,7 @@ impl Client {
             told.committed = (code != "08007").then_some(false);
             told.to = now;
             if status == b'I' {
+                told.ops.truncate(self.next + 1);
                 self.end();
             } else {
                 // As a client does whose transaction has failed.
@@ -329,6 +362,13 @@ impl Client {
             told.committed = Some(op != Op::Rollback);
             told.to = now;
             self.end();
+        } else if let Op::Next { commits, .. } = op {
+            let ops = told.ops.split_off(self.next);
+            told.committed = Some(commits);
+            told.to = now;
+            self.end();
+            self.next = 0;
+            self.current = Some(Told::of(ops, now));
         }
     }
 
@@ -369,6 +409,12 @@ fn transaction(
         9 => vec![read_by_call(rng)],
         _ => {
             let mut ops = vec![Op::Begin];
+            if rng.random_bool(0.4) {
+                let commits = rng.random_bool(0.8);
+                let chains = rng.random_bool(0.5);
+                // What a chained transaction reads needs no proof, so it writes.
+                ops.extend([append(rng), Op::Next { commits, chains }, append(rng)]);
+            }
             for _ in 0..rng.random_range(1..4) {
                 ops.push(if rng.random_bool(0.5) {
                     append(rng)

@@ -252,13 +252,15 @@ impl Backend {
                 self.is_implicit = false;
                 self.complete("BEGIN");
             }
-            ["COMMIT"] if self.status == b'T' => {
+            ["COMMIT", chain @ ..] if self.status == b'T' => {
                 self.commit(site);
+                self.chain(chain);
                 self.complete("COMMIT");
             }
-            ["COMMIT" | "ROLLBACK"] => {
+            ["COMMIT" | "ROLLBACK", chain @ ..] => {
                 self.roll_back();
                 self.status = b'I';
+                self.chain(chain);
                 self.complete("ROLLBACK");
             }
             ["INSERT", "INTO", "l", "VALUES", key, value] => {
@@ -324,6 +326,13 @@ impl Backend {
             }
         }
         true
+    }
+
+    fn chain(&mut self, words: &[&str]) {
+        if words == ["AND", "CHAIN"] {
+            self.status = b'T';
+            self.is_implicit = false;
+        }
     }
 
     fn assign_xid(&mut self, site: &mut Site<'_>) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use quick_cache::sync::Cache;
 
 use super::classify::classify;
-use super::scan::{Shape, shape};
+use super::scan::{Shape, has_word, shape};
 use super::{Effect, Kind, Statement};
 
 /// Statements that are remembered. One is a few hundred bytes with its key.
@@ -41,7 +41,7 @@ impl Statements {
     /// What `text` does.
     pub fn look(&self, text: &[u8]) -> Arc<Statement> {
         if text.len() > LONGEST_PARSED_BYTES {
-            return Arc::new(Statement::opaque());
+            return Arc::new(unread(text));
         }
         let Some(shape) = shape(text).filter(|shape| shape.key.len() <= LONGEST_KEY_BYTES) else {
             return Arc::new(parse(text, &Shape::default()));
@@ -62,11 +62,17 @@ impl Statements {
     }
 }
 
+/// A text that is not parsed. Where words end and literals begin can be told nevertheless.
+fn unread(text: &[u8]) -> Statement {
+    const ENDS: [&str; 5] = ["ABORT", "COMMIT", "END", "PREPARE", "ROLLBACK"];
+    Statement::unread(has_word(text, &ENDS))
+}
+
 fn parse(text: &[u8], shape: &Shape) -> Statement {
     let mut statement = std::str::from_utf8(text)
         .ok()
         .and_then(classify)
-        .unwrap_or_else(Statement::opaque);
+        .unwrap_or_else(|| unread(text));
     statement.has_parameters = shape.has_parameters;
     statement.hint = shape.hint;
     statement
@@ -80,7 +86,7 @@ fn depends_on_literals(statement: &Statement) -> bool {
             .iter()
             .any(|effect| matches!(effect, Effect::Set(_) | Effect::Prepare(..)));
         keeps_text
-            || part.kind == Kind::Opaque
+            || matches!(part.kind, Kind::Opaque { .. })
             || part.calls.iter().any(|name| name.as_ref() == "set_config")
     })
 }
@@ -111,11 +117,36 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_opaque() {
         let statements = Statements::default();
-        assert_eq!(statements.look(b"SELEC").parts[0].kind, Kind::Opaque);
-        assert_eq!(
-            statements.look(b"SELECT '\xff'").parts[0].kind,
-            Kind::Opaque
-        );
+        let opaque = Kind::Opaque { may_end: false };
+        assert_eq!(statements.look(b"SELEC").parts[0].kind, opaque);
+        assert_eq!(statements.look(b"SELECT '\xff'").parts[0].kind, opaque);
         assert!(statements.look(b" ; ").parts.is_empty());
+    }
+
+    /// A text that is too long to be parsed, or no UTF-8, may have a `COMMIT` in it all the same.
+    #[test]
+    fn what_is_not_understood_may_end_a_transaction() {
+        let statements = Statements::default();
+        let kind = |text: &[u8]| statements.look(text).parts[0].kind.clone();
+        for (text, may_end) in [
+            (&b"INSERT INTO t VALUES ('\xe9'); commit; begin"[..], true),
+            (b"SELECT '\xe9'; End", true),
+            (b"SELECT '\xe9' \\ '; ROLLBACK", true),
+            (
+                b"INSERT INTO t VALUES ('\xe9 and no end, no commit')",
+                false,
+            ),
+            (b"SELECT \xe9commit, endless FROM \"end\xe9\"", false),
+        ] {
+            let text_of = String::from_utf8_lossy(text);
+            assert_eq!(kind(text), Kind::Opaque { may_end }, "{text_of}");
+        }
+        let long = [
+            &b"SELECT '"[..],
+            &vec![b'a'; LONGEST_PARSED_BYTES],
+            b"'; COMMIT",
+        ]
+        .concat();
+        assert_eq!(kind(&long), Kind::Opaque { may_end: true });
     }
 }

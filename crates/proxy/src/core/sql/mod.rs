@@ -54,7 +54,10 @@ pub enum Kind {
     /// `COPY ... TO STDOUT`.
     CopyOut,
     /// Not understood.
-    Opaque,
+    Opaque {
+        /// It has a word that ends transactions.
+        may_end: bool,
+    },
 }
 
 /// The modes that `BEGIN` names.
@@ -134,10 +137,15 @@ pub enum Own {
 }
 
 impl Statement {
-    /// A text that the parser does not understand.
+    /// Something of which nobody knows what it does, and that ends no transaction block.
     pub fn opaque() -> Statement {
+        Statement::unread(false)
+    }
+
+    /// A text that the parser does not understand, or was not given.
+    pub fn unread(may_end: bool) -> Statement {
         let part = Part {
-            kind: Kind::Opaque,
+            kind: Kind::Opaque { may_end },
             calls: Vec::new(),
             effects: Vec::new(),
             touches_large_objects: false,
@@ -160,6 +168,27 @@ impl Statement {
 }
 
 impl Part {
+    /// Whether it ends a transaction block, as far as anybody can tell.
+    pub fn may_end(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Commit { .. }
+                | Kind::Rollback { .. }
+                | Kind::PrepareTransaction
+                | Kind::Opaque { may_end: true }
+        )
+    }
+
+    /// Whether another transaction may begin at once where it ends one.
+    pub fn may_chain(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Commit { chain: true }
+                | Kind::Rollback { chain: true }
+                | Kind::Opaque { may_end: true }
+        )
+    }
+
     /// Whether it may write, apart from what functions do that it calls.
     pub fn writes(&self) -> bool {
         !matches!(

@@ -47,6 +47,18 @@ pub fn shape(text: &[u8]) -> Option<Shape> {
     Some(scan.shape)
 }
 
+/// Whether `text` has one of `words`, which are in upper case, as a token; where it cannot be told what a literal is,
+/// anywhere in it.
+pub fn has_word(text: &[u8], words: &[&str]) -> bool {
+    let shape = shape(text);
+    let tokens = shape.as_ref().map_or(text, |shape| &shape.key);
+    tokens.split(|&byte| !is_word(byte)).any(|found| {
+        words
+            .iter()
+            .any(|word| found.eq_ignore_ascii_case(word.as_bytes()))
+    })
+}
+
 struct Scan<'a> {
     text: &'a [u8],
     at: usize,

@@ -1,0 +1,159 @@
+//! What becomes of units and transactions whose server is lost, message by message.
+
+use super::desk::{Desk, frames};
+
+/// `BEGIN` and a first `INSERT` in the simple protocol, whose transaction has the id.
+fn begin_and_write(desk: &mut Desk, xid: u64) {
+    desk.query("BEGIN", "BEGIN", b'T');
+    desk.query("INSERT INTO t VALUES (1)", "INSERT 0 1", b'T');
+    desk.answer_xid(xid);
+    assert_eq!(desk.heard(), "BEGIN ZT INSERT 0 1 ZT");
+    desk.written();
+}
+
+/// `a` was there twice: the transaction that had been committed was run again as the beginning of the next one.
+#[test]
+fn what_a_chain_has_committed_is_not_run_again() {
+    for (text, tag) in [
+        ("COMMIT AND CHAIN", "COMMIT"),
+        ("COMMIT; BEGIN", "BEGIN"),
+        ("ROLLBACK AND CHAIN", "ROLLBACK"),
+    ] {
+        let mut desk = Desk::ready();
+        begin_and_write(&mut desk, 700);
+        desk.query(text, tag, b'T');
+        desk.query("SELECT 1", "SELECT 1", b'T');
+        desk.heard();
+        desk.written();
+        desk.take_over(900);
+        assert_eq!(desk.written(), "", "{text}: nothing is run again");
+        desk.say(b'Q', &[b"SELECT 2\0"]);
+        assert_eq!(desk.heard(), "40001 ZE", "{text}");
+        desk.say(b'Q', &[b"ROLLBACK\0"]);
+        assert_eq!(desk.heard(), "ROLLBACK ZI", "{text}");
+    }
+}
+
+/// The second transaction was taken for the first one, of which the server said that it had committed.
+#[test]
+fn a_chained_transaction_is_asked_about_by_its_own_id() {
+    for (first, is_committed) in [("COMMIT AND CHAIN", false), ("ROLLBACK AND CHAIN", true)] {
+        let mut desk = Desk::ready();
+        begin_and_write(&mut desk, 700);
+        desk.query(first, "COMMIT", b'T');
+        desk.query("INSERT INTO t VALUES (2)", "INSERT 0 1", b'T');
+        desk.answer_xid(701);
+        desk.heard();
+        desk.say(b'Q', &[b"COMMIT\0"]);
+        desk.written();
+        desk.take_over(900);
+        let asked = desk.written();
+        assert!(asked.contains("pg_xact_status('701'"), "{first}: {asked}");
+        desk.answer_status(if is_committed { "committed" } else { "aborted" });
+        let expected = if is_committed {
+            "COMMIT ZI"
+        } else {
+            "40001 ZI"
+        };
+        assert_eq!(desk.heard(), expected, "{first}");
+        assert_eq!(desk.written(), "", "{first}");
+    }
+}
+
+/// What the client and the next server are told if the server is lost with this text, in a transaction that has written.
+fn lose_with(text: &[u8]) -> (String, String) {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.say(b'Q', &[text, b"\0"]);
+    desk.written();
+    desk.take_over(900);
+    (desk.heard(), desk.written())
+}
+
+fn pair(heard: &str, written: &str) -> (String, String) {
+    (heard.to_owned(), written.to_owned())
+}
+
+/// The client was told that it was in another transaction, and was in none: what followed committed bit by bit.
+#[test]
+fn a_chain_in_doubt_is_not_known() {
+    assert_eq!(lose_with(b"COMMIT AND CHAIN"), pair("08007 ZI", ""));
+}
+
+/// One id was taken for the outcome of both, or both were run again.
+#[test]
+fn two_commits_in_one_pipeline_are_not_decided_by_one_id() {
+    let mut desk = Desk::ready();
+    for text in ["BEGIN", "INSERT INTO t VALUES (1)", "COMMIT"].repeat(2) {
+        desk.execute(text);
+    }
+    desk.say(b'S', &[]);
+    desk.take_over(900);
+    let before = desk.heard();
+    assert_eq!(before, "08007 ZI");
+    assert_eq!(desk.written(), "");
+}
+
+#[test]
+fn what_comes_behind_a_rollback_commits_by_itself() {
+    let text = b"ROLLBACK; INSERT INTO t VALUES (2)";
+    assert_eq!(lose_with(text), pair("08007 ZE", ""));
+    // What is rolled back only is run again.
+    assert_eq!(lose_with(b"ROLLBACK; BEGIN"), pair("", "BEGIN"));
+}
+
+/// A text that was not parsed was taken for one that commits nothing.
+#[test]
+fn a_text_that_nobody_understands_may_have_committed() {
+    let text = b"INSERT INTO u VALUES ('\xe9'); COMMIT";
+    assert_eq!(lose_with(text), pair("08007 ZE", ""));
+    assert_eq!(
+        lose_with(b"INSERT INTO u VALUES ('\xe9')"),
+        pair("", "BEGIN")
+    );
+}
+
+/// The client was told that a `SELECT` before its `COMMIT` had no columns, and was one itself.
+#[test]
+fn answers_before_a_commit_are_not_made_up() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.execute("SELECT a FROM t");
+    desk.execute("COMMIT");
+    desk.say(b'S', &[]);
+    assert_eq!(
+        desk.written(),
+        "P B D E P B D H E S",
+        "they are asked for first"
+    );
+    desk.take_over(900);
+    desk.answer_status("committed");
+    assert_eq!(desk.heard(), "08007 ZI");
+
+    // What is there before the commit's own answer is known to be there.
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.execute("SELECT a FROM t");
+    desk.execute("COMMIT");
+    desk.say(b'S', &[]);
+    let first = [
+        (b'1', &b""[..]),
+        (b'2', b""),
+        (b'T', b"\0\0"),
+        (b'C', b"SELECT 0\0"),
+    ];
+    desk.hear(&frames(&first));
+    desk.take_over(900);
+    desk.answer_status("committed");
+    assert_eq!(desk.heard(), "1 2 T SELECT 0 1 2 n COMMIT ZI");
+}
+
+#[test]
+fn answers_before_a_commit_in_one_text_are_not_made_up() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.say(b'Q', &[b"SELECT a FROM t; COMMIT\0"]);
+    desk.take_over(900);
+    desk.answer_status("committed");
+    assert_eq!(desk.heard(), "08007 ZI");
+}

@@ -1,0 +1,94 @@
+//! Messages by hand, in orders in which no driver of these tests sends them.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use crate::input::STARTUP;
+use crate::site::Site;
+
+/// A client that says what it is told to.
+struct Hand(TcpStream);
+
+impl Hand {
+    fn connect(site: &Site) -> Hand {
+        let mut stream = TcpStream::connect(site.address).expect("it connects");
+        let patience = Some(Duration::from_secs(20));
+        stream.set_read_timeout(patience).expect("a timeout");
+        stream.write_all(STARTUP).expect("sends");
+        let mut hand = Hand(stream);
+        hand.hear(b'Z');
+        hand
+    }
+
+    fn say(&mut self, messages: &[(u8, &[u8])]) {
+        let mut bytes = Vec::new();
+        for (tag, body) in messages {
+            let len = u32::try_from(body.len() + 4).expect("short");
+            bytes.push(*tag);
+            bytes.extend_from_slice(&len.to_be_bytes());
+            bytes.extend_from_slice(body);
+        }
+        self.0.write_all(&bytes).expect("sends");
+    }
+
+    /// The kinds of messages up to the next of this kind.
+    fn hear(&mut self, last: u8) -> String {
+        let mut tags = String::new();
+        loop {
+            let mut head = [0; 5];
+            self.0.read_exact(&mut head).expect("a message");
+            let len = u32::from_be_bytes(head[1..].try_into().expect("four"));
+            let mut body = vec![0; len as usize - 4];
+            self.0.read_exact(&mut body).expect("all of it");
+            // Settings may be told at any time.
+            if head[0] != b'S' {
+                tags.push(char::from(head[0]));
+            }
+            if head[0] == last {
+                return tags;
+            }
+        }
+    }
+}
+
+/// What executes a statement in the extended protocol.
+fn execute(text: &str) -> Vec<u8> {
+    [text.as_bytes(), b"\0\0\0"].concat()
+}
+
+/// The server is asked for what comes before a `COMMIT` in the same pipeline first; the client sees nothing of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipeline_is_answered_as_it_was_sent() {
+    let site = Site::start("auth = \"trust\"").await;
+    site.primary.sql(&["CREATE TABLE t (a int)"]);
+    tokio::task::block_in_place(|| {
+        let mut hand = Hand::connect(&site);
+        let parse = |text: &str| [b"\0".to_vec(), execute(text)].concat();
+        let insert = parse("INSERT INTO t VALUES (1) RETURNING a");
+        let (begin, commit) = (parse("BEGIN"), parse("COMMIT"));
+        let rest: [(u8, &[u8]); 3] = [
+            (b'B', b"\0\0\0\0\0\0\0\0"),
+            (b'D', b"P\0"),
+            (b'E', b"\0\0\0\0\0"),
+        ];
+        for _ in 0..3 {
+            for text in [&begin, &insert] {
+                hand.say(&[&[(b'P', &text[..])], &rest[..], &[(b'S', b"")]].concat());
+            }
+            assert_eq!(hand.hear(b'Z') + &hand.hear(b'Z'), "12nCZ12TDCZ");
+            let both = [(b'P', &insert[..])].into_iter().chain(rest);
+            let both = both.chain([(b'P', &commit[..])]).chain(rest);
+            hand.say(&both.chain([(b'S', &b""[..])]).collect::<Vec<_>>());
+            assert_eq!(hand.hear(b'Z'), "12TDC12nCZ");
+            // Two transactions in one.
+            let all = [&begin, &insert, &commit, &begin, &insert, &commit];
+            let all = all
+                .into_iter()
+                .flat_map(|text| [(b'P', &text[..])].into_iter().chain(rest));
+            hand.say(&all.chain([(b'S', &b""[..])]).collect::<Vec<_>>());
+            assert_eq!(hand.hear(b'Z'), "12nC12TDC12nC".repeat(2) + "Z");
+        }
+    });
+    assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "12");
+}
