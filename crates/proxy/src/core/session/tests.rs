@@ -113,6 +113,26 @@ fn a_text_that_nobody_understands_may_have_committed() {
     );
 }
 
+/// It has no id that could be asked about if it is not known to write.
+#[test]
+fn a_copy_that_writes_runs_in_a_transaction_of_the_proxys() {
+    let mut desk = Desk::ready();
+    desk.say(
+        b'Q',
+        &[b"COPY (INSERT INTO t VALUES (1) RETURNING a) TO STDOUT\0"],
+    );
+    let written = desk.written();
+    assert!(
+        written.starts_with("BEGIN COPY") && written.ends_with("COMMIT"),
+        "{written}"
+    );
+    desk.take_over(900);
+    assert_eq!(
+        (desk.heard().as_str(), desk.written().as_str()),
+        ("08007 ZI", "")
+    );
+}
+
 /// The client was told that a `SELECT` before its `COMMIT` had no columns, and was one itself.
 #[test]
 fn answers_before_a_commit_are_not_made_up() {

@@ -75,7 +75,7 @@ fn part(node: &Tree, text: &str) -> Part {
     part.kind = kind(node, text, &mut part.effects);
     let mut found = Found::default();
     walk(node, &mut |name, value| found.field(name, value));
-    if part.kind == Kind::Read && found.writes {
+    if matches!(part.kind, Kind::Read | Kind::CopyOut) && found.writes {
         part.kind = Kind::Write;
     }
     if found.into_temporary {

@@ -31,6 +31,22 @@ fn selects_that_write() {
     }
 }
 
+/// `COPY` runs the statement in its brackets, whatever it is.
+#[test]
+fn copies_that_write() {
+    for text in [
+        "COPY (INSERT INTO t VALUES (1) RETURNING *) TO STDOUT",
+        "COPY (UPDATE t SET a = 1 RETURNING a) TO STDOUT",
+        "COPY (DELETE FROM t RETURNING a) TO STDOUT (FORMAT binary)",
+        "COPY (WITH gone AS (DELETE FROM t RETURNING *) SELECT * FROM gone) TO STDOUT",
+    ] {
+        assert_eq!(only(text).kind, Kind::Write, "{text}");
+    }
+    let read = only("COPY (SELECT f(a) FROM t) TO STDOUT");
+    assert_eq!((read.kind, read.calls.len()), (Kind::CopyOut, 1));
+    assert_eq!(only("COPY t TO STDOUT").kind, Kind::CopyOut);
+}
+
 #[test]
 fn calls_are_found_wherever_they_are() {
     let calls = |text: &str| only(text).calls;
