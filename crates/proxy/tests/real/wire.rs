@@ -57,6 +57,46 @@ fn execute(text: &str) -> Vec<u8> {
     [text.as_bytes(), b"\0\0\0"].concat()
 }
 
+/// A client learns that its data is wrong, and then says where it ends, as libpq does: what was kept for that end was
+/// answered by nothing, and each answer after it was one too early.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_that_fails_in_the_middle_leaves_nothing_behind() {
+    for mode in ["session", "transaction"] {
+        let pool = format!("auth = \"trust\"\npool_mode = \"{mode}\"\npool_size = 1");
+        let site = Site::start(&pool).await;
+        site.primary.sql(&["CREATE TABLE t (a int)"]);
+        tokio::task::block_in_place(|| {
+            let mut hand = Hand::connect(&site);
+            let copy = [b"\0".to_vec(), execute("COPY t FROM STDIN")].concat();
+            let select = [b"\0".to_vec(), execute("SELECT 1")].concat();
+            let bind: (u8, &[u8]) = (b'B', b"\0\0\0\0\0\0\0\0");
+            let run: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+            for end in [(b'c', &b""[..]), (b'f', b"given up\0")] {
+                hand.say(&[(b'P', &copy), bind, run, (b'S', b"")]);
+                assert_eq!(hand.hear(b'G'), "12G");
+                hand.say(&[(b'd', b"no number\n")]);
+                // PostgreSQL looks at what it has when it has a buffer full of it, or the end.
+                hand.say(&[(b'd', &b"no number\n".repeat(20_000))]);
+                assert_eq!(hand.hear(b'E'), "E", "{mode}");
+                hand.say(&[end, (b'S', b"")]);
+                assert_eq!(hand.hear(b'Z'), "Z", "{mode}");
+                for _ in 0..3 {
+                    hand.say(&[(b'P', &select), bind, run, (b'S', b"")]);
+                    assert_eq!(hand.hear(b'Z'), "12DCZ", "{mode}");
+                    hand.say(&[(b'Q', b"SELECT 1\0")]);
+                    assert_eq!(hand.hear(b'Z'), "TDCZ", "{mode}");
+                }
+            }
+        });
+        if mode == "transaction" {
+            // Its connection to the server is free.
+            let other = site.connect().await;
+            other.batch_execute("SELECT 1").await.expect("it is served");
+        }
+        assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "0");
+    }
+}
+
 /// The server is asked for what comes before a `COMMIT` in the same pipeline first; the client sees nothing of that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pipeline_is_answered_as_it_was_sent() {

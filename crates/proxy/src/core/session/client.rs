@@ -106,7 +106,8 @@ impl Session {
         let Some(unit) = &mut self.unit else {
             return;
         };
-        if unit.is_simple || unit.skips {
+        // After an error the server ignores it, and answers the next `Sync`.
+        if unit.is_simple || unit.skips || unit.has_failed {
             return;
         }
         if !unit.is_dispatched {
@@ -139,7 +140,8 @@ impl Session {
             }
             return Ok(());
         }
-        unit.is_simple |= matches!(tag, b'Q' | b'F') && unit.bytes.is_empty();
+        let is_first = unit.bytes.is_empty() && !unit.is_dispatched;
+        unit.is_simple |= matches!(tag, b'Q' | b'F') && is_first;
         unit.is_complete |= matches!(tag, b'Q' | b'F' | b'S');
         let end = if unit.bytes.is_empty() {
             unit.bytes = frame;
@@ -153,11 +155,26 @@ impl Session {
         let is_enough =
             matches!(tag, b'Q' | b'F' | b'S' | b'H') || end - start_of(&self.unit) > GATHER_BYTES;
         match self.phase {
-            Phase::Running => self.write_noted(cx, out),
+            Phase::Running => {
+                self.write_noted(cx, out);
+                self.forget_written(cx);
+            }
             _ if is_enough => self.dispatch(cx, out),
             _ => self.phase = Phase::Gathering,
         }
         Ok(())
+    }
+
+    /// A unit whose end does not come is not kept for ever, for the case that it must be sent again.
+    fn forget_written(&mut self, cx: &Context<'_>) {
+        if let Some(unit) = &mut self.unit
+            && !unit.is_complete
+            && unit.bytes.len() > cx.rules.replay_bytes
+        {
+            unit.bytes = BytesMut::new();
+            unit.written = 0;
+            unit.is_cut = true;
+        }
     }
 
     /// Finds out what the message between `start` and `end` of the unit names and does.

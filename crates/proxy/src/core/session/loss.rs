@@ -32,6 +32,12 @@ enum Fate {
 impl Session {
     /// The connection in hand is gone, or its server is active no more.
     pub fn server_lost(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if self.is_amid_row {
+            tracing::warn!("a server was lost within a row that its client has begun to read");
+            self.counts.not_replayed += 1;
+            self.shut(out);
+            return;
+        }
         let Some(server) = self.link.take() else {
             return;
         };
@@ -126,8 +132,8 @@ impl Session {
         self.xid = XidState::NotAsked;
         self.has_unasked_writes = false;
         let began_before = self.status != b'I';
-        if self.cannot_run_again() {
-            self.fail_transaction("a statement may have had effects outside of it", out);
+        if let Some(why) = self.cannot_run_again() {
+            self.fail_transaction(why, out);
         } else if began_before && !self.begin_replay(cx, out) {
             // It was told.
         } else if began_before {
@@ -137,13 +143,15 @@ impl Session {
         }
     }
 
-    /// Whether running the unit once more would do harm, or nobody could tell what the client has had.
-    fn cannot_run_again(&self) -> bool {
-        let Some(unit) = &self.unit else {
-            return false;
-        };
+    /// Why running the unit once more would do harm, or nobody could tell what the client has had.
+    fn cannot_run_again(&self) -> Option<&'static str> {
         // The facts of a unit that is prepared to run again are gone, but for these.
-        unit.is_streamed || unit.must_not_repeat
+        match self.unit.as_deref()? {
+            unit if unit.is_streamed => Some("an answer was too large to be compared"),
+            unit if unit.is_cut => Some("its statements are longer than the proxy keeps"),
+            unit if unit.must_not_repeat => Some("a statement may have had effects outside of it"),
+            _ => None,
+        }
     }
 
     /// How the unit stands.

@@ -255,6 +255,8 @@ pub struct Session {
     has_unasked_writes: bool,
     /// The commit that is in doubt, and the epoch that it was sent in.
     in_doubt: Option<(Xid, Epoch)>,
+    /// The client has had the first part of a message, and the next byte must be of its rest.
+    is_amid_row: bool,
     /// What was answered about it.
     asked_status: Option<XactStatus>,
     /// The server's last words, if they may have been meant for this client alone.
@@ -288,6 +290,7 @@ impl Session {
             xid: XidState::default(),
             has_unasked_writes: false,
             in_doubt: None,
+            is_amid_row: false,
             asked_status: None,
             last_words: None,
             lost_epoch: None,
@@ -366,9 +369,11 @@ impl Session {
         out.effects.push(Effect::AcquireActive { fresh });
     }
 
-    /// Ends the session with a last word to its client.
+    /// Ends the session with a last word to its client, if that would not be taken for the rest of a row.
     pub fn close(&mut self, refusal: &Refusal, out: &mut Out) {
-        refusal.put(&mut out.client);
+        if !self.is_amid_row {
+            refusal.put(&mut out.client);
+        }
         self.shut(out);
     }
 

@@ -88,6 +88,23 @@ impl Slots {
         self.0.pop_front()
     }
 
+    /// The server is ready: whatever was sent up to the next `Sync` or `Query`, it answers no more.
+    pub fn pop_end(&mut self) -> Option<Slot> {
+        loop {
+            let slot = self.0.pop_front()?;
+            if matches!(slot.ask, Ask::Sync | Ask::Query) {
+                return Some(slot);
+            }
+        }
+    }
+
+    /// The server answers something else: it has ignored the end of data for which it had not asked.
+    pub fn skip_copy_ends(&mut self) {
+        while self.front().is_some_and(|slot| slot.ask == Ask::CopyEnd) {
+            self.0.pop_front();
+        }
+    }
+
     /// Whether nothing is due.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -183,6 +200,15 @@ mod tests {
         slots.pop();
         assert_eq!(slots.front().map(|slot| &slot.ask), Some(&Ask::Sync));
         slots.pop();
+        assert!(slots.is_empty());
+    }
+
+    #[test]
+    fn the_end_of_a_copy_that_is_none_holds_nothing_up() {
+        let mut slots = slots(&[Ask::CopyEnd, Ask::Sync, Ask::CopyEnd, Ask::Parse(None)]);
+        assert_eq!(slots.pop_end().map(|slot| slot.ask), Some(Ask::Sync));
+        slots.skip_copy_ends();
+        assert_eq!(slots.pop().map(|slot| slot.ask), Some(Ask::Parse(None)));
         assert!(slots.is_empty());
     }
 

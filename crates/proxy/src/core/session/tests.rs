@@ -133,6 +133,58 @@ fn a_copy_that_writes_runs_in_a_transaction_of_the_proxys() {
     );
 }
 
+/// An error and the end of the answer were put into the row, whose length said that they belonged to it.
+#[test]
+fn who_has_half_of_a_row_is_told_nothing_more() {
+    let row = [&[0, 1, 0, 1, 0, 0][..], &[b'x'; 65536]].concat();
+    let row = frames(&[(b'D', &row)]);
+    let mut desk = Desk::ready();
+    desk.query("BEGIN", "BEGIN", b'T');
+    desk.heard();
+    desk.say(b'Q', &[b"SELECT a FROM t\0"]);
+    desk.hear(&row[..40_000]);
+    assert_eq!(desk.out.client.split().len(), 40_000);
+    desk.take_over(900);
+    assert!(desk.out.client.is_empty() && desk.session.is_closed());
+
+    // At the end of a row it is told.
+    let mut desk = Desk::ready();
+    desk.query("BEGIN", "BEGIN", b'T');
+    desk.say(b'Q', &[b"SELECT a FROM t\0"]);
+    desk.hear(&row[..40_000]);
+    desk.hear(&row[40_000..]);
+    desk.heard();
+    desk.take_over(900);
+    assert_eq!(desk.heard(), "40001 ZE");
+}
+
+/// The end of data that the client sends after an error left something behind for which no answer came: from then on each
+/// answer was taken for that of the statement before.
+#[test]
+fn a_copy_that_fails_in_the_middle_leaves_nothing_behind() {
+    let error = b"SERROR\0VERROR\0C22P02\0Mno number\0\0";
+    for end in [b'c', b'f'] {
+        let mut desk = Desk::ready();
+        desk.execute("COPY t FROM STDIN");
+        desk.say(b'S', &[]);
+        desk.hear(&frames(&[
+            (b'1', b""),
+            (b'2', b""),
+            (b'n', b""),
+            (b'G', b"\0\0\0"),
+        ]));
+        desk.say(b'd', &[b"x\n"]);
+        desk.hear(&frames(&[(b'E', error)]));
+        desk.say(end, &[b"\0"]);
+        desk.say(b'S', &[]);
+        desk.answer(&[], b'I');
+        assert_eq!(desk.heard(), "1 2 n G 22P02 ZI");
+        assert!(desk.session.slots.is_empty() && desk.session.is_idle());
+        desk.query("SELECT 1", "SELECT 1", b'I');
+        assert_eq!(desk.heard(), "SELECT 1 ZI");
+    }
+}
+
 /// The client was told that a `SELECT` before its `COMMIT` had no columns, and was one itself.
 #[test]
 fn answers_before_a_commit_are_not_made_up() {
@@ -176,4 +228,34 @@ fn answers_before_a_commit_in_one_text_are_not_made_up() {
     desk.take_over(900);
     desk.answer_status("committed");
     assert_eq!(desk.heard(), "08007 ZI");
+}
+
+/// A client that never ended its pipeline filled the proxy's memory.
+#[test]
+fn a_pipeline_without_an_end_is_not_kept() {
+    let mut desk = Desk::ready();
+    desk.rules.replay_bytes = 100_000;
+    desk.query("BEGIN", "BEGIN", b'T');
+    let value = "x".repeat(10_000);
+    for _ in 0..100 {
+        desk.execute(&format!("SELECT '{value}'"));
+        desk.say(b'H', &[]);
+        desk.hear(&frames(&[
+            (b'1', b""),
+            (b'2', b""),
+            (b'T', b"\0\0"),
+            (b'C', b"SELECT 1\0"),
+        ]));
+        desk.heard();
+        let kept = desk
+            .session
+            .unit
+            .as_ref()
+            .map_or(0, |unit| unit.bytes.capacity());
+        assert!(kept < 300_000, "{kept} bytes");
+    }
+    desk.take_over(900);
+    assert_eq!(desk.heard(), "40001");
+    desk.say(b'S', &[]);
+    assert_eq!(desk.heard(), "ZE");
 }

@@ -48,7 +48,7 @@ impl Transaction {
             self.obstruct("a statement may have had effects outside of the transaction");
         } else if unit.is_streamed {
             self.obstruct("an answer was too large to be compared");
-        } else if self.bytes > limit_bytes {
+        } else if unit.is_cut || self.bytes > limit_bytes {
             self.obstruct("its statements are longer than the proxy keeps");
         } else {
             self.units.push(Stored {

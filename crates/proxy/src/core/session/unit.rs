@@ -1,7 +1,7 @@
 //! A unit of work of a client: one simple query, or messages of the extended protocol up to their `Sync`.
 //!
 //! A session does one unit at a time. Invariant: [`Unit::bytes`] are the client's messages as they came, so
-//! that they can be sent again.
+//! that they can be sent again, or [`Unit::is_cut`] says that they are not.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -85,6 +85,8 @@ pub struct Unit {
     pub differs: bool,
     /// A row was passed on in pieces: nobody knows any more what the client has.
     pub is_streamed: bool,
+    /// Messages of it that were written are not kept: it cannot be sent again.
+    pub is_cut: bool,
     /// The server reported an error.
     pub has_failed: bool,
     /// A `COMMIT` ended as a rollback.

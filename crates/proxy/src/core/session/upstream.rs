@@ -33,6 +33,7 @@ impl Session {
         let mut at = (*rest).min(input.len());
         out.client.extend_from_slice(&input[..at]);
         *rest -= at;
+        self.is_amid_row = *rest > 0;
         // What is left when another connection has taken the place of this one is no answer of that one.
         let from = self.connection();
         let is_same = |session: &Session| from.is_some() && session.connection() == from;
@@ -56,6 +57,7 @@ impl Session {
             }
         }
         input.advance(at);
+        self.is_amid_row = *rest > 0;
     }
 
     /// Tells the connection in hand from others.
@@ -115,6 +117,7 @@ impl Session {
     }
 
     fn answer(&mut self, tag: u8, bytes: &[u8], out: &mut Out) {
+        self.slots.skip_copy_ends();
         let Some(slot) = self.slots.front() else {
             return;
         };
@@ -302,7 +305,10 @@ impl Session {
         (is_moving || code == READ_ONLY)
             && self.link.as_deref().is_some_and(is_standby)
             && self.phase == Phase::Running
-            && self.unit.as_ref().is_some_and(|unit| !unit.is_streamed)
+            && self
+                .unit
+                .as_ref()
+                .is_some_and(|unit| !unit.is_streamed && !unit.is_cut)
     }
 
     /// A standby says that the unit writes: what was known of a function is not so any more, or something writes that
@@ -315,7 +321,7 @@ impl Session {
     }
 
     fn server_ready(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
-        let Some(slot) = self.slots.pop() else {
+        let Some(slot) = self.slots.pop_end() else {
             return;
         };
         self.flush_emits(out);
