@@ -93,6 +93,7 @@ fn depends_on_literals(statement: &Statement) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Hint;
     use super::*;
 
     #[test]
@@ -101,6 +102,19 @@ mod tests {
         let one = statements.look(b"SELECT a FROM t WHERE b = 1");
         let other = statements.look(b"SELECT a FROM t WHERE b = 2");
         assert!(Arc::ptr_eq(&one, &other));
+    }
+
+    /// A text with a hint was taken for all of its shape, in whatever session.
+    #[test]
+    fn a_hint_counts_for_those_who_give_it() {
+        let statements = Statements::default();
+        let hint = |text: &[u8]| statements.look(text).hint;
+        let active = b"/* understudy.read = active */ SELECT 1";
+        assert_eq!(hint(active), Some(Hint::Active));
+        assert_eq!(hint(b"/* what for */ SELECT 2"), None);
+        let standby = b"/* understudy.read = standby */ SELECT 3";
+        assert_eq!(hint(standby), Some(Hint::Standby));
+        assert_eq!(hint(active), Some(Hint::Active));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Texts that differ only in numbers and strings do the same, and most clients of the simple protocol never
 //! send a text twice. So what is known of a text is found by its shape. Invariant: two texts of one shape
-//! have the same tokens but for the values of number and string literals.
+//! have the same tokens but for the values of number and string literals, and ask the proxy for the same.
 
 /// What a comment like `/* understudy.read = active */` asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,10 +26,13 @@ pub struct Shape {
     pub first_word: [u8; 12],
 }
 
-/// Stands for a number in a shape. Neither byte is part of a valid text in UTF-8.
+/// Stands for a number in a shape. None of these bytes is part of a valid text in UTF-8.
 const NUMBER: u8 = 0xfe;
 /// Stands for a string in a shape.
 const STRING: u8 = 0xff;
+/// Stand for comments that ask the proxy for something.
+const ACTIVE: u8 = 0xfc;
+const STANDBY: u8 = 0xfd;
 
 /// The shape of `text`, or `None` where finding it would need more than a look at each byte: a string with a
 /// backslash whose meaning depends on a setting, a literal that does not end.
@@ -232,6 +235,11 @@ impl Scan<'_> {
             && let Some(hint) = hint_of(comment)
         {
             self.shape.hint = Some(hint);
+            let mark = match hint {
+                Hint::Active => ACTIVE,
+                Hint::Standby => STANDBY,
+            };
+            self.shape.key.extend_from_slice(&[mark, b' ']);
         }
     }
 
@@ -240,7 +248,7 @@ impl Scan<'_> {
             .shape
             .key
             .iter()
-            .skip_while(|byte| !is_word(**byte))
+            .skip_while(|byte| !is_word(**byte) || matches!(**byte, ACTIVE | STANDBY))
             .take_while(|byte| byte.is_ascii_alphabetic());
         for (to, from) in self.shape.first_word.iter_mut().zip(word) {
             *to = from.to_ascii_uppercase();
@@ -299,6 +307,14 @@ mod tests {
             ("SELECT $1", "SELECT $2"),
             ("SELECT 'a' 'b'", "SELECT 'a'\n'b'"),
             ("SELECT E'a'", "SELECT 'a'"),
+            (
+                "SELECT 1 /* understudy.read = active */",
+                "SELECT 1 /* a */",
+            ),
+            (
+                "SELECT 1 /* understudy.read = active */",
+                "SELECT 1 /* understudy.read = standby */",
+            ),
         ] {
             assert_ne!(key(one), key(other), "{one} and {other}");
         }
@@ -328,7 +344,12 @@ mod tests {
 
     #[test]
     fn the_first_word_is_behind_comments_and_brackets() {
-        let shape = shape(b" /* a */ (select 1)").expect("has a shape");
-        assert!(shape.first_word.starts_with(b"SELECT\0"));
+        for text in [
+            " /* a */ (select 1)",
+            "/* understudy.read = active */select 1",
+        ] {
+            let shape = shape(text.as_bytes()).expect("has a shape");
+            assert!(shape.first_word.starts_with(b"SELECT\0"));
+        }
     }
 }
