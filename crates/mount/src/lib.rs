@@ -2,8 +2,8 @@
 //! become errno.
 //!
 //! ```text
-//!   kernel ──▶ one thread reads requests ──▶ operation ──▶ view: at once, or a future that is polled once and waits
-//!     ▲                                        │                        on the runtime
+//!   kernel ──▶ one thread reads requests ──▶ operation ──▶ view: at once, or a future that is polled here, and on
+//!     ▲                                        │                        the runtime once it is woken
 //!     └───────────── reply, exactly one ◀──────┴── gate: the place where views are switched
 //! ```
 //!
@@ -11,7 +11,7 @@
 //! generations or PostgreSQL; it keeps these invariants for the view behind it:
 //!
 //! * **Order.** One thread reads requests. Operations that only touch memory are answered on it;
-//!   the future of one that may wait is polled there once before the next request is read. So
+//!   the future of one that may wait is polled there before the next request is read. So
 //!   requests reach the view in the order in which the kernel handed them over: a view takes its
 //!   place in its own order in the first poll, and a cut (generations, N10) that comes after a
 //!   request was received comes after its write, also when that write is held by back-pressure.
@@ -57,6 +57,7 @@ mod mountpoint;
 mod opening;
 mod operation;
 mod translate;
+mod waiting;
 
 pub use errno::errno_of;
 pub use error::{Error, Result};

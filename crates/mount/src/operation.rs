@@ -1,4 +1,5 @@
-//! How a request becomes a reply: at once where the view can, on the runtime where it must wait.
+//! How a request becomes a reply: at once where the view can, and where it must wait, on the runtime once there is
+//! something to go on with.
 //!
 //! Invariants: every reply is sent exactly once, also when the view panics or the mount is aborted;
 //! requests are first polled in the order in which they were received, all on the reader's thread
@@ -27,6 +28,7 @@ use crate::errno::ErrorLog;
 use crate::gate::Gate;
 use crate::handles::Handles;
 use crate::joiner::{Joiner, settle};
+use crate::waiting::Waiting;
 
 /// How many requests the kernel has made, by what they ask for. Clones count together.
 #[derive(Debug, Clone, Default)]
@@ -201,7 +203,7 @@ impl Core {
         }
     }
 
-    /// Serves a request that may wait: polled once here, then on the runtime if it is not done.
+    /// Serves a request that may wait: begun here, and finished on the runtime if it is not done.
     pub(crate) fn start<R: Reply, T: Send + 'static, F>(
         self: &Arc<Self>,
         operation: &'static str,
@@ -232,8 +234,8 @@ impl Core {
             Ok(Poll::Pending) => {
                 let change = (effect == Effect::Change).then(|| self.gate.begin_change());
                 let core = Arc::clone(self);
-                self.runtime.spawn(async move {
-                    // Polled at once by its new task, so the first poll's deaf waker does no harm.
+                // Polled again at once, so the first poll's deaf waker does no harm.
+                Waiting::begin(&self.runtime, async move {
                     core.wait(operation, reply, future, say).await;
                     drop(change);
                 });

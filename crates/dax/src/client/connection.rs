@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 use super::core::Advice;
 use super::driver::{Dial, Driver};
 use super::greeting::Greeting;
-use super::outbox::transmit;
+use super::outbox::{Line, transmit};
 use super::stream::{Reader, Stream};
 use crate::error::Error;
 use crate::ids::ReplicaId;
-use crate::wire::{Frame, MAX_FRAME_BYTES, Response};
+use crate::wire::{MAX_FRAME_BYTES, Response};
 
 /// Waits between attempts to connect.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -57,11 +57,12 @@ async fn keep_connected(driver: Arc<Driver>, dial: Dial) {
     while driver.is_dialed(replica, number) {
         match driver.introduction.greet(&address).await {
             Ok(Greeting::Known(greeted)) if greeted.settings == *driver.settings() => {
-                match driver.replica_up(replica, &greeted.arrival) {
+                let Stream { reader, writer } = greeted.stream;
+                match driver.replica_up(replica, &greeted.arrival, writer) {
                     Ok(up) => {
                         tracing::info!(%replica, address, "replica connected");
                         (backoff, reported) = (Backoff::new(), false);
-                        let why = serve(&driver, replica, greeted.stream, up).await;
+                        let why = serve(&driver, replica, reader, up).await;
                         tracing::warn!(%replica, address, why, "replica lost");
                     }
                     Err(error) => {
@@ -117,13 +118,12 @@ pub(super) fn describe(error: &Error) -> String {
 async fn serve(
     driver: &Arc<Driver>,
     replica: ReplicaId,
-    stream: Stream,
-    (connection, outbox): (u64, UnboundedReceiver<Frame>),
+    reader: Reader,
+    (connection, line): (u64, Arc<Line>),
 ) -> String {
-    let Stream { reader, writer } = stream;
     let why = tokio::select! {
         why = receive(driver, replica, connection, reader) => why,
-        why = transmit(outbox, writer) => why,
+        why = transmit(line) => why,
     };
     driver.replica_down(replica, connection, &why);
     why

@@ -1,10 +1,11 @@
 //! Joins the core to sockets, callers and time: a lock around the core, its effects carried out at
 //! once by whoever caused them.
 //!
-//! Invariant: effects are carried out under the lock, in order, so that frames leave in the order in
-//! which the core numbered them.
+//! Invariant: effects are carried out under the lock, in order, and frames are queued there, so that they leave in the
+//! order in which the core numbered them.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
@@ -14,10 +15,12 @@ use tokio::sync::{oneshot, watch};
 
 use super::core::{Advice, Arrival, Call, Core, Effect, OpId, Output, Time};
 use super::greeting::Introduction;
+use super::outbox::{Line, Outbox};
+use super::stream::Writer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, Version};
 use crate::storage::{Block, VolumeSettings};
-use crate::wire::{Frame, Response};
+use crate::wire::{Request, Response};
 
 /// Memory that heads of frames are cut from.
 const SCRATCH_BYTES: usize = 16 << 10;
@@ -33,7 +36,7 @@ pub(super) struct Driver {
 struct Inner {
     core: Core,
     waiters: HashMap<OpId, oneshot::Sender<Result<Output>>>,
-    links: HashMap<ReplicaId, Outbox>,
+    links: HashMap<ReplicaId, Link>,
     connections: u64,
     /// The number of the dial that is wanted for each replica.
     dials: HashMap<ReplicaId, u64>,
@@ -49,9 +52,10 @@ pub(super) struct Dial {
     pub number: u64,
 }
 
-struct Outbox {
+/// A connection that stands.
+struct Link {
     connection: u64,
-    frames: UnboundedSender<Frame>,
+    outbox: Outbox,
 }
 
 impl Driver {
@@ -94,7 +98,9 @@ impl Driver {
         let now = self.now();
         let mut inner = self.inner.lock();
         let result = change(&mut inner, now);
-        inner.carry_out(&self.fenced);
+        let flushes = inner.carry_out(&self.fenced);
+        drop(inner);
+        flushes.iter().for_each(|line| line.send());
         result
     }
 
@@ -130,7 +136,7 @@ impl Driver {
         result.unwrap_or_else(|_| Err(Error::new(ErrorKind::Unavailable, "the client is closing")))
     }
 
-    /// A connection stands: gives its number and what has to be sent on it.
+    /// A connection stands: gives its number and what has to be [transmitted](super::outbox::transmit) on it.
     ///
     /// # Errors
     /// As [`Core::replica_up`].
@@ -138,16 +144,17 @@ impl Driver {
         &self,
         replica: ReplicaId,
         arrival: &Arrival,
-    ) -> Result<(u64, UnboundedReceiver<Frame>)> {
-        let (frames, outbox) = unbounded_channel();
+        writer: Writer,
+    ) -> Result<(u64, Arc<Line>)> {
+        let (outbox, line) = Outbox::new(writer);
         let connection = self.change(|i, now| {
             i.core.replica_up(now, replica, arrival)?;
             i.connections += 1;
             let connection = i.connections;
-            i.links.insert(replica, Outbox { connection, frames });
+            i.links.insert(replica, Link { connection, outbox });
             Ok(connection)
         })?;
-        Ok((connection, outbox))
+        Ok((connection, line))
     }
 
     pub fn replica_down(&self, replica: ReplicaId, connection: u64, why: &str) {
@@ -209,7 +216,9 @@ impl Inner {
         link.is_some_and(|l| l.connection == connection)
     }
 
-    fn carry_out(&mut self, fenced: &watch::Sender<bool>) {
+    /// Gives the connections that a flush was queued on: somebody waits for it, so the caller sends it, outside of the
+    /// lock.
+    fn carry_out(&mut self, fenced: &watch::Sender<bool>) -> Vec<Arc<Line>> {
         let Inner {
             core,
             waiters,
@@ -219,6 +228,8 @@ impl Inner {
             dialer,
             connections,
         } = self;
+        // Whom something was queued for, and whether a flush was.
+        let mut queued: Vec<(ReplicaId, bool)> = Vec::new();
         for effect in core.effects() {
             match effect {
                 Effect::Send {
@@ -228,7 +239,12 @@ impl Inner {
                 } => {
                     if let Some(link) = links.get(&replica) {
                         // A connection that is going down loses frames; its end tells the core.
-                        let _ = link.frames.send(request.encode(id, scratch));
+                        link.outbox.queue(request.encode(id, scratch));
+                        let flush = matches!(request, Request::Flush);
+                        match queued.iter_mut().find(|(other, _)| *other == replica) {
+                            Some((_, flushed)) => *flushed |= flush,
+                            None => queued.push((replica, flush)),
+                        }
                     }
                 }
                 Effect::Disconnect { replica, why } => {
@@ -270,6 +286,15 @@ impl Inner {
                 }
             }
         }
+        let mut flushes = Vec::new();
+        for (replica, flush) in queued {
+            match links.get(&replica) {
+                Some(link) if flush => flushes.push(link.outbox.line()),
+                Some(link) => link.outbox.leave_to_task(),
+                None => {}
+            }
+        }
+        flushes
     }
 }
 
