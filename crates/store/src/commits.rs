@@ -45,10 +45,15 @@ impl Commits {
             self.shared.queue.wait(deadline);
             let mut committer = self.committer.lock();
             match committer.step() {
-                Ok(Taken::Closed) => return,
+                Ok(Taken::Closed) => break,
                 Ok(_) => deadline = committer.deadline(),
                 Err(e) => return self.shared.fail(&e),
             }
+        }
+        if self.shared.failure().is_none()
+            && let Err(e) = self.shared.engine.settle_all()
+        {
+            self.shared.fail(&e);
         }
     }
 

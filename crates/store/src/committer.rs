@@ -283,7 +283,8 @@ impl Committer {
         for (epoch, job) in round.promotes {
             self.promote(epoch, job);
         }
-        Ok(())
+        // Everybody has been told.
+        shared.engine.settle()
     }
 
     /// Shows durable grants and retentions, and tells those who are fenced by them.
@@ -347,12 +348,12 @@ impl Committer {
 
     /// Lets a promoting read go on: everything before it is durable. Its epoch is looked at again,
     /// because the same round may have fenced it.
-    fn promote(&self, epoch: Epoch, job: ReadJob) {
+    fn promote(&mut self, epoch: Epoch, job: ReadJob) {
         if let Err(e) = self.admit(&job.volume, epoch) {
             return job.conn.send(job.id, error(&e));
         }
         if let Some(job) = self.shared.reads.offer(job) {
-            job.serve_for_others(&self.shared);
+            job.serve_for_others(&self.shared, &mut self.scratch);
         }
     }
 }

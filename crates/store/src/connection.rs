@@ -24,6 +24,8 @@ use crate::volume::Volume;
 const MAX_WAITING_BYTES: usize = 32 << 20;
 /// What an answer weighs beside what it carries.
 const ANSWER_WEIGHT: usize = 256;
+/// An answer of so many bytes goes out where the system says that the socket takes something.
+const LITTLE_BYTES: usize = 4 << 10;
 /// Reads of one connection that others serve, and answers it has not taken yet, at most: beyond
 /// them its own thread serves, and waits for the client.
 const MAX_PLACES: usize = 64;
@@ -222,22 +224,35 @@ impl Conn {
         self.wake.notify_one();
     }
 
-    /// Acknowledges every write up to this number, durable by this commit; never waits. At once if nothing else is on its way
-    /// and the client takes it: to wake the sender for it would take longer than to send it.
+    /// Acknowledges every write up to this number, durable by this commit; never waits.
     pub fn acknowledge(&self, upto: u64, commit: u64, scratch: &mut BytesMut) {
         let commit = self.known_commit(commit);
+        let ack = Response::Ack { upto, commit };
+        if !self.send_at_once(0, &ack, scratch) {
+            self.waiting.lock().ack = Some((upto, commit));
+            self.wake.notify_one();
+        }
+    }
+
+    /// Sends a message, now or soon; never waits.
+    pub fn send_quickly(&self, id: u64, message: Response, scratch: &mut BytesMut) {
+        if weight(&message) > LITTLE_BYTES || !self.send_at_once(id, &message, scratch) {
+            self.send(id, message);
+        }
+    }
+
+    /// Sends something little at once if nothing else is on its way and the client takes it: to wake the sender for it
+    /// would take longer than to send it. False if not.
+    fn send_at_once(&self, id: u64, message: &Response, scratch: &mut BytesMut) -> bool {
         let mut waiting = self.waiting.lock();
         let idle = waiting.is_idle() && !waiting.closed;
         let writer = idle.then(|| self.writer.try_lock()).flatten();
         let Some(mut writer) = writer.filter(|writer| writer.takes_a_little()) else {
-            waiting.ack = Some((upto, commit));
-            self.wake.notify_one();
-            return;
+            return false;
         };
         waiting.sending = true;
         drop(waiting);
-        let frame = Response::Ack { upto, commit }.encode(0, scratch);
-        let sent = write_frame(&mut *writer, &frame);
+        let sent = write_frame(&mut *writer, &message.encode(id, scratch));
         drop(writer);
         let mut waiting = self.waiting.lock();
         waiting.sending = false;
@@ -247,6 +262,7 @@ impl Conn {
         } else if !waiting.is_idle() || waiting.closed {
             self.wake.notify_one();
         }
+        true
     }
 
     /// Answers at once, on the caller's thread.

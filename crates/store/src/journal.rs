@@ -199,6 +199,7 @@ mod tests {
             }
             batch.put_meta(b"x", bytes::Bytes::from(vec![0; 9000]));
             engine.commit(batch).unwrap();
+            engine.settle_all().unwrap();
         }
         drop(engine);
         let journals = journals(dir.path()).unwrap();
@@ -257,6 +258,7 @@ mod tests {
         let mut batch = Batch::default();
         batch.put_meta(b"key", bytes::Bytes::from_static(b"value"));
         engine.commit(batch).unwrap();
+        engine.settle_all().unwrap();
         drop(engine);
         let journals = journals(dir.path()).unwrap();
         let bytes = std::fs::read(&journals[0]).unwrap();

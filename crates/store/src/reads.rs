@@ -52,10 +52,10 @@ impl ReadJob {
         }
     }
 
-    /// Reads and leaves the answer to the connection's sender, so that no client holds up others.
-    pub fn serve_for_others(self, shared: &Shared) {
+    /// Reads and answers, or leaves the answer to the connection's sender, so that no client holds up others.
+    pub fn serve_for_others(self, shared: &Shared, scratch: &mut BytesMut) {
         match self.read(shared) {
-            Ok(answer) => self.conn.send(self.id, answer),
+            Ok(answer) => self.conn.send_quickly(self.id, answer, scratch),
             Err(e) => shared.fail(&e),
         }
     }
@@ -227,9 +227,10 @@ impl ReadPool {
 
     /// Serves reads until the pool is closed. The body of each of its threads.
     pub fn run(&self, shared: &Shared) {
+        let mut scratch = BytesMut::new();
         while let Some(job) = self.next() {
             let (conn, volume) = (job.conn.clone(), job.volume.id);
-            job.serve_for_others(shared);
+            job.serve_for_others(shared, &mut scratch);
             conn.free_place();
             // Whoever ends one takes the next, so nobody has to be woken.
             self.jobs.lock().end(volume);

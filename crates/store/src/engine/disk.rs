@@ -3,16 +3,16 @@
 //! Owns the files under a zone's directory. Invariant: a batch whose [`Engine::commit`] returned is
 //! there after any crash; another is there whole or not at all.
 //!
-//! A commit is durable by the [commit log](crate::log) and then handed to the engine, which makes it
-//! durable in its own time: a *checkpoint* does so for everything, and lets the log be written over. With
-//! each commit both keyspaces keep its number, so an open knows which records it still has to take: all behind the
-//! smaller one. Each keyspace is flushed into tables of its own when it likes, and a fault of the disk may take the
-//! journal that only the other one still needed.
+//! A commit is durable by the [commit log](crate::log), and visible from then on ([`super::recent`]). It is handed to
+//! the engine later, with others, and the engine makes it durable in its own time: a *checkpoint* does so for
+//! everything, and lets the log be written over. Each time both keyspaces keep the number of the last commit, so an open
+//! knows which records it still has to take: all behind the smaller one. Each keyspace is flushed into tables of its own
+//! when it likes, and a fault of the disk may take the journal that only the other one still needed.
 //!
 //! ```text
-//! commit ─▶ log, synced ─▶ engine's memory and journal, not synced ─▶ visible
-//!                                        │ checkpoint: journal synced, log released
-//! large commit ─────────────▶ engine's journal, synced: a checkpoint as well
+//! commit ─▶ log, synced ─▶ visible ─ many, or a checkpoint ─▶ engine's memory and journal, not synced
+//!                                                                       │ checkpoint: journal synced, log released
+//! large commit ─────────────────────────────────────────────▶ engine's journal, synced: a checkpoint as well
 //! open:   engine's files ─▶ the log's records behind them ─▶ checkpoint
 //! ```
 //!
@@ -20,7 +20,7 @@
 //! scans over keys are cheap and compaction does not rewrite data) and `meta` (volumes, epochs,
 //! records).
 //!
-//! What a failed read means is told here, once ([`meaning`]).
+//! What a failed read means is told in [`super::trouble`].
 
 use std::array::TryFromSliceError;
 use std::fs::File;
@@ -35,8 +35,10 @@ use fjall::{
 };
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
+use super::recent::Recent;
+use super::trouble::{damaged, failed, meaning, not_opened, unusable};
 use super::{Batch, Engine, EngineError, Found, Metas, SlotRange, Slots};
 use crate::background;
 use crate::error::OpenError;
@@ -63,8 +65,11 @@ pub(crate) struct DiskEngine {
     blocks: Keyspace,
     meta: Keyspace,
     dir: PathBuf,
-    /// Locked while a commit is made.
+    /// Locked while a commit is made, or handed to the engine.
     log: Mutex<CommitLog>,
+    /// Commits that the engine was not handed yet; changed under the log's lock only. Locked for a moment, never while
+    /// the disk is waited for.
+    recent: RwLock<Recent>,
     /// The number of the last commit that was found when it was opened.
     began: u64,
     /// The number of the last commit.
@@ -127,6 +132,7 @@ impl DiskEngine {
             record_bytes_max: (log_bytes / 4).min(RECORD_BYTES_MAX) as usize,
             checkpoint_bytes: log_bytes / 4,
             log: Mutex::new(log),
+            recent: RwLock::default(),
             _lock: lock,
         };
         engine.replay(&records)?;
@@ -176,15 +182,84 @@ impl DiskEngine {
         batch
     }
 
+    /// Hands to the engine what it was not handed yet; nobody commits meanwhile.
+    fn hand_over(&self, log: &CommitLog) -> Result<(), EngineError> {
+        let changes = {
+            let recent = self.recent.read();
+            match recent.is_empty() {
+                true => return Ok(()),
+                false => recent.changes(),
+            }
+        };
+        let last = Sequence(self.last.load(Ordering::Acquire));
+        self.filled(changes, last).commit().map_err(failed)?;
+        self.applied.store(log.head().0, Ordering::Release);
+        // Last: whoever does not find it there any more finds it in the engine.
+        self.recent.write().clear();
+        Ok(())
+    }
+
+    /// The newest slot of a block up to `last` that the engine alone knows of.
+    fn newest_stored(
+        &self,
+        last: &Slot,
+        recent: &[(Slot, Option<Bytes>)],
+    ) -> Result<Option<(Slot, Bytes)>, EngineError> {
+        let first = Slot {
+            generation: Generation::SINGLE,
+            ..*last
+        };
+        for guard in self.blocks.range(first.encode()..=last.encode()).rev() {
+            let (name, value) = guard.into_inner().map_err(meaning)?;
+            let slot = Slot::decode(&name).unwrap_or(*last);
+            if recent.iter().all(|(known, _)| *known != slot) {
+                return Ok(Some((slot, value.into())));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes durable what the engine has, and releases the log up to there.
+    fn sync(&self) -> Result<(), EngineError> {
+        let applied = self.applied.load(Ordering::Acquire);
+        // First without the engine's lock, which commits need: then there is little left to sync.
+        journal::sync_newest(&self.dir)?;
+        self.db.persist(PersistMode::SyncData).map_err(failed)?;
+        self.released.fetch_max(applied, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// A commit too large for the log.
+    fn commit_large(&self, log: &mut CommitLog, changes: Vec<Change>) -> Result<(), EngineError> {
+        self.hand_over(log)?;
+        let Sequence(number) = log.next();
+        let batch = self.filled(changes, log.next());
+        let batch = batch.durability(Some(PersistMode::SyncData));
+        batch.commit().map_err(failed)?;
+        self.released.store(log.head().0, Ordering::Release);
+        log.append(Draft::new(), self.released())?;
+        self.applied.store(log.head().0, Ordering::Release);
+        self.last.store(number, Ordering::Release);
+        Ok(())
+    }
+
     /// Moves what is in memory of records and volumes into a table, and leaves the blocks where they are.
     #[cfg(test)]
     pub fn flush_meta(&self) {
+        self.settle_all().unwrap();
         self.meta.rotate_memtable_and_wait().unwrap();
+    }
+
+    /// Whether there are commits that it was not handed.
+    #[cfg(test)]
+    pub fn is_behind(&self) -> bool {
+        !self.recent.read().is_empty()
     }
 
     /// Leaves `blocks` as a version before did.
     #[cfg(test)]
     pub fn forget_number_in_blocks(&self) {
+        self.settle_all().unwrap();
         self.blocks.remove(APPLIED_KEY).unwrap();
         self.checkpoint().unwrap();
     }
@@ -202,26 +277,34 @@ impl Engine for DiskEngine {
         }
         let mut log = self.log.lock();
         let changes = batch.into_changes();
-        let draft = Draft::of(&changes, self.record_bytes_max);
-        let Sequence(number) = log.next();
-        let inner = self.filled(changes, log.next());
-        let Some(draft) = draft else {
-            let inner = inner.durability(Some(PersistMode::SyncData));
-            inner.commit().map_err(failed)?;
-            self.released.store(log.head().0, Ordering::Release);
-            log.append(Draft::new(), self.released())?;
-            self.applied.store(log.head().0, Ordering::Release);
-            self.last.store(number, Ordering::Release);
-            return Ok(());
+        let Some(draft) = Draft::of(&changes, self.record_bytes_max) else {
+            return self.commit_large(&mut log, changes);
         };
+        let Sequence(number) = log.next();
         if !log.has_room(draft.bytes(), self.released()) {
-            self.checkpoint()?;
+            self.hand_over(&log)?;
+            self.sync()?;
         }
         log.append(draft, self.released())?;
-        inner.commit().map_err(failed)?;
-        self.applied.store(log.head().0, Ordering::Release);
+        self.recent.write().add(changes);
         self.last.store(number, Ordering::Release);
         Ok(())
+    }
+
+    fn settle(&self) -> Result<(), EngineError> {
+        let enough = self.recent.read().is_enough();
+        match enough {
+            true => self.hand_over(&self.log.lock()),
+            false => Ok(()),
+        }
+    }
+
+    fn settle_all(&self) -> Result<(), EngineError> {
+        let empty = self.recent.read().is_empty();
+        match empty {
+            true => Ok(()),
+            false => self.hand_over(&self.log.lock()),
+        }
     }
 
     fn began(&self) -> u64 {
@@ -233,12 +316,8 @@ impl Engine for DiskEngine {
     }
 
     fn checkpoint(&self) -> Result<(), EngineError> {
-        let applied = self.applied.load(Ordering::Acquire);
-        // First without the engine's lock, which commits need: then there is little left to sync.
-        journal::sync_newest(&self.dir)?;
-        self.db.persist(PersistMode::SyncData).map_err(failed)?;
-        self.released.fetch_max(applied, Ordering::AcqRel);
-        Ok(())
+        self.settle_all()?;
+        self.sync()
     }
 
     fn wants_checkpoint(&self) -> bool {
@@ -247,6 +326,9 @@ impl Engine for DiskEngine {
     }
 
     fn get(&self, slot: &Slot) -> Result<Option<Found>, EngineError> {
+        if let Some(known) = self.recent.read().block(slot) {
+            return Ok(known.map(|value| Found::new(slot.key, slot.generation, value)));
+        }
         let value = match self.blocks.get(slot.encode()).map_err(meaning) {
             Err(EngineError::Damaged(_)) => return Ok(Some(Found::Corrupt(slot.generation))),
             other => other?,
@@ -260,26 +342,27 @@ impl Engine for DiskEngine {
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Found>, EngineError> {
-        let at = |generation| Slot {
+        let last = Slot {
             volume,
             key,
-            generation,
+            generation: up_to,
         };
-        let range = at(Generation::SINGLE).encode()..=at(up_to).encode();
-        let Some(guard) = self.blocks.range(range).next_back() else {
-            return Ok(None);
+        // Before the engine is looked at, because things go from here to there.
+        let recent = self.recent.read().generations(&last);
+        let stored = match self.newest_stored(&last, &recent) {
+            Err(EngineError::Damaged(_)) => return Ok(Some(Found::Corrupt(up_to))),
+            other => other?,
         };
-        match guard.into_inner().map_err(meaning) {
-            Ok((name, value)) => {
-                let generation = Slot::decode(&name).map_or(up_to, |slot| slot.generation);
-                Ok(Some(Found::new(key, generation, value.into())))
-            }
-            Err(EngineError::Damaged(_)) => Ok(Some(Found::Corrupt(up_to))),
-            Err(error) => Err(error),
-        }
+        let put = |(slot, value): (Slot, Option<Bytes>)| Some((slot, value?));
+        let newest = recent.into_iter().filter_map(put).chain(stored);
+        let newest = newest.max_by_key(|(slot, _)| *slot);
+        Ok(newest.map(|(slot, value)| Found::new(key, slot.generation, value)))
     }
 
     fn slots(&self, range: SlotRange) -> Slots {
+        if let Err(error) = self.settle_all() {
+            return Box::new(std::iter::once(Err(error)));
+        }
         let slots = self.blocks.range(range);
         Box::new(slots.filter_map(|guard| match guard.key() {
             Ok(key) => Slot::decode(&key).map(Ok),
@@ -288,15 +371,24 @@ impl Engine for DiskEngine {
     }
 
     fn contains(&self, slot: &Slot) -> Result<bool, EngineError> {
+        if let Some(known) = self.recent.read().block(slot) {
+            return Ok(known.is_some());
+        }
         self.blocks.contains_key(slot.encode()).map_err(meaning)
     }
 
     fn meta(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
+        if let Some(known) = self.recent.read().meta(key) {
+            return Ok(known);
+        }
         let value = self.meta.get(key).map_err(meaning)?;
         Ok(value.map(Bytes::from))
     }
 
     fn meta_after(&self, prefix: &[u8], after: &[u8]) -> Metas {
+        if let Err(error) = self.settle_all() {
+            return Box::new(std::iter::once(Err(error)));
+        }
         let prefix = prefix.to_vec();
         let from = match after > prefix.as_slice() {
             true => Bound::Excluded(after.to_vec()),
@@ -373,51 +465,6 @@ fn last_applied(blocks: &Keyspace, meta: &Keyspace) -> Result<Sequence, NotNumbe
     ))
 }
 
-/// What a read that failed means: wrong contents are damage; whatever else the system says may pass, and nobody knows
-/// what is there.
-fn meaning(error: fjall::Error) -> EngineError {
-    match (&error, system_error(&error)) {
-        (fjall::Error::Poisoned | fjall::Error::KeyspaceDeleted, _) => failed(error),
-        (_, Some(source)) if !is_corruption(source) => EngineError::Unreadable(error.into()),
-        _ => EngineError::Damaged(error.into()),
-    }
-}
-
-fn failed(error: fjall::Error) -> EngineError {
-    EngineError::Store(error.into())
-}
-
-/// What the store could not do while it was opened.
-fn not_opened(dir: &Path, error: fjall::Error) -> OpenError {
-    meaning(error).at_open(dir)
-}
-
-/// What the system said, if it was the system.
-fn system_error(error: &fjall::Error) -> Option<&std::io::Error> {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(cause) = source {
-        if let Some(found) = cause.downcast_ref() {
-            return Some(found);
-        }
-        source = cause.source();
-    }
-    None
-}
-
-fn unusable(dir: &Path, source: std::io::Error) -> OpenError {
-    OpenError::Directory {
-        dir: dir.into(),
-        source,
-    }
-}
-
-fn damaged(dir: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> OpenError {
-    OpenError::Damaged {
-        dir: dir.into(),
-        source: source.into(),
-    }
-}
-
 /// Locks the directory against other processes, before any of its files is touched.
 fn lock(dir: &Path) -> Result<Flock<File>, OpenError> {
     let mut options = File::options();
@@ -428,43 +475,4 @@ fn lock(dir: &Path) -> Result<Flock<File>, OpenError> {
         Errno::EWOULDBLOCK => OpenError::Locked { dir: dir.into() },
         other => unusable(dir, other.into()),
     })
-}
-
-/// Input errors that mean wrong contents rather than a file that cannot be used.
-fn is_corruption(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind;
-    matches!(
-        error.kind(),
-        ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::InvalidInput
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io;
-
-    #[test]
-    fn only_wrong_contents_are_damage() {
-        let system = |errno: Errno| io::Error::from_raw_os_error(errno as i32);
-        for errno in [Errno::EIO, Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
-            for error in [
-                fjall::Error::Io(system(errno)),
-                fjall::Error::Storage(system(errno).into()),
-            ] {
-                assert!(meaning(error).may_pass(), "{errno}");
-            }
-        }
-        let cut_short = || io::Error::from(io::ErrorKind::UnexpectedEof);
-        for error in [
-            fjall::Error::Storage(cut_short().into()),
-            fjall::Error::InvalidTrailer,
-        ] {
-            assert!(matches!(meaning(error), EngineError::Damaged(_)));
-        }
-        assert!(matches!(
-            meaning(fjall::Error::Poisoned),
-            EngineError::Store(_)
-        ));
-    }
 }

@@ -267,6 +267,15 @@ impl Engine for MemoryEngine {
         self.disk.lock().last
     }
 
+    /// What was not synced is lost with the machine, handed over or not.
+    fn settle(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn settle_all(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     fn checkpoint(&self) -> Result<(), EngineError> {
         self.disk.lock().checkpoint();
         Ok(())

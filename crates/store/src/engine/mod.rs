@@ -7,6 +7,8 @@
 mod disk;
 #[cfg(test)]
 pub(crate) mod memory;
+mod recent;
+mod trouble;
 
 use std::ops::Bound;
 use std::path::Path;
@@ -117,6 +119,12 @@ impl dyn Engine + '_ {
 pub(crate) trait Engine: Send + Sync {
     /// Makes the changes durable, and only then visible.
     fn commit(&self, batch: Batch) -> Result<(), EngineError>;
+
+    /// Does what commits have left to be done, if it has become much: for when nobody waits.
+    fn settle(&self) -> Result<(), EngineError>;
+
+    /// The same, however little it is.
+    fn settle_all(&self) -> Result<(), EngineError>;
 
     /// Makes durable in the engine's own files what has been committed so far, and lets the log be written
     /// over. May run beside commits.

@@ -6,6 +6,7 @@ mod crash;
 mod credentials;
 mod damage;
 mod fairness;
+mod handing_over;
 mod hoarding;
 mod hostile;
 mod identity;

@@ -28,6 +28,8 @@ enum Step {
     /// Too large for the log.
     Large,
     Checkpoint,
+    /// The engine is handed what is in the log alone.
+    HandOver,
     /// The process ends; the system has everything.
     Kill,
     /// The pages of the journal that were not synced are lost where the bits say so.
@@ -40,6 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
         12 => commit.prop_map(Step::Commit),
         1 => Just(Step::Large),
         1 => Just(Step::Checkpoint),
+        2 => Just(Step::HandOver),
         1 => Just(Step::Kill),
         2 => any::<u64>().prop_map(Step::PowerLoss),
     ]
@@ -130,6 +133,7 @@ impl Store {
                 self.engine().checkpoint().unwrap();
                 self.note_synced();
             }
+            Step::HandOver => self.engine().settle_all().unwrap(),
             Step::Kill => self.reopen(|_, _| {}),
             Step::PowerLoss(lost) => self.reopen(|journal, synced| {
                 let mut bytes = std::fs::read(journal).unwrap();
