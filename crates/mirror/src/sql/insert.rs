@@ -243,8 +243,15 @@ impl Insert<'_> {
                 continue;
             };
             for (item, name) in list.items.iter_mut().zip(&given) {
+                if self.ignores(name) {
+                    item.node = Some(Tree::SetToDefault(Box::default()));
+                }
                 self.look_at_value(item, name)?;
             }
+        }
+        if self.overrides_user_values() {
+            // What is given now must not be.
+            self.statement.r#override = OverridingKind::OverridingSystemValue as i32;
         }
         let missing: Vec<Column> = self
             .table
@@ -305,8 +312,18 @@ impl Insert<'_> {
         self.is_changed = true;
     }
 
+    fn overrides_user_values(&self) -> bool {
+        self.statement.r#override == OverridingKind::OverridingUserValue as i32
+    }
+
+    /// Whether what is given for a column is not used.
+    fn ignores(&self, name: &str) -> bool {
+        let column = self.table.column(name);
+        self.overrides_user_values() && column.is_some_and(|column| !column.identity.is_empty())
+    }
+
     fn override_identity(&mut self, column: &Column) {
-        if column.identity == "a" {
+        if column.identity == "a" && !self.overrides_user_values() {
             self.statement.r#override = OverridingKind::OverridingSystemValue as i32;
         }
     }

@@ -417,6 +417,12 @@ fn time_chance_and_sequences_are_evaluated_by_the_primary() {
         identity.template.fill(&["7".to_owned()]),
         "INSERT INTO i (a, id) OVERRIDING SYSTEM VALUE VALUES ('x', 7)"
     );
+    // What is given is not used, but was on the second member.
+    let ignored = write("INSERT INTO i (id, a) OVERRIDING USER VALUE VALUES (1, 'x')");
+    assert_eq!(
+        ignored.template.fill(&["7".to_owned()]),
+        "INSERT INTO i (id, a) OVERRIDING SYSTEM VALUE VALUES (7, 'x')"
+    );
     let time = write("DELETE FROM s WHERE at < now() - interval '1 day' /* old */");
     assert_eq!(
         time.template.fill(&["N".to_owned()]),

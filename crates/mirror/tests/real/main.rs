@@ -1,5 +1,6 @@
 //! Managers with two real servers of stock PostgreSQL.
 
+mod corpus;
 mod failures;
 mod moving;
 #[path = "../../../proxy/tests/real/server.rs"]
