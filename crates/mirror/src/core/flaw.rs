@@ -27,12 +27,19 @@ pub enum Flaw {
     LeaseIgnored,
     /// A commit that failed after it was logged is taken to have happened.
     LostCommitForgotten,
+    /// The log gives back what a member has, whether or not it is on its disk.
+    TrimmedTooEarly,
+    /// What was done in an earlier life of a member's server counts.
+    LifeIgnored,
+    /// A session is begun although the server may have crashed since it was asked what it has: the driver's rule.
+    #[cfg(test)]
+    LifeUnchecked,
 }
 
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 12] = [
+    pub const ALL: [Flaw; 15] = [
         Flaw::AcknowledgedTooEarly,
         Flaw::SentTooEarly,
         Flaw::LedgerForgotten,
@@ -45,5 +52,8 @@ impl Flaw {
         Flaw::FenceIgnored,
         Flaw::LeaseIgnored,
         Flaw::LostCommitForgotten,
+        Flaw::TrimmedTooEarly,
+        Flaw::LifeIgnored,
+        Flaw::LifeUnchecked,
     ];
 }

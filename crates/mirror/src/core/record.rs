@@ -1,6 +1,7 @@
 //! What the log says of a transaction.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
@@ -131,8 +132,26 @@ pub struct Draft {
 pub struct Record {
     /// Its place in the log.
     pub number: Number,
-    /// What it is.
-    pub draft: Draft,
+    /// What it is. Records are passed on in many directions, and never change.
+    #[serde(with = "shared")]
+    pub draft: Arc<Draft>,
+}
+
+/// In the log, and between managers, what is shared is as what is not.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Draft;
+
+    pub fn serialize<S: Serializer>(draft: &Arc<Draft>, to: S) -> Result<S::Ok, S::Error> {
+        draft.as_ref().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<Draft>, D::Error> {
+        Draft::deserialize(from).map(Arc::new)
+    }
 }
 
 #[cfg(test)]
@@ -141,7 +160,7 @@ impl Record {
     pub fn of(number: u64, claims: Claims, statements: Vec<Statement>) -> Record {
         Record {
             number: Number(number),
-            draft: Draft {
+            draft: Arc::new(Draft {
                 token: Token {
                     epoch: 1,
                     count: number,
@@ -149,7 +168,7 @@ impl Record {
                 claims,
                 statements,
                 sequences: Vec::new(),
-            },
+            }),
         }
     }
 }

@@ -32,8 +32,8 @@ pub struct Schedule {
     waiting: BTreeMap<Number, Waiting>,
     /// Who waits for whom.
     followers: HashMap<Number, Vec<Number>>,
-    /// What those that were started claim.
-    started: HashMap<Number, Vec<(Class, Mode)>>,
+    /// Those that were started.
+    started: HashMap<Number, Record>,
 }
 
 impl Schedule {
@@ -67,21 +67,21 @@ impl Schedule {
     }
 
     fn start(&mut self, record: Record) -> Record {
-        let claims = record.draft.claims.iter();
-        let claims = claims.map(|(class, mode)| (class.clone(), mode));
-        self.started.insert(record.number, claims.collect());
+        self.started.insert(record.number, record.clone());
         record
     }
 
     /// One that was started is done: those that may be executed now.
     pub fn done(&mut self, number: Number) -> Vec<Record> {
-        for (class, mode) in self.started.remove(&number).unwrap_or_default() {
-            let Some(queue) = self.queues.get_mut(&class) else {
+        let done = self.started.remove(&number);
+        let claims = done.iter().flat_map(|record| record.draft.claims.iter());
+        for (class, mode) in claims {
+            let Some(queue) = self.queues.get_mut(class) else {
                 continue;
             };
             queue.0[mode.index()].retain(|other| *other != number);
             if queue.0.iter().all(VecDeque::is_empty) {
-                self.queues.remove(&class);
+                self.queues.remove(class);
             }
         }
         let mut ready = Vec::new();

@@ -18,6 +18,7 @@ use proxy::core::settings::quote_literal;
 use super::member::{Member, answers, digest_of, put_commit, put_number};
 use super::wire::{Postgres, Wire, WireError, tag};
 use crate::core::class::{Class, Mode};
+use crate::core::manager::Life;
 use crate::core::record::{Number, Record, Statement};
 
 /// Answers are read after so much was sent, so that neither side waits for the other to read.
@@ -59,6 +60,8 @@ impl From<std::io::Error> for Failed {
 /// A session of the member that executes the log.
 pub struct Applier {
     pub session: Postgres,
+    /// Of the server that it is at.
+    pub life: Life,
     /// The statement that has made its settings what they are, and of which definitions; none if they are the server's own.
     settings: Option<(u64, String)>,
     /// Something was put that `Sync` must follow.
@@ -67,9 +70,10 @@ pub struct Applier {
 
 impl Applier {
     /// A session that was not used before.
-    pub fn new(session: Postgres) -> Applier {
+    pub fn new(session: Postgres, life: Life) -> Applier {
         Applier {
             session,
+            life,
             settings: None,
             is_open: false,
         }
@@ -197,25 +201,25 @@ fn check(statement: &Statement, answer: &[BytesMut]) -> Result<(), Failed> {
 
 impl Member {
     /// Executes transactions of the log that do not conflict, unless the member has them: what came of each.
-    pub async fn apply_all(&self, records: &[Record]) -> Vec<(Number, Applied)> {
+    pub async fn apply_all(&self, life: Life, records: &[Record]) -> Vec<(Number, Applied)> {
         let Ok(_place) = self.places.acquire().await else {
             return Vec::new();
         };
         let mut applied = Vec::new();
-        if records.len() > 1 && self.attempt(records).await.is_ok() {
+        if records.len() > 1 && self.attempt(life, records).await.is_ok() {
             applied.extend(records.iter().map(|record| (record.number, Applied::Done)));
             return applied;
         }
         for record in records {
-            applied.push((record.number, self.apply(record).await));
+            applied.push((record.number, self.apply(life, record).await));
         }
         applied
     }
 
-    async fn apply(&self, record: &Record) -> Applied {
+    async fn apply(&self, life: Life, record: &Record) -> Applied {
         let mut last = String::new();
         for attempt in 0..ATTEMPTS {
-            match self.attempt(std::slice::from_ref(record)).await {
+            match self.attempt(life, std::slice::from_ref(record)).await {
                 Ok(()) => return Applied::Done,
                 Err(Failed::Differs(why)) => return Applied::Differs(why),
                 Err(Failed::Wire(WireError::Lost(error))) => {
@@ -244,12 +248,8 @@ impl Member {
         Applied::Differs(last)
     }
 
-    async fn attempt(&self, records: &[Record]) -> Result<(), Failed> {
-        let idle = self.idle.lock().pop();
-        let mut applier = match idle {
-            Some(applier) => applier,
-            None => Applier::new(Postgres::connect(&self.target, "understudy mirror").await?),
-        };
+    async fn attempt(&self, life: Life, records: &[Record]) -> Result<(), Failed> {
+        let mut applier = self.applier(life).await?;
         let executed = match self.execute(&mut applier, records).await {
             Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Said(_)))) => {
                 applier.give_up().await?;
@@ -281,12 +281,11 @@ impl Member {
             applier.session.wire.statements.drop_all();
         }
         let mut sequences = drafts().flat_map(|draft| &draft.sequences);
-        if may_set_back || self.lacks(&mut sequences).await {
+        if may_set_back || self.lacks(applier.life, &mut sequences).await {
             // The transaction may have run as somebody with fewer rights.
             applier.session.query("SET LOCAL ROLE NONE").await?;
             for draft in drafts() {
-                self.raise(&mut applier.session, &draft.sequences, may_set_back)
-                    .await?;
+                self.raise(applier, &draft.sequences, may_set_back).await?;
             }
         }
         applier.commit(records).await?;
@@ -298,8 +297,13 @@ impl Member {
     }
 
     /// Whether a sequence has to be set.
-    async fn lacks(&self, sequences: &mut impl Iterator<Item = &(String, i64)>) -> bool {
-        let raised = self.raised.lock().await;
+    async fn lacks(
+        &self,
+        life: Life,
+        sequences: &mut impl Iterator<Item = &(String, i64)>,
+    ) -> bool {
+        let mut raised = self.raised.lock().await;
+        let raised = raised.of(life);
         let is_raised =
             |name: &String, value: &i64| raised.get(name).is_some_and(|raised| raised >= value);
         sequences.any(|(name, value)| !is_raised(name, value))
@@ -308,14 +312,16 @@ impl Member {
     /// Sets sequences at least so far. One after the other, so that none is set back.
     async fn raise(
         &self,
-        session: &mut Postgres,
+        applier: &mut Applier,
         sequences: &[(String, i64)],
         may_set_back: bool,
     ) -> Result<(), Failed> {
         if sequences.is_empty() && !may_set_back {
             return Ok(());
         }
+        let session = &mut applier.session;
         let mut raised = self.raised.lock().await;
+        let raised = raised.of(applier.life);
         if may_set_back {
             raised.clear();
         }

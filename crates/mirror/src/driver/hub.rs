@@ -21,7 +21,7 @@ use super::wire::Postgres;
 use super::zones::Zones;
 use crate::core::gate::Gate;
 use crate::core::locks::Tx;
-use crate::core::manager::{Effect, Manager, Message, Role};
+use crate::core::manager::{Effect, Life, Manager, Message, Role};
 use crate::core::record::{Number, Record};
 use crate::sql::Facts;
 
@@ -170,7 +170,7 @@ impl Hub {
         if before != after {
             tracing::info!(?before, ?after, "the manager's state changes");
         }
-        let epoch = manager.epoch();
+        let (epoch, life) = (manager.epoch(), manager.life());
         let mut ready = Vec::new();
         for effect in out {
             match effect {
@@ -182,7 +182,7 @@ impl Hub {
         while !ready.is_empty() {
             let rest = ready.split_off(ready.len().min(TOGETHER));
             let records = std::mem::replace(&mut ready, rest);
-            self.spawn(|hub| async move { hub.apply(records).await });
+            self.spawn(|hub| async move { hub.apply(life, records).await });
         }
         told
     }
@@ -289,7 +289,8 @@ impl Hub {
                 self.tell(tx, Event::Deadlock);
             }
             Effect::Answer(tx, number) => self.tell(tx, Event::Answer(number)),
-            Effect::Apply(record) => self.spawn(|hub| async move { hub.apply(vec![record]).await }),
+            // Begun together with others, by whoever has them.
+            Effect::Apply(_) => {}
             Effect::MarkDiverged => self.spawn(|hub| async move { hub.mark().await }),
             Effect::Send(message) => {
                 if let Some(peer) = &*self.peer.lock() {
@@ -356,27 +357,30 @@ impl Hub {
         Ok(())
     }
 
-    async fn apply(&self, records: Vec<Record>) {
-        let applied = self.member.apply_all(&records).await;
+    async fn apply(&self, life: Life, records: Vec<Record>) {
+        let applied = self.member.apply_all(life, &records).await;
         let is_done = |applied: &Applied| matches!(applied, Applied::Done);
         let done = applied.iter().filter(|(_, applied)| is_done(applied));
         let done: Vec<Number> = done.map(|(number, _)| *number).collect();
         self.counters
             .applied
             .fetch_add(done.len() as u64, Ordering::Relaxed);
-        self.act(|manager, out| done.iter().for_each(|number| manager.applied(*number, out)));
+        self.act(|manager, out| {
+            done.iter()
+                .for_each(|number| manager.applied(life, *number, out))
+        });
         for (number, applied) in applied {
-            self.see_applied(number, applied);
+            self.see_applied(life, number, applied);
         }
     }
 
-    fn see_applied(&self, number: Number, applied: Applied) {
+    fn see_applied(&self, life: Life, number: Number, applied: Applied) {
         match applied {
             Applied::Done => {}
             Applied::Differs(why) => {
                 tracing::error!(%number, why, "the member answered otherwise than the primary");
                 *self.difference.lock() = Some(format!("transaction {number}: {why}"));
-                self.act(|manager, out| manager.differs(number, out));
+                self.act(|manager, out| manager.differs(life, number, out));
             }
             // The member is down, which is noticed elsewhere.
             Applied::Lost => tracing::debug!(%number, "the member was lost"),

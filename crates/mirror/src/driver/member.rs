@@ -1,11 +1,14 @@
 //! The member: what it has of the log, and writing there that it has more.
 //!
-//! Invariant: a transaction's number is written in the transaction itself, where it can be only once, so whatever breaks, nothing
-//! is executed twice.
+//! Invariants: a transaction's number is written in the transaction itself, where it can be only once, so whatever breaks, nothing
+//! is executed twice. Transactions of the log do not wait for the disk, so a server that crashed has lost the last of them: a session
+//! that executes any is at the server that was asked what it has, which has not crashed since ([`Member::session`]).
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
@@ -19,6 +22,7 @@ use super::apply::Applier;
 use super::config::Target;
 use super::wire::{Postgres, Reply, Wire, WireError, reply};
 use crate::core::ledger::Ledger;
+use crate::core::manager::Life;
 use crate::core::record::{Digest, Number, Parameter, Token};
 use crate::sql::{CATALOG, Facts};
 
@@ -31,19 +35,44 @@ const REMEMBERED: u64 = 100_000;
 #[derive(Debug)]
 pub enum Contents {
     /// It belongs to the mirror.
-    Known { ledger: Ledger, is_diverged: bool },
+    Known {
+        ledger: Ledger,
+        /// It has everything up to here on its disk.
+        saved: Number,
+        is_diverged: bool,
+    },
     /// It has never belonged to one.
     Empty,
 }
 
 pub struct Member {
     pub target: Target,
+    /// The life of the server, and the key of the lock that is held there for as long as it lasts.
+    life: Mutex<Option<(Life, i64)>>,
     pub(super) idle: Mutex<Vec<Applier>>,
     pub(super) places: Semaphore,
     /// How often definitions have changed: settings may mean something else then, as a role that was made anew.
     pub(super) definitions: AtomicU64,
     /// How far sequences were set.
-    pub(super) raised: tokio::sync::Mutex<HashMap<String, i64>>,
+    pub(super) raised: tokio::sync::Mutex<Raised>,
+}
+
+/// How far sequences were set in one life of the server: one that crashed may have lost that.
+#[derive(Debug, Default)]
+pub struct Raised {
+    life: Life,
+    sequences: HashMap<String, i64>,
+}
+
+impl Raised {
+    /// What is known for this life. What an earlier one says is not kept.
+    pub fn of(&mut self, life: Life) -> &mut HashMap<String, i64> {
+        if self.life != life {
+            self.life = life;
+            self.sequences.clear();
+        }
+        &mut self.sequences
+    }
 }
 
 /// The digest of what a statement answered.
@@ -165,6 +194,7 @@ impl Member {
     pub fn new(target: Target, appliers: usize) -> Member {
         Member {
             target,
+            life: Mutex::default(),
             idle: Mutex::default(),
             places: Semaphore::new(appliers),
             definitions: AtomicU64::new(0),
@@ -172,9 +202,53 @@ impl Member {
         }
     }
 
-    /// Connections that go to a server that is gone are of no use.
+    /// A life of the server begins: a session holds this lock for as long as it lasts.
+    pub fn begin(&self, life: Life, key: i64) {
+        *self.life.lock() = Some((life, key));
+    }
+
+    /// The life has ended. Connections that go to a server that is gone are of no use.
     pub fn forget(&self) {
+        *self.life.lock() = None;
         self.idle.lock().clear();
+    }
+
+    /// The life of the server that a session is at: of one that has not crashed since it was asked what it has. Whoever begins a
+    /// session holds this against it, before anything is read there.
+    pub async fn life_at(&self, wire: &mut Wire) -> Result<Life, WireError> {
+        let Some((life, key)) = *self.life.lock() else {
+            return Err(gone());
+        };
+        let text = format!("SELECT pg_catalog.pg_try_advisory_lock_shared({key})");
+        frontend::query(&text, &mut wire.output)?;
+        wire.flush().await?;
+        // Whoever holds it has a session at the same server, and had that before it was asked.
+        match reply(wire).await?.checked()?.value().as_deref() {
+            Some("f") => Ok(life),
+            _ => Err(gone()),
+        }
+    }
+
+    /// A session of the manager's own in this life of the server.
+    pub(super) async fn session(&self, life: Life) -> Result<Postgres, WireError> {
+        let mut session = Postgres::connect(&self.target, "understudy mirror").await?;
+        match self.life_at(&mut session.wire).await? {
+            is_at if is_at == life => Ok(session),
+            _ => Err(gone()),
+        }
+    }
+
+    /// The same for executing the log; one that nobody uses, if there is any.
+    pub(super) async fn applier(&self, life: Life) -> Result<Applier, WireError> {
+        let idle = {
+            let mut idle = self.idle.lock();
+            idle.retain(|applier| applier.life == life);
+            idle.pop()
+        };
+        match idle {
+            Some(applier) => Ok(applier),
+            None => Ok(Applier::new(self.session(life).await?, life)),
+        }
     }
 
     /// What PostgreSQL keeps of a user's password.
@@ -192,10 +266,27 @@ impl Member {
             return Ok(reply.value());
         }
         let mut session = Postgres::connect(&self.target, "understudy mirror").await?;
-        let reply = session.query(&text).await?;
-        self.idle.lock().push(Applier::new(session));
-        Ok(reply.value())
+        let value = session.query(&text).await?.value();
+        if let Ok(life) = self.life_at(&mut session.wire).await {
+            self.idle.lock().push(Applier::new(session, life));
+        }
+        Ok(value)
     }
+}
+
+/// The server has crashed, or was exchanged for another one.
+fn gone() -> WireError {
+    let text = "the member's server has ended since it was asked what it has";
+    WireError::Lost(std::io::Error::other(text))
+}
+
+/// Takes a lock that nobody else has, for as long as the session lasts: its key.
+pub async fn hold(session: &mut Postgres) -> Result<i64, WireError> {
+    let key = i64::from_ne_bytes(RandomState::new().hash_one(Instant::now()).to_ne_bytes());
+    session
+        .query(&format!("SELECT pg_catalog.pg_advisory_lock({key})"))
+        .await?;
+    Ok(key)
 }
 
 /// Commits a transaction with its number, which fails if the member has it.
@@ -233,8 +324,10 @@ pub(super) fn put_number(wire: &mut Wire, number: Number, token: Token) -> std::
         parameter(INT8, number.to_string()),
         parameter(TEXT, token.to_string()),
     ];
+    // The log is durable already: the commit need not wait for the disk.
     let text = "INSERT INTO understudy_mirror.applied \
-                SELECT CASE WHEN $1 OPERATOR(pg_catalog.>) floor THEN $1 END, $2 FROM understudy_mirror.state";
+                SELECT CASE WHEN $1 OPERATOR(pg_catalog.>) floor THEN $1 END, $2 FROM understudy_mirror.state \
+                WHERE pg_catalog.set_config('synchronous_commit', 'off', true) IS NOT NULL";
     let out = &mut wire.output;
     wire.statements.put_open(out, text, &parameters, &[])?;
     Ok(())
@@ -258,16 +351,20 @@ pub async fn contents(session: &mut Postgres, install: bool) -> Result<Contents,
     let Some(row) = state.rows().into_iter().next() else {
         return Ok(Contents::Empty);
     };
-    let ledger = ledger(session, row.first().cloned().flatten()).await?;
+    let saved = row.first().cloned().flatten();
+    let ledger = ledger(session, saved.clone()).await?;
     Ok(Contents::Known {
         ledger,
+        saved: number(saved),
         is_diverged: row.get(1).cloned().flatten().as_deref() == Some("t"),
     })
 }
 
+fn number(text: Option<String>) -> Number {
+    Number(text.and_then(|text| text.parse().ok()).unwrap_or_default())
+}
+
 async fn ledger(session: &mut Postgres, floor: Option<String>) -> Result<Ledger, WireError> {
-    let number =
-        |text: Option<String>| Number(text.and_then(|text| text.parse().ok()).unwrap_or_default());
     let floor = number(floor);
     let above = session
         .query(&format!(
@@ -283,6 +380,7 @@ async fn ledger(session: &mut Postgres, floor: Option<String>) -> Result<Ledger,
 
 /// Makes what a manager needs in its member, which has this of the log.
 pub async fn install_with(session: &mut Postgres, ledger: &Ledger) -> Result<(), WireError> {
+    session.query("SET synchronous_commit = on").await?;
     session.query(INSTALL).await?;
     let floor = ledger.floor();
     let above: Vec<String> = (floor.0 + 1..=ledger.last().0)
@@ -299,16 +397,25 @@ pub async fn install_with(session: &mut Postgres, ledger: &Ledger) -> Result<(),
     Ok(())
 }
 
-/// Forgets the numbers that everything up to `floor` stands for, but for those that may still be asked about.
+/// Has the member write to its disk that it has everything up to `floor`, and with it everything that it committed before.
+pub async fn save(session: &mut Postgres, floor: Number) -> Result<(), WireError> {
+    session
+        .query(&format!(
+            "UPDATE understudy_mirror.state SET floor = {floor} WHERE floor < {floor}"
+        ))
+        .await
+        .map(drop)
+}
+
+/// Forgets the numbers that everything up to `floor`, which was saved, stands for, but for those that may still be asked about.
 pub async fn prune(session: &mut Postgres, floor: Number) -> Result<(), WireError> {
     let oldest = floor.0.saturating_sub(REMEMBERED);
     session
         .query(&format!(
-            "BEGIN; UPDATE understudy_mirror.state SET floor = {floor} WHERE floor < {floor}; \
-             DELETE FROM understudy_mirror.applied WHERE number <= {oldest}; COMMIT"
+            "DELETE FROM understudy_mirror.applied WHERE number <= {oldest}"
         ))
-        .await?;
-    Ok(())
+        .await
+        .map(drop)
 }
 
 /// Reads what is known of the catalog.

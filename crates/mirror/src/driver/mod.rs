@@ -41,8 +41,10 @@ const PING_EVERY: Duration = Duration::from_millis(300);
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long sessions may take to leave when the process is asked to end.
 const ENDING: Duration = Duration::from_secs(5);
+/// How often the member's disk is asked to have everything, in pings: the log is kept until then.
+const SAVE_EVERY: u32 = 3;
 /// How often numbers that everybody has are forgotten, in pings.
-const PRUNE_EVERY: u32 = 20;
+const PRUNE_EVERY: u32 = 21;
 
 /// The SQLSTATE of a database that is not there.
 const NO_SUCH_DATABASE: &str = "3D000";
@@ -191,33 +193,47 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         }
         connected => connected?,
     };
-    match member::contents(&mut session, is_new).await? {
+    let key = member::hold(&mut session).await?;
+    let life = match member::contents(&mut session, is_new).await? {
         Contents::Known {
             ledger,
+            saved,
             is_diverged,
         } => {
             tracing::info!(transaction = %ledger.floor(), is_diverged, "the member answers");
-            hub.act(|manager, _| manager.member_up(ledger, is_diverged));
+            hub.act(|manager, _| {
+                manager.member_up(ledger, saved, is_diverged);
+                hub.member.begin(manager.life(), key);
+                manager.life()
+            })
         }
         Contents::Empty => {
             hub.act(|manager, _| manager.member_empty());
             return Ok(());
         }
-    }
+    };
     *is_up = true;
     let mut pings: u32 = 0;
     while !hub.is_filling.load(Ordering::Acquire) {
         tokio::time::sleep(PING_EVERY).await;
         pings = pings.wrapping_add(1);
         let floor = hub.look(|manager| manager.ledger().map(crate::core::ledger::Ledger::floor));
+        let saves = floor.filter(|_| pings.is_multiple_of(SAVE_EVERY));
         let asked = async {
+            match saves {
+                Some(floor) => member::save(&mut session, floor).await?,
+                None => drop(session.query("SELECT 1").await?),
+            }
             match floor.filter(|_| pings.is_multiple_of(PRUNE_EVERY)) {
                 Some(floor) => member::prune(&mut session, floor).await,
-                None => session.query("SELECT 1").await.map(drop),
+                None => Ok(()),
             }
         };
         let answered = tokio::time::timeout(PING_TIMEOUT, asked).await;
         answered.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+        if let Some(floor) = saves {
+            hub.act(|manager, out| manager.saved(life, floor, out));
+        }
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use proxy::core::settings::quote_identifier;
 use serde::{Deserialize, Serialize};
 
 use super::hub::{Event, Hub};
+use super::member::{Contents, contents};
 use super::wire::{Postgres, WireError};
 use crate::core::class::{Claims, Class, Mode};
 use crate::core::manager::Role;
@@ -61,6 +62,15 @@ pub async fn verify(hub: &Arc<Hub>) -> Result<String, String> {
         .map_err(said)?;
     let started = tokio::time::Instant::now();
     let transaction = hold(hub, &mut ours, &mut theirs).await?;
+    for (whose, session) in [("this", &mut ours), ("the standby's", &mut theirs)] {
+        match contents(session, false).await.map_err(said)? {
+            Contents::Known { ledger, .. } if ledger.floor().0 == transaction.0 => {}
+            _ => {
+                let text = format!("{whose} member has lost what it had committed last");
+                return Err(format!("{text}: its server has crashed; try again"));
+            }
+        }
+    }
     let mut verdict = compare(&mut ours, &mut theirs).await.map_err(said)?;
     verdict.transaction = transaction.0;
     verdict.held_ms = u64::try_from((transaction.1 - started).as_millis()).unwrap_or(u64::MAX);

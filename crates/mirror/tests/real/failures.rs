@@ -247,3 +247,23 @@ fn a_connection_that_comes_and_goes_does_not_silence_the_one_that_stands() {
     }
     load.judge(&site);
 }
+
+/// A server that crashed has lost what it had committed last, and may be back before its manager hears of it.
+#[test]
+fn nobody_works_with_a_server_that_is_not_the_one_that_was_asked() {
+    let site = Site::start("");
+    let at = site.who_serves();
+    // As after a crash: whatever had a session there is gone, and the manager does not know it yet.
+    site.sides[at].server.sql(&[
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted",
+    ]);
+    let port = site.client_address(at).port();
+    let conninfo = format!("host=127.0.0.1 port={port} user=postgres dbname=app");
+    let Err(error) = site.runtime.block_on(connect(&conninfo)) else {
+        panic!("a client was let in");
+    };
+    let code = error.code().expect("the manager says so");
+    assert_eq!(*code, tokio_postgres::error::SqlState::CANNOT_CONNECT_NOW);
+    site.settle();
+    site.must_be_equal();
+}

@@ -15,7 +15,9 @@
 //!
 //! This is Figure 3 of the paper. Invariants: a transaction has committed if and only if the log has it durably, and the log is
 //! written by the owner of the highest epoch alone, so a manager that lost its epoch acknowledges nothing. Nobody serves before its
-//! member has everything that the log has. A primary answers reads only if the zones have confirmed its epoch within the
+//! member has everything that the log has. Members commit what is in the log without waiting for their disks: one whose server
+//! crashes lacks what it had committed last, and executes it again, so the log keeps what a member does not have on its disk for
+//! certain ([`Manager::saved`]), and what was done in an earlier life of the server counts for nothing. A primary answers reads only if the zones have confirmed its epoch within the
 //! lease, and its successor does not serve before the lease has passed, so that no read is old if their clocks run equally
 //! fast. A member that differed once never serves, and executes nothing, until it was made anew.
 
@@ -37,7 +39,7 @@ use super::record::{Draft, Number, Token};
 pub use peer::Message;
 use primary::Primary;
 use standby::Standby;
-pub use types::{Ack, Effect, Role, Rules, Why};
+pub use types::{Ack, Effect, Life, Role, Rules, Why};
 
 /// A replication manager. Every method takes what happened and adds to `out` what is to be done.
 #[derive(Debug)]
@@ -57,6 +59,10 @@ pub struct Manager {
     is_owning: bool,
     /// What the member has, if it answers.
     ledger: Option<Ledger>,
+    /// Everything up to here is on the member's disk.
+    saved: Number,
+    /// The life of the member's server that the ledger is of.
+    life: Life,
     is_diverged: bool,
     is_behind: bool,
     primary: Option<Primary>,
@@ -78,6 +84,8 @@ impl Manager {
             ended: 0,
             is_owning: false,
             ledger: None,
+            saved: Number(0),
+            life: Life::default(),
             is_diverged: false,
             is_behind: false,
             primary: None,
@@ -93,6 +101,11 @@ impl Manager {
     /// What its member has, if it answers.
     pub fn ledger(&self) -> Option<&Ledger> {
         self.ledger.as_ref()
+    }
+
+    /// Which life of its member's server it has to do with.
+    pub fn life(&self) -> Life {
+        self.life
     }
 
     /// The epoch it serves in.
@@ -189,11 +202,13 @@ impl Manager {
         out.push(Effect::Own);
     }
 
-    /// The member answers, and this is what it has. After a state transfer as well.
-    pub fn member_up(&mut self, ledger: Ledger, is_diverged: bool) {
+    /// The member answers, and this is what it has; up to `saved` it has it on its disk. After a state transfer as well.
+    pub fn member_up(&mut self, ledger: Ledger, saved: Number, is_diverged: bool) {
         if self.role == Role::Primary {
             return;
         }
+        self.life.0 += 1;
+        self.saved = saved;
         self.is_diverged = is_diverged;
         self.is_behind = false;
         let ledger = match self.flawed(Flaw::LedgerForgotten) {
@@ -213,6 +228,7 @@ impl Manager {
     /// The member answers, and has nothing of this mirror: its state must be transferred.
     pub fn member_empty(&mut self) {
         if self.role != Role::Primary {
+            self.life.0 += 1;
             self.ledger = None;
             self.is_behind = true;
             self.role = Role::Recovering(Why::Behind);
@@ -221,6 +237,7 @@ impl Manager {
 
     /// The member does not answer any more.
     pub fn member_down(&mut self, out: &mut Vec<Effect>) {
+        self.life.0 += 1;
         self.ledger = None;
         if self.standby.epoch.is_some() {
             // Commits wait for it until the primary knows.
@@ -247,14 +264,20 @@ impl Manager {
                 .restart(self.ledger.as_ref().map_or(Number(0), Ledger::floor));
         }
         self.heard_ms = self.now_ms;
-        self.role = Role::Recovering(why);
+        // Whoever makes the member anew looks at this.
+        self.role = Role::Recovering(match why {
+            Why::Replaced if self.is_diverged => Why::Diverged,
+            Why::Replaced if self.is_behind => Why::Behind,
+            why => why,
+        });
     }
 
     /// An epoch is owned: nobody else can write the log any more.
     pub fn owned(&mut self, epoch: u32, out: &mut Vec<Effect>) {
         self.is_owning = false;
         self.highest = self.highest.max(epoch);
-        if self.ledger.is_none() {
+        if self.ledger.is_none() || self.is_behind || self.is_diverged {
+            // Its member was lost meanwhile, or is found not to be fit.
             out.push(Effect::Release);
             return;
         }
@@ -407,8 +430,27 @@ impl Manager {
         self.pump(out);
     }
 
+    /// Everything up to here is on the member's disk, whatever becomes of its server.
+    pub fn saved(&mut self, life: Life, floor: Number, out: &mut Vec<Effect>) {
+        if life != self.life {
+            return;
+        }
+        self.saved = self.saved.max(floor);
+        if self.standby.epoch.is_some() {
+            out.push(Effect::Send(Message::Saved { floor }));
+        }
+    }
+
+    /// Whether what a session of this life says counts for nothing any more.
+    fn is_past(&self, life: Life) -> bool {
+        life != self.life && !self.flawed(Flaw::LifeIgnored)
+    }
+
     /// The member has committed a transaction of a client's.
-    pub fn committed(&mut self, number: Number, out: &mut Vec<Effect>) {
+    pub fn committed(&mut self, life: Life, number: Number, out: &mut Vec<Effect>) {
+        if self.is_past(life) {
+            return;
+        }
         if let Some(ledger) = &mut self.ledger {
             ledger.insert(number);
         }
@@ -422,7 +464,7 @@ impl Manager {
     /// The member has not committed it, or nobody knows, and the log has it: it is executed once more.
     pub fn commit_failed(&mut self, number: Number, out: &mut Vec<Effect>) {
         if self.flawed(Flaw::LostCommitForgotten) {
-            return self.committed(number, out);
+            return self.committed(self.life, number, out);
         }
         let record = self
             .primary

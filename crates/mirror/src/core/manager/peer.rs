@@ -12,9 +12,15 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::super::flaw::Flaw;
 use super::super::record::{Number, Record};
 use super::primary::Follower;
 use super::{Effect, Manager, Role, Why};
+
+/// How many times nearer than it must a follower comes, if it can.
+const NEARER: u64 = 16;
+/// For so many timeouts it is waited for that it does.
+const PATIENCE: u64 = 2;
 
 /// What one manager tells the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +40,8 @@ pub enum Message {
         from: Number,
         /// Its member has everything up to here.
         floor: Number,
+        /// And on its disk up to here.
+        saved: Number,
     },
     /// Durable records, in order.
     Records {
@@ -47,6 +55,11 @@ pub enum Message {
         /// Which.
         numbers: Vec<Number>,
         /// And everything up to here.
+        floor: Number,
+    },
+    /// The sender's member has everything up to here on its disk.
+    Saved {
+        /// The last of them.
         floor: Number,
     },
     /// The log begins later than the receiver wants it.
@@ -73,7 +86,12 @@ impl Manager {
     pub fn peer(&mut self, message: Message, out: &mut Vec<Effect>) {
         match message {
             Message::Alive { epoch, last } => self.hear(epoch, last, out),
-            Message::Follow { epoch, from, floor } => self.follow(epoch, from, floor, out),
+            Message::Follow {
+                epoch,
+                from,
+                floor,
+                saved,
+            } => self.follow(epoch, from, floor, saved, out),
             Message::Records { epoch, records } => {
                 if self.standby.epoch == Some(epoch) {
                     self.heard_ms = self.now_ms;
@@ -83,6 +101,12 @@ impl Manager {
                 }
             }
             Message::Applied { numbers, floor } => self.peer_applied(&numbers, floor, out),
+            Message::Saved { floor } => {
+                let primary = self.primary.as_mut();
+                if let Some(follower) = primary.and_then(|primary| primary.follower.as_mut()) {
+                    follower.saved = follower.saved.max(floor);
+                }
+            }
             Message::TooLate { epoch } => {
                 if self.standby.epoch == Some(epoch) {
                     self.standby.epoch = None;
@@ -154,22 +178,35 @@ impl Manager {
             if is_silent || lag > self.rules.lag_records {
                 // It is not waited for until it has caught up.
                 follower.is_standby = false;
+                follower.since_ms = now_ms;
             }
         }
         primary.answer(self.rules.ack, out);
-        let own = self
+        let has = self
             .ledger
             .as_ref()
             .map_or(Number(0), |ledger| ledger.floor());
+        let is_flawed = self.rules.flaw == Some(Flaw::TrimmedTooEarly);
+        let own = if is_flawed { has } else { self.saved };
         let least = Number((durable.0 + 1).saturating_sub(self.rules.retain_records));
         let needed = primary
             .follower
             .as_ref()
-            .map_or(Number(0), |follower| follower.floor);
+            .map_or(Number(0), |follower| match is_flawed {
+                true => follower.floor,
+                false => follower.saved,
+            });
         out.push(Effect::Trim(needed.next().max(least).min(own.next())));
     }
 
-    fn follow(&mut self, epoch: u32, from: Number, floor: Number, out: &mut Vec<Effect>) {
+    fn follow(
+        &mut self,
+        epoch: u32,
+        from: Number,
+        floor: Number,
+        saved: Number,
+        out: &mut Vec<Effect>,
+    ) {
         let now_ms = self.now_ms;
         if let Some(primary) = self
             .primary
@@ -177,8 +214,10 @@ impl Manager {
             .filter(|primary| primary.epoch == epoch)
         {
             primary.follower = Some(Follower {
+                since_ms: now_ms,
                 sent: Number(from.0 - 1),
                 floor,
+                saved,
                 is_standby: false,
                 heard_ms: now_ms,
                 is_reading: false,
@@ -188,14 +227,20 @@ impl Manager {
         self.pump(out);
     }
 
+    /// A follower that is near enough is waited for from now on. Every commit then waits for all that it lacks, so it has some
+    /// time to come nearer than it must.
     fn see_follower(&mut self) {
+        let (now_ms, window) = (self.now_ms, self.rules.window_records);
         let Some(primary) = &mut self.primary else {
             return;
         };
         let durable = primary.durable;
         if let Some(follower) = &mut primary.follower {
-            follower.is_standby |=
-                durable.0.saturating_sub(follower.floor.0) <= self.rules.window_records / 2;
+            let has_time =
+                now_ms.saturating_sub(follower.since_ms) < self.rules.timeout_ms * PATIENCE;
+            let most = if has_time { window / NEARER } else { window };
+            let lag = durable.0.saturating_sub(follower.floor.0);
+            follower.is_standby |= lag <= most / 2;
         }
     }
 

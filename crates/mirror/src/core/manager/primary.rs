@@ -1,6 +1,7 @@
 //! What a primary has in hand: transactions, the log's end, and who follows.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use super::super::class::Claims;
 use super::super::flaw::Flaw;
@@ -28,6 +29,10 @@ pub struct Follower {
     pub sent: Number,
     /// It has everything up to here.
     pub floor: Number,
+    /// It has everything up to here on its disk.
+    pub saved: Number,
+    /// Since when it follows without being waited for.
+    pub since_ms: u64,
     /// It is waited for.
     pub is_standby: bool,
     /// When it was last heard of.
@@ -111,6 +116,7 @@ impl Primary {
     pub fn commit(&mut self, tx: Tx, draft: Draft, flaw: Option<Flaw>, out: &mut Vec<Effect>) {
         let number = self.next;
         self.next = number.next();
+        let draft = Arc::new(draft);
         let record = Record { number, draft };
         self.queue.push(record.clone());
         let commit = Commit {

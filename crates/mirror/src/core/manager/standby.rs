@@ -3,7 +3,7 @@
 use super::super::flaw::Flaw;
 use super::super::record::{Number, Record};
 use super::super::schedule::Schedule;
-use super::{Effect, Manager, Message, Role, Why};
+use super::{Effect, Life, Manager, Message, Role, Why};
 
 /// A takeover that is under way.
 #[derive(Debug)]
@@ -108,7 +108,10 @@ impl Manager {
     }
 
     /// The member has this transaction; it has executed it, or had it already.
-    pub fn applied(&mut self, number: Number, out: &mut Vec<Effect>) {
+    pub fn applied(&mut self, life: Life, number: Number, out: &mut Vec<Effect>) {
+        if self.is_past(life) {
+            return;
+        }
         let Some(ledger) = &mut self.ledger else {
             return;
         };
@@ -117,7 +120,7 @@ impl Manager {
             .as_ref()
             .is_some_and(|primary| primary.awaits(number))
         {
-            return self.committed(number, out);
+            return self.committed(life, number, out);
         }
         ledger.insert(number);
         let floor = ledger.floor();
@@ -134,9 +137,12 @@ impl Manager {
     }
 
     /// The member's answer differs from what the log says: nothing more is executed there.
-    pub fn differs(&mut self, number: Number, out: &mut Vec<Effect>) {
+    pub fn differs(&mut self, life: Life, number: Number, out: &mut Vec<Effect>) {
+        if self.is_past(life) {
+            return;
+        }
         if self.rules.flaw == Some(Flaw::DigestIgnored) {
-            return self.applied(number, out);
+            return self.applied(life, number, out);
         }
         self.is_diverged = true;
         out.push(Effect::MarkDiverged);
@@ -201,8 +207,13 @@ impl Manager {
         }
         self.standby.epoch = Some(epoch);
         self.role = Role::Recovering(Why::CatchingUp);
-        let (from, floor) = (self.standby.wanted(), ledger.floor());
-        out.push(Effect::Send(Message::Follow { epoch, from, floor }));
+        let (from, floor, saved) = (self.standby.wanted(), ledger.floor(), self.saved);
+        out.push(Effect::Send(Message::Follow {
+            epoch,
+            from,
+            floor,
+            saved,
+        }));
         self.see(out);
     }
 }

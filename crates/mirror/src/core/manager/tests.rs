@@ -10,7 +10,7 @@ fn manager() -> Manager {
         ..Rules::default()
     };
     let mut manager = Manager::new(rules, 0);
-    manager.member_up(Ledger::default(), false);
+    manager.member_up(Ledger::default(), Number(0), false);
     manager
 }
 
@@ -69,4 +69,20 @@ fn a_standby_that_lost_its_member_says_so() {
     let mut out = Vec::new();
     manager.member_down(&mut out);
     assert!(out.contains(&Effect::Send(Message::Left)));
+}
+
+/// It went on as one that was replaced, and nobody ever made its member anew.
+#[test]
+fn one_that_is_behind_takes_over_nothing_and_stays_behind() {
+    let mut manager = manager();
+    hear(&mut manager, 100);
+    let mut out = Vec::new();
+    assert!(takes_over(&mut manager, 3_101));
+    hear(&mut manager, 3_102);
+    manager.peer(Message::TooLate { epoch: 1 }, &mut out);
+    assert_eq!(manager.role(), Role::Recovering(Why::Behind));
+    out.clear();
+    manager.owned(2, &mut out);
+    assert_eq!(out, [Effect::Release]);
+    assert_eq!(manager.role(), Role::Recovering(Why::Behind));
 }

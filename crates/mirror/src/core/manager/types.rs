@@ -55,6 +55,12 @@ impl Default for Rules {
     }
 }
 
+/// Which life of its member's server a manager has to do with: from one time that it was told what the member has until
+/// the member was lost. What a session says counts only in the life that it belongs to, because a server that crashed has
+/// lost what it had committed last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Life(pub u64);
+
 /// Why a manager is recovering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -2,6 +2,7 @@
 
 use rand::Rng;
 
+use super::super::flaw::Flaw;
 use super::super::locks::Tx;
 use super::super::record::{Draft, Number, Statement, Token};
 use super::World;
@@ -111,6 +112,11 @@ impl World {
         }) else {
             return;
         };
+        let site = &self.sites[at];
+        let is_known = site.knows == Some(site.member.life) && site.member.is_alive;
+        if !is_known && self.flaw != Some(Flaw::LifeUnchecked) {
+            return;
+        }
         let Some(token) = self.sites[at].manager.token() else {
             return;
         };

@@ -2,7 +2,7 @@
 //!
 //! `append T K V` puts V at the end of the list K of T, and answers how long that is; `fold T U V` puts V and a sum over all of U at
 //! the end of every list of T. As in PostgreSQL at READ COMMITTED, a statement sees what has committed and what its own
-//! transaction did.
+//! transaction did. Commits reach the disk later, in their order: a server that crashes has lost the last of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,6 +64,12 @@ pub struct Database {
     pub is_alive: bool,
     pub lists: Lists,
     pub numbers: BTreeSet<Number>,
+    /// What is on its disk.
+    pub disk: (Lists, BTreeSet<Number>),
+    /// What was committed since.
+    pub unsaved: Vec<(Session, Number)>,
+    /// Everything up to here was saved, as it says itself.
+    pub floor: Number,
     pub is_marked: bool,
     /// Something in it is wrong.
     pub is_corrupt: bool,
@@ -106,13 +112,37 @@ impl Database {
 
     /// Commits, with a number that must not be there yet.
     pub fn commit(&mut self, session: Session, number: Number) -> bool {
-        if !self.numbers.insert(number) {
+        if self.numbers.contains(&number) {
             return false;
         }
+        self.unsaved.push((session.clone(), number));
+        self.add(session, number);
+        true
+    }
+
+    fn add(&mut self, session: Session, number: Number) {
+        self.numbers.insert(number);
         for (at, value) in session.0 {
             self.lists.entry(at).or_default().push(value);
         }
-        true
+    }
+
+    /// Everything that it has is on its disk now.
+    pub fn save(&mut self) {
+        self.disk = (self.lists.clone(), self.numbers.clone());
+        self.unsaved.clear();
+    }
+
+    /// The server crashes: of the commits that were not saved, it has the first ones.
+    pub fn crash(&mut self, kept: usize) {
+        (self.lists, self.numbers) = self.disk.clone();
+        let unsaved = std::mem::take(&mut self.unsaved);
+        for (session, number) in unsaved.into_iter().take(kept) {
+            self.add(session, number);
+        }
+        self.save();
+        self.is_alive = false;
+        self.life += 1;
     }
 
     pub fn ledger(&self) -> Ledger {

@@ -6,7 +6,7 @@ use super::super::flaw::Flaw;
 use super::super::manager::{Effect, Manager, Message, Role, Why};
 use super::super::record::{Number, Record};
 use super::database::{Session, replay};
-use super::{Applying, World, Writing};
+use super::{Applying, Report, World, Writing};
 
 impl World {
     /// Lets a manager do something, and does what it wants.
@@ -76,13 +76,19 @@ impl World {
             Effect::Deadlock(tx) => self.deadlock(at, tx),
             Effect::Answer(tx, number) => self.answered(at, tx, number),
             Effect::Apply(record) => {
-                let member_life = site.member.life;
+                // Its session is at the server that the manager was told of, or there is none.
+                let member_life = match self.flaw {
+                    Some(Flaw::LifeUnchecked) => Some(site.member.life),
+                    _ => site.knows,
+                };
+                let life = site.manager.life();
                 site.applying.push(Applying {
                     record,
                     session: Session::default(),
                     at: 0,
                     is_wrong: false,
                     member_life,
+                    life,
                 });
             }
             Effect::Send(message) => {
@@ -96,7 +102,12 @@ impl World {
     /// Whoever serves has what the log says.
     fn check_serve(&mut self, at: usize) {
         self.coverage.one("takeovers");
-        let member = &self.sites[at].member;
+        let site = &self.sites[at];
+        if site.knows != Some(site.member.life) {
+            // It crashed a moment ago: nobody gets a session there.
+            return;
+        }
+        let member = &site.member;
         if member.is_marked {
             return self.break_promise(format!("{at} serves with a member that differs"));
         }
@@ -258,6 +269,7 @@ impl World {
             .commits
             .remove(self.rng.random_range(0..site.commits.len()));
         let session = site.sessions.remove(&tx);
+        let life = site.manager.life();
         let fault = if self.faults_end {
             9
         } else {
@@ -270,7 +282,8 @@ impl World {
             _ => false,
         };
         if done {
-            self.with(at, |manager, out| manager.committed(number, out));
+            let report = Report::Committed(life, number);
+            self.sites[at].reports.push(report);
         } else {
             self.coverage
                 .one("commits that failed after they were logged");
@@ -286,14 +299,14 @@ impl World {
         }
         let index = self.rng.random_range(0..site.applying.len());
         let applying = &mut site.applying[index];
-        if !site.member.is_alive || applying.member_life != site.member.life {
+        if !site.member.is_alive || applying.member_life != Some(site.member.life) {
             site.applying.remove(index);
             return;
         }
         let number = applying.record.number;
         if site.member.numbers.contains(&number) && self.flaw != Some(Flaw::LedgerForgotten) {
-            site.applying.remove(index);
-            self.with(at, |manager, out| manager.applied(number, out));
+            let life = site.applying.remove(index).life;
+            site.reports.push(Report::Applied(life, number));
             return;
         }
         if let Some(statement) = applying.record.draft.statements.get(applying.at) {
@@ -307,9 +320,10 @@ impl World {
             self.found_different(at, applying, number);
         } else {
             self.coverage.one("executed from the log");
-            self.sites[at].member.numbers.remove(&number);
-            self.sites[at].member.commit(applying.session, number);
-            self.with(at, |manager, out| manager.applied(number, out));
+            let site = &mut self.sites[at];
+            site.member.numbers.remove(&number);
+            site.member.commit(applying.session, number);
+            site.reports.push(Report::Applied(applying.life, number));
         }
     }
 
@@ -320,9 +334,12 @@ impl World {
             ));
         }
         if self.flaw == Some(Flaw::DigestIgnored) {
-            self.sites[at].member.commit(applying.session, number);
+            self.sites[at]
+                .member
+                .commit(applying.session.clone(), number);
         }
-        self.with(at, |manager, out| manager.differs(number, out));
+        let life = applying.life;
+        self.with(at, |manager, out| manager.differs(life, number, out));
         if self.sites[at].manager.role() != Role::Recovering(Why::Diverged) {
             self.break_promise(format!("{at} goes on with a member that differs"));
         }

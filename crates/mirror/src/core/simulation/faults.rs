@@ -3,7 +3,7 @@
 use rand::Rng;
 
 use super::super::manager::{Effect, Manager, Role};
-use super::World;
+use super::{Report, World};
 
 impl World {
     pub(super) fn fault(&mut self) {
@@ -48,6 +48,8 @@ impl World {
         site.life += 1;
         site.knows = None;
         site.inbox.clear();
+        site.reports.clear();
+        site.late.clear();
         site.asked.clear();
         self.trace(|| format!("{at}: the manager starts"));
     }
@@ -64,6 +66,9 @@ impl World {
         site.serves = false;
         site.sessions.clear();
         site.applying.clear();
+        site.commits.clear();
+        site.reports.clear();
+        site.late.clear();
         self.lose_clients(at);
         self.cut_link();
         self.is_linked = true;
@@ -78,18 +83,23 @@ impl World {
         }
     }
 
-    /// A COMMIT that was sent arrives, whatever becomes of its sender.
+    /// A COMMIT that was sent arrives, whatever becomes of its sender. Those without an answer stay.
     fn finish_commits(&mut self, at: usize) {
         for (tx, number) in std::mem::take(&mut self.sites[at].commits) {
-            let arrives = self.rng.random_bool(0.5);
+            let (arrives, answers) = (self.rng.random_bool(0.5), self.rng.random_bool(0.5));
             let site = &mut self.sites[at];
             if let Some(session) = site
                 .sessions
                 .remove(&tx)
                 .filter(|_| arrives && site.member.is_alive)
             {
-                site.member.commit(session, number);
+                let life = site.manager.life();
+                if site.member.commit(session, number) && answers {
+                    site.reports.push(Report::Committed(life, number));
+                    continue;
+                }
             }
+            site.commits.push((tx, number));
         }
     }
 
@@ -99,14 +109,26 @@ impl World {
         }
         self.trace(|| format!("{at}: the member is killed"));
         self.coverage.one("members killed");
-        let commits = self.sites[at].commits.clone();
         self.finish_commits(at);
         let site = &mut self.sites[at];
-        site.commits = commits;
-        site.member.is_alive = false;
-        site.member.life += 1;
+        let unsaved = site.member.unsaved.len();
+        let kept = self.rng.random_range(0..=unsaved);
+        site.member.crash(kept);
+        if kept < unsaved {
+            self.coverage.one("commits lost with their server");
+        }
+        let is_back = self.rng.random_bool(0.3);
+        let hears_late = self.rng.random_bool(0.5);
+        let site = &mut self.sites[at];
         site.sessions.clear();
         site.applying.clear();
+        if hears_late {
+            site.late.append(&mut site.reports);
+        }
+        if is_back {
+            self.trace(|| format!("{at}: the member is back at once"));
+            self.sites[at].member.is_alive = true;
+        }
     }
 
     fn mend(&mut self, at: usize) {
@@ -135,8 +157,10 @@ impl World {
             return;
         }
         let member = &mut self.sites[at].member;
+        member.save();
         if let Some(list) = member.lists.values_mut().next() {
             list.push(0xbad);
+            member.save();
             member.is_corrupt = true;
             self.trace(|| format!("{at}: the member becomes wrong"));
             self.coverage.one("members made wrong");

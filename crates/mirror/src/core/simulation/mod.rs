@@ -20,7 +20,7 @@ use simulate::{Coverage, Outcome};
 
 use super::flaw::Flaw;
 use super::locks::Tx;
-use super::manager::{Ack, Effect, Manager, Message, Role, Rules, Why};
+use super::manager::{Ack, Effect, Life, Manager, Message, Role, Rules, Why};
 use super::record::{Number, Record};
 
 use client::Client;
@@ -59,7 +59,17 @@ struct Applying {
     session: Session,
     at: usize,
     is_wrong: bool,
-    member_life: u32,
+    /// Of the server that its session is at; `None` if there is none in the life that it may be in.
+    member_life: Option<u32>,
+    life: Life,
+}
+
+/// What a session of the member's says, which is heard later.
+enum Report {
+    /// Executed from the log.
+    Applied(Life, Number),
+    /// A client's.
+    Committed(Life, Number),
 }
 
 /// A manager, its member, and what is between them.
@@ -76,6 +86,9 @@ struct Site {
     sessions: BTreeMap<Tx, Session>,
     applying: Vec<Applying>,
     commits: Vec<(Tx, Number)>,
+    reports: Vec<Report>,
+    /// What sessions said before their server crashed, and is heard only when it is back.
+    late: Vec<Report>,
     /// Questions to the zones.
     asked: VecDeque<Effect>,
     inbox: VecDeque<Message>,
@@ -131,6 +144,8 @@ impl World {
             sessions: BTreeMap::new(),
             applying: Vec::new(),
             commits: Vec::new(),
+            reports: Vec::new(),
+            late: Vec::new(),
             asked: VecDeque::new(),
             inbox: VecDeque::new(),
         };
@@ -210,8 +225,12 @@ impl World {
     /// Whether all is done: clients have stopped, one serves, and the other one has everything.
     fn is_settled(&self) -> bool {
         let last = Number(self.zones.log.len() as u64);
-        let has_all =
-            |site: &Site| site.member.ledger().floor() == last && site.applying.is_empty();
+        let has_all = |site: &Site| {
+            site.member.ledger().floor() == last
+                && site.applying.is_empty()
+                && site.reports.is_empty()
+                && site.late.is_empty()
+        };
         let roles: Vec<Role> = self.sites.iter().map(|site| site.manager.role()).collect();
         self.clients.iter().all(Client::is_idle)
             && self.sites.iter().all(has_all)
@@ -223,7 +242,7 @@ impl World {
         self.now_ms += self.rng.random_range(0..3);
         self.check_reads();
         let at = self.rng.random_range(0..2);
-        match self.rng.random_range(0..24) {
+        match self.rng.random_range(0..28) {
             0..=6 => self.client_acts(),
             7..=10 => self.apply_some(at),
             11 | 12 => self.commit_one(at),
@@ -233,6 +252,8 @@ impl World {
             19 | 20 => self.tick(at),
             21 => self.see_member(at),
             22 => self.transfer(at),
+            23 => self.save(at),
+            24..=26 => self.hear_one(at),
             _ if !self.faults_end => self.fault(),
             _ => {}
         }
@@ -272,9 +293,51 @@ impl World {
         } else {
             site.knows = life;
             let (ledger, is_marked) = (site.member.ledger(), site.member.is_marked);
+            let saved = site.member.floor;
             self.trace(|| format!("{at}: the member is up, with all up to {}", ledger.floor()));
-            self.with(at, |manager, _| manager.member_up(ledger, is_marked));
+            self.with(at, |manager, _| manager.member_up(ledger, saved, is_marked));
+            for report in std::mem::take(&mut self.sites[at].late) {
+                self.coverage.one("heard after the server has crashed");
+                self.hear(at, report);
+            }
         }
+    }
+
+    /// The member's disk gets what was committed; the manager may have asked for it.
+    fn save(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        if !site.member.is_alive || self.rng.random_bool(0.9) {
+            return;
+        }
+        site.member.save();
+        let knows = site.knows == Some(site.member.life);
+        if !site.is_alive || !knows || self.rng.random_bool(0.2) {
+            return;
+        }
+        let Some(floor) = site.manager.ledger().map(|ledger| ledger.floor()) else {
+            return;
+        };
+        site.member.floor = site.member.floor.max(floor);
+        let life = site.manager.life();
+        self.with(at, |manager, out| manager.saved(life, floor, out));
+    }
+
+    /// The manager hears what a session of its member's has said, maybe long ago.
+    fn hear_one(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        if site.reports.is_empty() || !site.is_alive {
+            return;
+        }
+        let index = self.rng.random_range(0..site.reports.len());
+        let report = site.reports.swap_remove(index);
+        self.hear(at, report);
+    }
+
+    fn hear(&mut self, at: usize, report: Report) {
+        self.with(at, |manager, out| match report {
+            Report::Applied(life, number) => manager.applied(life, number, out),
+            Report::Committed(life, number) => manager.committed(life, number, out),
+        });
     }
 
     /// A member that cannot be made current by the log gets the other one's state, with what the other one has of the log.
@@ -307,7 +370,10 @@ impl World {
         member.numbers = copy.numbers;
         member.is_corrupt = copy.is_corrupt;
         member.is_marked = false;
-        let ledger = self.sites[at].member.ledger();
-        self.with(at, |manager, _| manager.member_up(ledger, false));
+        member.save();
+        let ledger = member.ledger();
+        member.floor = ledger.floor();
+        let saved = member.floor;
+        self.with(at, |manager, _| manager.member_up(ledger, saved, false));
     }
 }

@@ -17,6 +17,7 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("fenced", 11),
         ("state transfers", 3),
         ("found to differ", 1),
+        ("commits lost with their server", 20),
     ],
     flaws: &Flaw::ALL,
     run: World::run,

@@ -61,7 +61,7 @@ impl Session {
         loop {
             match self.find_place(&belongings).await? {
                 // Its session here has waited.
-                Place::Here if is_here => return Ok(()),
+                Place::Here if is_here && self.is_at_known_server().await => return Ok(()),
                 Place::Here => return self.settle(&belongings).await,
                 Place::There(mut there) => {
                     is_here = false;
@@ -155,6 +155,7 @@ impl Session {
         let door = Door::Own(prover.unwrap_or_default());
         let admitted = log_in(&self.hub, &mut server, &belongings.startup, door).await?;
         self.server = server;
+        self.life = admitted.life;
         let mut reported = admitted.reported;
         reported.append(&mut self.unpack(belongings).await?);
         self.report(&reported);

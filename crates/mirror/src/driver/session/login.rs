@@ -14,6 +14,7 @@ use proxy::scram::{self, Doorkeeper, Keys, MECHANISM, Prover, Unproved, Verifier
 use super::super::hub::Hub;
 use super::super::wire::Wire;
 use super::{End, Result};
+use crate::core::manager::Life;
 use crate::core::moving::Proved;
 
 /// How a client has proved who it is.
@@ -70,6 +71,8 @@ pub enum Door<'a> {
 pub struct Admitted {
     /// Cancels what the session does.
     pub key: Vec<u8>,
+    /// Of the server that it is at.
+    pub life: Life,
     /// What the member says of its settings.
     pub reported: Vec<BytesMut>,
     /// How the client has proved who it is.
@@ -111,22 +114,36 @@ pub async fn log_in(
             b'S' => reported.push(message.clone()),
             _ => {}
         }
-        let is_last = message[0] == b'Z';
+        let life = match message[0] {
+            b'Z' => Some(at_known_server(hub, server).await?),
+            _ => None,
+        };
         if let Door::Client(client) = &mut door {
             client.wire.output.extend_from_slice(&message);
         }
-        if is_last {
+        if let Some(life) = life {
             let secret = match door {
                 Door::Client(client) => client.secret,
                 _ => Secret::Nothing,
             };
             return Ok(Admitted {
                 key,
+                life,
                 reported,
                 secret,
             });
         }
     }
+}
+
+/// A server that has crashed since it was asked what it has lacks what it had committed last.
+async fn at_known_server(hub: &Hub, server: &mut Wire) -> Result<Life> {
+    hub.member.life_at(server).await.map_err(|error| {
+        let refusal = Refusal::fatal("57P03", "the member is not ready")
+            .detail(format!("{error}."))
+            .hint("Try again in a moment.");
+        End::Told(Box::new(refusal))
+    })
 }
 
 impl<'a> Door<'a> {

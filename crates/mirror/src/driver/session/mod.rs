@@ -42,6 +42,7 @@ use tokio::sync::watch;
 
 use super::hub::{Hub, Inside};
 use super::wire::{Reply, Said, Wire, WireError, reply};
+use crate::core::manager::Life;
 use crate::sql;
 
 use login::Secret;
@@ -104,6 +105,8 @@ pub struct Session {
     hub: Arc<Hub>,
     client: Wire,
     server: Wire,
+    /// Of the member's server that it is at.
+    life: Life,
     serving: watch::Receiver<Option<u32>>,
     /// What its names mean.
     names: sql::Session,
@@ -141,6 +144,7 @@ impl Session {
             hub,
             client,
             server: entered.server,
+            life: entered.life,
             names: sql::Session::default(),
             own_facts: None,
             status: b'I',
@@ -181,19 +185,27 @@ impl Session {
 
     /// Takes the next message.
     async fn step(&mut self) -> Result<()> {
-        self.client.flush().await?;
         let is_between = self.is_between();
         if is_between {
             self.inside = None;
         }
-        let message = tokio::select! {
-            message = self.client.receive() => message.map_err(|_| End::Terminated)?,
-            gone = gone(&mut self.serving) => return Err(if is_between { End::Leaves } else { gone }),
-            more = self.server.read() => {
-                return match more.map_err(End::Lost).and_then(|()| self.pass_unasked()) {
-                    Err(End::Lost(error)) if is_between => self.lose_server(error).await,
-                    passed => passed,
-                };
+        // What a client sends comes together, and is answered together.
+        let message = match self.client.take().map_err(|_| End::Terminated)? {
+            Some(message) => message,
+            None => {
+                self.client.flush().await?;
+                tokio::select! {
+                    message = self.client.receive() => message.map_err(|_| End::Terminated)?,
+                    gone = gone(&mut self.serving) => {
+                        return Err(if is_between { End::Leaves } else { gone });
+                    }
+                    more = self.server.read() => {
+                        return match more.map_err(End::Lost).and_then(|()| self.pass_unasked()) {
+                            Err(End::Lost(error)) if is_between => self.lose_server(error).await,
+                            passed => passed,
+                        };
+                    }
+                }
             }
         };
         if is_between && !self.begin().await {
@@ -230,7 +242,7 @@ impl Session {
             }
             if let Some(inside) = self.hub.enter_gate() {
                 self.inside = Some(inside);
-                return true;
+                return self.is_at_known_server().await;
             }
             // It may have opened before it is watched.
             let Some(gate) = &mut gate else {
@@ -240,6 +252,25 @@ impl Session {
             tokio::select! {
                 _ = gone(&mut self.serving) => return false,
                 _ = gate.changed() => {}
+            }
+        }
+    }
+
+    /// Whether its member's server is still the one that was asked what it has. That is asked again after a connection was
+    /// lost, the server's or the manager's alone.
+    async fn is_at_known_server(&mut self) -> bool {
+        if self.hub.look(|manager| manager.life()) == self.life {
+            return true;
+        }
+        match self.hub.member.life_at(&mut self.server).await {
+            Ok(life) => {
+                self.life = life;
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a session goes on with another one of the member's");
+                self.server = Wire::new(Socket::Gone);
+                false
             }
         }
     }

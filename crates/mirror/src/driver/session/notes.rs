@@ -47,7 +47,7 @@ impl Session {
             .map(|name| format!("pg_catalog.current_setting('{name}')"))
             .collect();
         let reply = self
-            .ask(&format!("SELECT current_user, {}", names.join(", ")))
+            .ask_again(&format!("SELECT current_user, {}", names.join(", ")))
             .await?;
         if let Some(said) = reply.error {
             return Ok(Some(said));

@@ -18,6 +18,7 @@ use super::super::peer;
 use super::super::wire::{Wire, dial};
 use super::login::{Door, Secret, log_in};
 use super::{End, Session};
+use crate::core::manager::Life;
 
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -62,6 +63,8 @@ impl Cancels {
 /// A client that was let in, or a visitor.
 pub struct Entered {
     pub server: Wire,
+    /// Of the server.
+    pub life: Life,
     pub cancel: Arc<Cancel>,
     pub startup: Vec<u8>,
     /// None of a visitor.
@@ -128,6 +131,7 @@ async fn enter(
     client.flush().await?;
     let entered = Entered {
         server,
+        life: admitted.life,
         cancel: hub.cancels.enter(admitted.key.clone()),
         startup: startup.to_vec(),
         secret: Some(admitted.secret),

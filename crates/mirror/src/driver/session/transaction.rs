@@ -92,9 +92,13 @@ impl Session {
     /// The transaction that is open; one begins if none is.
     pub(super) fn transaction(&mut self) -> Result<&mut Transaction> {
         if self.transaction.is_none() {
+            let life = self.life;
             let token = self
                 .hub
-                .act(|manager, _| manager.token())
+                .act(|manager, _| match manager.life() == life {
+                    true => manager.token(),
+                    false => None,
+                })
                 .ok_or_else(super::not_primary)?;
             let (tx, events) = self.hub.enter();
             self.last_token = Some(token.to_string());
@@ -125,11 +129,10 @@ impl Session {
         if let Ok(event) = transaction.events.try_recv() {
             return Ok(Some(event));
         }
-        let patience = patience.unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
         tokio::select! {
             event = transaction.events.recv() => Ok(event),
             gone = gone(&mut self.serving) => Err(gone),
-            () = tokio::time::sleep(patience) => Ok(None),
+            () = passes(patience) => Ok(None),
         }
     }
 
@@ -289,7 +292,9 @@ impl Session {
                     tracing::warn!(%error, "the catalog cannot be read after it was changed");
                     return Err(End::Lost(std::io::Error::other(error)));
                 }
-                self.hub.act(|manager, out| manager.committed(number, out));
+                let life = self.life;
+                self.hub
+                    .act(|manager, out| manager.committed(life, number, out));
                 None
             }
             Err(error) => {
@@ -317,6 +322,14 @@ impl Session {
         self.status = reply.status;
         reply.checked()?;
         Ok(())
+    }
+}
+
+/// Time passes; for ever if there is no end to it.
+async fn passes(patience: Option<Duration>) {
+    match patience {
+        Some(patience) => tokio::time::sleep(patience).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -70,6 +70,7 @@ async fn enter(
     }
     let session = Entered {
         server,
+        life: admitted.life,
         cancel: hub.cancels.enter(admitted.key.clone()),
         startup: belongings.startup.clone(),
         secret: None,
