@@ -138,7 +138,7 @@ async fn run_mirror(args: cli::BenchMirror) -> anyhow::Result<Code> {
     let either = |given, quick, whole| args.common.either(given, quick, whole);
     let parts = match args.part.as_slice() {
         [] if args.upgrade_bin.is_none() => vec![Part::Throughput, Part::Transfer],
-        [] => Part::value_variants().to_vec(),
+        [] => vec![Part::Throughput, Part::Transfer, Part::Upgrade],
         given => given.to_vec(),
     };
     let options = mirror::Options {
@@ -152,6 +152,12 @@ async fn run_mirror(args: cli::BenchMirror) -> anyhow::Result<Code> {
             [] => mirror::Way::value_variants().to_vec(),
             given => given.to_vec(),
         },
+        cuts: args.cuts,
+        first_cut: args.first_cut,
+        random_seconds: args.random_seconds,
+        seed: args.seed,
+        limits: args.limit.clone(),
+        slice_percent: args.slice,
         clients: match args.clients.as_slice() {
             [] if args.common.quick => vec![8],
             [] => vec![1, 8, 32],

@@ -29,6 +29,7 @@ pub mod peers;
 pub mod pgbench;
 pub mod proxy;
 pub(crate) mod rates;
+pub(crate) mod slice;
 pub mod soak;
 pub mod standby;
 pub mod statistics;

@@ -9,8 +9,11 @@
 //!
 //! Invariant: as [`Cluster`], nothing is left when it is dropped.
 
+use std::ffi::OsStr;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -20,7 +23,8 @@ use serde_json::Value;
 use crate::clients::schema::{Server, any_writable};
 use crate::clients::session::connect;
 use crate::process::Process;
-use crate::stock::Stock;
+use crate::sites::{Sites, hba_file};
+use crate::stock::{Place, Stock};
 use crate::{Cluster, Options as ClusterOptions, log_of, ports};
 
 /// The database that is mirrored.
@@ -49,6 +53,14 @@ pub struct Options {
     pub settings: Vec<String>,
     /// Parameters of both members.
     pub parameters: Vec<(String, String)>,
+    /// Network namespaces: of the zones ("zone-1", ...), the managers ([`NAMES`]) and the members ([`member_name`]).
+    /// Clients are at their centre. Without, everything is at 127.0.0.1.
+    pub sites: Option<Arc<Sites>>,
+}
+
+/// What a member's place is called.
+pub fn member_name(at: usize) -> String {
+    format!("member-{}", NAMES[at])
 }
 
 impl Options {
@@ -62,7 +74,20 @@ impl Options {
             settings: Vec::new(),
             // 8 clients and as many appliers, the manager's own sessions, and a state transfer.
             parameters: vec![("max_connections".to_owned(), "200".to_owned())],
+            sites: None,
         }
+    }
+
+    /// Where something is.
+    fn address_of(&self, name: &str) -> Ipv4Addr {
+        let site = self.sites.as_ref().and_then(|sites| sites.address(name));
+        site.unwrap_or(Ipv4Addr::LOCALHOST)
+    }
+
+    /// What runs a command there.
+    fn wrapper_of(&self, name: &str) -> Vec<String> {
+        let site = self.sites.as_ref().and_then(|sites| sites.wrapper(name));
+        site.unwrap_or_default()
     }
 }
 
@@ -91,14 +116,24 @@ impl Mirror {
     pub async fn prepare(options: Options) -> anyhow::Result<Mirror> {
         let mut zones = ClusterOptions::new(&options.dir, &options.bins[0], &options.understudy);
         zones.nodes = Vec::new();
+        zones.sites.clone_from(&options.sites);
+        zones.tls = options.sites.is_some();
         let mut zones = Cluster::create(zones)?;
         for zone in 1..=zones.zones.len() {
             zones.start_zone(zone)?;
         }
         let member = async |at: usize| {
-            let dir = options.dir.join(format!("member-{}", NAMES[at]));
-            let parameters = options.parameters.clone();
-            Stock::start(&dir, &options.bins[at], parameters).await
+            let name = member_name(at);
+            let mut parameters = options.parameters.clone();
+            if options.sites.is_some() {
+                parameters.push(("hba_file".to_owned(), hba_file(&options.dir)?));
+            }
+            let place = Place {
+                address: options.address_of(&name),
+                wrapper: options.wrapper_of(&name),
+            };
+            let dir = options.dir.join(name);
+            Stock::start_at(place, &dir, &options.bins[at], parameters).await
         };
         let members = [member(0).await?, member(1).await?];
         let client = connect(&members[0].server().config()).await?;
@@ -173,13 +208,21 @@ impl Mirror {
     pub async fn start_manager(&mut self, at: usize) -> anyhow::Result<()> {
         let manager = &mut self.managers[at];
         ensure!(manager.process.is_none(), "{} runs already", NAMES[at]);
-        let mut command = Command::new(&self.options.understudy);
+        let wrapper = self.options.wrapper_of(NAMES[at]);
+        let mut words = wrapper.iter().map(OsStr::new);
+        let program = self.options.understudy.as_os_str();
+        let mut command = Command::new(words.next().unwrap_or(program));
+        command.args(words);
+        if !wrapper.is_empty() {
+            command.arg(program);
+        }
         command
             .args(["mirror", "run", "--until-stdin-closes", "--config"])
             .arg(&manager.config);
         let log = log_of(self.zones.options(), NAMES[at]);
         let mut process = Process::spawn(NAMES[at], command, &log)?;
-        let address = ("127.0.0.1", manager.listen);
+        let host = self.options.address_of(NAMES[at]).to_string();
+        let address = (host.as_str(), manager.listen);
         process.wait_listens(address, LISTENS_WITHIN).await?;
         manager.process = Some(process);
         Ok(())
@@ -352,6 +395,7 @@ impl Mirror {
     /// The mirrored database through a manager.
     pub fn server(&self, at: usize) -> Server {
         Server {
+            host: self.options.address_of(NAMES[at]).to_string(),
             port: self.managers[at].listen,
             ..self.member(at)
         }
@@ -405,12 +449,20 @@ fn write_configurations(
         } = members[at].server();
         format!("host={host} port={port} user={user} dbname={DATABASE}")
     };
+    let [here, there] = NAMES.map(|name| options.address_of(name));
     let write = |at: usize| {
         let listen = ports::free()?;
+        let (address, other_address) = if at == 0 {
+            (here, there)
+        } else {
+            (there, here)
+        };
+        let tls = zones.credentials.identity.as_ref();
+        let tls = tls.map(|identity| format!("\n[tls]\nidentity = \"{}\"\n", identity.display()));
         let text = format!(
             "name = \"{name}\"\nvolume = \"{volume}\"\nzones = [{zones}]\nkey = \"{key}\"\n\n\
-             [mirror]\nlisten = \"127.0.0.1:{listen}\"\npeer_listen = \"127.0.0.1:{own}\"\npeer = \"127.0.0.1:{peer}\"\n\
-             member = \"{member}\"\nother_member = \"{other}\"\nfirst = {first}\nbin = \"{tools}\"\n{more}\n",
+             [mirror]\nlisten = \"{address}:{listen}\"\npeer_listen = \"{address}:{own}\"\npeer = \"{other_address}:{peer}\"\n\
+             member = \"{member}\"\nother_member = \"{other}\"\nfirst = {first}\nbin = \"{tools}\"\n{more}\n{tls}",
             name = NAMES[at],
             volume = zones.options().volume,
             zones = places.join(", "),
@@ -422,6 +474,7 @@ fn write_configurations(
             first = at == 0,
             tools = options.tools.display(),
             more = options.settings.join("\n"),
+            tls = tls.unwrap_or_default(),
         );
         let config = options.dir.join(format!("{}.toml", NAMES[at]));
         std::fs::write(&config, text)

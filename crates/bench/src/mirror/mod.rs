@@ -1,11 +1,15 @@
 //! `understudy bench mirror`: the mirror beside a direct connection and Pgpool-II's native replication.
 //!
-//! Three parts: how much it lets through and how long that takes ([`throughput`], after Figures 4 to 7 of CloudDBAppliance),
-//! what a state transfer does to commits ([`transfer`]), and what a major upgrade does to clients ([`upgrade`]).
+//! How much it lets through and how long that takes ([`throughput`], after Figures 4 to 7 of CloudDBAppliance), what a state
+//! transfer does to commits ([`transfer`]), what a major upgrade does to clients ([`upgrade`]); and two checks that take
+//! long: a network that is cut in every way ([`cuts`]), and statements that nobody has thought of ([`random`]).
 //!
-//! Invariant: every way has the same servers with the same parameters and data, and runs alternate. Nothing is pinned: two
-//! databases do all the work of a mirror, so where the processor is the limit no mirror can keep more than half.
+//! Invariant: every way has the same servers with the same parameters and data, and runs alternate. Without limits
+//! everything shares the machine's processors, managers, zones and clients included; with slices ([`Limit`]) the
+//! databases' own processors are the limit, as if each had a machine of its own.
 
+mod cuts;
+mod random;
 mod report;
 mod throughput;
 mod transfer;
@@ -21,6 +25,8 @@ use cluster::clients::load::{self, Load as Clients};
 use cluster::mirror::Mirror;
 use serde::{Deserialize, Serialize};
 
+pub use self::cuts::Cuts;
+pub use self::random::Random;
 pub use self::report::table;
 pub use self::throughput::Workload;
 pub use self::transfer::Transfer;
@@ -37,6 +43,10 @@ pub enum Part {
     Transfer,
     /// Clients during a switchover to a member of another version.
     Upgrade,
+    /// The network is cut in every way: two primaries never acknowledge.
+    Cuts,
+    /// Statements of sqlsmith: the members stay equal.
+    Random,
 }
 
 /// What pgbench sends.
@@ -47,6 +57,20 @@ pub enum Load {
     Ycsb,
     /// pgbench's TPC-B.
     TpcB,
+    /// go-tpc's TPC-C, a warehouse for seven of the scale; latencies are those of new orders.
+    TpcC,
+}
+
+/// What limits the database servers' processors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// Nothing: they share the machine's processors with managers, zones and clients.
+    None,
+    /// A slice of a processor for each, as if each had a machine of its own.
+    Each,
+    /// One slice for all of a way's servers together: two databases do all the work.
+    Together,
 }
 
 /// What is measured how.
@@ -66,6 +90,10 @@ pub struct Options {
     pub loads: Vec<Load>,
     /// Which ways; shares are those of the first one's transactions a second.
     pub ways: Vec<Way>,
+    /// What limits the servers' processors.
+    pub limits: Vec<Limit>,
+    /// A slice, in percent of a processor.
+    pub slice_percent: u32,
     /// Numbers of clients.
     pub clients: Vec<u16>,
     /// YCSB's records.
@@ -74,6 +102,14 @@ pub struct Options {
     pub scale: u32,
     /// pgbench's scale in the second part: 15 MB each.
     pub transfer_scale: u32,
+    /// How many cuts of the network, after the first ones that are left out.
+    pub cuts: u32,
+    /// Cuts that are left out.
+    pub first_cut: u32,
+    /// How long sqlsmith runs.
+    pub random_seconds: u32,
+    /// Its seed.
+    pub seed: u32,
     /// Length of one run.
     pub seconds: u32,
     /// Runs of each kind.
@@ -89,8 +125,14 @@ pub struct Report {
     pub transfer: Option<Transfer>,
     /// A major upgrade.
     pub upgrade: Option<Upgrade>,
+    /// The network that was cut.
+    pub cuts: Option<Cuts>,
+    /// sqlsmith's statements.
+    pub random: Option<Random>,
     /// pgbench's scale.
     pub scale: u32,
+    /// A slice, in percent of a processor.
+    pub slice_percent: u32,
     /// Length of one run in seconds.
     pub seconds: u32,
     /// Runs of each kind.
@@ -111,6 +153,7 @@ const CLIENTS: u16 = 4;
 pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report> {
     let mut report = Report {
         scale: options.scale,
+        slice_percent: options.slice_percent,
         seconds: options.seconds,
         rounds: options.rounds,
         processors: std::thread::available_parallelism().map_or(0, Into::into),
@@ -125,6 +168,12 @@ pub async fn run(options: &Options, say: impl Fn(&str)) -> anyhow::Result<Report
     }
     if has(Part::Upgrade) {
         report.upgrade = Some(upgrade::measure(options, &say).await?);
+    }
+    if has(Part::Cuts) {
+        report.cuts = Some(cuts::measure(options, &say).await?);
+    }
+    if has(Part::Random) {
+        report.random = Some(random::measure(options, &say).await?);
     }
     Ok(report)
 }

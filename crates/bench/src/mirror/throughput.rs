@@ -3,9 +3,9 @@
 use cluster::clients::schema;
 use serde::Serialize;
 
-use super::ways::{Open, Way};
-use super::{Load, Options};
-use crate::peers::ycsb;
+use super::ways::{Cost, Open, Way};
+use super::{Limit, Load, Options};
+use crate::peers::{tpcc, ycsb};
 use crate::rates::{Logs, Rate};
 use crate::statistics::Sample;
 
@@ -14,10 +14,12 @@ use crate::statistics::Sample;
 pub struct Workload {
     /// What was sent.
     pub load: Load,
-    /// YCSB's records; 0 for TPC-B.
+    /// YCSB's records; 0 for others.
     pub records: u32,
     /// By how many clients.
     pub clients: u16,
+    /// What limited the servers' processors.
+    pub limit: Limit,
     /// Each way; what they are compared with is the first.
     pub ways: Vec<Measured>,
 }
@@ -33,8 +35,24 @@ pub struct Measured {
     pub p50_ms: Sample,
     /// The latency that one transaction in a hundred exceeds, in milliseconds.
     pub p99_ms: Sample,
+    /// Processor time of all database servers for a transaction, in microseconds.
+    pub databases_us: Sample,
+    /// The same of managers, zones or Pgpool-II: what is between clients and databases.
+    pub others_us: Sample,
     /// Its transactions a second by those of the first way: medians.
     pub ratio: f64,
+}
+
+/// What one run gave.
+struct Run {
+    rate: Rate,
+    cost: Cost,
+}
+
+impl Run {
+    fn each_us(&self, seconds: f64) -> f64 {
+        seconds * 1e6 / (self.rate.transactions as f64).max(1.0)
+    }
 }
 
 /// Measures every combination: each number of records on fresh servers.
@@ -46,14 +64,20 @@ pub(super) async fn measure(
     for &load in &options.loads {
         let sizes = match load {
             Load::Ycsb => options.records.as_slice(),
-            Load::TpcB => &[0],
+            Load::TpcB | Load::TpcC => &[0],
         };
         for &records in sizes {
             let mut ways = open(options, load, records, say).await?;
-            for &clients in &options.clients {
-                let workload = alternate(options, &ways, (load, records, clients)).await?;
-                say(&sentence(&workload));
-                workloads.push(workload);
+            for &limit in &options.limits {
+                for way in &mut ways {
+                    way.limit(limit, options.slice_percent)?;
+                }
+                for &clients in &options.clients {
+                    let kind = (load, records, clients);
+                    let workload = alternate(options, &ways, kind, limit).await?;
+                    say(&sentence(&workload));
+                    workloads.push(workload);
+                }
             }
             for way in &mut ways {
                 way.check().await?;
@@ -82,6 +106,7 @@ async fn open(
             match load {
                 Load::Ycsb => ycsb::create_table(server, records).await?,
                 Load::TpcB => schema::create(&options.bin, server, options.scale).await?,
+                Load::TpcC => tpcc::fill(options.scale, server).await?,
             }
         }
         open.begin().await?;
@@ -95,33 +120,39 @@ async fn alternate(
     options: &Options,
     ways: &[Open],
     (load, records, clients): (Load, u32, u16),
+    limit: Limit,
 ) -> anyhow::Result<Workload> {
-    let mut runs: Vec<Vec<Rate>> = ways.iter().map(|_| Vec::new()).collect();
+    let mut runs: Vec<Vec<Run>> = ways.iter().map(|_| Vec::new()).collect();
     for round in 0..=options.rounds {
         for (way, runs) in ways.iter().zip(&mut runs) {
             let seconds = if round == 0 { 1 } else { options.seconds };
+            let before = way.used();
             let rate = timed(options, way, (load, records, clients), seconds).await?;
+            let cost = way.used() - before;
             if round > 0 {
-                runs.push(rate);
+                runs.push(Run { rate, cost });
             }
         }
     }
-    let of = |runs: &[Rate], value: fn(&Rate) -> f64| Sample::of(runs.iter().map(value).collect());
-    let direct = of(&runs[0], |run| run.tps).median;
+    let of = |runs: &[Run], value: fn(&Run) -> f64| Sample::of(runs.iter().map(value).collect());
+    let direct = of(&runs[0], |run| run.rate.tps).median;
     let measured = ways.iter().zip(&runs).map(|(open, runs)| {
-        let tps = of(runs, |run| run.tps);
+        let tps = of(runs, |run| run.rate.tps);
         Measured {
             way: open.way,
             ratio: tps.median / direct.max(f64::MIN_POSITIVE),
             tps,
-            p50_ms: of(runs, |run| run.p50_ms),
-            p99_ms: of(runs, |run| run.p99_ms),
+            p50_ms: of(runs, |run| run.rate.p50_ms),
+            p99_ms: of(runs, |run| run.rate.p99_ms),
+            databases_us: of(runs, |run| run.each_us(run.cost.databases_s)),
+            others_us: of(runs, |run| run.each_us(run.cost.others_s)),
         }
     });
     Ok(Workload {
         load,
         records,
         clients,
+        limit,
         ways: measured.collect(),
     })
 }
@@ -129,16 +160,18 @@ async fn alternate(
 fn sentence(workload: &Workload) -> String {
     let ways = workload.ways.iter().map(|one| {
         let (tps, p50_ms) = (one.tps.median, one.p50_ms.median);
+        let (databases, others) = (one.databases_us.median, one.others_us.median);
         format!(
-            "{} {tps:.0} tps ({:.2}), {p50_ms:.2} ms",
+            "{} {tps:.0} tps ({:.2}), {p50_ms:.2} ms, {databases:.0} + {others:.0} us",
             one.way, one.ratio
         )
     });
     format!(
-        "{:?}, {} records, {} clients: {}",
+        "{:?}, {} records, {} clients, limit {:?}: {}",
         workload.load,
         workload.records,
         workload.clients,
+        workload.limit,
         ways.collect::<Vec<_>>().join("; ")
     )
 }
@@ -149,6 +182,9 @@ async fn timed(
     (load, records, clients): (Load, u32, u16),
     seconds: u32,
 ) -> anyhow::Result<Rate> {
+    if load == Load::TpcC {
+        return tpcc::run(options.scale, &way.server, clients, seconds).await;
+    }
     let dir = options.dir.join("logs");
     let logs = Logs::create(&dir)?;
     let mut arguments = vec![

@@ -13,11 +13,14 @@ use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
 use cluster::mirror::{DATABASE, Mirror, Options as MirrorOptions};
 use cluster::ports;
-use cluster::process::Process;
+use cluster::process::{Process, family};
 use cluster::stock::Stock;
+use nix::unistd::Pid;
 use serde::Serialize;
 
-use super::{Options, WITHIN};
+use super::{Limit, Options, WITHIN};
+use crate::peers::footprint::cpu_seconds;
+use crate::slice::Slice;
 
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
@@ -49,6 +52,8 @@ impl fmt::Display for Way {
 
 /// Pgpool-II must listen by then.
 const LISTENS_WITHIN: Duration = Duration::from_secs(30);
+/// What [`Mirror::processes`] calls members.
+const MEMBER: &str = "member of ";
 /// More clients than any run has.
 const POOL: u32 = 64;
 
@@ -59,10 +64,31 @@ pub(super) struct Open {
     pub server: Server,
     /// Servers that must be filled, each by itself.
     filled: Vec<Server>,
+    /// What its servers' processors are limited by.
+    slices: Vec<Slice>,
     behind: Behind,
 }
 
-#[expect(dead_code, reason = "what is kept here lives as long as the way")]
+/// Processor time in seconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cost {
+    /// Of database servers.
+    pub databases_s: f64,
+    /// Of what is between them and the clients.
+    pub others_s: f64,
+}
+
+impl std::ops::Sub for Cost {
+    type Output = Cost;
+
+    fn sub(self, before: Cost) -> Cost {
+        Cost {
+            databases_s: self.databases_s - before.databases_s,
+            others_s: self.others_s - before.others_s,
+        }
+    }
+}
+
 enum Behind {
     Stock(Stock),
     Pool(Process, Box<[Stock; 2]>),
@@ -82,6 +108,7 @@ impl Open {
                     way,
                     filled: vec![server.clone()],
                     server,
+                    slices: Vec::new(),
                     behind: Behind::Stock(stock),
                 })
             }
@@ -95,6 +122,7 @@ impl Open {
                     way,
                     filled: servers.iter().map(database).collect(),
                     server,
+                    slices: Vec::new(),
                     behind: Behind::Pool(pool, Box::new(servers)),
                 })
             }
@@ -109,6 +137,7 @@ impl Open {
                     way,
                     filled: vec![mirror.member(0)],
                     server: mirror.server(0),
+                    slices: Vec::new(),
                     behind: Behind::Mirror(Box::new(mirror)),
                 })
             }
@@ -132,6 +161,57 @@ impl Open {
                 mirror.wait_primary(WITHIN).await.map(drop)
             }
             _ => mirror.start(WITHIN).await,
+        }
+    }
+
+    /// The processes of its database servers, and of everything else.
+    fn processes(&self) -> (Vec<Pid>, Vec<Pid>) {
+        match &self.behind {
+            Behind::Stock(stock) => (stock.pid().into_iter().collect(), Vec::new()),
+            Behind::Pool(pool, servers) => {
+                let servers = servers.iter().filter_map(Stock::pid);
+                (servers.collect(), vec![pool.pid()])
+            }
+            Behind::Mirror(mirror) => {
+                let (members, others): (Vec<_>, Vec<_>) = mirror
+                    .processes()
+                    .into_iter()
+                    .partition(|(name, _)| name.starts_with(MEMBER));
+                let pids = |of: Vec<(String, Pid)>| of.into_iter().map(|(_, pid)| pid).collect();
+                (pids(members), pids(others))
+            }
+        }
+    }
+
+    /// Limits its servers' processors.
+    pub fn limit(&mut self, limit: Limit, percent: u32) -> anyhow::Result<()> {
+        self.slices.clear();
+        let (servers, _) = self.processes();
+        let groups: Vec<&[Pid]> = match limit {
+            Limit::None => Vec::new(),
+            Limit::Each => servers.chunks(1).collect(),
+            Limit::Together => vec![&servers],
+        };
+        for (number, group) in groups.into_iter().enumerate() {
+            let slice = Slice::create(&format!("{}-{number}", self.way), percent)?;
+            for &server in group {
+                slice.add(&family(server))?;
+            }
+            self.slices.push(slice);
+        }
+        Ok(())
+    }
+
+    /// The processor time that it has used so far.
+    pub fn used(&self) -> Cost {
+        let (databases, others) = self.processes();
+        let used = |roots: Vec<Pid>| {
+            let all = roots.into_iter().flat_map(family);
+            all.filter_map(cpu_seconds).sum()
+        };
+        Cost {
+            databases_s: used(databases),
+            others_s: used(others),
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) async fn create(options: &Options, server: &Server) -> anyhow::Result
     for tables in needed {
         match tables {
             Tables::Ycsb => ycsb::create(options, server).await?,
-            Tables::TpcC => tpcc::create(options, server).await?,
+            Tables::TpcC => tpcc::create(options.scale, server).await?,
         }
     }
     Ok(())
@@ -37,7 +37,7 @@ pub(super) async fn run(
     (mode, clients, seconds): (Mode, u16, u32),
 ) -> anyhow::Result<Rate> {
     if mode == Mode::TpcC {
-        return tpcc::run(options, server, clients, seconds).await;
+        return tpcc::run(options.scale, &tpcc::of(server), clients, seconds).await;
     }
     let logs = Logs::create(dir)?;
     let mut arguments = vec![

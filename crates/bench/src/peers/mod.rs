@@ -16,7 +16,7 @@ mod record;
 mod report;
 mod single;
 mod system;
-mod tpcc;
+pub(crate) mod tpcc;
 mod understudy;
 pub(crate) mod ycsb;
 

@@ -9,7 +9,6 @@ use std::process::Stdio;
 use anyhow::{Context, ensure};
 use tokio::process::Command;
 
-use super::Options;
 use crate::rates::Rate;
 use cluster::clients::schema::Server;
 use cluster::clients::session::connect;
@@ -25,21 +24,34 @@ pub fn is_there() -> bool {
     std::env::split_paths(&path).any(|dir: PathBuf| dir.join(PROGRAM).is_file())
 }
 
-/// Creates and fills its database.
-pub(super) async fn create(options: &Options, server: &Server) -> anyhow::Result<()> {
+/// Creates its database, and fills it.
+pub(super) async fn create(scale: u32, server: &Server) -> anyhow::Result<()> {
     let client = connect(&server.config()).await?;
     client
         .batch_execute(&format!("CREATE DATABASE {DATABASE}"))
         .await?;
+    fill(scale, &of(server)).await
+}
+
+/// The server's database of it.
+pub(super) fn of(server: &Server) -> Server {
+    Server {
+        database: DATABASE.to_owned(),
+        ..server.clone()
+    }
+}
+
+/// Creates and fills its tables in a database that is there.
+pub(crate) async fn fill(scale: u32, server: &Server) -> anyhow::Result<()> {
     let words = ["prepare", "--no-check", "--threads=2"];
-    go_tpc(options, server, &words.map(str::to_owned))
+    go_tpc(scale, server, &words.map(str::to_owned))
         .await
         .map(drop)
 }
 
 /// Runs it for some seconds.
-pub(super) async fn run(
-    options: &Options,
+pub(crate) async fn run(
+    scale: u32,
     server: &Server,
     clients: u16,
     seconds: u32,
@@ -49,12 +61,12 @@ pub(super) async fn run(
         format!("--threads={clients}"),
         format!("--time={seconds}s"),
     ];
-    let said = go_tpc(options, server, &words).await?;
+    let said = go_tpc(scale, server, &words).await?;
     rate(&said, seconds).with_context(|| format!("{PROGRAM} says nothing of its rate: {said}"))
 }
 
-async fn go_tpc(options: &Options, server: &Server, words: &[String]) -> anyhow::Result<String> {
-    let warehouses = (options.scale / SCALE_PER_WAREHOUSE).max(1);
+async fn go_tpc(scale: u32, server: &Server, words: &[String]) -> anyhow::Result<String> {
+    let warehouses = (scale / SCALE_PER_WAREHOUSE).max(1);
     let output = Command::new(PROGRAM)
         .arg("tpcc")
         .args(words)
@@ -65,7 +77,7 @@ async fn go_tpc(options: &Options, server: &Server, words: &[String]) -> anyhow:
         ])
         .args([
             format!("--warehouses={warehouses}"),
-            format!("--db={DATABASE}"),
+            format!("--db={}", server.database),
         ])
         .args([
             format!("--host={}", server.host),

@@ -7,14 +7,13 @@
 //! Invariant: all ways lead to the same server, with the same clients and the same limits of pools, and runs alternate.
 //! The machine's first processor is the cluster's, the second one belongs to pgbench and whatever is between it and the
 //! server, unless told otherwise; in the last two parts each database server has the same slice of a processor
-//! ([`mod@slice`]) instead.
+//! ([`crate::slice`]) instead.
 
 mod bookshop;
 mod idle;
 mod reintegration;
 mod report;
 mod scaling;
-mod slice;
 mod throughput;
 mod ways;
 

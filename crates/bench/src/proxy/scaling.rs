@@ -13,10 +13,10 @@ use cluster::clients::schema::Server;
 use cluster::process::family;
 use serde::Serialize;
 
-use super::slice::Slice;
 use super::{ACTIVE, Options, bookshop, start};
 use crate::peers::footprint::cpu_seconds;
 use crate::rates::{Logs, Rate};
+use crate::slice::Slice;
 use crate::statistics::Sample;
 
 /// One mix with one number of standbys.

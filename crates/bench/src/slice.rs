@@ -1,5 +1,5 @@
-//! The same slice of a processor for each database server, so that a machine with two processors shows how nine servers
-//! scale: a control group with a quota.
+//! A slice of a processor for a database server: a control group with a quota. So a machine with two processors shows how
+//! nine servers scale, or what a database lets through where its own processor is the limit.
 //!
 //! Invariant: the group is gone when its [`Slice`] is dropped; whatever is left in it goes back to the group above.
 
@@ -15,7 +15,7 @@ const PERIOD_US: u32 = 20_000;
 
 /// A group.
 #[derive(Debug)]
-pub(super) struct Slice(PathBuf);
+pub(crate) struct Slice(PathBuf);
 
 impl Slice {
     /// Makes a group whose processes may together use this share of one processor.
@@ -75,4 +75,4 @@ impl Drop for Slice {
 }
 
 const NEEDS: &str = "cannot limit the servers' processor: that needs root and the cpu controller of control groups \
-                     below /sys/fs/cgroup (leave these parts out with --part throughput,idle)";
+                     below /sys/fs/cgroup (`--help` says how to leave out what needs it)";
