@@ -132,3 +132,24 @@ async fn a_pipeline_is_answered_as_it_was_sent() {
     });
     assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "12");
 }
+
+/// By itself it runs in a transaction of the proxy's, which its client does not see.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_what_is_written_is_answered_as_any() {
+    let site = Site::start("auth = \"trust\"").await;
+    site.primary.sql(&["CREATE TABLE t (a int)"]);
+    let text = "COPY (INSERT INTO t VALUES (1) RETURNING a) TO STDOUT";
+    tokio::task::block_in_place(|| {
+        let mut hand = Hand::connect(&site);
+        hand.say(&[(b'Q', &[text.as_bytes(), b"\0"].concat())]);
+        assert_eq!(hand.hear(b'Z'), "HdcCZ");
+        let parse = [b"\0".to_vec(), execute(text)].concat();
+        let bind: (u8, &[u8]) = (b'B', b"\0\0\0\0\0\0\0\0");
+        let run: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+        hand.say(&[(b'P', &parse), bind, run, (b'S', b"")]);
+        assert_eq!(hand.hear(b'Z'), "12HdcCZ");
+        hand.say(&[(b'Q', b"SELECT 1\0")]);
+        assert_eq!(hand.hear(b'Z'), "TDCZ");
+    });
+    assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "2");
+}

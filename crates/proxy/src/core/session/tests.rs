@@ -88,10 +88,20 @@ fn two_commits_in_one_pipeline_are_not_decided_by_one_id() {
         desk.execute(text);
     }
     desk.say(b'S', &[]);
+    // The id of the first one is heard, and nothing else.
+    let done: [(u8, &[u8]); 4] = [(b'1', b""), (b'2', b""), (b'n', b""), (b'C', b"-\0")];
+    let row: [(u8, &[u8]); 5] = [
+        (b'1', b""),
+        (b'2', b""),
+        (b'D', b"\0\x01\0\0\0\x03700"),
+        (b'C', b"SELECT 1\0"),
+        (b'3', b""),
+    ];
+    desk.hear(&frames(&[&done[..], &done, &done[..3], &row].concat()));
+    assert_eq!(desk.heard(), "1 2 n - 1 2 n - 1 2 n");
+    desk.written();
     desk.take_over(900);
-    let before = desk.heard();
-    assert_eq!(before, "08007 ZI");
-    assert_eq!(desk.written(), "");
+    assert_eq!((desk.heard(), desk.written()), pair("08007 ZI", ""));
 }
 
 #[test]
