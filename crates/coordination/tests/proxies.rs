@@ -100,6 +100,7 @@ fn serving(node: &str, epoch: u32) -> Serving {
             epoch: Epoch(epoch),
             xid: Some(Xid8(700)),
         }],
+        started: None,
     }
 }
 

@@ -117,6 +117,10 @@ pub struct Serving {
     pub postgres: Address,
     /// The horizons of the last epochs, its own among them, in order: every one that gave out transaction ids.
     pub horizons: Vec<Horizon>,
+    /// The run of its PostgreSQL: a server at this address that was started at another time serves in another epoch, or was
+    /// restarted in this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<ServerStarted>,
 }
 
 /// A standby, as proxies must know it.

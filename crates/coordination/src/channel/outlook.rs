@@ -24,7 +24,8 @@ use crate::address::Address;
 /// What a proxy is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum News {
-    /// This server is active; told once for each epoch, and again if it was gone in between.
+    /// This server is active; told once for each epoch, and again if it was gone in between, or another run of its
+    /// PostgreSQL serves.
     ActiveIs(Serving),
     /// The active of this epoch stops or has died: nobody serves until there is another one.
     ActiveGone(Epoch),
@@ -115,8 +116,13 @@ impl Outlook {
 
     fn serves(&mut self, agent: Address, serving: Serving) -> Vec<News> {
         let epoch = serving.epoch;
-        let known = epoch == self.epoch && self.active.is_some();
-        if epoch < self.epoch || known {
+        let known = (epoch == self.epoch)
+            .then_some(self.active.as_ref())
+            .flatten();
+        // The registry does not know of runs.
+        let is_known =
+            |known: &Serving| serving.started.is_none() || serving.started == known.started;
+        if epoch < self.epoch || known.is_some_and(|(_, known)| is_known(known)) {
             return Vec::new();
         }
         if epoch > self.epoch {
@@ -159,6 +165,7 @@ fn news_of(change: Option<Change>, now: Time) -> Vec<News> {
 mod tests {
     use dax::ids::NodeName;
 
+    use super::super::message::ServerStarted;
     use super::*;
 
     fn agent(node: &str) -> Address {
@@ -171,6 +178,7 @@ mod tests {
             node: NodeName::new(node).unwrap(),
             postgres: format!("{node}:5432").parse().unwrap(),
             horizons: Vec::new(),
+            started: None,
         }
     }
 
@@ -189,6 +197,28 @@ mod tests {
 
     fn at(seconds: u64) -> Time {
         Time::from_secs(seconds)
+    }
+
+    /// The registry names the active before its agent does, and PostgreSQL may be restarted in place: whoever connects must
+    /// know which run of the server is the active's.
+    #[test]
+    fn another_run_of_the_active_is_news() {
+        let of_run = |started: Option<i64>| Serving {
+            started: started.map(ServerStarted),
+            ..serving("a", 3)
+        };
+        let mut outlook = Outlook::default();
+        let mut says = |started| {
+            outlook.hear(
+                Heard::Serving(agent("a"), Some(of_run(started))),
+                Time::ZERO,
+            )
+        };
+        assert_eq!(says(None), [News::ActiveIs(of_run(None))]);
+        assert_eq!(says(Some(7)), [News::ActiveIs(of_run(Some(7)))]);
+        assert_eq!(says(Some(7)), []);
+        assert_eq!(says(None), [], "the registry knows of no run");
+        assert_eq!(says(Some(8)), [News::ActiveIs(of_run(Some(8)))]);
     }
 
     #[test]

@@ -22,7 +22,8 @@ use tokio::time::Instant;
 use super::frame::{Frames, Writer, send, unexpected};
 use super::holding::{HoldOrder, Holding, ProxyNumber};
 use super::message::{
-    Identity, Message, Notice, PING_EVERY, ProxyReport, SILENCE, Serving, StandbySeen,
+    Identity, Message, Notice, PING_EVERY, ProxyReport, SILENCE, ServerStarted, Serving,
+    StandbySeen,
 };
 use super::positions::{Answer, Answering, PositionSource, Question};
 
@@ -104,6 +105,14 @@ impl Proxies {
     pub(super) fn serve(&self, serving: Serving, source: Arc<dyn PositionSource>) {
         *self.answering.lock() = Some(Answering::start(source));
         self.serving.send_replace(Some(serving));
+    }
+
+    /// See [`Server::restarted`](super::Server::restarted).
+    pub(super) fn restarted(&self, started: ServerStarted) {
+        self.serving.send_if_modified(|serving| match serving {
+            Some(serving) => serving.started.replace(started) != Some(started),
+            None => false,
+        });
     }
 
     /// See [`Server::tell_standbys`](super::Server::tell_standbys).

@@ -33,8 +33,8 @@ use crate::address::Address;
 
 use super::frame::{Frames, Listener, Socket, Writer, send, send_with, unexpected};
 use super::message::{
-    Identity, Message, Notice, PING_EVERY, Progress, Request, SILENCE, Serving, StandbySeen,
-    Trigger, VERSION, Wants,
+    Identity, Message, Notice, PING_EVERY, Progress, Request, SILENCE, ServerStarted, Serving,
+    StandbySeen, Trigger, VERSION, Wants,
 };
 use super::positions::PositionSource;
 use super::proxies::{self, Proxies, Proxy};
@@ -172,6 +172,11 @@ impl Server {
     /// Tells proxies that this node serves, and answers them from `source`.
     pub fn serve_proxies(&self, serving: Serving, source: Arc<dyn PositionSource>) {
         self.shared.proxies.serve(serving, source);
+    }
+
+    /// Tells proxies that another run of the active's PostgreSQL serves, in the same epoch.
+    pub fn restarted(&self, started: ServerStarted) {
+        self.shared.proxies.restarted(started);
     }
 
     /// Tells proxies which standbys there are, and how far. Never waits; replaces what was not sent yet.

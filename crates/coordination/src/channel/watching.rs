@@ -306,6 +306,7 @@ async fn look(registry: &dyn Storage) -> Result<Look, RecordError> {
                         node: beat.node,
                         postgres: member.postgres.clone(),
                         horizons: Horizon::known(registry).await?,
+                        started: None,
                     };
                     Some(Heard::Registered(member.channel.clone(), serving))
                 }

@@ -15,7 +15,7 @@ mod first_checkpoint;
 mod group_commit;
 mod leaving;
 mod preparing;
-mod proxied;
+pub(crate) mod proxied;
 mod restart;
 mod scheduled;
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use coordination::channel::{Notice, Request, Trigger};
+use coordination::channel::{Notice, Request, ServerStarted, Trigger};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use mount::Mount;
@@ -69,6 +69,8 @@ pub(crate) struct Active {
     pub sealer: Arc<Sealer>,
     /// Beats until the active beats itself.
     pub pulse: Option<Pulse>,
+    /// Which run of PostgreSQL it is, if the server has said so.
+    pub started: Option<ServerStarted>,
     // PostgreSQL goes before the mount that it works on.
     pub postgres: Postgres,
     pub mount: Mount,
@@ -267,6 +269,9 @@ impl Active {
         self.hold_proxies(context).await;
         let (answer, event) = match self.restart(context, announced).await {
             Restarted::Serves => {
+                if let Some(started) = self.started {
+                    context.server.restarted(started);
+                }
                 context.server.resume(self.epoch);
                 (Ok(json!({ "restarted": true })), Event::Restarted)
             }

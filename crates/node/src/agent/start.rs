@@ -19,6 +19,7 @@ use volume::journal::{JournalPos, JournalTail};
 use volume::latest::Latest;
 use volume::private::PrivateDir;
 
+use super::active::proxied::run_of;
 use super::active::{Active, read_control};
 use super::context::{Context, SAY_WITHIN};
 use super::error::{AgentError, Result};
@@ -282,7 +283,8 @@ impl Direct {
         pinned.extend(context.warmth_settings(&configuration));
         let options = context.start_options(&pinned);
         let postgres = Postgres::start(&context.installation, options).await?;
-        postgres.wait_ready(START_WITHIN).await?;
+        let session = postgres.wait_ready(START_WITHIN).await?;
+        let started = run_of(&session).await;
         phases.end("promote");
         Ok(Active {
             storage,
@@ -290,6 +292,7 @@ impl Direct {
             view,
             sealer,
             pulse: Some(pulse),
+            started,
             postgres,
             mount,
         })

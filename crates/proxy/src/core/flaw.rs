@@ -7,6 +7,8 @@ pub enum Flaw {
     NoHorizon,
     /// The last takeover's horizon counts.
     LastHorizon,
+    /// A server is that of the epoch which the proxy knew when it connected.
+    EpochBelieved,
     /// A replay may have other answers.
     AnswersNotCompared,
     /// A commit in doubt is taken for one that did not happen.
@@ -51,6 +53,7 @@ impl Flaw {
     pub const ALL: [Flaw; 19] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
+        Flaw::EpochBelieved,
         Flaw::AnswersNotCompared,
         Flaw::DoubtMeansNo,
         Flaw::DoubtMeansYes,

@@ -48,6 +48,9 @@ pub enum News {
         epoch: Epoch,
         /// Where it listens.
         address: Address,
+        /// Which run of its server that is, if the source knows: a server at this address that was started at another time
+        /// serves in another epoch, or was restarted in this one.
+        run: Option<ServerRun>,
         /// What each takeover recorded: the epoch that began and its horizon, if one could be taken. Every
         /// epoch in which a server was active is among them, as far back as outcomes are to be decided.
         horizons: Vec<(Epoch, Option<Horizon>)>,
@@ -71,6 +74,10 @@ pub struct Topology {
     pub epoch: Epoch,
     /// Its active.
     pub active: Option<Address>,
+    /// The run of the active's server, if that is known.
+    pub active_run: Option<ServerRun>,
+    /// Where servers were active, in the epochs that were heard of.
+    pub addresses: BTreeMap<Epoch, Address>,
     /// What each takeover recorded.
     pub horizons: BTreeMap<Epoch, Option<Horizon>>,
     /// The standbys.
@@ -88,12 +95,17 @@ impl Topology {
             News::ActiveIs {
                 epoch,
                 address,
+                run,
                 horizons,
             } => {
                 if epoch < self.epoch {
                     return;
                 }
+                if epoch > self.epoch || run.is_some() {
+                    self.active_run = run;
+                }
                 self.epoch = epoch;
+                self.addresses.insert(epoch, address.clone());
                 self.active = Some(address);
                 self.horizons.extend(horizons);
             }
@@ -108,6 +120,22 @@ impl Topology {
     /// Whether the active of this epoch is known, or that of a later one.
     pub fn knows(&self, epoch: Epoch) -> bool {
         self.active.is_some() && self.epoch >= epoch
+    }
+
+    /// Whether a server that runs as this is the active of the epoch that is known: another one at its address is that of an
+    /// epoch that was not heard of. `None` if nobody can tell.
+    pub fn is_actives_run(&self, run: ServerRun) -> Option<bool> {
+        self.active_run.map(|active| active == run)
+    }
+
+    /// Whether a server at this address that was taken for the active of `epoch` may have been that of a later one: its node
+    /// was active again, or nobody told where another one was.
+    pub fn may_have_been_later(&self, address: Option<&Address>, epoch: Epoch) -> bool {
+        let mut later = self.horizons.range(epoch.next()..);
+        later.any(|(later, _)| match (self.addresses.get(later), address) {
+            (Some(of_later), Some(address)) => of_later == address,
+            _ => true,
+        })
     }
 
     /// Whether transactions may not begin.
@@ -135,6 +163,7 @@ mod tests {
         News::ActiveIs {
             epoch: Epoch(epoch),
             address: format!("host{epoch}:5432").into(),
+            run: None,
             horizons: vec![(Epoch(epoch), None)],
         }
     }
@@ -148,6 +177,50 @@ mod tests {
         assert!(!topology.knows(Epoch(4)), "there is a newer one");
         topology.hear(active(5));
         assert!(topology.knows(Epoch(4)));
+    }
+
+    #[test]
+    fn a_server_is_of_a_later_epoch_only_where_one_was_active() {
+        let mut topology = Topology::default();
+        topology.hear(active(3));
+        topology.hear(active(5));
+        let host = |number: u32| Address::from(format!("host{number}:5432"));
+        let may_be = |topology: &Topology, host: &Address, epoch| {
+            topology.may_have_been_later(Some(host), Epoch(epoch))
+        };
+        assert!(!may_be(&topology, &host(3), 3));
+        assert!(may_be(&topology, &host(5), 3), "it is active again");
+        assert!(topology.may_have_been_later(None, Epoch(3)));
+        topology.horizons.insert(Epoch(4), None);
+        assert!(may_be(&topology, &host(3), 3), "nobody told where 4 was");
+        assert!(!may_be(&topology, &host(3), 5));
+    }
+
+    #[test]
+    fn only_a_run_that_was_told_is_the_actives() {
+        let mut topology = Topology::default();
+        topology.hear(active(3));
+        assert_eq!(topology.is_actives_run(ServerRun(7)), None);
+        let News::ActiveIs {
+            epoch,
+            address,
+            horizons,
+            ..
+        } = active(3)
+        else {
+            return;
+        };
+        topology.hear(News::ActiveIs {
+            epoch,
+            address,
+            run: Some(ServerRun(7)),
+            horizons,
+        });
+        topology.hear(active(3));
+        assert_eq!(topology.is_actives_run(ServerRun(7)), Some(true));
+        assert_eq!(topology.is_actives_run(ServerRun(8)), Some(false));
+        topology.hear(active(4));
+        assert_eq!(topology.is_actives_run(ServerRun(7)), None);
     }
 
     #[test]

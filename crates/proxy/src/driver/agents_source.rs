@@ -126,6 +126,7 @@ impl Source for AgentsSource {
                     cluster.hear(News::ActiveIs {
                         epoch: serving.epoch,
                         address: serving.postgres.to_string().into(),
+                        run: serving.started.map(|started| ServerRun(started.0)),
                         horizons: horizons.collect(),
                     });
                 }

@@ -98,6 +98,8 @@ impl FileSource {
         cluster.hear(News::ActiveIs {
             epoch: Epoch(file.epoch),
             address: file.active.as_str().into(),
+            // The file does not know of runs.
+            run: None,
             horizons: horizons.collect(),
         });
         cluster.hear(if file.held { News::Hold } else { News::Resume });

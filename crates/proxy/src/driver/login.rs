@@ -29,7 +29,11 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 pub const REPLAYED: &str = "SELECT pg_catalog.pg_last_wal_replay_lsn()::text || ' ' || \
     (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint";
 
-/// Reads the answer to that.
+/// Asks the active for the latter alone.
+const STARTED: &str = "SELECT \
+    (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint";
+
+/// Reads the answer of a standby.
 pub fn read_replayed(text: &str) -> Option<(Lsn, ServerRun)> {
     let (lsn, started) = text.split_once(' ')?;
     Some((parse_lsn(lsn)?, ServerRun(started.parse().ok()?)))
@@ -176,6 +180,7 @@ pub async fn log_in(
         socket,
         reported,
         replayed,
+        run,
         key,
     } = entered;
     let is_standby = reported.get("in_hot_standby") == Some("on");
@@ -188,9 +193,9 @@ pub async fn log_in(
         return Err(LoginError::Unavailable(format!("{address} is {what}")));
     }
     let mut server = Server::new(role, reported);
-    if let Some((replayed, run)) = replayed {
-        (server.replayed, server.run) = (replayed, Some(run));
-    }
+    server.replayed = replayed;
+    server.run = run;
+    server.address = Some(address.into());
     let now = Instant::now();
     Ok(Conn {
         socket,
@@ -209,8 +214,10 @@ pub async fn log_in(
 struct Entered {
     socket: Socket,
     reported: Reported,
-    /// A standby: how far, and which run of it.
-    replayed: Option<(Lsn, ServerRun)>,
+    /// A standby: how far it has replayed.
+    replayed: Lsn,
+    /// Which run of the server it is.
+    run: Option<ServerRun>,
     key: (i32, i32),
 }
 
@@ -255,33 +262,41 @@ impl Entry {
                 _ => {}
             }
         }
-        let replayed = match is_standby {
-            true => self.replayed().await?,
-            false => None,
+        // What was heard of the server may have been of another run of it.
+        let (replayed, run) = match is_standby {
+            true => {
+                let answer = self.ask(REPLAYED).await?;
+                answer.as_deref().and_then(read_replayed).unzip()
+            }
+            false => {
+                let answer = self.ask(STARTED).await?;
+                let started = answer.and_then(|text| text.parse().ok());
+                (None, started.map(ServerRun))
+            }
         };
         Ok(Entered {
             socket: self.socket,
             reported,
-            replayed,
+            replayed: replayed.unwrap_or(Lsn::ZERO),
+            run,
             key,
         })
     }
 
-    /// How far a standby has replayed, by its own word, and which run of it this is: what was heard of it before may have been
-    /// of another.
-    async fn replayed(&mut self) -> Result<Option<(Lsn, ServerRun)>, LoginError> {
-        frontend::query(REPLAYED, &mut self.output)?;
+    /// What the server answers to a question of the proxy's.
+    async fn ask(&mut self, question: &str) -> Result<Option<String>, LoginError> {
+        frontend::query(question, &mut self.output)?;
         self.send().await?;
-        let mut replayed = None;
+        let mut answer = None;
         loop {
             let message = self.receive().await?;
             match message[0] {
                 b'D' => {
                     let text = frame::first_column(&message);
                     let text = text.and_then(|text| std::str::from_utf8(text).ok());
-                    replayed = text.and_then(read_replayed);
+                    answer = text.map(str::to_owned);
                 }
-                b'Z' => return Ok(replayed),
+                b'Z' => return Ok(answer),
                 _ => {}
             }
         }

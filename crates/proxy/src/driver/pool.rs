@@ -23,6 +23,10 @@ use super::login::{Conn, Login, LoginError, log_in};
 /// How long to wait before an unreachable active is tried again, unless there is news of another.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
+/// News of a takeover are there by then: a server that is another run of the active's than was told of is let in after that,
+/// if nobody says what it is.
+const NEWS_WITHIN: Duration = Duration::from_secs(3);
+
 /// A connection that a client has.
 pub struct Held {
     /// The connection.
@@ -157,14 +161,16 @@ impl Pool {
         let Ok(Ok(permit)) = permit else {
             return Err(all_in_use(&limits));
         };
-        let deadline = Instant::now() + limits.takeover_wait;
+        let since = Instant::now();
+        let deadline = since + limits.takeover_wait;
         let mut waited = false;
         loop {
             let topology = self.cluster.topology();
             if let Some(conn) = shelf.take(&place, &topology) {
                 return Ok((Held { conn, permit }, waited));
             }
-            match self.connect(&place, &topology).await {
+            let believes = since.elapsed() >= NEWS_WITHIN;
+            match self.connect(&place, &topology, believes).await {
                 Ok(conn) => {
                     return Ok((
                         Held {
@@ -189,7 +195,14 @@ impl Pool {
         }
     }
 
-    async fn connect(&self, place: &Place, topology: &Topology) -> Result<Conn, LoginError> {
+    /// A new connection. A run of the active's server that was not told of is that of an epoch that was not heard of, most
+    /// probably, and is let in only if the pool `believes` that there will be no news of it.
+    async fn connect(
+        &self,
+        place: &Place,
+        topology: &Topology,
+        believes: bool,
+    ) -> Result<Conn, LoginError> {
         let unknown = || LoginError::Unavailable("nobody is known to be active".to_owned());
         let (address, role) = match place {
             Place::Active => {
@@ -201,7 +214,19 @@ impl Pool {
                 (standby.address.clone(), Role::Standby(name.clone()))
             }
         };
-        log_in(&self.dialer, &address, &self.login(), role).await
+        let mut conn = log_in(&self.dialer, &address, &self.login(), role).await?;
+        if *place == Place::Active
+            && let Some(server) = &mut conn.server
+        {
+            let is_it = server.run.and_then(|run| topology.is_actives_run(run));
+            if is_it == Some(false) && !believes {
+                conn.close();
+                let why = format!("{address} has been started again, and nobody said why yet");
+                return Err(LoginError::Unavailable(why));
+            }
+            server.is_vouched_for = is_it == Some(true);
+        }
+        Ok(conn)
     }
 
     /// A client has done with a connection. Nobody else gets it before the client's cancel requests have been carried out.

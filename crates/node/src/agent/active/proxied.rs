@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coordination::address::Address;
-use coordination::channel::{PositionSource, Server, Serving, StandbySeen, Subscriber};
+use coordination::channel::{
+    PositionSource, Server, ServerStarted, Serving, StandbySeen, Subscriber,
+};
 use coordination::records::{Horizon, Incarnation, Member, Record};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::Storage;
 use pgdata::sealer::Sealer;
+use pgserver::Session;
 use volume::lsn::Lsn;
 
 use super::Active;
@@ -47,6 +50,7 @@ impl Active {
             node: context.me.node.clone(),
             postgres: context.member().postgres,
             horizons,
+            started: self.started,
         };
         let source = Source {
             sealer: Arc::clone(&self.sealer),
@@ -65,6 +69,12 @@ impl Active {
             () = self.storage.fenced() => {}
         }
     }
+}
+
+/// Which run of its server the session is on. Proxies that do not hear of it are more careful.
+pub(crate) async fn run_of(session: &Session) -> Option<ServerStarted> {
+    let started = session.postmaster_started_us().await;
+    started.ok().map(ServerStarted)
 }
 
 /// Tells proxies how far standbys are, until it is dropped.

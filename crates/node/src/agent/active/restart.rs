@@ -13,6 +13,7 @@ use super::super::context::Context;
 use super::super::error::{AgentError, Result};
 use super::super::standby::read_configuration;
 use super::announced::AnnouncedLog;
+use super::proxied::run_of;
 use super::{Active, STOP_WITHIN};
 
 /// How long PostgreSQL may take to start, when nothing has to be replayed.
@@ -68,7 +69,8 @@ impl Active {
         pinned.extend(context.warmth_settings(&configuration));
         let options = context.start_options(&pinned);
         self.postgres = Postgres::start(&installation, options).await?;
-        self.postgres.wait_ready(START_WITHIN).await?;
+        let session = self.postgres.wait_ready(START_WITHIN).await?;
+        self.started = run_of(&session).await;
         announced.let_go();
         tracing::info!(version = %installation.version(), "PostgreSQL was restarted in place");
         Ok(())

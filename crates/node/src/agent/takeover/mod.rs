@@ -18,6 +18,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use coordination::channel::ServerStarted;
 use coordination::records::unix_ms;
 use coordination::records::{ActiveState, Heartbeat, Horizon, PhaseTiming, Record};
 use dax::error::ErrorKind;
@@ -39,6 +40,7 @@ use volume::namespace::Namespace;
 use self::log_tail::LogTail;
 pub(crate) use self::settle::settle;
 use crate::agent::active::Active;
+use crate::agent::active::proxied::run_of;
 use crate::agent::context::Context;
 use crate::agent::error::Result;
 use crate::agent::pulse::Pulse;
@@ -178,6 +180,7 @@ pub(crate) struct Switched {
     pub horizons: Vec<Horizon>,
     /// Where the log was right after that.
     pub promoted: Option<Lsn>,
+    started: Option<ServerStarted>,
 }
 
 impl Switched {
@@ -195,6 +198,7 @@ impl Switched {
             view: self.view,
             sealer: self.sealer,
             pulse: Some(pulse),
+            started: self.started,
             postgres,
             mount,
         }
@@ -248,6 +252,7 @@ pub(crate) async fn promote(
         horizons,
         // Only the history misses it.
         promoted: session.flushed().await.ok().flatten(),
+        started: run_of(&session).await,
     })
 }
 

@@ -28,6 +28,7 @@ impl Desk {
         topology.hear(News::ActiveIs {
             epoch: Epoch(3),
             address: "a".into(),
+            run: None,
             horizons: Vec::new(),
         });
         let mut startup = Settings::default();
@@ -147,6 +148,7 @@ impl Desk {
         self.topology.hear(News::ActiveIs {
             epoch: self.epoch,
             address: "b".into(),
+            run: None,
             horizons: vec![(self.epoch, Some(Horizon(horizon)))],
         });
         self.rest = 0;

@@ -7,9 +7,10 @@ use dax::ids::Epoch;
 
 use super::super::flaw::Flaw;
 use super::super::frame::{self, Refusal};
-use super::super::outcome::{Judgement, XactStatus, Xid, judge};
+use super::super::outcome::{self, Judgement, XactStatus};
 use super::super::sql::Kind;
 use super::ask::XidState;
+use super::doubt::{Doubt, Whereabouts};
 use super::slots::Ask;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Session};
@@ -55,6 +56,7 @@ impl Session {
             return;
         }
         self.lost_epoch = server.epoch();
+        self.lost = Whereabouts::of(&server);
         let fate = self.fate();
         if self.keeps.cannot_move() {
             match fate {
@@ -189,9 +191,9 @@ impl Session {
             return;
         }
         let is_alone = self.unit.as_ref().is_some_and(|unit| unit.facts.is_alone);
-        match (self.xid, self.lost_epoch) {
-            (XidState::Is(xid), Some(epoch)) if !is_alone => {
-                self.in_doubt = Some((xid, epoch));
+        match (self.xid, self.lost.take()) {
+            (XidState::Is(xid), Some(ran_on)) if !is_alone => {
+                self.in_doubt = Some(Doubt { xid, ran_on });
                 self.phase = Phase::Deciding;
                 self.ask_for_active(out);
             }
@@ -205,22 +207,22 @@ impl Session {
 
     /// A connection is there to decide by.
     pub(super) fn decide(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let Some((xid, ran_in)) = self.in_doubt else {
+        let Some(doubt) = &self.in_doubt else {
             return;
         };
         self.phase = Phase::Deciding;
-        let now = self.link.as_ref().and_then(|link| link.epoch());
+        let now = self.link.as_deref().and_then(Whereabouts::of);
         let Some(now) = now else {
             self.ask_for_active(out);
             return;
         };
-        match self.judge(cx, xid, ran_in, now) {
+        match judge(cx, doubt, &now) {
             Judgement::Ask => {
-                self.asked_status = None;
                 let text = format!(
                     "SELECT pg_catalog.pg_xact_status('{}'::pg_catalog.xid8)",
-                    xid.0
+                    doubt.xid.0
                 );
+                self.asked_status = None;
                 self.query_for_us(&text, out);
             }
             Judgement::NotCommitted => {
@@ -229,19 +231,6 @@ impl Session {
             }
             Judgement::Unknown => self.tell_unknown(out),
         }
-    }
-
-    fn judge(&self, cx: &Context<'_>, xid: Xid, ran_in: Epoch, now: Epoch) -> Judgement {
-        let horizons = &cx.topology.horizons;
-        if cx.lacks(Flaw::NoHorizon) {
-            return Judgement::Ask;
-        }
-        if cx.lacks(Flaw::LastHorizon)
-            && let Some((last, _)) = horizons.last_key_value()
-        {
-            return judge(xid, Epoch(last.0.saturating_sub(1)), now, horizons);
-        }
-        judge(xid, ran_in, now, horizons)
     }
 
     /// `pg_xact_status` answered.
@@ -256,10 +245,11 @@ impl Session {
 
     /// The question about the commit was answered.
     pub(super) fn decided(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let Some((_, ran_in)) = self.in_doubt else {
+        let Some(doubt) = &self.in_doubt else {
             return;
         };
-        let is_same_epoch = self.link.as_ref().and_then(|link| link.epoch()) == Some(ran_in);
+        let now = self.link.as_ref().and_then(|link| link.epoch());
+        let is_same_epoch = now == Some(doubt.ran_on.epoch);
         match self.asked_status.take() {
             Some(XactStatus::Committed) => {
                 self.in_doubt = None;
@@ -383,6 +373,23 @@ impl Session {
             .hint("Connect again, and look for the transaction's effects before you try it again.");
         self.close(&refusal, out);
     }
+}
+
+fn judge(cx: &Context<'_>, doubt: &Doubt, now: &Whereabouts) -> Judgement {
+    let horizons = &cx.topology.horizons;
+    if cx.lacks(Flaw::NoHorizon) {
+        return Judgement::Ask;
+    }
+    if cx.lacks(Flaw::LastHorizon)
+        && let Some((last, _)) = horizons.last_key_value()
+    {
+        let ran_in = Epoch(last.0.saturating_sub(1));
+        return outcome::judge(doubt.xid, ran_in, now.epoch, horizons);
+    }
+    if cx.lacks(Flaw::EpochBelieved) {
+        return outcome::judge(doubt.xid, doubt.ran_on.epoch, now.epoch, horizons);
+    }
+    doubt.judge(now, cx.topology)
 }
 
 /// Whether something of the unit may have committed, if its transaction has written.

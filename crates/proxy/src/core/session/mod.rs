@@ -24,6 +24,7 @@ mod client;
 mod desk;
 mod digest;
 mod dispatch;
+mod doubt;
 mod keeps;
 mod loss;
 mod packed;
@@ -49,10 +50,11 @@ use super::frame::{self, Malformed, Refusal};
 use super::outcome::{XactStatus, Xid};
 use super::settings::Settings;
 use super::sql::{Statements, Volatile};
-use super::topology::{NodeName, Topology};
+use super::topology::{Address, NodeName, Topology};
 use super::version::{ReadMode, Seen};
 
 use ask::XidState;
+use doubt::{Doubt, Whereabouts};
 pub use keeps::Keeps;
 use prepared::Names;
 use replay::Replay;
@@ -253,8 +255,8 @@ pub struct Session {
     xid: XidState,
     /// The open transaction may have written since its id was asked for.
     has_unasked_writes: bool,
-    /// The commit that is in doubt, and the epoch that it was sent in.
-    in_doubt: Option<(Xid, Epoch)>,
+    /// The commit that is in doubt.
+    in_doubt: Option<Doubt>,
     /// The client has had the first part of a message, and the next byte must be of its rest.
     is_amid_row: bool,
     /// What was answered about it.
@@ -263,6 +265,8 @@ pub struct Session {
     last_words: Option<Bytes>,
     /// The epoch whose active the session lost.
     lost_epoch: Option<Epoch>,
+    /// What was known of that server, if a commit may be in doubt.
+    lost: Option<Whereabouts>,
     /// What the read under way must see.
     required: Lsn,
     turn: u64,
@@ -294,6 +298,7 @@ impl Session {
             asked_status: None,
             last_words: None,
             lost_epoch: None,
+            lost: None,
             required: Lsn::ZERO,
             turn,
             counts: Counts::default(),
@@ -349,6 +354,13 @@ impl Session {
     /// What a session in session mode begins with: the connection that its client was let in by.
     pub fn begin_linked(&mut self, server: Box<Server>) {
         self.link = Some(server);
+    }
+
+    /// Where the connection goes that came along from another process.
+    pub fn is_linked_to(&mut self, address: Address) {
+        if let Some(link) = &mut self.link {
+            link.address = Some(address);
+        }
     }
 
     /// Whether the next message of the client can be taken.

@@ -95,6 +95,8 @@ impl PackedServer {
             reported: reported_of(&self.reported),
             replayed: self.replayed,
             run: self.run,
+            address: None,
+            is_vouched_for: false,
             is_restored: self.is_restored,
         }
     }

@@ -7,7 +7,7 @@ use volume::lsn::Lsn;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::super::settings::Settings;
-use super::super::topology::{NodeName, ServerRun};
+use super::super::topology::{Address, NodeName, ServerRun};
 
 /// Which server it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,8 +41,12 @@ pub struct Server {
     pub reported: Reported,
     /// A standby: how far it had replayed when the connection was made.
     pub replayed: Lsn,
-    /// A standby: which run of it this is.
+    /// Which run of it this is.
     pub run: Option<ServerRun>,
+    /// Where it is.
+    pub address: Option<Address>,
+    /// An active: its epoch is certain, as it was told of this run of it. Otherwise it may be that of a later one.
+    pub is_vouched_for: bool,
     /// It was given what its session keeps beside settings.
     pub is_restored: bool,
 }
@@ -58,6 +62,8 @@ impl Server {
             reported,
             replayed: Lsn::ZERO,
             run: None,
+            address: None,
+            is_vouched_for: false,
             is_restored: false,
         }
     }

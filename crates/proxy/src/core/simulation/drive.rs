@@ -170,12 +170,15 @@ impl World {
 
     /// The active as the proxy knows it; a frozen one does not answer, and who is no active is not taken for one.
     fn give_active(&mut self, id: usize, waited: bool) {
-        let topology = &self.proxy(id).topology;
+        let topology = self.proxy(id).topology.clone();
         let epoch = topology.epoch;
         let address = topology.active.clone().unwrap_or_else(|| "0".into());
         let node: usize = address.parse().unwrap_or(0);
-        let is_there = self.nodes[node].epoch == Some(epoch.0) && !self.nodes[node].is_frozen;
-        if !is_there {
+        let run = self.nodes[node].run();
+        let is_there = !self.nodes[node].is_standby() && !self.nodes[node].is_frozen;
+        let is_it = topology.is_actives_run(run);
+        let is_believed = self.rules.flaw == Some(Flaw::EpochBelieved);
+        if !is_there || is_it == Some(false) && !is_believed {
             self.clients[id]
                 .wants
                 .push_back(Want::Active { waited: true });
@@ -211,7 +214,11 @@ impl World {
         }
         let mut server = Server::new(role, Reported::default());
         server.replayed = Lsn(self.nodes[node].visible as u64);
-        server.run = Some(self.nodes[node].run());
+        let run = self.nodes[node].run();
+        server.run = Some(run);
+        server.address = Some(node.to_string().into());
+        let topology = &self.proxies[id % proxies].topology;
+        server.is_vouched_for = topology.is_actives_run(run) == Some(true);
         self.wires.push(Some(Wire {
             node,
             life: self.nodes[node].life,

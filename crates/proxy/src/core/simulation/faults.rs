@@ -40,8 +40,12 @@ impl World {
         if standbys.is_empty() || self.takeovers >= 4 {
             return;
         }
-        let to = standbys[self.rng.random_range(0..standbys.len())];
         let from = self.active;
+        // Or its node is active again, before others notice.
+        let to = match self.rng.random_bool(0.2) {
+            true => from,
+            false => standbys[self.rng.random_range(0..standbys.len())],
+        };
         let horizon = self.horizon_now();
         self.epoch += 1;
         self.takeovers += 1;
@@ -52,9 +56,11 @@ impl World {
         node.visible = log;
         node.next_xid = horizon.0;
         node.life += 1;
+        node.is_frozen &= to != from;
+        let run = node.run();
         let (epoch, takeovers) = (self.epoch, self.takeovers);
         self.trace(|| format!("epoch {epoch} on {to}, horizon {horizon:?} ({takeovers})"));
-        let comes_back = self.rng.random_bool(0.5);
+        let comes_back = to != from && self.rng.random_bool(0.5);
         if comes_back {
             // As a standby.
             self.nodes[from].life += 1;
@@ -69,10 +75,12 @@ impl World {
         }
         for proxy in 0..self.proxies.len() {
             let standbys = self.standbys();
+            let hears_of_runs = self.proxies[proxy].hears_of_runs;
             let untold = &mut self.proxies[proxy].untold;
             untold.push(News::ActiveIs {
                 epoch: Epoch(self.epoch),
                 address: to.to_string().into(),
+                run: hears_of_runs.then_some(run),
                 horizons: vec![(Epoch(self.epoch), known.then_some(horizon))],
             });
             untold.push(News::Standbys(standbys));
@@ -145,7 +153,11 @@ impl World {
         {
             self.wires[at] = None;
         }
-        let session = Session::unpack(packed, &self.statements).expect("it makes sense");
+        let mut session = Session::unpack(packed, &self.statements).expect("it makes sense");
+        let wire = client.wire.and_then(|at| self.wires[at].as_ref());
+        if let Some(wire) = wire {
+            session.is_linked_to(wire.node.to_string().into());
+        }
         let before = std::mem::replace(&mut client.session, session);
         client.counts.push(before.counts());
         // A timer is nobody's any more.

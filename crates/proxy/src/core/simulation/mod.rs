@@ -88,10 +88,12 @@ pub struct Proxy {
     idle: Vec<usize>,
     last_position: Lsn,
     volatile: Volatile,
+    /// It is told which run of a server is the active's.
+    hears_of_runs: bool,
 }
 
 impl Proxy {
-    fn new() -> Proxy {
+    fn new(hears_of_runs: bool) -> Proxy {
         Proxy {
             topology: Topology::default(),
             untold: Vec::new(),
@@ -99,6 +101,7 @@ impl Proxy {
             idle: Vec::new(),
             last_position: Lsn::ZERO,
             volatile: functions(false),
+            hears_of_runs,
         }
     }
 }
@@ -145,7 +148,7 @@ impl World {
             rng,
             rules,
             statements: Arc::clone(&STATEMENTS),
-            proxies: vec![Proxy::new(), Proxy::new()],
+            proxies: vec![Proxy::new(true), Proxy::new(false)],
             nodes,
             log: Vec::new(),
             epoch: 1,
@@ -161,6 +164,7 @@ impl World {
             proxy.topology.hear(News::ActiveIs {
                 epoch: Epoch(1),
                 address: "0".into(),
+                run: proxy.hears_of_runs.then(|| world.nodes[0].run()),
                 horizons: Vec::new(),
             });
         }

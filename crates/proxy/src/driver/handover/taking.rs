@@ -285,7 +285,10 @@ impl Taking {
         if held.is_some() != parcel.session.is_linked() {
             return None;
         }
-        let session = Session::unpack(parcel.session, &proxy.statements).ok()?;
+        let mut session = Session::unpack(parcel.session, &proxy.statements).ok()?;
+        if let Some(held) = &held {
+            session.is_linked_to(held.conn.address.clone());
+        }
         let handle = proxy.handles.adopt(Arriving {
             id: parcel.id,
             secret: parcel.secret,
@@ -325,7 +328,9 @@ impl Taking {
         };
         if let Some(conn) = parcel.server.unpack(fd) {
             let pool = self.proxy.pool(parcel.login);
-            pool.put(pool.adopt(conn), Box::new(parcel.packed.unpack()));
+            let mut server = parcel.packed.unpack();
+            server.address = Some(conn.address.clone());
+            pool.put(pool.adopt(conn), Box::new(server));
         }
     }
 }

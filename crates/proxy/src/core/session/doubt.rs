@@ -1,0 +1,156 @@
+//! A commit in doubt, and what may be said of it from where it ran and who is active now.
+//!
+//! The proxy labels a connection with the epoch that it knows when it connects. The server may be active in a later one
+//! already, if it is at the same address. Invariant: a label counts only as far as it is certain. In doubt the outcome is
+//! unknown.
+
+use dax::ids::Epoch;
+
+use super::super::outcome::{self, Judgement, Xid};
+use super::super::topology::{Address, ServerRun, Topology};
+use super::Server;
+
+/// What is known of the server of a connection to the active.
+#[derive(Debug, Clone)]
+pub struct Whereabouts {
+    /// The epoch that it was taken for.
+    pub epoch: Epoch,
+    address: Option<Address>,
+    run: Option<ServerRun>,
+    is_certain: bool,
+}
+
+/// A commit whose answer did not come.
+#[derive(Debug)]
+pub struct Doubt {
+    /// The transaction's id.
+    pub xid: Xid,
+    /// Where it ran.
+    pub ran_on: Whereabouts,
+}
+
+impl Whereabouts {
+    /// Of a connection to the active; `None` of a standby.
+    pub fn of(server: &Server) -> Option<Whereabouts> {
+        Some(Whereabouts {
+            epoch: server.epoch()?,
+            address: server.address.clone(),
+            run: server.run,
+            is_certain: server.is_vouched_for,
+        })
+    }
+}
+
+impl Doubt {
+    /// What can be said before `now`, the active at hand, is asked.
+    pub fn judge(&self, now: &Whereabouts, topology: &Topology) -> Judgement {
+        let lost = &self.ran_on;
+        let is_same_run = lost.run.is_some() && lost.run == now.run;
+        match outcome::judge(self.xid, lost.epoch, now.epoch, &topology.horizons) {
+            Judgement::NotCommitted if is_same_run || self.may_have_run_later(topology) => {
+                Judgement::Unknown
+            }
+            // One of them may be in an epoch that was not heard of, where the number is another's.
+            Judgement::Ask
+                if lost.epoch == now.epoch
+                    && !is_same_run
+                    && !(lost.is_certain && now.is_certain) =>
+            {
+                Judgement::Unknown
+            }
+            judged => judged,
+        }
+    }
+
+    /// Whether it may have run in a later epoch than its server was taken for.
+    fn may_have_run_later(&self, topology: &Topology) -> bool {
+        let lost = &self.ran_on;
+        !lost.is_certain && topology.may_have_been_later(lost.address.as_ref(), lost.epoch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::outcome::Horizon;
+    use super::super::super::topology::News;
+    use super::*;
+
+    fn server(epoch: u32, address: &str, run: Option<i64>, is_certain: bool) -> Whereabouts {
+        Whereabouts {
+            epoch: Epoch(epoch),
+            address: Some(address.into()),
+            run: run.map(ServerRun),
+            is_certain,
+        }
+    }
+
+    /// Epoch 1 was on `a`, and the last one is on the address given; takeovers recorded 100 and 200.
+    fn topology(epochs: u32, address: &str) -> Topology {
+        let mut topology = Topology::default();
+        for (epoch, address) in [(1, "a"), (epochs, address)] {
+            let horizons =
+                (2..=epoch).map(|one| (Epoch(one), Some(Horizon(u64::from(one) * 100 - 100))));
+            topology.hear(News::ActiveIs {
+                epoch: Epoch(epoch),
+                address: address.into(),
+                run: None,
+                horizons: horizons.collect(),
+            });
+        }
+        topology
+    }
+
+    fn judged(xid: u64, ran_on: &Whereabouts, now: &Whereabouts, topology: &Topology) -> Judgement {
+        let doubt = Doubt {
+            xid: Xid(xid),
+            ran_on: ran_on.clone(),
+        };
+        doubt.judge(now, topology)
+    }
+
+    /// The node of epoch 1 is active again in epoch 2, before the proxy hears of it: what it commits has a number above the
+    /// horizon.
+    #[test]
+    fn a_commit_on_a_server_that_was_started_again_is_not_taken_for_undone() {
+        let topology = topology(2, "a");
+        let now = server(2, "a", Some(8), true);
+        let judged = |xid, ran_on: &Whereabouts| judged(xid, ran_on, &now, &topology);
+        let unsure = server(1, "a", Some(8), false);
+        assert_eq!(judged(150, &unsure), Judgement::Unknown);
+        let older = server(1, "a", Some(7), false);
+        assert_eq!(judged(150, &older), Judgement::Unknown);
+        assert_eq!(judged(99, &unsure), Judgement::Ask);
+        let certain = server(1, "a", Some(7), true);
+        assert_eq!(judged(150, &certain), Judgement::NotCommitted);
+    }
+
+    #[test]
+    fn where_nobody_was_active_later_the_horizon_counts() {
+        let ran_on = server(1, "a", Some(7), false);
+        let now = server(2, "b", Some(9), false);
+        assert_eq!(
+            judged(150, &ran_on, &now, &topology(2, "b")),
+            Judgement::NotCommitted
+        );
+        let later = server(3, "b", Some(9), false);
+        assert_eq!(
+            judged(150, &ran_on, &later, &topology(3, "b")),
+            Judgement::Unknown,
+            "nobody told where the active of epoch 2 was"
+        );
+    }
+
+    /// Neither is known to be what it is taken for: the number may be another's on the server that is asked.
+    #[test]
+    fn another_run_of_the_server_is_asked_only_if_its_epoch_is_certain() {
+        let topology = topology(2, "a");
+        let judged = |ran_on: &Whereabouts, now: &Whereabouts| judged(150, ran_on, now, &topology);
+        let [one, other] = [7, 8].map(|run| server(2, "a", Some(run), false));
+        assert_eq!(judged(&one, &one), Judgement::Ask);
+        assert_eq!(judged(&one, &other), Judgement::Unknown);
+        let nobody = server(2, "a", None, false);
+        assert_eq!(judged(&nobody, &nobody), Judgement::Unknown);
+        let [one, other] = [7, 8].map(|run| server(2, "a", Some(run), true));
+        assert_eq!(judged(&one, &other), Judgement::Ask, "restarted in place");
+    }
+}
