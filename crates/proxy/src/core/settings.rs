@@ -30,6 +30,24 @@ struct Setting {
     value: Option<Box<str>>,
 }
 
+impl Change {
+    /// A setting gets this value, which is taken as it is: `SET` would take a list for one name.
+    pub fn to_value(name: &str, value: &str) -> Change {
+        let name = name.to_ascii_lowercase();
+        let (of, to) = (quote_literal(&name), quote_literal(value));
+        Change::Set {
+            statement: format!("SELECT pg_catalog.set_config({of}, {to}, false)").into(),
+            name: name.into(),
+            value: Some(value.into()),
+        }
+    }
+}
+
+/// Joins statements to one text, whatever they end with: a comment goes on to the end of its line.
+pub fn join(statements: &[String]) -> String {
+    statements.join("\n; ")
+}
+
 /// The settings that differ from what a new connection of this user to this database has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings(BTreeMap<Box<str>, Setting>);
@@ -70,11 +88,7 @@ impl Settings {
 
     /// Sets `name` to a value from a startup message.
     pub fn set(&mut self, name: &str, value: &str) {
-        self.apply(&Change::Set {
-            name: name.to_ascii_lowercase().into(),
-            statement: format!("SET {} TO {}", quote_identifier(name), quote_literal(value)).into(),
-            value: Some(value.into()),
-        });
+        self.apply(&Change::to_value(name, value));
     }
 
     /// Takes over from `others` what is not set here.
@@ -106,7 +120,7 @@ impl Settings {
         self.0.clear();
     }
 
-    /// The statements that take a server from these settings to `wanted`, separated by semicolons; `None` if
+    /// The statements that take a server from these settings to `wanted`, joined to one text; `None` if
     /// it has them. Who the user is comes last when it is set, and first when it is reset.
     pub fn statements_to(&self, wanted: &Settings) -> Option<String> {
         if self == wanted {
@@ -127,7 +141,7 @@ impl Settings {
         for (_, setting) in what.into_iter().chain(who.into_iter().rev()) {
             statements.push(setting.statement.to_string());
         }
-        Some(statements.join("; "))
+        Some(join(&statements))
     }
 }
 
@@ -168,8 +182,9 @@ mod tests {
         assert_eq!(
             server.statements_to(&wanted).as_deref(),
             Some(
-                "RESET \"role\"; RESET \"a\".\"b\"; SET \"a\".\"c\" TO 'it''s'; \
-                 SET \"session_authorization\" TO 'me'"
+                "RESET \"role\"\n; RESET \"a\".\"b\"\n; \
+                 SELECT pg_catalog.set_config('a.c', 'it''s', false)\n; \
+                 SELECT pg_catalog.set_config('session_authorization', 'me', false)"
             )
         );
     }
@@ -185,14 +200,47 @@ mod tests {
         wanted.set("role", "limited");
         assert_eq!(
             server.statements_to(&wanted).as_deref(),
-            Some("RESET \"session_authorization\"; SET \"role\" TO 'limited'")
+            Some(
+                "RESET \"session_authorization\"\n; SELECT pg_catalog.set_config('role', 'limited', false)"
+            )
         );
         assert_eq!(
             wanted.statements_to(&server).as_deref(),
-            Some("SET \"session_authorization\" TO 'other'; SET \"role\" TO 'limited'")
+            Some(
+                "SELECT pg_catalog.set_config('session_authorization', 'other', false)\n; \
+                 SELECT pg_catalog.set_config('role', 'limited', false)"
+            )
         );
         server.set("session_authorization", "third");
         assert_eq!(server.value("role"), None);
+    }
+
+    /// A server that is told `SET search_path TO 'a, b'` looks for one schema of that name.
+    #[test]
+    fn a_list_stays_a_list() {
+        let mut wanted = Settings::default();
+        wanted.set("search_path", "app, public");
+        assert_eq!(
+            Settings::default().statements_to(&wanted).as_deref(),
+            Some("SELECT pg_catalog.set_config('search_path', 'app, public', false)")
+        );
+    }
+
+    /// The role after it would not be set, and be taken for set.
+    #[test]
+    fn a_comment_at_the_end_hides_nothing() {
+        let mut wanted = Settings::default();
+        for (name, statement) in [("a.b", "SET a.b = 1 -- why"), ("role", "SET ROLE limited")] {
+            wanted.apply(&Change::Set {
+                name: name.into(),
+                statement: statement.into(),
+                value: None,
+            });
+        }
+        assert_eq!(
+            Settings::default().statements_to(&wanted).as_deref(),
+            Some("SET a.b = 1 -- why\n; SET ROLE limited")
+        );
     }
 
     #[test]

@@ -344,3 +344,43 @@ async fn newer_protocols_have_longer_keys() {
         "it is told of 3.2"
     );
 }
+
+/// Two clients take turns on one connection: each finds what it has set, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_are_made_again_as_they_were() {
+    let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
+    site.primary.sql(&[
+        "CREATE SCHEMA one",
+        "CREATE SCHEMA two",
+        "CREATE TABLE two.here (a int)",
+        "CREATE ROLE limited",
+    ]);
+    let startup = "options='-c search_path=one,two'";
+    let client = site.try_connect("postgres", startup).await;
+    let client = client.expect("it connects");
+    let other = site.connect().await;
+    let text = "SELECT set_config('a.list', 'one, two', false)";
+    other.batch_execute(text).await.expect("sets");
+    for set in [
+        "SET a.b = 1 -- why",
+        "SET ROLE limited -- for now",
+        "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    ] {
+        other.batch_execute(set).await.expect("sets");
+    }
+    let show = "SELECT concat_ws(' ', current_setting('a.list', true), current_setting('a.b', true), current_user, \
+                current_setting('transaction_read_only'), current_setting('transaction_isolation'))";
+    for _ in 0..3 {
+        let found = client.batch_execute("TABLE here").await;
+        found.expect("the schema of the startup message is looked into");
+        let shown = client.query_one(show, &[]).await.expect("shows");
+        let shown: &str = shown.get(0);
+        assert!(shown.ends_with("postgres off read committed"), "{shown}");
+        let shown = other.query_one(show, &[]).await.expect("shows");
+        assert_eq!(
+            shown.get::<_, &str>(0),
+            "one, two 1 limited on serializable"
+        );
+    }
+}

@@ -5,6 +5,7 @@ use postgres_protocol::message::frontend;
 
 use super::super::flaw::Flaw;
 use super::super::frame;
+use super::super::settings::join;
 use super::super::sql::{Effect as Does, Kind, Statement};
 use super::ask::XidState;
 use super::prepared::Prepared;
@@ -46,7 +47,7 @@ impl Session {
             return;
         }
         link.settings = self.keeps.settings.clone();
-        self.query_for_us(&statements.join("; "), out);
+        self.query_for_us(&join(&statements), out);
         self.phase = Phase::Waiting(Wait::Setup);
     }
 

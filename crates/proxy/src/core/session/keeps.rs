@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::super::settings::{Change, Settings, quote_identifier};
+use super::super::settings::{Change, Settings, join, quote_identifier};
 use super::super::sql::{Bond, Effect};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,7 +204,7 @@ impl Keeps {
             .iter()
             .map(|channel| format!("LISTEN {}", quote_identifier(channel)));
         let all: Vec<String> = prepared.chain(listens).collect();
-        (!all.is_empty()).then(|| all.join("; "))
+        (!all.is_empty()).then(|| join(&all))
     }
 }
 
@@ -289,7 +289,7 @@ mod tests {
             let given = on_server.statements_to(&keeps.settings);
             assert_eq!(
                 given.as_deref(),
-                Some("SET \"a\".\"b\" TO '0'"),
+                Some("SELECT pg_catalog.set_config('a.b', '0', false)"),
                 "{effect:?}"
             );
         }
@@ -303,7 +303,7 @@ mod tests {
         keeps.end(true);
         assert_eq!(
             keeps.restore().as_deref(),
-            Some("PREPARE p AS SELECT 1; LISTEN \"Jobs\"")
+            Some("PREPARE p AS SELECT 1\n; LISTEN \"Jobs\"")
         );
     }
 }

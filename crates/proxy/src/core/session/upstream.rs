@@ -142,7 +142,9 @@ impl Session {
                 self.emit(bytes, out);
             }
             (To::Xid, b'D') => self.hear_xid(frame::first_column(bytes)),
-            (To::Setup, b'D') => self.hear_status(frame::first_column(bytes)),
+            (To::Setup, b'D') if self.phase == Phase::Deciding => {
+                self.hear_status(frame::first_column(bytes));
+            }
             _ => {}
         }
         if is_over {

@@ -238,7 +238,7 @@ impl Backend {
 
     fn execute(&mut self, text: &str, site: &mut Site<'_>, is_simple: bool) -> bool {
         let words: Vec<&str> = text
-            .split([' ', '(', ')', ',', '\''])
+            .split([' ', '(', ')', ',', '\'', '\n'])
             .filter(|w| !w.is_empty())
             .collect();
         let is_end = matches!(words.first(), Some(&("COMMIT" | "ROLLBACK")));

@@ -5,7 +5,7 @@ use pg_query::protobuf::{
 };
 use serde_json::Value;
 
-use super::super::settings::{Change, quote_identifier, quote_literal};
+use super::super::settings::Change;
 use super::calls;
 use super::{Begin, Bond, Effect, Kind, Own, Part, Statement};
 
@@ -101,7 +101,7 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
         Tree::ExplainStmt(explain) => kind_of_explain(explain),
         Tree::TransactionStmt(statement) => kind_of_transaction(statement),
         Tree::VariableSetStmt(set) => {
-            effects.extend(change(set, text).map(Effect::Set));
+            effects.extend(changes(set, text).into_iter().map(Effect::Set));
             Kind::Session
         }
         Tree::VariableShowStmt(_) | Tree::ConstraintsSetStmt(_) | Tree::CheckPointStmt(_) => {
@@ -268,13 +268,26 @@ fn kind_of_copy(copy: &protobuf::CopyStmt) -> Kind {
     }
 }
 
+/// Those of the transaction that is open, or of none.
+const OF_TRANSACTION: &[&str] = &[
+    "transaction",
+    "transaction snapshot",
+    "transaction_isolation",
+    "transaction_read_only",
+    "transaction_deferrable",
+];
+
 /// What `SET` or `RESET` changes; nothing that outlives the transaction if it is local.
-fn change(set: &protobuf::VariableSetStmt, text: &str) -> Option<Change> {
+fn changes(set: &protobuf::VariableSetStmt, text: &str) -> Vec<Change> {
     let name: Box<str> = set.name.to_ascii_lowercase().into();
-    if set.is_local || matches!(set.name.as_str(), "TRANSACTION" | "TRANSACTION SNAPSHOT") {
-        return None;
+    if set.is_local || OF_TRANSACTION.contains(&&*name) {
+        return Vec::new();
     }
     match set.kind() {
+        VariableSetKind::VarSetMulti if &*name == "session characteristics" => {
+            let modes = set.args.iter().filter_map(|arg| arg.node.as_ref());
+            modes.filter_map(default_mode).collect()
+        }
         VariableSetKind::VarSetValue
         | VariableSetKind::VarSetCurrent
         | VariableSetKind::VarSetMulti => {
@@ -282,16 +295,34 @@ fn change(set: &protobuf::VariableSetStmt, text: &str) -> Option<Change> {
                 [one] => one.node.as_ref().and_then(constant),
                 _ => None,
             };
-            Some(Change::Set {
+            vec![Change::Set {
                 name,
                 statement: text.into(),
                 value: value.map(Into::into),
-            })
+            }]
         }
-        VariableSetKind::VarSetDefault | VariableSetKind::VarReset => Some(Change::Reset(name)),
-        VariableSetKind::VarResetAll => Some(Change::ResetAll),
-        VariableSetKind::Undefined => None,
+        VariableSetKind::VarSetDefault | VariableSetKind::VarReset => vec![Change::Reset(name)],
+        VariableSetKind::VarResetAll => vec![Change::ResetAll],
+        VariableSetKind::Undefined => Vec::new(),
     }
+}
+
+/// What one mode of `SET SESSION CHARACTERISTICS AS TRANSACTION` sets.
+fn default_mode(mode: &Tree) -> Option<Change> {
+    let Tree::DefElem(element) = mode else {
+        return None;
+    };
+    let value = constant(element.arg.as_ref()?.node.as_ref()?)?;
+    let is_switch = element.defname != "transaction_isolation";
+    let value = match value.as_str() {
+        "1" | "true" if is_switch => "on",
+        "0" | "false" if is_switch => "off",
+        other => other,
+    };
+    Some(Change::to_value(
+        &format!("default_{}", element.defname),
+        value,
+    ))
 }
 
 /// A constant, or a word that stands for one, as text.
@@ -362,17 +393,10 @@ fn set_config(call: &Value) -> Option<Effect> {
     let (Some(name), Some(value), true) = (text(0), text(1), is_for_session) else {
         return Some(Effect::Bond(Bond::Unknown));
     };
-    let name = name.to_ascii_lowercase();
-    Some(Effect::Set(Change::Set {
-        statement: format!(
-            "SET {} TO {}",
-            quote_identifier(&name),
-            quote_literal(value)
-        )
-        .into(),
-        name: name.into(),
-        value: Some(value.into()),
-    }))
+    if OF_TRANSACTION.contains(&name.to_ascii_lowercase().as_str()) {
+        return None;
+    }
+    Some(Effect::Set(Change::to_value(name, value)))
 }
 
 #[cfg(test)]

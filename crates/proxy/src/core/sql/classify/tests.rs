@@ -131,7 +131,11 @@ fn settings() {
     assert_eq!(effects("RESET ALL"), [Effect::Set(Change::ResetAll)]);
     assert_eq!(
         effects("SELECT set_config('a.b', 'it''s', false)"),
-        set("a.b", "SET \"a\".\"b\" TO 'it''s'", Some("it's"))
+        set(
+            "a.b",
+            "SELECT pg_catalog.set_config('a.b', 'it''s', false)",
+            Some("it's")
+        )
     );
     assert_eq!(effects("SELECT set_config('a.b', 'c', true)"), []);
     assert_eq!(
@@ -197,4 +201,38 @@ fn our_own_question() {
 #[test]
 fn nonsense_is_not_understood() {
     assert!(classify("SELEC 1").is_none());
+}
+
+/// pgjdbc says so in `setReadOnly` and `setTransactionIsolation`. There is no setting of that name to be reset, and the
+/// second would take the place of the first.
+#[test]
+fn modes_of_all_transactions_are_settings() {
+    let changes = |text: &str| -> Vec<(String, String)> {
+        let effects = only(text).effects.into_iter();
+        let pairs = effects.filter_map(|effect| match effect {
+            Effect::Set(Change::Set { name, value, .. }) => Some((name.into(), value?.into())),
+            _ => None,
+        });
+        pairs.collect()
+    };
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(
+        changes("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"),
+        [pair("default_transaction_read_only", "on")]
+    );
+    assert_eq!(
+        changes(
+            "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE"
+        ),
+        [
+            pair("default_transaction_isolation", "repeatable read"),
+            pair("default_transaction_read_only", "off")
+        ]
+    );
+    assert_eq!(changes("SET transaction_isolation = 'serializable'"), []);
+    assert_eq!(changes("SET transaction_read_only = on"), []);
+    assert_eq!(
+        changes("SELECT set_config('transaction_read_only', 'on', false)"),
+        []
+    );
 }
