@@ -50,7 +50,7 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 19] = [
+    pub const ALL: [Flaw; 20] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::EpochBelieved,

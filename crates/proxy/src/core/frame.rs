@@ -236,6 +236,8 @@ pub struct ErrorFields<'a> {
     pub code: &'a [u8],
     /// What happened.
     pub message: &'a [u8],
+    /// The function of PostgreSQL's source that says so, whatever the language.
+    pub routine: &'a [u8],
 }
 
 /// The fields of an `ErrorResponse`.
@@ -244,6 +246,7 @@ pub fn error_fields(frame: &[u8]) -> ErrorFields<'_> {
         severity: b"",
         code: b"",
         message: b"",
+        routine: b"",
     };
     let mut rest = body(frame);
     while let [tag, after @ ..] = rest {
@@ -254,6 +257,7 @@ pub fn error_fields(frame: &[u8]) -> ErrorFields<'_> {
             b'V' => fields.severity = value,
             b'C' => fields.code = value,
             b'M' => fields.message = value,
+            b'R' => fields.routine = value,
             _ => {}
         }
         rest = after;

@@ -164,13 +164,16 @@ pub async fn log_in(
     role: Role,
 ) -> Result<Conn, LoginError> {
     let attempt = async {
-        let socket = dialer.dial(address).await?;
+        let is_standby = matches!(role, Role::Standby(_));
+        let socket = match is_standby {
+            true => dialer.to_standbys().dial(address).await?,
+            false => dialer.dial(address).await?,
+        };
         let entry = Entry {
             socket,
             input: BytesMut::new(),
             output: BytesMut::new(),
         };
-        let is_standby = matches!(role, Role::Standby(_));
         entry.enter(login, is_standby).await
     };
     let entered = tokio::time::timeout(LOGIN_TIMEOUT, attempt)

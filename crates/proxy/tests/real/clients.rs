@@ -384,3 +384,55 @@ async fn settings_are_made_again_as_they_were() {
         );
     }
 }
+
+/// What a text has committed stays on the connection, whatever fails after it: the next client must not have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_gets_what_another_has_left() {
+    let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
+    let one = site.connect().await;
+    let other = site.connect().await;
+    let show = "SELECT coalesce(nullif(current_setting('app.tenant', true), ''), 'none')";
+    for text in [
+        "BEGIN; SET app.tenant = 'one'; COMMIT; SELECT 1 / 0",
+        "BEGIN; ROLLBACK; SET app.tenant = 'one'",
+        "SET app.tenant = 'one'; COMMIT; BEGIN; DISCARD ALL",
+    ] {
+        // It may fail, as it is meant to.
+        let _ = one.batch_execute(text).await;
+        let _ = one.batch_execute("ROLLBACK").await;
+        let row = other.query_one(show, &[]).await.expect("shows");
+        assert_eq!(row.get::<_, &str>(0), "none", "{text}");
+        let row = one.query_one(show, &[]).await.expect("shows");
+        assert_eq!(row.get::<_, &str>(0), "one", "{text}");
+        one.batch_execute("RESET app.tenant").await.expect("resets");
+    }
+}
+
+/// The client closes the statement and prepares it again, as drivers do. All others have it under the same name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prepared_statement_outlives_a_change_of_its_table() {
+    let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
+    let client = site.connect().await;
+    client
+        .batch_execute("CREATE TABLE t (a int); INSERT INTO t VALUES (1)")
+        .await
+        .expect("creates");
+    let text = "SELECT * FROM t";
+    let before = client.prepare(text).await.expect("prepares");
+    client.query_one(&before, &[]).await.expect("answers");
+    client
+        .batch_execute("ALTER TABLE t ADD b int DEFAULT 2")
+        .await
+        .expect("alters");
+    let error = client.query_one(&before, &[]).await.expect_err("it fails");
+    assert_eq!(error.code(), Some(&SqlState::FEATURE_NOT_SUPPORTED));
+    drop(before);
+    for _ in 0..3 {
+        let after = client.prepare(text).await.expect("prepares");
+        let row = client.query_one(&after, &[]).await.expect("answers");
+        assert_eq!(row.get::<_, i32>(1), 2);
+        let other = site.connect().await;
+        let after = other.prepare(text).await.expect("prepares");
+        other.query_one(&after, &[]).await.expect("answers");
+    }
+}

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use super::super::frame::{self, Refusal};
 use super::super::sql::Kind;
 use super::unit::Unit;
-use super::{Effect, Out, Phase, Session};
+use super::{Effect, Out, Phase, Session, Wait};
 
 /// A transaction block without a server.
 #[derive(Debug)]
@@ -29,9 +29,18 @@ impl Session {
         if let Some(replay) = self.replay.take() {
             self.unit = replay.into_waiting().or(self.unit.take());
         }
-        self.discard_link(out);
         let unit = self.unit.take();
         let was_open = self.status != b'I';
+        let has_begun = unit.as_ref().is_some_and(|unit| unit.is_dispatched);
+        let is_on_standby = |link: &super::Server| link.epoch().is_none();
+        // What the session has on its connection stays if nothing was begun there.
+        if was_open
+            || has_begun
+            || !self.slots.is_empty()
+            || self.link.as_deref().is_some_and(is_on_standby)
+        {
+            self.discard_link(out);
+        }
         let commits = unit.as_ref().is_some_and(|unit| unit.commits());
         let stays_open = was_open && !commits;
         self.transaction = None;
@@ -41,15 +50,15 @@ impl Session {
             self.broken = was_open.then(|| Broken {
                 untold: Some(refusal.to_bytes()),
             });
-            self.phase = Phase::Idle;
+            self.rest(out);
             return;
         };
         refusal.put(&mut out.client);
         self.broken = stays_open.then_some(Broken { untold: None });
         self.status = if stays_open { b'E' } else { b'I' };
         if unit.is_complete {
-            self.phase = Phase::Idle;
             frame::put_ready(&mut out.client, self.status);
+            self.rest(out);
         } else {
             unit.skips = true;
             self.phase = Phase::Gathering;
@@ -69,8 +78,18 @@ impl Session {
     /// The `Sync` came that ends what is skipped.
     pub(super) fn end_skipping(&mut self, out: &mut Out) {
         self.unit = None;
-        self.phase = Phase::Idle;
         frame::put_ready(&mut out.client, self.status);
+        self.rest(out);
+    }
+
+    /// Nothing is under way. Who waits for notifications needs a server for it.
+    fn rest(&mut self, out: &mut Out) {
+        self.phase = Phase::Idle;
+        let is_between = self.status == b'I' && self.broken.is_none();
+        if is_between && self.keeps.listens() && self.link.is_none() && self.parked.is_none() {
+            self.phase = Phase::Waiting(Wait::Server);
+            self.ask_for_active(out);
+        }
     }
 
     /// Answers a unit of a block without a server.
@@ -95,8 +114,8 @@ impl Session {
             self.broken = None;
         }
         if unit.is_complete {
-            self.phase = Phase::Idle;
             frame::put_ready(&mut out.client, self.status);
+            self.rest(out);
         } else {
             unit.skips = true;
             self.phase = Phase::Gathering;

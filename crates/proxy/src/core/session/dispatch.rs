@@ -6,7 +6,7 @@ use postgres_protocol::message::frontend;
 use super::super::flaw::Flaw;
 use super::super::frame;
 use super::super::settings::join;
-use super::super::sql::{Effect as Does, Kind, Statement};
+use super::super::sql::{Kind, Statement};
 use super::ask::XidState;
 use super::prepared::Prepared;
 use super::slots::{Ask, To};
@@ -122,8 +122,14 @@ impl Session {
         match unit.bytes[start] {
             b'Q' => self.write_query(cx, unit, noted, out),
             b'P' => self.write_parse(cx, &unit.bytes[start..end], noted, out),
-            b'B' => self.write_bind(cx, &unit.bytes[start..end], noted, out),
-            b'D' | b'C' => self.write_about(cx, &unit.bytes[start..end], noted, out),
+            b'B' => {
+                unit.named.extend(noted.prepared.clone());
+                self.write_bind(cx, &unit.bytes[start..end], noted, out);
+            }
+            b'D' | b'C' => {
+                unit.named.extend(noted.prepared.clone());
+                self.write_about(cx, &unit.bytes[start..end], noted, out);
+            }
             b'E' => self.write_execute(cx, unit, noted, out),
             b'S' => {
                 let asks = self.has_unasked_writes && self.wants_xid(cx);
@@ -166,23 +172,9 @@ impl Session {
         unit.has_sent_commit |= unit.facts.goes_on && unit.facts.writes;
         for part in &statement.parts {
             for effect in &part.effects {
-                self.forget_statements(effect);
+                self.forget_statements(unit, effect);
             }
-        }
-    }
-
-    /// What takes prepared statements away takes them away whether the transaction commits or not.
-    fn forget_statements(&mut self, effect: &Does) {
-        if !matches!(effect, Does::DiscardAll | Does::Deallocate(None)) {
-            return;
-        }
-        self.names.clear();
-        if let Some(link) = &mut self.link {
-            link.prepared.clear();
-            link.unnamed = None;
-            if *effect == Does::DiscardAll {
-                link.settings.clear();
-            }
+            unit.written_parts += 1;
         }
     }
 

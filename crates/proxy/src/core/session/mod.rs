@@ -25,6 +25,7 @@ mod desk;
 mod digest;
 mod dispatch;
 mod doubt;
+mod effects;
 mod keeps;
 mod loss;
 mod packed;

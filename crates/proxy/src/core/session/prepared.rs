@@ -11,6 +11,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::super::frame::{self, Malformed};
 use super::super::sql::{Statement, Statements};
+use super::slots::{Ask, To};
+use super::{Context, Out, Session};
 
 /// A prepared statement.
 #[derive(Debug)]
@@ -24,7 +26,7 @@ pub struct Prepared {
 }
 
 /// A session's prepared statements and portals.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Names {
     statements: BTreeMap<Box<str>, Arc<Prepared>>,
     portals: HashMap<Box<str>, Arc<Statement>>,
@@ -108,6 +110,37 @@ impl Names {
             };
         }
         self.portals.clear();
+    }
+}
+
+impl Session {
+    /// The server in hand cannot run one of the statements that the unit names any more. Its client prepares it again; but
+    /// here others prepare it under the same name, and the server must do so, too.
+    pub(super) fn note_stale(&mut self, cx: &Context<'_>) {
+        let is_shared = self.is_shared(cx);
+        if let (Some(unit), Some(link), true) = (&mut self.unit, &self.link, is_shared) {
+            let names = unit.named.iter().map(|named| &named.shared_name);
+            let there = names.filter(|name| link.prepared.contains(*name));
+            unit.stale = there.cloned().collect();
+        }
+    }
+
+    /// Closes the statements that the server cannot run any more, before the unit is over. Whether there are any.
+    pub(super) fn closes_stale(&mut self, out: &mut Out) -> bool {
+        let (Some(unit), Some(link)) = (&mut self.unit, &mut self.link) else {
+            return false;
+        };
+        let stale = std::mem::take(&mut unit.stale);
+        for name in &stale {
+            link.prepared.remove(name);
+            frame::put(&mut out.server, b'C', &[b"S", name.as_bytes(), b"\0"]);
+            self.slots.push(Ask::Close, To::Nobody);
+        }
+        if !stale.is_empty() {
+            frame::put(&mut out.server, b'S', &[]);
+            self.slots.push(Ask::Sync, To::Client);
+        }
+        !stale.is_empty()
     }
 }
 

@@ -108,8 +108,8 @@ impl Session {
             return;
         }
         replay.at += 1;
-        if let Some(unit) = unit {
-            self.note_effects(&unit, status);
+        if let Some(mut unit) = unit {
+            self.note_effects(&mut unit, status);
         }
         self.replay_next(cx, out);
     }

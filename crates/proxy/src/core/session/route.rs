@@ -144,6 +144,21 @@ impl Session {
         out.effects.push(Effect::AcquireStandby(name));
     }
 
+    /// No standby does it: the active it is, if it must not be feared to show what is older than a standby showed.
+    pub(super) fn route_past_standbys(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let has_seen_more = match self.read_mode(cx) {
+            ReadMode::Strong => true,
+            ReadMode::Session => self.seen.has_been_elsewhere(),
+            _ => false,
+        };
+        if has_seen_more {
+            self.phase = Phase::Waiting(Wait::Position);
+            out.effects.push(Effect::AskPosition);
+        } else {
+            self.route_to_active(cx, out);
+        }
+    }
+
     /// The active it is, once transactions may begin.
     pub(super) fn route_to_active(&mut self, cx: &Context<'_>, out: &mut Out) {
         if cx.topology.is_held() {
@@ -206,6 +221,9 @@ impl Session {
                 .detail("The position that this read must see could not be asked for in time.")
                 .hint("Try again, or SET understudy.read = 'any'.");
             self.fail_unit(&refusal, out);
+            if self.phase == Phase::Idle {
+                self.release(cx, out);
+            }
         } else {
             self.route_to_active(cx, out);
         }
@@ -336,7 +354,8 @@ impl Session {
 
     /// Gives the standby in hand back, and takes the active in hand again if it was there.
     pub(super) fn unlink_standby(&mut self, out: &mut Out) {
-        if let Some(server) = self.link.take() {
+        if let Some(mut server) = self.link.take() {
+            server.is_restored = false;
             out.effects.push(Effect::Return(server));
         }
         if self.parked.is_some() {
@@ -363,7 +382,7 @@ impl Session {
                 is_first
             });
             if avoids && self.read_mode(cx) != ReadMode::Active {
-                self.route_to_active(cx, out);
+                self.route_past_standbys(cx, out);
             } else if self.unit.is_some() {
                 self.fail_unit(refusal, out);
             } else {
@@ -391,7 +410,9 @@ impl Session {
                     self.seen.on_active();
                 }
                 let keeps = cx.rules.mode == super::PoolMode::Session || self.keeps.is_bound();
-                if !keeps && let Some(server) = self.link.take() {
+                if !keeps && let Some(mut server) = self.link.take() {
+                    // Whoever gets it next may have something that it was never given.
+                    server.is_restored = false;
                     out.effects.push(Effect::Return(server));
                 }
             }

@@ -1,5 +1,7 @@
 //! What becomes of units and transactions whose server is lost, message by message.
 
+mod shared;
+
 use super::desk::{Desk, frames};
 
 /// `BEGIN` and a first `INSERT` in the simple protocol, whose transaction has the id.

@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::super::sql::{Begin, Hint, Kind, Own, Part, Statement};
 use super::digest::Digest;
+use super::effects::Forgotten;
 use super::prepared::Prepared;
 use super::slots::Ask;
 
@@ -89,6 +90,16 @@ pub struct Unit {
     pub is_cut: bool,
     /// The server reported an error.
     pub has_failed: bool,
+    /// Its statements that were written.
+    pub written_parts: usize,
+    /// Those that are complete, in order: whether the server said that it was a rollback.
+    pub complete: Vec<bool>,
+    /// The prepared statements that it names.
+    pub named: Vec<Arc<Prepared>>,
+    /// The names of those that the server in hand cannot run any more, as a table has changed.
+    pub stale: Vec<Box<str>>,
+    /// What was forgotten with a statement that takes all prepared ones away.
+    pub forgotten: Option<Box<Forgotten>>,
     /// A `COMMIT` ended as a rollback.
     pub was_rolled_back: bool,
     /// The end of the answer, which is told when the commit is known.
@@ -182,6 +193,11 @@ impl Unit {
         self.has_unasked_writes = false;
         self.has_sent_commit = false;
         self.has_failed = false;
+        self.written_parts = 0;
+        self.complete.clear();
+        self.forgotten = None;
+        self.named.clear();
+        self.stale.clear();
         self.was_rolled_back = false;
         self.held = None;
         self.is_wrapped = false;

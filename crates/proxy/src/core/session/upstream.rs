@@ -4,7 +4,6 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::super::flaw::Flaw;
 use super::super::frame;
-use super::super::sql::Kind;
 use super::ask::XidState;
 use super::slots::{Ask, To};
 use super::transaction::Transaction;
@@ -16,6 +15,9 @@ const FAILED_TRANSACTION: &[u8] = b"25P02";
 
 /// `read_only_sql_transaction`
 const READ_ONLY: &[u8] = b"25006";
+
+/// Who says that a statement would have another result than when it was prepared.
+const REVALIDATES: &[u8] = b"RevalidateCachedQuery";
 
 /// A row that is longer is passed on in pieces.
 const STREAMED_BYTES: usize = 64 << 10;
@@ -130,6 +132,11 @@ impl Session {
                 | (Ask::Describe | Ask::DescribeStatement, b'T' | b'n')
                 | (Ask::Execute, b'C' | b'I' | b's')
         );
+        if matches!((to, tag), (To::Client | To::Wrapped, b'C' | b's'))
+            && let Some(unit) = &mut self.unit
+        {
+            unit.complete.push(frame::body(bytes) == b"ROLLBACK\0");
+        }
         match (to, tag) {
             (To::Commit, b'C') => self.wrap_committed(bytes, out),
             (To::Wrapped, b'C') => {
@@ -260,6 +267,9 @@ impl Session {
             return;
         }
         if !is_query {
+            if fields.code == b"0A000" && fields.routine == REVALIDATES {
+                self.note_stale(cx);
+            }
             self.forget_unparsed();
             self.slots.fail();
         }
@@ -332,6 +342,7 @@ impl Session {
             To::Nobody | To::Xid => {}
             To::Wrapped => self.wrapped(cx, out),
             _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
+            To::Client if self.closes_stale(out) => {}
             To::Client | To::Commit => self.finish(cx, status, out),
         }
     }
@@ -402,7 +413,7 @@ impl Session {
         }
         self.pay_owed(&unit, status, out);
         self.counts.units += 1;
-        self.note_effects(&unit, status);
+        self.note_effects(&mut unit, status);
         self.status = status;
         if status == b'I' {
             self.end_transaction();
@@ -427,51 +438,6 @@ impl Session {
             && unit.was_rolled_back
         {
             out.client.extend_from_slice(&owed);
-        }
-    }
-
-    pub(super) fn note_effects(&mut self, unit: &Unit, status: u8) {
-        let mut had_failed = unit.began_in == b'E';
-        if !unit.has_failed {
-            for part in unit.facts.statements.iter().flat_map(|all| &all.parts) {
-                match &part.kind {
-                    Kind::Savepoint(name) => self.keeps.savepoint(name),
-                    Kind::RollbackTo(name) => self.keeps.rollback_to(name),
-                    _ => {}
-                }
-                part.effects
-                    .iter()
-                    .for_each(|effect| self.keeps.note(effect));
-                let has_committed = match part.kind {
-                    _ if !unit.facts.goes_on => continue,
-                    Kind::Commit { .. } | Kind::PrepareTransaction => !had_failed,
-                    Kind::Rollback { .. } => false,
-                    _ => continue,
-                };
-                self.end_keeps(has_committed);
-                had_failed = false;
-            }
-        }
-        if status != b'I' {
-            return;
-        }
-        let is_rolled_back = unit.was_rolled_back || rolls_back(unit);
-        self.end_keeps(!unit.has_failed && (unit.facts.goes_on || !is_rolled_back));
-    }
-
-    /// What the transaction has changed of the session counts from now on, or never.
-    fn end_keeps(&mut self, has_committed: bool) {
-        let sets_style = has_committed && self.keeps.sets("datestyle");
-        if has_committed && let Some(link) = &mut self.link {
-            self.keeps.change_on_server(&mut link.settings);
-        }
-        self.keeps.end(has_committed);
-        // Setting one part of it leaves the other: what the server reports is all of it.
-        if sets_style && let Some(style) = self.told.get("DateStyle") {
-            self.keeps.settings.set("datestyle", style);
-            if let Some(link) = &mut self.link {
-                link.settings.set("datestyle", style);
-            }
         }
     }
 
@@ -517,7 +483,13 @@ impl Session {
 
     /// The unit cannot be done by the standby in hand: the active does it.
     pub(super) fn leave_standby(&mut self, cx: &Context<'_>, out: &mut Out) {
-        self.link = None;
+        if let Some(link) = self.link.take()
+            && let Role::Standby(name) = &link.role
+            && self.transaction.is_some()
+        {
+            // Its transaction has read there.
+            self.seen.on_standby(name, link.run);
+        }
         self.slots.clear();
         out.server.clear();
         out.effects.push(Effect::Drop);
@@ -528,12 +500,6 @@ impl Session {
         if self.transaction.is_some() && !self.begin_replay(cx, out) {
             return;
         }
-        self.route_to_active(cx, out);
+        self.route_past_standbys(cx, out);
     }
-}
-
-/// Whether the unit ends its transaction by a rollback that the client asked for.
-fn rolls_back(unit: &Unit) -> bool {
-    let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
-    parts.any(|part| matches!(part.kind, Kind::Rollback { .. }))
 }

@@ -1,0 +1,111 @@
+//! What a unit did to its session, statement by statement, as far as the server said that it was done.
+//!
+//! Invariant: what is believed of a connection is what its server has. A statement counts when it is complete, and a
+//! change of a setting when its transaction has committed, wherever in the unit that was.
+
+use std::collections::HashSet;
+
+use super::super::sql::{Bond, Effect as Does, Kind, Part};
+use super::Session;
+use super::prepared::Names;
+use super::unit::Unit;
+
+/// What was forgotten when a statement was written that takes all prepared statements away.
+#[derive(Debug)]
+pub struct Forgotten {
+    /// Which of the unit's statements that is.
+    at: usize,
+    names: Names,
+    prepared: HashSet<Box<str>>,
+    unnamed: Option<Box<str>>,
+}
+
+impl Session {
+    /// What takes prepared statements away takes them away whether the transaction commits or not, and from what follows
+    /// in the same packet. If it turns out to have failed, they are there again.
+    pub(super) fn forget_statements(&mut self, unit: &mut Unit, effect: &Does) {
+        if !matches!(effect, Does::DiscardAll | Does::Deallocate(None)) {
+            return;
+        }
+        if let Some(link) = &mut self.link {
+            if unit.forgotten.is_none() {
+                unit.forgotten = Some(Box::new(Forgotten {
+                    at: unit.written_parts,
+                    names: self.names.clone(),
+                    prepared: link.prepared.clone(),
+                    unnamed: link.unnamed.clone(),
+                }));
+            }
+            link.prepared.clear();
+            link.unnamed = None;
+        }
+        self.names.clear();
+    }
+
+    /// The unit is answered: what did it do?
+    pub(super) fn note_effects(&mut self, unit: &mut Unit, status: u8) {
+        let complete = unit.complete.len();
+        if let Some(forgotten) = unit.forgotten.take()
+            && unit.has_failed
+            && complete <= forgotten.at
+            && let Some(link) = &mut self.link
+        {
+            self.names = forgotten.names;
+            link.prepared = forgotten.prepared;
+            link.unnamed = forgotten.unnamed;
+        }
+        let parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+        for (at, part) in parts.enumerate() {
+            if unit.has_failed && at >= complete {
+                self.note_failed(part);
+                break;
+            }
+            self.note_part(part, unit.complete.get(at) == Some(&true));
+        }
+        if status == b'I' {
+            // What is left is a transaction by itself, or a text that nobody understands.
+            let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+            let is_opaque = parts.any(|part| matches!(part.kind, Kind::Opaque { .. }));
+            let is_undone = is_opaque && unit.was_rolled_back;
+            self.end_keeps(!unit.has_failed && !is_undone);
+        }
+    }
+
+    /// A statement is complete; `is_rollback` is what the server says that it was.
+    fn note_part(&mut self, part: &Part, is_rollback: bool) {
+        match &part.kind {
+            Kind::Savepoint(name) => self.keeps.savepoint(name),
+            Kind::RollbackTo(name) => self.keeps.rollback_to(name),
+            Kind::Commit { .. } | Kind::PrepareTransaction => self.end_keeps(!is_rollback),
+            Kind::Rollback { .. } => self.end_keeps(false),
+            _ => {}
+        }
+        part.effects
+            .iter()
+            .for_each(|effect| self.keeps.note(effect));
+    }
+
+    /// A lock of the session stays if its statement fails after it was taken.
+    fn note_failed(&mut self, part: &Part) {
+        let lock = Does::Bond(Bond::Advisory);
+        if part.effects.contains(&lock) {
+            self.keeps.note(&lock);
+        }
+    }
+
+    /// A transaction is over.
+    fn end_keeps(&mut self, has_committed: bool) {
+        let sets_style = has_committed && self.keeps.sets("datestyle");
+        if has_committed && let Some(link) = &mut self.link {
+            self.keeps.change_on_server(&mut link.settings);
+        }
+        self.keeps.end(has_committed);
+        // Setting one part of it leaves the other: what the server reports is all of it.
+        if sets_style && let Some(style) = self.told.get("DateStyle") {
+            self.keeps.settings.set("datestyle", style);
+            if let Some(link) = &mut self.link {
+                link.settings.set("datestyle", style);
+            }
+        }
+    }
+}

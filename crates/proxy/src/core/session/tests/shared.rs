@@ -1,0 +1,332 @@
+//! Sessions that share connections: what is on one, what is believed of it, and who gets it.
+
+use bytes::BytesMut;
+use dax::ids::Epoch;
+use volume::lsn::Lsn;
+
+use super::super::super::frame::{self, Refusal};
+use super::super::super::settings::Settings;
+use super::super::super::topology::{News, ServerRun, Standby};
+use super::super::super::version::ReadMode;
+use super::super::desk::{Desk, frames};
+use super::super::{Context, Effect, Out, PoolMode, Reported, Role, Server, Session};
+
+/// A session of transaction mode on a desk, and what it has asked for.
+struct Shared {
+    desk: Desk,
+    effects: Vec<Effect>,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        let mut desk = Desk::new();
+        desk.session = Session::new(Settings::default(), Reported::default(), 0);
+        desk.rules.mode = PoolMode::Transaction;
+        desk.rules.decides = false;
+        desk.topology.hear(News::Standbys(vec![Standby {
+            name: "s".into(),
+            address: "s".into(),
+            replayed: Lsn(100),
+            run: Some(ServerRun(1)),
+            is_spare: false,
+        }]));
+        Shared {
+            desk,
+            effects: Vec::new(),
+        }
+    }
+
+    fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
+        self.desk.with(act);
+        self.effects.append(&mut self.desk.out.effects);
+    }
+
+    fn say(&mut self, messages: &[(u8, &[u8])]) {
+        let mut input = frames(messages);
+        self.with(|session, cx, out| session.client_input(cx, &mut input, out));
+    }
+
+    fn ask(&mut self, text: &str) {
+        self.say(&[(b'Q', format!("{text}\0").as_bytes())]);
+    }
+
+    fn active() -> Box<Server> {
+        Box::new(Server::new(Role::Active(Epoch(3)), Reported::default()))
+    }
+
+    fn give(&mut self, server: Box<Server>) {
+        self.with(|session, cx, out| session.linked(cx, server, false, out));
+    }
+
+    /// The server says that these are complete, then perhaps fails, and is ready.
+    fn answer(&mut self, tags: &[&str], code: Option<&'static str>, status: u8) {
+        let mut input = BytesMut::new();
+        for tag in tags {
+            frame::put_complete(&mut input, tag);
+        }
+        if let Some(code) = code {
+            Refusal::error(code, "it fails").put(&mut input);
+        }
+        frame::put_ready(&mut input, status);
+        self.hear(input);
+    }
+
+    fn hear(&mut self, mut input: BytesMut) {
+        self.with(|session, cx, out| session.server_input(cx, &mut input, &mut 0, out));
+    }
+
+    /// A text on the server in hand or, if there is none, on a new one.
+    fn run(&mut self, text: &str, tags: &[&str], code: Option<&'static str>, status: u8) {
+        self.ask(text);
+        if self.desk.session.link().is_none() {
+            self.give(Shared::active());
+        }
+        self.answer(tags, code, status);
+    }
+
+    /// The connection that was given back last.
+    fn returned(&mut self) -> Option<Box<Server>> {
+        let mut effects = std::mem::take(&mut self.effects).into_iter().rev();
+        effects.find_map(|effect| match effect {
+            Effect::Return(server) => Some(server),
+            _ => None,
+        })
+    }
+
+    fn has(&self, is_it: impl Fn(&Effect) -> bool) -> bool {
+        self.effects.iter().any(is_it)
+    }
+}
+
+/// The next client would run as tenant A.
+#[test]
+fn a_discard_that_fails_discards_nothing() {
+    let mut shared = Shared::new();
+    shared.run("SET app.tenant = 'A'", &["SET"], None, b'I');
+    let mut server = shared.returned().expect("it is given back");
+    assert_eq!(server.settings.value("app.tenant"), Some("A"));
+    server.prepared.insert("understudy_xid".into());
+    shared.ask("BEGIN");
+    shared.give(server);
+    shared.answer(&["BEGIN"], None, b'T');
+    shared.run("DISCARD ALL", &[], Some("25001"), b'E');
+    shared.run("ROLLBACK", &["ROLLBACK"], None, b'I');
+    let server = shared.returned().expect("it is given back");
+    assert_eq!(server.settings.value("app.tenant"), Some("A"));
+    assert!(server.prepared.contains("understudy_xid"));
+}
+
+#[test]
+fn a_discard_that_succeeds_is_believed() {
+    let mut shared = Shared::new();
+    shared.run("SET app.tenant = 'A'", &["SET"], None, b'I');
+    let mut server = shared.returned().expect("it is given back");
+    server.prepared.insert("understudy_xid".into());
+    shared.ask("DISCARD ALL");
+    shared.give(server);
+    shared.answer(&["DISCARD ALL"], None, b'I');
+    let server = shared.returned().expect("it is given back");
+    assert!(server.settings.is_empty());
+    assert!(server.prepared.is_empty());
+}
+
+/// The lock would stay on a connection that goes to others.
+#[test]
+fn what_was_done_before_an_error_counts() {
+    let mut shared = Shared::new();
+    let text = "SELECT pg_advisory_lock(7); SELECT 1 / 0";
+    shared.run(text, &["SELECT 1"], Some("22012"), b'I');
+    assert!(shared.returned().is_none(), "it has a lock there");
+    assert!(shared.desk.session.needs_its_connection());
+
+    let mut shared = Shared::new();
+    let text = "SELECT pg_advisory_lock(7), 1 / 0";
+    shared.run(text, &[], Some("22012"), b'I');
+    assert!(shared.returned().is_none(), "it may have a lock there");
+
+    let mut shared = Shared::new();
+    let text = "SELECT 1 / 0; CREATE TEMP TABLE t (a int)";
+    shared.run(text, &[], Some("22012"), b'I');
+    assert!(shared.returned().is_some(), "it has nothing there");
+}
+
+/// A text, what of it is complete, the error that ends it, and what is set then.
+type Case = (
+    &'static str,
+    &'static [&'static str],
+    Option<&'static str>,
+    Option<&'static str>,
+);
+
+/// A setting that was committed is on the server, whatever came after it or before.
+#[test]
+fn settings_are_where_their_commit_left_them() {
+    let cases: [Case; 5] = [
+        (
+            "SET app.tenant = 'A'; COMMIT; SELECT 1 / 0",
+            &["SET", "COMMIT"],
+            Some("22012"),
+            Some("A"),
+        ),
+        (
+            "ROLLBACK; SET app.tenant = 'A'",
+            &["ROLLBACK", "SET"],
+            None,
+            Some("A"),
+        ),
+        (
+            "SAVEPOINT s; ROLLBACK TO s; SET app.tenant = 'A'; COMMIT",
+            &["SAVEPOINT", "ROLLBACK", "SET", "COMMIT"],
+            None,
+            Some("A"),
+        ),
+        (
+            "SET app.tenant = 'A'; ROLLBACK",
+            &["SET", "ROLLBACK"],
+            None,
+            None,
+        ),
+        (
+            "COMMIT; SET app.tenant = 'A'; SELECT 1 / 0",
+            &["COMMIT", "SET"],
+            Some("22012"),
+            None,
+        ),
+    ];
+    for (text, tags, code, set) in cases {
+        let mut shared = Shared::new();
+        shared.run("BEGIN", &["BEGIN"], None, b'T');
+        shared.run(text, tags, code, b'I');
+        let server = shared.returned().expect("it is given back");
+        assert_eq!(server.settings.value("app.tenant"), set, "{text}");
+        let keeps = shared.desk.session.keeps.settings.value("app.tenant");
+        assert_eq!(keeps, set, "{text}");
+    }
+}
+
+/// Its client closes it and prepares it again, and would be told for ever that this was done.
+#[test]
+fn a_statement_that_the_server_cannot_run_any_more_is_prepared_again() {
+    let mut shared = Shared::new();
+    let parse: (u8, &[u8]) = (b'P', b"s\0SELECT * FROM t\0\0\0");
+    let bind: (u8, &[u8]) = (b'B', b"\0s\0\0\0\0\0\0\0");
+    let execute: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+    shared.say(&[parse, (b'S', b"")]);
+    shared.give(Shared::active());
+    let mut input = BytesMut::new();
+    frame::put(&mut input, b'1', &[]);
+    frame::put_ready(&mut input, b'I');
+    shared.hear(input);
+    let server = shared.returned().expect("it is given back");
+    assert_eq!(server.prepared.len(), 1);
+
+    shared.say(&[bind, execute, (b'S', b"")]);
+    shared.give(server);
+    shared.desk.written();
+    let mut input = BytesMut::new();
+    let fields =
+        b"VERROR\0C0A000\0Mcached plan must not change result type\0RRevalidateCachedQuery\0\0";
+    frame::put(&mut input, b'E', &[fields]);
+    frame::put_ready(&mut input, b'I');
+    shared.hear(input);
+    assert_eq!(shared.desk.written(), "C S", "the server closes it");
+    assert!(shared.returned().is_none());
+    let mut input = BytesMut::new();
+    frame::put(&mut input, b'3', &[]);
+    frame::put_ready(&mut input, b'I');
+    shared.hear(input);
+    let server = shared.returned().expect("it is given back");
+    assert!(server.prepared.is_empty());
+
+    shared.say(&[(b'C', b"Ss\0"), parse, bind, execute, (b'S', b"")]);
+    shared.give(server);
+    assert_eq!(shared.desk.written(), "P B E S", "and prepares it again");
+}
+
+/// A connection that somebody else has had before has none of what this session listens to.
+#[test]
+fn a_used_connection_is_given_channels() {
+    let mut shared = Shared::new();
+    shared.run("SELECT 1", &["SELECT 1"], None, b'I');
+    let server = shared.returned().expect("it is given back");
+    assert!(!server.is_restored);
+}
+
+/// Nothing else would bring it notifications.
+#[test]
+fn who_listens_has_a_server_after_an_unknown_outcome_too() {
+    let mut shared = Shared::new();
+    shared.run("LISTEN jobs", &["LISTEN"], None, b'I');
+    shared.ask("INSERT INTO t VALUES (1)");
+    let is_asked_for = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
+    shared.effects.clear();
+    shared.with(|session, cx, out| session.server_lost(cx, out));
+    assert!(shared.has(|effect| matches!(effect, Effect::Drop)));
+    assert!(shared.has(is_asked_for));
+    shared.effects.clear();
+    shared.give(Shared::active());
+    assert_eq!(shared.desk.written(), "LISTEN \"jobs\"", "it listens there");
+
+    let mut shared = Shared::new();
+    shared.run("LISTEN jobs", &["LISTEN"], None, b'I');
+    shared.run("BEGIN", &["BEGIN"], None, b'T');
+    shared.desk.rules.replays = false;
+    shared.with(|session, cx, out| session.server_lost(cx, out));
+    shared.effects.clear();
+    shared.ask("ROLLBACK");
+    assert!(shared.has(is_asked_for));
+}
+
+/// The position could not be asked for, and nothing was done: what the session has on its server it still has.
+#[test]
+fn a_read_that_cannot_be_strong_costs_no_connection() {
+    let mut shared = Shared::new();
+    shared.desk.rules.read = ReadMode::Strong;
+    shared.ask("SELECT pg_advisory_lock(7)");
+    shared.with(|session, cx, out| session.position(cx, Some(Lsn(100)), out));
+    shared.give(Shared::active());
+    shared.answer(&["SELECT 1"], None, b'I');
+    assert!(shared.desk.session.needs_its_connection());
+    shared.effects.clear();
+    shared.ask("SELECT 1");
+    shared.with(|session, cx, out| session.position(cx, None, out));
+    assert!(!shared.has(|effect| matches!(effect, Effect::Drop)));
+    assert!(shared.desk.session.link().is_some());
+    assert!(shared.desk.session.is_idle());
+}
+
+/// An active that was cut off has less than the standby that the session has read on.
+#[test]
+fn a_session_leaves_a_standby_for_a_proven_active_only() {
+    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
+    let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
+    let standby = || {
+        let mut server = Server::new(Role::Standby("s".into()), Reported::default());
+        server.run = Some(ServerRun(1));
+        server.replayed = Lsn(100);
+        Box::new(server)
+    };
+    let reader = || {
+        let mut shared = Shared::new();
+        shared.desk.rules.read = ReadMode::Session;
+        shared.ask("SELECT 1");
+        shared.give(standby());
+        shared.answer(&["SELECT 1"], None, b'I');
+        assert!(shared.returned().is_some(), "it has read on the standby");
+        shared.ask("SELECT 1");
+        shared
+    };
+    let mut shared = reader();
+    shared.give(standby());
+    shared.effects.clear();
+    shared.answer(&[], Some("40001"), b'I');
+    assert!(shared.has(is_question) && !shared.has(is_for_active));
+
+    let mut shared = reader();
+    shared.effects.clear();
+    let refusal = Refusal::error("57P03", "it does not answer");
+    shared.with(|session, cx, out| session.refused(cx, &refusal, out));
+    assert!(shared.has(is_question) && !shared.has(is_for_active));
+    shared.with(|session, cx, out| session.position(cx, Some(Lsn(200)), out));
+    assert!(shared.has(is_for_active));
+}
