@@ -138,6 +138,19 @@ impl Service {
         panic!("no process is started");
     }
 
+    /// Waits until a client's `SELECT pg_sleep(60)` runs: nothing else can be cancelled.
+    async fn wait_until_asleep(&self) {
+        let text = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        for _ in 0..1000 {
+            let asleep = tokio::task::block_in_place(|| self.server.sql(&[text]));
+            if asleep.trim() != "0" {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("the statement does not begin");
+    }
+
     fn program(&self) -> PathBuf {
         self.directory.path().join("serve")
     }
@@ -348,7 +361,7 @@ async fn goes_unnoticed(mode: &str) {
         load.more(200).await;
         let sleep = transaction.batch_execute("SELECT pg_sleep(60)");
         let cancel = async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            service.wait_until_asleep().await;
             token.cancel_query(NoTls).await.expect("it is asked");
         };
         let (slept, ()) = tokio::join!(sleep, cancel);
@@ -366,7 +379,7 @@ async fn goes_unnoticed(mode: &str) {
         // Of a client that is with the new process.
         let sleep = open.batch_execute("SELECT pg_sleep(60)");
         let cancel = async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            service.wait_until_asleep().await;
             token.cancel_query(NoTls).await.expect("it is asked");
         };
         let (slept, ()) = tokio::join!(sleep, cancel);
