@@ -68,6 +68,8 @@ async fn switch_over(cluster: &Cluster, config: &str) -> Result<()> {
 
 /// Transactions of an epoch.
 struct Used {
+    /// The epoch that they are of.
+    epoch: u64,
     committed: Vec<u64>,
     /// Have an id and no end.
     open: Vec<u64>,
@@ -78,6 +80,9 @@ struct Used {
 impl Used {
     async fn make(cluster: &Cluster, active: &str, name: &str) -> Result<Used> {
         let mut used = Used {
+            epoch: last_epoch(cluster, active, 0).await?["epoch"]
+                .as_u64()
+                .context("no epoch")?,
             committed: Vec::new(),
             open: Vec::new(),
             _sessions: Vec::new(),
@@ -120,12 +125,7 @@ impl Used {
     async fn check(&self, cluster: &Cluster, active: &str) -> Result<()> {
         let client = connect(&cluster.server(active)?.config()).await?;
         let given = id(&client).await?;
-        let config = cluster.node(active)?.config.display().to_string();
-        let history = cluster
-            .run(&["history", "--json", "--config", &config])
-            .await?;
-        let history: Vec<Value> = serde_json::from_str(&history)?;
-        let last = history.last().context("no history")?;
+        let last = last_epoch(cluster, active, self.epoch).await?;
         let horizon = last["horizon"].as_u64();
         let horizon = horizon.with_context(|| format!("no horizon: {last}"))?;
         ensure!(horizon <= given, "{given} is given out below {horizon}");
@@ -137,6 +137,31 @@ impl Used {
             ensure!(status(&client, *xid).await?.as_deref() == Some("aborted"));
         }
         Ok(())
+    }
+}
+
+/// What the history says of the epoch in which a node is active, and which comes after that one: the history has it some
+/// time after the server serves.
+async fn last_epoch(cluster: &Cluster, active: &str, after: u64) -> Result<Value> {
+    let config = cluster.node(active)?.config.display().to_string();
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    loop {
+        let history = cluster
+            .run(&["history", "--json", "--config", &config])
+            .await?;
+        let history: Vec<Value> = serde_json::from_str(&history)?;
+        let last = history.into_iter().next_back();
+        let is_it = |last: &Value| {
+            last["node"] == active && last["epoch"].as_u64().is_some_and(|epoch| epoch > after)
+        };
+        match last {
+            Some(last) if is_it(&last) => return Ok(last),
+            last => ensure!(
+                tokio::time::Instant::now() < deadline,
+                "no history of {active} behind epoch {after}: {last:?}"
+            ),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
 }
 
