@@ -161,8 +161,8 @@ impl World {
         hurt < usize::from(sync - 1).min(members.len() - usize::from(sync))
     }
 
-    /// Whether every other store that counts was told of commits that the copy of this one lacks: no other copy can
-    /// be told from the directory itself.
+    /// Whether so many others that count were told of commits which the copy of this store lacks that no read quorum is
+    /// without one of them: no other copy can be told from the directory itself.
     pub fn is_copy_known_as_old(&self, index: u8) -> bool {
         let replica = &self.replicas[usize::from(index)];
         let Some(commit) = replica.copied_commit().filter(|_| replica.counts()) else {
@@ -173,9 +173,10 @@ impl World {
             let mut seen = other.sightings.of(replica.store());
             seen.any(|seen| seen.commit > commit)
         };
-        self.who_counts(true).into_iter().all(|(members, _)| {
+        self.who_counts(true).into_iter().all(|(members, sync)| {
             let others = members.iter().filter(|m| m.store != replica.store());
-            members.len() > 1 && others.into_iter().all(knows)
+            let unknowing = others.filter(|m| !knows(m)).count();
+            unknowing + usize::from(sync) < members.len()
         })
     }
 
