@@ -186,6 +186,10 @@ pub struct Config {
     /// Clients at a time.
     #[serde(default = "default_max_clients")]
     pub max_clients: usize,
+    /// Prepared statements that a connection keeps which clients share: of more, those are closed that were used longest
+    /// ago.
+    #[serde(default = "default_max_prepared_statements")]
+    pub max_prepared_statements: usize,
     /// How long a client waits for a connection to a server that is well.
     #[serde(with = "humantime_serde", default = "default_query_wait")]
     pub query_wait_timeout: Duration,
@@ -337,6 +341,10 @@ fn default_admin_users() -> Vec<String> {
     vec!["postgres".to_owned()]
 }
 
+fn default_max_prepared_statements() -> usize {
+    Rules::default().max_prepared
+}
+
 fn default_threads() -> usize {
     1
 }
@@ -427,6 +435,7 @@ impl Config {
             read: self.reads.mode.parse().unwrap_or_default(),
             read_wait: self.reads.wait,
             spare_every,
+            max_prepared: self.max_prepared_statements,
             ..Rules::default()
         }
     }

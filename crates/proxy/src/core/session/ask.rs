@@ -73,7 +73,7 @@ impl Session {
         if name.is_empty() {
             frontend::parse(name, TEXT, [], buf).expect(BUILT);
             self.slots.push(Ask::Parse(None), To::Nobody);
-        } else if link.prepared.insert(name.into()) {
+        } else if link.prepared.insert(name) {
             frontend::parse(name, TEXT, [], buf).expect(BUILT);
             let ask = Ask::Parse(Some(name.into()));
             self.slots.push(ask, To::Nobody);

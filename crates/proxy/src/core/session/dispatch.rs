@@ -30,6 +30,7 @@ impl Session {
 
     /// A server is in hand: give it what the session has, then go on.
     pub(super) fn prepare(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let closes = self.close_surplus(cx, out);
         let Some(link) = &mut self.link else {
             self.phase = Phase::Waiting(Wait::Server);
             return;
@@ -42,9 +43,17 @@ impl Session {
             }
             link.is_restored = true;
         }
+        if statements.is_empty() && closes {
+            self.slots.push(Ask::Sync, To::Setup);
+            self.phase = Phase::Waiting(Wait::Setup);
+            return;
+        }
         if statements.is_empty() {
             self.proceed(cx, out);
             return;
+        }
+        if closes {
+            self.slots.push(Ask::Sync, To::Nobody);
         }
         link.settings = self.keeps.settings.clone();
         self.query_for_us(&join(&statements), out);
@@ -218,10 +227,10 @@ impl Session {
             out.server.extend_from_slice(frame);
             self.slots.push(Ask::Parse(None), To::Client);
         } else if !is_shared {
-            link.prepared.insert(name.into());
+            link.prepared.insert(name);
             out.server.extend_from_slice(frame);
             self.slots.push(Ask::Parse(Some(name.into())), To::Client);
-        } else if link.prepared.insert(prepared.shared_name.clone()) {
+        } else if link.prepared.insert(&prepared.shared_name) {
             put_parse(&prepared.shared_name, prepared, out);
             let name = prepared.shared_name.clone();
             self.slots.push(Ask::Parse(Some(name)), To::Client);
@@ -256,7 +265,7 @@ impl Session {
         } else {
             name.into()
         };
-        if link.prepared.insert(on_server.clone()) {
+        if link.prepared.insert(&on_server) {
             put_parse(&on_server, prepared, out);
             let ask = Ask::Parse(Some(on_server.clone()));
             self.slots.push(ask, To::Nobody);

@@ -3,11 +3,10 @@
 //! Invariant: what is believed of a connection is what its server has. A statement counts when it is complete, and a
 //! change of a setting when its transaction has committed, wherever in the unit that was.
 
-use std::collections::HashSet;
-
 use super::super::sql::{Bond, Effect as Does, Kind, Part};
 use super::Session;
 use super::prepared::Names;
+use super::server::Held;
 use super::unit::Unit;
 
 /// What was forgotten when a statement was written that takes all prepared statements away.
@@ -16,7 +15,7 @@ pub struct Forgotten {
     /// Which of the unit's statements that is.
     at: usize,
     names: Names,
-    prepared: HashSet<Box<str>>,
+    prepared: Held,
     unnamed: Option<Box<str>>,
 }
 

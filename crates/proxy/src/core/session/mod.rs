@@ -93,6 +93,8 @@ pub struct Rules {
     pub read_wait: Duration,
     /// One read of so many goes to a spare; 0 for none.
     pub spare_every: u64,
+    /// Prepared statements that a server keeps which sessions share.
+    pub max_prepared: usize,
     /// Longer messages are refused.
     pub message_bytes: usize,
     /// A rule that does not hold.
@@ -110,6 +112,7 @@ impl Default for Rules {
             read: ReadMode::default(),
             read_wait: Duration::from_millis(20),
             spare_every: 100,
+            max_prepared: 1000,
             message_bytes: 128 << 20,
             #[cfg(test)]
             flaw: None,

@@ -67,7 +67,7 @@ fn reported_of(pairs: &[(String, String)]) -> Reported {
 impl PackedServer {
     /// A connection to the active; `None` of a standby, which belongs to nobody between two transactions.
     pub fn of(server: &Server) -> Option<PackedServer> {
-        let mut prepared: Vec<String> = server.prepared.iter().map(|one| one.to_string()).collect();
+        let mut prepared: Vec<String> = server.prepared.iter().map(str::to_owned).collect();
         prepared.sort();
         Some(PackedServer {
             epoch: server.epoch()?,
@@ -86,11 +86,7 @@ impl PackedServer {
         Server {
             role: Role::Active(self.epoch),
             settings: self.settings.clone(),
-            prepared: self
-                .prepared
-                .iter()
-                .map(|one| one.as_str().into())
-                .collect(),
+            prepared: self.prepared.iter().map(String::as_str).collect(),
             unnamed: self.unnamed.as_deref().map(Into::into),
             reported: reported_of(&self.reported),
             replayed: self.replayed,

@@ -120,9 +120,28 @@ impl Session {
         let is_shared = self.is_shared(cx);
         if let (Some(unit), Some(link), true) = (&mut self.unit, &self.link, is_shared) {
             let names = unit.named.iter().map(|named| &named.shared_name);
-            let there = names.filter(|name| link.prepared.contains(*name));
+            let there = names.filter(|name| link.prepared.contains(name));
             unit.stale = there.cloned().collect();
         }
+    }
+
+    /// Closes statements that are too many for a server that sessions share, between two transactions; the `Sync` that was
+    /// written behind them has no slot yet. Whether there were any.
+    pub(super) fn close_surplus(&mut self, cx: &Context<'_>, out: &mut Out) -> bool {
+        let may_close = self.status == b'I' && self.is_shared(cx);
+        let Some(link) = self.link.as_mut().filter(|_| may_close) else {
+            return false;
+        };
+        let surplus = link.prepared.surplus(cx.rules.max_prepared);
+        for name in &surplus {
+            link.prepared.remove(name);
+            self.slots.push(Ask::Close, To::Nobody);
+            put_close(name, out);
+        }
+        if !surplus.is_empty() {
+            frame::put(&mut out.server, b'S', &[]);
+        }
+        !surplus.is_empty()
     }
 
     /// Closes the statements that the server cannot run any more, before the unit is over. Whether there are any.
@@ -133,7 +152,7 @@ impl Session {
         let stale = std::mem::take(&mut unit.stale);
         for name in &stale {
             link.prepared.remove(name);
-            frame::put(&mut out.server, b'C', &[b"S", name.as_bytes(), b"\0"]);
+            put_close(name, out);
             self.slots.push(Ask::Close, To::Nobody);
         }
         if !stale.is_empty() {
@@ -142,6 +161,11 @@ impl Session {
         }
         !stale.is_empty()
     }
+}
+
+/// `Close` of a statement.
+fn put_close(name: &str, out: &mut Out) {
+    frame::put(&mut out.server, b'C', &[b"S", name.as_bytes(), b"\0"]);
 }
 
 #[cfg(test)]

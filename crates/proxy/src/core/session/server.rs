@@ -1,6 +1,6 @@
 //! What a session must know of a connection to a server.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use dax::ids::Epoch;
 use volume::lsn::Lsn;
@@ -26,6 +26,13 @@ pub struct Reported {
     sum: u64,
 }
 
+/// The prepared statements that a server has, by their names there, and in which order they were used last.
+#[derive(Debug, Clone, Default)]
+pub struct Held {
+    used: HashMap<Box<str>, u64>,
+    uses: u64,
+}
+
 /// A session on a server, as its connection goes from client to client.
 #[derive(Debug)]
 pub struct Server {
@@ -34,7 +41,7 @@ pub struct Server {
     /// Settings that it was given.
     pub settings: Settings,
     /// Prepared statements that it has.
-    pub prepared: HashSet<Box<str>>,
+    pub prepared: Held,
     /// The unnamed statement that it has, by its shared name.
     pub unnamed: Option<Box<str>>,
     /// What it has reported.
@@ -57,7 +64,7 @@ impl Server {
         Server {
             role,
             settings: Settings::default(),
-            prepared: HashSet::new(),
+            prepared: Held::default(),
             unnamed: None,
             reported,
             replayed: Lsn::ZERO,
@@ -74,6 +81,63 @@ impl Server {
             Role::Active(epoch) => Some(epoch),
             Role::Standby(_) => None,
         }
+    }
+}
+
+impl Held {
+    /// The statement is used; whether the server has it from now on only.
+    pub fn insert(&mut self, name: &str) -> bool {
+        self.uses += 1;
+        match self.used.get_mut(name) {
+            Some(used) => {
+                *used = self.uses;
+                false
+            }
+            None => self.used.insert(name.into(), self.uses).is_none(),
+        }
+    }
+
+    /// It is closed.
+    pub fn remove(&mut self, name: &str) {
+        self.used.remove(name);
+    }
+
+    /// All are closed.
+    pub fn clear(&mut self) {
+        self.used.clear();
+    }
+
+    /// Whether the server has it.
+    pub fn contains(&self, name: &str) -> bool {
+        self.used.contains_key(name)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.used.keys().map(AsRef::as_ref)
+    }
+
+    /// What to close if there are more than `max`: those that were used longest ago, a quarter of `max` more than need be,
+    /// so that it is not done all the time.
+    pub fn surplus(&self, max: usize) -> Vec<Box<str>> {
+        if self.used.len() <= max {
+            return Vec::new();
+        }
+        let mut all: Vec<_> = self.used.iter().collect();
+        all.sort_unstable_by_key(|(_, used)| **used);
+        let closed = self.used.len() - (max - max / 4);
+        let names = all.into_iter().take(closed);
+        names.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+impl<'a> FromIterator<&'a str> for Held {
+    fn from_iter<I: IntoIterator<Item = &'a str>>(names: I) -> Held {
+        let mut held = Held::default();
+        for name in names {
+            held.insert(name);
+        }
+        held
     }
 }
 
@@ -117,6 +181,16 @@ impl Reported {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_used_longest_ago_is_closed() {
+        let mut held: Held = ["a", "b", "c", "d"].into_iter().collect();
+        assert!(held.surplus(4).is_empty());
+        assert!(!held.insert("a"), "it is there");
+        assert!(held.insert("e"));
+        assert_eq!(held.surplus(4), ["b".into(), "c".into()]);
+        assert_eq!(held.surplus(0).len(), 5);
+    }
 
     #[test]
     fn only_news_is_told() {

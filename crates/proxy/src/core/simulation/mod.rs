@@ -141,6 +141,7 @@ impl World {
             mode,
             read,
             flaw,
+            max_prepared: 2,
             ..Rules::default()
         };
         let nodes = vec![Node::active(1), Node::standby(), Node::standby()];

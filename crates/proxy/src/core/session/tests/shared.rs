@@ -105,7 +105,7 @@ fn a_discard_that_fails_discards_nothing() {
     shared.run("SET app.tenant = 'A'", &["SET"], None, b'I');
     let mut server = shared.returned().expect("it is given back");
     assert_eq!(server.settings.value("app.tenant"), Some("A"));
-    server.prepared.insert("understudy_xid".into());
+    server.prepared.insert("understudy_xid");
     shared.ask("BEGIN");
     shared.give(server);
     shared.answer(&["BEGIN"], None, b'T');
@@ -121,13 +121,13 @@ fn a_discard_that_succeeds_is_believed() {
     let mut shared = Shared::new();
     shared.run("SET app.tenant = 'A'", &["SET"], None, b'I');
     let mut server = shared.returned().expect("it is given back");
-    server.prepared.insert("understudy_xid".into());
+    server.prepared.insert("understudy_xid");
     shared.ask("DISCARD ALL");
     shared.give(server);
     shared.answer(&["DISCARD ALL"], None, b'I');
     let server = shared.returned().expect("it is given back");
     assert!(server.settings.is_empty());
-    assert!(server.prepared.is_empty());
+    assert_eq!(server.prepared.iter().count(), 0);
 }
 
 /// The lock would stay on a connection that goes to others.
@@ -218,7 +218,7 @@ fn a_statement_that_the_server_cannot_run_any_more_is_prepared_again() {
     frame::put_ready(&mut input, b'I');
     shared.hear(input);
     let server = shared.returned().expect("it is given back");
-    assert_eq!(server.prepared.len(), 1);
+    assert_eq!(server.prepared.iter().count(), 1);
 
     shared.say(&[bind, execute, (b'S', b"")]);
     shared.give(server);
@@ -236,11 +236,40 @@ fn a_statement_that_the_server_cannot_run_any_more_is_prepared_again() {
     frame::put_ready(&mut input, b'I');
     shared.hear(input);
     let server = shared.returned().expect("it is given back");
-    assert!(server.prepared.is_empty());
+    assert_eq!(server.prepared.iter().count(), 0);
 
     shared.say(&[(b'C', b"Ss\0"), parse, bind, execute, (b'S', b"")]);
     shared.give(server);
     assert_eq!(shared.desk.written(), "P B E S", "and prepares it again");
+}
+
+/// Statements that no client uses any more would stay in the memory of each server for as long as its connection lasts.
+#[test]
+fn a_server_keeps_no_more_statements_than_it_may() {
+    let mut shared = Shared::new();
+    shared.desk.rules.max_prepared = 4;
+    let mut server = Shared::active();
+    for old in ["a", "b", "c", "d", "e"] {
+        server.prepared.insert(old);
+    }
+    server.prepared.insert("a");
+    shared.say(&[(b'P', b"s\0SELECT 1\0\0\0"), (b'S', b"")]);
+    shared.give(server);
+    assert_eq!(shared.desk.written(), "C C S");
+    let mut input = BytesMut::new();
+    frame::put(&mut input, b'3', &[]);
+    frame::put(&mut input, b'3', &[]);
+    frame::put_ready(&mut input, b'I');
+    shared.hear(input);
+    assert_eq!(shared.desk.written(), "P S", "then it is the client's turn");
+    let mut input = BytesMut::new();
+    frame::put(&mut input, b'1', &[]);
+    frame::put_ready(&mut input, b'I');
+    shared.hear(input);
+    let server = shared.returned().expect("it is given back");
+    for (name, is_there) in [("a", true), ("b", false), ("c", false), ("d", true)] {
+        assert_eq!(server.prepared.contains(name), is_there, "{name}");
+    }
 }
 
 /// A connection that somebody else has had before has none of what this session listens to.
