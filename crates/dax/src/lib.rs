@@ -39,6 +39,7 @@ pub mod ids;
 pub mod membership;
 pub mod memory;
 pub mod replica;
+pub mod scrub;
 mod settings;
 pub mod sightings;
 #[cfg(any(test, feature = "simulation"))]

@@ -59,7 +59,6 @@ pub mod lsn;
 pub mod namespace;
 pub mod private;
 pub mod recent_log;
-pub mod scrubber;
 pub mod seal;
 pub mod snapshot;
 pub mod standby;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dax::scrub::Pace;
 use serde::Deserialize;
 
 use super::ByteSize;
@@ -22,10 +23,21 @@ pub struct StorageConfig {
 
 impl Default for StorageConfig {
     fn default() -> Self {
+        let pace = Pace::default();
         StorageConfig {
-            scrub_every: Duration::from_secs(24 * 3600),
-            scrub_rate: ByteSize::mib(32),
+            scrub_every: pace.every,
+            scrub_rate: ByteSize(pace.bytes_per_second),
             claim_cap: ByteSize::mib(16 << 10),
+        }
+    }
+}
+
+impl StorageConfig {
+    /// When and how fast copies are compared.
+    pub fn scrub_pace(&self) -> Pace {
+        Pace {
+            every: self.scrub_every,
+            bytes_per_second: self.scrub_rate.0,
         }
     }
 }

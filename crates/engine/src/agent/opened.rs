@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use dax::scrub::{ScrubProgress, Scrubber, Told};
 use dax::storage::Storage;
 use mount::{Mount, MountOptions};
 use tokio::runtime::Handle;
@@ -14,7 +15,6 @@ use volume::active::{ActiveView, NoObserver, Options};
 use volume::latest::Latest;
 use volume::lsn::Lsn;
 use volume::private::PrivateDir;
-use volume::scrubber::{ScrubProgress, Scrubber, Told};
 use volume::view::View;
 
 use super::{Context, ownership};
@@ -88,9 +88,8 @@ impl Opened {
         let scrubbed = Told::default();
         let scrubber = Scrubber {
             storage: Arc::clone(storage),
-            view: Arc::new(view.clone()),
-            every: config.storage.scrub_every,
-            bytes_per_second: config.storage.scrub_rate.0,
+            scrubbed: Arc::new(view.clone()),
+            pace: config.storage.scrub_pace(),
             told: Arc::clone(&scrubbed),
         };
         let tasks = vec![

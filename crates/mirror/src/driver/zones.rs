@@ -1,6 +1,7 @@
 //! The log on the storage tier: a file of a volume of its own, written by the owner of the highest epoch.
 //!
-//! Invariant: a handle that was fenced is never used again; whoever owns an epoch next does so with a new one.
+//! Invariant: a handle that was fenced is never used again; whoever owns an epoch next does so with a new one. While an epoch is
+//! owned the volume is scrubbed: a zone that has lost its disk would not count again otherwise.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName};
+use dax::scrub::{Scrubber, Scrubbing};
 use dax::storage::{Authority, Storage, SyncScope};
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -44,6 +46,8 @@ struct State {
     batches: BTreeMap<Number, Position>,
     /// Where the log is said to begin.
     first: Position,
+    /// For as long as an epoch is owned.
+    scrubbing: Option<Scrubbing>,
 }
 
 /// The log.
@@ -78,12 +82,18 @@ impl Zones {
 
     /// The next epoch is owned with a new handle.
     pub fn forget(&self) {
-        self.state.lock().storage = None;
+        let mut state = self.state.lock();
+        state.scrubbing = None;
+        state.storage = None;
     }
 
     /// Gives the epoch up.
     pub async fn release(&self) {
-        let storage = self.state.lock().storage.take();
+        let storage = {
+            let mut state = self.state.lock();
+            state.scrubbing = None;
+            state.storage.take()
+        };
         if let Some(storage) = storage
             && let Err(error) = storage.release().await
         {
@@ -135,7 +145,9 @@ impl Zones {
             self.forget();
         }
         let storage = self.storage().await?;
-        Ok(storage.own_epoch(&self.name).await?.0)
+        let epoch = storage.own_epoch(&self.name).await?;
+        self.state.lock().scrubbing = Some(Scrubber::of_all_files(storage).spawn());
+        Ok(epoch.0)
     }
 
     /// Reads all of the log, promoting it; `take` is given what each batch has.

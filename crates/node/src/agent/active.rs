@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use coordination::channel::{Notice, Request, ServerStarted, Trigger};
 use dax::ids::{Epoch, NodeName};
+use dax::scrub::{self, Scrubber};
 use dax::storage::Storage;
 use mount::Mount;
 use parking_lot::Mutex;
@@ -36,7 +37,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use volume::active::ActiveView;
-use volume::scrubber::{self, Scrubber};
 use volume::view::View;
 
 use self::announced::AnnouncedLog;
@@ -78,7 +78,7 @@ pub(crate) struct Active {
 
 /// What the background tasks of an active tell for its status.
 struct Told {
-    scrub: scrubber::Told,
+    scrub: scrub::Told,
     retained: claims::Told,
     /// Commits that were held for slow standbys, if they are.
     waits: Arc<Mutex<Waits>>,
@@ -156,12 +156,11 @@ impl Active {
             told: Arc::clone(&retained),
         };
         let claims = tokio::spawn(keeper.run());
-        let scrubbing = scrubber::Told::default();
+        let scrubbing = scrub::Told::default();
         let scrubber = Scrubber {
             storage: self.storage.clone(),
-            view: Arc::clone(&self.view),
-            every: context.config.storage.scrub_every,
-            bytes_per_second: context.config.storage.scrub_rate.0,
+            scrubbed: self.view.clone(),
+            pace: context.config.storage.scrub_pace(),
             told: Arc::clone(&scrubbing),
         };
         let scrubber = tokio::spawn(scrubber.run());

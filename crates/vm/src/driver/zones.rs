@@ -1,6 +1,7 @@
 //! The record on the storage tier: who runs the machine, written by the owner of the highest epoch.
 //!
-//! Invariant: a handle that was fenced is never used again; each epoch is owned with a new one.
+//! Invariant: a handle that was fenced is never used again; each epoch is owned with a new one. While an epoch is owned the volume
+//! is scrubbed: a zone that has lost its disk would not count again otherwise.
 
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::NodeName;
+use dax::scrub::{Scrubber, Scrubbing};
 use dax::storage::{Authority, Storage};
 use tokio::sync::Mutex;
 
@@ -29,6 +31,8 @@ pub struct Zones {
     opener: Box<dyn Open>,
     name: NodeName,
     storage: Mutex<Option<Arc<dyn Storage>>>,
+    /// For as long as an epoch is owned.
+    scrubbing: parking_lot::Mutex<Option<Scrubbing>>,
 }
 
 fn parse(record: Option<Bytes>) -> Result<Option<Record>> {
@@ -49,6 +53,7 @@ impl Zones {
             opener,
             name,
             storage: Mutex::default(),
+            scrubbing: parking_lot::Mutex::default(),
         }
     }
 
@@ -69,6 +74,7 @@ impl Zones {
 
     /// Owns the next epoch, and reads the record in it.
     pub async fn own(&self) -> Result<(u32, Option<Record>)> {
+        *self.scrubbing.lock() = None;
         let used = self
             .storage
             .lock()
@@ -81,6 +87,8 @@ impl Zones {
         }
         let storage = self.storage().await?;
         let epoch = storage.own_epoch(&self.name).await?;
+        let scrubber = Scrubber::of_all_files(Arc::clone(&storage));
+        *self.scrubbing.lock() = Some(scrubber.spawn());
         Ok((epoch.0, parse(storage.promote_record(RECORD).await?)?))
     }
 
@@ -104,6 +112,7 @@ impl Zones {
 
     /// A handle that failed is not used again.
     pub async fn forget(&self) {
+        *self.scrubbing.lock() = None;
         self.storage.lock().await.take();
     }
 

@@ -39,7 +39,6 @@ use self::core::Core;
 pub use self::inherited::{Inherited, InheritedBase, InheritedBlocks};
 use self::locks::{FileLocks, Tickets};
 pub use self::observer::{NoObserver, WriteObserver};
-pub use self::scrub::{Scrub, ScrubStep};
 pub use self::seal::CutImage;
 use self::write_back::WriteBack;
 use crate::cache::BlockCache;

@@ -7,8 +7,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use dax::ids::{BlockKey, Epoch, FileId, ReplicaId};
-use dax::storage::{ScrubCursor, Storage};
+use async_trait::async_trait;
+use dax::ids::{Epoch, FileId};
+use dax::scrub::{Scrub, Scrubbed, Trouble};
 
 use super::ActiveView;
 use super::read::epoch_of;
@@ -16,30 +17,11 @@ use crate::error::Result;
 use crate::namespace::{JOURNAL, Namespace, ROOT};
 use crate::seal::{Base, Seal};
 
-/// What one step did.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ScrubStep {
-    /// Blocks compared, of all generations.
-    pub blocks: u64,
-    /// Copies that were missing, old or damaged, and were sent again.
-    pub mended: u64,
-    /// Files given back because nobody knows them.
-    pub garbage_files: u64,
-    /// Blocks of which no zone that is up has an intact copy.
-    pub unreadable: Vec<BlockKey>,
-    /// The scrub is complete; these replicas had lost everything and count again.
-    pub complete: Option<Vec<ReplicaId>>,
-}
-
-/// One scrub, from the beginning to the end.
-pub struct Scrub {
-    storage: Arc<dyn Storage>,
-    known: Known,
-    after: Option<ScrubCursor>,
-}
-
 impl ActiveView {
     /// Begins a scrub. Reads the namespaces of the kept seals.
+    ///
+    /// # Errors
+    /// If they cannot be read.
     pub async fn scrub(&self) -> Result<Scrub> {
         let inner = &self.inner;
         let (present, seals) = {
@@ -50,41 +32,16 @@ impl ActiveView {
         for seal in &seals {
             namespaces.push(Base::load(&inner.storage, seal).await?.namespace);
         }
-        Ok(Scrub {
-            storage: Arc::clone(&inner.storage),
-            known: Known::new(inner.epoch, namespaces, seals.iter().flat_map(Seal::files)),
-            after: None,
-        })
+        let known = Known::new(inner.epoch, namespaces, seals.iter().flat_map(Seal::files));
+        let is_garbage = Box::new(move |file| known.is_garbage(file));
+        Ok(Scrub::new(Arc::clone(&inner.storage), is_garbage))
     }
 }
 
-impl Scrub {
-    /// Compares and mends the next part. Waits while too few zones are up.
-    pub async fn step(&mut self) -> Result<ScrubStep> {
-        let mut page = self.storage.scrub(self.after).await?;
-        let known = &self.known;
-        page.files.retain(|file| known.is_garbage(*file));
-        let garbage = page.files;
-        if !garbage.is_empty() {
-            self.storage.remove_files(&garbage).await?;
-        }
-        page.differences
-            .retain(|d| garbage.binary_search(&d.key.file).is_err());
-        let mut step = ScrubStep {
-            blocks: page.blocks,
-            mended: page.differences.len() as u64,
-            garbage_files: garbage.len() as u64,
-            unreadable: page.unreadable,
-            complete: None,
-        };
-        if !page.differences.is_empty() {
-            self.storage.mend(page.differences).await?;
-        }
-        self.after = page.next;
-        if self.after.is_none() {
-            step.complete = Some(self.storage.end_scrub().await?);
-        }
-        Ok(step)
+#[async_trait]
+impl Scrubbed for ActiveView {
+    async fn begin(&self) -> std::result::Result<Scrub, Trouble> {
+        Ok(self.scrub().await?)
     }
 }
 
