@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 
-use crate::server::Server;
+use crate::server::{SLEEP, Server};
 use crate::site::{Serving, Site};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,17 +170,11 @@ async fn a_statement_is_cancelled() {
     let site = Site::start("auth = \"trust\"").await;
     let client = site.connect().await;
     let token = client.cancel_token();
-    let sleeping = client.batch_execute("SELECT pg_sleep(60)");
-    let cancelling = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        token
-            .cancel_query(tokio_postgres::NoTls)
-            .await
-            .expect("sent");
-    };
-    let (slept, ()) = tokio::join!(sleeping, cancelling);
-    let code = slept.expect_err("cancelled");
-    assert_eq!(code.code(), Some(&SqlState::QUERY_CANCELED));
+    let code = site
+        .primary
+        .cancel(client.batch_execute(SLEEP), &token)
+        .await;
+    assert_eq!(code, SqlState::QUERY_CANCELED);
 }
 
 /// Passes connections to a server on, and each cancel request twice, the second time after a while: so PostgreSQL signals a
@@ -240,21 +234,13 @@ async fn a_cancel_request_strikes_nobody_else() {
     let first = serving.connect().await;
     let second = serving.connect().await;
     let token = first.cancel_token();
-    let sleeping = first.batch_execute("SELECT pg_sleep(60)");
-    let cancelling = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        token
-            .cancel_query(tokio_postgres::NoTls)
-            .await
-            .expect("sent");
-    };
+    let cancelled = server.cancel(first.batch_execute(SLEEP), &token);
     let working = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         second.batch_execute("SELECT pg_sleep(1)").await
     };
-    let (slept, (), worked) = tokio::join!(sleeping, cancelling, working);
-    let error = slept.expect_err("cancelled");
-    assert_eq!(error.code(), Some(&SqlState::QUERY_CANCELED));
+    let (code, worked) = tokio::join!(cancelled, working);
+    assert_eq!(code, SqlState::QUERY_CANCELED);
     worked.expect("nobody has cancelled it");
 }
 

@@ -18,11 +18,12 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
 use crate::input::STARTUP;
 use crate::program::example;
-use crate::server::{Server, free_port};
+use crate::server::{SLEEP, Server, free_port};
 use crate::tls::{READY, encrypt, new_certificate};
 
 /// A proxy of its own process, and of whatever processes take its place.
@@ -136,19 +137,6 @@ impl Service {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         panic!("no process is started");
-    }
-
-    /// Waits until a client's `SELECT pg_sleep(60)` runs: nothing else can be cancelled.
-    async fn wait_until_asleep(&self) {
-        let text = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
-        for _ in 0..1000 {
-            let asleep = tokio::task::block_in_place(|| self.server.sql(&[text]));
-            if asleep.trim() != "0" {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("the statement does not begin");
     }
 
     fn program(&self) -> PathBuf {
@@ -359,17 +347,9 @@ async fn goes_unnoticed(mode: &str) {
         let main = service.heed_manager();
         assert_eq!(service.mains.iter().filter(|one| **one == main).count(), 1);
         load.more(200).await;
-        let sleep = transaction.batch_execute("SELECT pg_sleep(60)");
-        let cancel = async {
-            service.wait_until_asleep().await;
-            token.cancel_query(NoTls).await.expect("it is asked");
-        };
-        let (slept, ()) = tokio::join!(sleep, cancel);
-        let code = slept.expect_err("cancelled").code().cloned();
-        assert_eq!(
-            code.map(|code| code.code().to_owned()).as_deref(),
-            Some("57014")
-        );
+        let sleep = transaction.batch_execute(SLEEP);
+        let code = service.server.cancel(sleep, &token).await;
+        assert_eq!(code, SqlState::QUERY_CANCELED);
         transaction.rollback().await.expect("ends");
         open.batch_execute("NOTIFY jobs").await.expect("tells");
         for (number, idle) in (0..).zip(&idle) {
@@ -377,13 +357,11 @@ async fn goes_unnoticed(mode: &str) {
             assert_eq!(idle.notified.load(Ordering::Relaxed), round + 1);
         }
         // Of a client that is with the new process.
-        let sleep = open.batch_execute("SELECT pg_sleep(60)");
-        let cancel = async {
-            service.wait_until_asleep().await;
-            token.cancel_query(NoTls).await.expect("it is asked");
-        };
-        let (slept, ()) = tokio::join!(sleep, cancel);
-        assert!(slept.is_err(), "cancelled");
+        let code = service
+            .server
+            .cancel(open.batch_execute(SLEEP), &token)
+            .await;
+        assert_eq!(code, SqlState::QUERY_CANCELED);
         // The process before has nobody left.
         let before = service.mains[service.mains.len() - 2];
         ends(&mut service, before);

@@ -5,8 +5,11 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nix::unistd::{User, geteuid};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{CancelToken, Error, NoTls};
 
 /// The port in the name of each server's socket; they have directories of their own. One that listens has a port of its
 /// own as well.
@@ -16,6 +19,9 @@ const PORT: u16 = 5432;
 pub fn free_port() -> u16 {
     supervise::ports::free().expect("a port is free")
 }
+
+/// What [`Server::cancel`] cancels.
+pub const SLEEP: &str = "SELECT pg_sleep(60)";
 
 fn bin() -> PathBuf {
     let bin = std::env::var_os("PG_BIN").map(PathBuf::from);
@@ -201,6 +207,30 @@ impl Server {
             "pg_ctl",
             &["-D", text(&self.data()), "-w", "-t", "60", "promote"],
         );
+    }
+
+    /// Cancels a client's [`SLEEP`] once it runs here: nothing else can be cancelled. What its client is told.
+    pub async fn cancel(
+        &self,
+        sleep: impl Future<Output = Result<(), Error>>,
+        token: &CancelToken,
+    ) -> SqlState {
+        let text = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query = '{SLEEP}'"
+        );
+        let cancel = async {
+            for _ in 0..1000 {
+                let asleep = tokio::task::block_in_place(|| self.sql(&[&text]));
+                if asleep.trim() != "0" {
+                    return token.cancel_query(NoTls).await.expect("it is asked");
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            panic!("the statement does not begin");
+        };
+        let (slept, ()) = tokio::join!(sleep, cancel);
+        let error = slept.expect_err("it is cancelled");
+        error.code().cloned().expect("the server says so")
     }
 
     /// Runs statements, each on its own; what the last one answers.

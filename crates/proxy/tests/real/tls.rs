@@ -14,7 +14,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 
 use crate::input::STARTUP;
-use crate::server::{Server, psql};
+use crate::server::{SLEEP, Server, psql};
 use crate::site::Serving;
 
 /// Asks for encryption.
@@ -201,14 +201,11 @@ async fn whatever_goes_to_a_server_is_encrypted() {
     assert!(rows.iter().all(|row| row.get::<_, &str>(0).len() == 96_000));
 
     let token = client.cancel_token();
-    let sleeping = client.batch_execute("SELECT pg_sleep(60)");
-    let cancelling = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        token.cancel_query(NoTls).await.expect("sent");
-    };
-    let (slept, ()) = tokio::join!(sleeping, cancelling);
-    let code = slept.expect_err("cancelled");
-    assert_eq!(code.code(), Some(&SqlState::QUERY_CANCELED));
+    let code = place
+        .server
+        .cancel(client.batch_execute(SLEEP), &token)
+        .await;
+    assert_eq!(code, SqlState::QUERY_CANCELED);
 
     let conninfo = format!(
         "host=127.0.0.1 port={} user=postgres dbname=postgres replication=database",
