@@ -9,6 +9,8 @@ pub enum Flaw {
     LastHorizon,
     /// A server is that of the epoch which the proxy knew when it connected.
     EpochBelieved,
+    /// Nobody is active in an epoch that the proxy has not heard of.
+    NewsBelieved,
     /// A replay may have other answers.
     AnswersNotCompared,
     /// A commit in doubt is taken for one that did not happen.
@@ -50,10 +52,11 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 20] = [
+    pub const ALL: [Flaw; 21] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::EpochBelieved,
+        Flaw::NewsBelieved,
         Flaw::AnswersNotCompared,
         Flaw::DoubtMeansNo,
         Flaw::DoubtMeansYes,

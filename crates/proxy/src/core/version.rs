@@ -6,6 +6,7 @@
 
 use std::str::FromStr;
 
+use dax::ids::Epoch;
 use serde::{Deserialize, Serialize};
 use volume::lsn::Lsn;
 
@@ -63,10 +64,12 @@ pub fn parse_lsn(text: &str) -> Option<Lsn> {
 /// What a session has seen.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
-    /// It has seen everything up to here, and what else it has seen is described by the other two.
+    /// It has seen everything up to here, and what else it has seen is described by the others.
     floor: Lsn,
     /// It was on the active since: nobody knows how far that was, but the active does.
     was_on_active: bool,
+    /// The epoch for whose active the server was taken that it was on since, if that may be the active of a later one.
+    taken_for: Option<Epoch>,
     /// The standby that it read on since, and which run of its server.
     last: Option<(Box<str>, Option<ServerRun>)>,
 }
@@ -84,9 +87,10 @@ pub enum Required {
 }
 
 impl Seen {
-    /// The session did something on the active.
-    pub fn on_active(&mut self) {
+    /// The session did something on the active. `taken_for` is the epoch for whose active it was taken, if that is not certain.
+    pub fn on_active(&mut self, taken_for: Option<Epoch>) {
         self.was_on_active = true;
+        self.taken_for = taken_for.or(self.taken_for);
     }
 
     /// The session has read on this `run` of `standby`.
@@ -94,15 +98,23 @@ impl Seen {
         self.last = Some(((&**standby).into(), run));
     }
 
-    /// Whether it has read on a standby, and since then seen nothing that the active has vouched for.
-    pub fn has_been_elsewhere(&self) -> bool {
-        self.last.is_some()
+    /// Whether it may have seen more than the active of this epoch has, unless that is proved to be active: it has read on a
+    /// standby, or been on a server that was taken for the active of another epoch and may be that of a later one.
+    pub fn may_be_ahead_of(&self, epoch: Epoch) -> bool {
+        self.last.is_some() || self.was_taken_for_other_than(epoch)
+    }
+
+    /// Whether it has been on a server that was taken for the active of another epoch than this one and may be that of a later
+    /// one.
+    pub fn was_taken_for_other_than(&self, epoch: Epoch) -> bool {
+        self.taken_for.is_some_and(|label| label != epoch)
     }
 
     /// The active's position, asked for after all that the session has seen.
     pub fn asked(&mut self, position: Lsn) {
         self.floor = self.floor.max(position);
         self.was_on_active = false;
+        self.taken_for = None;
         self.last = None;
     }
 
@@ -212,6 +224,21 @@ mod tests {
         assert_eq!(chosen.map(|standby| &*standby.name), Some("c"));
     }
 
+    /// It was taken for the active of epoch 3 and may be that of epoch 5: epoch 4 has less.
+    #[test]
+    fn the_active_of_another_epoch_may_have_less_than_one_that_was_not_certain() {
+        let mut seen = Seen::default();
+        seen.on_active(None);
+        assert!(!seen.may_be_ahead_of(Epoch(4)));
+        seen.on_active(Some(Epoch(3)));
+        assert!(!seen.may_be_ahead_of(Epoch(3)), "it is the same server");
+        assert!(seen.may_be_ahead_of(Epoch(4)));
+        seen.on_active(None);
+        assert!(seen.may_be_ahead_of(Epoch(4)));
+        seen.asked(Lsn(7));
+        assert!(!seen.may_be_ahead_of(Epoch(4)));
+    }
+
     #[test]
     fn a_session_asks_after_it_was_on_the_active() {
         let mut seen = Seen::default();
@@ -219,7 +246,7 @@ mod tests {
             seen.required(ReadMode::Session, Lsn(0)),
             Required::At(Lsn(0))
         );
-        seen.on_active();
+        seen.on_active(None);
         assert_eq!(seen.required(ReadMode::Session, Lsn(0)), Required::Position);
         seen.asked(Lsn(7));
         assert_eq!(

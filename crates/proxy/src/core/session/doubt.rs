@@ -1,8 +1,14 @@
 //! A commit in doubt, and what may be said of it from where it ran and who is active now.
 //!
 //! The proxy labels a connection with the epoch that it knows when it connects. The server may be active in a later one
-//! already, if it is at the same address. Invariant: a label counts only as far as it is certain. In doubt the outcome is
-//! unknown.
+//! already, if it is at the same address, and so far ahead that the proxy has heard of neither. Invariant: a label counts only
+//! as far as it is certain, or the epoch of the active at hand stood after the commit had been sent: nobody was active in a
+//! later one by then. In doubt the outcome is unknown.
+//!
+//! ```text
+//!   in doubt ── not certain where it ran ──▶ proof is asked for ── the same epoch stood ──▶ judged
+//!      └───────────── certain ───────────────────────────────────────────────────────────────▲
+//! ```
 
 use dax::ids::Epoch;
 
@@ -27,6 +33,16 @@ pub struct Doubt {
     pub xid: Xid,
     /// Where it ran.
     pub ran_on: Whereabouts,
+    proof: Proof,
+}
+
+/// Proof that the epoch of the active at hand stood after the commit had been sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    Missing,
+    /// In this epoch.
+    Asked(Epoch),
+    There,
 }
 
 impl Whereabouts {
@@ -42,6 +58,43 @@ impl Whereabouts {
 }
 
 impl Doubt {
+    /// Nothing is known but where it ran.
+    pub fn new(xid: Xid, ran_on: Whereabouts) -> Doubt {
+        Doubt {
+            xid,
+            ran_on,
+            proof: Proof::Missing,
+        }
+    }
+
+    /// Whether it may have run in an epoch that nobody here has heard of.
+    pub fn needs_proof(&self, judged: Judgement) -> bool {
+        let is_decided_by_label = judged == Judgement::NotCommitted;
+        is_decided_by_label && !self.ran_on.is_certain && self.proof != Proof::There
+    }
+
+    /// Proof is asked for, in the epoch of the active at hand.
+    pub fn ask_proof(&mut self, now: Epoch) {
+        self.proof = Proof::Asked(now);
+    }
+
+    /// Here is proof that this epoch stood; whether any was asked for.
+    pub fn prove(&mut self, stood: Epoch) -> bool {
+        let Proof::Asked(epoch) = self.proof else {
+            return false;
+        };
+        self.proof = match epoch == stood {
+            true => Proof::There,
+            false => Proof::Missing,
+        };
+        true
+    }
+
+    /// The active at hand is lost as well.
+    pub fn forget_proof(&mut self) {
+        self.proof = Proof::Missing;
+    }
+
     /// What can be said before `now`, the active at hand, is asked.
     pub fn judge(&self, now: &Whereabouts, topology: &Topology) -> Judgement {
         let lost = &self.ran_on;
@@ -101,11 +154,7 @@ mod tests {
     }
 
     fn judged(xid: u64, ran_on: &Whereabouts, now: &Whereabouts, topology: &Topology) -> Judgement {
-        let doubt = Doubt {
-            xid: Xid(xid),
-            ran_on: ran_on.clone(),
-        };
-        doubt.judge(now, topology)
+        Doubt::new(Xid(xid), ran_on.clone()).judge(now, topology)
     }
 
     /// The node of epoch 1 is active again in epoch 2, before the proxy hears of it: what it commits has a number above the
@@ -138,6 +187,27 @@ mod tests {
             Judgement::Unknown,
             "nobody told where the active of epoch 2 was"
         );
+    }
+
+    /// The proxy has heard of epoch 2 on `b`, but the server on `a` was active in epoch 4 when it connected there.
+    #[test]
+    fn where_it_may_have_run_ahead_of_all_news_the_active_must_prove_itself() {
+        let ran_on = server(1, "a", Some(7), false);
+        let now = server(2, "b", Some(9), true);
+        let mut doubt = Doubt::new(Xid(150), ran_on);
+        let judged = doubt.judge(&now, &topology(2, "b"));
+        assert_eq!(judged, Judgement::NotCommitted);
+        assert!(doubt.needs_proof(judged));
+        assert!(!doubt.prove(Epoch(2)), "it was not asked for");
+        doubt.ask_proof(Epoch(2));
+        assert!(doubt.prove(Epoch(3)) && doubt.needs_proof(judged));
+        doubt.ask_proof(Epoch(2));
+        assert!(doubt.prove(Epoch(2)) && !doubt.needs_proof(judged));
+        doubt.forget_proof();
+        assert!(doubt.needs_proof(judged));
+        assert!(!doubt.needs_proof(Judgement::Ask), "the number says enough");
+        let certain = Doubt::new(Xid(150), server(1, "a", Some(7), true));
+        assert!(!certain.needs_proof(judged));
     }
 
     /// Neither is known to be what it is taken for: the number may be another's on the server that is asked.

@@ -13,7 +13,7 @@ use super::ask::XidState;
 use super::doubt::{Doubt, Whereabouts};
 use super::slots::Ask;
 use super::unit::Unit;
-use super::{Context, Effect, Out, Phase, Session};
+use super::{Context, Effect, Out, Phase, Session, Wait};
 
 /// How often a transaction is asked about that still ends.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -66,7 +66,8 @@ impl Session {
             return;
         }
         // What is decided or replayed already goes on with another server.
-        if self.in_doubt.is_some() {
+        if let Some(doubt) = &mut self.in_doubt {
+            doubt.forget_proof();
             self.phase = Phase::Deciding;
             self.ask_for_active(out);
             return;
@@ -138,6 +139,9 @@ impl Session {
             self.fail_transaction(why, out);
         } else if began_before && !self.begin_replay(cx, out) {
             // It was told.
+        } else if began_before && self.must_not_age(cx) {
+            self.phase = Phase::Waiting(Wait::Position);
+            out.effects.push(Effect::AskPosition);
         } else if began_before {
             self.acquire_active(cx, out);
         } else {
@@ -193,7 +197,7 @@ impl Session {
         let is_alone = self.unit.as_ref().is_some_and(|unit| unit.facts.is_alone);
         match (self.xid, self.lost.take()) {
             (XidState::Is(xid), Some(ran_on)) if !is_alone => {
-                self.in_doubt = Some(Doubt { xid, ran_on });
+                self.in_doubt = Some(Doubt::new(xid, ran_on));
                 self.phase = Phase::Deciding;
                 self.ask_for_active(out);
             }
@@ -207,7 +211,7 @@ impl Session {
 
     /// A connection is there to decide by.
     pub(super) fn decide(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let Some(doubt) = &self.in_doubt else {
+        let Some(doubt) = &mut self.in_doubt else {
             return;
         };
         self.phase = Phase::Deciding;
@@ -216,7 +220,13 @@ impl Session {
             self.ask_for_active(out);
             return;
         };
-        match judge(cx, doubt, &now) {
+        let judged = judge(cx, doubt, &now);
+        if doubt.needs_proof(judged) && !cx.lacks(Flaw::NewsBelieved) {
+            doubt.ask_proof(now.epoch);
+            out.effects.push(Effect::AskPosition);
+            return;
+        }
+        match judged {
             Judgement::Ask => {
                 let text = format!(
                     "SELECT pg_catalog.pg_xact_status('{}'::pg_catalog.xid8)",
@@ -230,6 +240,19 @@ impl Session {
                 self.did_not_commit(cx, out);
             }
             Judgement::Unknown => self.tell_unknown(out),
+        }
+    }
+
+    /// Here is proof that the epoch stood which is known now, or there is none in time.
+    pub(super) fn hear_proof(&mut self, cx: &Context<'_>, is_there: bool, out: &mut Out) {
+        let Some(doubt) = &mut self.in_doubt else {
+            return;
+        };
+        if doubt.prove(cx.topology.epoch) {
+            match is_there {
+                true => self.decide(cx, out),
+                false => self.tell_unknown(out),
+            }
         }
     }
 

@@ -71,9 +71,14 @@ impl Session {
         let reads = unit.facts.begins.is_some() || !writes;
         match mode {
             ReadMode::Strong => reads,
-            ReadMode::Session => reads && self.seen.has_been_elsewhere(),
-            _ => false,
+            _ => reads && self.must_not_age(cx),
         }
+    }
+
+    /// Whether the active must prove that it is active, for the session may have seen more than it has.
+    pub(super) fn must_not_age(&self, cx: &Context<'_>) -> bool {
+        let may_be_ahead = self.seen.may_be_ahead_of(cx.topology.epoch);
+        self.read_mode(cx) == ReadMode::Session && may_be_ahead
     }
 
     /// The position that the client itself asks for.
@@ -146,12 +151,7 @@ impl Session {
 
     /// No standby does it: the active it is, if it must not be feared to show what is older than a standby showed.
     pub(super) fn route_past_standbys(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let has_seen_more = match self.read_mode(cx) {
-            ReadMode::Strong => true,
-            ReadMode::Session => self.seen.has_been_elsewhere(),
-            _ => false,
-        };
-        if has_seen_more {
+        if self.read_mode(cx) == ReadMode::Strong || self.must_not_age(cx) {
             self.phase = Phase::Waiting(Wait::Position);
             out.effects.push(Effect::AskPosition);
         } else {
@@ -185,6 +185,10 @@ impl Session {
     /// The active's position, asked for since [`Effect::AskPosition`] with proof that its epoch stood; `None`
     /// if there was none to be had in time.
     pub fn position(&mut self, cx: &Context<'_>, position: Option<Lsn>, out: &mut Out) {
+        if self.phase == Phase::Deciding {
+            self.hear_proof(cx, position.is_some(), out);
+            return;
+        }
         if self.phase != Phase::Waiting(Wait::Position) {
             return;
         }
@@ -215,8 +219,9 @@ impl Session {
         let is_question = |unit: &Unit| unit.facts.own == Some(Own::Version);
         let asks = self.unit.as_deref().is_some_and(is_question);
         let mode = self.read_mode(cx);
-        let must_not_age = mode == ReadMode::Session && self.seen.has_been_elsewhere();
-        if mode == ReadMode::Strong || must_not_age || asks {
+        if self.replay.is_some() {
+            self.fail_transaction("no server proves that it is active", out);
+        } else if mode == ReadMode::Strong || self.must_not_age(cx) || asks {
             let refusal = super::Refusal::error("57P03", "no server proves that it is active")
                 .detail("The position that this read must see could not be asked for in time.")
                 .hint("Try again, or SET understudy.read = 'any'.");
@@ -298,6 +303,11 @@ impl Session {
             self.phase = Phase::Waiting(Wait::Resume);
             return;
         }
+        if self.phase == Phase::Waiting(Wait::Server) && self.has_met_another_active(cx) {
+            self.phase = Phase::Waiting(Wait::Position);
+            out.effects.push(Effect::AskPosition);
+            return;
+        }
         match self.judge_standby(cx) {
             Standing::Good => {}
             Standing::Restarted => {
@@ -313,6 +323,13 @@ impl Session {
             }
         }
         self.prepare(cx, out);
+    }
+
+    /// Whether the active in hand is that of another epoch than when it was asked for, and may have less than the session saw.
+    fn has_met_another_active(&self, cx: &Context<'_>) -> bool {
+        let epoch = self.link.as_deref().and_then(|link| link.epoch());
+        let is_other = epoch.is_some_and(|epoch| self.seen.was_taken_for_other_than(epoch));
+        is_other && self.read_mode(cx) == ReadMode::Session
     }
 
     /// Whether the server in hand is the active, for a transaction that has not begun.
@@ -373,7 +390,7 @@ impl Session {
             self.close(refusal, out);
         } else if self.in_doubt.take().is_some() {
             self.tell_unknown(out);
-        } else if self.replay.take().is_some() {
+        } else if self.replay.is_some() {
             self.fail_transaction("no server took over in time", out);
         } else {
             let avoids = self.unit.as_mut().is_some_and(|unit| {
@@ -407,7 +424,9 @@ impl Session {
             }
             Role::Active(_) => {
                 if !cx.lacks(Flaw::OwnWritesForgotten) {
-                    self.seen.on_active();
+                    let label = link.uncertain_epoch();
+                    self.seen
+                        .on_active(label.filter(|_| !cx.lacks(Flaw::NewsBelieved)));
                 }
                 let keeps = cx.rules.mode == super::PoolMode::Session || self.keeps.is_bound();
                 if !keeps && let Some(mut server) = self.link.take() {

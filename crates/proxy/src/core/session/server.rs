@@ -75,6 +75,11 @@ impl Server {
         }
     }
 
+    /// The epoch for whose active it is taken, if it may be that of a later one.
+    pub fn uncertain_epoch(&self) -> Option<Epoch> {
+        self.epoch().filter(|_| !self.is_vouched_for)
+    }
+
     /// The epoch whose active it is.
     pub fn epoch(&self) -> Option<Epoch> {
         match self.role {

@@ -460,12 +460,8 @@ impl Session {
             .is_some_and(|one| one.is_on_standby);
         self.end_transaction();
         // What has committed is the session's own, whatever becomes of what follows.
-        if self
-            .link
-            .as_deref()
-            .is_some_and(|link| link.epoch().is_some())
-        {
-            self.seen.on_active();
+        if let Some(link) = self.link.as_deref().filter(|link| link.epoch().is_some()) {
+            self.seen.on_active(link.uncertain_epoch());
         }
         self.has_unasked_writes = unit.facts.writes;
         let why = "it began together with the end of another one";

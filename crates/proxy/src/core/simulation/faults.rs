@@ -16,6 +16,7 @@ impl World {
             4..=6 => self.break_wire(),
             9..=11 => self.delay_reports(),
             12..=16 => self.hand_over(),
+            17 | 18 => self.take_over_often(),
             _ => {}
         }
     }
@@ -29,6 +30,15 @@ impl World {
                 self.nodes[node].visible += some;
             }
         }
+    }
+
+    /// One takeover after the other, of which a proxy hears late and one after the other.
+    fn take_over_often(&mut self) {
+        let proxy = self.rng.random_range(0..self.proxies.len());
+        for _ in 0..3 {
+            self.take_over();
+        }
+        self.proxies[proxy].deaf_until = self.now + self.rng.random_range(0..600);
     }
 
     /// A standby replays all and becomes the active of the next epoch. The old active is killed, or frozen, or

@@ -281,6 +281,20 @@ fn a_used_connection_is_given_channels() {
     assert!(!server.is_restored);
 }
 
+/// A transaction that was to run again when no server took over in time: its client waited for ever for the answer to what was
+/// under way.
+#[test]
+fn a_transaction_that_finds_no_server_to_run_again_fails() {
+    let mut shared = Shared::new();
+    shared.run("BEGIN", &["BEGIN"], None, b'T');
+    shared.ask("SELECT 1");
+    shared.desk.heard();
+    shared.with(|session, cx, out| session.server_lost(cx, out));
+    let refusal = Refusal::error("57P03", "nobody took over");
+    shared.with(|session, cx, out| session.refused(cx, &refusal, out));
+    assert_eq!(shared.desk.heard(), "40001 ZE");
+}
+
 /// Nothing else would bring it notifications.
 #[test]
 fn who_listens_has_a_server_after_an_unknown_outcome_too() {
