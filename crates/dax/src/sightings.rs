@@ -88,16 +88,19 @@ impl Runs {
         self.0.last().map(|last| last.run)
     }
 
-    /// The history of a store that lost something, was told so in this run, and is to be rebuilt from others: what was
-    /// seen of it before says nothing any more.
-    pub fn forgiven(&self, run: u64) -> Runs {
+    /// The history of a store that lost something, was told so in this run, and is to be rebuilt from others: its commits are
+    /// told as so much further ([`next_life`]). What was seen of it before is below that, so it says nothing any more;
+    /// what is seen of it later is not.
+    pub fn forgiven(&self, run: u64, lift: u64) -> Runs {
         let from = self.0.iter().position(|known| known.run == run);
+        // If that run was forgotten, all that are known came after it.
         let mut runs = self.0[from.unwrap_or(0)..].to_vec();
-        if from.is_none() {
-            // That run was forgotten; all that are known came after it.
-            runs.insert(0, Run { run, began: 0 });
+        for later in &mut runs[usize::from(from.is_some())..] {
+            later.began = later.began.saturating_add(lift);
         }
-        runs[0].began = u64::MAX;
+        if from.is_some() {
+            runs[0].began = lift;
+        }
         Runs(runs)
     }
 
@@ -108,6 +111,13 @@ impl Runs {
         let next = known.map_or(0, |index| index + 1);
         self.0.get(next).map(|next| next.began)
     }
+}
+
+/// By how much a store's commits are told as further, after it was told that it had gone back: what was ever seen of it
+/// before, by whomever, is below it, as its commits are below 2^40 in each life. `seen` is the farthest that is known.
+pub fn next_life(seen: u64) -> u64 {
+    const COMMITS_MAX: u64 = 1 << 40;
+    (seen / COMMITS_MAX + 1).saturating_mul(COMMITS_MAX)
 }
 
 impl Sighting {
@@ -209,9 +219,10 @@ mod tests {
         let earlier = [seen(7, 100), seen(6, 40), seen(99, 80)];
         let told = at(&[(6, 0), (8, 60)]);
         assert!(earlier[0].denies(&told) && earlier[2].denies(&told));
+        let lift = next_life(100);
         let forgiven = |runs: &[(u64, u64)]| Position {
-            runs: at(runs).runs.forgiven(8),
-            commit: 200,
+            runs: at(runs).runs.forgiven(8, lift),
+            commit: lift + 200,
         };
         // Also when it has been started again, and when that run itself is forgotten.
         for runs in [
@@ -225,8 +236,34 @@ mod tests {
                 "{runs:?}"
             );
         }
-        assert!(seen(8, 151).denies(&forgiven(&[(6, 0), (8, 60), (9, 150)])));
-        assert!(!seen(8, 150).denies(&forgiven(&[(6, 0), (8, 60), (9, 150)])));
+        let later = forgiven(&[(6, 0), (8, 60), (9, 150)]);
+        assert!(seen(8, lift + 151).denies(&later));
+        assert!(!seen(8, lift + 150).denies(&later));
+    }
+
+    /// It went back, was rebuilt, and went back again, to what it was when it had just been rebuilt: the runs since then were
+    /// taken for earlier ones, and it counted.
+    #[test]
+    fn a_store_that_goes_back_twice_is_denied_twice() {
+        let lift = next_life(500);
+        let copy = |runs: &[(u64, u64)]| Position {
+            runs: at(runs).runs.forgiven(8, lift),
+            commit: lift + 5000,
+        };
+        // That nobody who told it knew of, and that is farther than what was known.
+        let before = seen(5, 900);
+        let since = seen(27, lift + 62);
+        for runs in [&[(6, 0), (8, 60)][..], &[(6, 0), (8, 60), (31, 61)]] {
+            assert!(!before.denies(&copy(runs)), "{runs:?}");
+            assert!(since.denies(&copy(runs)), "{runs:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_the_next_life_are_above_all_before() {
+        assert_eq!(next_life(0), 1 << 40);
+        assert_eq!(next_life((1 << 40) + 7), 2 << 40);
+        assert_eq!(next_life(u64::MAX), u64::MAX, "nobody has that many");
     }
 
     #[test]

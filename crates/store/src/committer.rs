@@ -31,7 +31,7 @@ use crate::connection::Conn;
 use crate::decide::error;
 use crate::engine::{Batch, EngineError};
 use crate::keys::{Slot, VolumeId, encode_block};
-use crate::meta::{self, Removal};
+use crate::meta::{self, Forgiven, Removal};
 use crate::queue::Taken;
 use crate::reads::ReadJob;
 use crate::room::Room;
@@ -85,7 +85,7 @@ pub(crate) struct Round {
     pub memberships: Vec<(Arc<Volume>, Box<Membership>)>,
     pub sightings: Vec<(Arc<Volume>, Arc<Sightings>)>,
     /// Volumes that lack what this store had acknowledged.
-    pub went_back: Vec<(Arc<Volume>, u64)>,
+    pub went_back: Vec<(Arc<Volume>, Forgiven)>,
     /// Volumes that are complete again.
     pub rebuilt: Vec<Arc<Volume>>,
     pub promotes: Vec<(Epoch, ReadJob)>,
@@ -260,12 +260,12 @@ impl Committer {
             conn.applied(upto);
             conn.acknowledge(upto, commit, &mut self.scratch);
         }
-        for (volume, run) in round.went_back {
+        for (volume, forgiven) in round.went_back {
             tracing::warn!(
                 volume = %volume.name,
                 "this directory is an earlier state of itself: the volume counts no more until it is rebuilt"
             );
-            volume.publish_went_back(run);
+            volume.publish_went_back(forgiven);
         }
         for volume in round.rebuilt {
             tracing::info!(volume = %volume.name, "rebuilt");

@@ -132,11 +132,11 @@ impl Conn {
         *self.known.lock() = Known::Configured;
     }
 
-    /// The number of a commit, for a client that knows what that is.
+    /// The number of a commit, as it is told to a client that knows what that is.
     pub fn known_commit(&self, commit: u64) -> u64 {
         match *self.known.lock() {
             Known::Configured => 0,
-            Known::Version(_) => commit,
+            Known::Version(_) => self.volume().map_or(commit, |volume| volume.told(commit)),
         }
     }
 

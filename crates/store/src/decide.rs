@@ -17,7 +17,7 @@ use crate::committer::{Committer, Round};
 use crate::connection::Conn;
 use crate::engine::{EngineError, Found};
 use crate::keys::{Slot, VolumeId, decode_record, encode_record};
-use crate::meta::{self, Removal, VolumeMeta, to_json};
+use crate::meta::{self, Forgiven, Removal, VolumeMeta, to_json};
 use crate::reads::ReadJob;
 use crate::shared::Work;
 use crate::versions::Known;
@@ -238,13 +238,13 @@ impl Committer {
                 Err(e) => error(&e),
                 Ok(()) => see(&volume, Arc::from(sightings), round),
             },
-            Request::WentBack { epoch, run } => match self.admit(&volume, epoch) {
+            Request::WentBack { epoch, run, lift } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
                 Ok(()) if Some(run) != self.shared.runs.current() => error(&Error::new(
                     ErrorKind::Conflict,
                     "the zone has been started anew since",
                 )),
-                Ok(()) => went_back(&volume, run, round),
+                Ok(()) => went_back(&volume, Forgiven { run, lift }, round),
             },
             Request::Rebuilt { epoch } => match self.admit(&volume, epoch) {
                 Err(e) => error(&e),
@@ -512,13 +512,13 @@ fn see(volume: &Arc<Volume>, sightings: Arc<Sightings>, round: &mut Round) -> Re
 }
 
 /// The volume is to be rebuilt, as its owner says to this run.
-fn went_back(volume: &Arc<Volume>, run: u64, round: &mut Round) -> Response {
-    mark(volume, true, Some(run), round);
-    round.went_back.push((volume.clone(), run));
+fn went_back(volume: &Arc<Volume>, forgiven: Forgiven, round: &mut Round) -> Response {
+    mark(volume, true, Some(forgiven), round);
+    round.went_back.push((volume.clone(), forgiven));
     Response::Done
 }
 
-fn mark(volume: &Volume, rebuilding: bool, forgiven: Option<u64>, round: &mut Round) {
+fn mark(volume: &Volume, rebuilding: bool, forgiven: Option<Forgiven>, round: &mut Round) {
     let about = VolumeMeta {
         id: volume.id.0,
         settings: volume.settings.clone(),

@@ -44,9 +44,18 @@ pub(crate) struct VolumeMeta {
     pub settings: VolumeSettings,
     /// This replica lost it: see [`dax::wire::Request::Rebuilt`].
     pub rebuilding: bool,
-    /// The run in which this replica was told that it had gone back: what was seen of earlier ones says nothing.
+    /// That this replica was told that it had gone back.
     #[serde(default)]
-    pub forgiven: Option<u64>,
+    pub forgiven: Option<Forgiven>,
+}
+
+/// What was seen of a replica before it was told that it had gone back says nothing any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Forgiven {
+    /// The run in which it was told.
+    pub run: u64,
+    /// Its commits are told as so much further since.
+    pub lift: u64,
 }
 
 /// Blocks to give back in the background; kept until it is done.

@@ -121,7 +121,7 @@ impl Shared {
     pub fn position(&self, volume: &Volume) -> Position {
         Position {
             runs: volume.runs(&self.runs),
-            commit: self.engine.last_commit(),
+            commit: volume.told(self.engine.last_commit()),
         }
     }
 

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::engine::{Engine, EngineError};
 use crate::error::OpenError;
 use crate::keys::VolumeId;
-use crate::meta::{self, VolumeMeta};
+use crate::meta::{self, Forgiven, VolumeMeta};
 use crate::meter::Meter;
 
 /// Above this many candidates, about 16 MiB, a volume is scanned whole instead.
@@ -29,7 +29,9 @@ pub(crate) struct Volume {
     pub name: VolumeName,
     pub settings: VolumeSettings,
     rebuilding: AtomicBool,
-    forgiven: Mutex<Option<u64>>,
+    forgiven: Mutex<Option<Forgiven>>,
+    /// That of `forgiven`, for every acknowledgement.
+    lift: AtomicU64,
     grant: Mutex<EpochGrant>,
     membership: Mutex<Option<Box<Membership>>>,
     sightings: Mutex<Arc<Sightings>>,
@@ -105,20 +107,26 @@ impl Volume {
     }
 
     /// Makes it known, durably, that the volume is to be rebuilt, as this run was told.
-    pub fn publish_went_back(&self, run: u64) {
-        *self.forgiven.lock() = Some(run);
+    pub fn publish_went_back(&self, forgiven: Forgiven) {
+        self.lift.store(forgiven.lift, Ordering::SeqCst);
+        *self.forgiven.lock() = Some(forgiven);
         self.rebuilding.store(true, Ordering::SeqCst);
     }
 
-    /// The run in which the store was told that it had gone back.
-    pub fn forgiven(&self) -> Option<u64> {
+    /// That the store was told that it had gone back.
+    pub fn forgiven(&self) -> Option<Forgiven> {
         *self.forgiven.lock()
+    }
+
+    /// The number of a commit of the store, as the volume's clients are told.
+    pub fn told(&self, commit: u64) -> u64 {
+        commit.saturating_add(self.lift.load(Ordering::SeqCst))
     }
 
     /// The store's runs, as far as they count for this volume.
     pub fn runs(&self, runs: &Runs) -> Runs {
         match self.forgiven() {
-            Some(run) => runs.forgiven(run),
+            Some(Forgiven { run, lift }) => runs.forgiven(run, lift),
             None => runs.clone(),
         }
     }
@@ -281,6 +289,7 @@ impl Volumes {
             settings: about.settings,
             rebuilding: AtomicBool::new(about.rebuilding),
             forgiven: Mutex::new(about.forgiven),
+            lift: AtomicU64::new(about.forgiven.map_or(0, |forgiven| forgiven.lift)),
             grant: Mutex::new(EpochGrant {
                 epoch: Epoch::NONE,
                 owner: String::new(),

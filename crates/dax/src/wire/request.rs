@@ -175,6 +175,8 @@ pub enum Request {
         epoch: Epoch,
         /// The run of the process that is meant.
         run: u64,
+        /// Its commits are told as so much further from now on.
+        lift: u64,
     },
     /// Which versions of which blocks are stored, in order of (block, generation), each verified
     /// against its checksum; one page. Reply: `Inventory`, or error `Fenced`, `Conflict`.
@@ -361,9 +363,10 @@ impl Request {
                 out.epoch(*epoch);
                 out.sightings(sightings);
             }
-            Request::WentBack { epoch, run } => {
+            Request::WentBack { epoch, run, lift } => {
                 out.epoch(*epoch);
                 out.u64(*run);
+                out.u64(*lift);
             }
             Request::Inventory { epoch, after } => {
                 out.epoch(*epoch);
@@ -484,6 +487,7 @@ impl Request {
             tag::WENT_BACK => Request::WentBack {
                 epoch: d.epoch()?,
                 run: d.u64()?,
+                lift: d.u64()?,
             },
             tag::INVENTORY => Request::Inventory {
                 epoch: d.epoch()?,

@@ -100,6 +100,7 @@ fn requests() -> Vec<Request> {
         Request::WentBack {
             epoch: Epoch(3),
             run: 11,
+            lift: 3 << 40,
         },
         Request::Write(BlockWrite {
             epoch: Epoch(3),

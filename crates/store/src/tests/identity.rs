@@ -9,6 +9,7 @@ use dax::credentials::Nonce;
 use dax::error::ErrorKind;
 use dax::ids::{Generation, NodeName, StoreId, VolumeName, ZoneId};
 use dax::membership::{Change, Member, Membership};
+use dax::sightings::next_life;
 use dax::storage::{Storage, SyncScope, VolumeSettings};
 use dax::wire::{Request, Response};
 use tempfile::TempDir;
@@ -265,8 +266,11 @@ async fn a_store_that_went_back_is_rebuilt() {
     else {
         panic!("{welcome:?}");
     };
-    let began: Vec<u64> = standing.position.runs.iter().map(|run| run.began).collect();
-    assert!(began.len() > 1 && began[0] == u64::MAX, "{began:?}");
+    let position = &standing.position;
+    let began: Vec<u64> = position.runs.iter().map(|run| run.began).collect();
+    let lift = next_life(0);
+    assert!(began.len() > 1 && began[0] == lift, "{began:?}");
+    assert!(began[1] > lift && position.commit > lift, "{position:?}");
     zones[1].zone.stop().unwrap();
     let read = client
         .read(client::key(1, 2), Generation::SINGLE)

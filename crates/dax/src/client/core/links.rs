@@ -241,20 +241,25 @@ impl Links {
         Some((link.store?, position.runs.current()?, position.commit))
     }
 
-    /// The run of a store that went back and is to be told so.
-    pub fn run_of_back(&self, replica: ReplicaId) -> Option<u64> {
+    /// How far a store says that it is which went back and is to be told so, in the run that speaks.
+    pub fn back_at(&self, replica: ReplicaId) -> Option<Sighting> {
         let link = &self.links[usize::from(replica.0)];
         let position = link.position.as_ref().filter(|_| link.back)?;
-        position.runs.current()
+        Some(Sighting {
+            store: link.store?,
+            run: position.runs.current()?,
+            commit: position.commit,
+        })
     }
 
-    /// A store knows that it went back; where it is now.
-    pub fn back_over(&mut self, replica: ReplicaId) -> Option<Sighting> {
+    /// A store knows that it went back, and tells its commits as so much further; where it is now.
+    pub fn back_over(&mut self, replica: ReplicaId, lift: u64) -> Option<Sighting> {
         let link = self.link(replica);
         link.back = false;
         let (store, position) = link.store.zip(link.position.as_mut())?;
         let run = position.runs.current()?;
-        position.runs = position.runs.forgiven(run);
+        position.runs = position.runs.forgiven(run, lift);
+        position.commit = position.commit.max(lift);
         Some(Sighting {
             store,
             run,

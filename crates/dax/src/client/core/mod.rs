@@ -486,7 +486,7 @@ impl Core {
             Asker::Ping => {
                 if let Response::Pong { rebuilding, commit } = reply {
                     self.shared.noted(replica, commit);
-                    let back = self.shared.links.run_of_back(replica).is_some();
+                    let back = self.shared.links.back_at(replica).is_some();
                     self.shared.set_rebuilding(replica, rebuilding || back);
                 }
             }

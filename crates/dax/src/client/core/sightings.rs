@@ -16,7 +16,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{Epoch, ReplicaId, StoreId, Version};
-use crate::sightings::{Position, Sighting, Sightings};
+use crate::sightings::{Position, Sighting, Sightings, next_life};
 use crate::wire::{Request, Response};
 
 use super::shared::Shared;
@@ -123,11 +123,20 @@ impl Shared {
         let Ok(epoch) = self.handle.check_writer() else {
             return;
         };
-        if let Some(run) = self.links.run_of_back(replica) {
-            let request = Request::WentBack { epoch, run };
+        if let Some((Sighting { run, .. }, lift)) = self.lift_of_back(replica) {
+            let request = Request::WentBack { epoch, run, lift };
             self.links
                 .ask(replica, Asker::Back, request, self.now, &mut self.out);
         }
+    }
+
+    /// Where a store is that went back and is to be told so, and by how much its commits are told as further then: above all
+    /// that was seen of it.
+    fn lift_of_back(&self, replica: ReplicaId) -> Option<(Sighting, u64)> {
+        let at = self.links.back_at(replica)?;
+        let known = self.sightings.of(at.store).chain(self.seen.get(&at.store));
+        let farthest = known.map(|seen| seen.commit).fold(at.commit, u64::max);
+        Some((at, next_life(farthest)))
     }
 
     /// A store answered to that: it counts no more by its own account.
@@ -135,7 +144,10 @@ impl Shared {
         if !matches!(reply, Response::Done) {
             return;
         }
-        if let Some(sighting) = self.links.back_over(replica) {
+        let Some((_, lift)) = self.lift_of_back(replica) else {
+            return;
+        };
+        if let Some(sighting) = self.links.back_over(replica, lift) {
             let store = sighting.store;
             self.sightings.stores.retain(|seen| seen.store != store);
             self.seen.insert(store, sighting);

@@ -193,10 +193,11 @@ impl Peer {
                 Ok(()) => return self.keep_sightings(conn, id, *sightings),
                 Err(why) => error(refusal(why)),
             },
-            Request::WentBack { epoch, run } => match self.admit(epoch) {
+            Request::WentBack { epoch, run, lift } => match self.admit(epoch) {
                 Ok(()) if Some(run) == self.position.runs.current() => {
                     self.rebuilding = self.flaw != Some(Flaw::RebuildingCounts);
-                    self.position.runs = self.position.runs.forgiven(run);
+                    self.position.runs = self.position.runs.forgiven(run, lift);
+                    self.position.commit = self.position.commit.max(lift);
                     Response::Done
                 }
                 Ok(()) => error(ErrorKind::Conflict),
