@@ -10,7 +10,7 @@ use crate::core::{Number, Session};
 use crate::disk::{self, Cut, Reads};
 use crate::driver::hub::{Hub, Order};
 use crate::encoding::{Counts, Encoder, Page, put_state};
-use crate::host::{Checkpoint, Guest, Machine, Timing, checkpoint};
+use crate::host::{checkpoint, last_checkpoint};
 use crate::network::Flow;
 use crate::standby::{End, Part, add};
 
@@ -32,6 +32,10 @@ impl Engine {
         protection.encoder.compress(tuning.compression);
         protection.blocks.compress(tuning.compression);
         let began = Instant::now();
+        // QEMU flushes when it stops the machine; most of that can be done before. If it fails, QEMU's and the guest's own fail too.
+        if let Err(error) = disk.flush() {
+            tracing::warn!(%error, "the machine's disk cannot be flushed");
+        }
         disk.begin();
         let mut seen: (Cut, Vec<Flow>) = Default::default();
         let cut = || {
@@ -138,27 +142,6 @@ impl Sent<'_> {
         self.hub.send_part(self.session, Part::End(end), devices);
         bytes
     }
-}
-
-/// As [`checkpoint`], but the machine stands still afterwards.
-fn last_checkpoint(
-    machine: &mut Machine,
-    into: &mut Checkpoint,
-    cut: impl FnOnce() -> Result<()>,
-) -> Result<Timing> {
-    let began = Instant::now();
-    *into = Checkpoint::default();
-    machine.pause()?;
-    machine.written(&mut into.runs)?;
-    for run in &into.runs {
-        machine.read(*run, &mut into.contents)?;
-    }
-    machine.devices(&mut into.devices)?;
-    cut()?;
-    Ok(Timing {
-        pause: began.elapsed(),
-        ..Timing::default()
-    })
 }
 
 /// Encodes pages that were written.
