@@ -228,6 +228,19 @@ impl Pair {
         Ok(status)
     }
 
+    /// Waits until the machine runs on at a host that had taken over so many times before. (A host is active from its decision on.)
+    ///
+    /// # Errors
+    /// It does not, or a host has ended.
+    pub async fn wait_taken_over(&mut self, at: usize, before: u64) -> anyhow::Result<Status> {
+        let has_taken_over = |status: &Status| status.stats.takeovers > before;
+        let wanted = format!("{} does not take the machine over", NAMES[at]);
+        let (_, status) = self
+            .wait(&[at], has_taken_over, &wanted, TAKES_OVER_WITHIN)
+            .await?;
+        Ok(status)
+    }
+
     /// Waits until the machine has a current standby; which host runs it.
     ///
     /// # Errors

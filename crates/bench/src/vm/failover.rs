@@ -84,11 +84,16 @@ async fn kills(
         running.begun(options.clients).await?;
         let from = clock.now();
         tokio::time::sleep(Duration::from_secs(u64::from(options.seconds))).await;
-        let killed = clock.now();
         let dead = stage.active;
+        let standby = stage.pair.status(1 - dead).await;
+        let before = standby
+            .context("the standby does not answer")?
+            .stats
+            .takeovers;
+        let killed = clock.now();
         tokio::task::block_in_place(|| stage.pair.kill(dead))?;
         stage.active = 1 - dead;
-        let survivor = stage.pair.wait_active(stage.active).await?;
+        let survivor = stage.pair.wait_taken_over(stage.active, before).await?;
         tokio::time::sleep(AFTER).await;
         let end = clock.now();
         let history = running.stop().await?;

@@ -10,7 +10,8 @@
 //! machine starts from if both hosts fail. The standby's changes by whole checkpoints, in the order in which the machine wrote.
 //!
 //! Invariants: a write is in exactly one checkpoint, the one after it; a block that is written after it was read is no longer one that
-//! a page can be said to equal; an image that was closed is written no more.
+//! a page can be said to equal; an image that was closed is written no more; a flush has succeeded only if all that was written before
+//! it is durable, and once one has failed none succeeds, whoever asked for it: the kernel tells a failure only once.
 
 mod journal;
 mod reads;
@@ -24,6 +25,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -46,6 +48,12 @@ pub struct Disk {
     journal: Mutex<Journal>,
     /// Whoever writes may go on.
     room: Condvar,
+    /// Writes that were done or begun; counted while the journal is locked.
+    written: AtomicU64,
+    /// How many of them are durable, at least.
+    durable: AtomicU64,
+    /// A flush has failed.
+    is_doubtful: AtomicBool,
 }
 
 impl Disk {
@@ -81,6 +89,10 @@ impl Disk {
             bytes,
             journal: Mutex::default(),
             room: Condvar::new(),
+            // What others wrote before may not be durable.
+            written: AtomicU64::new(1),
+            durable: AtomicU64::new(0),
+            is_doubtful: AtomicBool::new(false),
         }))
     }
 
@@ -162,7 +174,9 @@ impl Disk {
         Ok(())
     }
 
+    /// With the journal locked.
     fn put(&self, write: &Write) -> io::Result<()> {
+        self.written.fetch_add(1, Ordering::AcqRel);
         match &write.contents {
             Contents::Bytes(bytes) => self.file.write_all_at(bytes, write.offset),
             Contents::Zeros(count) => {
@@ -210,12 +224,29 @@ impl Disk {
         writes.iter().try_for_each(|write| self.put(write))
     }
 
-    /// What was written survives a power failure.
+    /// What was written survives a power failure. Whether something had been written that did not: QEMU flushes each time that it stops
+    /// the machine, and each time that it saves its devices, also what the guest has just flushed.
     ///
     /// # Errors
     /// If it may not.
-    pub fn flush(&self) -> io::Result<()> {
-        self.file.sync_data()
+    pub fn flush(&self) -> io::Result<bool> {
+        let written = {
+            // What is counted has been written: whoever writes holds the lock.
+            let _journal = self.journal.lock();
+            self.written.load(Ordering::Acquire)
+        };
+        if self.is_doubtful.load(Ordering::Acquire) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        if self.durable.load(Ordering::Acquire) >= written {
+            return Ok(false);
+        }
+        let synced = self.file.sync_data();
+        match &synced {
+            Ok(()) => self.durable.fetch_max(written, Ordering::AcqRel),
+            Err(_) => u64::from(self.is_doubtful.swap(true, Ordering::AcqRel)),
+        };
+        synced.map(|()| true)
     }
 
     /// Where there is something, from `offset` on: begin and end. The rest is zeros.

@@ -242,12 +242,12 @@ impl Connection {
                 let contents = Contents::Zeros(len);
                 disk.write(Write { offset, contents })?;
             }
-            FLUSH => return disk.flush(),
+            FLUSH => return disk.flush().map(drop),
             _ => return Err(io::Error::from_raw_os_error(22)),
         }
         match request.flags & FUA {
             0 => Ok(()),
-            _ => disk.flush(),
+            _ => disk.flush().map(drop),
         }
     }
 }

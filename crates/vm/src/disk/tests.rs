@@ -178,3 +178,45 @@ fn an_image_that_was_closed_is_written_no_more() {
     assert!(disk.write(bytes(0, 1, 1)).is_err());
     assert!(disk.apply(&[bytes(0, 1, 1)]).is_err());
 }
+
+#[test]
+fn what_is_durable_is_not_flushed_again() {
+    let (directory, disk) = disk();
+    // What others have written to the image is not known.
+    assert!(disk.flush().unwrap());
+    assert!(!disk.flush().unwrap());
+    disk.write(bytes(0, 1, 10)).unwrap();
+    assert!(disk.flush().unwrap());
+    assert!(!disk.flush().unwrap());
+    disk.record(u64::MAX);
+    disk.write(Write {
+        offset: 4096,
+        contents: Contents::Zeros(10),
+    })
+    .unwrap();
+    disk.cut();
+    assert!(disk.flush().unwrap());
+    disk.apply(&[bytes(0, 2, 10)]).unwrap();
+    assert!(disk.flush().unwrap());
+    // Opened again, by whom nothing is known.
+    let again = Disk::open(&directory.path().join("image")).unwrap();
+    assert!(again.flush().unwrap());
+}
+
+#[test]
+fn a_flush_that_failed_is_not_forgotten() {
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    let directory = tempfile::tempdir().unwrap();
+    let image = File::create(directory.path().join("image")).unwrap();
+    // A pipe cannot be flushed; later the disk can, as after an error of a device that the kernel has told once.
+    let (pipe, _other_end) = nix::unistd::pipe().unwrap();
+    let number = pipe.as_raw_fd();
+    let disk = Disk::of(File::from(pipe)).unwrap();
+    disk.flush().unwrap_err();
+    // SAFETY: the number is the disk's file, which is open, and stays its number.
+    let mut file = unsafe { OwnedFd::from_raw_fd(number) };
+    nix::unistd::dup2(&image, &mut file).unwrap();
+    std::mem::forget(file);
+    image.sync_data().unwrap();
+    disk.flush().unwrap_err();
+}

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use super::hub::{Hub, Order};
 use crate::core::{Number, Session};
 use crate::disk::{self, Disk};
-use crate::encoding::Encoder;
+use crate::encoding::{Encoder, Packer};
 use crate::host::{Checkpoint, Guest, HostError, Machine, Spec, Start};
 use crate::network::tap;
 use crate::standby::{ApplyError, Mirror, Part};
@@ -59,6 +59,7 @@ struct Protection {
     encoder: Encoder,
     /// Of blocks of the disk, as they were sent last.
     blocks: Encoder,
+    packer: Packer,
     /// The devices' state that was sent last.
     devices: Vec<u8>,
     made: Number,

@@ -147,6 +147,7 @@ pub async fn run(
     let switch = Switch::listen(&config.run.join("net"), config.protection, config.port)
         .map_err(system("cannot listen for QEMU"))?;
     let shape = Shape {
+        format: wire::FORMAT,
         memory: spec.memory,
         cpus: spec.cpus,
         disk: image.manifest.disk_bytes,

@@ -78,7 +78,7 @@ pub struct Parts {
     pub scan: f64,
     /// They are copied.
     pub copy: f64,
-    /// QEMU saves processors and devices.
+    /// What is left then of the time in which QEMU saves processors and devices.
     pub devices: f64,
     /// Disk and network are cut.
     pub cut: f64,

@@ -36,9 +36,14 @@ pub enum Question {
     Metrics,
 }
 
+/// How hosts talk: raised when another version could not understand it, or could take it for something else.
+pub const FORMAT: u32 = 2;
+
 /// What a machine is: two hosts must agree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
+    /// The [`FORMAT`] of the host. It comes first, whatever else changes.
+    pub format: u32,
     /// Bytes of memory.
     pub memory: u64,
     /// Processors.
@@ -59,6 +64,9 @@ impl Shape {
         let differ = |what: &str, ours: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
             Some(format!("its {what} is {theirs}, and {ours} here"))
         };
+        if self.format != other.format {
+            return differ("program's format", &self.format, &other.format);
+        }
         if self.memory != other.memory {
             return differ("memory", &self.memory, &other.memory);
         }
@@ -162,5 +170,33 @@ pub async fn ask(
     match read(&mut stream).await?.0 {
         Packet::Told(told) => Ok(told),
         _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_of_another_format_is_refused_before_anything_else_is_compared() {
+        let ours = Shape {
+            format: FORMAT,
+            memory: 512 << 20,
+            cpus: 1,
+            disk: 1 << 30,
+            kernel: "6.1".to_owned(),
+            accelerator: "tcg".to_owned(),
+            mac: "52:54:00:77:00:02".to_owned(),
+        };
+        assert_eq!(ours.differs(&ours.clone()), None);
+        let theirs = Shape {
+            format: FORMAT + 1,
+            memory: 1 << 30,
+            ..ours.clone()
+        };
+        let difference = ours.differs(&theirs).unwrap();
+        assert!(difference.contains("format is 3, and 2"), "{difference}");
+        let sent = postcard::to_allocvec(&theirs).unwrap();
+        assert_eq!(u32::from(sent[0]), FORMAT + 1);
     }
 }

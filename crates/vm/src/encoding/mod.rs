@@ -14,9 +14,11 @@
 //! new bytes rather than the XOR of new and old: as long, and a page that gets them twice is the same.
 
 mod cache;
+mod packing;
 mod runs;
 
 pub use cache::Cache;
+pub use packing::{Packer, Unpacker};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;

@@ -71,11 +71,23 @@ pub trait Guest: Send {
     /// See [`pause`](Guest::pause).
     fn read(&self, run: Run, into: &mut Vec<u8>) -> Result<()>;
 
+    /// Begins to save the state of processors and devices, which [`devices`](Guest::devices) waits for. Only while it is paused.
+    ///
+    /// # Errors
+    /// See [`pause`](Guest::pause).
+    fn begin_devices(&mut self) -> Result<()>;
+
     /// Adds what must be known of its processors and devices to go on elsewhere. Only while it is paused.
     ///
     /// # Errors
     /// See [`pause`](Guest::pause).
     fn devices(&mut self, into: &mut Vec<u8>) -> Result<()>;
+
+    /// Does in advance, while it runs, what can be done of the next checkpoint. Nothing depends on it but how long that takes.
+    ///
+    /// # Errors
+    /// See [`pause`](Guest::pause).
+    fn prepare(&mut self) -> Result<()>;
 }
 
 /// How long each step of a checkpoint took.
@@ -87,10 +99,10 @@ pub struct Timing {
     pub scan: Duration,
     /// Copying it.
     pub copy: Duration,
-    /// Saving the state of processors and devices.
-    pub devices: Duration,
     /// Cutting the disk, and what else the caller did meanwhile.
     pub cut: Duration,
+    /// Waiting for the state of processors and devices, which was being saved meanwhile.
+    pub devices: Duration,
     /// Letting it go on.
     pub resume: Duration,
 }
@@ -131,8 +143,26 @@ impl Checkpoint {
 /// mark what has left the machine until now, and lets it go on.
 ///
 /// # Errors
-/// See the trait, and `cut`. The machine stays paused.
+/// See the trait, and `cut`. The machine stays paused, unless it is only the next checkpoint that could not be prepared.
 pub fn checkpoint<E: From<super::HostError>>(
+    guest: &mut dyn Guest,
+    into: &mut Checkpoint,
+    cut: impl FnOnce() -> Result<(), E>,
+) -> Result<Timing, E> {
+    let timing = last_checkpoint(guest, into, cut)?;
+    let mut watch = Watch(Instant::now());
+    guest.resume()?;
+    let resume = watch.lap();
+    guest.prepare()?;
+    Ok(Timing { resume, ..timing })
+}
+
+/// As [`checkpoint`], but the machine stays paused. Devices are saved while pages are copied: what the guest's memory holds is complete
+/// once the machine has stopped, and saving devices does not change it.
+///
+/// # Errors
+/// See [`checkpoint`].
+pub fn last_checkpoint<E: From<super::HostError>>(
     guest: &mut dyn Guest,
     into: &mut Checkpoint,
     cut: impl FnOnce() -> Result<(), E>,
@@ -140,6 +170,7 @@ pub fn checkpoint<E: From<super::HostError>>(
     into.clear();
     let mut watch = Watch(Instant::now());
     guest.pause()?;
+    guest.begin_devices()?;
     let pause = watch.lap();
     guest.written(&mut into.runs)?;
     let scan = watch.lap();
@@ -147,18 +178,16 @@ pub fn checkpoint<E: From<super::HostError>>(
         guest.read(*run, &mut into.contents)?;
     }
     let copy = watch.lap();
-    guest.devices(&mut into.devices)?;
-    let devices = watch.lap();
     cut()?;
     let cut = watch.lap();
-    guest.resume()?;
+    guest.devices(&mut into.devices)?;
     Ok(Timing {
         pause,
         scan,
         copy,
-        devices,
         cut,
-        resume: watch.lap(),
+        devices: watch.lap(),
+        resume: Duration::ZERO,
     })
 }
 
@@ -217,9 +246,15 @@ mod tests {
             }
             Ok(())
         }
+        fn begin_devices(&mut self) -> Result<()> {
+            self.tell("begin devices")
+        }
         fn devices(&mut self, into: &mut Vec<u8>) -> Result<()> {
             into.extend(b"devices");
             self.tell("devices")
+        }
+        fn prepare(&mut self) -> Result<()> {
+            self.tell("prepare")
         }
     }
 
@@ -237,10 +272,15 @@ mod tests {
             checkpoint(&mut fake, &mut taken, cut).unwrap();
             assert_eq!(cuts, 1);
         }
-        assert_eq!(
-            fake.told[..4],
-            ["pause", "written", "devices", "resume"].map(str::to_owned)
-        );
+        let steps = [
+            "pause",
+            "begin devices",
+            "written",
+            "devices",
+            "resume",
+            "prepare",
+        ];
+        assert_eq!(fake.told[..6], steps.map(str::to_owned));
         let pages: Vec<(u64, u8)> = taken.pages().map(|(n, bytes)| (n, bytes[9])).collect();
         assert_eq!(pages, [(1, 1), (2, 2), (6, 6)]);
         assert_eq!(taken.devices, b"devices");
@@ -248,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_machine_whose_checkpoint_failed_stays_paused() {
-        for step in ["pause", "written", "devices"] {
+        for step in ["pause", "begin devices", "written", "devices"] {
             let mut fake = Fake {
                 fails_at: Some(step),
                 ..Fake::default()
@@ -262,5 +302,16 @@ mod tests {
         let refuse = || Err(HostError::unfit("no", ""));
         checkpoint(&mut fake, &mut Checkpoint::default(), refuse).unwrap_err();
         assert!(!fake.told.contains(&"resume".to_owned()));
+    }
+
+    #[test]
+    fn after_its_last_checkpoint_a_machine_stays_paused() {
+        let mut fake = Fake::default();
+        let mut taken = Checkpoint::default();
+        let cut = || Ok::<(), HostError>(());
+        last_checkpoint(&mut fake, &mut taken, cut).unwrap();
+        assert_eq!(taken.pages().count(), 3);
+        assert_eq!(taken.devices, b"devices");
+        assert_eq!(fake.told.last().map(String::as_str), Some("devices"));
     }
 }

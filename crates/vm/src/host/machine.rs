@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::guest::{Guest, Run};
 use super::memory::Memory;
 use super::process::{self, Process};
-use super::qmp::{Qmp, QmpError};
+use super::qmp::{Qmp, QmpError, Ready};
 use super::spec::Spec;
 use super::tracking::{Mapping, Tracking};
 use super::{HostError, Result, requirements};
@@ -48,6 +48,9 @@ pub struct Machine {
     // Dropped in this order: nobody maps the memory when its file is removed.
     process: Process,
     qmp: Qmp,
+    stop: Ready,
+    save: Ready,
+    go_on: Ready,
     tracking: Tracking,
     memory: Memory,
     devices: PathBuf,
@@ -80,6 +83,20 @@ impl Machine {
         process::give(spec, memory.path())?;
         let process = Process::start(spec, start == Start::Incoming)?;
         let mut qmp = connect(&process, spec)?;
+        let ready = |number, command, arguments| {
+            let path = spec.qmp_socket(number);
+            told(
+                &process,
+                Ready::connect(&path, command, arguments, ANSWERS_WITHIN),
+            )
+        };
+        let stop = ready(1, "stop", Value::Null)?;
+        // Named for another hypervisor, it is the one command that saves devices without memory. `live` false: QEMU
+        // keeps the disk.
+        let file = spec.devices_file().display().to_string();
+        let arguments = json!({"filename": file, "live": false});
+        let save = ready(2, "xen-save-devices-state", arguments)?;
+        let go_on = ready(3, "cont", Value::Null)?;
         // QEMU answers when everything is made.
         let about = told(
             &process,
@@ -90,6 +107,9 @@ impl Machine {
             tracking: Tracking::open(process.pid(), mapping)?,
             process,
             qmp,
+            stop,
+            save,
+            go_on,
             memory,
             devices: spec.devices_file(),
             incoming: spec.incoming_socket(),
@@ -216,11 +236,11 @@ impl Guest for Machine {
     }
 
     fn pause(&mut self) -> Result<()> {
-        self.tell("stop", Value::Null).map(drop)
+        told(&self.process, self.stop.end()).map(drop)
     }
 
     fn resume(&mut self) -> Result<()> {
-        self.tell("cont", Value::Null).map(drop)
+        told(&self.process, self.go_on.end()).map(drop)
     }
 
     fn written(&mut self, into: &mut Vec<Run>) -> Result<()> {
@@ -237,25 +257,31 @@ impl Guest for Machine {
         self.memory.read(run, into)
     }
 
+    fn begin_devices(&mut self) -> Result<()> {
+        told(&self.process, self.save.begin())
+    }
+
     fn devices(&mut self, into: &mut Vec<u8>) -> Result<()> {
-        // Named for another hypervisor, it is the one command that saves devices without memory. `live` false: QEMU
-        // keeps the disk.
-        let file = self.devices.display().to_string();
-        self.tell(
-            "xen-save-devices-state",
-            json!({"filename": file, "live": false}),
-        )?;
+        told(&self.process, self.save.end())?;
         let saved = std::fs::File::open(&self.devices);
         let read = saved.and_then(|mut file| io::Read::read_to_end(&mut file, into));
         read.map_err(|e| HostError::system("cannot read the state of the devices", e))?;
         Ok(())
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        for ready in [&mut self.stop, &mut self.save, &mut self.go_on] {
+            told(&self.process, ready.prepare())?;
+        }
+        // QEMU tells everybody that it stops and goes on.
+        told(&self.process, self.qmp.listen())
     }
 }
 
 fn connect(process: &Process, spec: &Spec) -> Result<Qmp> {
     let deadline = Instant::now() + STARTS_WITHIN;
     loop {
-        match Qmp::connect(&spec.qmp_socket(), STARTS_WITHIN) {
+        match Qmp::connect(&spec.qmp_socket(0), STARTS_WITHIN) {
             Ok(qmp) => return Ok(qmp),
             // It does not listen yet.
             Err(QmpError::System(_)) if process.ended().is_none() => {}
@@ -299,7 +325,7 @@ fn version(about: &Value) -> String {
     format!("{number} {package}").trim().to_owned()
 }
 
-fn told(process: &Process, answer: Result<Value, QmpError>) -> Result<Value> {
+fn told<T>(process: &Process, answer: Result<T, QmpError>) -> Result<T> {
     answer.map_err(|error| why_gone(process, error.into()))
 }
 

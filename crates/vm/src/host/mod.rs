@@ -29,7 +29,7 @@ mod tracking;
 
 pub use accelerator::{Acceleration, Accelerator, choose};
 pub use error::{HostError, Result};
-pub use guest::{Checkpoint, Guest, PAGE, Run, Timing, checkpoint};
+pub use guest::{Checkpoint, Guest, PAGE, Run, Timing, checkpoint, last_checkpoint};
 pub use machine::{Machine, Start};
 pub use memory::Memory;
 pub use requirements::check;

@@ -9,12 +9,19 @@
 //! Invariant: an answer is taken for the command that it answers, by its id, never for another one. After an error
 //! other than [`QmpError::Refused`] it is not known how far QEMU is.
 
+mod ready;
+
+pub use ready::Ready;
+
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
 use serde_json::{Value, json};
 
 /// The longest line that is accepted. The longest that QEMU sends here has some kilobytes.
@@ -109,16 +116,49 @@ impl Qmp {
         arguments: Value,
         within: Duration,
     ) -> Result<Value, QmpError> {
+        let mut message = self.next(command, arguments);
+        message.push('\n');
+        let deadline = Instant::now() + within;
+        self.send(message.as_bytes(), deadline)
+            .map_err(|error| late(error, command, within))?;
+        self.answer(command, deadline)
+            .map_err(|error| late(error, command, within))
+    }
+
+    /// Reads what QEMU has told by itself, without waiting. A connection on which nobody asks anything must do this now and then, or
+    /// what was told would gather in QEMU.
+    ///
+    /// # Errors
+    /// See [`QmpError`].
+    pub fn listen(&mut self) -> Result<(), QmpError> {
+        let mut part = [0; 16 << 10];
+        let flags = MsgFlags::MSG_DONTWAIT;
+        match recv(self.stream.as_raw_fd(), &mut part, flags) {
+            Ok(0) => return Err(QmpError::Closed),
+            Ok(count) => self.received.extend_from_slice(&part[..count]),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(error) => return Err(ended(error.into())),
+        }
+        while let Some(line) = self.received_line(0) {
+            let message = object(&line)?;
+            let id = message.get("id").and_then(Value::as_u64);
+            if message.get("event").is_some() {
+                self.keep_event(&message)?;
+            } else if id.is_none_or(|id| id > self.last) {
+                return Err(malformed("an answer that nobody waits for", &message));
+            }
+        }
+        self.bounded()
+    }
+
+    /// A command with the next number.
+    fn next(&mut self, command: &str, arguments: Value) -> String {
         self.last += 1;
         let mut message = json!({"execute": command, "id": self.last});
         if !arguments.is_null() {
             message["arguments"] = arguments;
         }
-        let deadline = Instant::now() + within;
-        self.send(&message, deadline)
-            .map_err(|error| late(error, command, within))?;
-        self.answer(command, deadline)
-            .map_err(|error| late(error, command, within))
+        message.to_string()
     }
 
     /// What QEMU told since the last call.
@@ -126,11 +166,9 @@ impl Qmp {
         self.events.drain(..).collect()
     }
 
-    fn send(&mut self, message: &Value, deadline: Instant) -> Result<(), QmpError> {
+    fn send(&mut self, bytes: &[u8], deadline: Instant) -> Result<(), QmpError> {
         self.stream.set_write_timeout(Some(left(deadline)?))?;
-        self.stream
-            .write_all(format!("{message}\n").as_bytes())
-            .map_err(ended)
+        self.stream.write_all(bytes).map_err(ended)
     }
 
     fn answer(&mut self, command: &str, deadline: Instant) -> Result<Value, QmpError> {
@@ -178,30 +216,17 @@ impl Qmp {
 
     /// The next line, as an object.
     fn message(&mut self, deadline: Instant) -> Result<Value, QmpError> {
-        let line = self.line(deadline)?;
-        let shown = || String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned();
-        match serde_json::from_slice(&line) {
-            Ok(Value::Object(object)) => Ok(Value::Object(object)),
-            Ok(_) => Err(QmpError::Malformed(format!("not an object: {}", shown()))),
-            Err(error) => Err(QmpError::Malformed(format!("{error}: {}", shown()))),
-        }
+        object(&self.line(deadline)?)
     }
 
     fn line(&mut self, deadline: Instant) -> Result<Vec<u8>, QmpError> {
         let mut searched = 0;
         loop {
-            let unseen = &self.received[searched..];
-            if let Some(end) = unseen.iter().position(|byte| *byte == b'\n') {
-                let mut line: Vec<u8> = self.received.drain(..=searched + end).collect();
-                line.pop();
+            if let Some(line) = self.received_line(searched) {
                 return Ok(line);
             }
             searched = self.received.len();
-            if searched > LINE_BYTES {
-                return Err(QmpError::Malformed(format!(
-                    "a line of more than {LINE_BYTES} bytes"
-                )));
-            }
+            self.bounded()?;
             self.stream.set_read_timeout(Some(left(deadline)?))?;
             let mut part = [0; 16 << 10];
             match self.stream.read(&mut part) {
@@ -211,6 +236,33 @@ impl Qmp {
                 Err(error) => return Err(ended(error)),
             }
         }
+    }
+
+    /// The first line, if all of it was received; its end is not before `searched`.
+    fn received_line(&mut self, searched: usize) -> Option<Vec<u8>> {
+        let unseen = &self.received[searched..];
+        let end = unseen.iter().position(|byte| *byte == b'\n')?;
+        let mut line: Vec<u8> = self.received.drain(..=searched + end).collect();
+        line.pop();
+        Some(line)
+    }
+
+    fn bounded(&self) -> Result<(), QmpError> {
+        match self.received.len() > LINE_BYTES {
+            true => Err(QmpError::Malformed(format!(
+                "a line of more than {LINE_BYTES} bytes"
+            ))),
+            false => Ok(()),
+        }
+    }
+}
+
+fn object(line: &[u8]) -> Result<Value, QmpError> {
+    let shown = || String::from_utf8_lossy(&line[..line.len().min(200)]).into_owned();
+    match serde_json::from_slice(line) {
+        Ok(Value::Object(object)) => Ok(Value::Object(object)),
+        Ok(_) => Err(QmpError::Malformed(format!("not an object: {}", shown()))),
+        Err(error) => Err(QmpError::Malformed(format!("{error}: {}", shown()))),
     }
 }
 

@@ -11,6 +11,9 @@ use supervise::RunAs;
 
 use super::accelerator::Accelerator;
 
+/// Connections for commands: one for any, and those on which a command is always ready (`qmp::Ready`).
+const QMP_SOCKETS: usize = 4;
+
 /// A network card's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mac(pub [u8; 6]);
@@ -113,8 +116,9 @@ impl Spec {
         self.qemu_dir().join("mapping")
     }
 
-    pub(super) fn qmp_socket(&self) -> PathBuf {
-        self.qemu_dir().join("qmp")
+    /// One of [`QMP_SOCKETS`].
+    pub(super) fn qmp_socket(&self, number: usize) -> PathBuf {
+        self.qemu_dir().join(format!("qmp{number}"))
     }
 
     pub(super) fn incoming_socket(&self) -> PathBuf {
@@ -161,12 +165,14 @@ impl Spec {
         line.add("-serial", "chardev:console");
         self.add_disk(&mut line);
         self.add_network(&mut line);
-        let socket = escaped(&self.qmp_socket());
-        line.add(
-            "-chardev",
-            format!("socket,id=qmp,server=on,wait=off,path={socket}"),
-        );
-        line.add("-mon", "chardev=qmp,mode=control");
+        for number in 0..QMP_SOCKETS {
+            let socket = escaped(&self.qmp_socket(number));
+            line.add(
+                "-chardev",
+                format!("socket,id=qmp{number},server=on,wait=off,path={socket}"),
+            );
+            line.add("-mon", format!("chardev=qmp{number},mode=control"));
+        }
         // It needs no program, no other user and no other priority than it has.
         let denied = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
         line.add("-sandbox", denied);

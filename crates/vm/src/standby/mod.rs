@@ -1,7 +1,7 @@
 //! What a standby host does with checkpoints: it takes each one whole, or not at all.
 //!
 //! ```text
-//!   parts ──▶ collected ── end, and all is there? ──▶ decoded ── makes sense? ──▶ disk, memory, devices ──▶ "applied"
+//!   parts ──▶ unpacked, collected ── end, and all is there? ──▶ decoded ── makes sense? ──▶ disk, memory, devices ──▶ "applied"
 //! ```
 //!
 //! The copy that a following begins with is different: its parts are applied as they come, and nobody relies on them before the first
@@ -18,12 +18,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::core::Number;
 use crate::disk::{self, BLOCK_BYTES, Disk};
-use crate::encoding::{self, Change, Page, ZEROS};
+use crate::encoding::{self, Change, Page, Unpacker, ZEROS};
 use crate::host::{HostError, Memory, Run};
 use crate::network::Flow;
 
-/// The state of devices is shorter.
-const DEVICES_BYTES: usize = 64 << 20;
+/// Parts of a checkpoint, unpacked, and the state of devices are shorter.
+const MOST_BYTES: usize = 64 << 20;
 
 /// A part of a checkpoint, beside its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +90,7 @@ struct Arriving {
 /// A machine's state on a standby host.
 pub struct Mirror {
     disk: Arc<Disk>,
+    unpacker: Unpacker,
     arriving: Arriving,
     last: Number,
     devices: Vec<u8>,
@@ -101,6 +102,7 @@ impl Mirror {
     pub fn new(disk: Arc<Disk>) -> Mirror {
         Mirror {
             disk,
+            unpacker: Unpacker::new(MOST_BYTES),
             arriving: Arriving::default(),
             last: Number::default(),
             devices: Vec::new(),
@@ -146,12 +148,12 @@ impl Mirror {
                 self.disk.apply(&disk::decode(&bytes, self.disk.bytes())?)?;
             }
             Part::Pages(Some(number)) => {
-                self.collect(number, &bytes)?;
-                self.arriving.pages.push(bytes);
+                let unpacked = self.collect(number, bytes)?;
+                self.arriving.pages.push(unpacked);
             }
             Part::Writes(Some(number)) => {
-                self.collect(number, &bytes)?;
-                self.arriving.writes.push(bytes);
+                let unpacked = self.collect(number, bytes)?;
+                self.arriving.writes.push(unpacked);
             }
             Part::End(end) => return self.end(end, bytes, memory).map(Some),
         }
@@ -165,13 +167,13 @@ impl Mirror {
         Ok(())
     }
 
-    fn collect(&mut self, number: Number, bytes: &[u8]) -> Result<(), ApplyError> {
+    fn collect(&mut self, number: Number, bytes: Vec<u8>) -> Result<Vec<u8>, ApplyError> {
         if number != self.last.next() {
             return Err(ApplyError::NotWhole("it does not follow the last one"));
         }
         self.arriving.parts += 1;
-        self.arriving.sum = add(self.arriving.sum, bytes);
-        Ok(())
+        self.arriving.sum = add(self.arriving.sum, &bytes);
+        Ok(self.unpacker.unpack(bytes)?)
     }
 
     fn end(&mut self, end: End, devices: Vec<u8>, memory: &Memory) -> Result<Number, ApplyError> {
@@ -182,6 +184,7 @@ impl Mirror {
         if end.parts != arriving.parts || end.sum != add(arriving.sum, &devices) {
             return Err(ApplyError::NotWhole("a part is missing or damaged"));
         }
+        let devices = self.unpacker.unpack(devices)?;
         let pages = u32::try_from(memory.pages()).unwrap_or(u32::MAX);
         for encoded in &arriving.pages {
             self.check_blocks(&encoding::changes(encoded, pages)?)?;
@@ -190,7 +193,7 @@ impl Mirror {
         for encoded in &arriving.writes {
             writes.extend(disk::decode(encoded, self.disk.bytes())?);
         }
-        let devices = encoding::take_state(&self.devices, &devices, DEVICES_BYTES)?;
+        let devices = encoding::take_state(&self.devices, &devices, MOST_BYTES)?;
         // All of it is here and makes sense.
         self.disk.apply(&writes)?;
         self.write_pages(&arriving.pages, memory)?;
@@ -239,7 +242,7 @@ impl Mirror {
 mod tests {
     use super::*;
     use crate::disk::{Contents, Write};
-    use crate::encoding::{Counts, Encoder, PAGE_BYTES};
+    use crate::encoding::{Counts, Encoder, PAGE_BYTES, Packer};
 
     const PAGES: u64 = 4;
 
@@ -265,7 +268,11 @@ mod tests {
 
     impl Host {
         fn part(&mut self, part: Part, bytes: &[u8]) -> Result<Option<Number>, ApplyError> {
-            self.mirror.part(part, bytes.to_vec(), &self.memory)
+            let sent = match part {
+                Part::Pages(None) => bytes.to_vec(),
+                _ => as_it_is(bytes),
+            };
+            self.mirror.part(part, sent, &self.memory)
         }
 
         fn page(&self, number: u64) -> Vec<u8> {
@@ -287,6 +294,13 @@ mod tests {
             self.disk.look(0, &mut block).unwrap();
             block
         }
+    }
+
+    /// A part as it is sent if it is not packed.
+    fn as_it_is(part: &[u8]) -> Vec<u8> {
+        let mut packer = Packer::new();
+        packer.compress(false);
+        packer.pack(part)
     }
 
     fn pages(number: u32, byte: u8) -> Vec<u8> {
@@ -323,11 +337,11 @@ mod tests {
     }
 
     fn end(number: u64, parts: &[&[u8]], devices: &[u8]) -> Part {
-        let sum = parts.iter().fold(0, |sum, part| add(sum, part));
+        let sum = parts.iter().fold(0, |sum, part| add(sum, &as_it_is(part)));
         Part::End(End {
             number: Number(number),
             parts: parts.len() as u32,
-            sum: add(sum, devices),
+            sum: add(sum, &as_it_is(devices)),
             flows: Vec::new(),
         })
     }
@@ -419,5 +433,48 @@ mod tests {
         host.part(end(1, &[&page, &write], &devices(b"")), &devices(b""))
             .unwrap();
         assert_eq!(host.page(2), vec![8; PAGE_BYTES]);
+    }
+
+    #[test]
+    fn checkpoints_that_are_packed_are_one_stream() {
+        let mut host = host();
+        let mut packer = Packer::new();
+        let mut state = Vec::new();
+        for number in 1..4 {
+            let page = packer.pack(&pages(1, number as u8));
+            let mut differs = Vec::new();
+            encoding::put_state(&state, &[number as u8; 100], &mut differs);
+            state = vec![number as u8; 100];
+            let differs = packer.pack(&differs);
+            let end = End {
+                number: Number(number),
+                parts: 1,
+                sum: [&page, &differs].iter().fold(0, |sum, it| add(sum, it)),
+                flows: Vec::new(),
+            };
+            let (memory, mirror) = (&host.memory, &mut host.mirror);
+            let pages = Part::Pages(Some(Number(number)));
+            mirror.part(pages, page, memory).unwrap();
+            let applied = mirror.part(Part::End(end), differs, memory).unwrap();
+            assert_eq!(applied, Some(Number(number)));
+            assert_eq!(host.page(1)[9], number as u8);
+        }
+        assert_eq!(host.mirror.take().0, state);
+        // A part of the stream is lost.
+        let (lost, page) = (packer.pack(&pages(2, 8)), packer.pack(&pages(2, 9)));
+        let differs = packer.pack(&[]);
+        let end = End {
+            number: Number(4),
+            parts: 2,
+            sum: [&lost, &page, &differs]
+                .iter()
+                .fold(0, |sum, it| add(sum, it)),
+            flows: Vec::new(),
+        };
+        let (memory, mirror) = (&host.memory, &mut host.mirror);
+        let taken = mirror.part(Part::Pages(Some(Number(4))), page, memory);
+        let ended = taken.and_then(|_| mirror.part(Part::End(end), differs, memory));
+        assert!(matches!(ended, Err(ApplyError::NotWhole(_))));
+        assert_eq!(host.page(2)[0], 0);
     }
 }

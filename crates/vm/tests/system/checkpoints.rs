@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vm::core::Number;
 use vm::disk::{self, Cut, Disk};
-use vm::encoding::{Counts, Encoder, Page, put_state};
+use vm::encoding::{Counts, Encoder, Packer, Page, put_state};
 use vm::host::{
     Checkpoint, Guest, HostError, Machine, Memory, PAGE, Run, Start, Timing, checkpoint,
 };
@@ -195,10 +195,12 @@ struct Copying {
     active: Arc<Disk>,
     encoder: Encoder,
     blocks: Encoder,
+    packer: Packer,
     devices: Vec<u8>,
     mirror: Mirror,
     number: Number,
     counts: Counts,
+    sent: usize,
     timings: Vec<Timing>,
 }
 
@@ -208,10 +210,12 @@ impl Copying {
             active: active.disk.clone(),
             encoder: Encoder::new(usize::try_from(pages / 10).unwrap()),
             blocks: Encoder::new(BLOCKS),
+            packer: Packer::new(),
             devices: Vec::new(),
             mirror: Mirror::new(standby.disk.clone()),
             number: Number::default(),
             counts: Counts::default(),
+            sent: 0,
             timings: Vec::new(),
         }
     }
@@ -282,6 +286,11 @@ impl Copying {
         put_state(&self.devices, &taken.devices, &mut devices);
         self.devices.clone_from(&taken.devices);
         let pages = self.encode(taken.pages().filter(|(page, _)| goes(*page)), cut);
+        let [writes, pages, devices] = [writes, pages, devices].map(|part| self.packer.pack(&part));
+        self.sent += [&writes, &pages, &devices]
+            .map(Vec::len)
+            .iter()
+            .sum::<usize>();
         let end = End {
             number: self.number,
             parts: 2,
@@ -334,7 +343,7 @@ impl Copying {
             all[all.len() / 2]
         };
         println!(
-            "medians: paused {:?} (pause {:?}, scan {:?}, copy {:?}, devices {:?}, resume {:?}); {} pages, {} bytes sent",
+            "medians: paused {:?} (pause {:?}, scan {:?}, copy {:?}, devices {:?}, resume {:?}); {} pages, {} bytes encoded, {} sent",
             median(Timing::paused),
             median(|timing| timing.pause),
             median(|timing| timing.scan),
@@ -343,6 +352,7 @@ impl Copying {
             median(|timing| timing.resume),
             self.counts.pages / self.number.0,
             self.counts.bytes / self.number.0,
+            self.sent as u64 / self.number.0,
         );
     }
 }

@@ -5,12 +5,12 @@
 use std::sync::mpsc as threads;
 use std::time::Instant;
 
-use super::{Engine, EngineError, PART_BYTES, Result};
+use super::{Engine, EngineError, PART_BYTES, Protection, Result};
 use crate::core::{Number, Session};
 use crate::disk::{self, Cut, Reads};
 use crate::driver::hub::{Hub, Order};
-use crate::encoding::{Counts, Encoder, Page, put_state};
-use crate::host::{Checkpoint, Guest, Machine, Timing, checkpoint};
+use crate::encoding::{Counts, Encoder, Packer, Page, put_state};
+use crate::host::{checkpoint, last_checkpoint};
 use crate::network::Flow;
 use crate::standby::{End, Part, add};
 
@@ -31,7 +31,12 @@ impl Engine {
         let tuning = self.hub.tuning();
         protection.encoder.compress(tuning.compression);
         protection.blocks.compress(tuning.compression);
+        protection.packer.compress(tuning.compression);
         let began = Instant::now();
+        // QEMU flushes when it stops the machine; most of that can be done before. If it fails, QEMU's and the guest's own fail too.
+        if let Err(error) = disk.flush() {
+            tracing::warn!(%error, "the machine's disk cannot be flushed");
+        }
         disk.begin();
         let mut seen: (Cut, Vec<Flow>) = Default::default();
         let cut = || {
@@ -64,47 +69,44 @@ impl Engine {
         let Some(protection) = &mut self.protection else {
             return;
         };
+        let Protection {
+            encoder,
+            blocks,
+            packer,
+            ..
+        } = protection;
         let (cut, flows) = seen;
         let mut sent = Sent {
             hub: &self.hub,
+            packer,
             session,
             number,
             parts: 0,
             sum: 0,
             bytes: 0,
         };
-        let mut writes = Vec::new();
+        let mut part = Vec::new();
         let mut disk_bytes = 0;
         for write in &cut.writes {
             disk_bytes += write.len();
-            disk::encode_differing(write, &mut protection.blocks, &mut writes);
-            if writes.len() >= PART_BYTES {
-                sent.part(Part::Writes(Some(number)), std::mem::take(&mut writes));
+            disk::encode_differing(write, blocks, &mut part);
+            if part.len() >= PART_BYTES {
+                sent.part(Part::Writes(Some(number)), &mut part);
             }
         }
-        if !writes.is_empty() {
-            sent.part(Part::Writes(Some(number)), writes);
-        }
-        let mut pages = Vec::new();
+        sent.part(Part::Writes(Some(number)), &mut part);
         let mut counts = Counts::default();
         for (at, contents) in self.taken.pages() {
-            counts.add(&encode(
-                &mut protection.encoder,
-                std::iter::once((at, contents)),
-                &cut,
-                &mut pages,
-            ));
-            if pages.len() >= PART_BYTES {
-                sent.part(Part::Pages(Some(number)), std::mem::take(&mut pages));
+            let page = std::iter::once((at, contents));
+            counts.add(&encode(encoder, page, &cut, &mut part));
+            if part.len() >= PART_BYTES {
+                sent.part(Part::Pages(Some(number)), &mut part);
             }
         }
-        if !pages.is_empty() {
-            sent.part(Part::Pages(Some(number)), pages);
-        }
-        let mut devices = Vec::new();
-        put_state(&protection.devices, &self.taken.devices, &mut devices);
+        sent.part(Part::Pages(Some(number)), &mut part);
+        put_state(&protection.devices, &self.taken.devices, &mut part);
         protection.devices.clone_from(&self.taken.devices);
-        let bytes = sent.end(flows, devices);
+        let bytes = sent.end(flows, &part);
         self.hub.stats.lock().sent(&counts, disk_bytes, bytes);
     }
 }
@@ -112,6 +114,7 @@ impl Engine {
 /// A checkpoint on its way.
 struct Sent<'a> {
     hub: &'a Hub,
+    packer: &'a mut Packer,
     session: &'a Session,
     number: Number,
     parts: u32,
@@ -120,14 +123,21 @@ struct Sent<'a> {
 }
 
 impl Sent<'_> {
-    fn part(&mut self, part: Part, bytes: Vec<u8>) {
+    /// Sends what was gathered, if anything was.
+    fn part(&mut self, part: Part, gathered: &mut Vec<u8>) {
+        if gathered.is_empty() {
+            return;
+        }
+        let bytes = self.packer.pack(gathered);
+        gathered.clear();
         self.parts += 1;
         self.sum = add(self.sum, &bytes);
         self.bytes += bytes.len() as u64;
         self.hub.send_part(self.session, part, bytes);
     }
 
-    fn end(self, flows: Vec<Flow>, devices: Vec<u8>) -> u64 {
+    fn end(self, flows: Vec<Flow>, devices: &[u8]) -> u64 {
+        let devices = self.packer.pack(devices);
         let end = End {
             number: self.number,
             parts: self.parts,
@@ -138,27 +148,6 @@ impl Sent<'_> {
         self.hub.send_part(self.session, Part::End(end), devices);
         bytes
     }
-}
-
-/// As [`checkpoint`], but the machine stands still afterwards.
-fn last_checkpoint(
-    machine: &mut Machine,
-    into: &mut Checkpoint,
-    cut: impl FnOnce() -> Result<()>,
-) -> Result<Timing> {
-    let began = Instant::now();
-    *into = Checkpoint::default();
-    machine.pause()?;
-    machine.written(&mut into.runs)?;
-    for run in &into.runs {
-        machine.read(*run, &mut into.contents)?;
-    }
-    machine.devices(&mut into.devices)?;
-    cut()?;
-    Ok(Timing {
-        pause: began.elapsed(),
-        ..Timing::default()
-    })
 }
 
 /// Encodes pages that were written.

@@ -15,7 +15,7 @@ use super::{Engine, PART_BYTES, Protection, Result, system};
 use crate::core::{Number, Session};
 use crate::disk::{self, Cut, Disk};
 use crate::driver::hub::Order;
-use crate::encoding::Encoder;
+use crate::encoding::{Encoder, Packer};
 use crate::host::{Guest, PAGE, Run};
 use crate::standby::Part;
 
@@ -66,6 +66,7 @@ impl Engine {
             session,
             encoder,
             blocks: Encoder::new(room),
+            packer: Packer::new(),
             devices: Vec::new(),
             made: Number::default(),
             next: Instant::now(),

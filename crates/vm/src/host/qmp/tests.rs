@@ -124,3 +124,86 @@ fn a_peer_that_says_nothing_or_goes_is_told_apart() {
     let error = Qmp::connect(Path::new("/nonexistent/qmp"), SOON).unwrap_err();
     assert!(matches!(&error, QmpError::System(e) if e.kind() == io::ErrorKind::NotFound));
 }
+
+/// A peer that greets, and then says what it has got so far whenever it is asked, and what it is told to.
+struct Peer {
+    got: std::sync::mpsc::Receiver<Vec<u8>>,
+    out: UnixStream,
+}
+
+impl Peer {
+    fn new() -> (Qmp, Peer) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let out = theirs.try_clone().unwrap();
+        let (sender, got) = std::sync::mpsc::channel();
+        let mut peer = Peer { got, out };
+        peer.say(GREETING);
+        peer.say(AGREED.trim_end());
+        thread::spawn(move || {
+            let mut part = [0; 1000];
+            while let Ok(count @ 1..) = theirs.read(&mut part) {
+                let _ = sender.send(part[..count].to_vec());
+            }
+        });
+        let qmp = Qmp::over(ours, SOON).unwrap();
+        assert!(peer.got().contains("qmp_capabilities"));
+        (qmp, peer)
+    }
+
+    fn say(&mut self, line: &str) {
+        self.out.write_all(format!("{line}\n").as_bytes()).unwrap();
+    }
+
+    fn got(&self) -> String {
+        String::from_utf8(self.got.recv_timeout(SOON).unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn a_command_that_is_ready_lacks_nothing_but_its_end() {
+    let (qmp, mut peer) = Peer::new();
+    let mut ready = Ready::over(qmp, "save", json!({"to": "x"}), SOON).unwrap();
+    for id in 2..4 {
+        let begin = peer.got();
+        assert!(serde_json::from_str::<Value>(&begin).is_err(), "{begin}");
+        assert!(!ready.is_begun());
+        ready.begin().unwrap();
+        let end = peer.got();
+        assert_eq!(end, "}\n");
+        let whole: Value = serde_json::from_str(&(begin + &end)).unwrap();
+        assert_eq!(
+            whole,
+            json!({"execute": "save", "arguments": {"to": "x"}, "id": id})
+        );
+        peer.say("{\"event\": \"STOP\"}");
+        peer.say(&format!("{{\"return\": {id}, \"id\": {id}}}"));
+        assert_eq!(ready.end().unwrap(), id);
+        ready.prepare().unwrap();
+        ready.prepare().unwrap();
+    }
+    // What was not begun is begun by whoever wants the answer.
+    peer.got();
+    peer.say("{\"error\": {\"desc\": \"not now\"}, \"id\": 4}");
+    let error = ready.end().unwrap_err();
+    assert!(matches!(error, QmpError::Refused { .. }), "{error}");
+    assert_eq!(peer.got(), "}\n");
+    let error = ready.end().unwrap_err();
+    assert!(matches!(error, QmpError::Timeout { .. }), "{error}");
+}
+
+#[test]
+fn what_is_told_is_read_without_asking_anything() {
+    let (mut qmp, mut peer) = Peer::new();
+    qmp.listen().unwrap();
+    peer.say("{\"event\": \"STOP\"}");
+    peer.out.write_all(b"{\"event\": ").unwrap();
+    qmp.listen().unwrap();
+    peer.say("\"RESUME\"}");
+    qmp.listen().unwrap();
+    let names: Vec<String> = qmp.take_events().into_iter().map(|it| it.name).collect();
+    assert_eq!(names, ["STOP", "RESUME"]);
+    peer.say("{\"return\": {}, \"id\": 9}");
+    assert!(matches!(qmp.listen().unwrap_err(), QmpError::Malformed(_)));
+    peer.out.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(matches!(qmp.listen().unwrap_err(), QmpError::Closed));
+}
