@@ -61,7 +61,8 @@ async fn a_zone_that_lost_its_disk_counts_again() -> Result<()> {
         .await?;
     let insert = async |number: i32| {
         let text = format!("INSERT INTO seen VALUES ({number})");
-        tokio::time::timeout(TIMEOUT, client.batch_execute(&text)).await?
+        let done = tokio::time::timeout(TIMEOUT, client.batch_execute(&text)).await;
+        done.context("no answer")?.context("refused")
     };
     mirror.zones().kill_zone(1).context("zone 1 runs")?;
     std::fs::remove_dir_all(scratch.path().join("zone-1"))?;
