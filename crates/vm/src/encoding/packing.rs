@@ -14,7 +14,7 @@ use super::{Malformed, runs};
 
 const AS_IT_IS: u8 = 0;
 const PACKED: u8 = 1;
-/// The least work; higher levels take far longer for little.
+/// The least work. Level 3 makes a fifth less of the checkpoints of an order entry, and takes longer.
 const LEVEL: i32 = 1;
 /// How far back the stream can name what it has had: 2 MB.
 const WINDOW: u32 = 21;

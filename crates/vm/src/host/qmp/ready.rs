@@ -1,7 +1,7 @@
 //! A command that QEMU begins at once when it is wanted.
 //!
-//! QEMU reads what it is told byte by byte, each in a turn of a loop with several system calls, so that a command of 150 bytes takes a
-//! millisecond until it is known. Here all of it is sent in advance, but for the brace that ends it.
+//! QEMU reads what it is told byte by byte, each in a turn of a loop with several system calls, and the command that saves devices has more
+//! than a hundred. Here all of it is sent in advance, but for the brace that ends it.
 //!
 //! Invariant: QEMU does nothing before [`begin`](Ready::begin). Each such command has a connection of its own, on which nothing else can be
 //! said meanwhile.
