@@ -40,12 +40,53 @@ fn is_of_a_gone_mount(line: &str) -> bool {
     said.iter().any(|what| line.contains(what))
 }
 
-/// The lines of a file that `wanted` picks, with the file's name.
+/// The lines of a file that `wanted` picks, with the file's name. What a server says in detail belongs to its line.
 fn lines(file: &Path, wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let text = std::fs::read(file).unwrap_or_default();
-    String::from_utf8_lossy(&text)
-        .lines()
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    let whole = (0..lines.len()).map(|at| match detail_of(&lines, at) {
+        Some(detail) => format!("{} {detail}", lines[at]),
+        None => lines[at].to_owned(),
+    });
+    whole
         .filter(|line| wanted(line))
         .map(|line| format!("{}: {line}", file.display()))
         .collect()
+}
+
+/// What the process of this line says of it in detail: its next line, which those of others may come before.
+fn detail_of<'a>(lines: &[&'a str], at: usize) -> Option<&'a str> {
+    let process = |line: &'a str| Some(line.split_once(" [")?.1.split_once("] ")?.0);
+    let said_by = process(lines[at])?;
+    let next = lines.iter().skip(at + 1).take(20);
+    let own = next.copied().find(|line| process(line) == Some(said_by))?;
+    own.split_once("] DETAIL:").map(|(_, detail)| detail.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that was fenced could not read the status of a transaction: that was taken for damage, because only the
+    /// detail says why.
+    #[test]
+    fn a_detail_belongs_to_its_line() {
+        let log = [
+            "2026-01-01 [7] ERROR:  could not access status of transaction 5",
+            "2026-01-01 [8] ERROR:  could not read block 1",
+            "2026-01-01 [7] DETAIL:  Could not read from file: Input/output error.",
+            "2026-01-01 [7] STATEMENT:  SELECT 1",
+        ];
+        let detail = "Could not read from file: Input/output error.";
+        assert_eq!(detail_of(&log, 0), Some(detail));
+        assert_eq!(detail_of(&log, 1), None);
+        assert_eq!(detail_of(&log, 2), None);
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("postgresql.log");
+        std::fs::write(&file, log.join("\n")).expect("it can be written");
+        let is_damage = |line: &str| line.contains("status") && !line.contains("Input/output");
+        assert!(lines(&file, is_damage).is_empty());
+        assert_eq!(lines(&file, |line| line.contains("read block")).len(), 1);
+    }
 }
