@@ -44,8 +44,8 @@ pub(crate) struct VolumeMeta {
     pub settings: VolumeSettings,
     /// This replica lost it: see [`dax::wire::Request::Rebuilt`].
     pub rebuilding: bool,
-    /// That this replica was told that it had gone back.
-    #[serde(default)]
+    /// That this replica was told that it had gone back. (What was kept as "forgiven" once says less; who has it is told again.)
+    #[serde(default, rename = "lifted")]
     pub forgiven: Option<Forgiven>,
 }
 
