@@ -115,7 +115,7 @@ pub trait Scrubbed: Send + Sync {
 pub type Trouble = Box<dyn StdError + Send + Sync>;
 
 /// A volume of whose files none is garbage.
-pub struct AllFiles(pub Arc<dyn Storage>);
+struct AllFiles(Arc<dyn Storage>);
 
 #[async_trait]
 impl Scrubbed for AllFiles {

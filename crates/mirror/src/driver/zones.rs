@@ -82,19 +82,19 @@ impl Zones {
 
     /// The next epoch is owned with a new handle.
     pub fn forget(&self) {
+        self.take();
+    }
+
+    /// The handle, which nobody uses from now on, the scrub neither.
+    fn take(&self) -> Option<Arc<dyn Storage>> {
         let mut state = self.state.lock();
         state.scrubbing = None;
-        state.storage = None;
+        state.storage.take()
     }
 
     /// Gives the epoch up.
     pub async fn release(&self) {
-        let storage = {
-            let mut state = self.state.lock();
-            state.scrubbing = None;
-            state.storage.take()
-        };
-        if let Some(storage) = storage
+        if let Some(storage) = self.take()
             && let Err(error) = storage.release().await
         {
             tracing::debug!(%error, "the epoch was not released");

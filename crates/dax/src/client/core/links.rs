@@ -254,16 +254,15 @@ impl Links {
 
     /// A store knows that it went back, and tells its commits as so much further; where it is now.
     pub fn back_over(&mut self, replica: ReplicaId, lift: u64) -> Option<Sighting> {
+        let at = self.back_at(replica)?;
         let link = self.link(replica);
         link.back = false;
-        let (store, position) = link.store.zip(link.position.as_mut())?;
-        let run = position.runs.current()?;
-        position.runs = position.runs.forgiven(run, lift);
+        let position = link.position.as_mut()?;
+        position.runs = position.runs.forgiven(at.run, lift);
         position.commit = position.commit.max(lift);
         Some(Sighting {
-            store,
-            run,
             commit: position.commit,
+            ..at
         })
     }
 

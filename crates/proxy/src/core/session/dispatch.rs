@@ -43,13 +43,13 @@ impl Session {
             }
             link.is_restored = true;
         }
-        if statements.is_empty() && closes {
-            self.slots.push(Ask::Sync, To::Setup);
-            self.phase = Phase::Waiting(Wait::Setup);
+        if statements.is_empty() && !closes {
+            self.proceed(cx, out);
             return;
         }
+        self.phase = Phase::Waiting(Wait::Setup);
         if statements.is_empty() {
-            self.proceed(cx, out);
+            self.slots.push(Ask::Sync, To::Setup);
             return;
         }
         if closes {
@@ -57,7 +57,6 @@ impl Session {
         }
         link.settings = self.keeps.settings.clone();
         self.query_for_us(&join(&statements), out);
-        self.phase = Phase::Waiting(Wait::Setup);
     }
 
     /// Sends a query whose answer is the session's own.

@@ -13,7 +13,7 @@ use super::ask::XidState;
 use super::doubt::{Doubt, Whereabouts};
 use super::slots::Ask;
 use super::unit::Unit;
-use super::{Context, Effect, Out, Phase, Session, Wait};
+use super::{Context, Effect, Out, Phase, Session};
 
 /// How often a transaction is asked about that still ends.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -140,8 +140,7 @@ impl Session {
         } else if began_before && !self.begin_replay(cx, out) {
             // It was told.
         } else if began_before && self.must_not_age(cx) {
-            self.phase = Phase::Waiting(Wait::Position);
-            out.effects.push(Effect::AskPosition);
+            self.ask_position(out);
         } else if began_before {
             self.acquire_active(cx, out);
         } else {

@@ -29,15 +29,13 @@ impl Session {
             return;
         };
         if unit.facts.own == Some(Own::Version) {
-            self.phase = Phase::Waiting(Wait::Position);
-            out.effects.push(Effect::AskPosition);
+            self.ask_position(out);
             return;
         }
         let mode = self.read_mode(cx);
         if !self.may_read_elsewhere(cx, unit, mode) {
             if self.needs_proof(cx, unit, mode) {
-                self.phase = Phase::Waiting(Wait::Position);
-                out.effects.push(Effect::AskPosition);
+                self.ask_position(out);
             } else {
                 self.route_to_active(cx, out);
             }
@@ -45,20 +43,19 @@ impl Session {
         }
         self.turn += 1;
         match self.seen.required(mode, self.least()) {
-            Required::Position => {
-                self.phase = Phase::Waiting(Wait::Position);
-                out.effects.push(Effect::AskPosition);
-            }
             Required::At(position) => self.route_to_standby(cx, mode, position, out),
             Required::Same(name) if cx.topology.standby(&name).is_some() => {
                 self.required = Lsn::ZERO;
                 self.acquire_standby(name, out);
             }
-            Required::Same(_) => {
-                self.phase = Phase::Waiting(Wait::Position);
-                out.effects.push(Effect::AskPosition);
-            }
+            Required::Position | Required::Same(_) => self.ask_position(out),
         }
+    }
+
+    /// The active's position is needed before anything else, with proof that its epoch stands.
+    pub(super) fn ask_position(&mut self, out: &mut Out) {
+        self.phase = Phase::Waiting(Wait::Position);
+        out.effects.push(Effect::AskPosition);
     }
 
     /// Whether it must be proved first that the active is active: one that was cut off or stood still shows
@@ -152,8 +149,7 @@ impl Session {
     /// No standby does it: the active it is, if it must not be feared to show what is older than a standby showed.
     pub(super) fn route_past_standbys(&mut self, cx: &Context<'_>, out: &mut Out) {
         if self.read_mode(cx) == ReadMode::Strong || self.must_not_age(cx) {
-            self.phase = Phase::Waiting(Wait::Position);
-            out.effects.push(Effect::AskPosition);
+            self.ask_position(out);
         } else {
             self.route_to_active(cx, out);
         }
@@ -304,16 +300,14 @@ impl Session {
             return;
         }
         if self.phase == Phase::Waiting(Wait::Server) && self.has_met_another_active(cx) {
-            self.phase = Phase::Waiting(Wait::Position);
-            out.effects.push(Effect::AskPosition);
+            self.ask_position(out);
             return;
         }
         match self.judge_standby(cx) {
             Standing::Good => {}
             Standing::Restarted => {
                 self.unlink_standby(out);
-                self.phase = Phase::Waiting(Wait::Position);
-                out.effects.push(Effect::AskPosition);
+                self.ask_position(out);
                 return;
             }
             Standing::Behind => {
