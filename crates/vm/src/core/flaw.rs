@@ -25,12 +25,16 @@ pub enum Flaw {
     HeldLate,
     /// A confirmation that belongs to an earlier following counts.
     SessionsIgnored,
+    /// Any checkpoint that is made after an operator wanted the standby to take over counts as the last one.
+    AnyIsLast,
+    /// A host whose record is on the zones does not know it for its own if it did not hear that it was written.
+    OwnRecordUnknown,
 }
 
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 11] = [
+    pub const ALL: [Flaw; 13] = [
         Flaw::ReleasedEarly,
         Flaw::AcknowledgedEarly,
         Flaw::AcknowledgedLate,
@@ -42,5 +46,7 @@ impl Flaw {
         Flaw::PageDropped,
         Flaw::HeldLate,
         Flaw::SessionsIgnored,
+        Flaw::AnyIsLast,
+        Flaw::OwnRecordUnknown,
     ];
 }

@@ -1,6 +1,8 @@
 //! A host's decisions: events and time in, effects out.
 
 mod checkpoints;
+#[cfg(test)]
+mod tests;
 mod zones;
 
 use zones::Asked;
@@ -22,7 +24,11 @@ pub struct Guard {
     again_ms: u64,
     followings: u64,
     is_linked: bool,
+    /// The last checkpoint that was made.
+    made: Number,
     confirmed: Number,
+    /// What this host's disk held when the machine began to run here survives a power failure.
+    is_durable: bool,
 }
 
 impl Guard {
@@ -41,7 +47,9 @@ impl Guard {
             again_ms: 0,
             followings: 0,
             is_linked: false,
+            made: Number::default(),
             confirmed: Number::default(),
+            is_durable: false,
         }
     }
 
@@ -97,10 +105,19 @@ impl Guard {
             } if now_ms.saturating_sub(*heard_ms) >= self.rules.patience_ms => {
                 self.begin_again(out);
             }
-            Role::Running(Follower::Current { heard_ms, .. })
-                if now_ms.saturating_sub(*heard_ms) >= self.rules.confirm_ms =>
+            Role::Running(Follower::Current {
+                owes_ms: Some(since_ms),
+                ..
+            }) => {
+                if now_ms.saturating_sub(*since_ms) >= self.rules.confirm_ms {
+                    self.lose(out);
+                }
+            }
+            // The standby holds everything; it is this host that does not go on.
+            Role::Running(Follower::Current { made_ms, .. })
+                if now_ms.saturating_sub(*made_ms) >= self.rules.stuck_ms =>
             {
-                self.lose(out);
+                self.machine_lost(out);
             }
             _ => {}
         }
@@ -147,7 +164,8 @@ impl Guard {
                 self.role = Role::Running(Follower::None);
             }
             Follower::Naming(_) | Follower::Current { .. } => {
-                out.push(Effect::Unprotect);
+                // The other host may run the machine soon: nobody shall hear two.
+                out.extend([Effect::Hold, Effect::Unprotect]);
                 if self.has(Flaw::AloneUnrecorded) {
                     out.push(Effect::Open);
                 }

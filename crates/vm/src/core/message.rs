@@ -51,6 +51,8 @@ pub enum Effect {
     Unprotect,
     /// What was covered by this checkpoint may be heard.
     Release(Number),
+    /// All output waits, whatever else may pass before its checkpoint, until it is opened.
+    Hold,
     /// Output waits for nobody.
     Open,
     /// Make a last checkpoint, and let the machine stand still.

@@ -11,8 +11,12 @@ pub struct Rules {
     pub first: bool,
     /// How long the active host may be silent before its standby takes over.
     pub silence_ms: u64,
-    /// How long a standby may confirm nothing before the active host runs without it. Shorter than the silence.
+    /// How long a standby may owe something before the active host runs without it: that it holds a checkpoint, or that it has taken
+    /// over. Shorter than the silence.
     pub confirm_ms: u64,
+    /// How long the active host may make no checkpoint, because its disk or QEMU stands still, before its standby, which holds all that
+    /// was let out, takes over.
+    pub stuck_ms: u64,
     /// How long a host that was active before it was started anew waits for its standby to take over.
     pub patience_ms: u64,
     /// Between attempts at the zones.
@@ -62,8 +66,10 @@ pub enum Follower {
     Current {
         /// Which following.
         session: Session,
-        /// When it last confirmed something.
-        heard_ms: u64,
+        /// Since when it owes something, if it does.
+        owes_ms: Option<u64>,
+        /// When the last checkpoint was made.
+        made_ms: u64,
         /// The last checkpoint, if the machine is being handed over.
         last: Option<Option<Number>>,
     },

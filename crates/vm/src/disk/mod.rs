@@ -20,9 +20,9 @@ mod server;
 mod tests;
 mod write;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,8 +52,12 @@ pub struct Disk {
     written: AtomicU64,
     /// How many of them are durable, at least.
     durable: AtomicU64,
+    /// Whoever flushes: the kernel tells one only of a failure, so nobody flushes beside him.
+    flushing: Mutex<()>,
     /// A flush has failed.
     is_doubtful: AtomicBool,
+    /// What failed last, until somebody asks.
+    trouble: Mutex<Option<String>>,
 }
 
 impl Disk {
@@ -77,7 +81,10 @@ impl Disk {
             .write(true)
             .create(true)
             .truncate(true)
+            .mode(0o600)
             .open(path)?;
+        // One that was there may have been anybody's to read.
+        file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(bytes)?;
         Disk::of(file)
     }
@@ -92,7 +99,9 @@ impl Disk {
             // What others wrote before may not be durable.
             written: AtomicU64::new(1),
             durable: AtomicU64::new(0),
+            flushing: Mutex::default(),
             is_doubtful: AtomicBool::new(false),
+            trouble: Mutex::default(),
         }))
     }
 
@@ -136,6 +145,16 @@ impl Disk {
     /// How often a write had to wait for room since this was asked last.
     pub fn take_waits(&self) -> u64 {
         self.journal.lock().take_waits()
+    }
+
+    /// What the machine was told of failures, if anything since this was asked last.
+    pub fn take_trouble(&self) -> Option<String> {
+        self.trouble.lock().take()
+    }
+
+    fn note(&self, what: &str, error: &io::Error) {
+        let text = format!("the machine's disk cannot be {what}: {error}");
+        *self.trouble.lock() = Some(text);
     }
 
     /// Nobody writes to it any more.
@@ -230,6 +249,7 @@ impl Disk {
     /// # Errors
     /// If it may not.
     pub fn flush(&self) -> io::Result<bool> {
+        let _alone = self.flushing.lock();
         let written = {
             // What is counted has been written: whoever writes holds the lock.
             let _journal = self.journal.lock();

@@ -128,6 +128,14 @@ impl Connection {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             let done = self.perform(disk, &request, &mut buffer);
+            if let Err(error) = &done {
+                let what = match request.kind {
+                    READ => "read",
+                    FLUSH => "flushed",
+                    _ => "written",
+                };
+                disk.note(what, error);
+            }
             let error = match done {
                 Ok(()) => 0,
                 // What was asked was read off the connection, or the connection is broken anyway.

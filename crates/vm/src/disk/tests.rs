@@ -220,3 +220,46 @@ fn a_flush_that_failed_is_not_forgotten() {
     image.sync_data().unwrap();
     disk.flush().unwrap_err();
 }
+
+/// It was readable by every user of the host.
+#[test]
+fn an_image_is_for_nobody_else_to_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    File::create(&path).unwrap();
+    Disk::create(&path, 4096).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+/// QEMU stopped the machine without a word when the host's file system was full: nobody was told.
+#[test]
+fn a_request_that_fails_is_told_of() {
+    use std::io::{Read as _, Write as _};
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("image");
+    std::fs::write(&path, [0; 4096]).unwrap();
+    let read_only = Disk::of(File::open(&path).unwrap()).unwrap();
+    let socket = directory.path().join("nbd");
+    let _server = serve(read_only.clone(), &socket).unwrap();
+    let mut client = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    client.read_exact(&mut [0; 18]).unwrap();
+    client.write_all(&[0, 0, 0, 0]).unwrap();
+    client.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    client.read_exact(&mut [0; 8 + 2 + 124]).unwrap();
+    let request = [
+        &0x2560_9513_u32.to_be_bytes()[..],
+        &[0, 0, 0, 1],
+        &[7; 8],
+        &[0; 8],
+        &512_u32.to_be_bytes(),
+        &[1; 512],
+    ];
+    client.write_all(&request.concat()).unwrap();
+    let mut answer = [0; 16];
+    client.read_exact(&mut answer).unwrap();
+    assert_ne!(answer[4..8], [0; 4]);
+    let trouble = read_only.take_trouble().unwrap();
+    assert!(trouble.contains("cannot be written"), "{trouble}");
+    assert_eq!(read_only.take_trouble(), None);
+}

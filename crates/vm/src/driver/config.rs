@@ -171,6 +171,16 @@ impl Config {
             key: "",
             reason: error.message().to_owned(),
         })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Whether it makes sense.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let config = self;
         config.card()?;
         config.network()?;
         let refused = |key, reason: &str| {
@@ -182,6 +192,12 @@ impl Config {
         if config.epoch < Duration::from_millis(5) || config.epoch > config.silence / 2 {
             return refused("epoch", "must be from 5 ms to half of the silence");
         }
+        if config.silence < Duration::from_millis(100) {
+            return refused("silence", "must be at least 100 ms");
+        }
+        if config.patience <= config.silence {
+            return refused("patience", "must be longer than the silence");
+        }
         if config.memory_mb < 128 {
             return refused("memory_mb", "must be at least 128");
         }
@@ -191,7 +207,7 @@ impl Config {
         if config.cpus == 0 || config.cpus > 2 {
             return refused("cpus", "must be 1 or 2: more have not been tested");
         }
-        Ok(config)
+        Ok(())
     }
 
     /// The address of the network card.
@@ -232,6 +248,7 @@ impl Config {
             first: self.first,
             silence_ms: ms(self.silence),
             confirm_ms: ms(self.silence) * 3 / 5,
+            stuck_ms: ms(self.silence) * 3,
             patience_ms: ms(self.patience),
             // Two hosts that want the epoch at once do not stay in step.
             retry_ms: if self.first { 170 } else { 110 },
@@ -267,6 +284,8 @@ mod tests {
             ("journal_mb = 0", "journal_mb"),
             ("protection = \"some\"", "some"),
             ("speed = 3", "speed"),
+            ("silence = \"50ms\"\nepoch = \"20ms\"", "silence"),
+            ("patience = \"1500ms\"", "patience"),
         ] {
             let error = Config::parse(&format!("{WHOLE}\n{line}"))
                 .unwrap_err()

@@ -210,6 +210,10 @@ impl Engine {
         if let Some(error) = self.machine.as_ref().and_then(Machine::ended) {
             return Err(error.into());
         }
+        if let Some(trouble) = self.disk.as_ref().and_then(|(disk, _)| disk.take_trouble()) {
+            tracing::error!("{trouble}");
+            *self.hub.trouble.lock() = Some(trouble);
+        }
         if self.may_make()
             && self
                 .protection
@@ -227,8 +231,40 @@ impl Engine {
             self.socket.display()
         )))?;
         self.disk = Some((disk, server));
-        self.machine = Some(Machine::start(&self.spec, start)?);
+        let machine = self.machine.insert(Machine::start(&self.spec, start)?);
+        let (ours, runs) = (&self.hub.shape.qemu, machine.number());
+        if runs != ours {
+            let what = format!(
+                "QEMU is {runs}, and was {ours} when this host was started: restart the host"
+            );
+            return Err(system(what)(std::io::ErrorKind::Unsupported.into()));
+        }
         Ok(())
+    }
+
+    /// The machine has begun to run here, with what is in the kernel's memory of its disk. Nobody waits until that is durable but who wants
+    /// to follow, and would give his own disk up.
+    fn make_durable(&self) {
+        let Some((disk, _)) = &self.disk else {
+            return;
+        };
+        let (disk, hub) = (disk.clone(), self.hub.clone());
+        let life = hub.look(|guard| guard.me().life);
+        let flush = move || {
+            if let Err(error) = disk.flush() {
+                // The guest's own will fail as well. A copy elsewhere is the best that can be had.
+                let trouble = format!("the machine's disk cannot be flushed: {error}");
+                tracing::error!("{trouble}");
+                *hub.trouble.lock() = Some(trouble);
+            }
+            hub.act(|guard, _| guard.durable(life));
+        };
+        let spawned = std::thread::Builder::new()
+            .name("flush".to_owned())
+            .spawn(flush);
+        if let Err(error) = spawned {
+            tracing::error!(%error, "the machine gets no standby: a thread cannot be had");
+        }
     }
 
     fn attach(&self) -> Result<()> {
@@ -249,6 +285,7 @@ impl Engine {
         self.attach()?;
         self.start(opened, Start::Boot)?;
         self.runs = true;
+        self.make_durable();
         tracing::info!(accelerator = %self.spec.accelerator, "the machine boots");
         Ok(())
     }
@@ -299,6 +336,7 @@ impl Engine {
         }
         self.runs = true;
         self.hub.switch.take_over(flows);
+        self.make_durable();
         let mut stats = self.hub.stats.lock();
         stats.takeovers += 1;
         stats.takeover = began.elapsed();
@@ -332,7 +370,10 @@ fn copy_image(from: &std::path::Path, to: &std::path::Path) -> Result<()> {
     let what = || format!("cannot copy {} to {}", from.display(), to.display());
     let output = copy.output().map_err(system(what()))?;
     if output.status.success() {
-        return Ok(());
+        // As all of a host's copies: the database is for nobody else to read.
+        use std::os::unix::fs::PermissionsExt;
+        let private = std::fs::Permissions::from_mode(0o600);
+        return std::fs::set_permissions(to, private).map_err(system(what()));
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(EngineError::System {

@@ -158,6 +158,12 @@ impl Hub {
     pub fn reload(&self) -> Result<bool, String> {
         let read = (self.reread)()?;
         let tuning = read.tuning();
+        // What is not read again holds for what is.
+        self.config
+            .clone()
+            .tuned(tuning)
+            .check()
+            .map_err(|error| format!("{error} (silence changes with the next start only)"))?;
         *self.tuning.lock() = tuning;
         self.switch.protect(tuning.protection);
         self.stats.lock().begin_anew();
@@ -196,7 +202,7 @@ impl Hub {
 
     /// Tells the thread of the machine.
     pub fn order(&self, order: Order) {
-        // Without the thread the process ends.
+        // If the thread is gone, the process is ending.
         let _ = self.orders.send(order);
     }
 
@@ -239,6 +245,7 @@ impl Hub {
                 self.stats.lock().held(number);
                 self.order(Order::Wake);
             }
+            Effect::Hold => self.switch.hold_all(),
             Effect::Open => self.order(Order::Open),
             Effect::HandOver => self.order(Order::HandOver),
             Effect::GoOn => self.order(Order::GoOn),

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use super::hub::{Hub, Order, Peer, ToSend};
 use super::status;
-use super::wire::{Boxed, Packet, connect, read, write};
+use super::wire::{Boxed, Packet, connect, read, within, write};
 
 const CONNECT_AGAIN: Duration = Duration::from_millis(150);
 const GREETS_WITHIN: Duration = Duration::from_secs(5);
@@ -20,12 +20,14 @@ const QUEUED_BYTES: u64 = 64 << 20;
 /// Connects to the other host, again and again.
 pub async fn dial(hub: Arc<Hub>, tls: Option<Tls>) {
     loop {
-        if let Ok(mut stream) = connect(&hub.config.peer, tls.as_ref()).await
-            && write(&mut stream, &Packet::Link(hub.shape.clone()), &[])
+        if let Ok(mut stream) = connect(&hub.config.peer, tls.as_ref()).await {
+            let link = Packet::Link(hub.shape.clone());
+            if within(GREETS_WITHIN, write(&mut stream, &link, &[]))
                 .await
                 .is_ok()
-        {
-            join(&hub, stream).await;
+            {
+                join(&hub, stream).await;
+            }
         }
         tokio::time::sleep(CONNECT_AGAIN).await;
     }
@@ -50,10 +52,17 @@ pub async fn listen(hub: Arc<Hub>, listener: TcpListener, tls: Option<Tls>) {
         let (hub, tls) = (hub.clone(), tls.clone());
         tokio::spawn(async move {
             let stream: Boxed = match &tls {
-                Some(tls) => match tls.accept(stream, &peer.to_string()).await {
-                    Ok(stream) => Box::new(stream),
-                    Err(error) => return tracing::debug!(%error, "a connection was refused"),
-                },
+                Some(tls) => {
+                    let peer = peer.to_string();
+                    let accepted = tls.accept(stream, &peer);
+                    match tokio::time::timeout(GREETS_WITHIN, accepted).await {
+                        Ok(Ok(stream)) => Box::new(stream),
+                        Ok(Err(error)) => {
+                            return tracing::debug!(%error, "a connection was refused");
+                        }
+                        Err(_) => return tracing::debug!("a connection says nothing"),
+                    }
+                }
                 None => Box::new(stream),
             };
             if let Err(error) = receive(&hub, stream).await {
@@ -64,11 +73,7 @@ pub async fn listen(hub: Arc<Hub>, listener: TcpListener, tls: Option<Tls>) {
 }
 
 async fn receive(hub: &Arc<Hub>, mut stream: Boxed) -> io::Result<()> {
-    let first = tokio::time::timeout(GREETS_WITHIN, read(&mut stream)).await;
-    match first
-        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
-        .0
-    {
+    match within(GREETS_WITHIN, read(&mut stream)).await?.0 {
         Packet::Link(shape) => {
             write(&mut stream, &Packet::Link(hub.shape.clone()), &[]).await?;
             link(hub, stream, shape).await;
@@ -149,7 +154,12 @@ async fn send(hub: &Hub, mut writer: tokio::io::WriteHalf<Boxed>, mut to_send: T
                 (Packet::Message(hub.look(crate::core::Guard::sign_of_life)), Vec::new())
             }
         };
-        if write(&mut writer, &packet, &bytes).await.is_err() {
+        // Whoever takes nothing for so long, though it may say that it is well, is not going to.
+        let patience = hub.config.patience;
+        if within(patience, write(&mut writer, &packet, &bytes))
+            .await
+            .is_err()
+        {
             break;
         }
     }

@@ -153,6 +153,8 @@ pub async fn run(
         disk: image.manifest.disk_bytes,
         kernel: image.manifest.kernel.clone(),
         accelerator: spec.accelerator.to_string(),
+        qemu: host::version(&spec.qemu)?,
+        silence_ms: u64::try_from(config.silence.as_millis()).unwrap_or(u64::MAX),
         mac: spec.mac.to_string(),
     };
     let zones = Arc::new(Zones::new(opener, name.clone()));
@@ -168,7 +170,14 @@ pub async fn run(
     let thread_hub = hub.clone();
     let engine = std::thread::Builder::new()
         .name("machine".to_owned())
-        .spawn(move || engine::run(thread_hub, spec, &orders))
+        .spawn(move || {
+            let run = std::panic::AssertUnwindSafe(|| engine::run(thread_hub, spec, &orders));
+            if std::panic::catch_unwind(run).is_err() {
+                // Its standby takes over, as from any host that is gone.
+                tracing::error!("the machine's thread has panicked, and the process ends");
+                std::process::abort();
+            }
+        })
         .map_err(system("cannot start a thread"))?;
     let tasks = [
         tokio::spawn(work(hub.clone(), jobs)),

@@ -36,6 +36,8 @@ pub struct Status {
     pub waiting: usize,
     /// Connections that were reset after a takeover.
     pub resets: u64,
+    /// Frames of the machine that were lost because too many waited.
+    pub lost_frames: u64,
     /// What runs the guest's code, and why that.
     pub accelerator: String,
     /// See there.
@@ -71,7 +73,7 @@ fn words(guard: &Guard) -> (&'static str, Option<&'static str>, u64) {
 }
 
 pub fn status(hub: &Hub) -> Status {
-    let (waiting, resets) = hub.switch.counts();
+    let counts = hub.switch.counts();
     hub.look(|guard| {
         let (role, protection, checkpoint) = words(guard);
         Status {
@@ -82,8 +84,9 @@ pub fn status(hub: &Hub) -> Status {
             epoch: guard.epoch(),
             linked: hub.peer.lock().is_some(),
             checkpoint,
-            waiting,
-            resets,
+            waiting: counts.waiting,
+            resets: counts.resets,
+            lost_frames: counts.lost,
             accelerator: hub.acceleration.accelerator.to_string(),
             accelerator_reason: hub.acceleration.reason.clone(),
             trouble: hub.trouble.lock().clone(),
@@ -230,6 +233,11 @@ fn metrics(status: &Status) -> String {
             "resets_total",
             "Connections reset after a takeover.",
             status.resets,
+        ),
+        (
+            "lost_frames_total",
+            "Frames of the machine that were lost because too many waited.",
+            status.lost_frames,
         ),
     ];
     let mut out = String::new();

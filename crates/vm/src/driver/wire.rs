@@ -19,7 +19,10 @@ use crate::standby::Part;
 const HEAD_BYTES: usize = 1 << 20;
 /// The bytes of one part.
 const PART_BYTES: usize = 1 << 30;
+/// TCP's connection, and the handshake of TLS.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(3);
+/// A planned failover takes longest.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// What an operator asks a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +40,7 @@ pub enum Question {
 }
 
 /// How hosts talk: raised when another version could not understand it, or could take it for something else.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// What a machine is: two hosts must agree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +57,10 @@ pub struct Shape {
     pub kernel: String,
     /// What runs the guest's code.
     pub accelerator: String,
+    /// The version of QEMU: another one may not load the devices of this one.
+    pub qemu: String,
+    /// How long the active host may be silent, in milliseconds: by it the one gives its standby up before the other one takes over.
+    pub silence_ms: u64,
     /// The address of its network card.
     pub mac: String,
 }
@@ -81,6 +88,12 @@ impl Shape {
         }
         if self.accelerator != other.accelerator {
             return differ("accelerator", &self.accelerator, &other.accelerator);
+        }
+        if self.qemu != other.qemu {
+            return differ("version of QEMU", &self.qemu, &other.qemu);
+        }
+        if self.silence_ms != other.silence_ms {
+            return differ("silence, in ms,", &self.silence_ms, &other.silence_ms);
         }
         if self.mac != other.mac {
             return differ("network card's address", &self.mac, &other.mac);
@@ -143,17 +156,28 @@ pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Packet, 
 }
 
 pub async fn connect(address: &str, tls: Option<&Tls>) -> io::Result<Boxed> {
-    let stream = tokio::time::timeout(CONNECTS_WITHIN, TcpStream::connect(address)).await;
-    let stream = stream.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    stream.set_nodelay(true)?;
-    Ok(match tls {
-        Some(tls) => Box::new(
-            tls.connect(stream, address)
-                .await
-                .map_err(io::Error::other)?,
-        ),
-        None => Box::new(stream),
+    within(CONNECTS_WITHIN, async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(match tls {
+            Some(tls) => {
+                let stream = tls.connect(stream, address).await;
+                Box::new(stream.map_err(io::Error::other)?) as Boxed
+            }
+            None => Box::new(stream),
+        })
     })
+    .await
+}
+
+/// Does something that has to be done in time.
+pub async fn within<T>(
+    limit: Duration,
+    done: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    tokio::time::timeout(limit, done)
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
 /// Asks a host something.
@@ -166,8 +190,11 @@ pub async fn ask(
     question: Question,
 ) -> io::Result<Result<String, String>> {
     let mut stream = connect(address, tls).await?;
-    write(&mut stream, &Packet::Ask(question), &[]).await?;
-    match read(&mut stream).await?.0 {
+    let told = within(ANSWERS_WITHIN, async {
+        write(&mut stream, &Packet::Ask(question), &[]).await?;
+        read(&mut stream).await
+    });
+    match told.await?.0 {
         Packet::Told(told) => Ok(told),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
@@ -186,6 +213,8 @@ mod tests {
             disk: 1 << 30,
             kernel: "6.1".to_owned(),
             accelerator: "tcg".to_owned(),
+            qemu: "7.2.1".to_owned(),
+            silence_ms: 1_500,
             mac: "52:54:00:77:00:02".to_owned(),
         };
         assert_eq!(ours.differs(&ours.clone()), None);
@@ -195,8 +224,17 @@ mod tests {
             ..ours.clone()
         };
         let difference = ours.differs(&theirs).unwrap();
-        assert!(difference.contains("format is 3, and 2"), "{difference}");
+        assert!(difference.contains("format is 4, and 3"), "{difference}");
         let sent = postcard::to_allocvec(&theirs).unwrap();
         assert_eq!(u32::from(sent[0]), FORMAT + 1);
+        let theirs = Shape {
+            qemu: "8.0.0".to_owned(),
+            ..ours.clone()
+        };
+        let difference = ours.differs(&theirs).unwrap();
+        assert!(
+            difference.contains("QEMU is 8.0.0, and 7.2.1"),
+            "{difference}"
+        );
     }
 }

@@ -123,9 +123,14 @@ impl Machine {
         self.process.pid()
     }
 
-    /// QEMU's version; that of both hosts must be the same.
+    /// QEMU's version, and the package that it is of.
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    /// QEMU's version; that of both hosts must be the same.
+    pub fn number(&self) -> &str {
+        self.version.split(' ').next().unwrap_or_default()
     }
 
     /// Its memory.

@@ -32,6 +32,6 @@ pub use error::{HostError, Result};
 pub use guest::{Checkpoint, Guest, PAGE, Run, Timing, checkpoint, last_checkpoint};
 pub use machine::{Machine, Start};
 pub use memory::Memory;
-pub use requirements::check;
+pub use requirements::{check, version};
 pub use spec::{Mac, Network, Spec};
 pub use tracking::Tracking;

@@ -69,6 +69,28 @@ fn check_program(qemu: &Path) -> Result<()> {
     ))
 }
 
+/// The version of a QEMU, without that of its package: `7.2.22`.
+///
+/// # Errors
+/// If it does not say it.
+pub fn version(qemu: &Path) -> Result<String> {
+    let said = std::process::Command::new(qemu)
+        .arg("--version")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .map_err(|e| HostError::system(format!("cannot run {}", qemu.display()), e))?;
+    let said = String::from_utf8_lossy(&said.stdout);
+    number(&said).map(str::to_owned).ok_or_else(|| {
+        let what = format!("{} does not say its version", qemu.display());
+        HostError::unfit(what, "Set the path of QEMU.")
+    })
+}
+
+fn number(said: &str) -> Option<&str> {
+    let (_, after) = said.split_once("version ")?;
+    after.split_whitespace().next()
+}
+
 /// Asks the kernel whether it tracks writes asynchronously.
 fn check_kernel() -> Result<()> {
     // SAFETY: the system call takes flags alone.

@@ -196,8 +196,10 @@ impl Spec {
             "driver=nbd,node-name=disk,server.type=unix,server.path={socket},cache.direct=on"
         );
         line.add("-blockdev", server);
-        // The server's answer to a flush is what it is worth; the guest may ask for it.
-        line.add("-device", "virtio-blk-pci,drive=disk,write-cache=on,addr=4");
+        // The server's answer to a flush is what it is worth; the guest may ask for it. The guest hears of errors: by default QEMU stops the
+        // machine without a word when the host's file system is full.
+        let device = "virtio-blk-pci,drive=disk,write-cache=on,addr=4";
+        line.add("-device", format!("{device},werror=report,rerror=report"));
     }
 
     fn add_network(&self, line: &mut Line) {

@@ -402,8 +402,13 @@ async fn make_disk(root: &Path, disk: &Path, bytes: u64) -> Result<()> {
         .arg(disk)
         .arg(format!("{}k", bytes >> 10));
     run(command, |_| {}).await?;
+    // Nobody else is to read the database.
+    let private = std::fs::Permissions::from_mode(0o600);
     File::open(disk)
-        .and_then(|file| file.sync_all())
+        .and_then(|file| {
+            file.set_permissions(private)?;
+            file.sync_all()
+        })
         .map_err(failed)
 }
 

@@ -36,6 +36,17 @@ use crate::core::Number;
 const FRAME_BYTES: usize = 1 << 16;
 const LOOK_EVERY: u16 = 100;
 
+/// Frames and connections.
+#[derive(Debug, Clone, Copy)]
+pub struct Counts {
+    /// Frames that wait.
+    pub waiting: usize,
+    /// Connections that were reset after a takeover.
+    pub resets: u64,
+    /// Frames that were lost because too many waited.
+    pub lost: u64,
+}
+
 /// The switch between the machine and the network.
 pub struct Switch {
     path: PathBuf,
@@ -214,6 +225,11 @@ impl Switch {
         self.output.lock().hold();
     }
 
+    /// Nothing leaves any more until it is opened, but what waits for a checkpoint that is safe.
+    pub fn hold_all(&self) {
+        self.output.lock().hold_all();
+    }
+
     /// Checkpoints are counted anew.
     pub fn begin(&self) {
         self.output.lock().begin();
@@ -244,9 +260,13 @@ impl Switch {
         self.act(&frames);
     }
 
-    /// Frames that wait, and connections that were reset after a takeover.
-    pub fn counts(&self) -> (usize, u64) {
+    /// What is to be told of it.
+    pub fn counts(&self) -> Counts {
         let output = self.output.lock();
-        (output.waiting(), output.resets())
+        Counts {
+            waiting: output.waiting(),
+            resets: output.resets(),
+            lost: output.lost(),
+        }
     }
 }

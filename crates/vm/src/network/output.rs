@@ -20,6 +20,10 @@ use survivor::Probed;
 
 /// Connections that the machine has ended, and whose last segments may have to be sent again.
 const ENDED_KEPT: usize = 256;
+/// Connections that are followed. Whoever asks for connections and goes away leaves them behind half open.
+const FLOWS_KEPT: usize = 8192;
+/// Bytes of frames that wait; more are lost, as in any queue of a network, and TCP sends them again.
+const WAITING_BYTES: usize = 64 << 20;
 
 /// What waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -45,6 +49,15 @@ pub struct Flow {
     conversation: Conversation,
     /// Everything that it says waits: its client is not beyond any checkpoint.
     waits: bool,
+    /// The machine has said more than that it accepts the connection.
+    #[serde(skip)]
+    is_established: bool,
+    /// When the machine said something last, in frames.
+    #[serde(skip)]
+    used: u64,
+    /// The machine has ended it: a survivor need not know of it.
+    #[serde(skip)]
+    has_ended: bool,
 }
 
 /// Frames that are to be sent.
@@ -63,10 +76,15 @@ pub struct Output {
     wanted: Protection,
     port: u16,
     gate: Gate<Vec<u8>>,
+    waiting_bytes: usize,
+    lost: u64,
+    /// The other host may run the machine: nothing passes until the gate is opened.
+    holds_all: bool,
     made: Number,
     released: Number,
     flows: BTreeMap<(End, End), Flow>,
-    /// Those of them that the machine has ended, in order: a survivor need not know of them.
+    frames: u64,
+    /// Those of them that the machine has ended, in order.
     ended: VecDeque<(End, End)>,
     /// The last checkpoint that a frame of it waits for.
     waits_for: BTreeMap<(End, End), Number>,
@@ -91,9 +109,13 @@ impl Output {
             wanted: protection,
             port,
             gate,
+            waiting_bytes: 0,
+            lost: 0,
+            holds_all: false,
             made: Number::default(),
             released: Number::default(),
             flows: BTreeMap::new(),
+            frames: 0,
             ended: VecDeque::new(),
             waits_for: BTreeMap::new(),
             probed: BTreeMap::new(),
@@ -119,11 +141,25 @@ impl Output {
     pub fn leaves(&mut self, frame: Vec<u8>) -> Option<Vec<u8>> {
         // Followed in any case: what waits can change, and a survivor resets what cannot go on.
         let passes = self.passes(&frame);
-        if passes || self.protection == Protection::Nothing {
-            Some(frame)
-        } else {
-            self.gate.put(frame)
+        if self.protection == Protection::Nothing || (passes && !self.holds_all) {
+            return Some(frame);
         }
+        let len = frame.len();
+        if self.gate.holds() && self.waiting_bytes + len > WAITING_BYTES {
+            self.lost += 1;
+            return None;
+        }
+        let passed = self.gate.put(frame);
+        if passed.is_none() {
+            self.waiting_bytes += len;
+        }
+        passed
+    }
+
+    /// Frames that need not wait any more.
+    fn freed(&mut self, frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+        self.waiting_bytes -= frames.iter().map(Vec::len).sum::<usize>();
+        frames
     }
 
     fn passes(&mut self, frame: &[u8]) -> bool {
@@ -169,9 +205,10 @@ impl Output {
 
     /// The machine says nothing more on this connection.
     fn end(&mut self, key: (End, End)) {
-        if self.ended.contains(&key) {
+        let Some(flow) = self.flows.get_mut(&key).filter(|flow| !flow.has_ended) else {
             return;
-        }
+        };
+        flow.has_ended = true;
         self.ended.push_back(key);
         if self.ended.len() > ENDED_KEPT
             && let Some(oldest) = self.ended.front().copied()
@@ -180,8 +217,26 @@ impl Output {
         }
     }
 
+    /// Forgets a quarter of too many connections: first those of which the machine has heard nothing but that somebody wants one, then
+    /// those that have been silent for longest. One that speaks again is followed again, and waits with all that it says.
+    fn forget_some(&mut self) {
+        if self.flows.len() <= FLOWS_KEPT {
+            return;
+        }
+        let uses = self.flows.iter();
+        let mut uses: Vec<_> = uses
+            .map(|(key, flow)| (flow.is_established, flow.used, *key))
+            .collect();
+        uses.sort_unstable();
+        for (_, _, key) in &uses[..FLOWS_KEPT / 4] {
+            self.forget(key);
+        }
+    }
+
     /// Takes a segment of the machine into account; whether what it says may pass.
     fn follow(&mut self, key: (End, End), segment: &Segment<'_>) -> bool {
+        self.frames += 1;
+        let used = self.frames;
         if segment.has(SYN) {
             let flow = Flow {
                 machine: segment.from,
@@ -193,9 +248,18 @@ impl Output {
                     false => Conversation::opaque(),
                 },
                 waits: false,
+                is_established: false,
+                used,
+                has_ended: false,
             };
-            self.flows.insert(key, flow);
-            self.ended.retain(|ended| *ended != key);
+            if self
+                .flows
+                .insert(key, flow)
+                .is_some_and(|flow| flow.has_ended)
+            {
+                self.ended.retain(|ended| *ended != key);
+            }
+            self.forget_some();
             return false;
         }
         let flow = self.flows.entry(key).or_insert_with(|| Flow {
@@ -205,7 +269,12 @@ impl Output {
             expects: segment.ack,
             conversation: Conversation::opaque(),
             waits: false,
+            is_established: true,
+            used,
+            has_ended: false,
         });
+        flow.is_established = true;
+        flow.used = used;
         if is_after(segment.ack, flow.expects) {
             flow.expects = segment.ack;
         }
@@ -241,11 +310,8 @@ impl Output {
             self.protection = self.wanted;
             self.hold();
         }
-        let open = self
-            .flows
-            .iter()
-            .filter(|(key, _)| !self.ended.contains(key));
-        open.map(|(_, flow)| Flow {
+        let open = self.flows.values().filter(|flow| !flow.has_ended);
+        open.map(|flow| Flow {
             waits: self.waits(flow.machine.port),
             ..flow.clone()
         })
@@ -257,14 +323,23 @@ impl Output {
         self.released = self.released.max(number);
         let released = self.released;
         self.waits_for.retain(|_, by| *by > released);
-        self.gate.release(number)
+        let frames = self.gate.release(number);
+        self.freed(frames)
+    }
+
+    /// Nothing passes any more that does not wait for a checkpoint, until [`open`](Output::open).
+    pub fn hold_all(&mut self) {
+        self.holds_all = true;
+        self.hold();
     }
 
     /// Nothing waits any more.
     pub fn open(&mut self) -> Vec<Vec<u8>> {
         self.protection = self.wanted;
+        self.holds_all = false;
         self.waits_for.clear();
-        self.gate.open()
+        let frames = self.gate.open();
+        self.freed(frames)
     }
 
     /// Checkpoints are counted from 1 again, for another standby.
@@ -278,6 +353,11 @@ impl Output {
     /// How many frames wait.
     pub fn waiting(&self) -> usize {
         self.gate.len()
+    }
+
+    /// How many were lost because too many waited.
+    pub fn lost(&self) -> u64 {
+        self.lost
     }
 }
 
@@ -388,6 +468,63 @@ mod tests {
         };
         output.comes(&reset.build());
         assert_eq!(output.made(Number(2001)).len(), 1);
+    }
+
+    /// A flood of requests for connections that nobody completed made the list of connections longer than a packet may be, and no standby
+    /// could be had any more.
+    #[test]
+    fn of_too_many_connections_those_that_nobody_completed_go_first() {
+        let mut output = Output::new(Protection::Commits, PORT);
+        let segment = |client, port, flags| Segment {
+            from: end(1, PORT),
+            to: end(client, port),
+            seq: 7,
+            ack: 500,
+            flags,
+            payload: &[],
+        };
+        for port in 1..=100 {
+            output.leaves(segment(2, port, SYN | ACK).build());
+            output.leaves(segment(2, port, ACK).build());
+        }
+        for port in 1..=30_000 {
+            output.leaves(segment(3, port, SYN | ACK).build());
+        }
+        let flows = output.made(Number(1));
+        assert!(flows.len() <= FLOWS_KEPT);
+        let known = flows
+            .iter()
+            .filter(|flow| flow.client == end(2, flow.client.port));
+        assert_eq!(known.count(), 100);
+    }
+
+    #[test]
+    fn frames_that_are_too_many_are_lost_like_in_any_queue() {
+        let mut output = Output::new(Protection::Everything, PORT);
+        output.hold();
+        let frame = vec![0; 1 << 20];
+        for _ in 0..100 {
+            assert_eq!(output.leaves(frame.clone()), None);
+        }
+        assert_eq!((output.waiting(), output.lost()), (64, 36));
+        output.made(Number(1));
+        assert_eq!(output.release(Number(1)).len(), 64);
+        assert_eq!(output.leaves(frame), None);
+        assert_eq!((output.waiting(), output.lost()), (1, 36));
+    }
+
+    /// A host that had lost its standby and the zones went on answering: to who asked for the machine's address, and within transactions.
+    /// Its successor had the same address.
+    #[test]
+    fn a_host_that_may_have_a_successor_says_nothing() {
+        let (mut output, seq) = connected();
+        let arp = [&[0; 12][..], &[8, 6], &[0; 28]].concat();
+        assert!(output.leaves(arp.clone()).is_some());
+        output.hold_all();
+        assert!(output.leaves(arp.clone()).is_none());
+        assert!(output.leaves(says(seq, ACK, BEGIN)).is_none());
+        assert_eq!(output.open().len(), 2);
+        assert!(output.leaves(arp).is_some());
     }
 
     #[test]

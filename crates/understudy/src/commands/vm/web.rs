@@ -206,6 +206,7 @@ mod tests {
             checkpoint: 9,
             waiting: 0,
             resets: 0,
+            lost_frames: 0,
             accelerator: "tcg".to_owned(),
             accelerator_reason: String::new(),
             trouble: Some("a & b".to_owned()),

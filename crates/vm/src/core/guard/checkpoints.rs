@@ -18,12 +18,14 @@ impl Guard {
         if is_stale {
             self.lose(out);
         }
-        if self.role != Role::Running(Follower::None) {
+        // Who follows forgets its own disk, which may be the only one that has what was flushed.
+        if self.role != Role::Running(Follower::None) || !self.is_durable {
             return;
         }
         self.followings += 1;
         let count = self.followings;
         let session = Session { standby, count };
+        self.made = Number::default();
         self.confirmed = Number::default();
         out.push(Effect::Send(Message::Begin(session.clone())));
         out.push(Effect::Protect(session.clone()));
@@ -61,11 +63,13 @@ impl Guard {
             Follower::Naming(ours) if ours == session || any => self.confirm(number, out),
             Follower::Current {
                 session: ours,
-                heard_ms,
+                owes_ms,
                 last,
+                ..
             } if ours == session || any => {
-                *heard_ms = now_ms;
                 let is_last = *last == Some(Some(number));
+                // What is made meanwhile, or that it takes over.
+                *owes_ms = (is_last || number < self.made).then_some(now_ms);
                 if is_last {
                     out.push(Effect::Send(Message::TakeOver(session.clone())));
                 }
@@ -80,12 +84,25 @@ impl Guard {
         out.push(Effect::Release(number));
     }
 
-    /// A checkpoint was made, and is on its way.
-    pub fn made(&mut self, number: Number, out: &mut Vec<Effect>) {
-        if let Role::Running(Follower::Current { last, .. }) = &mut self.role
-            && *last == Some(None)
-        {
-            *last = Some(Some(number));
+    /// A checkpoint was made, and is on its way. `is_last`: the machine stands still since.
+    pub fn made(&mut self, number: Number, is_last: bool, out: &mut Vec<Effect>) {
+        let now_ms = self.now_ms;
+        let any = self.has(Flaw::AnyIsLast);
+        if let Role::Running(follower) = &mut self.role {
+            self.made = number;
+            if let Follower::Current {
+                owes_ms,
+                made_ms,
+                last,
+                ..
+            } = follower
+            {
+                owes_ms.get_or_insert(now_ms);
+                *made_ms = now_ms;
+                if *last == Some(None) && (is_last || any) {
+                    *last = Some(Some(number));
+                }
+            }
         }
         if self.has(Flaw::ReleasedEarly) {
             out.push(Effect::Release(number));
@@ -119,6 +136,11 @@ impl Guard {
 
     fn acknowledge(&self, session: &Session, number: Number, out: &mut Vec<Effect>) {
         out.push(Effect::Send(Message::Holds(session.clone(), number)));
+    }
+
+    /// All that this host's disk held when the machine of this life began to run here survives a power failure.
+    pub fn durable(&mut self, life: u64) {
+        self.is_durable |= self.me.life == life;
     }
 
     /// An operator wants the standby to take over.

@@ -61,7 +61,11 @@ impl Guard {
         self.epoch = Some(epoch);
         let may = |record: &Record| match &self.role {
             Role::Starting { whole: Some(_) } => {
-                record.standby.as_ref() == Some(&self.me) || self.has(Flaw::UnnamedTakeover)
+                // Its own record may be on the zones though it did not hear so.
+                let is_own = record.active == self.me && !self.has(Flaw::OwnRecordUnknown);
+                is_own
+                    || record.standby.as_ref() == Some(&self.me)
+                    || self.has(Flaw::UnnamedTakeover)
             }
             Role::Starting { whole: None } => record.active.name == self.me.name,
             _ => record.active == self.me,
@@ -95,6 +99,7 @@ impl Guard {
         self.asked = Asked::Nothing;
         match &self.role {
             Role::Starting { whole } => {
+                self.is_durable = false;
                 out.push(if whole.is_some() {
                     Effect::Resume
                 } else {
@@ -113,11 +118,11 @@ impl Guard {
             Role::Running(Follower::Naming(session))
                 if record.standby.as_ref() == Some(&session.standby) =>
             {
-                let session = session.clone();
-                let heard_ms = self.now_ms;
+                let now_ms = self.now_ms;
                 self.role = Role::Running(Follower::Current {
-                    session,
-                    heard_ms,
+                    session: session.clone(),
+                    owes_ms: (self.confirmed < self.made).then_some(now_ms),
+                    made_ms: now_ms,
                     last: None,
                 });
             }

@@ -11,7 +11,7 @@ impl World {
             return;
         }
         let at = self.rng.random_range(0..2);
-        match self.rng.random_range(0..12) {
+        match self.rng.random_range(0..13) {
             0 | 1 => self.kill(at),
             2..=6 => self.mend(at),
             7 | 8 => self.cut_link(),
@@ -20,6 +20,11 @@ impl World {
                 self.now_ms += 250;
             }
             10 => {
+                self.coverage.one("machines stuck");
+                let length = self.rng.random_range(0..1000);
+                self.sites[at].stuck_until_ms = self.now_ms + length;
+            }
+            11 => {
                 let done = self.with(at, |guard, out| guard.hand_over(out));
                 if done == Some(Ok(())) {
                     self.coverage.one("handovers");
@@ -90,6 +95,9 @@ impl World {
 
     pub fn heal(&mut self) {
         self.trace(|| "faults end".to_owned());
+        for site in &mut self.sites {
+            site.stuck_until_ms = 0;
+        }
         (0..2).for_each(|at| self.mend(at));
         self.join();
     }

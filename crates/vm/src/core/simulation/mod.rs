@@ -17,7 +17,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use simulate::{Coverage, Outcome};
 
-use super::{Flaw, Follower, Guard, Number, Role, Rules, Session, Who};
+use super::{Effect, Flaw, Follower, Guard, Message, Number, Role, Rules, Session, Who};
 use guest::Guest;
 use site::Site;
 use zones::Zones;
@@ -137,6 +137,7 @@ impl World {
             first: at == 0,
             silence_ms: 200,
             confirm_ms: 120,
+            stuck_ms: 400,
             patience_ms: 600,
             retry_ms: 20 + 10 * at as u64,
             flaw: self.flaw,
@@ -156,7 +157,10 @@ impl World {
             0..=5 => self.guest_acts(at),
             6..=8 => self.make_checkpoint(at),
             9..=13 => self.deliver(at),
-            14..=16 => self.apply(at),
+            14..=16 => {
+                self.apply(at);
+                self.flush(at);
+            }
             17 | 18 => self.answer(at),
             19 | 20 => self.tick(at),
             _ if !self.faults_end => self.fault(),
@@ -190,6 +194,27 @@ impl World {
             if is_replaced && newer.guest.as_ref().is_some_and(|guest| !guest.has(output)) {
                 self.break_promise(format!("{output} is told by the host that was replaced"));
             }
+        }
+    }
+
+    /// A host that holds the machine which the record says it runs does not forget it, and a machine that is handed over stands still.
+    fn judge_decision(
+        &mut self,
+        at: usize,
+        me: &Who,
+        (before, after): (&Role, &Role),
+        out: &[Effect],
+    ) {
+        let held = matches!(before, Role::Starting { whole: Some(_) });
+        if held && matches!(after, Role::Looking { .. }) && self.zones.names_active(me) {
+            self.break_promise("the machine that the record names is forgotten".to_owned());
+        }
+        let hands_over = out
+            .iter()
+            .any(|effect| matches!(effect, Effect::Send(Message::TakeOver(_))));
+        let is_lost = out.contains(&Effect::Destroy);
+        if hands_over && !is_lost && !self.sites[at].stands_still() {
+            self.break_promise("the standby is to take over while the machine runs".to_owned());
         }
     }
 

@@ -32,6 +32,16 @@ struct Arriving {
     are_pages_applied: bool,
 }
 
+/// A checkpoint for which the machine stood still, and of which nobody heard yet.
+struct Making {
+    session: Session,
+    number: Number,
+    is_last: bool,
+    pages: BTreeMap<u64, Contents>,
+    processor: Guest,
+    blocks: Option<BTreeMap<u64, Contents>>,
+}
+
 /// The active host's part in a following.
 struct Protection {
     session: Session,
@@ -49,7 +59,11 @@ pub struct Site {
     gate: Gate<u64>,
     dirty: BTreeSet<u64>,
     protection: Option<Protection>,
+    making: Option<Making>,
     stands_still: bool,
+    /// Its disk, or QEMU, does nothing until then.
+    pub stuck_until_ms: u64,
+    is_flushed: bool,
     arriving: BTreeMap<Number, Arriving>,
     follows: Option<Session>,
     pub inbox: VecDeque<Packet>,
@@ -68,7 +82,10 @@ impl Site {
             gate: Gate::default(),
             dirty: BTreeSet::new(),
             protection: None,
+            making: None,
             stands_still: false,
+            stuck_until_ms: 0,
+            is_flushed: false,
             arriving: BTreeMap::new(),
             follows: None,
             inbox: VecDeque::new(),
@@ -108,6 +125,10 @@ impl Site {
     pub fn runs(&self) -> bool {
         self.runs
     }
+
+    pub fn stands_still(&self) -> bool {
+        self.stands_still
+    }
 }
 
 impl World {
@@ -119,9 +140,10 @@ impl World {
     ) -> Option<R> {
         let mut out = Vec::new();
         let guard = self.sites[at].guard.as_mut()?;
-        let before = guard.role().clone();
+        let (before, me) = (guard.role().clone(), guard.me().clone());
         let result = event(guard, &mut out);
         let after = guard.role().clone();
+        self.judge_decision(at, &me, (&before, &after), &out);
         if std::mem::discriminant(&before) != std::mem::discriminant(&after) {
             self.trace(|| format!("{at}: {after:?}"));
         }
@@ -152,6 +174,7 @@ impl World {
                 site.runs = false;
                 site.gate.discard();
                 site.protection = None;
+                site.making = None;
                 site.arriving.clear();
                 site.follows = None;
                 site.stands_still = false;
@@ -164,7 +187,11 @@ impl World {
                 });
                 site.gate.made(Number(0));
             }
-            Effect::Unprotect => site.protection = None,
+            Effect::Unprotect => {
+                site.protection = None;
+                site.making = None;
+            }
+            Effect::Hold => site.gate.hold(),
             Effect::Release(number) => {
                 if let Some(protection) = &mut site.protection {
                     protection.confirmed = number.0;
@@ -203,6 +230,7 @@ impl World {
             .unwrap_or(0);
         let site = &mut self.sites[at];
         site.runs = true;
+        site.is_flushed = false;
         site.runs_since = since;
         site.gate.discard();
         self.judge_start(at);
@@ -238,7 +266,7 @@ impl World {
 
     pub fn guest_acts(&mut self, at: usize) {
         let site = &mut self.sites[at];
-        if !site.runs || site.stands_still {
+        if !site.runs || site.stands_still || self.now_ms < site.stuck_until_ms {
             return;
         }
         let Some(guest) = &mut site.guest else {
@@ -269,6 +297,12 @@ impl World {
         let drops = self.flaw == Some(Flaw::PageDropped) && self.rng.random_bool(0.2);
         let is_late = self.flaw == Some(Flaw::HeldLate);
         let site = &mut self.sites[at];
+        if self.now_ms < site.stuck_until_ms {
+            return;
+        }
+        if site.making.is_some() {
+            return self.send_checkpoint(at);
+        }
         let (Some(guest), Some(protection)) = (&mut site.guest, &mut site.protection) else {
             return;
         };
@@ -307,9 +341,40 @@ impl World {
         site.stands_still = is_last;
         self.coverage.one("checkpoints");
         self.made.insert(World::key(&session, number), whole);
-        self.send(at, Packet::Pages(session.clone(), number, pages));
-        self.send(at, Packet::End(session, number, processor, blocks));
-        self.with(at, |guard, out| guard.made(number, out));
+        site.making = Some(Making {
+            session,
+            number,
+            is_last,
+            pages,
+            processor,
+            blocks,
+        });
+        if self.rng.random_bool(0.7) {
+            self.send_checkpoint(at);
+        }
+    }
+
+    /// The guard hears of a checkpoint, and so does the standby.
+    fn send_checkpoint(&mut self, at: usize) {
+        let Some(making) = self.sites[at].making.take() else {
+            return;
+        };
+        let Making {
+            session, number, ..
+        } = making;
+        self.with(at, |guard, out| guard.made(number, making.is_last, out));
+        self.send(at, Packet::Pages(session.clone(), number, making.pages));
+        let end = Packet::End(session, number, making.processor, making.blocks);
+        self.send(at, end);
+    }
+
+    /// What the machine's disk held when it began to run here is durable by now.
+    pub fn flush(&mut self, at: usize) {
+        let site = &mut self.sites[at];
+        if site.runs && !site.is_flushed {
+            site.is_flushed = true;
+            self.with(at, |guard, _| guard.durable(guard.me().life));
+        }
     }
 
     pub fn send(&mut self, at: usize, packet: Packet) {

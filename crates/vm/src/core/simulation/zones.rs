@@ -1,6 +1,6 @@
 //! What the zones have, and what is on its way to them.
 
-use super::super::Record;
+use super::super::{Record, Who};
 
 /// An operation of a host.
 #[derive(Debug, Clone)]
@@ -28,6 +28,13 @@ pub struct Zones {
 }
 
 impl Zones {
+    /// Whether the record says that this host runs the machine.
+    pub fn names_active(&self, who: &Who) -> bool {
+        self.record
+            .as_ref()
+            .is_some_and(|record| record.active == *who)
+    }
+
     /// Carries an operation out; `is_whole` says whether a write reaches enough zones, and `luck` which of two records is found.
     pub fn perform(
         &mut self,

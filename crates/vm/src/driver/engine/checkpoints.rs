@@ -43,7 +43,8 @@ impl Engine {
             seen = (disk.cut(), switch.made(number));
             Ok::<(), EngineError>(())
         };
-        let timing = match protection.is_last {
+        let is_last = protection.is_last;
+        let timing = match is_last {
             false => checkpoint(machine, &mut self.taken, cut)?,
             true => {
                 self.runs = false;
@@ -58,7 +59,7 @@ impl Engine {
         let waits = disk.take_waits();
         self.hub.stats.lock().begun(number, began, &timing, waits);
         let session = protection.session.clone();
-        self.hub.act(|guard, out| guard.made(number, out));
+        self.hub.act(|guard, out| guard.made(number, is_last, out));
         self.send(&session, number, seen);
         self.is_interrupted(orders);
         Ok(())

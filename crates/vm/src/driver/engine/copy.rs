@@ -132,10 +132,21 @@ impl Engine {
             && !self.is_interrupted(copy.orders)
     }
 
+    /// A machine that writes faster than the connection takes it has a long journal: a part that takes longer to send than silence lasts
+    /// would break the connection.
     fn copied_writes(&self, copy: &Copy<'_>) -> bool {
         let mut out = Vec::new();
-        disk::encode(&copy.disk.cut().writes, &mut out);
-        out.is_empty() || self.hub.send_part(copy.session, Part::Writes(None), out)
+        let send = |out: &mut Vec<u8>| {
+            let part = std::mem::take(out);
+            self.hub.send_part(copy.session, Part::Writes(None), part)
+        };
+        for write in &copy.disk.cut().writes {
+            disk::encode(std::slice::from_ref(write), &mut out);
+            if out.len() >= PART_BYTES && !send(&mut out) {
+                return false;
+            }
+        }
+        out.is_empty() || send(&mut out)
     }
 }
 
