@@ -89,10 +89,14 @@ impl JournalWriter {
         if self.synced() >= at {
             return Ok(());
         }
-        let taken = self.buffer.lock().take_blocks();
         let block_size = self.storage.settings().block_size_bytes as usize;
+        let backlog = usize::try_from(self.backlog_bytes()).unwrap_or(usize::MAX);
+        self.storage
+            .write_room(backlog.saturating_add(block_size))
+            .await?;
+        // Nothing waits between taking blocks and writing them: whoever waits here may go away, and what was taken is nowhere else.
+        let taken = self.buffer.lock().take_blocks();
         for (block, data) in taken.blocks {
-            self.storage.write_room(block_size).await?;
             let key = BlockKey {
                 file: JOURNAL,
                 block,

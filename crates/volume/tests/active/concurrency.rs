@@ -199,3 +199,34 @@ async fn old_log_is_read_about_once_however_it_is_asked_for() {
         "{promoted} reads of {BLOCKS} blocks"
     );
 }
+
+/// A reload of the configuration gives up after a few seconds. What it had taken out of the journal's memory to write was gone, and later
+/// syncs said that it was durable.
+#[tokio::test]
+async fn a_sync_that_is_given_up_takes_nothing_out_of_the_journal() {
+    const FILES: usize = 400;
+    let volume = Volume::format().await;
+    let owner = volume.owner().await;
+    let storage = Yielding::over(owner.clone());
+    let below: Arc<dyn Storage> = storage.clone();
+    let latest = Latest::recover(below, volume.now()).await.unwrap();
+    let life = volume
+        .open_latest(owner, latest, Arc::new(NoObserver), None)
+        .await;
+    for number in 0..FILES {
+        life.create(&format!("f{number}"), NewInode::File);
+    }
+    storage.is_full.send_replace(true);
+    let sync = tokio::time::timeout(std::time::Duration::from_millis(50), life.view.sync_all());
+    sync.await.unwrap_err();
+    storage.is_full.send_replace(false);
+    life.view.sync_all().await.unwrap();
+    drop(life);
+    let next = volume.open().await;
+    for number in 0..FILES {
+        assert!(
+            next.find(&format!("f{number}")).is_some(),
+            "f{number} is gone"
+        );
+    }
+}

@@ -1,4 +1,4 @@
-//! A storage whose reads take a while: whoever waits for one lets others run.
+//! A storage whose reads take a while, and which may have no room: whoever waits lets others run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,12 +12,15 @@ use dax::storage::{
     Authority, Block, Difference, EpochGrant, ReplicaStatus, Retention, ScrubCursor, ScrubPage,
     Space, Storage, StorageCounters, SyncScope, VolumeSettings,
 };
+use tokio::sync::watch;
 
 /// See the module.
 pub struct Yielding {
     pub memory: Arc<MemoryStorage>,
     /// How often a block was read for good in a new epoch.
     pub promotions: AtomicU64,
+    /// Whoever wants room waits.
+    pub is_full: watch::Sender<bool>,
 }
 
 impl Yielding {
@@ -25,6 +28,7 @@ impl Yielding {
         Arc::new(Yielding {
             memory,
             promotions: AtomicU64::new(0),
+            is_full: watch::Sender::new(false),
         })
     }
 }
@@ -56,6 +60,10 @@ impl Storage for Yielding {
     }
 
     async fn write_room(&self, bytes: usize) -> Result<()> {
+        let mut full = self.is_full.subscribe();
+        full.wait_for(|full| !full)
+            .await
+            .expect("it lives as long as this");
         self.memory.write_room(bytes).await
     }
 
