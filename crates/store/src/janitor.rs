@@ -227,7 +227,11 @@ impl Janitor {
     fn prune(&self, volume: &Arc<Volume>) -> Result<(), EngineError> {
         let candidates = volume.take_candidates();
         if candidates.everything {
-            return self.scan(volume);
+            let scanned = self.scan(volume);
+            if scanned.is_err() {
+                volume.add_everything();
+            }
+            return scanned;
         }
         let mut drops = Drops::new(&self.shared, volume);
         for go in goes(candidates.blocks.iter().copied()) {

@@ -17,10 +17,11 @@
 //! manifest takes exactly that version. The tests write journals with the real engine, compare one byte by byte, and
 //! fail when the version changes.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use xxhash_rust::xxh3::xxh3_64;
 
 const START: u8 = 1;
@@ -101,6 +102,16 @@ pub(crate) fn sync_newest(dir: &Path) -> io::Result<()> {
         },
         None => Ok(()),
     }
+}
+
+/// Has the system read the journals from the disk. After a sync that failed it has pages that it takes for written and that never were; what
+/// was read from those would be taken for durable, and the log that has it as well be written over. Pages that are still to be written stay.
+pub(crate) fn forget_cached(dir: &Path) -> io::Result<()> {
+    for path in journals(dir)? {
+        let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+        posix_fadvise(File::open(path)?, 0, 0, advice)?;
+    }
+    Ok(())
 }
 
 /// The journals, oldest first.

@@ -212,9 +212,16 @@ impl Volume {
         }
         candidates.blocks.extend(keys);
         if candidates.blocks.len() > MAX_CANDIDATES {
-            candidates.blocks.clear();
-            candidates.everything = true;
+            drop(candidates);
+            self.add_everything();
         }
+    }
+
+    /// Any block may have such a version.
+    pub fn add_everything(&self) {
+        let mut candidates = self.candidates.lock();
+        candidates.blocks.clear();
+        candidates.everything = true;
     }
 
     /// Takes the candidates out.

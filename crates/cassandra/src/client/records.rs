@@ -36,9 +36,8 @@ impl Inner {
                 let (found, _) = self.find_record(name).await?;
                 let next = {
                     let versions = &mut self.state.lock().writer.handle.node_records;
-                    versions.next(name, value.as_ref(), Some(found))
+                    versions.next(name, value.as_ref(), found)
                 };
-                let next = next.expect("what was found is known");
                 self.write_record(name, next, value.as_ref()).await
             }
         }

@@ -249,7 +249,9 @@ impl Inner {
                 }
                 Effect::Disconnect { replica, why } => {
                     tracing::debug!(%replica, why, "giving the connection up");
-                    links.remove(&replica);
+                    if let Some(link) = links.remove(&replica) {
+                        link.outbox.cut();
+                    }
                 }
                 Effect::Dial { replica, address } => {
                     *connections += 1;

@@ -41,6 +41,7 @@ impl Outbox {
             }),
             more: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
             filled: Arc::default(),
         });
         (Outbox(Arc::clone(&line)), line)
@@ -55,6 +56,11 @@ impl Outbox {
     /// Has the connection's task send what is queued.
     pub fn leave_to_task(&self) {
         self.0.filled.0.notify_one();
+    }
+
+    /// Ends the connection at once: it is given up, and what its socket has not taken may never be.
+    pub fn cut(self) {
+        self.0.cut.store(true, Ordering::SeqCst);
     }
 
     /// The other end, for a caller who sends what is queued.
@@ -79,6 +85,8 @@ pub(super) struct Line {
     more: AtomicBool,
     /// The driver is gone.
     closed: AtomicBool,
+    /// Nobody cares for what is queued.
+    cut: AtomicBool,
     filled: Arc<Filled>,
 }
 
@@ -134,6 +142,9 @@ impl Line {
 
     /// Why the connection is over, if it is; who is sending wakes the task to look again.
     fn end(&self) -> Option<String> {
+        if self.cut.load(Ordering::SeqCst) {
+            return Some("it does not answer".to_owned());
+        }
         // Looked at first: what was queued before it was closed is in the queue then.
         let closed = self.closed.load(Ordering::SeqCst);
         let sending = self.sending.try_lock()?;
@@ -248,6 +259,19 @@ mod tests {
         let task = tokio::spawn(transmit(line));
         expect(&mut theirs, 0..50).await;
         assert_eq!(task.await.unwrap(), "it does not answer");
+    }
+
+    /// After a partition the connection was kept until its socket had taken what was queued, which a network tells late.
+    #[tokio::test]
+    async fn a_connection_that_is_given_up_ends_at_once() {
+        let (outbox, line, _theirs) = connection(7);
+        let task = tokio::spawn(transmit(line));
+        (0..50).for_each(|number| outbox.queue(frame(number)));
+        outbox.leave_to_task();
+        tokio::task::yield_now().await;
+        outbox.cut();
+        let why = tokio::time::timeout(Duration::from_secs(10), task).await;
+        assert_eq!(why.unwrap().unwrap(), "it does not answer");
     }
 
     #[tokio::test]

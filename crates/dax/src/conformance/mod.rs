@@ -64,6 +64,7 @@ macro_rules! conformance_tests {
             removed_records_are_gone,
             owner_records_are_fenced,
             node_records_need_no_epoch,
+            nodes_take_turns_at_a_record,
             promoted_records_are_stable,
             removed_files_are_gone,
             blocks_before_are_gone,

@@ -109,6 +109,21 @@ pub async fn node_records_need_no_epoch(volume: &dyn Volume) {
     assert_eq!(owner.get_record("node/n").await.unwrap(), Some(value));
 }
 
+/// What each of two nodes writes is there when it is told so, also if they take turns.
+pub async fn nodes_take_turns_at_a_record(volume: &dyn Volume) {
+    let (owner, _) = owner(volume, "a").await;
+    let (one, other) = (volume.open().await, volume.open().await);
+    // In twos, so that each writes behind itself and behind the other one.
+    for turn in 0..8 {
+        let node = if turn / 2 % 2 == 0 { &one } else { &other };
+        let value = Bytes::from(format!("{turn}"));
+        node.put_record("r", value.clone(), Authority::Node)
+            .await
+            .unwrap();
+        assert_eq!(owner.get_record("r").await.unwrap(), Some(value));
+    }
+}
+
 /// A promoted record is the owner's.
 pub async fn promoted_records_are_stable(volume: &dyn Volume) {
     let (a, _) = owner(volume, "a").await;

@@ -17,8 +17,9 @@ pub const MAX_REQUEST_BYTES: usize = super::MAX_RECORD_BYTES + (64 << 10);
 
 /// The most bytes that a frame of a greeting may have: what a stranger may make us keep.
 pub const MAX_GREETING_BYTES: usize = 4 << 10;
-/// The largest answer in a greeting, which names the volume's members.
-pub const MAX_WELCOME_BYTES: usize = 16 << 10;
+/// The largest answer in a greeting, which names the volume's members, and every run of a store that is being rebuilt: a process that ends
+/// again and again has many. Memory is taken as it comes.
+pub const MAX_WELCOME_BYTES: usize = 1 << 20;
 
 /// Memory taken at once for a frame: a block fits. More is taken as bytes arrive.
 const FIRST_BYTES: usize = 64 << 10;

@@ -99,6 +99,7 @@ impl DiskEngine {
         log_bytes: u64,
     ) -> Result<DiskEngine, OpenError> {
         let lock = lock(dir)?;
+        journal::forget_cached(dir).map_err(|source| unusable(dir, source))?;
         let cut = journal::check(dir).map_err(|source| match source.kind() {
             std::io::ErrorKind::InvalidData => damaged(dir, source),
             _ => unusable(dir, source),

@@ -96,6 +96,8 @@ pub(crate) struct Link {
     flushed: Seq,
     /// The number of the first write that the last tick found flushed, and not acknowledged.
     unanswered: Option<u64>,
+    /// Since when it has had no room for any write that it was sent.
+    full_since: Option<Time>,
     /// It was late, and nobody counts on it until then.
     late_until: Time,
     /// How long it was not counted on the last time.
@@ -409,6 +411,7 @@ impl Links {
         link.flushed = 0;
         link.last_sent = 0;
         link.unanswered = None;
+        link.full_since = None;
         link.rest_until = Time::ZERO;
         link.trouble = None;
         link.wake_refused(now);
@@ -438,12 +441,17 @@ impl Links {
         self.link(replica).trouble = why;
     }
 
-    /// Replicas that are down, and replicas that have acknowledged nothing for `stuck`: there, synced
+    /// Replicas that are down, and replicas that for `stuck` have acknowledged nothing, or have had no room for anything: there, synced
     /// writes may be given up.
     pub fn away(&self, now: Time, stuck: Time) -> ReplicaSet {
         let is_stuck =
             |l: &Link| !l.in_flight.is_empty() && now.saturating_sub(l.progress_at) > stuck;
-        self.those(|link| !link.up || is_stuck(link))
+        self.those(|link| !link.up || is_stuck(link) || link.is_full(now, stuck))
+    }
+
+    /// Replicas that for `stuck` have had no room for anything.
+    pub fn full(&self, now: Time, stuck: Time) -> ReplicaSet {
+        self.those(|link| link.is_full(now, stuck))
     }
 
     /// A write is not waited for any more; `missed` if the replicas should have had it.
@@ -511,6 +519,11 @@ impl Links {
 }
 
 impl Link {
+    fn is_full(&self, now: Time, stuck: Time) -> bool {
+        self.full_since
+            .is_some_and(|since| now.saturating_sub(since) > stuck)
+    }
+
     /// The measured round trip; farthest if there is none yet.
     fn distance(&self) -> Time {
         self.round_trip.unwrap_or(Time::MAX)

@@ -2,8 +2,8 @@
 //!
 //! A write completes once a majority has it, a read takes the newest of a majority, so a completed
 //! write is seen by every later read. (Two reads during one write may see the new value and then the
-//! old one.) Versions come from the epoch's owner; a record with a single
-//! writer and no epoch takes the version after the one it finds.
+//! old one.) Versions come from the epoch's owner; a record that a node writes without owning an epoch
+//! takes a version after the one that is found first.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -83,7 +83,8 @@ impl RecordOp {
                 s.handle.check_writer()?;
                 Some(s.new_version())
             }
-            Authority::Node => s.handle.node_records.next(&name, value.as_ref(), None),
+            // Others may have written it since: it is looked for first.
+            Authority::Node => None,
         };
         let mut op = RecordOp {
             goal: Goal::Put { value, authority },
@@ -217,11 +218,9 @@ impl RecordOp {
                 self.start_put(version, s);
             }
             Goal::Put { ref value, .. } => {
-                let value = value.as_ref();
-                if let Some(version) = s.handle.node_records.next(&self.name, value, Some(version))
-                {
-                    self.start_put(version, s);
-                }
+                let records = &mut s.handle.node_records;
+                let version = records.next(&self.name, value.as_ref(), version);
+                self.start_put(version, s);
             }
         }
         Ok(None)
@@ -233,18 +232,16 @@ impl RecordOp {
             Goal::Put {
                 authority: Authority::Node,
                 value,
-            } => s
-                .handle
-                .node_records
-                .next(&self.name, value.as_ref(), Some(stored)),
+            } => {
+                let records = &mut s.handle.node_records;
+                records.next(&self.name, value.as_ref(), stored)
+            }
             _ => {
                 s.handle.skip_past(stored);
-                Some(s.new_version())
+                s.new_version()
             }
         };
-        if let Some(version) = version {
-            self.start_put(version, s);
-        }
+        self.start_put(version, s);
     }
 
     fn put_done(&mut self) -> Output {

@@ -205,7 +205,7 @@ fn cursor(entry: &InventoryEntry) -> ScrubCursor {
     (entry.key, entry.generation)
 }
 
-/// Waits until the replicas have what was found missing.
+/// Waits until the replicas have what was found missing. One that has no room for it takes no part in the scrub any more.
 #[derive(Debug)]
 pub(super) struct Mend {
     replicas: ReplicaSet,
@@ -222,10 +222,16 @@ impl Mend {
         Ok(Mend { replicas })
     }
 
-    pub fn on(&self, s: &Shared) -> Option<Result<Output>> {
-        let up = s.links.up();
-        let mended = |r: ReplicaId| !up.contains(r) || s.links.is_mended(r);
-        self.replicas.iter().all(mended).then_some(Ok(Output::Unit))
+    pub fn on(&self, s: &mut Shared) -> Option<Result<Output>> {
+        let mut is_done = true;
+        for replica in self.replicas.iter() {
+            if s.is_full(replica) {
+                s.scrub_lost(replica);
+            } else if s.links.up().contains(replica) {
+                is_done &= s.links.is_mended(replica);
+            }
+        }
+        is_done.then_some(Ok(Output::Unit))
     }
 }
 
@@ -296,7 +302,9 @@ impl End {
         }
         match (&mut self.step, event) {
             (Step::Next, _) => self.step = Step::Mending,
-            (Step::Mending, _) if s.links.misses_unknown(replica) => self.leave_out(id, s),
+            (Step::Mending, _) if s.links.misses_unknown(replica) || s.is_full(replica) => {
+                self.leave_out(id, s);
+            }
             (Step::Mending, _)
                 if s.links.is_mended(replica)
                     && s.handle.pending.is_complete(replica, self.upto) =>

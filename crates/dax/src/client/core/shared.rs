@@ -380,6 +380,17 @@ impl Shared {
         self.scrubbed = self.scrubbed.intersection(answered);
     }
 
+    /// A replica that does nothing for so long is not waited for.
+    fn stuck(&self) -> Time {
+        self.config.replica_timeout * 2
+    }
+
+    /// Whether the replica has had no room for long: nobody waits for what it lacks.
+    pub fn is_full(&self, replica: ReplicaId) -> bool {
+        let full = self.links.full(self.now, self.stuck());
+        full.contains(replica)
+    }
+
     /// A replica that was away has seen the scrub with a gap.
     pub fn scrub_lost(&mut self, replica: ReplicaId) {
         self.scrubbed.remove(replica);
@@ -439,9 +450,12 @@ impl Shared {
             ErrorKind::Fenced => self.fence(message),
             ErrorKind::Conflict => {
                 self.announce(replica);
-                self.links.refused(replica, number, message, self.now);
+                self.links
+                    .refused(replica, number, (kind, message), self.now);
             }
-            _ => self.links.refused(replica, number, message, self.now),
+            _ => self
+                .links
+                .refused(replica, number, (kind, message), self.now),
         }
     }
 
@@ -459,7 +473,7 @@ impl Shared {
         }
         // Give up more than needed now, so that the search is not repeated for every write.
         let enough = bytes.max(max / 8);
-        let away = self.links.away(self.now, self.config.replica_timeout * 2);
+        let away = self.links.away(self.now, self.stuck());
         for write in self.handle.pending.give_up(away, enough) {
             self.links.dropped(&write, true);
         }

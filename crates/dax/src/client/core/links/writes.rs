@@ -10,6 +10,7 @@
 use super::{InFlight, Link, Links, Sent};
 use crate::client::core::quorum::ReplicaSet;
 use crate::client::core::{Effect, Effects, Time};
+use crate::error::ErrorKind;
 use crate::ids::{Epoch, ReplicaId};
 use crate::wire::{BlockWrite, Request};
 use crate::writer::pending::{Pending, Seq};
@@ -101,6 +102,7 @@ impl Links {
         while let Some(done) = link.in_flight.pop_front_if(|f| f.number <= upto) {
             link.in_flight_bytes -= done.bytes;
             link.pending_bytes = link.pending_bytes.saturating_sub(done.bytes as u64);
+            link.full_since = None;
             if let Sent::Write(seq) = done.what {
                 acked.push(seq);
             }
@@ -119,8 +121,17 @@ impl Links {
     }
 
     /// A write had no effect: it rests, then it is sent again.
-    pub fn refused(&mut self, replica: ReplicaId, number: u64, why: String, now: Time) {
+    pub fn refused(
+        &mut self,
+        replica: ReplicaId,
+        number: u64,
+        (kind, why): (ErrorKind, String),
+        now: Time,
+    ) {
         let link = self.link(replica);
+        if kind == ErrorKind::Full {
+            link.full_since.get_or_insert(now);
+        }
         let Ok(index) = link.in_flight.binary_search_by_key(&number, |f| f.number) else {
             return;
         };

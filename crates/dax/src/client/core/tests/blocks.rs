@@ -330,6 +330,32 @@ fn a_full_replica_is_tried_again() {
     assert_eq!(d.core.replicas()[0].trouble, None);
 }
 
+/// A full zone answers each write, so it was never one that is not waited for. What it lacked filled the writer's memory, and everybody
+/// waited for room until that zone had some.
+#[test]
+fn writers_go_on_while_one_replica_is_full() {
+    let mut d = Harness::owner();
+    d.peers[2].full = true;
+    for block in 0..100 {
+        let room = d.start(Call::Room(BLOCK as usize));
+        while d.result(room).is_none() {
+            assert!(d.now < Time::from_secs(60), "block {block} waits");
+            d.pass(Time::from_millis(500));
+            d.run();
+        }
+        d.write(block, SINGLE, 1);
+        d.run();
+    }
+    assert!(d.core.replicas()[2].pending_bytes <= 16 * u64::from(BLOCK));
+    d.finish(Call::Sync(SyncScope::Volume)).unwrap();
+    d.peers[2].full = false;
+    while d.peers[2].blocks.len() < 100 {
+        d.pass(Time::from_millis(500));
+        d.run();
+    }
+    assert_eq!(d.peers[2].blocks, d.peers[0].blocks);
+}
+
 /// The refused write rests while the one after it arrives: it is pending, but not the newest.
 #[test]
 fn a_refused_write_is_not_read_for_the_one_that_followed() {

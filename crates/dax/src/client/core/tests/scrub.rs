@@ -274,6 +274,23 @@ fn a_replica_that_refuses_writes_is_not_rebuilt() {
     assert!(d.peers[1].blocks.contains_key(&(key(3), SINGLE)));
 }
 
+/// A scrub waited until a full zone had room, and nobody was rebuilt meanwhile, nor could the full zone be replaced.
+#[test]
+fn a_scrub_does_not_wait_for_a_full_replica() {
+    let mut d = written();
+    d.peers[2].blocks.remove(&(key(3), SINGLE));
+    d.peers[2].full = true;
+    d.lose_everything(1);
+    d.scrub();
+    assert_eq!(d.end_scrub(), [ReplicaId(1)]);
+    assert_eq!(d.peers[1].blocks, d.peers[0].blocks);
+    d.peers[2].full = false;
+    while d.peers[2].blocks != d.peers[0].blocks {
+        d.pass(Time::from_millis(500));
+        d.run();
+    }
+}
+
 /// r0 acknowledged a write that the others had no room for, lost its disk, and was rebuilt from them, who lacked
 /// the write. Then one of the others took it, and with what r0 had acknowledged once that was k: in one copy.
 #[test]
