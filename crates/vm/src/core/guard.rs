@@ -108,15 +108,15 @@ impl Guard {
             Role::Running(Follower::Current {
                 owes_ms: Some(since_ms),
                 ..
-            }) => {
-                if now_ms.saturating_sub(*since_ms) >= self.rules.confirm_ms {
-                    self.lose(out);
-                }
+            }) if now_ms.saturating_sub(*since_ms) >= self.rules.confirm_ms => {
+                self.lose(out);
             }
             // The standby holds everything; it is this host that does not go on.
-            Role::Running(Follower::Current { made_ms, .. })
-                if now_ms.saturating_sub(*made_ms) >= self.rules.stuck_ms =>
-            {
+            Role::Running(Follower::Current {
+                owes_ms: None,
+                made_ms,
+                ..
+            }) if now_ms.saturating_sub(*made_ms) >= self.rules.stuck_ms => {
                 self.machine_lost(out);
             }
             _ => {}
