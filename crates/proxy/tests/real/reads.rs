@@ -197,3 +197,34 @@ async fn a_function_that_writes_by_now_runs_on_the_active() {
     assert_eq!(metric(&site, "refused_by_standby_total"), before);
     assert!(before < refused + 3, "{refused}, then {before}");
 }
+
+/// The next client ran as the tenant of the one before, and two had the same lock, on two servers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_only_reads_leaves_nothing_on_the_standby() {
+    for pool_mode in ["transaction", "session"] {
+        let site = Site::start(&format!(
+            "auth = \"trust\"\npool_mode = \"{pool_mode}\"\n[reads]\nmode = \"any\""
+        ))
+        .await;
+        let (client, other) = (site.connect().await, site.connect().await);
+        assert!(is_on_standby(&client).await);
+        client.batch_execute("BEGIN READ ONLY").await.expect("begins");
+        let text = "SELECT set_config('app.tenant', $1, false), pg_try_advisory_lock(5)";
+        let row = client.query_one(text, &[&"one"]).await.expect("sets");
+        assert!(row.get::<_, bool>(1));
+        client.batch_execute("COMMIT").await.expect("ends");
+        for _ in 0..5 {
+            let text = "/* understudy.read = standby */ SELECT pg_is_in_recovery(), \
+                        coalesce(current_setting('app.tenant', true), '')";
+            let row = other.query_one(text, &[]).await.expect("answers");
+            assert!(row.get::<_, bool>(0), "{pool_mode}");
+            assert_eq!(row.get::<_, &str>(1), "", "{pool_mode}");
+        }
+        let text = "SELECT pg_try_advisory_lock(5)";
+        let row = other.query_one(text, &[]).await.expect("answers");
+        assert!(!row.get::<_, bool>(0), "{pool_mode}: both have the lock");
+        let text = "SELECT current_setting('app.tenant')";
+        let row = client.query_one(text, &[]).await.expect("answers");
+        assert_eq!(row.get::<_, &str>(0), "one", "{pool_mode}");
+    }
+}

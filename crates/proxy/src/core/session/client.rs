@@ -157,7 +157,9 @@ impl Session {
         match self.phase {
             Phase::Running => {
                 self.write_noted(cx, out);
-                self.forget_written(cx);
+                if self.phase == Phase::Running {
+                    self.forget_written(cx);
+                }
             }
             _ if is_enough => self.dispatch(cx, out),
             _ => self.phase = Phase::Gathering,

@@ -6,7 +6,7 @@ use postgres_protocol::message::frontend;
 use super::super::flaw::Flaw;
 use super::super::frame;
 use super::super::settings::join;
-use super::super::sql::{Kind, Statement};
+use super::super::sql::{Kind, Part, Statement};
 use super::ask::XidState;
 use super::prepared::Prepared;
 use super::slots::{Ask, To};
@@ -111,8 +111,25 @@ impl Session {
         Ok(())
     }
 
+    /// Whether the messages that were noted must not go to the standby in hand, which others have next.
+    fn is_too_much_for_standby(&self) -> bool {
+        let is_standby = |link: &super::Server| link.epoch().is_none();
+        let noted = self.unit.iter().flat_map(|unit| &unit.noted);
+        let mut parts = noted
+            .filter_map(|noted| noted.statement.as_ref())
+            .flat_map(|statement| &statement.parts);
+        self.link.as_deref().is_some_and(is_standby) && parts.any(Part::is_for_active)
+    }
+
     /// Writes the messages that were noted.
     pub(super) fn write_noted(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if self.is_too_much_for_standby() {
+            match self.cannot_run_again() {
+                Some(why) => self.fail_transaction(why, out),
+                None => self.leave_standby(cx, out),
+            }
+            return;
+        }
         let Some(mut unit) = self.unit.take() else {
             return;
         };
@@ -172,7 +189,7 @@ impl Session {
         };
         let writes = unit.facts.writes && (may_write(statement) || unit.is_known_to_write);
         self.has_unasked_writes |= writes;
-        let commits = |part: &super::super::sql::Part| {
+        let commits = |part: &Part| {
             matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction)
         };
         unit.has_sent_commit |= statement.parts.iter().any(commits);
@@ -331,7 +348,7 @@ impl Session {
 
     fn write_execute(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
         let commits = noted.statement.as_ref().is_some_and(|statement| {
-            let commits = |part: &super::super::sql::Part| matches!(part.kind, Kind::Commit { .. });
+            let commits = |part: &Part| matches!(part.kind, Kind::Commit { .. });
             statement.parts.iter().any(commits)
         });
         if commits && self.has_unasked_writes && self.wants_xid(cx) {

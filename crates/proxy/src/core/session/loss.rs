@@ -149,7 +149,7 @@ impl Session {
     }
 
     /// Why running the unit once more would do harm, or nobody could tell what the client has had.
-    fn cannot_run_again(&self) -> Option<&'static str> {
+    pub(super) fn cannot_run_again(&self) -> Option<&'static str> {
         // The facts of a unit that is prepared to run again are gone, but for these.
         match self.unit.as_deref()? {
             unit if unit.is_streamed => Some("an answer was too large to be compared"),

@@ -111,6 +111,7 @@ impl Session {
             && parts.all(|part| {
                 let mut calls = part.calls.iter();
                 part.kind == Kind::Read
+                    && !part.is_for_active()
                     && (hinted || calls.all(|name| cx.volatile.may_run_on_standby(name)))
             })
     }
@@ -369,6 +370,18 @@ impl Session {
             server.is_restored = false;
             out.effects.push(Effect::Return(server));
         }
+        self.unpark(out);
+    }
+
+    /// Closes the connection to the standby in hand, and takes the active in hand again if it was there.
+    fn drop_standby(&mut self, out: &mut Out) {
+        if self.link.take().is_some() {
+            out.effects.push(Effect::Drop);
+        }
+        self.unpark(out);
+    }
+
+    fn unpark(&mut self, out: &mut Out) {
         if self.parked.is_some() {
             self.link = self.parked.take();
             out.effects.push(Effect::Unpark);
@@ -414,7 +427,12 @@ impl Session {
             Role::Standby(name) => {
                 self.seen.on_standby(&name.clone(), link.run);
                 self.counts.on_standby += 1;
-                self.unlink_standby(out);
+                if self.keeps.is_bound() {
+                    // It has something of this session after all, which nobody else must get.
+                    self.drop_standby(out);
+                } else {
+                    self.unlink_standby(out);
+                }
             }
             Role::Active(_) => {
                 if !cx.lacks(Flaw::OwnWritesForgotten) {

@@ -98,6 +98,11 @@ pub fn touches_large_objects(name: &str) -> bool {
     name.starts_with("lo_") || matches!(name, "loread" | "lowrite")
 }
 
+/// Takes advisory locks or gives them back. Each server has its own.
+pub fn is_about_locks(name: &str) -> bool {
+    name.starts_with("pg_advisory_") || name.starts_with("pg_try_advisory_")
+}
+
 /// Takes an advisory lock that the session keeps.
 pub fn takes_advisory_lock(name: &str) -> bool {
     matches!(

@@ -189,6 +189,19 @@ impl Part {
         )
     }
 
+    /// Whether it must not run on a standby, whatever its transaction says: it leaves something on its connection, or takes
+    /// something away from it, or takes a lock of which the active would not know.
+    pub fn is_for_active(&self) -> bool {
+        let leaves_something = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::Bond(_) | Effect::Prepare(..) | Effect::Deallocate(_) | Effect::Listen(_)
+            )
+        };
+        self.effects.iter().any(leaves_something)
+            || self.calls.iter().any(|name| calls::is_about_locks(name))
+    }
+
     /// Whether it may write, apart from what functions do that it calls.
     pub fn writes(&self) -> bool {
         !matches!(

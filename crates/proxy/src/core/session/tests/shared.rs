@@ -54,6 +54,14 @@ impl Shared {
         Box::new(Server::new(Role::Active(Epoch(3)), Reported::default()))
     }
 
+    /// A connection to the standby that the cluster has.
+    fn standby() -> Box<Server> {
+        let mut server = Server::new(Role::Standby("s".into()), Reported::default());
+        server.run = Some(ServerRun(1));
+        server.replayed = Lsn(100);
+        Box::new(server)
+    }
+
     fn give(&mut self, server: Box<Server>) {
         self.with(|session, cx, out| session.linked(cx, server, false, out));
     }
@@ -343,24 +351,18 @@ fn a_read_that_cannot_be_strong_costs_no_connection() {
 fn a_session_leaves_a_standby_for_a_proven_active_only() {
     let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
     let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
-    let standby = || {
-        let mut server = Server::new(Role::Standby("s".into()), Reported::default());
-        server.run = Some(ServerRun(1));
-        server.replayed = Lsn(100);
-        Box::new(server)
-    };
     let reader = || {
         let mut shared = Shared::new();
         shared.desk.rules.read = ReadMode::Session;
         shared.ask("SELECT 1");
-        shared.give(standby());
+        shared.give(Shared::standby());
         shared.answer(&["SELECT 1"], None, b'I');
         assert!(shared.returned().is_some(), "it has read on the standby");
         shared.ask("SELECT 1");
         shared
     };
     let mut shared = reader();
-    shared.give(standby());
+    shared.give(Shared::standby());
     shared.effects.clear();
     shared.answer(&[], Some("40001"), b'I');
     assert!(shared.has(is_question) && !shared.has(is_for_active));
@@ -371,5 +373,45 @@ fn a_session_leaves_a_standby_for_a_proven_active_only() {
     shared.with(|session, cx, out| session.refused(cx, &refusal, out));
     assert!(shared.has(is_question) && !shared.has(is_for_active));
     shared.with(|session, cx, out| session.position(cx, Some(Lsn(200)), out));
+    assert!(shared.has(is_for_active));
+}
+
+/// A connection to a standby goes to others after each transaction: the next client ran as somebody else's tenant, and a lock
+/// was held that nobody on the active knew of.
+#[test]
+fn what_would_stay_on_a_standby_runs_on_the_active() {
+    for text in [
+        "SELECT set_config('app.tenant', 'a' || 'b', false)",
+        "SELECT pg_advisory_lock(5)",
+        "SELECT pg_advisory_xact_lock(5)",
+        "DECLARE c CURSOR WITH HOLD FOR SELECT 1",
+        "PREPARE p AS SELECT 1",
+        "DEALLOCATE ALL",
+        "LOAD 'auto_explain'",
+    ] {
+        let mut shared = Shared::new();
+        shared.desk.rules.read = ReadMode::Any;
+        shared.ask("BEGIN READ ONLY");
+        shared.give(Shared::standby());
+        shared.answer(&["BEGIN"], None, b'T');
+        assert_eq!(shared.desk.written(), "BEGIN READ ONLY");
+        shared.ask(text);
+        assert_eq!(shared.desk.written(), "", "{text}: the standby hears of it");
+        assert!(shared.has(|effect| matches!(effect, Effect::Drop)), "{text}");
+        shared.give(Shared::active());
+        shared.answer(&["BEGIN"], None, b'T');
+        assert_eq!(shared.desk.written(), format!("BEGIN READ ONLY {text}"));
+        shared.answer(&["DONE"], None, b'T');
+        assert_eq!(shared.desk.heard(), "BEGIN ZT DONE ZT");
+    }
+}
+
+/// Whoever vouches for a function does not vouch for what it leaves behind.
+#[test]
+fn a_hint_moves_no_lock_to_a_standby() {
+    let mut shared = Shared::new();
+    shared.desk.rules.read = ReadMode::Any;
+    shared.ask("/* understudy.read = standby */ SELECT pg_advisory_lock(5)");
+    let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
     assert!(shared.has(is_for_active));
 }
