@@ -19,6 +19,8 @@ pub enum Flaw {
     DoubtMeansYes,
     /// A session does not remember that it was on the active.
     OwnWritesForgotten,
+    /// A session does not remember what it did on a server that it loses.
+    LossForgets,
     /// Any standby is as good as the one that the session read on last.
     AnyStandby,
     /// A read does not wait for its version.
@@ -52,7 +54,7 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 21] = [
+    pub const ALL: [Flaw; 22] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::EpochBelieved,
@@ -61,6 +63,7 @@ impl Flaw {
         Flaw::DoubtMeansNo,
         Flaw::DoubtMeansYes,
         Flaw::OwnWritesForgotten,
+        Flaw::LossForgets,
         Flaw::AnyStandby,
         Flaw::VersionIgnored,
         Flaw::RestartIgnored,

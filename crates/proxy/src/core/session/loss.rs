@@ -13,7 +13,7 @@ use super::ask::XidState;
 use super::doubt::{Doubt, Whereabouts};
 use super::slots::Ask;
 use super::unit::Unit;
-use super::{Context, Effect, Out, Phase, Session};
+use super::{Context, Effect, Out, Phase, Role, Server, Session};
 
 /// How often a transaction is asked about that still ends.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -44,6 +44,9 @@ impl Session {
         };
         out.effects.push(Effect::Drop);
         out.server.clear();
+        if !cx.lacks(Flaw::LossForgets) {
+            self.remember(&server);
+        }
         // What is due stays so while it is found out whether it may be told, by however many servers.
         if self.in_doubt.is_none()
             && let Some(unit) = &mut self.unit
@@ -95,6 +98,22 @@ impl Session {
                 self.run_again(cx, out);
             }
             Fate::Nothing => self.lost_idle(cx, out),
+        }
+    }
+
+    /// What was begun on a server that is given up may have been done, and what it has answered was seen: whatever becomes of
+    /// the transaction, what the session reads next must not be older.
+    pub(super) fn remember(&mut self, server: &Server) {
+        let unit = self.unit.as_deref();
+        let is_open = self.status != b'I' || self.transaction.is_some();
+        match &server.role {
+            Role::Active(_) if is_open || unit.is_some_and(|unit| unit.is_dispatched) => {
+                self.seen.on_active(server.uncertain_epoch());
+            }
+            Role::Standby(name) if is_open || unit.is_some_and(Unit::has_answered) => {
+                self.seen.on_standby(name, server.run);
+            }
+            _ => {}
         }
     }
 

@@ -170,6 +170,11 @@ impl Unit {
         self.began_in == b'I' && self.facts.begins.is_none()
     }
 
+    /// Whether its client has had something of its answer.
+    pub fn has_answered(&self) -> bool {
+        self.answered.frames > 0 || self.is_streamed
+    }
+
     /// Whether it commits a transaction block.
     pub fn commits(&self) -> bool {
         self.commits || self.facts.commits

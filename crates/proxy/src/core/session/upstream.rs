@@ -487,12 +487,8 @@ impl Session {
 
     /// The unit cannot be done by the standby in hand: the active does it.
     pub(super) fn leave_standby(&mut self, cx: &Context<'_>, out: &mut Out) {
-        if let Some(link) = self.link.take()
-            && let Role::Standby(name) = &link.role
-            && self.transaction.is_some()
-        {
-            // Its transaction has read there.
-            self.seen.on_standby(name, link.run);
+        if let Some(link) = self.link.take() {
+            self.remember(&link);
         }
         self.slots.clear();
         out.server.clear();

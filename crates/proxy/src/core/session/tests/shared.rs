@@ -415,3 +415,43 @@ fn a_hint_moves_no_lock_to_a_standby() {
     let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
     assert!(shared.has(is_for_active));
 }
+
+/// A client that was told to look for what its lost statement did looked on a standby that did not have it yet, and did it again.
+#[test]
+fn a_session_looks_for_what_it_did_on_a_server_that_is_lost() {
+    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
+    let mut shared = Shared::new();
+    shared.desk.rules.read = ReadMode::Session;
+    shared.ask("SELECT 1");
+    shared.give(Shared::standby());
+    shared.answer(&["SELECT 1"], None, b'I');
+    shared.ask("INSERT INTO t VALUES (1)");
+    shared.give(Shared::active());
+    shared.with(|session, cx, out| session.server_lost(cx, out));
+    assert!(shared.desk.heard().ends_with("08007 ZI"));
+    shared.effects.clear();
+    shared.ask("SELECT 1");
+    assert!(shared.has(is_question));
+}
+
+/// A transaction had read what only its standby had, and was tried again on one that was behind.
+#[test]
+fn a_transaction_that_fails_has_seen_what_its_standby_had() {
+    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
+    let mut shared = Shared::new();
+    shared.desk.rules.read = ReadMode::Session;
+    shared.desk.rules.replays = false;
+    shared.ask("BEGIN READ ONLY");
+    shared.give(Shared::standby());
+    shared.answer(&["BEGIN"], None, b'T');
+    shared.run("SELECT a FROM t", &["SELECT 1"], None, b'T');
+    shared.with(|session, cx, out| session.server_lost(cx, out));
+    shared.ask("ROLLBACK");
+    assert!(shared.desk.heard().ends_with("ROLLBACK ZI"));
+    shared.effects.clear();
+    shared.ask("SELECT a FROM t");
+    let mut other = Shared::standby();
+    other.run = Some(ServerRun(2));
+    shared.give(other);
+    assert!(shared.has(is_question), "another run of it may be behind");
+}
