@@ -140,6 +140,10 @@ impl Session {
             }
             return Ok(());
         }
+        if unit.has_failed && !unit.is_simple && tag != b'S' {
+            // The server would skip it, whatever it is.
+            return Ok(());
+        }
         let is_first = unit.bytes.is_empty() && !unit.is_dispatched;
         unit.is_simple |= matches!(tag, b'Q' | b'F') && is_first;
         unit.is_complete |= matches!(tag, b'Q' | b'F' | b'S');

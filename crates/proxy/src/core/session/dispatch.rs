@@ -158,7 +158,7 @@ impl Session {
             b'E' => self.write_execute(cx, unit, noted, out),
             b'S' => {
                 let asks = self.has_unasked_writes && self.wants_xid(cx);
-                if asks && !unit.facts.is_alone && !unit.facts.copies_in {
+                if asks && !unit.has_failed && !unit.facts.is_alone && !unit.facts.copies_in {
                     self.ask_xid(cx, false, unit.is_implicit(), out);
                 }
                 unit.has_sent_commit |= unit.is_implicit();

@@ -333,6 +333,8 @@ impl Session {
     }
 
     fn server_ready(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
+        // Whatever is still due before that, the server has skipped.
+        self.forget_unparsed();
         let Some(slot) = self.slots.pop_end() else {
             return;
         };

@@ -455,3 +455,40 @@ fn a_transaction_that_fails_has_seen_what_its_standby_had() {
     shared.give(other);
     assert!(shared.has(is_question), "another run of it may be behind");
 }
+
+/// What is parsed behind an error the server skips: it was taken to be there, and every later use of it failed, whoever had the
+/// connection.
+#[test]
+fn what_comes_behind_an_error_is_not_there() {
+    let insert: [(u8, &[u8]); 3] = [
+        (b'P', b"\0INSERT INTO t VALUES (1)\0\0\0"),
+        (b'B', b"\0\0\0\0\0\0\0\0"),
+        (b'E', b"\0\0\0\0\0"),
+    ];
+    let mut shared = Shared::new();
+    shared.desk.rules.decides = true;
+    shared.say(&[&insert[..], &[(b'H', b"")]].concat());
+    shared.give(Shared::active());
+    assert_eq!(shared.desk.written(), "P B E H");
+    let mut input = frames(&[(b'1', b""), (b'2', b"")]);
+    Refusal::error("23505", "it is there").put(&mut input);
+    shared.hear(input);
+    assert_eq!(shared.desk.heard(), "1 2 23505");
+    shared.say(&[(b'P', b"s\0SELECT 1\0\0\0"), (b'C', b"Ss\0")]);
+    assert_eq!(shared.desk.heard(), "", "nothing is answered up to the end");
+    shared.say(&[(b'S', b"")]);
+    assert_eq!(shared.desk.written(), "S", "nothing is asked either");
+    shared.answer(&[], None, b'I');
+    let server = shared.returned().expect("it is given back");
+    assert_eq!(server.prepared.iter().count(), 0);
+
+    // The error may come when everything is on its way.
+    let mut shared = Shared::new();
+    shared.desk.rules.decides = true;
+    let parse: (u8, &[u8]) = (b'P', b"s\0SELECT 1\0\0\0");
+    shared.say(&[&insert[..], &[parse, (b'S', b"")]].concat());
+    shared.give(Shared::active());
+    shared.answer(&[], Some("23505"), b'I');
+    let server = shared.returned().expect("it is given back");
+    assert_eq!(server.prepared.iter().count(), 0);
+}
