@@ -76,10 +76,15 @@ impl Keeps {
     pub fn note(&mut self, effect: &Effect) {
         match effect {
             Effect::Bond(bond) => {
+                // What was let go before in the same transaction is there again.
+                let lets_go = Pending::Effect(Effect::Unbond(*bond));
+                self.pending.retain(|entry| *entry != lets_go);
                 self.bonds.insert(*bond);
+                self.note_behind_discard(effect);
             }
             Effect::Prepare(name, text) => {
                 self.prepared.insert(name.clone(), text.clone());
+                self.note_behind_discard(effect);
             }
             Effect::Deallocate(Some(name)) => {
                 self.prepared.remove(name);
@@ -90,6 +95,14 @@ impl Keeps {
             | Effect::Unlisten(_)
             | Effect::Unbond(_)
             | Effect::DiscardAll => self.pending.push(Pending::Effect(effect.clone())),
+        }
+    }
+
+    /// What counts at once is taken away by a `DISCARD ALL` that came before it, when that counts; then it is there again.
+    fn note_behind_discard(&mut self, effect: &Effect) {
+        let discards = Pending::Effect(Effect::DiscardAll);
+        if self.pending.contains(&discards) {
+            self.pending.push(Pending::Effect(effect.clone()));
         }
     }
 
@@ -167,7 +180,13 @@ impl Keeps {
                 self.bonds.remove(&bond);
             }
             Effect::DiscardAll => *self = Keeps::new(std::mem::take(&mut self.startup)),
-            Effect::Bond(_) | Effect::Prepare(..) | Effect::Deallocate(_) => {}
+            Effect::Bond(bond) => {
+                self.bonds.insert(bond);
+            }
+            Effect::Prepare(name, text) => {
+                self.prepared.insert(name, text);
+            }
+            Effect::Deallocate(_) => {}
         }
     }
 
@@ -268,6 +287,44 @@ mod tests {
         keeps.end(true);
         assert_eq!(keeps.settings.value("a.b"), Some("0"));
         assert!(!keeps.is_bound());
+    }
+
+    /// The connection went to the next client with the lock.
+    #[test]
+    fn what_is_taken_again_is_there() {
+        for bond in [Bond::Advisory, Bond::Temporary, Bond::HeldCursor] {
+            for is_undone in [false, true] {
+                let mut keeps = Keeps::default();
+                keeps.note(&Effect::Bond(bond));
+                keeps.end(true);
+                keeps.note(&Effect::Unbond(bond));
+                keeps.savepoint("s");
+                keeps.note(&Effect::Bond(bond));
+                if is_undone {
+                    // A lock stays, and so may the rest.
+                    keeps.rollback_to("s");
+                }
+                keeps.end(true);
+                assert!(keeps.cannot_move(), "{bond:?}");
+                keeps.note(&Effect::Unbond(bond));
+                keeps.end(true);
+                assert!(!keeps.is_bound(), "{bond:?}");
+            }
+        }
+    }
+
+    /// A pipeline may go on behind it.
+    #[test]
+    fn what_comes_behind_a_discard_is_there() {
+        let mut keeps = Keeps::default();
+        keeps.note(&Effect::Prepare("gone".into(), "PREPARE gone AS SELECT 1".into()));
+        keeps.end(true);
+        keeps.note(&Effect::DiscardAll);
+        keeps.note(&Effect::Bond(Bond::Temporary));
+        keeps.note(&Effect::Prepare("p".into(), "PREPARE p AS SELECT 1".into()));
+        keeps.end(true);
+        assert!(keeps.cannot_move());
+        assert_eq!(keeps.restore().as_deref(), Some("PREPARE p AS SELECT 1"));
     }
 
     /// The server has lost what the startup message asked for, and must be given it again.

@@ -153,6 +153,15 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
             effects.extend(bond_of(create.sequence.as_ref()));
             Kind::Write
         }
+        Tree::CreateForeignTableStmt(create) => {
+            let table = create.base_stmt.as_ref();
+            effects.extend(bond_of(table.and_then(|table| table.relation.as_ref())));
+            Kind::Write
+        }
+        Tree::CompositeTypeStmt(create) => {
+            effects.extend(bond_of(create.typevar.as_ref()));
+            Kind::Write
+        }
         Tree::ViewStmt(view) => {
             effects.extend(bond_of(view.view.as_ref()));
             Kind::Write
@@ -166,9 +175,20 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
     }
 }
 
+/// Whether a relation is the session's own, by its persistence or the schema that it is made in. (One with a number is that of
+/// some session: this one's, or it cannot be made.)
+fn is_temporary(persistence: &str, schema: &str) -> bool {
+    persistence == "t" || is_temporary_schema(schema)
+}
+
+fn is_temporary_schema(name: &str) -> bool {
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    name == "pg_temp" || name.strip_prefix("pg_temp_").is_some_and(is_number)
+}
+
 fn bond_of(relation: Option<&protobuf::RangeVar>) -> Option<Effect> {
     let relation = relation?;
-    let is_temporary = relation.relpersistence == "t" || relation.schemaname == "pg_temp";
+    let is_temporary = is_temporary(&relation.relpersistence, &relation.schemaname);
     is_temporary.then_some(Effect::Bond(Bond::Temporary))
 }
 
@@ -356,10 +376,13 @@ impl Found {
             "locking_clause" => self.writes |= value.as_array().is_some_and(|all| !all.is_empty()),
             "into_clause" | "into" if !value.is_null() => {
                 self.writes = true;
-                self.into_temporary |= value["rel"]["relpersistence"] == "t";
+                let of = |name: &str| value["rel"][name].as_str().unwrap_or_default();
+                self.into_temporary |= is_temporary(of("relpersistence"), of("schemaname"));
             }
             // The name of a schema, for whatever is made there; a constant is no `String`.
-            "String" => self.into_temporary |= value["sval"] == "pg_temp",
+            "String" => {
+                self.into_temporary |= value["sval"].as_str().is_some_and(is_temporary_schema);
+            }
             "FuncCall" => self.call(value),
             _ => {}
         }

@@ -152,6 +152,18 @@ fn what_a_session_keeps() {
     assert_eq!(effects("CREATE TABLE pg_temp.t (a int)"), temporary);
     assert_eq!(effects("CREATE TEMP TABLE t AS SELECT 1"), temporary);
     assert_eq!(effects("SELECT 1 INTO TEMP t"), temporary);
+    for text in [
+        "CREATE TABLE pg_temp.t AS SELECT 1",
+        "CREATE TABLE pg_temp_3.t (a int)",
+        "CREATE TABLE pg_temp.t AS EXECUTE p",
+        "CREATE TYPE pg_temp.t AS (a int)",
+        "CREATE TYPE pg_temp.t AS ENUM ('a')",
+        "CREATE FOREIGN TABLE pg_temp.t (a int) SERVER s",
+    ] {
+        assert_eq!(effects(text), temporary, "{text}");
+    }
+    assert_eq!(effects("SELECT 1 INTO pg_temp.t"), temporary);
+    assert_eq!(effects("SELECT * FROM pg_temp.t"), []);
     assert_eq!(
         effects("CREATE STATISTICS pg_temp.s ON a, b FROM t"),
         temporary
