@@ -81,18 +81,57 @@ fn part(node: &Tree, text: &str) -> Part {
     if found.into_temporary {
         part.effects.push(Effect::Bond(Bond::Temporary));
     }
+    let is_certain = certain_calls(node) == found.calls.len();
     for name in &found.calls {
         part.touches_large_objects |= calls::touches_large_objects(name);
         if calls::takes_advisory_lock(name) {
             part.effects.push(Effect::Bond(Bond::Advisory));
         }
-        if name.as_ref() == "pg_advisory_unlock_all" {
+        if name.as_ref() == UNLOCKS_ALL && is_certain {
             part.effects.push(Effect::Unbond(Bond::Advisory));
         }
     }
-    part.effects.append(&mut found.effects);
+    if is_certain {
+        part.effects.append(&mut found.effects);
+    } else if !found.effects.is_empty() {
+        part.effects.push(Effect::Bond(Bond::Unknown));
+    }
     part.calls = found.calls;
     part
+}
+
+/// Sets what its arguments say.
+const SETS: &str = "set_config";
+/// Gives all advisory locks of the session back.
+const UNLOCKS_ALL: &str = "pg_advisory_unlock_all";
+
+/// How many calls that change the session are executed for certain, and once, if the statement succeeds: they stand by themselves
+/// in the list of a `SELECT` of one row. Any other may find no row, or one of several, or what it is compared with.
+fn certain_calls(node: &Tree) -> usize {
+    let Tree::SelectStmt(select) = node else {
+        return 0;
+    };
+    let has_one_row = select.from_clause.is_empty()
+        && select.where_clause.is_none()
+        && select.group_clause.is_empty()
+        && select.having_clause.is_none()
+        && select.limit_count.is_none()
+        && select.limit_offset.is_none()
+        && select.op() == protobuf::SetOperation::SetopNone;
+    let targets = select.target_list.iter().filter(|_| has_one_row);
+    targets.filter(|target| is_call_for_session(target)).count()
+}
+
+fn is_call_for_session(target: &protobuf::Node) -> bool {
+    let Some(Tree::ResTarget(target)) = &target.node else {
+        return false;
+    };
+    let value = target.val.as_ref().and_then(|value| value.node.as_ref());
+    let Some(Tree::FuncCall(call)) = value else {
+        return false;
+    };
+    let name = call.funcname.last().and_then(|name| name.node.as_ref());
+    matches!(name, Some(Tree::String(name)) if [SETS, UNLOCKS_ALL].contains(&name.sval.as_str()))
 }
 
 fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
@@ -398,7 +437,7 @@ impl Found {
             return;
         };
         let name = name.to_ascii_lowercase();
-        if name == "set_config" {
+        if name == SETS {
             self.effects.extend(set_config(call));
         }
         self.calls.push(name.into());

@@ -144,6 +144,40 @@ fn settings() {
     );
 }
 
+/// Nothing was set on the server, and the session was given it on the next one.
+#[test]
+fn only_what_is_executed_for_certain_is_a_setting() {
+    let effects = |text: &str| only(text).effects;
+    let set = |text: &str| matches!(effects(text).as_slice(), [Effect::Set(_)]);
+    assert!(set("SELECT set_config('a.b', 'c', false)"));
+    assert!(set("SELECT pg_catalog.Set_Config('a.b', 'c', false) AS x"));
+    for text in [
+        "SELECT set_config('a.b', 'c', false) FROM t WHERE a = 1",
+        "SELECT set_config('a.b', 'c', false) WHERE false",
+        "SELECT set_config('a.b', 'c', false) LIMIT 0",
+        "SELECT set_config('a.b', 'c', false) HAVING false",
+        "SELECT 1 UNION SELECT set_config('a.b', 'c', false)",
+        "SELECT CASE WHEN a THEN set_config('a.b', 'c', false) END",
+        "SELECT COALESCE('x', set_config('a.b', 'c', false))",
+        "SELECT (SELECT set_config('a.b', 'c', false))",
+        "SELECT set_config('a.b', 'c', false), generate_series(1, 0) + 1",
+        "INSERT INTO t SELECT set_config('a.b', 'c', false)",
+        "EXPLAIN ANALYZE SELECT set_config('a.b', 'c', false)",
+        "DECLARE c CURSOR FOR SELECT set_config('a.b', 'c', false)",
+    ] {
+        assert_eq!(effects(text), [Effect::Bond(Bond::Unknown)], "{text}");
+    }
+    let unlocks = [Effect::Unbond(Bond::Advisory)];
+    assert_eq!(effects("SELECT pg_advisory_unlock_all()"), unlocks);
+    for text in [
+        "SELECT pg_advisory_unlock_all() WHERE false",
+        "SELECT COALESCE(1, pg_advisory_unlock_all())",
+        "SELECT pg_advisory_unlock_all() FROM t",
+    ] {
+        assert_eq!(effects(text), [], "{text}");
+    }
+}
+
 #[test]
 fn what_a_session_keeps() {
     let effects = |text: &str| only(text).effects;
