@@ -205,7 +205,11 @@ impl Session {
                 let (text, _) = frame::text(body).ok_or(Malformed::Body(b'Q'))?;
                 noted.statement = Some(cx.statements.look(text));
             }
-            b'F' => noted.statement = Some(Arc::new(Statement::opaque())),
+            b'F' => {
+                let number = body.first_chunk().ok_or(Malformed::Body(b'F'))?;
+                let statement = Statement::call_of(u32::from_be_bytes(*number));
+                noted.statement = Some(Arc::new(statement));
+            }
             b'P' => {
                 let (name, prepared) = Prepared::read(body, cx.statements)?;
                 let prepared = Arc::new(prepared);

@@ -98,6 +98,12 @@ pub fn touches_large_objects(name: &str) -> bool {
     name.starts_with("lo_") || matches!(name, "loread" | "lowrite")
 }
 
+/// The same by their numbers in PostgreSQL's catalog, which drivers call without a text: `lo_open`, `lo_close`, `loread`,
+/// `lowrite`, `lo_lseek`, `lo_creat`, `lo_tell`, `lo_unlink`, `lo_create`, `lo_truncate`, and those of 64 bits.
+pub const LARGE_OBJECTS: &[u32] = &[
+    952, 953, 954, 955, 956, 957, 958, 964, 715, 1004, 3170, 3171, 3172,
+];
+
 /// Takes advisory locks or gives them back. Each server has its own.
 pub fn is_about_locks(name: &str) -> bool {
     name.starts_with("pg_advisory_") || name.starts_with("pg_try_advisory_")

@@ -139,15 +139,24 @@ pub enum Own {
 impl Statement {
     /// Something of which nobody knows what it does, and that ends no transaction block.
     pub fn opaque() -> Statement {
-        Statement::unread(false)
+        Statement::unread(false, Vec::new())
     }
 
-    /// A text that the parser does not understand, or was not given.
-    pub fn unread(may_end: bool) -> Statement {
+    /// A call of a function by its number in the catalog, as `FunctionCall` has it.
+    pub fn call_of(number: u32) -> Statement {
+        let effects = match calls::LARGE_OBJECTS.contains(&number) {
+            true => Vec::new(),
+            false => vec![Effect::Bond(Bond::Unknown)],
+        };
+        Statement::unread(false, effects)
+    }
+
+    /// A text that the parser does not understand, or was not given, and that may have these effects.
+    pub fn unread(may_end: bool, effects: Vec<Effect>) -> Statement {
         let part = Part {
             kind: Kind::Opaque { may_end },
             calls: Vec::new(),
-            effects: Vec::new(),
+            effects,
             touches_large_objects: false,
         };
         Statement {

@@ -492,3 +492,25 @@ fn what_comes_behind_an_error_is_not_there() {
     let server = shared.returned().expect("it is given back");
     assert_eq!(server.prepared.iter().count(), 0);
 }
+
+/// A text in another encoding than the parser reads set something that the next client had.
+#[test]
+fn who_may_have_left_something_keeps_the_connection() {
+    let text: (u8, &[u8]) = (b'Q', b"SET app.user = 'M\xfcller'\0");
+    let mut shared = Shared::new();
+    shared.say(&[text]);
+    shared.give(Shared::active());
+    shared.answer(&["SET"], None, b'I');
+    assert!(shared.returned().is_none());
+    assert!(shared.desk.session.needs_its_connection());
+
+    let call = |number: u32| [&number.to_be_bytes()[..], &[0; 6]].concat();
+    for (number, is_kept) in [(2880, true), (952, false)] {
+        let mut shared = Shared::new();
+        shared.say(&[(b'F', &call(number))]);
+        shared.give(Shared::active());
+        shared.hear(frames(&[(b'V', b"\xff\xff\xff\xff")]));
+        shared.answer(&[], None, b'I');
+        assert_eq!(shared.returned().is_none(), is_kept, "function {number}");
+    }
+}
