@@ -119,10 +119,26 @@ fn what_comes_behind_a_rollback_commits_by_itself() {
 fn a_text_that_nobody_understands_may_have_committed() {
     let text = b"INSERT INTO u VALUES ('\xe9'); COMMIT";
     assert_eq!(lose_with(text), pair("08007 ZE", ""));
+    // It has not, but nobody knows what it calls.
     assert_eq!(
         lose_with(b"INSERT INTO u VALUES ('\xe9')"),
-        pair("", "BEGIN")
+        pair("40001 ZE", "")
     );
+}
+
+/// What a block of code had done elsewhere was there twice.
+#[test]
+fn what_acts_outside_of_its_transaction_is_not_run_again() {
+    let text = "DO $$ BEGIN PERFORM dblink_exec('', ''); END $$";
+    assert_eq!(lose_with(text.as_bytes()), pair("40001 ZE", ""));
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.query(text, "DO", b'T');
+    desk.heard();
+    desk.written();
+    desk.take_over(900);
+    desk.say(b'Q', &[b"SELECT 1\0"]);
+    assert_eq!((desk.heard(), desk.written()), pair("40001 ZE", ""));
 }
 
 /// It has no id that could be asked about if it is not known to write.

@@ -146,7 +146,7 @@ impl Unit {
             facts.goes_on |= facts.ends || part.may_chain();
             facts.ends |= part.may_end();
             facts.writes |= part.writes();
-            facts.cannot_repeat |= part.touches_large_objects || !can_repeat(part);
+            facts.cannot_repeat |= part.may_act_outside || !can_repeat(part);
             facts.is_more_than_read |= part.writes();
             match &part.kind {
                 Kind::Begin(begin) => facts.begins = facts.begins.or(Some(*begin)),

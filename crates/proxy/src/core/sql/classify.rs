@@ -70,7 +70,7 @@ fn part(node: &Tree, text: &str) -> Part {
         kind: Kind::Write,
         calls: Vec::new(),
         effects: Vec::new(),
-        touches_large_objects: false,
+        may_act_outside: acts_unseen(node),
     };
     part.kind = kind(node, text, &mut part.effects);
     let mut found = Found::default();
@@ -83,7 +83,7 @@ fn part(node: &Tree, text: &str) -> Part {
     }
     let is_certain = certain_calls(node) == found.calls.len();
     for name in &found.calls {
-        part.touches_large_objects |= calls::touches_large_objects(name);
+        part.may_act_outside |= calls::touches_large_objects(name);
         if calls::takes_advisory_lock(name) {
             part.effects.push(Effect::Bond(Bond::Advisory));
         }
@@ -223,6 +223,21 @@ fn is_temporary(persistence: &str, schema: &str) -> bool {
 fn is_temporary_schema(name: &str) -> bool {
     let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     name == "pg_temp" || name.strip_prefix("pg_temp_").is_some_and(is_number)
+}
+
+/// Whether it does what its text does not say: it runs code, a statement that was prepared before, or a program.
+fn acts_unseen(node: &Tree) -> bool {
+    match node {
+        Tree::DoStmt(_) | Tree::CallStmt(_) | Tree::ExecuteStmt(_) => true,
+        Tree::CopyStmt(copy) => copy.is_program || !copy.filename.is_empty(),
+        Tree::ExplainStmt(explain) => inner(explain.query.as_deref()).is_some_and(acts_unseen),
+        Tree::CreateTableAsStmt(create) => inner(create.query.as_deref()).is_some_and(acts_unseen),
+        _ => false,
+    }
+}
+
+fn inner(node: Option<&protobuf::Node>) -> Option<&Tree> {
+    node?.node.as_ref()
 }
 
 fn bond_of(relation: Option<&protobuf::RangeVar>) -> Option<Effect> {

@@ -112,8 +112,9 @@ pub struct Part {
     pub calls: Vec<Box<str>>,
     /// What it does to its session.
     pub effects: Vec<Effect>,
-    /// It reads or writes large objects, whose descriptors are numbers of one server's session.
-    pub touches_large_objects: bool,
+    /// It must not be run again, whatever it calls by name: something of it may outlive a rollback (a program on the server, or
+    /// whatever is called by a statement that nobody reads), or it has large objects, whose descriptors are one server's.
+    pub may_act_outside: bool,
 }
 
 /// What a text does: its statements in order.
@@ -157,7 +158,7 @@ impl Statement {
             kind: Kind::Opaque { may_end },
             calls: Vec::new(),
             effects,
-            touches_large_objects: false,
+            may_act_outside: true,
         };
         Statement {
             parts: vec![part],

@@ -104,6 +104,35 @@ fn what_runs_alone() {
     }
 }
 
+/// They were run again with their transaction, although what they had done elsewhere was done.
+#[test]
+fn what_acts_outside_of_the_transaction() {
+    let acts = |text: &str| only(text).may_act_outside;
+    for text in [
+        "DO $$ BEGIN PERFORM dblink_exec('', ''); END $$",
+        "CALL p()",
+        "COPY t TO PROGRAM 'mail'",
+        "COPY t TO '/tmp/t'",
+        "EXECUTE p(1)",
+        "EXPLAIN ANALYZE EXECUTE p",
+        "CREATE TABLE t AS EXECUTE p",
+        "SELECT lo_open(1, 2)",
+    ] {
+        assert!(acts(text), "{text}");
+    }
+    for text in [
+        "FETCH 1 FROM c",
+        "LOCK TABLE t",
+        "COPY t TO STDOUT",
+        "COPY t FROM STDIN",
+        "CREATE TABLE t AS SELECT 1",
+        "INSERT INTO t VALUES (1)",
+    ] {
+        assert!(!acts(text), "{text}");
+    }
+    assert!(super::super::Statement::opaque().parts[0].may_act_outside);
+}
+
 #[test]
 fn settings() {
     let effects = |text: &str| only(text).effects;
