@@ -37,6 +37,8 @@ pub enum Flaw {
     EarlyPosition,
     /// What a standby says of a statement that it cannot run is told to the client.
     StandbysWordTold,
+    /// A session ends when a standby ends its connection.
+    StandbysEndTold,
     /// A function writes only if the catalog said so when it was read.
     CatalogBelieved,
     /// What calls a function that may write proves by that that its server is active.
@@ -54,7 +56,7 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 22] = [
+    pub const ALL: [Flaw; 23] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::EpochBelieved,
@@ -71,6 +73,7 @@ impl Flaw {
         Flaw::UnprovenPosition,
         Flaw::EarlyPosition,
         Flaw::StandbysWordTold,
+        Flaw::StandbysEndTold,
         Flaw::CatalogBelieved,
         Flaw::CallsAreProof,
         Flaw::ReplayForgotten,

@@ -16,6 +16,9 @@ const FAILED_TRANSACTION: &[u8] = b"25P02";
 /// `read_only_sql_transaction`
 const READ_ONLY: &[u8] = b"25006";
 
+/// `idle_in_transaction_session_timeout` and `transaction_timeout`, which a session sets for itself.
+const TIMEOUTS: &[&[u8]] = &[b"25P03", b"25P04"];
+
 /// Who says that a statement would have another result than when it was prepared.
 const REVALIDATES: &[u8] = b"RevalidateCachedQuery";
 
@@ -241,13 +244,7 @@ impl Session {
     fn server_error(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
         let fields = frame::error_fields(bytes);
         if matches!(fields.severity, b"FATAL" | b"PANIC") {
-            if matches!(fields.code, b"57P01" | b"57P02" | b"57P03") {
-                self.last_words = Some(Bytes::copy_from_slice(bytes));
-                self.server_lost(cx, out);
-            } else {
-                out.client.extend_from_slice(bytes);
-                self.shut(out);
-            }
+            self.server_ends(cx, fields.code, bytes, out);
             return;
         }
         let Some(slot) = self.slots.front() else {
@@ -280,6 +277,21 @@ impl Session {
             // What had failed before is known to the client, or owed already.
         } else if self.status == b'T' || self.unit.as_ref().is_some_and(|unit| !unit.has_failed) {
             self.owed = Some(Bytes::copy_from_slice(bytes));
+        }
+    }
+
+    /// The server ends the connection. A standby may do so at any time, as replay comes first there: that is no reason to end
+    /// the session, unless its client has asked for it.
+    fn server_ends(&mut self, cx: &Context<'_>, code: &[u8], bytes: &[u8], out: &mut Out) {
+        let is_standby = self.link.as_deref().is_some_and(|link| link.epoch().is_none());
+        if is_standby && !TIMEOUTS.contains(&code) && !cx.lacks(Flaw::StandbysEndTold) {
+            self.server_lost(cx, out);
+        } else if matches!(code, b"57P01" | b"57P02" | b"57P03") {
+            self.last_words = Some(Bytes::copy_from_slice(bytes));
+            self.server_lost(cx, out);
+        } else {
+            out.client.extend_from_slice(bytes);
+            self.shut(out);
         }
     }
 

@@ -514,3 +514,37 @@ fn who_may_have_left_something_keeps_the_connection() {
         assert_eq!(shared.returned().is_none(), is_kept, "function {number}");
     }
 }
+
+/// A conflict with replay on a standby ended the session, with everything that it had elsewhere.
+#[test]
+fn a_session_outlives_its_connection_to_a_standby() {
+    let on_standby = || {
+        let mut shared = Shared::new();
+        shared.desk.rules.read = ReadMode::Any;
+        shared.ask("BEGIN READ ONLY");
+        shared.give(Shared::standby());
+        shared.answer(&["BEGIN"], None, b'T');
+        shared.desk.heard();
+        shared.desk.written();
+        shared
+    };
+    let end = |shared: &mut Shared, code: &'static str| {
+        let mut input = BytesMut::new();
+        Refusal::fatal(code, "the connection ends").put(&mut input);
+        shared.hear(input);
+    };
+    for code in ["40001", "57P01"] {
+        let mut shared = on_standby();
+        end(&mut shared, code);
+        assert_eq!(shared.desk.heard(), "");
+        shared.give(Shared::active());
+        assert_eq!(shared.desk.written(), "BEGIN READ ONLY");
+        shared.answer(&["BEGIN"], None, b'T');
+        shared.run("SELECT 1", &["SELECT 1"], None, b'T');
+        assert_eq!(shared.desk.heard(), "SELECT 1 ZT");
+    }
+    let mut shared = on_standby();
+    end(&mut shared, "25P03");
+    assert_eq!(shared.desk.heard(), "25P03");
+    assert!(shared.desk.session.is_closed());
+}
