@@ -158,7 +158,7 @@ impl Session {
             self.fail_transaction(why, out);
         } else if began_before && !self.begin_replay(cx, out) {
             // It was told.
-        } else if began_before && self.must_not_age(cx) {
+        } else if began_before && self.distrusts_active(cx) {
             self.ask_position(out);
         } else if began_before {
             self.acquire_active(cx, out);

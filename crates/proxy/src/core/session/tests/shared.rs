@@ -548,3 +548,47 @@ fn a_session_outlives_its_connection_to_a_standby() {
     assert_eq!(shared.desk.heard(), "25P03");
     assert!(shared.desk.session.is_closed());
 }
+
+/// Another session had written on the next active and passed on where: the one that was cut off answered, as it did not know of it.
+#[test]
+fn a_version_that_was_asked_for_is_proved_to_be_there() {
+    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
+    let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
+    let asking = |mode| {
+        let mut shared = Shared::new();
+        shared.desk.rules.read = mode;
+        shared.run("SET understudy.min_version = '0/C8'", &["SET"], None, b'I');
+        let server = shared.returned().expect("it is given back");
+        shared.desk.heard();
+        (shared, server)
+    };
+    for mode in [ReadMode::Active, ReadMode::Any] {
+        let (mut shared, server) = asking(mode);
+        shared.ask("SELECT 1");
+        if mode == ReadMode::Any {
+            assert!(!shared.has(is_question), "it waits for a standby first");
+            shared.with(|session, cx, out| session.woken(cx, out));
+        }
+        assert!(shared.has(is_question) && !shared.has(is_for_active), "{mode:?}");
+        shared.with(|session, cx, out| session.position(cx, Some(Lsn(200)), out));
+        assert!(shared.has(is_for_active), "{mode:?}: it has waited already");
+        shared.give(server);
+        shared.answer(&["SELECT 1"], None, b'I');
+        if mode == ReadMode::Active {
+            shared.effects.clear();
+            shared.ask("SELECT 1");
+            assert!(!shared.has(is_question), "it is proved");
+        }
+    }
+
+    // Without proof it is not read, but it can be taken back.
+    let (mut shared, server) = asking(ReadMode::Active);
+    shared.ask("BEGIN READ ONLY");
+    shared.with(|session, cx, out| session.position(cx, None, out));
+    assert_eq!(shared.desk.heard(), "57P03 ZI");
+    shared.ask("RESET understudy.min_version");
+    shared.give(server);
+    shared.answer(&["RESET"], None, b'I');
+    shared.run("SELECT 1", &["SELECT 1"], None, b'I');
+    assert_eq!(shared.desk.heard(), "RESET ZI SELECT 1 ZI");
+}
