@@ -211,7 +211,8 @@ impl Session {
                 noted.statement = Some(Arc::new(statement));
             }
             b'P' => {
-                let (name, prepared) = Prepared::read(body, cx.statements)?;
+                let reading = self.told.reading();
+                let (name, prepared) = Prepared::read(body, cx.statements, reading)?;
                 let prepared = Arc::new(prepared);
                 self.names.define(name, Some(prepared.clone()));
                 unit.facts.own = unit.facts.own.or(prepared.statement.own);
@@ -220,7 +221,7 @@ impl Session {
             b'B' => {
                 let (portal, rest) = frame::name(body).ok_or(Malformed::Body(b'B'))?;
                 let (name, _) = frame::name(rest).ok_or(Malformed::Body(b'B'))?;
-                noted.prepared = self.names.statement(name).cloned();
+                noted.prepared = self.names.statement_where(name, self.told.reading());
                 if let Some(prepared) = &noted.prepared {
                     self.names.bind(portal, prepared.statement.clone());
                 }
@@ -229,7 +230,7 @@ impl Session {
                 let (kind, rest) = body.split_first().ok_or(Malformed::Body(frame[0]))?;
                 let (name, _) = frame::name(rest).ok_or(Malformed::Body(frame[0]))?;
                 if *kind == b'S' {
-                    noted.prepared = self.names.statement(name).cloned();
+                    noted.prepared = self.names.statement_where(name, self.told.reading());
                     if frame[0] == b'C' {
                         self.names.define(name, None);
                     }

@@ -96,8 +96,10 @@ pub struct Unit {
     pub complete: Vec<bool>,
     /// The prepared statements that it names.
     pub named: Vec<Arc<Prepared>>,
-    /// The names of those that the server in hand cannot run any more, as a table has changed.
+    /// The names of those that the server in hand cannot run any more, as a table has changed, or must not keep.
     pub stale: Vec<Box<str>>,
+    /// A statement was written behind which settings may be others than the server has reported.
+    pub may_have_set: bool,
     /// What was forgotten with a statement that takes all prepared ones away.
     pub forgotten: Option<Box<Forgotten>>,
     /// A `COMMIT` ended as a rollback.
@@ -203,6 +205,7 @@ impl Unit {
         self.forgotten = None;
         self.named.clear();
         self.stale.clear();
+        self.may_have_set = false;
         self.was_rolled_back = false;
         self.held = None;
         self.is_wrapped = false;

@@ -355,8 +355,8 @@ impl Session {
             To::Setup => self.answered_for_us(cx, out),
             To::Nobody | To::Xid => {}
             To::Wrapped => self.wrapped(cx, out),
-            _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
             To::Client if self.closes_stale(out) => {}
+            _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
             To::Client | To::Commit => self.finish(cx, status, out),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use quick_cache::sync::Cache;
 
+use super::calls;
 use super::classify::classify;
 use super::scan::{Shape, Words, shape};
 use super::{Bond, Effect, Kind, Statement};
@@ -108,7 +109,7 @@ fn depends_on_literals(statement: &Statement) -> bool {
             .any(|effect| matches!(effect, Effect::Set(_) | Effect::Prepare(..)));
         keeps_text
             || matches!(part.kind, Kind::Opaque { .. })
-            || part.calls.iter().any(|name| name.as_ref() == "set_config")
+            || part.calls.iter().any(|name| calls::sets(name))
     })
 }
 

@@ -93,6 +93,11 @@ const REPEATABLE: &[&str] = &[
     "txid_current",
 ];
 
+/// Sets what its arguments say.
+pub fn sets(name: &str) -> bool {
+    name == "set_config"
+}
+
 /// Functions of large objects: their descriptors are numbers that one server gave.
 pub fn touches_large_objects(name: &str) -> bool {
     name.starts_with("lo_") || matches!(name, "loread" | "lowrite")

@@ -100,8 +100,6 @@ fn part(node: &Tree, text: &str) -> Part {
     part
 }
 
-/// Sets what its arguments say.
-const SETS: &str = "set_config";
 /// Gives all advisory locks of the session back.
 const UNLOCKS_ALL: &str = "pg_advisory_unlock_all";
 
@@ -131,7 +129,7 @@ fn is_call_for_session(target: &protobuf::Node) -> bool {
         return false;
     };
     let name = call.funcname.last().and_then(|name| name.node.as_ref());
-    matches!(name, Some(Tree::String(name)) if [SETS, UNLOCKS_ALL].contains(&name.sval.as_str()))
+    matches!(name, Some(Tree::String(name)) if calls::sets(&name.sval) || name.sval == UNLOCKS_ALL)
 }
 
 fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
@@ -452,7 +450,7 @@ impl Found {
             return;
         };
         let name = name.to_ascii_lowercase();
-        if name == SETS {
+        if calls::sets(&name) {
             self.effects.extend(set_config(call));
         }
         self.calls.push(name.into());

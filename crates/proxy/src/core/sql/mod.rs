@@ -189,6 +189,21 @@ impl Part {
         )
     }
 
+    /// Whether settings may be others behind it, be it for a transaction only.
+    pub fn may_set(&self) -> bool {
+        let is_plain = matches!(
+            self.kind,
+            Kind::Read
+                | Kind::Write
+                | Kind::Begin(_)
+                | Kind::Savepoint(_)
+                | Kind::Release(_)
+                | Kind::CopyIn
+                | Kind::CopyOut
+        );
+        !is_plain || self.calls.iter().any(|name| calls::sets(name))
+    }
+
     /// Whether another transaction may begin at once where it ends one.
     pub fn may_chain(&self) -> bool {
         matches!(

@@ -592,3 +592,64 @@ fn a_version_that_was_asked_for_is_proved_to_be_there() {
     shared.run("SELECT 1", &["SELECT 1"], None, b'I');
     assert_eq!(shared.desk.heard(), "RESET ZI SELECT 1 ZI");
 }
+
+/// A session in New York was answered by a statement whose literals had been read in London.
+#[test]
+fn a_statement_is_shared_by_those_who_read_it_alike() {
+    let parse: [(u8, &[u8]); 2] = [
+        (b'P', b"s\0SELECT '2024-06-01'::timestamptz\0\0\0"),
+        (b'S', b""),
+    ];
+    let mut server = Shared::active();
+    for (zone, application, written) in [
+        ("Europe/London", "one", "P S"),
+        ("Europe/London", "two", "S"),
+        ("America/New_York", "two", "P S"),
+        ("Europe/London", "one", "S"),
+    ] {
+        let mut shared = Shared::new();
+        server.reported.put("TimeZone", zone);
+        server.reported.put("application_name", application);
+        shared.say(&parse);
+        shared.give(server);
+        assert_eq!(shared.desk.written(), written, "{zone}, {application}");
+        let answer: &[(u8, &[u8])] = if written == "S" { &[] } else { &[(b'1', b"")] };
+        let mut input = frames(answer);
+        frame::put_ready(&mut input, b'I');
+        shared.hear(input);
+        server = shared.returned().expect("it is given back");
+    }
+    assert_eq!(server.prepared.iter().count(), 2);
+}
+
+/// What was read when nobody knew by what, or on what day, is nobody else's.
+#[test]
+fn a_statement_that_others_would_read_otherwise_does_not_stay() {
+    let set: [(u8, &[u8]); 3] = [
+        (b'P', b"\0SET TimeZone = 'Asia/Tokyo'\0\0\0"),
+        (b'B', b"\0\0\0\0\0\0\0\0"),
+        (b'E', b"\0\0\0\0\0"),
+    ];
+    let of_moment: (u8, &[u8]) = (b'P', b"s\0SELECT 'today'::date\0\0\0");
+    let other: (u8, &[u8]) = (b'P', b"s\0SELECT '2024-06-01'::timestamptz\0\0\0");
+    let done: [(u8, &[u8]); 3] = [(b'1', b""), (b'2', b""), (b'C', b"SET\0")];
+    for (messages, answers) in [
+        (vec![of_moment], vec![]),
+        ([&set[..], &[other]].concat(), done.to_vec()),
+    ] {
+        let mut shared = Shared::new();
+        shared.say(&[&messages[..], &[(b'S', b"")]].concat());
+        shared.give(Shared::active());
+        shared.desk.written();
+        let mut input = frames(&[&answers[..], &[(b'1', b"")]].concat());
+        frame::put_ready(&mut input, b'I');
+        shared.hear(input);
+        assert_eq!(shared.desk.written(), "C S");
+        assert!(shared.returned().is_none());
+        let mut input = frames(&[(b'3', b"")]);
+        frame::put_ready(&mut input, b'I');
+        shared.hear(input);
+        let server = shared.returned().expect("it is given back");
+        assert_eq!(server.prepared.iter().count(), 0);
+    }
+}
