@@ -217,6 +217,7 @@ impl Session {
             }
             unit.written_parts += 1;
             unit.may_have_set |= part.may_set();
+            self.has_notified |= part.notifies();
         }
     }
 

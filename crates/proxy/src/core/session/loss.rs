@@ -153,6 +153,7 @@ impl Session {
     fn run_again(&mut self, cx: &Context<'_>, out: &mut Out) {
         self.xid = XidState::NotAsked;
         self.has_unasked_writes = false;
+        self.has_notified = false;
         let began_before = self.status != b'I';
         if let Some(why) = self.cannot_run_again() {
             self.fail_transaction(why, out);
@@ -219,7 +220,9 @@ impl Session {
                 self.phase = Phase::Deciding;
                 self.ask_for_active(out);
             }
-            (XidState::None, _) if !is_alone && !self.has_unasked_writes => {
+            (XidState::None, _)
+                if !is_alone && !self.has_unasked_writes && !self.has_notified =>
+            {
                 // It had written nothing, so it does not matter whether it committed.
                 self.did_not_commit(cx, out);
             }

@@ -287,3 +287,33 @@ fn a_pipeline_without_an_end_is_not_kept() {
     desk.say(b'S', &[]);
     assert_eq!(desk.heard(), "ZE");
 }
+
+/// The transaction had no id when it was asked for, as it gets one when it commits: it was run again, and everybody was notified
+/// twice.
+#[test]
+fn a_notification_in_doubt_is_not_known() {
+    let no_id: [(u8, &[u8]); 4] = [
+        (b'1', b""),
+        (b'2', b""),
+        (b'D', b"\0\x01\xff\xff\xff\xff"),
+        (b'C', b"SELECT 1\0"),
+    ];
+    for (text, tag) in [
+        ("NOTIFY jobs", &b"NOTIFY\0"[..]),
+        ("SELECT pg_notify('jobs', '')", b"SELECT 1\0"),
+        ("UPDATE t SET a = 1 WHERE false", b"UPDATE 0\0"),
+    ] {
+        let mut desk = Desk::ready();
+        desk.say(b'Q', &[text.as_bytes(), b"\0"]);
+        assert!(desk.written().starts_with("BEGIN"), "{text}");
+        desk.answer(&[(b'C', b"BEGIN\0")], b'T');
+        desk.answer(&[(b'C', tag)], b'T');
+        desk.answer(&no_id, b'T');
+        desk.heard();
+        desk.take_over(900);
+        let is_run_again = desk.written().starts_with("BEGIN");
+        assert_eq!(is_run_again, text.starts_with("UPDATE"), "{text}");
+        let told = if is_run_again { "" } else { "08007 ZI" };
+        assert_eq!(desk.heard(), told, "{text}");
+    }
+}

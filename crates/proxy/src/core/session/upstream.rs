@@ -461,6 +461,7 @@ impl Session {
         self.names.end();
         self.xid = XidState::NotAsked;
         self.has_unasked_writes = false;
+        self.has_notified = false;
         self.owed = None;
         self.replay = None;
     }
@@ -472,7 +473,9 @@ impl Session {
             .transaction
             .as_ref()
             .is_some_and(|one| one.is_on_standby);
+        let has_notified = self.has_notified;
         self.end_transaction();
+        self.has_notified = has_notified;
         // What has committed is the session's own, whatever becomes of what follows.
         if let Some(link) = self.link.as_deref().filter(|link| link.epoch().is_some()) {
             self.seen.on_active(link.uncertain_epoch());

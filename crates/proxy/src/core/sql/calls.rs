@@ -98,6 +98,14 @@ pub fn sets(name: &str) -> bool {
     name == "set_config"
 }
 
+/// Queues a notification, for which the transaction gets an id when it commits.
+pub fn notifies(name: &str) -> bool {
+    name == NOTIFIES
+}
+
+/// What `NOTIFY` does as well.
+pub const NOTIFIES: &str = "pg_notify";
+
 /// Functions of large objects: their descriptors are numbers that one server gave.
 pub fn touches_large_objects(name: &str) -> bool {
     name.starts_with("lo_") || matches!(name, "loread" | "lowrite")

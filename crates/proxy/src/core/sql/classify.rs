@@ -97,6 +97,9 @@ fn part(node: &Tree, text: &str) -> Part {
         part.effects.push(Effect::Bond(Bond::Unknown));
     }
     part.calls = found.calls;
+    if matches!(node, Tree::NotifyStmt(_)) {
+        part.calls.push(calls::NOTIFIES.into());
+    }
     part
 }
 

@@ -189,6 +189,11 @@ impl Part {
         )
     }
 
+    /// Whether it queues a notification by itself.
+    pub fn notifies(&self) -> bool {
+        self.calls.iter().any(|name| calls::notifies(name))
+    }
+
     /// Whether settings may be others behind it, be it for a transaction only.
     pub fn may_set(&self) -> bool {
         let is_plain = matches!(
