@@ -75,6 +75,7 @@ impl Session {
         match &part.kind {
             Kind::Savepoint(name) => self.keeps.savepoint(name),
             Kind::RollbackTo(name) => self.keeps.rollback_to(name),
+            Kind::Release(name) => self.keeps.release(name),
             Kind::Commit { .. } | Kind::PrepareTransaction => self.end_keeps(!is_rollback),
             Kind::Rollback { .. } => self.end_keeps(false),
             _ => {}

@@ -120,6 +120,17 @@ impl Keeps {
         }
     }
 
+    /// `RELEASE` was executed: the savepoint is gone, and all that came after it; what changed since stays.
+    pub fn release(&mut self, name: &str) {
+        let is_it =
+            |entry: &Pending| matches!(entry, Pending::Savepoint(of) if of.as_ref() == name);
+        if let Some(at) = self.pending.iter().rposition(is_it) {
+            let behind = self.pending.split_off(at).into_iter();
+            let is_change = |entry: &Pending| matches!(entry, Pending::Effect(_));
+            self.pending.extend(behind.filter(is_change));
+        }
+    }
+
     /// Whether the transaction has set this, and not taken it back.
     pub fn sets(&self, name: &str) -> bool {
         let last = self.pending.iter().rev().find_map(|entry| match entry {
@@ -272,6 +283,23 @@ mod tests {
         keeps.rollback_to("s");
         keeps.end(true);
         assert_eq!(keeps.settings.value("a.b"), Some("1"));
+    }
+
+    /// There were two of one name: what was set behind the first was kept, although the server had undone it.
+    #[test]
+    fn a_savepoint_that_was_released_is_gone() {
+        let mut keeps = Keeps::default();
+        keeps.savepoint("s");
+        keeps.note(&set("1"));
+        keeps.savepoint("s");
+        keeps.savepoint("t");
+        keeps.note(&set("2"));
+        keeps.release("s");
+        assert!(keeps.sets("a.b"));
+        keeps.rollback_to("t");
+        keeps.rollback_to("s");
+        keeps.end(true);
+        assert_eq!(keeps.settings.value("a.b"), None);
     }
 
     #[test]
