@@ -180,6 +180,10 @@ impl Session {
             unit.bytes = BytesMut::new();
             unit.written = 0;
             unit.is_cut = true;
+            if let Some(mut unit) = self.unit.take() {
+                self.note_completed(&mut unit);
+                self.unit = Some(unit);
+            }
         }
     }
 

@@ -37,7 +37,7 @@ pub struct Names {
     statements: BTreeMap<Box<str>, Arc<Prepared>>,
     portals: HashMap<Box<str>, Arc<Statement>>,
     /// What the names meant when the transaction began, for those that have changed since.
-    before: Vec<(Box<str>, Option<Arc<Prepared>>)>,
+    before: HashMap<Box<str>, Option<Arc<Prepared>>>,
 }
 
 impl Prepared {
@@ -126,9 +126,7 @@ impl Names {
             Some(prepared) => self.statements.insert(name.into(), prepared),
             None => self.statements.remove(name),
         };
-        if !self.before.iter().any(|(of, _)| of.as_ref() == name) {
-            self.before.push((name.into(), old));
-        }
+        self.before.entry(name.into()).or_insert(old);
     }
 
     /// A portal was bound.
@@ -155,7 +153,7 @@ impl Names {
 
     /// Goes back to what the names meant when the transaction began, to run it once more.
     pub fn rewind(&mut self) {
-        for (name, old) in std::mem::take(&mut self.before).into_iter().rev() {
+        for (name, old) in std::mem::take(&mut self.before) {
             match old {
                 Some(old) => self.statements.insert(name, old),
                 None => self.statements.remove(&name),

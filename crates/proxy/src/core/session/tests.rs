@@ -281,6 +281,9 @@ fn a_pipeline_without_an_end_is_not_kept() {
             .as_ref()
             .map_or(0, |unit| unit.bytes.capacity());
         assert!(kept < 300_000, "{kept} bytes");
+        let unit = desk.session.unit.as_ref();
+        let count = unit.map_or(0, |unit| unit.facts.statements.len() + unit.complete.len());
+        assert!(count < 50, "{count} statements");
     }
     desk.take_over(900);
     assert_eq!(desk.heard(), "40001");
