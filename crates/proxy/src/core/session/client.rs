@@ -264,6 +264,8 @@ impl Session {
                 false => cx.volatile.may_write(name),
                 true => !cx.volatile.may_run_on_standby(name),
             });
+            let reads = statement.parts.iter().flat_map(|part| &part.reads);
+            unit.is_known_to_write |= cx.volatile.may_write_when_read(reads);
             let is_known = unit.is_known_to_write && !cx.lacks(Flaw::CatalogBelieved);
             unit.facts.writes |= calls_write || is_known;
         }

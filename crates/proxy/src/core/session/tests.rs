@@ -2,6 +2,7 @@
 
 mod shared;
 
+use super::super::sql::Volatile;
 use super::desk::{Desk, frames};
 
 /// `BEGIN` and a first `INSERT` in the simple protocol, whose transaction has the id.
@@ -318,5 +319,21 @@ fn a_notification_in_doubt_is_not_known() {
         assert_eq!(is_run_again, text.starts_with("UPDATE"), "{text}");
         let told = if is_run_again { "" } else { "08007 ZI" };
         assert_eq!(desk.heard(), told, "{text}");
+    }
+}
+
+/// A view's function had written, its answer was lost, and it wrote once more.
+#[test]
+fn a_view_that_may_write_is_not_run_again_without_a_question() {
+    for is_writing in [false, true] {
+        let mut desk = Desk::ready();
+        let views = is_writing.then(|| "v".into());
+        desk.volatile = Volatile::default().with_writing(views);
+        desk.say(b'Q', &[b"SELECT * FROM app.v\0"]);
+        let written = desk.written();
+        assert_eq!(written.starts_with("BEGIN"), is_writing, "{written}");
+        desk.take_over(900);
+        let told = if is_writing { "08007 ZI" } else { "" };
+        assert_eq!(desk.heard(), told);
     }
 }

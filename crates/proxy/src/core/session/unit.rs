@@ -120,7 +120,7 @@ pub struct Unit {
     pub skips: bool,
     /// A standby refused it.
     pub avoids_standbys: bool,
-    /// A standby said that it writes.
+    /// A standby said that it writes, or it reads what may write when it is read.
     pub is_known_to_write: bool,
     /// It was run, and must not be run again.
     pub must_not_repeat: bool,

@@ -26,6 +26,8 @@ pub struct Volatile {
     known: HashSet<Box<str>>,
     volatile: HashSet<Box<str>>,
     settled: HashSet<Box<str>>,
+    /// Tables and views of which reading may call a function that writes: by a view's query, or a policy.
+    writing: HashSet<Box<str>>,
 }
 
 impl Volatile {
@@ -41,6 +43,19 @@ impl Volatile {
             catalog.known.insert(function.name);
         }
         catalog
+    }
+
+    /// The same, where reading these tables and views calls volatile functions that are not settled.
+    pub fn with_writing(mut self, relations: impl IntoIterator<Item = Box<str>>) -> Volatile {
+        self.writing = relations.into_iter().collect();
+        self
+    }
+
+    /// Whether reading one of these tables and views may write.
+    pub fn may_write_when_read<'a>(&self, relations: impl IntoIterator<Item = &'a Box<str>>) -> bool {
+        let mut relations = relations.into_iter();
+        // In most databases there is none, and nothing to look up.
+        !self.writing.is_empty() && relations.any(|name| self.writing.contains(name))
     }
 
     /// Whether a call of `name` may write, also if the catalog has changed since it was read.

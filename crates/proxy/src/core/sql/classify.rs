@@ -69,6 +69,7 @@ fn part(node: &Tree, text: &str) -> Part {
     let mut part = Part {
         kind: Kind::Write,
         calls: Vec::new(),
+        reads: Vec::new(),
         effects: Vec::new(),
         may_act_outside: acts_unseen(node),
     };
@@ -95,6 +96,9 @@ fn part(node: &Tree, text: &str) -> Part {
         part.effects.append(&mut found.effects);
     } else if !found.effects.is_empty() {
         part.effects.push(Effect::Bond(Bond::Unknown));
+    }
+    if !part.writes() {
+        part.reads = found.relations;
     }
     part.calls = found.calls;
     if matches!(node, Tree::NotifyStmt(_)) {
@@ -421,6 +425,7 @@ struct Found {
     writes: bool,
     into_temporary: bool,
     calls: Vec<Box<str>>,
+    relations: Vec<Box<str>>,
     effects: Vec<Effect>,
 }
 
@@ -438,6 +443,7 @@ impl Found {
             "String" => {
                 self.into_temporary |= value["sval"].as_str().is_some_and(is_temporary_schema);
             }
+            "relname" => self.relations.extend(value.as_str().map(Into::into)),
             "FuncCall" => self.call(value),
             _ => {}
         }

@@ -110,6 +110,8 @@ pub struct Part {
     pub kind: Kind,
     /// The functions that it calls by name, in lower case, without their schemas.
     pub calls: Vec<Box<str>>,
+    /// The tables and views that it names, if it only reads them, without their schemas.
+    pub reads: Vec<Box<str>>,
     /// What it does to its session.
     pub effects: Vec<Effect>,
     /// It must not be run again, whatever it calls by name: something of it may outlive a rollback (a program on the server, or
@@ -157,6 +159,7 @@ impl Statement {
         let part = Part {
             kind: Kind::Opaque { may_end },
             calls: Vec::new(),
+            reads: Vec::new(),
             effects,
             may_act_outside: true,
         };
