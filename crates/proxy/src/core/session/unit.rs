@@ -149,7 +149,8 @@ impl Unit {
             facts.ends |= part.may_end();
             facts.writes |= part.writes();
             facts.cannot_repeat |= part.may_act_outside || !can_repeat(part);
-            facts.is_more_than_read |= part.writes();
+            // What nobody looks into may only read.
+            facts.is_more_than_read |= part.writes() && !part.may_act_outside;
             match &part.kind {
                 Kind::Begin(begin) => facts.begins = facts.begins.or(Some(*begin)),
                 Kind::Commit { .. } => facts.commits = true,

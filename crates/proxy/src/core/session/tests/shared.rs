@@ -653,3 +653,18 @@ fn a_statement_that_others_would_read_otherwise_does_not_stay() {
         assert_eq!(server.prepared.iter().count(), 0);
     }
 }
+
+/// `EXECUTE` was taken for a write, which proves by its commit that its active is active.
+#[test]
+fn what_may_be_a_read_is_as_strong_as_one() {
+    for text in ["SELECT 1", "EXECUTE p", "CALL f(NULL)", "SELECT '\u{fffd}' \\ '"] {
+        let mut shared = Shared::new();
+        shared.desk.rules.read = ReadMode::Strong;
+        shared.ask(text);
+        assert!(shared.has(|effect| matches!(effect, Effect::AskPosition)), "{text}");
+    }
+    let mut shared = Shared::new();
+    shared.desk.rules.read = ReadMode::Strong;
+    shared.ask("INSERT INTO t VALUES (1)");
+    assert!(!shared.has(|effect| matches!(effect, Effect::AskPosition)));
+}
