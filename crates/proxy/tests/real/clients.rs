@@ -434,13 +434,17 @@ async fn a_client_is_greeted_with_its_own_settings() {
     let set = "SET datestyle = 'German'; SET application_name = 'one'";
     one.batch_execute(set).await.expect("sets");
     let greeted = async |parameters: &str| {
-        let mut stream = tokio::net::TcpStream::connect(site.address).await.expect("it connects");
+        let mut stream = tokio::net::TcpStream::connect(site.address)
+            .await
+            .expect("it connects");
         let body = format!("\0\x03\0\0user\0postgres\0database\0postgres\0{parameters}\0");
         let len = u32::try_from(body.len() + 4).expect("short").to_be_bytes();
         let packet = [&len[..], body.as_bytes()].concat();
         stream.write_all(&packet).await.expect("sends");
         let mut greeting = Vec::new();
-        while !greeting.ends_with(b"Z\0\0\0\x05I") && stream.read_buf(&mut greeting).await.expect("reads") > 0 {}
+        while !greeting.ends_with(b"Z\0\0\0\x05I")
+            && stream.read_buf(&mut greeting).await.expect("reads") > 0
+        {}
         String::from_utf8_lossy(&greeting).into_owned()
     };
     let plain = greeted("").await;
@@ -450,7 +454,10 @@ async fn a_client_is_greeted_with_its_own_settings() {
     assert!(asking.contains("application_name\0two\0"), "{asking:?}");
     // What makes no sense is told when it is said, and the connection is as good as before.
     let refused = greeted("datestyle\0nonsense\0").await;
-    assert!(refused.starts_with('E') && refused.contains("FATAL"), "{refused:?}");
+    assert!(
+        refused.starts_with('E') && refused.contains("FATAL"),
+        "{refused:?}"
+    );
     one.batch_execute("SELECT 1").await.expect("it is served");
     let row = one.query_one("SHOW datestyle", &[]).await.expect("shows");
     assert_eq!(row.get::<_, &str>(0), "German, DMY");

@@ -208,7 +208,10 @@ async fn a_transaction_that_only_reads_leaves_nothing_on_the_standby() {
         .await;
         let (client, other) = (site.connect().await, site.connect().await);
         assert!(is_on_standby(&client).await);
-        client.batch_execute("BEGIN READ ONLY").await.expect("begins");
+        client
+            .batch_execute("BEGIN READ ONLY")
+            .await
+            .expect("begins");
         let text = "SELECT set_config('app.tenant', $1, false), pg_try_advisory_lock(5)";
         let row = client.query_one(text, &[&"one"]).await.expect("sets");
         assert!(row.get::<_, bool>(1));
@@ -234,7 +237,11 @@ async fn a_transaction_that_only_reads_leaves_nothing_on_the_standby() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_writes_when_it_is_read_is_found_in_the_catalog() {
     let site = Site::start("auth = \"trust\"").await;
-    site.primary.sql(&["CREATE DATABASE d", "ALTER SYSTEM SET log_statement = 'all'", "SELECT pg_reload_conf()"]);
+    site.primary.sql(&[
+        "CREATE DATABASE d",
+        "ALTER SYSTEM SET log_statement = 'all'",
+        "SELECT pg_reload_conf()",
+    ]);
     let directory = site.primary.directory().display();
     let conninfo = format!("host={directory} port=5432 user=postgres dbname=d");
     let directly = |text: &str| {
@@ -252,7 +259,13 @@ async fn what_writes_when_it_is_read_is_found_in_the_catalog() {
     directly("CREATE POLICY reads ON p USING (seen(a))");
     let client = site.try_connect("postgres", "dbname=d").await;
     let client = client.expect("it connects");
-    for (name, is_asked) in [("v", true), ("above", true), ("p", true), ("plain", false), ("t", false)] {
+    for (name, is_asked) in [
+        ("v", true),
+        ("above", true),
+        ("p", true),
+        ("plain", false),
+        ("t", false),
+    ] {
         let before = site.primary.log().matches("statement: BEGIN").count();
         let text = format!("SELECT * FROM {name}");
         client.simple_query(&text).await.expect("answers");

@@ -160,7 +160,10 @@ async fn an_error_in_a_pipeline_spoils_no_connection() {
     for mode in ["session", "transaction"] {
         let pool = format!("auth = \"trust\"\npool_mode = \"{mode}\"\npool_size = 1");
         let site = Site::start(&pool).await;
-        site.primary.sql(&["CREATE TABLE t (a int PRIMARY KEY)", "INSERT INTO t VALUES (0)"]);
+        site.primary.sql(&[
+            "CREATE TABLE t (a int PRIMARY KEY)",
+            "INSERT INTO t VALUES (0)",
+        ]);
         tokio::task::block_in_place(|| {
             let mut hand = Hand::connect(&site);
             let insert = [b"\0".to_vec(), execute("INSERT INTO t VALUES (0)")].concat();
@@ -175,7 +178,12 @@ async fn an_error_in_a_pipeline_spoils_no_connection() {
                 hand.say(&[(b'Q', format!("INSERT INTO t VALUES ({value})\0").as_bytes())]);
                 assert_eq!(hand.hear(b'Z'), "CZ", "{mode}");
             }
-            hand.say(&[(b'P', &select), (b'B', b"\0s\0\0\0\0\0\0\0"), run, (b'S', b"")]);
+            hand.say(&[
+                (b'P', &select),
+                (b'B', b"\0s\0\0\0\0\0\0\0"),
+                run,
+                (b'S', b""),
+            ]);
             assert_eq!(hand.hear(b'Z'), "12DCZ", "{mode}");
         });
         assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "4");

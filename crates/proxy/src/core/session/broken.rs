@@ -30,7 +30,7 @@ impl Session {
             self.unit = replay.into_waiting().or(self.unit.take());
         }
         if let Some(link) = self.link.take() {
-            self.remember(&link);
+            self.remember(&link, link.uncertain_epoch());
             self.link = Some(link);
         }
         let unit = self.unit.take();

@@ -225,7 +225,7 @@ impl Session {
             b'B' => {
                 let (portal, rest) = frame::name(body).ok_or(Malformed::Body(b'B'))?;
                 let (name, _) = frame::name(rest).ok_or(Malformed::Body(b'B'))?;
-                noted.prepared = self.names.statement_where(name, self.told.reading());
+                noted.prepared = self.names.statement(name, self.told.reading());
                 if let Some(prepared) = &noted.prepared {
                     self.names.bind(portal, prepared.statement.clone());
                 }
@@ -234,7 +234,7 @@ impl Session {
                 let (kind, rest) = body.split_first().ok_or(Malformed::Body(frame[0]))?;
                 let (name, _) = frame::name(rest).ok_or(Malformed::Body(frame[0]))?;
                 if *kind == b'S' {
-                    noted.prepared = self.names.statement_where(name, self.told.reading());
+                    noted.prepared = self.names.statement(name, self.told.reading());
                     if frame[0] == b'C' {
                         self.names.define(name, None);
                     }

@@ -111,16 +111,6 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the messages that were noted must not go to the standby in hand, which others have next.
-    fn is_too_much_for_standby(&self) -> bool {
-        let is_standby = |link: &super::Server| link.epoch().is_none();
-        let noted = self.unit.iter().flat_map(|unit| &unit.noted);
-        let mut parts = noted
-            .filter_map(|noted| noted.statement.as_ref())
-            .flat_map(|statement| &statement.parts);
-        self.link.as_deref().is_some_and(is_standby) && parts.any(Part::is_for_active)
-    }
-
     /// Writes the messages that were noted.
     pub(super) fn write_noted(&mut self, cx: &Context<'_>, out: &mut Out) {
         if self.is_too_much_for_standby() {
@@ -205,9 +195,8 @@ impl Session {
         };
         let writes = unit.facts.writes && (may_write(statement) || unit.is_known_to_write);
         self.has_unasked_writes |= writes;
-        let commits = |part: &Part| {
-            matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction)
-        };
+        let commits =
+            |part: &Part| matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction);
         unit.has_sent_commit |= statement.parts.iter().any(commits);
         // What comes behind the end of a transaction may commit by itself, as may what nobody understands.
         unit.has_sent_commit |= unit.facts.goes_on && unit.facts.writes;
@@ -318,13 +307,7 @@ impl Session {
         (on_server, is_new && is_shared)
     }
 
-    fn write_bind(
-        &mut self,
-        cx: &Context<'_>,
-        frame: &[u8],
-        noted: &Noted,
-        out: &mut Out,
-    ) -> bool {
+    fn write_bind(&mut self, cx: &Context<'_>, frame: &[u8], noted: &Noted, out: &mut Out) -> bool {
         let mut is_new = false;
         let body = frame::body(frame);
         let names = frame::name(body).and_then(|(portal, rest)| {

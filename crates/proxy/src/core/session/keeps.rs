@@ -345,7 +345,10 @@ mod tests {
     #[test]
     fn what_comes_behind_a_discard_is_there() {
         let mut keeps = Keeps::default();
-        keeps.note(&Effect::Prepare("gone".into(), "PREPARE gone AS SELECT 1".into()));
+        keeps.note(&Effect::Prepare(
+            "gone".into(),
+            "PREPARE gone AS SELECT 1".into(),
+        ));
         keeps.end(true);
         keeps.note(&Effect::DiscardAll);
         keeps.note(&Effect::Bond(Bond::Temporary));

@@ -45,7 +45,9 @@ impl Session {
         out.effects.push(Effect::Drop);
         out.server.clear();
         if !cx.lacks(Flaw::LossForgets) {
-            self.remember(&server);
+            let label = server.uncertain_epoch();
+            let label = label.filter(|_| !cx.lacks(Flaw::NewsBelieved));
+            self.remember(&server, label);
         }
         // What is due stays so while it is found out whether it may be told, by however many servers.
         if self.in_doubt.is_none()
@@ -102,13 +104,14 @@ impl Session {
     }
 
     /// What was begun on a server that is given up may have been done, and what it has answered was seen: whatever becomes of
-    /// the transaction, what the session reads next must not be older.
-    pub(super) fn remember(&mut self, server: &Server) {
+    /// the transaction, what the session reads next must not be older. An active was `taken_for` that of an epoch, if that is
+    /// not certain.
+    pub(super) fn remember(&mut self, server: &Server, taken_for: Option<Epoch>) {
         let unit = self.unit.as_deref();
         let is_open = self.status != b'I' || self.transaction.is_some();
         match &server.role {
             Role::Active(_) if is_open || unit.is_some_and(|unit| unit.is_dispatched) => {
-                self.seen.on_active(server.uncertain_epoch());
+                self.seen.on_active(taken_for);
             }
             Role::Standby(name) if is_open || unit.is_some_and(Unit::has_answered) => {
                 self.seen.on_standby(name, server.run);
@@ -220,9 +223,7 @@ impl Session {
                 self.phase = Phase::Deciding;
                 self.ask_for_active(out);
             }
-            (XidState::None, _)
-                if !is_alone && !self.has_unasked_writes && !self.has_notified =>
-            {
+            (XidState::None, _) if !is_alone && !self.has_unasked_writes && !self.has_notified => {
                 // It had written nothing, so it does not matter whether it committed.
                 self.did_not_commit(cx, out);
             }

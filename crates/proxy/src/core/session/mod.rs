@@ -34,6 +34,7 @@ mod replay;
 mod route;
 mod server;
 mod slots;
+mod standby;
 #[cfg(test)]
 mod tests;
 mod transaction;

@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(session.keeps.settings.value("work_mem"), Some("1MB"));
         assert_eq!(session.keeps.settings.value("a.b"), Some("0"));
         assert!(session.keeps.listens() && session.keeps.cannot_move());
-        assert!(session.names.statement("s").is_some());
+        assert!(session.names.statements().any(|(name, _)| name == "s"));
         assert_eq!(session.told, desk.session.told);
         let again = Desk {
             session,

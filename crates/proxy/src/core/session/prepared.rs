@@ -80,28 +80,25 @@ impl Prepared {
 }
 
 fn name_of(definition: &[u8], reading: u64) -> Box<str> {
-    format!("understudy_{:032x}", xxh3_128_with_seed(definition, reading)).into()
+    format!(
+        "understudy_{:032x}",
+        xxh3_128_with_seed(definition, reading)
+    )
+    .into()
 }
 
-/// Whether a string in it may be a time that is told by a word.
+/// Whether a string in it may be a time that is told by a word. (`now()` is no string.)
 fn names_a_moment(text: &[u8]) -> bool {
     const WORDS: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
-    let has = |word: &&[u8]| {
-        let mut places = text.windows(word.len());
-        places.any(|place| place.eq_ignore_ascii_case(word))
-    };
-    // `now()` is no string, and most statements that are prepared have none.
-    text.contains(&b'\'') && WORDS.iter().any(has)
+    let is_moment = |word: &[u8]| WORDS.iter().any(|one| word.eq_ignore_ascii_case(one));
+    let strings = text.split(|&byte| byte == b'\'').skip(1).step_by(2);
+    let mut words = strings.flat_map(|string| string.split(|byte| !byte.is_ascii_alphabetic()));
+    words.any(is_moment)
 }
 
 impl Names {
-    /// The statement of this name.
-    pub fn statement(&self, name: &str) -> Option<&Arc<Prepared>> {
-        self.statements.get(name)
-    }
-
-    /// The same, for a server that reads texts so.
-    pub fn statement_where(&mut self, name: &str, reading: u64) -> Option<Arc<Prepared>> {
+    /// The statement of this name, for a server that reads texts so.
+    pub fn statement(&mut self, name: &str, reading: u64) -> Option<Arc<Prepared>> {
         let prepared = self.statements.get_mut(name)?;
         if prepared.reading != reading {
             *prepared = Arc::new(prepared.where_read(reading));
@@ -259,12 +256,12 @@ mod tests {
         assert_ne!(one.name_where(1), *one.shared_name);
         let mut names = Names::default();
         names.define("a", Some(one.clone()));
-        let renamed = names.statement_where("a", 1).expect("it is there");
+        let renamed = names.statement("a", 1).expect("it is there");
         assert_eq!(*renamed.shared_name, one.name_where(1));
-        for text in ["SELECT 'Today'::date", "SELECT ' now '"] {
+        for text in ["SELECT 'Today'::date", "SELECT 'it''s now '"] {
             assert!(prepared(text).is_of_moment, "{text}");
         }
-        for text in ["SELECT now()", "SELECT 'a'"] {
+        for text in ["SELECT now() - '1 day'::interval", "SELECT 'unknown'"] {
             assert!(!prepared(text).is_of_moment, "{text}");
         }
     }
@@ -281,10 +278,10 @@ mod tests {
         names.rewind();
         assert!(
             names
-                .statement("a")
-                .is_some_and(|now| Arc::ptr_eq(now, &one))
+                .statement("a", 0)
+                .is_some_and(|now| Arc::ptr_eq(&now, &one))
         );
-        assert!(names.statement("b").is_none());
+        assert!(names.statement("b", 0).is_none());
     }
 
     #[test]

@@ -68,7 +68,9 @@ impl Session {
         let reads = unit.facts.begins.is_some() || !writes;
         match mode {
             ReadMode::Strong => reads,
-            _ => reads && (self.must_not_age(cx) || self.lacks_version() && !changes_settings(unit)),
+            _ => {
+                reads && (self.must_not_age(cx) || self.lacks_version() && !changes_settings(unit))
+            }
         }
     }
 
@@ -384,30 +386,6 @@ impl Session {
             Standing::Good
         } else {
             Standing::Behind
-        }
-    }
-
-    /// Gives the standby in hand back, and takes the active in hand again if it was there.
-    pub(super) fn unlink_standby(&mut self, out: &mut Out) {
-        if let Some(mut server) = self.link.take() {
-            server.is_restored = false;
-            out.effects.push(Effect::Return(server));
-        }
-        self.unpark(out);
-    }
-
-    /// Closes the connection to the standby in hand, and takes the active in hand again if it was there.
-    fn drop_standby(&mut self, out: &mut Out) {
-        if self.link.take().is_some() {
-            out.effects.push(Effect::Drop);
-        }
-        self.unpark(out);
-    }
-
-    fn unpark(&mut self, out: &mut Out) {
-        if self.parked.is_some() {
-            self.link = self.parked.take();
-            out.effects.push(Effect::Unpark);
         }
     }
 

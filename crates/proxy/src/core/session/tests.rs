@@ -1,6 +1,7 @@
 //! What becomes of units and transactions whose server is lost, message by message.
 
 mod shared;
+mod standby;
 
 use super::super::sql::Volatile;
 use super::desk::{Desk, frames};

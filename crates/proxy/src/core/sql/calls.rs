@@ -52,7 +52,10 @@ impl Volatile {
     }
 
     /// Whether reading one of these tables and views may write.
-    pub fn may_write_when_read<'a>(&self, relations: impl IntoIterator<Item = &'a Box<str>>) -> bool {
+    pub fn may_write_when_read<'a>(
+        &self,
+        relations: impl IntoIterator<Item = &'a Box<str>>,
+    ) -> bool {
         let mut relations = relations.into_iter();
         // In most databases there is none, and nothing to look up.
         !self.writing.is_empty() && relations.any(|name| self.writing.contains(name))
