@@ -19,6 +19,8 @@ pub enum Flaw {
     DoubtMeansYes,
     /// A session does not remember that it was on the active.
     OwnWritesForgotten,
+    /// A session does not remember what it did on a server that it loses.
+    LossForgets,
     /// Any standby is as good as the one that the session read on last.
     AnyStandby,
     /// A read does not wait for its version.
@@ -35,6 +37,8 @@ pub enum Flaw {
     EarlyPosition,
     /// What a standby says of a statement that it cannot run is told to the client.
     StandbysWordTold,
+    /// A session ends when a standby ends its connection.
+    StandbysEndTold,
     /// A function writes only if the catalog said so when it was read.
     CatalogBelieved,
     /// What calls a function that may write proves by that that its server is active.
@@ -52,7 +56,7 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 21] = [
+    pub const ALL: [Flaw; 23] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::EpochBelieved,
@@ -61,6 +65,7 @@ impl Flaw {
         Flaw::DoubtMeansNo,
         Flaw::DoubtMeansYes,
         Flaw::OwnWritesForgotten,
+        Flaw::LossForgets,
         Flaw::AnyStandby,
         Flaw::VersionIgnored,
         Flaw::RestartIgnored,
@@ -68,6 +73,7 @@ impl Flaw {
         Flaw::UnprovenPosition,
         Flaw::EarlyPosition,
         Flaw::StandbysWordTold,
+        Flaw::StandbysEndTold,
         Flaw::CatalogBelieved,
         Flaw::CallsAreProof,
         Flaw::ReplayForgotten,

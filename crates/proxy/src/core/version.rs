@@ -118,6 +118,11 @@ impl Seen {
         self.last = None;
     }
 
+    /// Whether it was proved that the log has everything up to here: whoever is active in that epoch or a later one has it.
+    pub fn is_proved(&self, position: Lsn) -> bool {
+        position <= self.floor
+    }
+
     /// What the next read needs. `least` is what the client itself asks for.
     pub fn required(&self, mode: ReadMode, least: Lsn) -> Required {
         match mode {

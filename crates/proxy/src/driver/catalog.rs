@@ -37,6 +37,32 @@ const FUNCTIONS: &str = "SELECT f.proname::text, pg_catalog.bool_or(f.provolatil
     ON d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = f.oid AND d.deptype = 'e' \
     GROUP BY 1";
 
+/// The tables and views of which reading calls a volatile function that is neither PostgreSQL's nor an extension's, by the rule of a
+/// view or by a policy, itself or behind an operator; and the views above them.
+const WRITING: &str = "WITH RECURSIVE named AS ( \
+        SELECT f.oid FROM pg_catalog.pg_proc f WHERE f.provolatile = 'v' AND f.oid >= 16384 \
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.objid = f.oid AND d.deptype = 'e' \
+            AND d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass) \
+    ), calling AS ( \
+        SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass AS class, oid FROM named \
+        UNION ALL SELECT 'pg_catalog.pg_operator'::pg_catalog.regclass, o.oid \
+        FROM pg_catalog.pg_operator o JOIN named ON named.oid = o.oprcode \
+    ), writing AS ( \
+        SELECT r.ev_class AS oid FROM calling c \
+        JOIN pg_catalog.pg_depend d ON d.refclassid = c.class AND d.refobjid = c.oid \
+            AND d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass \
+        JOIN pg_catalog.pg_rewrite r ON r.oid = d.objid \
+        UNION SELECT p.polrelid FROM calling c \
+        JOIN pg_catalog.pg_depend d ON d.refclassid = c.class AND d.refobjid = c.oid \
+            AND d.classid = 'pg_catalog.pg_policy'::pg_catalog.regclass \
+        JOIN pg_catalog.pg_policy p ON p.oid = d.objid \
+        UNION SELECT r.ev_class FROM writing w \
+        JOIN pg_catalog.pg_depend d ON d.refobjid = w.oid \
+            AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass \
+            AND d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass \
+        JOIN pg_catalog.pg_rewrite r ON r.oid = d.objid \
+    ) SELECT DISTINCT c.relname::text FROM writing w JOIN pg_catalog.pg_class c ON c.oid = w.oid";
+
 /// What PostgreSQL keeps of a password that counts now.
 const VERIFIER: &str = "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = $1 AND rolcanlogin \
     AND (rolvaliduntil IS NULL OR rolvaliduntil > pg_catalog.now())";
@@ -248,7 +274,9 @@ async fn read_functions(
         is_volatile: row.get(1),
         is_settled: row.get(2),
     });
-    Ok(Volatile::new(functions))
+    let relations = client.query(WRITING, &[]).await?;
+    let relations = relations.iter().map(|row| row.get::<_, String>(0).into());
+    Ok(Volatile::new(functions).with_writing(relations))
 }
 
 impl OwnLogin {

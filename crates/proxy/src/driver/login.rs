@@ -12,6 +12,7 @@ use volume::lsn::Lsn;
 
 use crate::core::frame::{self, Refusal, error_fields};
 use crate::core::session::{Reported, Role, Server};
+use crate::core::settings::Settings;
 use crate::core::topology::ServerRun;
 use crate::core::version::parse_lsn;
 use crate::scram::{Keys, Prover, Unproved};
@@ -95,6 +96,41 @@ impl Conn {
     /// Whether nothing of it waits here.
     pub fn is_quiet(&self) -> bool {
         self.input.is_empty() && self.rest == 0 && !self.socket.has_unsent()
+    }
+
+    /// Makes the settings of its session these, while no client has it, and hears what the server reports of them.
+    ///
+    /// # Errors
+    /// The server is gone, or refuses one of them: then it has what it had.
+    pub async fn set_up(&mut self, wanted: &Settings) -> Result<(), LoginError> {
+        let server = self.server.as_mut();
+        let unavailable = || LoginError::Unavailable("the connection is in use".to_owned());
+        let server = server.ok_or_else(unavailable)?;
+        let Some(text) = server.settings.statements_to(wanted) else {
+            return Ok(());
+        };
+        let mut output = BytesMut::new();
+        frontend::query(&text, &mut output)?;
+        self.socket.drain(&mut output).await?;
+        server.unnamed = None;
+        let mut refusal = None;
+        loop {
+            let message = receive(&mut self.socket, &mut self.input).await?;
+            match message[0] {
+                b'S' => note_parameter(&message, &mut server.reported),
+                b'E' if error_fields(&message).severity == b"ERROR" => refusal = Some(message),
+                b'E' => return Err(refused(message)),
+                b'Z' => break,
+                _ => {}
+            }
+        }
+        match refusal {
+            Some(words) => Err(LoginError::Refused(words)),
+            None => {
+                server.settings = wanted.clone();
+                Ok(())
+            }
+        }
     }
 
     /// Ends a session that nobody uses, as a client does that leaves.
@@ -250,13 +286,7 @@ impl Entry {
             let message = self.receive().await?;
             let body = frame::body(&message);
             match message[0] {
-                b'S' => {
-                    let pair = frame::name(body)
-                        .and_then(|(name, rest)| Some((name, frame::name(rest)?.0)));
-                    if let Some((name, value)) = pair {
-                        reported.put(name, value);
-                    }
-                }
+                b'S' => note_parameter(&message, &mut reported),
                 b'K' if body.len() >= 8 => {
                     let mut body = body;
                     key = (body.get_i32(), body.get_i32());
@@ -333,19 +363,35 @@ impl Entry {
     }
 
     async fn receive(&mut self) -> Result<BytesMut, LoginError> {
-        loop {
-            let taken = frame::take(&mut self.input, LOGIN_MESSAGE_BYTES)
-                .map_err(|error| LoginError::Unavailable(error.to_string()))?;
-            match taken {
-                Some(message) if message[0] == b'E' => return Err(refused(message)),
-                Some(message) => return Ok(message),
-                None => {
-                    if self.socket.read(&mut self.input).await? == 0 {
-                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-                    }
+        match receive(&mut self.socket, &mut self.input).await? {
+            message if message[0] == b'E' => Err(refused(message)),
+            message => Ok(message),
+        }
+    }
+}
+
+/// The next message of a server.
+async fn receive(socket: &mut Socket, input: &mut BytesMut) -> Result<BytesMut, LoginError> {
+    loop {
+        let taken = frame::take(input, LOGIN_MESSAGE_BYTES)
+            .map_err(|error| LoginError::Unavailable(error.to_string()))?;
+        match taken {
+            Some(message) => return Ok(message),
+            None => {
+                if socket.read(input).await? == 0 {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                 }
             }
         }
+    }
+}
+
+/// `ParameterStatus`.
+fn note_parameter(message: &[u8], to: &mut Reported) {
+    let pair = frame::name(frame::body(message))
+        .and_then(|(name, rest)| Some((name, frame::name(rest)?.0)));
+    if let Some((name, value)) = pair {
+        to.put(name, value);
     }
 }
 

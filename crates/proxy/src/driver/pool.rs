@@ -399,7 +399,7 @@ fn unavailable(why: &str) -> Refusal {
 }
 
 /// A server's own words end the client's connection as they would have ended a direct one.
-fn refusal_of(words: &[u8]) -> Refusal {
+pub(super) fn refusal_of(words: &[u8]) -> Refusal {
     let fields = crate::core::frame::error_fields(words);
     let code = CODES
         .iter()

@@ -19,8 +19,8 @@ use super::Proxy;
 use super::admin;
 use super::catalog::Functions;
 use super::client::{Admitted, Client};
-use super::login::{Conn, Login};
-use super::pool::{Held, Place};
+use super::login::{Conn, Login, LoginError};
+use super::pool::{Held, Place, Pool, refusal_of};
 use super::relay::relay;
 use super::socket::Socket;
 
@@ -213,22 +213,51 @@ impl Visit {
             },
             keys,
         };
+        let mut settings = Settings::default();
+        if !is_session {
+            settings_of(&startup.parameters, &mut settings);
+        }
         let pool = self.proxy.pool(login);
-        let topology = self.proxy.cluster.topology();
-        let held = match pool.try_take(&Place::Active, &topology) {
-            Some(held) => held,
-            None => pool.clone().take(Place::Active).await?.0,
-        };
+        let held = self.take_connection(&pool, &settings).await?;
         let functions = self.proxy.catalogs.of(&startup.database).await;
-        self.welcome(&startup, pool, held, functions)
+        self.welcome(&startup, pool, held, functions, settings)
+    }
+
+    /// A connection with these settings: the client is greeted with what its server reports, whoever has had it before.
+    async fn take_connection(
+        &mut self,
+        pool: &Arc<Pool>,
+        settings: &Settings,
+    ) -> Result<Held, Turned> {
+        let topology = self.proxy.cluster.topology();
+        let mut first = pool.try_take(&Place::Active, &topology);
+        loop {
+            let mut held = match first.take() {
+                Some(held) => held,
+                None => pool.clone().take(Place::Active).await?.0,
+            };
+            match held.conn.set_up(settings).await {
+                Ok(()) => return Ok(held),
+                Err(LoginError::Refused(words)) => {
+                    if let Some(server) = held.conn.server.take() {
+                        pool.put(held, server);
+                    }
+                    return Err(refusal_of(&words).into());
+                }
+                Err(LoginError::Denied(refusal)) => return Err(refusal.into()),
+                // It had ended while nobody used it: another one does.
+                Err(LoginError::Unavailable(why)) => tracing::debug!(why, "a connection is gone"),
+            }
+        }
     }
 
     fn welcome(
         &mut self,
         startup: &Startup,
-        pool: Arc<super::pool::Pool>,
+        pool: Arc<Pool>,
         mut held: Held,
         functions: Functions,
+        settings: Settings,
     ) -> Result<Admitted, Turned> {
         let is_session = self.proxy.config.pool_mode == Mode::Session;
         let secret_bytes = if startup.minor >= 2 { 32 } else { 4 };
@@ -251,10 +280,6 @@ impl Visit {
         let id = handle.id.to_be_bytes();
         frame::put(&mut self.output, b'K', &[&id, handle.secret()]);
         frame::put_ready(&mut self.output, b'I');
-        let mut settings = Settings::default();
-        if !is_session {
-            settings_of(&startup.parameters, &mut settings);
-        }
         let session = Session::new(settings, server.reported.clone(), u64::from(handle.id));
         let held = if is_session {
             held.conn.server = Some(server);

@@ -422,3 +422,43 @@ async fn a_prepared_statement_outlives_a_change_of_its_table() {
         other.query_one(&after, &[]).await.expect("answers");
     }
 }
+
+/// A client that asked for something else was told the date style of whoever had had the connection before; drivers that
+/// depend on one end the connection then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_greeted_with_its_own_settings() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let site = Site::start("auth = \"trust\"\npool_mode = \"transaction\"\npool_size = 1").await;
+    let one = site.connect().await;
+    let set = "SET datestyle = 'German'; SET application_name = 'one'";
+    one.batch_execute(set).await.expect("sets");
+    let greeted = async |parameters: &str| {
+        let mut stream = tokio::net::TcpStream::connect(site.address)
+            .await
+            .expect("it connects");
+        let body = format!("\0\x03\0\0user\0postgres\0database\0postgres\0{parameters}\0");
+        let len = u32::try_from(body.len() + 4).expect("short").to_be_bytes();
+        let packet = [&len[..], body.as_bytes()].concat();
+        stream.write_all(&packet).await.expect("sends");
+        let mut greeting = Vec::new();
+        while !greeting.ends_with(b"Z\0\0\0\x05I")
+            && stream.read_buf(&mut greeting).await.expect("reads") > 0
+        {}
+        String::from_utf8_lossy(&greeting).into_owned()
+    };
+    let plain = greeted("").await;
+    assert!(plain.contains("DateStyle\0ISO, MDY\0"), "{plain:?}");
+    let asking = greeted("datestyle\0SQL, DMY\0application_name\0two\0").await;
+    assert!(asking.contains("DateStyle\0SQL, DMY\0"), "{asking:?}");
+    assert!(asking.contains("application_name\0two\0"), "{asking:?}");
+    // What makes no sense is told when it is said, and the connection is as good as before.
+    let refused = greeted("datestyle\0nonsense\0").await;
+    assert!(
+        refused.starts_with('E') && refused.contains("FATAL"),
+        "{refused:?}"
+    );
+    one.batch_execute("SELECT 1").await.expect("it is served");
+    let row = one.query_one("SHOW datestyle", &[]).await.expect("shows");
+    assert_eq!(row.get::<_, &str>(0), "German, DMY");
+}

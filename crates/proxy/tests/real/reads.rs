@@ -197,3 +197,79 @@ async fn a_function_that_writes_by_now_runs_on_the_active() {
     assert_eq!(metric(&site, "refused_by_standby_total"), before);
     assert!(before < refused + 3, "{refused}, then {before}");
 }
+
+/// The next client ran as the tenant of the one before, and two had the same lock, on two servers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_only_reads_leaves_nothing_on_the_standby() {
+    for pool_mode in ["transaction", "session"] {
+        let site = Site::start(&format!(
+            "auth = \"trust\"\npool_mode = \"{pool_mode}\"\n[reads]\nmode = \"any\""
+        ))
+        .await;
+        let (client, other) = (site.connect().await, site.connect().await);
+        assert!(is_on_standby(&client).await);
+        client
+            .batch_execute("BEGIN READ ONLY")
+            .await
+            .expect("begins");
+        let text = "SELECT set_config('app.tenant', $1, false), pg_try_advisory_lock(5)";
+        let row = client.query_one(text, &[&"one"]).await.expect("sets");
+        assert!(row.get::<_, bool>(1));
+        client.batch_execute("COMMIT").await.expect("ends");
+        for _ in 0..5 {
+            let text = "/* understudy.read = standby */ SELECT pg_is_in_recovery(), \
+                        coalesce(current_setting('app.tenant', true), '')";
+            let row = other.query_one(text, &[]).await.expect("answers");
+            assert!(row.get::<_, bool>(0), "{pool_mode}");
+            assert_eq!(row.get::<_, &str>(1), "", "{pool_mode}");
+        }
+        let text = "SELECT pg_try_advisory_lock(5)";
+        let row = other.query_one(text, &[]).await.expect("answers");
+        assert!(!row.get::<_, bool>(0), "{pool_mode}: both have the lock");
+        let text = "SELECT current_setting('app.tenant')";
+        let row = client.query_one(text, &[]).await.expect("answers");
+        assert_eq!(row.get::<_, &str>(0), "one", "{pool_mode}");
+    }
+}
+
+/// A view calls a function that writes: its read is asked about as what it is, and so is that of a view above it, and of a table
+/// whose policy does.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_writes_when_it_is_read_is_found_in_the_catalog() {
+    let site = Site::start("auth = \"trust\"").await;
+    site.primary.sql(&[
+        "CREATE DATABASE d",
+        "ALTER SYSTEM SET log_statement = 'all'",
+        "SELECT pg_reload_conf()",
+    ]);
+    let directory = site.primary.directory().display();
+    let conninfo = format!("host={directory} port=5432 user=postgres dbname=d");
+    let directly = |text: &str| {
+        let answered = tokio::task::block_in_place(|| psql(&conninfo, text));
+        answered.expect(text)
+    };
+    directly("CREATE TABLE t (a int)");
+    directly("CREATE TABLE p (a int)");
+    directly(
+        "CREATE FUNCTION seen(int) RETURNS boolean LANGUAGE sql VOLATILE AS 'INSERT INTO t VALUES ($1) RETURNING true'",
+    );
+    directly("CREATE VIEW v AS SELECT seen(1) AS a");
+    directly("CREATE VIEW above AS SELECT a FROM v");
+    directly("CREATE VIEW plain AS SELECT a FROM t");
+    directly("CREATE POLICY reads ON p USING (seen(a))");
+    let client = site.try_connect("postgres", "dbname=d").await;
+    let client = client.expect("it connects");
+    for (name, is_asked) in [
+        ("v", true),
+        ("above", true),
+        ("p", true),
+        ("plain", false),
+        ("t", false),
+    ] {
+        let before = site.primary.log().matches("statement: BEGIN").count();
+        let text = format!("SELECT * FROM {name}");
+        client.simple_query(&text).await.expect("answers");
+        let after = site.primary.log().matches("statement: BEGIN").count();
+        assert_eq!(after > before, is_asked, "{name}");
+    }
+}

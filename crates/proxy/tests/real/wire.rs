@@ -153,3 +153,39 @@ async fn a_copy_of_what_is_written_is_answered_as_any() {
     });
     assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "2");
 }
+
+/// What the server had skipped behind an error was taken to be there: every later write on that connection failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_in_a_pipeline_spoils_no_connection() {
+    for mode in ["session", "transaction"] {
+        let pool = format!("auth = \"trust\"\npool_mode = \"{mode}\"\npool_size = 1");
+        let site = Site::start(&pool).await;
+        site.primary.sql(&[
+            "CREATE TABLE t (a int PRIMARY KEY)",
+            "INSERT INTO t VALUES (0)",
+        ]);
+        tokio::task::block_in_place(|| {
+            let mut hand = Hand::connect(&site);
+            let insert = [b"\0".to_vec(), execute("INSERT INTO t VALUES (0)")].concat();
+            let select = [b"s\0".to_vec(), execute("SELECT 1")].concat();
+            let bind: (u8, &[u8]) = (b'B', b"\0\0\0\0\0\0\0\0");
+            let run: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+            hand.say(&[(b'P', &insert), bind, run, (b'H', b"")]);
+            assert_eq!(hand.hear(b'E'), "12E", "{mode}");
+            hand.say(&[(b'P', &select), (b'S', b"")]);
+            assert_eq!(hand.hear(b'Z'), "Z", "{mode}");
+            for value in 1..=3 {
+                hand.say(&[(b'Q', format!("INSERT INTO t VALUES ({value})\0").as_bytes())]);
+                assert_eq!(hand.hear(b'Z'), "CZ", "{mode}");
+            }
+            hand.say(&[
+                (b'P', &select),
+                (b'B', b"\0s\0\0\0\0\0\0\0"),
+                run,
+                (b'S', b""),
+            ]);
+            assert_eq!(hand.hear(b'Z'), "12DCZ", "{mode}");
+        });
+        assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "4");
+    }
+}

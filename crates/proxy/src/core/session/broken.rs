@@ -29,6 +29,10 @@ impl Session {
         if let Some(replay) = self.replay.take() {
             self.unit = replay.into_waiting().or(self.unit.take());
         }
+        if let Some(link) = self.link.take() {
+            self.remember(&link, link.uncertain_epoch());
+            self.link = Some(link);
+        }
         let unit = self.unit.take();
         let was_open = self.status != b'I';
         let has_begun = unit.as_ref().is_some_and(|unit| unit.is_dispatched);

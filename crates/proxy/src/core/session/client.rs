@@ -140,6 +140,10 @@ impl Session {
             }
             return Ok(());
         }
+        if unit.has_failed && !unit.is_simple && tag != b'S' {
+            // The server would skip it, whatever it is.
+            return Ok(());
+        }
         let is_first = unit.bytes.is_empty() && !unit.is_dispatched;
         unit.is_simple |= matches!(tag, b'Q' | b'F') && is_first;
         unit.is_complete |= matches!(tag, b'Q' | b'F' | b'S');
@@ -157,7 +161,9 @@ impl Session {
         match self.phase {
             Phase::Running => {
                 self.write_noted(cx, out);
-                self.forget_written(cx);
+                if self.phase == Phase::Running {
+                    self.forget_written(cx);
+                }
             }
             _ if is_enough => self.dispatch(cx, out),
             _ => self.phase = Phase::Gathering,
@@ -174,6 +180,10 @@ impl Session {
             unit.bytes = BytesMut::new();
             unit.written = 0;
             unit.is_cut = true;
+            if let Some(mut unit) = self.unit.take() {
+                self.note_completed(&mut unit);
+                self.unit = Some(unit);
+            }
         }
     }
 
@@ -199,9 +209,14 @@ impl Session {
                 let (text, _) = frame::text(body).ok_or(Malformed::Body(b'Q'))?;
                 noted.statement = Some(cx.statements.look(text));
             }
-            b'F' => noted.statement = Some(Arc::new(Statement::opaque())),
+            b'F' => {
+                let number = body.first_chunk().ok_or(Malformed::Body(b'F'))?;
+                let statement = Statement::call_of(u32::from_be_bytes(*number));
+                noted.statement = Some(Arc::new(statement));
+            }
             b'P' => {
-                let (name, prepared) = Prepared::read(body, cx.statements)?;
+                let reading = self.told.reading();
+                let (name, prepared) = Prepared::read(body, cx.statements, reading)?;
                 let prepared = Arc::new(prepared);
                 self.names.define(name, Some(prepared.clone()));
                 unit.facts.own = unit.facts.own.or(prepared.statement.own);
@@ -210,7 +225,7 @@ impl Session {
             b'B' => {
                 let (portal, rest) = frame::name(body).ok_or(Malformed::Body(b'B'))?;
                 let (name, _) = frame::name(rest).ok_or(Malformed::Body(b'B'))?;
-                noted.prepared = self.names.statement(name).cloned();
+                noted.prepared = self.names.statement(name, self.told.reading());
                 if let Some(prepared) = &noted.prepared {
                     self.names.bind(portal, prepared.statement.clone());
                 }
@@ -219,7 +234,7 @@ impl Session {
                 let (kind, rest) = body.split_first().ok_or(Malformed::Body(frame[0]))?;
                 let (name, _) = frame::name(rest).ok_or(Malformed::Body(frame[0]))?;
                 if *kind == b'S' {
-                    noted.prepared = self.names.statement(name).cloned();
+                    noted.prepared = self.names.statement(name, self.told.reading());
                     if frame[0] == b'C' {
                         self.names.define(name, None);
                     }
@@ -249,6 +264,8 @@ impl Session {
                 false => cx.volatile.may_write(name),
                 true => !cx.volatile.may_run_on_standby(name),
             });
+            let reads = statement.parts.iter().flat_map(|part| &part.reads);
+            unit.is_known_to_write |= cx.volatile.may_write_when_read(reads);
             let is_known = unit.is_known_to_write && !cx.lacks(Flaw::CatalogBelieved);
             unit.facts.writes |= calls_write || is_known;
         }

@@ -6,7 +6,7 @@ use postgres_protocol::message::frontend;
 use super::super::flaw::Flaw;
 use super::super::frame;
 use super::super::settings::join;
-use super::super::sql::{Kind, Statement};
+use super::super::sql::{Kind, Part, Statement};
 use super::ask::XidState;
 use super::prepared::Prepared;
 use super::slots::{Ask, To};
@@ -113,6 +113,13 @@ impl Session {
 
     /// Writes the messages that were noted.
     pub(super) fn write_noted(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if self.is_too_much_for_standby() {
+            match self.cannot_run_again() {
+                Some(why) => self.fail_transaction(why, out),
+                None => self.leave_standby(cx, out),
+            }
+            return;
+        }
         let Some(mut unit) = self.unit.take() else {
             return;
         };
@@ -129,19 +136,16 @@ impl Session {
         let (start, end) = (unit.written, noted.end);
         match unit.bytes[start] {
             b'Q' => self.write_query(cx, unit, noted, out),
-            b'P' => self.write_parse(cx, &unit.bytes[start..end], noted, out),
-            b'B' => {
-                unit.named.extend(noted.prepared.clone());
-                self.write_bind(cx, &unit.bytes[start..end], noted, out);
-            }
-            b'D' | b'C' => {
-                unit.named.extend(noted.prepared.clone());
-                self.write_about(cx, &unit.bytes[start..end], noted, out);
+            b'P' | b'B' | b'D' | b'C' => {
+                let is_new = self.write_named(cx, unit, noted, out);
+                if is_new && let Some(prepared) = &noted.prepared {
+                    self.note_prepared(unit, prepared);
+                }
             }
             b'E' => self.write_execute(cx, unit, noted, out),
             b'S' => {
                 let asks = self.has_unasked_writes && self.wants_xid(cx);
-                if asks && !unit.facts.is_alone && !unit.facts.copies_in {
+                if asks && !unit.has_failed && !unit.facts.is_alone && !unit.facts.copies_in {
                     self.ask_xid(cx, false, unit.is_implicit(), out);
                 }
                 unit.has_sent_commit |= unit.is_implicit();
@@ -165,6 +169,25 @@ impl Session {
         }
     }
 
+    /// What names a prepared statement. Whether a server that sessions share has it since then.
+    fn write_named(
+        &mut self,
+        cx: &Context<'_>,
+        unit: &mut Unit,
+        noted: &Noted,
+        out: &mut Out,
+    ) -> bool {
+        let frame = &unit.bytes[unit.written..noted.end];
+        if frame[0] == b'P' {
+            return self.write_parse(cx, frame, noted, out);
+        }
+        unit.named.extend(noted.prepared.clone());
+        match frame[0] {
+            b'B' => self.write_bind(cx, frame, noted, out),
+            _ => self.write_about(cx, frame, noted, out),
+        }
+    }
+
     /// A statement goes to the server: what does it mean for the transaction's id?
     fn note_execution(&mut self, unit: &mut Unit, noted: &Noted) {
         let Some(statement) = &noted.statement else {
@@ -172,9 +195,8 @@ impl Session {
         };
         let writes = unit.facts.writes && (may_write(statement) || unit.is_known_to_write);
         self.has_unasked_writes |= writes;
-        let commits = |part: &super::super::sql::Part| {
-            matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction)
-        };
+        let commits =
+            |part: &Part| matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction);
         unit.has_sent_commit |= statement.parts.iter().any(commits);
         // What comes behind the end of a transaction may commit by itself, as may what nobody understands.
         unit.has_sent_commit |= unit.facts.goes_on && unit.facts.writes;
@@ -183,6 +205,8 @@ impl Session {
                 self.forget_statements(unit, effect);
             }
             unit.written_parts += 1;
+            unit.may_have_set |= part.may_set();
+            self.has_notified |= part.notifies();
         }
     }
 
@@ -215,10 +239,16 @@ impl Session {
         cx.rules.mode == PoolMode::Transaction || self.link.as_deref().is_some_and(is_standby)
     }
 
-    fn write_parse(&mut self, cx: &Context<'_>, frame: &[u8], noted: &Noted, out: &mut Out) {
+    fn write_parse(
+        &mut self,
+        cx: &Context<'_>,
+        frame: &[u8],
+        noted: &Noted,
+        out: &mut Out,
+    ) -> bool {
         let is_shared = self.is_shared(cx);
         let (Some(prepared), Some(link)) = (&noted.prepared, &mut self.link) else {
-            return;
+            return false;
         };
         let name = frame::name(frame::body(frame)).map_or("", |(name, _)| name);
         if name.is_empty() {
@@ -229,27 +259,31 @@ impl Session {
             link.prepared.insert(name);
             out.server.extend_from_slice(frame);
             self.slots.push(Ask::Parse(Some(name.into())), To::Client);
-        } else if link.prepared.insert(&prepared.shared_name) {
-            put_parse(&prepared.shared_name, prepared, out);
-            let name = prepared.shared_name.clone();
-            self.slots.push(Ask::Parse(Some(name)), To::Client);
         } else {
+            let name = prepared.name_where(link.reported.reading());
+            if link.prepared.insert(&name) {
+                put_parse(&name, prepared, out);
+                self.slots.push(Ask::Parse(Some(name.into())), To::Client);
+                return true;
+            }
             let answer = Bytes::from_static(PARSE_COMPLETE);
             self.slots.push(Ask::Emit(answer), To::Client);
         }
+        false
     }
 
-    /// Makes sure that the server in hand has the statement, and says by which name.
+    /// Makes sure that the server in hand has the statement, and says by which name; and whether it is one that sessions share
+    /// and has it since now.
     fn ensure_prepared(
         &mut self,
         cx: &Context<'_>,
         name: &str,
         prepared: &Prepared,
         out: &mut Out,
-    ) -> Box<str> {
+    ) -> (Box<str>, bool) {
         let is_shared = self.is_shared(cx);
         let Some(link) = &mut self.link else {
-            return name.into();
+            return (name.into(), false);
         };
         if name.is_empty() {
             if link.unnamed.as_ref() != Some(&prepared.shared_name) {
@@ -257,29 +291,32 @@ impl Session {
                 put_parse("", prepared, out);
                 self.slots.push(Ask::Parse(None), To::Nobody);
             }
-            return name.into();
+            return (name.into(), false);
         }
         let on_server: Box<str> = if is_shared {
-            prepared.shared_name.clone()
+            prepared.name_where(link.reported.reading()).into()
         } else {
             name.into()
         };
-        if link.prepared.insert(&on_server) {
+        let is_new = link.prepared.insert(&on_server);
+        if is_new {
             put_parse(&on_server, prepared, out);
             let ask = Ask::Parse(Some(on_server.clone()));
             self.slots.push(ask, To::Nobody);
         }
-        on_server
+        (on_server, is_new && is_shared)
     }
 
-    fn write_bind(&mut self, cx: &Context<'_>, frame: &[u8], noted: &Noted, out: &mut Out) {
+    fn write_bind(&mut self, cx: &Context<'_>, frame: &[u8], noted: &Noted, out: &mut Out) -> bool {
+        let mut is_new = false;
         let body = frame::body(frame);
         let names = frame::name(body).and_then(|(portal, rest)| {
             let (name, rest) = frame::name(rest)?;
             Some((portal, name, rest))
         });
         if let (Some((portal, name, rest)), Some(prepared)) = (names, &noted.prepared) {
-            let on_server = self.ensure_prepared(cx, name, prepared, out);
+            let on_server;
+            (on_server, is_new) = self.ensure_prepared(cx, name, prepared, out);
             if *on_server == *name {
                 out.server.extend_from_slice(frame);
             } else {
@@ -290,10 +327,17 @@ impl Session {
             out.server.extend_from_slice(frame);
         }
         self.slots.push(Ask::Bind, To::Client);
+        is_new
     }
 
     /// `Describe` and `Close`.
-    fn write_about(&mut self, cx: &Context<'_>, frame: &[u8], noted: &Noted, out: &mut Out) {
+    fn write_about(
+        &mut self,
+        cx: &Context<'_>,
+        frame: &[u8],
+        noted: &Noted,
+        out: &mut Out,
+    ) -> bool {
         let is_close = frame[0] == b'C';
         let (kind, rest) = (frame::body(frame)[0], &frame::body(frame)[1..]);
         let name = frame::name(rest).map_or("", |(name, _)| name);
@@ -309,7 +353,7 @@ impl Session {
             if is_close && is_shared {
                 let answer = Bytes::from_static(CLOSE_COMPLETE);
                 self.slots.push(Ask::Emit(answer), To::Client);
-                return;
+                return false;
             }
             if is_close && let Some(link) = &mut self.link {
                 link.prepared.remove(name);
@@ -318,20 +362,21 @@ impl Session {
                 }
             }
             if !is_close {
-                let on_server = self.ensure_prepared(cx, name, prepared, out);
+                let (on_server, is_new) = self.ensure_prepared(cx, name, prepared, out);
                 let pieces = [b"S".as_slice(), on_server.as_bytes(), b"\0"];
                 frame::put(&mut out.server, b'D', &pieces);
                 self.slots.push(Ask::DescribeStatement, To::Client);
-                return;
+                return is_new;
             }
         }
         out.server.extend_from_slice(frame);
         self.slots.push(ask, To::Client);
+        false
     }
 
     fn write_execute(&mut self, cx: &Context<'_>, unit: &mut Unit, noted: &Noted, out: &mut Out) {
         let commits = noted.statement.as_ref().is_some_and(|statement| {
-            let commits = |part: &super::super::sql::Part| matches!(part.kind, Kind::Commit { .. });
+            let commits = |part: &Part| matches!(part.kind, Kind::Commit { .. });
             statement.parts.iter().any(commits)
         });
         if commits && self.has_unasked_writes && self.wants_xid(cx) {

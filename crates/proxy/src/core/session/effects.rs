@@ -9,6 +9,9 @@ use super::prepared::Names;
 use super::server::Held;
 use super::unit::Unit;
 
+/// So many of the prepared statements that an endless unit names are kept: one of them may be what fails.
+const NAMED_LATELY: usize = 1000;
+
 /// What was forgotten when a statement was written that takes all prepared statements away.
 #[derive(Debug)]
 pub struct Forgotten {
@@ -39,6 +42,32 @@ impl Session {
             link.unnamed = None;
         }
         self.names.clear();
+    }
+
+    /// Of a unit whose end does not come, what is complete counts, and is not kept any longer.
+    pub(super) fn note_completed(&mut self, unit: &mut Unit) {
+        let mut parts = 0;
+        let mut statements = 0;
+        for statement in &unit.facts.statements {
+            if parts + statement.parts.len() > unit.complete.len() {
+                break;
+            }
+            for part in &statement.parts {
+                self.note_part(part, unit.complete.get(parts) == Some(&true));
+                parts += 1;
+            }
+            statements += 1;
+        }
+        unit.facts.statements.drain(..statements);
+        unit.complete.drain(..parts);
+        unit.written_parts -= parts.min(unit.written_parts);
+        // What had forgotten statements is done, or comes later.
+        unit.forgotten = unit.forgotten.take().and_then(|mut forgotten| {
+            forgotten.at = forgotten.at.checked_sub(parts)?;
+            Some(forgotten)
+        });
+        let surplus = unit.named.len().saturating_sub(NAMED_LATELY);
+        unit.named.drain(..surplus);
     }
 
     /// The unit is answered: what did it do?
@@ -75,6 +104,7 @@ impl Session {
         match &part.kind {
             Kind::Savepoint(name) => self.keeps.savepoint(name),
             Kind::RollbackTo(name) => self.keeps.rollback_to(name),
+            Kind::Release(name) => self.keeps.release(name),
             Kind::Commit { .. } | Kind::PrepareTransaction => self.end_keeps(!is_rollback),
             Kind::Rollback { .. } => self.end_keeps(false),
             _ => {}

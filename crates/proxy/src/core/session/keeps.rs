@@ -76,10 +76,15 @@ impl Keeps {
     pub fn note(&mut self, effect: &Effect) {
         match effect {
             Effect::Bond(bond) => {
+                // What was let go before in the same transaction is there again.
+                let lets_go = Pending::Effect(Effect::Unbond(*bond));
+                self.pending.retain(|entry| *entry != lets_go);
                 self.bonds.insert(*bond);
+                self.note_behind_discard(effect);
             }
             Effect::Prepare(name, text) => {
                 self.prepared.insert(name.clone(), text.clone());
+                self.note_behind_discard(effect);
             }
             Effect::Deallocate(Some(name)) => {
                 self.prepared.remove(name);
@@ -90,6 +95,14 @@ impl Keeps {
             | Effect::Unlisten(_)
             | Effect::Unbond(_)
             | Effect::DiscardAll => self.pending.push(Pending::Effect(effect.clone())),
+        }
+    }
+
+    /// What counts at once is taken away by a `DISCARD ALL` that came before it, when that counts; then it is there again.
+    fn note_behind_discard(&mut self, effect: &Effect) {
+        let discards = Pending::Effect(Effect::DiscardAll);
+        if self.pending.contains(&discards) {
+            self.pending.push(Pending::Effect(effect.clone()));
         }
     }
 
@@ -104,6 +117,17 @@ impl Keeps {
             |entry: &Pending| matches!(entry, Pending::Savepoint(of) if of.as_ref() == name);
         if let Some(at) = self.pending.iter().rposition(is_it) {
             self.pending.truncate(at + 1);
+        }
+    }
+
+    /// `RELEASE` was executed: the savepoint is gone, and all that came after it; what changed since stays.
+    pub fn release(&mut self, name: &str) {
+        let is_it =
+            |entry: &Pending| matches!(entry, Pending::Savepoint(of) if of.as_ref() == name);
+        if let Some(at) = self.pending.iter().rposition(is_it) {
+            let behind = self.pending.split_off(at).into_iter();
+            let is_change = |entry: &Pending| matches!(entry, Pending::Effect(_));
+            self.pending.extend(behind.filter(is_change));
         }
     }
 
@@ -167,7 +191,13 @@ impl Keeps {
                 self.bonds.remove(&bond);
             }
             Effect::DiscardAll => *self = Keeps::new(std::mem::take(&mut self.startup)),
-            Effect::Bond(_) | Effect::Prepare(..) | Effect::Deallocate(_) => {}
+            Effect::Bond(bond) => {
+                self.bonds.insert(bond);
+            }
+            Effect::Prepare(name, text) => {
+                self.prepared.insert(name, text);
+            }
+            Effect::Deallocate(_) => {}
         }
     }
 
@@ -255,6 +285,23 @@ mod tests {
         assert_eq!(keeps.settings.value("a.b"), Some("1"));
     }
 
+    /// There were two of one name: what was set behind the first was kept, although the server had undone it.
+    #[test]
+    fn a_savepoint_that_was_released_is_gone() {
+        let mut keeps = Keeps::default();
+        keeps.savepoint("s");
+        keeps.note(&set("1"));
+        keeps.savepoint("s");
+        keeps.savepoint("t");
+        keeps.note(&set("2"));
+        keeps.release("s");
+        assert!(keeps.sets("a.b"));
+        keeps.rollback_to("t");
+        keeps.rollback_to("s");
+        keeps.end(true);
+        assert_eq!(keeps.settings.value("a.b"), None);
+    }
+
     #[test]
     fn discard_all_goes_back_to_the_startup_message() {
         let mut startup = Settings::default();
@@ -268,6 +315,47 @@ mod tests {
         keeps.end(true);
         assert_eq!(keeps.settings.value("a.b"), Some("0"));
         assert!(!keeps.is_bound());
+    }
+
+    /// The connection went to the next client with the lock.
+    #[test]
+    fn what_is_taken_again_is_there() {
+        for bond in [Bond::Advisory, Bond::Temporary, Bond::HeldCursor] {
+            for is_undone in [false, true] {
+                let mut keeps = Keeps::default();
+                keeps.note(&Effect::Bond(bond));
+                keeps.end(true);
+                keeps.note(&Effect::Unbond(bond));
+                keeps.savepoint("s");
+                keeps.note(&Effect::Bond(bond));
+                if is_undone {
+                    // A lock stays, and so may the rest.
+                    keeps.rollback_to("s");
+                }
+                keeps.end(true);
+                assert!(keeps.cannot_move(), "{bond:?}");
+                keeps.note(&Effect::Unbond(bond));
+                keeps.end(true);
+                assert!(!keeps.is_bound(), "{bond:?}");
+            }
+        }
+    }
+
+    /// A pipeline may go on behind it.
+    #[test]
+    fn what_comes_behind_a_discard_is_there() {
+        let mut keeps = Keeps::default();
+        keeps.note(&Effect::Prepare(
+            "gone".into(),
+            "PREPARE gone AS SELECT 1".into(),
+        ));
+        keeps.end(true);
+        keeps.note(&Effect::DiscardAll);
+        keeps.note(&Effect::Bond(Bond::Temporary));
+        keeps.note(&Effect::Prepare("p".into(), "PREPARE p AS SELECT 1".into()));
+        keeps.end(true);
+        assert!(keeps.cannot_move());
+        assert_eq!(keeps.restore().as_deref(), Some("PREPARE p AS SELECT 1"));
     }
 
     /// The server has lost what the startup message asked for, and must be given it again.

@@ -13,7 +13,7 @@ use super::ask::XidState;
 use super::doubt::{Doubt, Whereabouts};
 use super::slots::Ask;
 use super::unit::Unit;
-use super::{Context, Effect, Out, Phase, Session};
+use super::{Context, Effect, Out, Phase, Role, Server, Session};
 
 /// How often a transaction is asked about that still ends.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -44,6 +44,11 @@ impl Session {
         };
         out.effects.push(Effect::Drop);
         out.server.clear();
+        if !cx.lacks(Flaw::LossForgets) {
+            let label = server.uncertain_epoch();
+            let label = label.filter(|_| !cx.lacks(Flaw::NewsBelieved));
+            self.remember(&server, label);
+        }
         // What is due stays so while it is found out whether it may be told, by however many servers.
         if self.in_doubt.is_none()
             && let Some(unit) = &mut self.unit
@@ -98,6 +103,23 @@ impl Session {
         }
     }
 
+    /// What was begun on a server that is given up may have been done, and what it has answered was seen: whatever becomes of
+    /// the transaction, what the session reads next must not be older. An active was `taken_for` that of an epoch, if that is
+    /// not certain.
+    pub(super) fn remember(&mut self, server: &Server, taken_for: Option<Epoch>) {
+        let unit = self.unit.as_deref();
+        let is_open = self.status != b'I' || self.transaction.is_some();
+        match &server.role {
+            Role::Active(_) if is_open || unit.is_some_and(|unit| unit.is_dispatched) => {
+                self.seen.on_active(taken_for);
+            }
+            Role::Standby(name) if is_open || unit.is_some_and(Unit::has_answered) => {
+                self.seen.on_standby(name, server.run);
+            }
+            _ => {}
+        }
+    }
+
     fn lost_idle(&mut self, cx: &Context<'_>, out: &mut Out) {
         if self.status != b'I' {
             self.run_again(cx, out);
@@ -134,12 +156,13 @@ impl Session {
     fn run_again(&mut self, cx: &Context<'_>, out: &mut Out) {
         self.xid = XidState::NotAsked;
         self.has_unasked_writes = false;
+        self.has_notified = false;
         let began_before = self.status != b'I';
         if let Some(why) = self.cannot_run_again() {
             self.fail_transaction(why, out);
         } else if began_before && !self.begin_replay(cx, out) {
             // It was told.
-        } else if began_before && self.must_not_age(cx) {
+        } else if began_before && self.distrusts_active(cx) {
             self.ask_position(out);
         } else if began_before {
             self.acquire_active(cx, out);
@@ -149,7 +172,7 @@ impl Session {
     }
 
     /// Why running the unit once more would do harm, or nobody could tell what the client has had.
-    fn cannot_run_again(&self) -> Option<&'static str> {
+    pub(super) fn cannot_run_again(&self) -> Option<&'static str> {
         // The facts of a unit that is prepared to run again are gone, but for these.
         match self.unit.as_deref()? {
             unit if unit.is_streamed => Some("an answer was too large to be compared"),
@@ -200,7 +223,7 @@ impl Session {
                 self.phase = Phase::Deciding;
                 self.ask_for_active(out);
             }
-            (XidState::None, _) if !is_alone && !self.has_unasked_writes => {
+            (XidState::None, _) if !is_alone && !self.has_unasked_writes && !self.has_notified => {
                 // It had written nothing, so it does not matter whether it committed.
                 self.did_not_commit(cx, out);
             }

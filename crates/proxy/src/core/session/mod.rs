@@ -34,6 +34,7 @@ mod replay;
 mod route;
 mod server;
 mod slots;
+mod standby;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -259,6 +260,8 @@ pub struct Session {
     xid: XidState,
     /// The open transaction may have written since its id was asked for.
     has_unasked_writes: bool,
+    /// The open transaction gets an id when it commits, though it may have none before.
+    has_notified: bool,
     /// The commit that is in doubt.
     in_doubt: Option<Doubt>,
     /// The client has had the first part of a message, and the next byte must be of its rest.
@@ -297,6 +300,7 @@ impl Session {
             owed: None,
             xid: XidState::default(),
             has_unasked_writes: false,
+            has_notified: false,
             in_doubt: None,
             is_amid_row: false,
             asked_status: None,

@@ -152,13 +152,15 @@ impl Session {
     /// If a prepared statement of it is none.
     pub fn unpack(packed: Packed, statements: &Statements) -> Result<Session, Unreadable> {
         let mut names = Names::default();
+        let told = reported_of(&packed.told);
         for (name, definition) in &packed.statements {
             let body = [name.as_bytes(), b"\0", definition].concat();
-            let (_, prepared) = Prepared::read(&body, statements).map_err(|_| Unreadable)?;
+            let read = Prepared::read(&body, statements, told.reading());
+            let (_, prepared) = read.map_err(|_| Unreadable)?;
             names.define(name, Some(prepared.into()));
         }
         names.end();
-        let mut session = Session::new(Settings::default(), reported_of(&packed.told), packed.turn);
+        let mut session = Session::new(Settings::default(), told, packed.turn);
         session.keeps = Keeps::unpack(packed.keeps);
         session.names = names;
         session.seen = packed.seen;
@@ -215,7 +217,7 @@ mod tests {
         assert_eq!(session.keeps.settings.value("work_mem"), Some("1MB"));
         assert_eq!(session.keeps.settings.value("a.b"), Some("0"));
         assert!(session.keeps.listens() && session.keeps.cannot_move());
-        assert!(session.names.statement("s").is_some());
+        assert!(session.names.statements().any(|(name, _)| name == "s"));
         assert_eq!(session.told, desk.session.told);
         let again = Desk {
             session,

@@ -1,24 +1,30 @@
 //! Prepared statements: the client's names, and the servers'.
 //!
 //! In transaction mode a client's statements follow it from server to server. Each gets one name on all
-//! servers, a sum of its text and parameter types, so that clients with the same statement share it.
+//! servers, a sum of its text, its parameter types and what literals are read by, so that clients with the same statement share
+//! it. Invariant: what a server has under a name is what it would make of the text for whoever uses that name.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::super::frame::{self, Malformed};
 use super::super::sql::{Statement, Statements};
 use super::slots::{Ask, To};
+use super::unit::Unit;
 use super::{Context, Out, Session};
 
 /// A prepared statement.
 #[derive(Debug)]
 pub struct Prepared {
-    /// Its name on servers that sessions share.
+    /// Its name on servers that sessions share, if they read texts so.
     pub shared_name: Box<str>,
+    reading: u64,
+    /// A literal in it means the time when it is prepared, like `'today'`.
+    pub is_of_moment: bool,
     /// What follows the name in its `Parse`: the text and the types of parameters.
     pub definition: Bytes,
     /// What it does.
@@ -31,30 +37,73 @@ pub struct Names {
     statements: BTreeMap<Box<str>, Arc<Prepared>>,
     portals: HashMap<Box<str>, Arc<Statement>>,
     /// What the names meant when the transaction began, for those that have changed since.
-    before: Vec<(Box<str>, Option<Arc<Prepared>>)>,
+    before: HashMap<Box<str>, Option<Arc<Prepared>>>,
 }
 
 impl Prepared {
-    /// Reads the body of a `Parse`: the name, and the statement.
+    /// Reads the body of a `Parse`: the name, and the statement. `reading` is what the session's server reads texts by.
     pub fn read<'a>(
         body: &'a [u8],
         statements: &Statements,
+        reading: u64,
     ) -> Result<(&'a str, Prepared), Malformed> {
         let (name, definition) = frame::name(body).ok_or(Malformed::Body(b'P'))?;
         let (text, _) = frame::text(definition).ok_or(Malformed::Body(b'P'))?;
         let prepared = Prepared {
-            shared_name: format!("understudy_{:032x}", xxh3_128(definition)).into(),
+            shared_name: name_of(definition, reading),
+            reading,
+            is_of_moment: names_a_moment(text),
             definition: Bytes::copy_from_slice(definition),
             statement: statements.look(text),
         };
         Ok((name, prepared))
     }
+
+    /// Its name on shared servers that read texts so.
+    pub fn name_where(&self, reading: u64) -> Cow<'_, str> {
+        match reading == self.reading {
+            true => Cow::Borrowed(&self.shared_name),
+            false => Cow::Owned(name_of(&self.definition, reading).into()),
+        }
+    }
+
+    /// The same for a session whose server reads texts so now.
+    fn where_read(&self, reading: u64) -> Prepared {
+        Prepared {
+            shared_name: name_of(&self.definition, reading),
+            reading,
+            is_of_moment: self.is_of_moment,
+            definition: self.definition.clone(),
+            statement: self.statement.clone(),
+        }
+    }
+}
+
+fn name_of(definition: &[u8], reading: u64) -> Box<str> {
+    format!(
+        "understudy_{:032x}",
+        xxh3_128_with_seed(definition, reading)
+    )
+    .into()
+}
+
+/// Whether a string in it may be a time that is told by a word. (`now()` is no string.)
+fn names_a_moment(text: &[u8]) -> bool {
+    const WORDS: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
+    let is_moment = |word: &[u8]| WORDS.iter().any(|one| word.eq_ignore_ascii_case(one));
+    let strings = text.split(|&byte| byte == b'\'').skip(1).step_by(2);
+    let mut words = strings.flat_map(|string| string.split(|byte| !byte.is_ascii_alphabetic()));
+    words.any(is_moment)
 }
 
 impl Names {
-    /// The statement of this name.
-    pub fn statement(&self, name: &str) -> Option<&Arc<Prepared>> {
-        self.statements.get(name)
+    /// The statement of this name, for a server that reads texts so.
+    pub fn statement(&mut self, name: &str, reading: u64) -> Option<Arc<Prepared>> {
+        let prepared = self.statements.get_mut(name)?;
+        if prepared.reading != reading {
+            *prepared = Arc::new(prepared.where_read(reading));
+        }
+        Some(prepared.clone())
     }
 
     /// All statements, by their names.
@@ -74,9 +123,7 @@ impl Names {
             Some(prepared) => self.statements.insert(name.into(), prepared),
             None => self.statements.remove(name),
         };
-        if !self.before.iter().any(|(of, _)| of.as_ref() == name) {
-            self.before.push((name.into(), old));
-        }
+        self.before.entry(name.into()).or_insert(old);
     }
 
     /// A portal was bound.
@@ -103,7 +150,7 @@ impl Names {
 
     /// Goes back to what the names meant when the transaction began, to run it once more.
     pub fn rewind(&mut self) {
-        for (name, old) in std::mem::take(&mut self.before).into_iter().rev() {
+        for (name, old) in std::mem::take(&mut self.before) {
             match old {
                 Some(old) => self.statements.insert(name, old),
                 None => self.statements.remove(&name),
@@ -121,7 +168,7 @@ impl Session {
         if let (Some(unit), Some(link), true) = (&mut self.unit, &self.link, is_shared) {
             let names = unit.named.iter().map(|named| &named.shared_name);
             let there = names.filter(|name| link.prepared.contains(name));
-            unit.stale = there.cloned().collect();
+            unit.stale.extend(there.cloned());
         }
     }
 
@@ -144,7 +191,18 @@ impl Session {
         !surplus.is_empty()
     }
 
-    /// Closes the statements that the server cannot run any more, before the unit is over. Whether there are any.
+    /// A statement is on the server in hand since `unit`. If it may be another one there for other sessions, or later, it goes
+    /// with the unit.
+    pub(super) fn note_prepared(&self, unit: &mut Unit, prepared: &Prepared) {
+        if let Some(link) = &self.link
+            && (prepared.is_of_moment || unit.may_have_set)
+        {
+            let name = prepared.name_where(link.reported.reading());
+            unit.stale.push(name.into());
+        }
+    }
+
+    /// Closes the statements that the server cannot run any more, or must not keep, before the unit is over. Whether there are any.
     pub(super) fn closes_stale(&mut self, out: &mut Out) -> bool {
         let (Some(unit), Some(link)) = (&mut self.unit, &mut self.link) else {
             return false;
@@ -175,7 +233,7 @@ mod tests {
     fn prepared(text: &str) -> Arc<Prepared> {
         let body = [b"s\0", text.as_bytes(), b"\0\0\0"].concat();
         let statements = Statements::default();
-        Arc::new(Prepared::read(&body, &statements).expect("valid").1)
+        Arc::new(Prepared::read(&body, &statements, 0).expect("valid").1)
     }
 
     #[test]
@@ -190,6 +248,24 @@ mod tests {
         );
     }
 
+    /// PostgreSQL makes a value of a literal when it prepares a statement.
+    #[test]
+    fn a_literal_is_another_one_where_it_is_read_otherwise() {
+        let one = prepared("SELECT '2024-06-01'::timestamptz");
+        assert_eq!(one.name_where(0), *one.shared_name);
+        assert_ne!(one.name_where(1), *one.shared_name);
+        let mut names = Names::default();
+        names.define("a", Some(one.clone()));
+        let renamed = names.statement("a", 1).expect("it is there");
+        assert_eq!(*renamed.shared_name, one.name_where(1));
+        for text in ["SELECT 'Today'::date", "SELECT 'it''s now '"] {
+            assert!(prepared(text).is_of_moment, "{text}");
+        }
+        for text in ["SELECT now() - '1 day'::interval", "SELECT 'unknown'"] {
+            assert!(!prepared(text).is_of_moment, "{text}");
+        }
+    }
+
     #[test]
     fn names_go_back_to_where_the_transaction_began() {
         let mut names = Names::default();
@@ -202,15 +278,15 @@ mod tests {
         names.rewind();
         assert!(
             names
-                .statement("a")
-                .is_some_and(|now| Arc::ptr_eq(now, &one))
+                .statement("a", 0)
+                .is_some_and(|now| Arc::ptr_eq(&now, &one))
         );
-        assert!(names.statement("b").is_none());
+        assert!(names.statement("b", 0).is_none());
     }
 
     #[test]
     fn a_parse_without_an_end_is_refused() {
-        assert!(Prepared::read(b"name", &Statements::default()).is_err());
-        assert!(Prepared::read(b"name\0text", &Statements::default()).is_err());
+        assert!(Prepared::read(b"name", &Statements::default(), 0).is_err());
+        assert!(Prepared::read(b"name\0text", &Statements::default(), 0).is_err());
     }
 }

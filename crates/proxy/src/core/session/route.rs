@@ -10,7 +10,7 @@ use super::super::sql::{Hint, Kind, Own, Part};
 use super::super::topology::NodeName;
 use super::super::version::{ReadMode, Required, choose, parse_lsn};
 use super::unit::Unit;
-use super::{Context, Effect, Out, Phase, Role, Session, Wait};
+use super::{Context, Effect, Out, Phase, Role, Server, Session, Wait};
 
 /// How a standby stands to what a read must see.
 enum Standing {
@@ -68,8 +68,20 @@ impl Session {
         let reads = unit.facts.begins.is_some() || !writes;
         match mode {
             ReadMode::Strong => reads,
-            _ => reads && self.must_not_age(cx),
+            _ => {
+                reads && (self.must_not_age(cx) || self.lacks_version() && !changes_settings(unit))
+            }
         }
+    }
+
+    /// Whether the client asks for more than is proved to be there: an active that was cut off may not have it.
+    fn lacks_version(&self) -> bool {
+        !self.seen.is_proved(self.least())
+    }
+
+    /// Whether whatever active there is must not answer a read without proof that it is active.
+    pub(super) fn distrusts_active(&self, cx: &Context<'_>) -> bool {
+        self.must_not_age(cx) || self.lacks_version()
     }
 
     /// Whether the active must prove that it is active, for the session may have seen more than it has.
@@ -111,6 +123,7 @@ impl Session {
             && parts.all(|part| {
                 let mut calls = part.calls.iter();
                 part.kind == Kind::Read
+                    && !part.is_for_active()
                     && (hinted || calls.all(|name| cx.volatile.may_run_on_standby(name)))
             })
     }
@@ -133,8 +146,21 @@ impl Session {
             self.phase = Phase::Waiting(Wait::Version(required));
             out.effects.push(Effect::Wake(cx.rules.read_wait));
         } else {
-            self.route_to_active(cx, out);
+            self.give_up_standbys(cx, out);
         }
+    }
+
+    /// No standby has in time what the read must see.
+    fn give_up_standbys(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if !self.lacks_version() {
+            self.route_to_active(cx, out);
+            return;
+        }
+        if let Some(unit) = &mut self.unit {
+            // Once it is proved where the active is there is nothing more to wait for.
+            unit.avoids_standbys = true;
+        }
+        self.ask_position(out);
     }
 
     fn acquire_standby(&mut self, name: NodeName, out: &mut Out) {
@@ -148,7 +174,7 @@ impl Session {
 
     /// No standby does it: the active it is, if it must not be feared to show what is older than a standby showed.
     pub(super) fn route_past_standbys(&mut self, cx: &Context<'_>, out: &mut Out) {
-        if self.read_mode(cx) == ReadMode::Strong || self.must_not_age(cx) {
+        if self.read_mode(cx) == ReadMode::Strong || self.distrusts_active(cx) {
             self.ask_position(out);
         } else {
             self.route_to_active(cx, out);
@@ -217,7 +243,7 @@ impl Session {
         let mode = self.read_mode(cx);
         if self.replay.is_some() {
             self.fail_transaction("no server proves that it is active", out);
-        } else if mode == ReadMode::Strong || self.must_not_age(cx) || asks {
+        } else if mode == ReadMode::Strong || self.distrusts_active(cx) || asks {
             let refusal = super::Refusal::error("57P03", "no server proves that it is active")
                 .detail("The position that this read must see could not be asked for in time.")
                 .hint("Try again, or SET understudy.read = 'any'.");
@@ -232,7 +258,7 @@ impl Session {
 
     /// Standbys have moved on, or the cluster has changed.
     pub fn news(&mut self, cx: &Context<'_>, out: &mut Out) {
-        let is_old = |server: &super::Server| {
+        let is_old = |server: &Server| {
             server
                 .epoch()
                 .is_some_and(|epoch| epoch < cx.topology.epoch)
@@ -262,7 +288,7 @@ impl Session {
     /// The time of an [`Effect::Wake`] has come.
     pub fn woken(&mut self, cx: &Context<'_>, out: &mut Out) {
         match self.phase {
-            Phase::Waiting(Wait::Version(_)) => self.route_to_active(cx, out),
+            Phase::Waiting(Wait::Version(_)) => self.give_up_standbys(cx, out),
             Phase::Deciding => self.decide(cx, out),
             _ => {}
         }
@@ -312,7 +338,7 @@ impl Session {
             }
             Standing::Behind => {
                 self.unlink_standby(out);
-                self.route_to_active(cx, out);
+                self.give_up_standbys(cx, out);
                 return;
             }
         }
@@ -363,18 +389,6 @@ impl Session {
         }
     }
 
-    /// Gives the standby in hand back, and takes the active in hand again if it was there.
-    pub(super) fn unlink_standby(&mut self, out: &mut Out) {
-        if let Some(mut server) = self.link.take() {
-            server.is_restored = false;
-            out.effects.push(Effect::Return(server));
-        }
-        if self.parked.is_some() {
-            self.link = self.parked.take();
-            out.effects.push(Effect::Unpark);
-        }
-    }
-
     /// No connection is to be had.
     pub fn refused(&mut self, cx: &Context<'_>, refusal: &super::Refusal, out: &mut Out) {
         if !matches!(self.phase, Phase::Waiting(Wait::Server) | Phase::Deciding) {
@@ -414,7 +428,12 @@ impl Session {
             Role::Standby(name) => {
                 self.seen.on_standby(&name.clone(), link.run);
                 self.counts.on_standby += 1;
-                self.unlink_standby(out);
+                if self.keeps.is_bound() {
+                    // It has something of this session after all, which nobody else must get.
+                    self.drop_standby(out);
+                } else {
+                    self.unlink_standby(out);
+                }
             }
             Role::Active(_) => {
                 if !cx.lacks(Flaw::OwnWritesForgotten) {
@@ -433,4 +452,8 @@ impl Session {
     }
 }
 
-use super::Server;
+/// Whether the unit does nothing else: it reads nothing, and may be what takes back what was asked for.
+fn changes_settings(unit: &Unit) -> bool {
+    let mut parts = unit.facts.statements.iter().flat_map(|all| &all.parts);
+    parts.all(|part| part.kind == Kind::Session && !part.effects.is_empty())
+}

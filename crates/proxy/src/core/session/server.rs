@@ -24,7 +24,19 @@ pub struct Reported {
     values: BTreeMap<Box<str>, Box<str>>,
     /// A sum of all of it, whatever the order, so that most comparisons are short.
     sum: u64,
+    /// The same of what texts are read by.
+    reading: u64,
 }
+
+/// By these PostgreSQL reads texts, and makes values of their literals, when it prepares a statement. (It reads them once more
+/// when the search path has changed.)
+const READING: [&str; 5] = [
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "client_encoding",
+    "standard_conforming_strings",
+];
 
 /// The prepared statements that a server has, by their names there, and in which order they were used last.
 #[derive(Debug, Clone, Default)]
@@ -157,10 +169,22 @@ impl Reported {
             return false;
         }
         if let Some(old) = self.values.insert(name.into(), value.into()) {
-            self.sum = self.sum.wrapping_sub(sum_of(name, &old));
+            self.add(name, sum_of(name, &old).wrapping_neg());
         }
-        self.sum = self.sum.wrapping_add(sum_of(name, value));
+        self.add(name, sum_of(name, value));
         true
+    }
+
+    fn add(&mut self, name: &str, sum: u64) {
+        self.sum = self.sum.wrapping_add(sum);
+        if READING.contains(&name) {
+            self.reading = self.reading.wrapping_add(sum);
+        }
+    }
+
+    /// Tells servers apart on which the same text is another statement.
+    pub fn reading(&self) -> u64 {
+        self.reading
     }
 
     /// The value of a parameter.

@@ -1,7 +1,9 @@
 //! What becomes of units and transactions whose server is lost, message by message.
 
 mod shared;
+mod standby;
 
+use super::super::sql::Volatile;
 use super::desk::{Desk, frames};
 
 /// `BEGIN` and a first `INSERT` in the simple protocol, whose transaction has the id.
@@ -119,10 +121,26 @@ fn what_comes_behind_a_rollback_commits_by_itself() {
 fn a_text_that_nobody_understands_may_have_committed() {
     let text = b"INSERT INTO u VALUES ('\xe9'); COMMIT";
     assert_eq!(lose_with(text), pair("08007 ZE", ""));
+    // It has not, but nobody knows what it calls.
     assert_eq!(
         lose_with(b"INSERT INTO u VALUES ('\xe9')"),
-        pair("", "BEGIN")
+        pair("40001 ZE", "")
     );
+}
+
+/// What a block of code had done elsewhere was there twice.
+#[test]
+fn what_acts_outside_of_its_transaction_is_not_run_again() {
+    let text = "DO $$ BEGIN PERFORM dblink_exec('', ''); END $$";
+    assert_eq!(lose_with(text.as_bytes()), pair("40001 ZE", ""));
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.query(text, "DO", b'T');
+    desk.heard();
+    desk.written();
+    desk.take_over(900);
+    desk.say(b'Q', &[b"SELECT 1\0"]);
+    assert_eq!((desk.heard(), desk.written()), pair("40001 ZE", ""));
 }
 
 /// It has no id that could be asked about if it is not known to write.
@@ -265,9 +283,58 @@ fn a_pipeline_without_an_end_is_not_kept() {
             .as_ref()
             .map_or(0, |unit| unit.bytes.capacity());
         assert!(kept < 300_000, "{kept} bytes");
+        let unit = desk.session.unit.as_ref();
+        let count = unit.map_or(0, |unit| unit.facts.statements.len() + unit.complete.len());
+        assert!(count < 50, "{count} statements");
     }
     desk.take_over(900);
     assert_eq!(desk.heard(), "40001");
     desk.say(b'S', &[]);
     assert_eq!(desk.heard(), "ZE");
+}
+
+/// The transaction had no id when it was asked for, as it gets one when it commits: it was run again, and everybody was notified
+/// twice.
+#[test]
+fn a_notification_in_doubt_is_not_known() {
+    let no_id: [(u8, &[u8]); 4] = [
+        (b'1', b""),
+        (b'2', b""),
+        (b'D', b"\0\x01\xff\xff\xff\xff"),
+        (b'C', b"SELECT 1\0"),
+    ];
+    for (text, tag) in [
+        ("NOTIFY jobs", &b"NOTIFY\0"[..]),
+        ("SELECT pg_notify('jobs', '')", b"SELECT 1\0"),
+        ("UPDATE t SET a = 1 WHERE false", b"UPDATE 0\0"),
+    ] {
+        let mut desk = Desk::ready();
+        desk.say(b'Q', &[text.as_bytes(), b"\0"]);
+        assert!(desk.written().starts_with("BEGIN"), "{text}");
+        desk.answer(&[(b'C', b"BEGIN\0")], b'T');
+        desk.answer(&[(b'C', tag)], b'T');
+        desk.answer(&no_id, b'T');
+        desk.heard();
+        desk.take_over(900);
+        let is_run_again = desk.written().starts_with("BEGIN");
+        assert_eq!(is_run_again, text.starts_with("UPDATE"), "{text}");
+        let told = if is_run_again { "" } else { "08007 ZI" };
+        assert_eq!(desk.heard(), told, "{text}");
+    }
+}
+
+/// A view's function had written, its answer was lost, and it wrote once more.
+#[test]
+fn a_view_that_may_write_is_not_run_again_without_a_question() {
+    for is_writing in [false, true] {
+        let mut desk = Desk::ready();
+        let views = is_writing.then(|| "v".into());
+        desk.volatile = Volatile::default().with_writing(views);
+        desk.say(b'Q', &[b"SELECT * FROM app.v\0"]);
+        let written = desk.written();
+        assert_eq!(written.starts_with("BEGIN"), is_writing, "{written}");
+        desk.take_over(900);
+        let told = if is_writing { "08007 ZI" } else { "" };
+        assert_eq!(desk.heard(), told);
+    }
 }

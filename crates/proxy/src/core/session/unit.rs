@@ -96,8 +96,10 @@ pub struct Unit {
     pub complete: Vec<bool>,
     /// The prepared statements that it names.
     pub named: Vec<Arc<Prepared>>,
-    /// The names of those that the server in hand cannot run any more, as a table has changed.
+    /// The names of those that the server in hand cannot run any more, as a table has changed, or must not keep.
     pub stale: Vec<Box<str>>,
+    /// A statement was written behind which settings may be others than the server has reported.
+    pub may_have_set: bool,
     /// What was forgotten with a statement that takes all prepared ones away.
     pub forgotten: Option<Box<Forgotten>>,
     /// A `COMMIT` ended as a rollback.
@@ -118,7 +120,7 @@ pub struct Unit {
     pub skips: bool,
     /// A standby refused it.
     pub avoids_standbys: bool,
-    /// A standby said that it writes.
+    /// A standby said that it writes, or it reads what may write when it is read.
     pub is_known_to_write: bool,
     /// It was run, and must not be run again.
     pub must_not_repeat: bool,
@@ -146,8 +148,9 @@ impl Unit {
             facts.goes_on |= facts.ends || part.may_chain();
             facts.ends |= part.may_end();
             facts.writes |= part.writes();
-            facts.cannot_repeat |= part.touches_large_objects || !can_repeat(part);
-            facts.is_more_than_read |= part.writes();
+            facts.cannot_repeat |= part.may_act_outside || !can_repeat(part);
+            // What nobody looks into may only read.
+            facts.is_more_than_read |= part.writes() && !part.may_act_outside;
             match &part.kind {
                 Kind::Begin(begin) => facts.begins = facts.begins.or(Some(*begin)),
                 Kind::Commit { .. } => facts.commits = true,
@@ -168,6 +171,11 @@ impl Unit {
     /// Whether it is a transaction by itself.
     pub fn is_implicit(&self) -> bool {
         self.began_in == b'I' && self.facts.begins.is_none()
+    }
+
+    /// Whether its client has had something of its answer.
+    pub fn has_answered(&self) -> bool {
+        self.answered.frames > 0 || self.is_streamed
     }
 
     /// Whether it commits a transaction block.
@@ -198,6 +206,7 @@ impl Unit {
         self.forgotten = None;
         self.named.clear();
         self.stale.clear();
+        self.may_have_set = false;
         self.was_rolled_back = false;
         self.held = None;
         self.is_wrapped = false;

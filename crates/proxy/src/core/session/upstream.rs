@@ -6,15 +6,16 @@ use super::super::flaw::Flaw;
 use super::super::frame;
 use super::ask::XidState;
 use super::slots::{Ask, To};
+use super::standby::READ_ONLY;
 use super::transaction::Transaction;
 use super::unit::Unit;
-use super::{Context, Effect, Out, Phase, Role, Session, Wait};
+use super::{Context, Out, Phase, Session, Wait};
 
 /// `in_failed_sql_transaction`
 const FAILED_TRANSACTION: &[u8] = b"25P02";
 
-/// `read_only_sql_transaction`
-const READ_ONLY: &[u8] = b"25006";
+/// `idle_in_transaction_session_timeout` and `transaction_timeout`, which a session sets for itself.
+const TIMEOUTS: &[&[u8]] = &[b"25P03", b"25P04"];
 
 /// Who says that a statement would have another result than when it was prepared.
 const REVALIDATES: &[u8] = b"RevalidateCachedQuery";
@@ -241,13 +242,7 @@ impl Session {
     fn server_error(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
         let fields = frame::error_fields(bytes);
         if matches!(fields.severity, b"FATAL" | b"PANIC") {
-            if matches!(fields.code, b"57P01" | b"57P02" | b"57P03") {
-                self.last_words = Some(Bytes::copy_from_slice(bytes));
-                self.server_lost(cx, out);
-            } else {
-                out.client.extend_from_slice(bytes);
-                self.shut(out);
-            }
+            self.server_ends(cx, fields.code, bytes, out);
             return;
         }
         let Some(slot) = self.slots.front() else {
@@ -283,6 +278,24 @@ impl Session {
         }
     }
 
+    /// The server ends the connection. A standby may do so at any time, as replay comes first there: that is no reason to end
+    /// the session, unless its client has asked for it.
+    fn server_ends(&mut self, cx: &Context<'_>, code: &[u8], bytes: &[u8], out: &mut Out) {
+        let is_standby = self
+            .link
+            .as_deref()
+            .is_some_and(|link| link.epoch().is_none());
+        if is_standby && !TIMEOUTS.contains(&code) && !cx.lacks(Flaw::StandbysEndTold) {
+            self.server_lost(cx, out);
+        } else if matches!(code, b"57P01" | b"57P02" | b"57P03") {
+            self.last_words = Some(Bytes::copy_from_slice(bytes));
+            self.server_lost(cx, out);
+        } else {
+            out.client.extend_from_slice(bytes);
+            self.shut(out);
+        }
+    }
+
     fn client_error(&mut self, code: &[u8], bytes: &[u8], out: &mut Out) {
         if let Some(unit) = &mut self.unit {
             unit.has_failed = true;
@@ -310,29 +323,9 @@ impl Session {
         }
     }
 
-    /// Whether an error tells that this is nothing for a standby, or not now.
-    fn moves_to_active(&self, code: &[u8]) -> bool {
-        let is_standby = |link: &super::Server| matches!(link.role, Role::Standby(_));
-        let is_moving = matches!(code, b"0A000" | b"40001" | b"40P01" | b"55000");
-        (is_moving || code == READ_ONLY)
-            && self.link.as_deref().is_some_and(is_standby)
-            && self.phase == Phase::Running
-            && self
-                .unit
-                .as_ref()
-                .is_some_and(|unit| !unit.is_streamed && !unit.is_cut)
-    }
-
-    /// A standby says that the unit writes: what was known of a function is not so any more, or something writes that
-    /// nobody looks into.
-    fn learn_that_it_writes(&mut self, out: &mut Out) {
-        if let Some(unit) = &mut self.unit {
-            unit.is_known_to_write = true;
-        }
-        out.effects.push(Effect::LearnFunctions);
-    }
-
     fn server_ready(&mut self, cx: &Context<'_>, status: u8, out: &mut Out) {
+        // Whatever is still due before that, the server has skipped.
+        self.forget_unparsed();
         let Some(slot) = self.slots.pop_end() else {
             return;
         };
@@ -341,8 +334,8 @@ impl Session {
             To::Setup => self.answered_for_us(cx, out),
             To::Nobody | To::Xid => {}
             To::Wrapped => self.wrapped(cx, out),
-            _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
             To::Client if self.closes_stale(out) => {}
+            _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
             To::Client | To::Commit => self.finish(cx, status, out),
         }
     }
@@ -447,6 +440,7 @@ impl Session {
         self.names.end();
         self.xid = XidState::NotAsked;
         self.has_unasked_writes = false;
+        self.has_notified = false;
         self.owed = None;
         self.replay = None;
     }
@@ -458,7 +452,9 @@ impl Session {
             .transaction
             .as_ref()
             .is_some_and(|one| one.is_on_standby);
+        let has_notified = self.has_notified;
         self.end_transaction();
+        self.has_notified = has_notified;
         // What has committed is the session's own, whatever becomes of what follows.
         if let Some(link) = self.link.as_deref().filter(|link| link.epoch().is_some()) {
             self.seen.on_active(link.uncertain_epoch());
@@ -483,27 +479,5 @@ impl Session {
         } else {
             transaction.obstacle = Some("replay is switched off");
         }
-    }
-
-    /// The unit cannot be done by the standby in hand: the active does it.
-    pub(super) fn leave_standby(&mut self, cx: &Context<'_>, out: &mut Out) {
-        if let Some(link) = self.link.take()
-            && let Role::Standby(name) = &link.role
-            && self.transaction.is_some()
-        {
-            // Its transaction has read there.
-            self.seen.on_standby(name, link.run);
-        }
-        self.slots.clear();
-        out.server.clear();
-        out.effects.push(Effect::Drop);
-        if let Some(unit) = &mut self.unit {
-            unit.again();
-            unit.avoids_standbys = true;
-        }
-        if self.transaction.is_some() && !self.begin_replay(cx, out) {
-            return;
-        }
-        self.route_past_standbys(cx, out);
     }
 }

@@ -110,13 +110,15 @@ impl World {
             ReadMode::Session => other.id == client.id,
             _ => false,
         };
-        let earlier = self
-            .clients
-            .iter()
-            .filter(of_whom)
-            .flat_map(|other| &other.history);
-        let acknowledged =
-            earlier.filter(|other| other.committed == Some(true) && other.to < told.from);
+        let earlier = self.clients.iter().filter(of_whom).flat_map(|other| {
+            // Of what is not known to have committed its client looks for the effects.
+            let may_be_there = move |told: &&Told| match other.id == client.id {
+                true => told.committed != Some(false),
+                false => told.committed == Some(true),
+            };
+            other.history.iter().filter(may_be_there)
+        });
+        let acknowledged = earlier.filter(|other| other.to < told.from);
         let last = acknowledged
             .flat_map(appends_of)
             .filter(|(of, _)| *of == key)

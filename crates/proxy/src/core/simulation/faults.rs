@@ -3,6 +3,7 @@
 use dax::ids::Epoch;
 use rand::Rng;
 
+use super::super::frame::Refusal;
 use super::super::session::{Packed, Session};
 use super::super::topology::News;
 use super::World;
@@ -14,6 +15,7 @@ impl World {
             2 => self.freeze(),
             3 | 7 | 8 => self.restart_standby(),
             4..=6 => self.break_wire(),
+            19 | 20 => self.end_on_standby(),
             9..=11 => self.delay_reports(),
             12..=16 => self.hand_over(),
             17 | 18 => self.take_over_often(),
@@ -186,6 +188,20 @@ impl World {
             let sent = wire.backend.sent.len();
             let some = self.rng.random_range(0..=sent);
             wire.backend.sent.truncate(some);
+        }
+    }
+
+    /// Replay on a standby comes first: it ends the connection of a client that is in its way.
+    fn end_on_standby(&mut self) {
+        let client = self.rng.random_range(0..self.clients.len());
+        if let Some(at) = self.clients[client].wire
+            && let Some(wire) = self.wires[at].as_mut()
+            && wire.is_alive
+            && self.nodes[wire.node].is_standby()
+            && self.nodes[wire.node].life == wire.life
+        {
+            Refusal::fatal("40001", "conflict with recovery").put(&mut wire.backend.sent);
+            wire.is_alive = false;
         }
     }
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use quick_cache::sync::Cache;
 
+use super::calls;
 use super::classify::classify;
-use super::scan::{Shape, has_word, shape};
-use super::{Effect, Kind, Statement};
+use super::scan::{Shape, Words, shape};
+use super::{Bond, Effect, Kind, Statement};
 
 /// Statements that are remembered. One is a few hundred bytes with its key.
 const REMEMBERED: usize = 10_000;
@@ -64,9 +65,30 @@ impl Statements {
 
 /// A text that is not parsed. Where words end and literals begin can be told nevertheless.
 fn unread(text: &[u8]) -> Statement {
-    const ENDS: [&str; 5] = ["ABORT", "COMMIT", "END", "PREPARE", "ROLLBACK"];
-    Statement::unread(has_word(text, &ENDS))
+    let words = Words::of(text);
+    let mut effects = Vec::new();
+    if words.have(LOCKS) {
+        effects.push(Effect::Bond(Bond::Advisory));
+    }
+    if words.begin_with(CHANGE_SESSION) || words.have(LEAVE_SOMETHING) {
+        effects.push(Effect::Bond(Bond::Unknown));
+    }
+    Statement::unread(words.have(ENDS), effects)
 }
+
+/// End transactions.
+const ENDS: &[&str] = &["ABORT", "COMMIT", "END", "PREPARE", "ROLLBACK"];
+/// Take locks that the session keeps.
+const LOCKS: &[&str] = &[
+    "PG_ADVISORY_LOCK",
+    "PG_ADVISORY_LOCK_SHARED",
+    "PG_TRY_ADVISORY_LOCK",
+    "PG_TRY_ADVISORY_LOCK_SHARED",
+];
+/// Begin statements that change the session. (`UPDATE` has `SET` in it.)
+const CHANGE_SESSION: &[&str] = &["LISTEN", "LOAD", "PREPARE", "RESET", "SET"];
+/// Are part of those that leave something on the connection.
+const LEAVE_SOMETHING: &[&str] = &["HOLD", "PG_TEMP", "SET_CONFIG", "TEMP", "TEMPORARY"];
 
 fn parse(text: &[u8], shape: &Shape) -> Statement {
     let mut statement = std::str::from_utf8(text)
@@ -87,7 +109,7 @@ fn depends_on_literals(statement: &Statement) -> bool {
             .any(|effect| matches!(effect, Effect::Set(_) | Effect::Prepare(..)));
         keeps_text
             || matches!(part.kind, Kind::Opaque { .. })
-            || part.calls.iter().any(|name| name.as_ref() == "set_config")
+            || part.calls.iter().any(|name| calls::sets(name))
     })
 }
 
@@ -135,6 +157,37 @@ mod tests {
         assert_eq!(statements.look(b"SELEC").parts[0].kind, opaque);
         assert_eq!(statements.look(b"SELECT '\xff'").parts[0].kind, opaque);
         assert!(statements.look(b" ; ").parts.is_empty());
+    }
+
+    /// In transaction mode the next client had the setting or the table, and in session mode it was gone after a takeover
+    /// without a word.
+    #[test]
+    fn what_is_not_understood_may_leave_something() {
+        let statements = Statements::default();
+        let effects = |text: &[u8]| statements.look(text).parts[0].effects.clone();
+        let unknown = [Effect::Bond(Bond::Unknown)];
+        for text in [
+            &b"SET app.user = 'M\xfcller'"[..],
+            b"/* understudy.read = active */ reset \xfc",
+            b"SELECT '\xfc'; SET a.b = 1",
+            b"SELECT set_config('app.user', 'M\xfcller', false)",
+            b"CREATE TEMP TABLE t AS VALUES ('\xfc')",
+            b"DECLARE c CURSOR WITH HOLD FOR SELECT '\xfc'",
+            b"SELECT '\xfc' \\ '; SET a.b = 1",
+        ] {
+            assert_eq!(effects(text), unknown, "{}", String::from_utf8_lossy(text));
+        }
+        for text in [
+            &b"UPDATE t SET a = '\xfc'"[..],
+            b"INSERT INTO t VALUES ('SET \xfc; SET TEMP')",
+            b"SELECT '\xfc', load, reset FROM t",
+        ] {
+            assert_eq!(effects(text), [], "{}", String::from_utf8_lossy(text));
+        }
+        let lock = [Effect::Bond(Bond::Advisory)];
+        assert_eq!(effects(b"SELECT pg_advisory_lock(5), '\xfc'"), lock);
+        let long = [&b"SET a.b = '"[..], &vec![b'a'; LONGEST_PARSED_BYTES], b"'"].concat();
+        assert_eq!(effects(&long), unknown);
     }
 
     /// A text that is too long to be parsed, or no UTF-8, may have a `COMMIT` in it all the same.

@@ -26,6 +26,8 @@ pub struct Volatile {
     known: HashSet<Box<str>>,
     volatile: HashSet<Box<str>>,
     settled: HashSet<Box<str>>,
+    /// Tables and views of which reading may call a function that writes: by a view's query, or a policy.
+    writing: HashSet<Box<str>>,
 }
 
 impl Volatile {
@@ -41,6 +43,22 @@ impl Volatile {
             catalog.known.insert(function.name);
         }
         catalog
+    }
+
+    /// The same, where reading these tables and views calls volatile functions that are not settled.
+    pub fn with_writing(mut self, relations: impl IntoIterator<Item = Box<str>>) -> Volatile {
+        self.writing = relations.into_iter().collect();
+        self
+    }
+
+    /// Whether reading one of these tables and views may write.
+    pub fn may_write_when_read<'a>(
+        &self,
+        relations: impl IntoIterator<Item = &'a Box<str>>,
+    ) -> bool {
+        let mut relations = relations.into_iter();
+        // In most databases there is none, and nothing to look up.
+        !self.writing.is_empty() && relations.any(|name| self.writing.contains(name))
     }
 
     /// Whether a call of `name` may write, also if the catalog has changed since it was read.
@@ -93,9 +111,33 @@ const REPEATABLE: &[&str] = &[
     "txid_current",
 ];
 
+/// Sets what its arguments say.
+pub fn sets(name: &str) -> bool {
+    name == "set_config"
+}
+
+/// Queues a notification, for which the transaction gets an id when it commits.
+pub fn notifies(name: &str) -> bool {
+    name == NOTIFIES
+}
+
+/// What `NOTIFY` does as well.
+pub const NOTIFIES: &str = "pg_notify";
+
 /// Functions of large objects: their descriptors are numbers that one server gave.
 pub fn touches_large_objects(name: &str) -> bool {
     name.starts_with("lo_") || matches!(name, "loread" | "lowrite")
+}
+
+/// The same by their numbers in PostgreSQL's catalog, which drivers call without a text: `lo_open`, `lo_close`, `loread`,
+/// `lowrite`, `lo_lseek`, `lo_creat`, `lo_tell`, `lo_unlink`, `lo_create`, `lo_truncate`, and those of 64 bits.
+pub const LARGE_OBJECTS: &[u32] = &[
+    952, 953, 954, 955, 956, 957, 958, 964, 715, 1004, 3170, 3171, 3172,
+];
+
+/// Takes advisory locks or gives them back. Each server has its own.
+pub fn is_about_locks(name: &str) -> bool {
+    name.starts_with("pg_advisory_") || name.starts_with("pg_try_advisory_")
 }
 
 /// Takes an advisory lock that the session keeps.

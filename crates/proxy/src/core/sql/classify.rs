@@ -69,8 +69,9 @@ fn part(node: &Tree, text: &str) -> Part {
     let mut part = Part {
         kind: Kind::Write,
         calls: Vec::new(),
+        reads: Vec::new(),
         effects: Vec::new(),
-        touches_large_objects: false,
+        may_act_outside: acts_unseen(node),
     };
     part.kind = kind(node, text, &mut part.effects);
     let mut found = Found::default();
@@ -81,18 +82,61 @@ fn part(node: &Tree, text: &str) -> Part {
     if found.into_temporary {
         part.effects.push(Effect::Bond(Bond::Temporary));
     }
+    let is_certain = certain_calls(node) == found.calls.len();
     for name in &found.calls {
-        part.touches_large_objects |= calls::touches_large_objects(name);
+        part.may_act_outside |= calls::touches_large_objects(name);
         if calls::takes_advisory_lock(name) {
             part.effects.push(Effect::Bond(Bond::Advisory));
         }
-        if name.as_ref() == "pg_advisory_unlock_all" {
+        if name.as_ref() == UNLOCKS_ALL && is_certain {
             part.effects.push(Effect::Unbond(Bond::Advisory));
         }
     }
-    part.effects.append(&mut found.effects);
+    if is_certain {
+        part.effects.append(&mut found.effects);
+    } else if !found.effects.is_empty() {
+        part.effects.push(Effect::Bond(Bond::Unknown));
+    }
+    if !part.writes() {
+        part.reads = found.relations;
+    }
     part.calls = found.calls;
+    if matches!(node, Tree::NotifyStmt(_)) {
+        part.calls.push(calls::NOTIFIES.into());
+    }
     part
+}
+
+/// Gives all advisory locks of the session back.
+const UNLOCKS_ALL: &str = "pg_advisory_unlock_all";
+
+/// How many calls that change the session are executed for certain, and once, if the statement succeeds: they stand by themselves
+/// in the list of a `SELECT` of one row. Any other may find no row, or one of several, or what it is compared with.
+fn certain_calls(node: &Tree) -> usize {
+    let Tree::SelectStmt(select) = node else {
+        return 0;
+    };
+    let has_one_row = select.from_clause.is_empty()
+        && select.where_clause.is_none()
+        && select.group_clause.is_empty()
+        && select.having_clause.is_none()
+        && select.limit_count.is_none()
+        && select.limit_offset.is_none()
+        && select.op() == protobuf::SetOperation::SetopNone;
+    let targets = select.target_list.iter().filter(|_| has_one_row);
+    targets.filter(|target| is_call_for_session(target)).count()
+}
+
+fn is_call_for_session(target: &protobuf::Node) -> bool {
+    let Some(Tree::ResTarget(target)) = &target.node else {
+        return false;
+    };
+    let value = target.val.as_ref().and_then(|value| value.node.as_ref());
+    let Some(Tree::FuncCall(call)) = value else {
+        return false;
+    };
+    let name = call.funcname.last().and_then(|name| name.node.as_ref());
+    matches!(name, Some(Tree::String(name)) if calls::sets(&name.sval) || name.sval == UNLOCKS_ALL)
 }
 
 fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
@@ -153,6 +197,15 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
             effects.extend(bond_of(create.sequence.as_ref()));
             Kind::Write
         }
+        Tree::CreateForeignTableStmt(create) => {
+            let table = create.base_stmt.as_ref();
+            effects.extend(bond_of(table.and_then(|table| table.relation.as_ref())));
+            Kind::Write
+        }
+        Tree::CompositeTypeStmt(create) => {
+            effects.extend(bond_of(create.typevar.as_ref()));
+            Kind::Write
+        }
         Tree::ViewStmt(view) => {
             effects.extend(bond_of(view.view.as_ref()));
             Kind::Write
@@ -166,9 +219,35 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
     }
 }
 
+/// Whether a relation is the session's own, by its persistence or the schema that it is made in. (One with a number is that of
+/// some session: this one's, or it cannot be made.)
+fn is_temporary(persistence: &str, schema: &str) -> bool {
+    persistence == "t" || is_temporary_schema(schema)
+}
+
+fn is_temporary_schema(name: &str) -> bool {
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    name == "pg_temp" || name.strip_prefix("pg_temp_").is_some_and(is_number)
+}
+
+/// Whether it does what its text does not say: it runs code, a statement that was prepared before, or a program.
+fn acts_unseen(node: &Tree) -> bool {
+    match node {
+        Tree::DoStmt(_) | Tree::CallStmt(_) | Tree::ExecuteStmt(_) => true,
+        Tree::CopyStmt(copy) => copy.is_program || !copy.filename.is_empty(),
+        Tree::ExplainStmt(explain) => inner(explain.query.as_deref()).is_some_and(acts_unseen),
+        Tree::CreateTableAsStmt(create) => inner(create.query.as_deref()).is_some_and(acts_unseen),
+        _ => false,
+    }
+}
+
+fn inner(node: Option<&protobuf::Node>) -> Option<&Tree> {
+    node?.node.as_ref()
+}
+
 fn bond_of(relation: Option<&protobuf::RangeVar>) -> Option<Effect> {
     let relation = relation?;
-    let is_temporary = relation.relpersistence == "t" || relation.schemaname == "pg_temp";
+    let is_temporary = is_temporary(&relation.relpersistence, &relation.schemaname);
     is_temporary.then_some(Effect::Bond(Bond::Temporary))
 }
 
@@ -346,6 +425,7 @@ struct Found {
     writes: bool,
     into_temporary: bool,
     calls: Vec<Box<str>>,
+    relations: Vec<Box<str>>,
     effects: Vec<Effect>,
 }
 
@@ -356,10 +436,14 @@ impl Found {
             "locking_clause" => self.writes |= value.as_array().is_some_and(|all| !all.is_empty()),
             "into_clause" | "into" if !value.is_null() => {
                 self.writes = true;
-                self.into_temporary |= value["rel"]["relpersistence"] == "t";
+                let of = |name: &str| value["rel"][name].as_str().unwrap_or_default();
+                self.into_temporary |= is_temporary(of("relpersistence"), of("schemaname"));
             }
             // The name of a schema, for whatever is made there; a constant is no `String`.
-            "String" => self.into_temporary |= value["sval"] == "pg_temp",
+            "String" => {
+                self.into_temporary |= value["sval"].as_str().is_some_and(is_temporary_schema);
+            }
+            "relname" => self.relations.extend(value.as_str().map(Into::into)),
             "FuncCall" => self.call(value),
             _ => {}
         }
@@ -375,7 +459,7 @@ impl Found {
             return;
         };
         let name = name.to_ascii_lowercase();
-        if name == "set_config" {
+        if calls::sets(&name) {
             self.effects.extend(set_config(call));
         }
         self.calls.push(name.into());

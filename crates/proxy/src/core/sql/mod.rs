@@ -110,10 +110,13 @@ pub struct Part {
     pub kind: Kind,
     /// The functions that it calls by name, in lower case, without their schemas.
     pub calls: Vec<Box<str>>,
+    /// The tables and views that it names, if it only reads them, without their schemas.
+    pub reads: Vec<Box<str>>,
     /// What it does to its session.
     pub effects: Vec<Effect>,
-    /// It reads or writes large objects, whose descriptors are numbers of one server's session.
-    pub touches_large_objects: bool,
+    /// It must not be run again, whatever it calls by name: something of it may outlive a rollback (a program on the server, or
+    /// whatever is called by a statement that nobody reads), or it has large objects, whose descriptors are one server's.
+    pub may_act_outside: bool,
 }
 
 /// What a text does: its statements in order.
@@ -139,16 +142,26 @@ pub enum Own {
 impl Statement {
     /// Something of which nobody knows what it does, and that ends no transaction block.
     pub fn opaque() -> Statement {
-        Statement::unread(false)
+        Statement::unread(false, Vec::new())
     }
 
-    /// A text that the parser does not understand, or was not given.
-    pub fn unread(may_end: bool) -> Statement {
+    /// A call of a function by its number in the catalog, as `FunctionCall` has it.
+    pub fn call_of(number: u32) -> Statement {
+        let effects = match calls::LARGE_OBJECTS.contains(&number) {
+            true => Vec::new(),
+            false => vec![Effect::Bond(Bond::Unknown)],
+        };
+        Statement::unread(false, effects)
+    }
+
+    /// A text that the parser does not understand, or was not given, and that may have these effects.
+    pub fn unread(may_end: bool, effects: Vec<Effect>) -> Statement {
         let part = Part {
             kind: Kind::Opaque { may_end },
             calls: Vec::new(),
-            effects: Vec::new(),
-            touches_large_objects: false,
+            reads: Vec::new(),
+            effects,
+            may_act_outside: true,
         };
         Statement {
             parts: vec![part],
@@ -179,6 +192,26 @@ impl Part {
         )
     }
 
+    /// Whether it queues a notification by itself.
+    pub fn notifies(&self) -> bool {
+        self.calls.iter().any(|name| calls::notifies(name))
+    }
+
+    /// Whether settings may be others behind it, be it for a transaction only.
+    pub fn may_set(&self) -> bool {
+        let is_plain = matches!(
+            self.kind,
+            Kind::Read
+                | Kind::Write
+                | Kind::Begin(_)
+                | Kind::Savepoint(_)
+                | Kind::Release(_)
+                | Kind::CopyIn
+                | Kind::CopyOut
+        );
+        !is_plain || self.calls.iter().any(|name| calls::sets(name))
+    }
+
     /// Whether another transaction may begin at once where it ends one.
     pub fn may_chain(&self) -> bool {
         matches!(
@@ -187,6 +220,19 @@ impl Part {
                 | Kind::Rollback { chain: true }
                 | Kind::Opaque { may_end: true }
         )
+    }
+
+    /// Whether it must not run on a standby, whatever its transaction says: it leaves something on its connection, or takes
+    /// something away from it, or takes a lock of which the active would not know.
+    pub fn is_for_active(&self) -> bool {
+        let leaves_something = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::Bond(_) | Effect::Prepare(..) | Effect::Deallocate(_) | Effect::Listen(_)
+            )
+        };
+        self.effects.iter().any(leaves_something)
+            || self.calls.iter().any(|name| calls::is_about_locks(name))
     }
 
     /// Whether it may write, apart from what functions do that it calls.

@@ -50,16 +50,49 @@ pub fn shape(text: &[u8]) -> Option<Shape> {
     Some(scan.shape)
 }
 
-/// Whether `text` has one of `words`, which are in upper case, as a token; where it cannot be told what a literal is,
-/// anywhere in it.
-pub fn has_word(text: &[u8], words: &[&str]) -> bool {
-    let shape = shape(text);
-    let tokens = shape.as_ref().map_or(text, |shape| &shape.key);
-    tokens.split(|&byte| !is_word(byte)).any(|found| {
-        words
-            .iter()
-            .any(|word| found.eq_ignore_ascii_case(word.as_bytes()))
-    })
+/// The words of a text that nobody understands.
+pub struct Words {
+    /// Without literals and comments, if it can be told where they are.
+    tokens: Vec<u8>,
+    /// It can.
+    has_shape: bool,
+}
+
+impl Words {
+    /// Those of `text`.
+    pub fn of(text: &[u8]) -> Words {
+        let shape = shape(text);
+        Words {
+            has_shape: shape.is_some(),
+            tokens: shape.map_or_else(|| text.to_vec(), |shape| shape.key),
+        }
+    }
+
+    /// Whether one of `words`, which are in upper case, is there as a token; where it cannot be told what a literal is,
+    /// anywhere.
+    pub fn have(&self, words: &[&str]) -> bool {
+        let mut all = self.tokens.split(|&byte| !is_word(byte));
+        all.any(|found| is_one_of(found, words))
+    }
+
+    /// Whether a statement begins with one of `words`, which are in upper case; where it cannot be told what a literal is,
+    /// whether it is there at all.
+    pub fn begin_with(&self, words: &[&str]) -> bool {
+        if !self.has_shape {
+            return self.have(words);
+        }
+        let mut statements = self.tokens.split(|&byte| byte == b';');
+        statements.any(|statement| {
+            let mut all = statement.split(|&byte| !is_word(byte));
+            let first = all.find(|word| !matches!(word, [] | [ACTIVE | STANDBY]));
+            first.is_some_and(|first| is_one_of(first, words))
+        })
+    }
+}
+
+fn is_one_of(found: &[u8], words: &[&str]) -> bool {
+    let mut words = words.iter();
+    words.any(|word| found.eq_ignore_ascii_case(word.as_bytes()))
 }
 
 struct Scan<'a> {

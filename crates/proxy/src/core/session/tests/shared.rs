@@ -12,13 +12,13 @@ use super::super::desk::{Desk, frames};
 use super::super::{Context, Effect, Out, PoolMode, Reported, Role, Server, Session};
 
 /// A session of transaction mode on a desk, and what it has asked for.
-struct Shared {
-    desk: Desk,
-    effects: Vec<Effect>,
+pub(super) struct Shared {
+    pub(super) desk: Desk,
+    pub(super) effects: Vec<Effect>,
 }
 
 impl Shared {
-    fn new() -> Shared {
+    pub(super) fn new() -> Shared {
         let mut desk = Desk::new();
         desk.session = Session::new(Settings::default(), Reported::default(), 0);
         desk.rules.mode = PoolMode::Transaction;
@@ -36,30 +36,38 @@ impl Shared {
         }
     }
 
-    fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
+    pub(super) fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
         self.desk.with(act);
         self.effects.append(&mut self.desk.out.effects);
     }
 
-    fn say(&mut self, messages: &[(u8, &[u8])]) {
+    pub(super) fn say(&mut self, messages: &[(u8, &[u8])]) {
         let mut input = frames(messages);
         self.with(|session, cx, out| session.client_input(cx, &mut input, out));
     }
 
-    fn ask(&mut self, text: &str) {
+    pub(super) fn ask(&mut self, text: &str) {
         self.say(&[(b'Q', format!("{text}\0").as_bytes())]);
     }
 
-    fn active() -> Box<Server> {
+    pub(super) fn active() -> Box<Server> {
         Box::new(Server::new(Role::Active(Epoch(3)), Reported::default()))
     }
 
-    fn give(&mut self, server: Box<Server>) {
+    /// A connection to the standby that the cluster has.
+    pub(super) fn standby() -> Box<Server> {
+        let mut server = Server::new(Role::Standby("s".into()), Reported::default());
+        server.run = Some(ServerRun(1));
+        server.replayed = Lsn(100);
+        Box::new(server)
+    }
+
+    pub(super) fn give(&mut self, server: Box<Server>) {
         self.with(|session, cx, out| session.linked(cx, server, false, out));
     }
 
     /// The server says that these are complete, then perhaps fails, and is ready.
-    fn answer(&mut self, tags: &[&str], code: Option<&'static str>, status: u8) {
+    pub(super) fn answer(&mut self, tags: &[&str], code: Option<&'static str>, status: u8) {
         let mut input = BytesMut::new();
         for tag in tags {
             frame::put_complete(&mut input, tag);
@@ -71,12 +79,18 @@ impl Shared {
         self.hear(input);
     }
 
-    fn hear(&mut self, mut input: BytesMut) {
+    pub(super) fn hear(&mut self, mut input: BytesMut) {
         self.with(|session, cx, out| session.server_input(cx, &mut input, &mut 0, out));
     }
 
     /// A text on the server in hand or, if there is none, on a new one.
-    fn run(&mut self, text: &str, tags: &[&str], code: Option<&'static str>, status: u8) {
+    pub(super) fn run(
+        &mut self,
+        text: &str,
+        tags: &[&str],
+        code: Option<&'static str>,
+        status: u8,
+    ) {
         self.ask(text);
         if self.desk.session.link().is_none() {
             self.give(Shared::active());
@@ -85,7 +99,7 @@ impl Shared {
     }
 
     /// The connection that was given back last.
-    fn returned(&mut self) -> Option<Box<Server>> {
+    pub(super) fn returned(&mut self) -> Option<Box<Server>> {
         let mut effects = std::mem::take(&mut self.effects).into_iter().rev();
         effects.find_map(|effect| match effect {
             Effect::Return(server) => Some(server),
@@ -93,7 +107,7 @@ impl Shared {
         })
     }
 
-    fn has(&self, is_it: impl Fn(&Effect) -> bool) -> bool {
+    pub(super) fn has(&self, is_it: impl Fn(&Effect) -> bool) -> bool {
         self.effects.iter().any(is_it)
     }
 }
@@ -338,38 +352,122 @@ fn a_read_that_cannot_be_strong_costs_no_connection() {
     assert!(shared.desk.session.is_idle());
 }
 
-/// An active that was cut off has less than the standby that the session has read on.
+/// What is parsed behind an error the server skips: it was taken to be there, and every later use of it failed, whoever had the
+/// connection.
 #[test]
-fn a_session_leaves_a_standby_for_a_proven_active_only() {
-    let is_question = |effect: &Effect| matches!(effect, Effect::AskPosition);
-    let is_for_active = |effect: &Effect| matches!(effect, Effect::AcquireActive { .. });
-    let standby = || {
-        let mut server = Server::new(Role::Standby("s".into()), Reported::default());
-        server.run = Some(ServerRun(1));
-        server.replayed = Lsn(100);
-        Box::new(server)
-    };
-    let reader = || {
-        let mut shared = Shared::new();
-        shared.desk.rules.read = ReadMode::Session;
-        shared.ask("SELECT 1");
-        shared.give(standby());
-        shared.answer(&["SELECT 1"], None, b'I');
-        assert!(shared.returned().is_some(), "it has read on the standby");
-        shared.ask("SELECT 1");
-        shared
-    };
-    let mut shared = reader();
-    shared.give(standby());
-    shared.effects.clear();
-    shared.answer(&[], Some("40001"), b'I');
-    assert!(shared.has(is_question) && !shared.has(is_for_active));
+fn what_comes_behind_an_error_is_not_there() {
+    let insert: [(u8, &[u8]); 3] = [
+        (b'P', b"\0INSERT INTO t VALUES (1)\0\0\0"),
+        (b'B', b"\0\0\0\0\0\0\0\0"),
+        (b'E', b"\0\0\0\0\0"),
+    ];
+    let mut shared = Shared::new();
+    shared.desk.rules.decides = true;
+    shared.say(&[&insert[..], &[(b'H', b"")]].concat());
+    shared.give(Shared::active());
+    assert_eq!(shared.desk.written(), "P B E H");
+    let mut input = frames(&[(b'1', b""), (b'2', b"")]);
+    Refusal::error("23505", "it is there").put(&mut input);
+    shared.hear(input);
+    assert_eq!(shared.desk.heard(), "1 2 23505");
+    shared.say(&[(b'P', b"s\0SELECT 1\0\0\0"), (b'C', b"Ss\0")]);
+    assert_eq!(shared.desk.heard(), "", "nothing is answered up to the end");
+    shared.say(&[(b'S', b"")]);
+    assert_eq!(shared.desk.written(), "S", "nothing is asked either");
+    shared.answer(&[], None, b'I');
+    let server = shared.returned().expect("it is given back");
+    assert_eq!(server.prepared.iter().count(), 0);
 
-    let mut shared = reader();
-    shared.effects.clear();
-    let refusal = Refusal::error("57P03", "it does not answer");
-    shared.with(|session, cx, out| session.refused(cx, &refusal, out));
-    assert!(shared.has(is_question) && !shared.has(is_for_active));
-    shared.with(|session, cx, out| session.position(cx, Some(Lsn(200)), out));
-    assert!(shared.has(is_for_active));
+    // The error may come when everything is on its way.
+    let mut shared = Shared::new();
+    shared.desk.rules.decides = true;
+    let parse: (u8, &[u8]) = (b'P', b"s\0SELECT 1\0\0\0");
+    shared.say(&[&insert[..], &[parse, (b'S', b"")]].concat());
+    shared.give(Shared::active());
+    shared.answer(&[], Some("23505"), b'I');
+    let server = shared.returned().expect("it is given back");
+    assert_eq!(server.prepared.iter().count(), 0);
+}
+
+/// A text in another encoding than the parser reads set something that the next client had.
+#[test]
+fn who_may_have_left_something_keeps_the_connection() {
+    let text: (u8, &[u8]) = (b'Q', b"SET app.user = 'M\xfcller'\0");
+    let mut shared = Shared::new();
+    shared.say(&[text]);
+    shared.give(Shared::active());
+    shared.answer(&["SET"], None, b'I');
+    assert!(shared.returned().is_none());
+    assert!(shared.desk.session.needs_its_connection());
+
+    let call = |number: u32| [&number.to_be_bytes()[..], &[0; 6]].concat();
+    for (number, is_kept) in [(2880, true), (952, false)] {
+        let mut shared = Shared::new();
+        shared.say(&[(b'F', &call(number))]);
+        shared.give(Shared::active());
+        shared.hear(frames(&[(b'V', b"\xff\xff\xff\xff")]));
+        shared.answer(&[], None, b'I');
+        assert_eq!(shared.returned().is_none(), is_kept, "function {number}");
+    }
+}
+
+/// A session in New York was answered by a statement whose literals had been read in London.
+#[test]
+fn a_statement_is_shared_by_those_who_read_it_alike() {
+    let parse: [(u8, &[u8]); 2] = [
+        (b'P', b"s\0SELECT '2024-06-01'::timestamptz\0\0\0"),
+        (b'S', b""),
+    ];
+    let mut server = Shared::active();
+    for (zone, application, written) in [
+        ("Europe/London", "one", "P S"),
+        ("Europe/London", "two", "S"),
+        ("America/New_York", "two", "P S"),
+        ("Europe/London", "one", "S"),
+    ] {
+        let mut shared = Shared::new();
+        server.reported.put("TimeZone", zone);
+        server.reported.put("application_name", application);
+        shared.say(&parse);
+        shared.give(server);
+        assert_eq!(shared.desk.written(), written, "{zone}, {application}");
+        let answer: &[(u8, &[u8])] = if written == "S" { &[] } else { &[(b'1', b"")] };
+        let mut input = frames(answer);
+        frame::put_ready(&mut input, b'I');
+        shared.hear(input);
+        server = shared.returned().expect("it is given back");
+    }
+    assert_eq!(server.prepared.iter().count(), 2);
+}
+
+/// What was read when nobody knew by what, or on what day, is nobody else's.
+#[test]
+fn a_statement_that_others_would_read_otherwise_does_not_stay() {
+    let set: [(u8, &[u8]); 3] = [
+        (b'P', b"\0SET TimeZone = 'Asia/Tokyo'\0\0\0"),
+        (b'B', b"\0\0\0\0\0\0\0\0"),
+        (b'E', b"\0\0\0\0\0"),
+    ];
+    let of_moment: (u8, &[u8]) = (b'P', b"s\0SELECT 'today'::date\0\0\0");
+    let other: (u8, &[u8]) = (b'P', b"s\0SELECT '2024-06-01'::timestamptz\0\0\0");
+    let done: [(u8, &[u8]); 3] = [(b'1', b""), (b'2', b""), (b'C', b"SET\0")];
+    for (messages, answers) in [
+        (vec![of_moment], vec![]),
+        ([&set[..], &[other]].concat(), done.to_vec()),
+    ] {
+        let mut shared = Shared::new();
+        shared.say(&[&messages[..], &[(b'S', b"")]].concat());
+        shared.give(Shared::active());
+        shared.desk.written();
+        let mut input = frames(&[&answers[..], &[(b'1', b"")]].concat());
+        frame::put_ready(&mut input, b'I');
+        shared.hear(input);
+        assert_eq!(shared.desk.written(), "C S");
+        assert!(shared.returned().is_none());
+        let mut input = frames(&[(b'3', b"")]);
+        frame::put_ready(&mut input, b'I');
+        shared.hear(input);
+        let server = shared.returned().expect("it is given back");
+        assert_eq!(server.prepared.iter().count(), 0);
+    }
 }

@@ -104,6 +104,35 @@ fn what_runs_alone() {
     }
 }
 
+/// They were run again with their transaction, although what they had done elsewhere was done.
+#[test]
+fn what_acts_outside_of_the_transaction() {
+    let acts = |text: &str| only(text).may_act_outside;
+    for text in [
+        "DO $$ BEGIN PERFORM dblink_exec('', ''); END $$",
+        "CALL p()",
+        "COPY t TO PROGRAM 'mail'",
+        "COPY t TO '/tmp/t'",
+        "EXECUTE p(1)",
+        "EXPLAIN ANALYZE EXECUTE p",
+        "CREATE TABLE t AS EXECUTE p",
+        "SELECT lo_open(1, 2)",
+    ] {
+        assert!(acts(text), "{text}");
+    }
+    for text in [
+        "FETCH 1 FROM c",
+        "LOCK TABLE t",
+        "COPY t TO STDOUT",
+        "COPY t FROM STDIN",
+        "CREATE TABLE t AS SELECT 1",
+        "INSERT INTO t VALUES (1)",
+    ] {
+        assert!(!acts(text), "{text}");
+    }
+    assert!(super::super::Statement::opaque().parts[0].may_act_outside);
+}
+
 #[test]
 fn settings() {
     let effects = |text: &str| only(text).effects;
@@ -144,6 +173,40 @@ fn settings() {
     );
 }
 
+/// Nothing was set on the server, and the session was given it on the next one.
+#[test]
+fn only_what_is_executed_for_certain_is_a_setting() {
+    let effects = |text: &str| only(text).effects;
+    let set = |text: &str| matches!(effects(text).as_slice(), [Effect::Set(_)]);
+    assert!(set("SELECT set_config('a.b', 'c', false)"));
+    assert!(set("SELECT pg_catalog.Set_Config('a.b', 'c', false) AS x"));
+    for text in [
+        "SELECT set_config('a.b', 'c', false) FROM t WHERE a = 1",
+        "SELECT set_config('a.b', 'c', false) WHERE false",
+        "SELECT set_config('a.b', 'c', false) LIMIT 0",
+        "SELECT set_config('a.b', 'c', false) HAVING false",
+        "SELECT 1 UNION SELECT set_config('a.b', 'c', false)",
+        "SELECT CASE WHEN a THEN set_config('a.b', 'c', false) END",
+        "SELECT COALESCE('x', set_config('a.b', 'c', false))",
+        "SELECT (SELECT set_config('a.b', 'c', false))",
+        "SELECT set_config('a.b', 'c', false), generate_series(1, 0) + 1",
+        "INSERT INTO t SELECT set_config('a.b', 'c', false)",
+        "EXPLAIN ANALYZE SELECT set_config('a.b', 'c', false)",
+        "DECLARE c CURSOR FOR SELECT set_config('a.b', 'c', false)",
+    ] {
+        assert_eq!(effects(text), [Effect::Bond(Bond::Unknown)], "{text}");
+    }
+    let unlocks = [Effect::Unbond(Bond::Advisory)];
+    assert_eq!(effects("SELECT pg_advisory_unlock_all()"), unlocks);
+    for text in [
+        "SELECT pg_advisory_unlock_all() WHERE false",
+        "SELECT COALESCE(1, pg_advisory_unlock_all())",
+        "SELECT pg_advisory_unlock_all() FROM t",
+    ] {
+        assert_eq!(effects(text), [], "{text}");
+    }
+}
+
 #[test]
 fn what_a_session_keeps() {
     let effects = |text: &str| only(text).effects;
@@ -152,6 +215,18 @@ fn what_a_session_keeps() {
     assert_eq!(effects("CREATE TABLE pg_temp.t (a int)"), temporary);
     assert_eq!(effects("CREATE TEMP TABLE t AS SELECT 1"), temporary);
     assert_eq!(effects("SELECT 1 INTO TEMP t"), temporary);
+    for text in [
+        "CREATE TABLE pg_temp.t AS SELECT 1",
+        "CREATE TABLE pg_temp_3.t (a int)",
+        "CREATE TABLE pg_temp.t AS EXECUTE p",
+        "CREATE TYPE pg_temp.t AS (a int)",
+        "CREATE TYPE pg_temp.t AS ENUM ('a')",
+        "CREATE FOREIGN TABLE pg_temp.t (a int) SERVER s",
+    ] {
+        assert_eq!(effects(text), temporary, "{text}");
+    }
+    assert_eq!(effects("SELECT 1 INTO pg_temp.t"), temporary);
+    assert_eq!(effects("SELECT * FROM pg_temp.t"), []);
     assert_eq!(
         effects("CREATE STATISTICS pg_temp.s ON a, b FROM t"),
         temporary
