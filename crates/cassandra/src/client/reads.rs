@@ -154,7 +154,10 @@ impl Inner {
     ) -> Result<Option<Stored>> {
         match up_to == Generation::SINGLE {
             true => self.persist(|| self.select_single(key)).await,
-            false => self.persist(|| self.select(Asked::Quorum, key, up_to)).await,
+            false => {
+                self.persist(|| self.select(Asked::Quorum, key, up_to))
+                    .await
+            }
         }
     }
 

@@ -14,10 +14,7 @@ use crate::connect::{of_page, of_request, unexpected};
 use crate::row::{self, Chunk, file_column, timestamp};
 
 impl Driver {
-    pub(super) async fn select_rows(
-        &self,
-        (file, chunk): Chunk,
-    ) -> Result<Vec<(i64, Generation)>> {
+    pub(super) async fn select_rows(&self, (file, chunk): Chunk) -> Result<Vec<(i64, Generation)>> {
         let values = (self.volume(), file_column(file), chunk as i64);
         let statement = &self.statements.list_rows;
         let answer = self.session.execute_unpaged(statement, values);
@@ -61,13 +58,7 @@ impl Driver {
         match what {
             Delete::Generations(chunk, ranges) => self.delete_ranges(chunk, ranges, at).await,
             Delete::BlocksBefore((file, chunk), block) => {
-                let values = (
-                    at,
-                    volume,
-                    file_column(file),
-                    chunk as i64,
-                    block.0 as i64,
-                );
+                let values = (at, volume, file_column(file), chunk as i64, block.0 as i64);
                 self.delete_by(&statements.delete_before, values).await
             }
             Delete::Chunk((file, chunk)) => {
@@ -95,12 +86,7 @@ impl Driver {
         deleted.map(drop).map_err(of_request)
     }
 
-    async fn delete_ranges(
-        &self,
-        (file, chunk): Chunk,
-        ranges: Ranges<'_>,
-        at: i64,
-    ) -> Result<()> {
+    async fn delete_ranges(&self, (file, chunk): Chunk, ranges: Ranges<'_>, at: i64) -> Result<()> {
         let statement = &self.statements.delete_generations;
         let mut request = Batch::new(BatchType::Unlogged);
         if let Some(consistency) = statement.get_consistency() {

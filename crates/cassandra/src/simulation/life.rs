@@ -105,21 +105,9 @@ pub struct Actor {
 
 /// A node starts.
 pub fn begin(stage: &Stage, home: NodeId) -> ClientId {
-    let (me, flaw, fencing) = {
-        let mut world = stage.lock();
-        (world.add_client(), world.flaw, world.fencing)
-    };
-    let machine = Arc::new(Machine::new(stage.clone(), me, home));
-    let environment: Arc<dyn Environment> = machine.clone();
-    let client = Client::simulated(environment, volume(fencing), me as u64, flaw);
-    let actor = Actor {
-        me,
-        client,
-        stage: stage.clone(),
-        machine,
-    };
+    let actor = Actor::new(stage, home);
     actor.spawn(live(actor.clone()));
-    me
+    actor.me
 }
 
 /// Few requests at a time, so that rows wait for each other, and a list that forgets.
@@ -161,6 +149,22 @@ async fn live(actor: Actor) {
 }
 
 impl Actor {
+    /// A client that does nothing yet.
+    pub fn new(stage: &Stage, home: NodeId) -> Actor {
+        let (me, flaw, fencing) = {
+            let mut world = stage.lock();
+            (world.add_client(), world.flaw, world.fencing)
+        };
+        let machine = Arc::new(Machine::new(stage.clone(), me, home));
+        let environment: Arc<dyn Environment> = machine.clone();
+        Actor {
+            me,
+            client: Client::simulated(environment, volume(fencing), me as u64, flaw),
+            stage: stage.clone(),
+            machine,
+        }
+    }
+
     pub fn life<T>(&self, look: impl FnOnce(&mut Life) -> T) -> T {
         look(&mut self.stage.lock().lives[self.me])
     }
@@ -304,8 +308,7 @@ impl Actor {
         }
         self.life(|life| life.reading += 1);
         let actor = self.clone();
-        let (what, key) =
-            self.world(|world| (world.rng.random_range(0..4), world.any_single()));
+        let (what, key) = self.world(|world| (world.rng.random_range(0..4), world.any_single()));
         self.spawn(async move {
             match what {
                 0 => {

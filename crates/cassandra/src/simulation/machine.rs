@@ -248,16 +248,15 @@ impl Environment for Machine {
         Ok(row.map(|(row, cell)| self.found(key, of_row(chunk, *row).1, cell)))
     }
 
-    async fn read_singles(
-        &self,
-        (file, _): Chunk,
-        blocks: &[i64],
-    ) -> Result<HashMap<i64, Found>> {
+    async fn read_singles(&self, (file, _): Chunk, blocks: &[i64]) -> Result<HashMap<i64, Found>> {
         let single = Generation::SINGLE;
         let read = blocks.iter().map(async |block| {
             let key = BlockKey::new(file, *block as u64);
             let rows = self.read(exactly(place_of(key, single)), Asked::Quorum);
-            let found = rows.await?.first().map(|(_, cell)| self.found(key, single, cell));
+            let found = rows
+                .await?
+                .first()
+                .map(|(_, cell)| self.found(key, single, cell));
             self.stage.lock().lives[self.client].found(key);
             Ok::<_, Error>(found.map(|found| (*block, found)))
         });
@@ -371,4 +370,3 @@ impl Environment for Machine {
         Ok(None)
     }
 }
-

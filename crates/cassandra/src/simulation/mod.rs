@@ -26,6 +26,7 @@ mod places;
 mod recorder;
 mod schedule;
 mod stamps;
+mod stories;
 mod tests;
 mod world;
 

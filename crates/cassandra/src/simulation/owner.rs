@@ -160,9 +160,12 @@ impl Owner {
     }
 
     fn work(self: &Arc<Self>) {
-        let (what, number) = self
-            .actor
-            .world(|world| (world.rng.random_range(0..100), world.rng.random_range(0..KEYS)));
+        let (what, number) = self.actor.world(|world| {
+            (
+                world.rng.random_range(0..100),
+                world.rng.random_range(0..KEYS),
+            )
+        });
         match what {
             0..26 => {
                 let key = self.actor.world(|world| world.some_single());
@@ -256,9 +259,8 @@ impl Owner {
 
     async fn put(&self, record: RecordId, content: Content) -> Option<Outcome> {
         let op = self.actor.start(Action::Put { record, content });
-        let value = Bytes::from(bytes(content));
-        let client = &self.actor.client;
-        let put = client.put_record(&name_of(record), value, Authority::Owner);
+        let (name, value) = (name_of(record), Bytes::from(bytes(content)));
+        let put = self.actor.client.put_record(&name, value, Authority::Owner);
         let done = put.await;
         self.actor.tell(op, done.map(|()| Outcome::Done)).await
     }

@@ -154,4 +154,3 @@ pub fn of_bytes(value: Option<&[u8]>) -> Content {
     let bytes = value.and_then(|bytes| bytes.try_into().ok());
     bytes.map_or(NOTHING, Content::from_be_bytes)
 }
-

@@ -335,11 +335,7 @@ impl World {
         answer
     }
 
-    fn wait_for(
-        &mut self,
-        client: ClientId,
-        renews: bool,
-    ) -> (RequestId, oneshot::Receiver<Told>) {
+    fn wait_for(&mut self, client: ClientId, renews: bool) -> (RequestId, oneshot::Receiver<Told>) {
         let id = self.next;
         self.next += 1;
         let (answer, answered) = oneshot::channel();
