@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dax::error::{Error, ErrorKind, Result};
-use dax::ids::{BlockKey, FileId, Generation, Version};
+use dax::ids::{BlockKey, Epoch, FileId, Generation, Version};
 use dax::storage::Block;
 use dax::writer::Reading;
 use dax::writer::pending::Seq;
@@ -51,16 +51,18 @@ impl Inner {
     /// A dead epoch's write may still arrive where a block of its time, which keeps one version, is absent:
     /// whoever owns the epoch now says so first (C2). What an older epoch has said hides only what is older still.
     fn must_fix_absence(&self, key: BlockKey, found: Option<&Stored>) -> bool {
-        let made_in = key.file.0 >> FileId::COUNTER_BITS;
-        let own = self.state.lock().writer.handle.epoch();
-        let Some(own) = own.filter(|own| made_in < u64::from(own.0)) else {
-            return false;
+        let said_in = match found {
+            Some(stored) if !stored.data.is_empty() => return false,
+            Some(stored) => stored.version.epoch,
+            None => Epoch::NONE,
         };
         #[cfg(test)]
-        if self.has_flaw(Flaw::OldAbsenceBelieved) {
-            return found.is_none();
+        if found.is_some() && self.has_flaw(Flaw::OldAbsenceBelieved) {
+            return false;
         }
-        found.is_none_or(|stored| stored.data.is_empty() && stored.version.epoch < own)
+        let made_in = key.file.0 >> FileId::COUNTER_BITS;
+        let own = self.state.lock().writer.handle.epoch();
+        own.is_some_and(|own| made_in < u64::from(own.0) && said_in < own)
     }
 
     /// The newest version up to a generation, or the one that a sealed image has. Nothing if none was ever

@@ -316,8 +316,12 @@ impl Actor {
                         actor.read_seal(seal).await;
                     }
                 }
-                1 => drop(actor.get(OTHER).await),
-                _ => drop(actor.read(key).await),
+                1 => {
+                    actor.get(OTHER).await;
+                }
+                _ => {
+                    actor.read(key).await;
+                }
             }
             actor.life(|life| life.reading -= 1);
         });

@@ -140,14 +140,20 @@ impl Owner {
             .world(|world| (world.rng.random_range(0..100), world.any_single()));
         match what {
             0..60 => self.work(),
-            60..75 => self.spawn(move |own| async move { drop(own.actor.promote(key).await) }),
-            75..90 => self.spawn(move |own| async move { drop(own.actor.read(key).await) }),
+            60..75 => self.spawn(move |own| async move {
+                own.actor.promote(key).await;
+            }),
+            75..90 => self.spawn(move |own| async move {
+                own.actor.read(key).await;
+            }),
             90..96 => {
                 let base = self.book.lock().base;
                 self.spawn(move |own| async move { own.actor.read_seal(base).await });
             }
             96..98 => self.spawn(|own| async move { own.confirm().await }),
-            98 => self.spawn(|own| async move { drop(own.promote_record(OTHER).await) }),
+            98 => self.spawn(|own| async move {
+                own.promote_record(OTHER).await;
+            }),
             _ => self.release(),
         }
     }
@@ -176,11 +182,15 @@ impl Owner {
                 self.write(places::key(DATA, number), generation);
             }
             46..70 => self.commit(),
-            70..84 => self.spawn(|own| async move { drop(own.sync(Action::Sync).await) }),
+            70..84 => self.spawn(|own| async move {
+                own.sync(Action::Sync).await;
+            }),
             84..93 if !self.book.lock().sealing => self.seal(),
             93..98 => {
                 let content = self.actor.world(|world| world.recorder.content());
-                self.spawn(move |own| async move { drop(own.put(OTHER, content).await) });
+                self.spawn(move |own| async move {
+                    own.put(OTHER, content).await;
+                });
             }
             98 => self.spawn(|own| async move { own.remove_past().await }),
             99 => self.spawn(move |own| async move {
@@ -312,7 +322,9 @@ impl Owner {
             book.generation = book.generation.next();
             seal
         };
-        self.spawn(move |own| async move { drop(own.put_seal(seal).await) });
+        self.spawn(move |own| async move {
+            own.put_seal(seal).await;
+        });
     }
 
     async fn put_seal(&self, seal: Content) -> Option<()> {
