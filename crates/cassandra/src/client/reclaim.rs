@@ -165,7 +165,7 @@ impl Inner {
     pub(super) async fn scrub(&self) -> Result<ScrubPage> {
         self.pass_gate().await?;
         let mut files = BTreeSet::new();
-        let mut each = |(file, chunk)| {
+        let mut each = |(file, chunk): Chunk| {
             files.insert(file);
             let mut state = self.state.lock();
             state.writer.note_dirty((file, chunk), Generation::SINGLE);
