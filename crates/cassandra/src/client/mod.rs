@@ -213,7 +213,7 @@ impl Inner {
     }
 
     /// Runs a task that ends with what is returned.
-    fn begin(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
+    fn begin_task(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
         let (wanted, unwanted) = oneshot::channel();
         self.spawn(async move {
             tokio::select! {
@@ -364,8 +364,8 @@ impl Storage for Client {
     async fn own_epoch(&self, owner: &NodeName) -> Result<Epoch> {
         self.tasks.lock().clear();
         let epoch = self.inner.own_epoch(owner).await?;
-        let keeping = self.inner.begin(Arc::clone(&self.inner).keep_epoch());
-        let reclaiming = self.inner.begin(Arc::clone(&self.inner).keep_reclaiming());
+        let keeping = self.inner.begin_task(Arc::clone(&self.inner).keep_epoch());
+        let reclaiming = self.inner.begin_task(Arc::clone(&self.inner).keep_reclaiming());
         self.tasks.lock().extend([keeping, reclaiming]);
         Ok(epoch)
     }
