@@ -365,7 +365,9 @@ impl Storage for Client {
         self.tasks.lock().clear();
         let epoch = self.inner.own_epoch(owner).await?;
         let keeping = self.inner.begin_task(Arc::clone(&self.inner).keep_epoch());
-        let reclaiming = self.inner.begin_task(Arc::clone(&self.inner).keep_reclaiming());
+        let reclaiming = self
+            .inner
+            .begin_task(Arc::clone(&self.inner).keep_reclaiming());
         self.tasks.lock().extend([keeping, reclaiming]);
         Ok(epoch)
     }

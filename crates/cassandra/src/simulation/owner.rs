@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dax::error::ErrorKind;
 use dax::ids::{BlockIndex, BlockKey, Epoch, Generation, Version};
 use dax::simulation::history::{Action, Content, Event, NOTHING, Outcome, RecordId};
 use dax::storage::{Authority, Lineage, Retention, Storage, SyncScope};
@@ -194,7 +195,10 @@ impl Owner {
             }
             98 => self.spawn(|own| async move { own.remove_past().await }),
             99 => self.spawn(move |own| async move {
-                if let Err(error) = own.actor.client.scrub(None).await {
+                // One that gets no answer is begun again by whoever wants it.
+                if let Err(error) = own.actor.client.scrub(None).await
+                    && error.kind() != ErrorKind::Unavailable
+                {
                     own.actor.failed(&error);
                 }
             }),
@@ -352,8 +356,8 @@ impl Owner {
         self.actor.world(|world| {
             world.coverage.one("seals completed");
             if world.recorder.newest_owned == self.epoch {
-                let oldest = world.recorder.seals.get(&seals[1]);
-                let end = oldest.map_or(Generation::SINGLE, |seal| seal.lineage.end());
+                let newest = world.recorder.seals.get(&seals[0]);
+                let end = newest.map_or(Generation::SINGLE, |seal| seal.lineage.end());
                 let epoch = self.epoch;
                 let event = Event::Retained { epoch, seals, end };
                 world.recorder.event(&event);
