@@ -39,16 +39,16 @@ impl Weather {
         }
     }
 
-    /// How likely an owner that is just heard is frozen in the middle of something. `relay`: its predecessor is, in
+    /// How likely an owner is frozen after one step of one of its tasks, in the middle of something. `relay`: its predecessor is, in
     /// the middle of commits, and nobody else.
     fn freezes(self, doing: Doing, relay: bool) -> f64 {
         match (self, doing) {
-            (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.25,
-            (Weather::Relays, Doing::Promotion) if relay => 0.8,
-            (Weather::Relays, Doing::Takeover) if relay => 0.005,
-            (Weather::Relays, Doing::Promotion) => 0.02,
-            (Weather::Relays, Doing::Takeover) => 0.001,
-            (Weather::Zombies, Doing::Promotion) => 0.05,
+            (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.1,
+            (Weather::Relays, Doing::Promotion) if relay => 0.3,
+            (Weather::Relays, Doing::Takeover) if relay => 0.001,
+            (Weather::Relays, Doing::Promotion) => 0.002,
+            (Weather::Relays, Doing::Takeover) => 0.0002,
+            (Weather::Zombies, Doing::Promotion) => 0.005,
             _ => 0.0,
         }
     }
