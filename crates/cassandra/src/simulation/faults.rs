@@ -62,6 +62,7 @@ pub(super) fn strike(world: &mut World, nodes: &[ClientId], weather: Weather) ->
     let spared = weather.freezes(Doing::Commits, false) > 0.0 && world.rng.random_bool(0.8);
     let pause = ms(world.rng.random_range(100..6_000));
     match world.rng.random_range(0..100) {
+        0..12 if spared => {}
         0..12 => crash(world, server),
         12..40 => revive(world, server),
         40..70 if weather == Weather::Forgetful => world.purge_all(),
