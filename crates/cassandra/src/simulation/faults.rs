@@ -39,8 +39,8 @@ impl Weather {
         }
     }
 
-    /// How likely an owner is frozen after one step of one of its tasks, in the middle of something. `relay`: its predecessor is, in
-    /// the middle of commits, and nobody else.
+    /// How likely an owner is frozen after one step of one of its tasks, in the middle of something. `relay`: its
+    /// predecessor is, in the middle of commits, and nobody else.
     fn freezes(self, doing: Doing, relay: bool) -> f64 {
         match (self, doing) {
             (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.1,
