@@ -7,6 +7,7 @@ use rand::Rng;
 
 use super::life::{Doing, Life};
 use super::world::{World, ms};
+use crate::config::Fencing;
 
 /// What one schedule has most of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +41,14 @@ impl Weather {
     }
 
     /// How likely an owner is frozen after one step of one of its tasks, in the middle of something. `relay`: its
-    /// predecessor is, in the middle of commits, and nobody else.
-    fn freezes(self, doing: Doing, relay: bool) -> f64 {
+    /// predecessor is, in the middle of commits, and nobody else. An owner that looks at the epoch row is better
+    /// frozen while it does, and so rarely before.
+    fn freezes(self, doing: Doing, relay: bool, fencing: Fencing) -> f64 {
         match (self, doing) {
+            (Weather::Zombies | Weather::Relays, Doing::Gate) => 0.5,
+            (Weather::Zombies | Weather::Relays, Doing::Commits) if fencing == Fencing::Verify => {
+                0.02
+            }
             (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.1,
             (Weather::Relays, Doing::Promotion) if relay => 0.3,
             (Weather::Relays, Doing::Takeover) if relay => 0.001,
@@ -59,7 +65,8 @@ pub(super) fn strike(world: &mut World, nodes: &[ClientId], weather: Weather) ->
     let count = world.cluster.setup().nodes;
     let server = world.rng.random_range(0..count);
     let victim = nodes[world.rng.random_range(0..nodes.len())];
-    let spared = weather.freezes(Doing::Commits, false) > 0.0 && world.rng.random_bool(0.8);
+    let freezes = matches!(weather, Weather::Zombies | Weather::Relays);
+    let spared = freezes && world.rng.random_bool(0.8);
     let pause = ms(world.rng.random_range(100..6_000));
     match world.rng.random_range(0..100) {
         0..12 if spared => {}
@@ -67,6 +74,7 @@ pub(super) fn strike(world: &mut World, nodes: &[ClientId], weather: Weather) ->
         12..40 => revive(world, server),
         40..70 if weather == Weather::Forgetful => world.purge_all(),
         40..70 => world.send_hint(server),
+        70..76 if spared => {}
         70..76 => {
             world.coverage.one("coordinators paused");
             world.pause_node(server, pause);
@@ -107,12 +115,13 @@ pub(super) fn freeze(world: &mut World, nodes: &[ClientId], client: ClientId, we
     let frozen = nodes.iter().map(|node| &world.lives[*node]);
     let frozen = frozen.filter(|life| life.is_frozen());
     let frozen: Vec<_> = frozen.filter_map(Life::doing).collect();
-    let relay = !frozen.is_empty() && frozen.iter().all(|doing| *doing == Doing::Commits);
+    let relay = !frozen.is_empty() && frozen.iter().all(|doing| doing.is_commits());
     let life = &world.lives[client];
     let Some(doing) = life.doing() else {
         return;
     };
-    if life.is_frozen() || !world.rng.random_bool(weather.freezes(doing, relay)) {
+    let likely = weather.freezes(doing, relay, world.fencing);
+    if life.is_frozen() || !world.rng.random_bool(likely) {
         return;
     }
     if relay {
@@ -122,21 +131,24 @@ pub(super) fn freeze(world: &mut World, nodes: &[ClientId], client: ClientId, we
     }
     world.coverage.one(match doing {
         Doing::Commits => "owners frozen in the middle of commits",
+        Doing::Gate => "owners frozen at the gate",
         Doing::Takeover => "owners frozen in the middle of a takeover",
         Doing::Promotion => "owners frozen in the middle of a promotion",
     });
-    let first = weather == Weather::Relays && doing == Doing::Commits;
+    let first = weather == Weather::Relays && doing.is_commits();
     // For so long that the successor is in the middle of its takeover.
     let least = if first { 6_000 } else { 3_500 };
     let length = ms(world.rng.random_range(least..9_000));
     world.pause_client(client, length);
     // What a successor chooses meanwhile, it chooses without what this one has written, or found.
-    let late = match doing {
-        Doing::Promotion => 0.9,
-        _ if first => 0.9,
-        _ => 0.5,
+    let (most, late) = match doing {
+        // What it has written is done when it goes on, beside the answer to its look.
+        Doing::Gate => (length, 0.9),
+        Doing::Promotion => (2 * length, 0.9),
+        _ if first => (2 * length, 0.9),
+        _ => (2 * length, 0.5),
     };
-    world.stall(2 * length, late);
+    world.stall(most, late);
     if let (Doing::Promotion, Some(own)) = (doing, world.lives[client].epoch) {
         world.hurry(own, ms(1_500));
     }

@@ -32,9 +32,18 @@ const READS_MAX: usize = 5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doing {
     Commits,
+    /// It looks at the epoch row for commits that are written, while others are being written.
+    Gate,
     Takeover,
     /// What was found of a block is being written again, or will be told.
     Promotion,
+}
+
+impl Doing {
+    /// Whether somebody waits for commits.
+    pub fn is_commits(self) -> bool {
+        matches!(self, Doing::Commits | Doing::Gate)
+    }
 }
 
 /// How far a life has got.
@@ -50,6 +59,9 @@ pub struct Life {
     pub over: bool,
     /// Blocks that are being promoted, and whether a quorum has answered.
     promoting: BTreeMap<BlockKey, bool>,
+    /// Looks at the epoch row, and writes of blocks, that have no answer yet.
+    pub looks: usize,
+    pub writes: usize,
     watching: bool,
     reading: usize,
     /// Paused in the middle of something, and not gone on since.
@@ -62,10 +74,15 @@ impl Life {
         self.epoch?;
         match self.attached {
             _ if self.over => None,
+            true if self.is_at_gate() => Some(Doing::Gate),
             true if self.commits > 0 => Some(Doing::Commits),
             _ if self.promoting.values().any(|found| *found) => Some(Doing::Promotion),
             attached => (!attached).then_some(Doing::Takeover),
         }
+    }
+
+    fn is_at_gate(&self) -> bool {
+        self.commits > 1 && self.looks > 0 && self.writes > 0
     }
 
     /// A quorum has told what it has of a block.

@@ -19,6 +19,7 @@ use rand::seq::SliceRandom;
 
 use super::executor::Stage;
 use super::flaw::Flaw;
+use super::life::Life;
 use super::model::{Cell, Gone, Level, Mutation, NodeId, Place, Query, Reply, Request};
 use super::places::{
     self, DATA, LOG, SINGLES, exactly, of_row, partition_of, place_of, place_of_note,
@@ -107,6 +108,10 @@ impl Machine {
             self.stage.lock().recorder.read(read, found);
         }
         Ok(rows)
+    }
+
+    fn life(&self, change: impl FnOnce(&mut Life)) {
+        change(&mut self.stage.lock().lives[self.client]);
     }
 
     fn has(&self, flaw: Flaw) -> bool {
@@ -225,7 +230,10 @@ impl Environment for Machine {
         if !cells.is_empty() {
             let gone = Vec::new();
             let written: BTreeMap<_, _> = cells.iter().map(|(p, c)| (*p, c.timestamp)).collect();
-            self.mutate(Mutation { cells, gone }).await?;
+            self.life(|life| life.writes += 1);
+            let answer = self.mutate(Mutation { cells, gone }).await;
+            self.life(|life| life.writes -= 1);
+            answer?;
             self.stamps.lock().acknowledged(&written);
         }
         Ok(())
@@ -257,7 +265,7 @@ impl Environment for Machine {
                 .await?
                 .first()
                 .map(|(_, cell)| self.found(key, single, cell));
-            self.stage.lock().lives[self.client].found(key);
+            self.life(|life| life.found(key));
             Ok::<_, Error>(found.map(|found| (*block, found)))
         });
         let found = try_join_all(read).await?;
@@ -345,8 +353,14 @@ impl Environment for Machine {
 
     async fn look(&self, how: Look) -> Result<Option<EpochRow>> {
         let settled = how == Look::Settled;
-        let answer = self.stage.lock().look(self.client, settled);
-        match answer.await {
+        let answer = {
+            let mut world = self.stage.lock();
+            world.lives[self.client].looks += 1;
+            world.look(self.client, settled)
+        };
+        let answer = answer.await;
+        self.life(|life| life.looks -= 1);
+        match answer {
             Ok(Told::Looked(row)) => Ok(row),
             Err(_) => Err(given_up()),
             Ok(told) => panic!("a look was answered by {told:?}"),

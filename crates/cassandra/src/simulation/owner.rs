@@ -97,11 +97,24 @@ impl Owner {
             }
             book.commits.push(found);
         }
+        self.look_at_singles().await?;
         let log = self.book.lock().commits.clone();
         self.actor.world(|world| {
             world.lives[self.actor.me].attached = true;
             world.recorder.began(self.epoch, log);
         });
+        Some(())
+    }
+
+    /// Some databases begin with what they find in the blocks that are in use. None once fenced.
+    async fn look_at_singles(&self) -> Option<()> {
+        let keys = self.actor.world(|world| match world.rng.random_bool(0.3) {
+            true => world.singles(),
+            false => Vec::new(),
+        });
+        for key in keys {
+            self.actor.promote(key).await?;
+        }
         Some(())
     }
 
@@ -182,7 +195,14 @@ impl Owner {
                 let generation = self.book.lock().generation;
                 self.write(places::key(DATA, number), generation);
             }
-            46..70 => self.commit(),
+            46..64 => self.commit(),
+            64..70 => self.spawn(|own| async move {
+                // Several do at nearly the same time: some are done while others are being written.
+                for _ in 0..4 {
+                    own.commit();
+                    own.actor.sleep_some(0..8_000).await;
+                }
+            }),
             70..84 => self.spawn(|own| async move {
                 own.sync(Action::Sync).await;
             }),
@@ -352,30 +372,34 @@ impl Owner {
         Some(())
     }
 
+    /// What nobody needs any more goes; whoever was deposed before may let nothing go.
     async fn reclaim(&self, seals: [Content; 2]) {
-        self.actor.world(|world| {
+        let stands = self.actor.world(|world| {
             world.coverage.one("seals completed");
-            if world.recorder.newest_owned == self.epoch {
+            world.recorder.newest_owned == self.epoch
+        });
+        if self.retain(seals).await && stands {
+            self.actor.world(|world| {
+                // The newest of them: up to its end, only what one of the two shows is kept (`dax::replica::prune`).
                 let newest = world.recorder.seals.get(&seals[0]);
                 let end = newest.map_or(Generation::SINGLE, |seal| seal.lineage.end());
                 let epoch = self.epoch;
                 let event = Event::Retained { epoch, seals, end };
                 world.recorder.event(&event);
-            }
-        });
-        self.retain(seals).await;
+            });
+        }
     }
 
-    /// Keeps what these seals need.
-    async fn retain(&self, seals: [Content; 2]) {
+    /// Keeps what these seals need. Says whether the rest may go.
+    async fn retain(&self, seals: [Content; 2]) -> bool {
         let images = self.actor.world(|world| {
             let seals = seals.iter().filter_map(|s| world.recorder.seals.get(s));
             seals.map(|seal| seal.lineage.clone()).collect()
         });
         let retained = self.actor.client.retain(Retention { images }).await;
-        if let Err(error) = retained {
-            self.actor.failed(&error);
-        }
+        retained
+            .inspect_err(|error| self.actor.failed(error))
+            .is_ok()
     }
 
     /// Gives back the log before what a takeover that begins with the older seal reads.

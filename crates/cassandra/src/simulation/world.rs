@@ -176,6 +176,13 @@ impl World {
         places::key(SINGLES, first + self.rng.random_range(0..KEYS))
     }
 
+    /// All of them.
+    pub fn singles(&self) -> Vec<BlockKey> {
+        let first = self.oldest_single();
+        let keys = first..first + KEYS;
+        keys.map(|number| places::key(SINGLES, number)).collect()
+    }
+
     /// Now and then one that was in use.
     pub fn any_single(&mut self) -> BlockKey {
         match self.rng.random_bool(0.3) {
@@ -422,6 +429,14 @@ impl World {
     }
 
     fn give_up(&mut self, id: RequestId) {
+        let client = self.waiting.get(&id).map(|waiting| waiting.client);
+        let paused = client.is_some_and(|client| self.is_paused(client));
+        if let Some(client) = client.filter(|_| paused && self.rng.random_bool(0.5)) {
+            // When it goes on, it may look at its clock first, or at what was answered meanwhile.
+            let when = self.clients[client].paused_until + ms(1);
+            self.at(when, Event::GiveUp(id));
+            return;
+        }
         let Some(waiting) = self.waiting.remove(&id) else {
             return;
         };
