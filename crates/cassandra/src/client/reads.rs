@@ -14,26 +14,33 @@ use crate::row::{self, Stored};
 #[cfg(test)]
 use crate::simulation::Flaw;
 
-/// A read that ends also if its caller went away.
+/// A read or a promotion, which ends also if its caller went away. Until then, the version list does not forget what
+/// is written of the block.
 struct UnderWay<'a> {
     inner: &'a Inner,
-    read: Reading,
+    key: BlockKey,
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
-        state.writer.handle.end_read(self.read.key);
+        state.writer.handle.end_read(self.key);
     }
 }
 
 impl Inner {
     /// Begins a read; the answer, if it is here.
-    fn begin(&self, mut read: Reading) -> Result<(UnderWay<'_>, Option<Option<Block>>)> {
+    fn begin(&self, read: &mut Reading) -> Result<(UnderWay<'_>, Option<Option<Block>>)> {
         let mut state = self.state.lock();
         state.writer.handle.check_fence()?;
-        let answer = state.writer.begin_read(&mut read);
-        Ok((UnderWay { inner: self, read }, answer))
+        let answer = state.writer.begin_read(read);
+        let (inner, key) = (self, read.key);
+        Ok((UnderWay { inner, key }, answer))
+    }
+
+    fn begin_promotion(&self, key: BlockKey) -> UnderWay<'_> {
+        self.state.lock().writer.handle.begin_read(key);
+        UnderWay { inner: self, key }
     }
 
     pub(super) async fn read(
@@ -67,8 +74,8 @@ impl Inner {
 
     /// The newest version up to a generation, or the one that a sealed image has. Nothing if none was ever
     /// written, or that is known.
-    async fn read_stored(self: &Arc<Self>, read: Reading) -> Result<Option<Stored>> {
-        let (under_way, answer) = self.begin(read)?;
+    async fn read_stored(self: &Arc<Self>, mut read: Reading) -> Result<Option<Stored>> {
+        let (_under_way, answer) = self.begin(&mut read)?;
         if let Some(block) = answer {
             return Ok(block.map(|block| Stored {
                 version: block.version,
@@ -76,13 +83,12 @@ impl Inner {
                 data: block.data,
             }));
         }
-        let read = &under_way.read;
         if read.known().is_some()
-            && let Some(answer) = self.read_one(read).await?
+            && let Some(answer) = self.read_one(&read).await?
         {
             return Ok(answer);
         }
-        self.read_quorum(read).await
+        self.read_quorum(&read).await
     }
 
     pub(super) async fn read_expected(
@@ -194,6 +200,8 @@ impl Inner {
     /// Chooses what survives: what a quorum has, written again in this epoch; also that there is nothing.
     /// Behind the gate, or a deposed owner would tell what its successor did not choose.
     async fn promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
+        // What is written meanwhile must be known, or what was found before would hide it.
+        let _under_way = self.begin_promotion(key);
         let found = self.ask_quorum(key, Generation::SINGLE).await?;
         if let Some(stored) = &found {
             self.observe(stored.version)?;

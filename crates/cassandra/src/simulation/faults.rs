@@ -45,9 +45,9 @@ impl Weather {
     /// frozen while it does, and so rarely before.
     fn freezes(self, doing: Doing, relay: bool, fencing: Fencing) -> f64 {
         match (self, doing) {
-            (Weather::Zombies | Weather::Relays, Doing::Gate) => 0.5,
+            (Weather::Zombies | Weather::Relays, Doing::Gate) => 0.9,
             (Weather::Zombies | Weather::Relays, Doing::Commits) if fencing == Fencing::Verify => {
-                0.02
+                0.005
             }
             (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.1,
             (Weather::Relays, Doing::Promotion) if relay => 0.3,
@@ -88,6 +88,8 @@ pub(super) fn strike(world: &mut World, nodes: &[ClientId], weather: Weather) ->
             world.coverage.one("clients paused");
             world.pause_client(victim, pause);
         }
+        // Who is frozen goes on later, or there was no use in it.
+        90..92 if world.lives[victim].is_frozen() => {}
         90..92 => {
             if world.lives[victim].epoch.is_some() {
                 world.coverage.one("owners killed");
@@ -115,7 +117,7 @@ pub(super) fn freeze(world: &mut World, nodes: &[ClientId], client: ClientId, we
     let frozen = nodes.iter().map(|node| &world.lives[*node]);
     let frozen = frozen.filter(|life| life.is_frozen());
     let frozen: Vec<_> = frozen.filter_map(Life::doing).collect();
-    let relay = !frozen.is_empty() && frozen.iter().all(|doing| doing.is_commits());
+    let relay = !frozen.is_empty() && frozen.iter().all(|doing| *doing == Doing::Commits);
     let life = &world.lives[client];
     let Some(doing) = life.doing() else {
         return;

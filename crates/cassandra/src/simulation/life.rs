@@ -59,9 +59,9 @@ pub struct Life {
     pub over: bool,
     /// Blocks that are being promoted, and whether a quorum has answered.
     promoting: BTreeMap<BlockKey, bool>,
-    /// Looks at the epoch row, and writes of blocks, that have no answer yet.
+    /// Looks at the epoch row that have no answer yet, and writes of blocks that were begun since.
     pub looks: usize,
-    pub writes: usize,
+    latecomers: usize,
     watching: bool,
     reading: usize,
     /// Paused in the middle of something, and not gone on since.
@@ -82,7 +82,18 @@ impl Life {
     }
 
     fn is_at_gate(&self) -> bool {
-        self.commits > 1 && self.looks > 0 && self.writes > 0
+        self.commits > 1 && self.looks > 0 && self.latecomers > 0
+    }
+
+    /// A write begins; whether it does so after a look.
+    pub fn begin_write(&mut self) -> bool {
+        let late = self.looks > 0;
+        self.latecomers += usize::from(late);
+        late
+    }
+
+    pub fn end_write(&mut self, late: bool) {
+        self.latecomers -= usize::from(late);
     }
 
     /// A quorum has told what it has of a block.

@@ -110,8 +110,8 @@ impl Machine {
         Ok(rows)
     }
 
-    fn life(&self, change: impl FnOnce(&mut Life)) {
-        change(&mut self.stage.lock().lives[self.client]);
+    fn life<T>(&self, change: impl FnOnce(&mut Life) -> T) -> T {
+        change(&mut self.stage.lock().lives[self.client])
     }
 
     fn has(&self, flaw: Flaw) -> bool {
@@ -230,9 +230,9 @@ impl Environment for Machine {
         if !cells.is_empty() {
             let gone = Vec::new();
             let written: BTreeMap<_, _> = cells.iter().map(|(p, c)| (*p, c.timestamp)).collect();
-            self.life(|life| life.writes += 1);
+            let late = self.life(Life::begin_write);
             let answer = self.mutate(Mutation { cells, gone }).await;
-            self.life(|life| life.writes -= 1);
+            self.life(|life| life.end_write(late));
             answer?;
             self.stamps.lock().acknowledged(&written);
         }

@@ -126,7 +126,7 @@ impl World {
             batch: flaw != Some(Flaw::PeriodicCommitLog),
             ..Setup::SOUND
         };
-        let fencing = match rng.random_bool(0.25) {
+        let fencing = match rng.random_bool(0.33) {
             true => Fencing::Verify,
             false => Fencing::Lease(LEASE),
         };
