@@ -88,7 +88,7 @@ pub(super) fn strike(world: &mut World, nodes: &[ClientId], weather: Weather) ->
             world.coverage.one("clients paused");
             world.pause_client(victim, pause);
         }
-        // Who is frozen goes on later, or there was no use in it.
+        // Only who goes on after a freeze shows what it does then.
         90..92 if world.lives[victim].is_frozen() => {}
         90..92 => {
             if world.lives[victim].epoch.is_some() {

@@ -108,7 +108,7 @@ impl Owner {
 
     /// Some databases begin with what they find in the blocks that are in use. None once fenced.
     async fn look_at_singles(&self) -> Option<()> {
-        let keys = self.actor.world(|world| match world.rng.random_bool(0.3) {
+        let keys = self.actor.world(|world| match world.rng.random_bool(0.5) {
             true => world.singles(),
             false => Vec::new(),
         });

@@ -195,7 +195,7 @@ impl World {
     }
 
     fn oldest_single(&self) -> u64 {
-        self.now.as_secs() / 3
+        self.now.as_secs() / 5
     }
 
     /// A client's own clock.
