@@ -1,15 +1,16 @@
 //! Apache Cassandra, unmodified, as the storage tier.
 //!
 //! ```text
-//!   Storage (of dax) ──▶ client ──▶ statements ──▶ Cassandra: a row for each version of a block, a cell's timestamp
-//!                          │                                   for its version, one row that says whose epoch it is
+//!   Storage (of dax) ──▶ client ──▶ driver ──▶ Cassandra: a row for each version of a block, a cell's timestamp
+//!                          │                               for its version, one row that says whose epoch it is
 //!                          ├── writer, queue: what is pending, and what a read must find (pure)
 //!                          └── lease: the time in which the owner may acknowledge (pure) ──▶ the gate
 //! ```
 //!
 //! `docs/PROTOCOL.md` ("On Cassandra") has the rows, the gate and why nothing is lost; its rules (C1, L1,
 //! ...) are named in the code that keeps them. [`Client`] is a [`dax::storage::Storage`]. What decides
-//! is pure: `writer` (pending writes and what reads must return), `send_queue`, `lease`, `row`, `schema`.
+//! is pure: `writer` (pending writes and what reads must return), `send_queue`, `lease`, `row`, `schema`. `driver` is
+//! what the client asks of the outside (a session, a clock, tasks); the simulation has another one, in virtual time.
 //! [`server`] runs a cluster of it on this machine, for trying out and for tests.
 //!
 //! Invariants: nothing is acknowledged but while the lease stands on the owner's own clock (the gate), and a new owner
@@ -27,6 +28,7 @@
 pub mod client;
 pub mod config;
 mod connect;
+mod driver;
 pub mod lease;
 pub mod row;
 pub mod schema;
@@ -35,7 +37,6 @@ pub mod server;
 mod setup;
 #[cfg(test)]
 mod simulation;
-mod statements;
 pub mod writer;
 
 pub use client::Client;

@@ -121,13 +121,17 @@ impl<F: Copy + Debug + Send + Sync> Simulation<F> {
     /// # Panics
     /// If a flaw breaks no promise within so many seeds.
     pub fn catches_flaws(&self, within: u64) {
+        self.catches_flaws_from(0, within);
+    }
+
+    fn catches_flaws_from(&self, first: u64, within: u64) {
         let asked = asked::flaw(self.flaws);
         let flaws = asked.as_ref().map_or(self.flaws, std::slice::from_ref);
         let mut missed = Vec::new();
         for flaw in flaws {
-            match self.run_many(0, within, Some(*flaw), false) {
+            match self.run_many(first, within, Some(*flaw), false) {
                 Err((seed, broken)) => {
-                    println!("{flaw:?}: caught by number {}: {broken}", seed + 1);
+                    println!("{flaw:?}: caught by number {}: {broken}", seed - first + 1);
                 }
                 Ok(_) => missed.push(flaw),
             }
@@ -148,7 +152,8 @@ impl<F: Copy + Debug + Send + Sync> Simulation<F> {
     pub fn as_asked(&self) {
         let started = Instant::now();
         if asked::number("SEED").is_none() && asked::flaw(self.flaws).is_some() {
-            return self.catches_flaws(asked::number("SEEDS").unwrap_or(self.seeds));
+            let first = asked::number("FIRST").unwrap_or_default();
+            return self.catches_flaws_from(first, asked::number("SEEDS").unwrap_or(self.seeds));
         }
         let (first, seeds) = match asked::number("SEED") {
             Some(seed) => (seed, 1),

@@ -9,38 +9,22 @@ use std::time::Duration;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::{Epoch, NodeName};
 use dax::storage::EpochGrant;
-use scylla::statement::prepared::PreparedStatement;
 
 use super::Inner;
-use super::gate::boot_time;
-use super::trace::traced;
+use super::environment::Look;
 use crate::config::Fencing;
-use crate::connect::{describe, of_request, unexpected};
-use crate::lease::{Answer, Change, Claim, Lease, Next, Row, Sighting, Terms, Time};
-use crate::setup::is_applied;
+use crate::connect::describe;
+use crate::lease::{Answer, Change, Claim, Lease, Next, Renewal, Row, Sighting, Terms, Time};
 
 /// How often an owner without a lease looks whether its epoch still stands.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-type Columns = (i32, String, i64, i64, bool);
-
 impl Inner {
-    /// What the row says, by this statement. Remembered with the time (L5).
-    async fn look(&self, statement: &PreparedStatement) -> Result<Sighting> {
-        let asked = self.session.execute_unpaged(statement, (self.volume(),));
-        let result = traced("look", asked).await;
-        let rows = result.map_err(of_request)?.into_rows_result();
-        let rows = rows.map_err(unexpected)?;
-        let found = rows.maybe_first_row::<Columns>().map_err(unexpected)?;
-        let row = found.map(|(epoch, owner, lease_ms, renewals, released)| Row {
-            epoch: Epoch(epoch.max(0) as u32),
-            owner,
-            lease: Duration::from_millis(lease_ms.max(0) as u64),
-            renewals: renewals.max(0) as u64,
-            released,
-        });
+    /// What the row says. Remembered with the time (L5).
+    async fn look(&self, how: Look) -> Result<Sighting> {
+        let row = self.environment.look(how).await?;
         let mut sighting = self.sighting.lock();
-        let now = boot_time();
+        let now = self.environment.boot_time();
         let seen = match sighting.take() {
             Some(before) => before.again(row, now),
             None => Sighting::new(row, now),
@@ -51,34 +35,7 @@ impl Inner {
 
     /// Tries to change the row.
     async fn change(&self, change: &Change) -> Result<Answer> {
-        let Row {
-            epoch,
-            owner,
-            lease,
-            renewals,
-            released,
-        } = &change.new;
-        let (epoch, renewals) = (epoch.0 as i32, *renewals as i64);
-        let lease_ms = lease.as_millis() as i64;
-        let volume = self.volume();
-        let sent = match &change.expected {
-            None => {
-                let values = (volume, epoch, owner, lease_ms, renewals, released);
-                let statement = &self.statements.first_claim;
-                traced("claim", self.session.execute_unpaged(statement, values)).await
-            }
-            Some(row) => {
-                let (before, count) = (row.epoch.0 as i32, row.renewals as i64);
-                let expected = (before, &row.owner, count);
-                let values = (
-                    epoch, owner, lease_ms, renewals, released, volume, expected.0, expected.1,
-                    expected.2,
-                );
-                let statement = &self.statements.change_epoch;
-                traced("change", self.session.execute_unpaged(statement, values)).await
-            }
-        };
-        match sent.map_err(of_request).and_then(is_applied) {
+        match self.environment.change(change).await {
             Ok(true) => Ok(Answer::Applied),
             Ok(false) => {
                 let seen = self.look_settled().await?;
@@ -98,8 +55,7 @@ impl Inner {
 
     /// The row after whatever was under way is completed or buried.
     async fn look_settled(&self) -> Result<Sighting> {
-        let serial = &self.statements.look_serial;
-        self.persist(|| self.look(serial)).await
+        self.persist(|| self.look(Look::Settled)).await
     }
 
     /// A higher epoch than the one that is owned here ends it.
@@ -118,13 +74,13 @@ impl Inner {
 
     /// Looks by quorum whether the epoch still stands.
     pub(super) async fn look_at_epoch(&self) -> Result<()> {
-        let seen = self.persist(|| self.look(&self.statements.look)).await?;
+        let seen = self.persist(|| self.look(Look::Quorum)).await?;
         self.judge(seen.row());
         Ok(())
     }
 
     pub(super) async fn accepted_epoch(&self) -> Result<EpochGrant> {
-        let seen = self.insist(|| self.look(&self.statements.look)).await?;
+        let seen = self.insist(|| self.look(Look::Quorum)).await?;
         self.judge(seen.row());
         let row = seen.row();
         Ok(EpochGrant {
@@ -164,24 +120,49 @@ impl Inner {
         let terms = Terms {
             lease: self.gate.fencing().lease(),
         };
-        let Some(mut claim) = Claim::new(terms, seen, name, boot_time()) else {
+        let mut now = self.environment.boot_time();
+        let Some(mut claim) = Claim::new(terms, seen, name, now) else {
             return Err(Error::new(ErrorKind::Invalid, "no epochs are left"));
         };
         loop {
-            match claim.next(boot_time()) {
+            match claim.next(now) {
                 Next::Change(change) => claim.changed(self.change(&change).await?),
                 Next::Look => claim.looked(self.look_settled().await?.row().cloned()),
-                Next::Wait(until) => sleep_until(until).await,
+                Next::Wait(until) => {
+                    now = self.wait_out(until).await;
+                    continue;
+                }
                 Next::Renew(renewal) => {
                     let answer = self.change(&renewal.change).await?;
                     claim.renewed(&answer);
                     if answer == Answer::Unknown {
-                        tokio::time::sleep(super::RETRY_MIN).await;
+                        self.environment.sleep(super::RETRY_MIN).await;
                     }
                 }
                 Next::Owned => return Ok(claim.into_lease()),
                 Next::Lost(_) => return Ok(None),
             }
+            now = self.environment.boot_time();
+        }
+    }
+
+    /// Waits until nobody else has a lease; the time then.
+    async fn wait_out(&self, until: Time) -> Time {
+        #[cfg(test)]
+        if let Some(early) = self.flaw.and_then(|flaw| flaw.wait_ends(until)) {
+            self.sleep_until(early).await;
+            return until;
+        }
+        self.sleep_until(until).await;
+        self.environment.boot_time()
+    }
+
+    async fn sleep_until(&self, until: Time) {
+        while let Some(left) = until
+            .checked_sub(self.environment.boot_time())
+            .filter(|left| !left.is_zero())
+        {
+            self.environment.sleep(left).await;
         }
     }
 
@@ -190,10 +171,10 @@ impl Inner {
         loop {
             match self.gate.fencing() {
                 Fencing::Lease(_) => match self.gate.renewal_at() {
-                    Some(at) => sleep_until(at).await,
+                    Some(at) => self.sleep_until(at).await,
                     None => return,
                 },
-                Fencing::Verify => tokio::time::sleep(LOOK_EVERY).await,
+                Fencing::Verify => self.environment.sleep(LOOK_EVERY).await,
             }
             // Somebody who was promised room may have gone away.
             self.state.lock().wake();
@@ -206,27 +187,47 @@ impl Inner {
                     return;
                 }
                 tracing::warn!(why = describe(&error), "the lease is not renewed");
-                tokio::time::sleep(super::RETRY_MAX).await;
+                self.environment.sleep(super::RETRY_MAX).await;
             }
         }
     }
 
     async fn renew(&self) -> Result<()> {
-        let Some(renewal) = self.gate.begin_renewal(boot_time()) else {
+        let Some(renewal) = self.begin_renewal() else {
             return Ok(());
         };
         let answer = self.change(&renewal.change).await?;
+        #[cfg(test)]
+        let renewal = self.renewal_as_if(renewal);
         self.gate.renewed(&renewal, &answer);
         match answer {
             Answer::Applied => self.note(None),
-            Answer::Refused(row) if self.gate.is_shut_for_good() => {
+            Answer::Refused(row) if self.is_shut_for_good() => {
                 let owner = row.map_or("nobody".to_owned(), |row| row.owner);
                 self.fence(format!("the volume belongs to {owner} by now"));
             }
             Answer::Refused(_) => {}
-            Answer::Unknown => tokio::time::sleep(super::RETRY_MIN).await,
+            Answer::Unknown => self.environment.sleep(super::RETRY_MIN).await,
         }
         Ok(())
+    }
+
+    /// The lease counts from now, before anything is sent (L1).
+    fn begin_renewal(&self) -> Option<Renewal> {
+        self.gate.begin_renewal(self.environment.boot_time())
+    }
+
+    fn is_shut_for_good(&self) -> bool {
+        self.gate.is_shut_for_good(self.environment.boot_time())
+    }
+
+    /// One of the flaws: the lease counts from the answer.
+    #[cfg(test)]
+    fn renewal_as_if(&self, renewal: Renewal) -> Renewal {
+        match self.has_flaw(crate::simulation::Flaw::LeaseFromAnswer) {
+            true => self.begin_renewal().unwrap_or(renewal),
+            false => renewal,
+        }
     }
 
     /// Gives the epoch up (L4): nothing is acknowledged from here on.
@@ -244,10 +245,7 @@ impl Inner {
             // The fence does not end this: it is the last thing that is done under the epoch.
             let found = match self.change_unfenced(&change).await? {
                 true => return Ok(()),
-                false => {
-                    self.insist(|| self.look(&self.statements.look_serial))
-                        .await?
-                }
+                false => self.insist(|| self.look(Look::Settled)).await?,
             };
             match found.row() {
                 Some(now) if now.owner == row.owner && now.renewals != row.renewals => {
@@ -274,15 +272,6 @@ impl Inner {
             }
         })
         .await
-    }
-}
-
-async fn sleep_until(until: Time) {
-    while let Some(left) = until
-        .checked_sub(boot_time())
-        .filter(|left| !left.is_zero())
-    {
-        tokio::time::sleep(left).await;
     }
 }
 

@@ -3,19 +3,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dax::error::{Error, ErrorKind, Result};
-use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::Inner;
 use crate::config::Fencing;
 use crate::lease::{self, Answer, Change, Lease, Renewal, Time};
-
-/// Time since this machine was started, also while it slept (L6).
-pub(super) fn boot_time() -> Time {
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("Linux has this clock");
-    Time::from(now)
-}
+#[cfg(test)]
+use crate::simulation::Flaw;
 
 /// See the module.
 #[derive(Debug)]
@@ -72,13 +67,13 @@ impl Gate {
     }
 
     /// Whether nothing will ever be acknowledged again.
-    pub fn is_shut_for_good(&self) -> bool {
-        self.state() == lease::Gate::Fenced
+    pub fn is_shut_for_good(&self, now: Time) -> bool {
+        self.state(now) == lease::Gate::Fenced
     }
 
-    fn state(&self) -> lease::Gate {
+    fn state(&self, now: Time) -> lease::Gate {
         let lease = self.lease.lock();
-        let open = |lease: &Lease| lease.gate(boot_time());
+        let open = |lease: &Lease| lease.gate(now);
         lease.as_ref().map_or(lease::Gate::Shut, open)
     }
 }
@@ -91,6 +86,10 @@ impl Inner {
     /// `Fenced`, or `Invalid` if the handle owns no epoch.
     pub(super) async fn pass_gate(&self) -> Result<()> {
         self.check_writer()?;
+        #[cfg(test)]
+        if self.has_flaw(Flaw::NoGate) {
+            return Ok(());
+        }
         match self.gate.fencing {
             Fencing::Lease(_) => self.wait_for_lease().await,
             Fencing::Verify => self.verify().await,
@@ -101,16 +100,17 @@ impl Inner {
         let mut renewed = self.gate.renewed.subscribe();
         loop {
             self.check_writer()?;
-            if self.gate.state() == lease::Gate::Open {
+            if self.gate.state(self.environment.boot_time()) == lease::Gate::Open {
                 return Ok(());
             }
             tokio::select! {
-                // The sender lives as long as `self`.
-                _ = renewed.changed() => {}
-                () = self.wait_fenced() => {}
+                biased;
                 () = self.wait_closed() => {
                     return Err(Error::new(ErrorKind::Unavailable, "the client is closing"));
                 }
+                () = self.wait_fenced() => {}
+                // The sender lives as long as `self`.
+                _ = renewed.changed() => {}
             }
         }
     }
@@ -125,6 +125,11 @@ impl Inner {
         let upto = self.gate.came.load(Ordering::SeqCst);
         self.look_at_epoch().await?;
         self.check_writer()?;
+        #[cfg(test)]
+        let upto = match self.has_flaw(Flaw::LookServesLatecomers) {
+            true => self.gate.came.load(Ordering::SeqCst),
+            false => upto,
+        };
         *passed = upto;
         Ok(())
     }

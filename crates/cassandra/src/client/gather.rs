@@ -8,18 +8,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
-use dax::ids::{BlockKey, Generation};
+use dax::ids::BlockKey;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::Inner;
-use super::reads::{Cell, decode};
-use super::trace::traced;
-use crate::connect::{describe, of_request, unexpected};
-use crate::row::Chunk;
-use crate::row::{Stored, chunk_of, file_column};
+use super::reads::decode;
+use crate::connect::describe;
+use crate::row::{Chunk, Stored};
 
 /// The most blocks that are asked for at once.
 const BLOCKS_MAX: usize = 64;
@@ -34,10 +31,7 @@ pub(super) struct Gathering(Mutex<HashMap<Chunk, Asked>>);
 impl Inner {
     /// What a quorum has of a block that keeps one version.
     pub(super) async fn select_single(self: &Arc<Self>, key: BlockKey) -> Result<Option<Stored>> {
-        let chunk = (
-            key.file,
-            chunk_of(key.block.0, self.settings.block_size_bytes),
-        );
+        let chunk = self.chunk_of(key);
         let (answer, answered) = oneshot::channel();
         let first = {
             let mut gathering = self.gathering.0.lock();
@@ -47,7 +41,7 @@ impl Inner {
         };
         if first {
             let inner = Arc::clone(self);
-            self.runtime.spawn(inner.select_gathered(chunk));
+            self.spawn(inner.select_gathered(chunk));
         }
         let gone = || Error::new(ErrorKind::Unavailable, "the client is closing");
         answered.await.map_err(|_| gone())?
@@ -61,8 +55,7 @@ impl Inner {
         while !asked.is_empty() {
             let some = asked.split_off(asked.len().saturating_sub(BLOCKS_MAX));
             let inner = Arc::clone(&self);
-            self.runtime
-                .spawn(async move { inner.answer(chunk, some).await });
+            self.spawn(async move { inner.answer(chunk, some).await });
         }
     }
 
@@ -70,35 +63,14 @@ impl Inner {
         let mut blocks: Vec<i64> = asked.iter().map(|(key, _)| key.block.0 as i64).collect();
         blocks.sort_unstable();
         blocks.dedup();
-        let mut found = self.select_blocks(chunk, blocks).await;
+        let mut found = self.environment.read_singles(chunk, &blocks).await;
         for (key, answer) in asked {
             let stored = match &mut found {
-                Ok(cells) => decode(key, cells.get(&(key.block.0 as i64)).cloned()),
+                Ok(found) => decode(key, found.get(&(key.block.0 as i64)).cloned()),
                 Err(error) => Err(Error::new(error.kind(), describe(error))),
             };
             // Who asked may have gone away.
             let _ = answer.send(stored);
         }
-    }
-
-    async fn select_blocks(
-        &self,
-        (file, chunk): Chunk,
-        blocks: Vec<i64>,
-    ) -> Result<HashMap<i64, Cell>> {
-        let statement = &self.statements.read_singles;
-        let values = (self.volume(), file_column(file), chunk as i64, blocks);
-        let asked = self.session.execute_unpaged(statement, values);
-        let rows = traced("read singles", asked).await.map_err(of_request)?;
-        let rows = rows.into_rows_result().map_err(unexpected)?;
-        let rows = rows.rows::<(i64, Option<i64>, Option<Bytes>)>();
-        let mut cells = HashMap::new();
-        for row in rows.map_err(unexpected)? {
-            if let (block, Some(written), Some(bytes)) = row.map_err(unexpected)? {
-                let generation = Generation::SINGLE;
-                cells.insert(block, (generation, written, bytes));
-            }
-        }
-        Ok(cells)
     }
 }

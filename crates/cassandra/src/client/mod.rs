@@ -1,17 +1,17 @@
 //! The backend: a [`Storage`] over Cassandra.
 //!
-//! Owns the session, a [`Writer`] behind a lock, the gate and the tasks. Invariants: nothing is acknowledged
-//! without having passed the gate after it was durable; effects of the writer are carried out under its lock.
+//! Owns a [`Writer`] behind a lock, the gate and the tasks. Whatever is outside of it (Cassandra, clocks, tokio) is its
+//! [`Environment`]. Invariants: nothing is acknowledged without having passed the gate after it was durable; effects of
+//! the writer are carried out under its lock; nothing here is random, so that a simulated history can be repeated.
 
+pub(crate) mod environment;
 mod epochs;
 mod gate;
 mod gather;
-mod nodes;
 mod reads;
 mod reclaim;
 mod records;
 mod status;
-mod trace;
 mod writes;
 
 use std::collections::VecDeque;
@@ -31,21 +31,22 @@ use dax::storage::{
 use dax::writer::SyncWaits;
 use dax::writer::packing::unpack;
 use parking_lot::Mutex;
-use scylla::client::session::Session;
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
-use tokio::task::JoinSet;
 
 use crate::config::{Config, Fencing};
-use crate::connect::{connect, describe};
+use crate::connect::describe;
+use crate::driver::Driver;
 use crate::lease::Sighting;
+use crate::row::{self, Chunk};
 use crate::schema::Replication;
-use crate::setup;
-use crate::statements::Statements;
+use crate::setup::Opened;
+#[cfg(test)]
+use crate::simulation::Flaw;
 use crate::writer::{Limits, Writer};
+use environment::Environment;
 use gate::Gate;
 use gather::Gathering;
-use nodes::RoundTrips;
+use records::Turns;
 
 /// The first wait before a failed request is made again, and the longest.
 const RETRY_MIN: Duration = Duration::from_millis(5);
@@ -56,10 +57,11 @@ const RETRY_MAX: Duration = Duration::from_millis(500);
 pub struct Client {
     inner: Arc<Inner>,
     /// What is done for the epoch that is owned.
-    tasks: Mutex<JoinSet<()>>,
-    /// What measures the nodes' distance; ends when this is dropped.
-    _measuring: JoinSet<()>,
+    tasks: Mutex<Vec<Task>>,
 }
+
+/// A task that ends when this is dropped.
+struct Task(#[expect(dead_code, reason = "the task notices that it is gone")] oneshot::Sender<()>);
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,9 +76,7 @@ struct Inner {
     config: Config,
     settings: VolumeSettings,
     replication: Replication,
-    session: Session,
-    statements: Statements,
-    runtime: Handle,
+    environment: Arc<dyn Environment>,
     /// Makes this life of the node differ from its earlier ones.
     incarnation: u64,
     claims: AtomicU64,
@@ -87,10 +87,13 @@ struct Inner {
     fenced: watch::Sender<bool>,
     closed: watch::Sender<bool>,
     trouble: Mutex<Option<String>>,
-    round_trips: RoundTrips,
+    turns: Turns,
     retention: Mutex<Option<Retention>>,
     reclaim: Notify,
     gathering: Gathering,
+    /// A rule that is left out: the simulation must notice.
+    #[cfg(test)]
+    flaw: Option<Flaw>,
 }
 
 /// What the lock protects.
@@ -112,17 +115,7 @@ impl Client {
     /// `NotFound` if there is no such volume; `Conflict` if something was changed that breaks a guarantee,
     /// with what to ALTER; `Denied` for the user.
     pub async fn connect(config: Config) -> Result<Arc<Client>> {
-        let session = connect(&config).await?;
-        let opened = setup::open(&session, &config).await?;
-        let keyspace = &config.keyspace;
-        let protocol = opened.settings.protocol;
-        let statements =
-            Statements::prepare(&session, keyspace, protocol, opened.durability).await?;
-        let limits = Limits {
-            pending_bytes_max: config.pending_bytes_max,
-            version_list_max: config.version_list_max,
-            requests_max: config.requests_max,
-        };
+        let (driver, opened) = Driver::open(&config).await?;
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|e| {
             Error::with_source(
@@ -131,14 +124,63 @@ impl Client {
                 e,
             )
         })?;
-        let inner = Arc::new(Inner {
+        let incarnation = u64::from_le_bytes(random);
+        let inner = Inner::new(Arc::new(driver), opened, config, incarnation);
+        Ok(Client::of(inner))
+    }
+
+    fn of(inner: Inner) -> Arc<Client> {
+        Arc::new(Client {
+            inner: Arc::new(inner),
+            tasks: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// A client in a simulated environment.
+    #[cfg(test)]
+    pub(crate) fn simulated(
+        environment: Arc<dyn Environment>,
+        (opened, config): (Opened, Config),
+        incarnation: u64,
+        flaw: Option<Flaw>,
+    ) -> Arc<Client> {
+        let mut inner = Inner::new(environment, opened, config, incarnation);
+        inner.flaw = flaw;
+        Client::of(inner)
+    }
+
+    /// What was seen of the epoch row, and since when.
+    #[cfg(test)]
+    pub(crate) fn sighting(&self) -> Option<Sighting> {
+        self.inner.sighting.lock().clone()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.inner.closed.send_replace(true);
+    }
+}
+
+impl Inner {
+    /// `incarnation` makes this life of the node differ from its earlier ones.
+    fn new(
+        environment: Arc<dyn Environment>,
+        opened: Opened,
+        config: Config,
+        incarnation: u64,
+    ) -> Inner {
+        let limits = Limits {
+            pending_bytes_max: config.pending_bytes_max,
+            version_list_max: config.version_list_max,
+            requests_max: config.requests_max,
+        };
+        Inner {
             gate: Gate::new(config.fencing),
             settings: opened.settings.clone(),
             replication: opened.replication,
-            session,
-            statements,
-            runtime: Handle::current(),
-            incarnation: u64::from_le_bytes(random),
+            environment,
+            incarnation,
             claims: AtomicU64::new(0),
             state: Mutex::new(State {
                 writer: Writer::new(opened.settings, limits),
@@ -151,31 +193,42 @@ impl Client {
             fenced: watch::Sender::new(false),
             closed: watch::Sender::new(false),
             trouble: Mutex::new(None),
-            round_trips: RoundTrips::default(),
+            turns: Turns::default(),
             retention: Mutex::new(None),
             reclaim: Notify::new(),
             gathering: Gathering::default(),
             config,
+            #[cfg(test)]
+            flaw: None,
+        }
+    }
+
+    #[cfg(test)]
+    fn has_flaw(&self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.environment.spawn(Box::pin(task));
+    }
+
+    /// Runs a task that ends with what is returned.
+    fn begin_task(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
+        let (wanted, unwanted) = oneshot::channel();
+        self.spawn(async move {
+            tokio::select! {
+                biased;
+                // Nothing is ever sent.
+                _ = unwanted => {}
+                () = task => {}
+            }
         });
-        let mut measuring = JoinSet::new();
-        measuring.spawn(Arc::clone(&inner).keep_measuring());
-        Ok(Arc::new(Client {
-            _measuring: measuring,
-            inner,
-            tasks: Mutex::new(JoinSet::new()),
-        }))
+        Task(wanted)
     }
-}
 
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.inner.closed.send_replace(true);
-    }
-}
-
-impl Inner {
-    fn volume(&self) -> &str {
-        self.config.volume.as_str()
+    fn chunk_of(&self, key: BlockKey) -> Chunk {
+        let chunk = row::chunk_of(key.block.0, self.settings.block_size_bytes);
+        (key.file, chunk)
     }
 
     /// A block as it was written.
@@ -263,10 +316,11 @@ impl Inner {
                 Err(error) => return Err(error),
             }
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                biased;
                 () = self.wait_closed() => {
                     return Err(Error::new(ErrorKind::Unavailable, "the client is closing"));
                 }
+                () = self.environment.sleep(wait) => {}
             }
             wait = (wait * 2).min(RETRY_MAX);
         }
@@ -308,12 +362,13 @@ impl Storage for Client {
     }
 
     async fn own_epoch(&self, owner: &NodeName) -> Result<Epoch> {
-        self.tasks.lock().abort_all();
+        self.tasks.lock().clear();
         let epoch = self.inner.own_epoch(owner).await?;
-        let mut tasks = self.tasks.lock();
-        let runtime = &self.inner.runtime;
-        tasks.spawn_on(Arc::clone(&self.inner).keep_epoch(), runtime);
-        tasks.spawn_on(Arc::clone(&self.inner).keep_reclaiming(), runtime);
+        let keeping = self.inner.begin_task(Arc::clone(&self.inner).keep_epoch());
+        let reclaiming = self
+            .inner
+            .begin_task(Arc::clone(&self.inner).keep_reclaiming());
+        self.tasks.lock().extend([keeping, reclaiming]);
         Ok(epoch)
     }
 

@@ -2,41 +2,45 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
-use dax::ids::{BlockKey, FileId, Generation, Version};
+use dax::ids::{BlockKey, Epoch, FileId, Generation, Version};
 use dax::storage::Block;
 use dax::writer::Reading;
-use scylla::statement::prepared::PreparedStatement;
+use dax::writer::pending::Seq;
 
 use super::Inner;
-use super::trace::traced;
-use crate::connect::{of_request, unexpected};
-use crate::row::{self, Stored, file_column, generation, generation_column, version};
+use super::environment::{Asked, Found};
+use crate::row::{self, Stored};
+#[cfg(test)]
+use crate::simulation::Flaw;
 
-/// A row of a block: its generation, its timestamp, the cell's bytes.
-pub(super) type Cell = (Generation, i64, Bytes);
-
-/// A read that ends also if its caller went away.
+/// A read or a promotion, which ends also if its caller went away. Until then, the version list does not forget what
+/// is written of the block.
 struct UnderWay<'a> {
     inner: &'a Inner,
-    read: Reading,
+    key: BlockKey,
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
-        state.writer.handle.end_read(self.read.key);
+        state.writer.handle.end_read(self.key);
     }
 }
 
 impl Inner {
     /// Begins a read; the answer, if it is here.
-    fn begin(&self, mut read: Reading) -> Result<(UnderWay<'_>, Option<Option<Block>>)> {
+    fn begin(&self, read: &mut Reading) -> Result<(UnderWay<'_>, Option<Option<Block>>)> {
         let mut state = self.state.lock();
         state.writer.handle.check_fence()?;
-        let answer = state.writer.begin_read(&mut read);
-        Ok((UnderWay { inner: self, read }, answer))
+        let answer = state.writer.begin_read(read);
+        let (inner, key) = (self, read.key);
+        Ok((UnderWay { inner, key }, answer))
+    }
+
+    fn begin_promotion(&self, key: BlockKey) -> UnderWay<'_> {
+        self.state.lock().writer.handle.begin_read(key);
+        UnderWay { inner: self, key }
     }
 
     pub(super) async fn read(
@@ -45,24 +49,33 @@ impl Inner {
         up_to: Generation,
     ) -> Result<Option<Block>> {
         let found = self.read_stored(Reading::new(key, up_to)).await?;
-        if found.is_none() && self.must_fix_absence(key, up_to) {
+        if up_to == Generation::SINGLE && self.must_fix_absence(key, found.as_ref()) {
             return self.promote(key).await;
         }
         Ok(found.and_then(Stored::into_block))
     }
 
     /// A dead epoch's write may still arrive where a block of its time, which keeps one version, is absent:
-    /// whoever owns the epoch now says so first (C2).
-    fn must_fix_absence(&self, key: BlockKey, up_to: Generation) -> bool {
+    /// whoever owns the epoch now says so first (C2). What an older epoch has said hides only what is older still.
+    fn must_fix_absence(&self, key: BlockKey, found: Option<&Stored>) -> bool {
+        let said_in = match found {
+            Some(stored) if !stored.data.is_empty() => return false,
+            Some(stored) => stored.version.epoch,
+            None => Epoch::NONE,
+        };
+        #[cfg(test)]
+        if found.is_some() && self.has_flaw(Flaw::OldAbsenceBelieved) {
+            return false;
+        }
         let made_in = key.file.0 >> FileId::COUNTER_BITS;
         let own = self.state.lock().writer.handle.epoch();
-        up_to == Generation::SINGLE && own.is_some_and(|own| made_in < u64::from(own.0))
+        own.is_some_and(|own| made_in < u64::from(own.0) && said_in < own)
     }
 
     /// The newest version up to a generation, or the one that a sealed image has. Nothing if none was ever
     /// written, or that is known.
-    async fn read_stored(self: &Arc<Self>, read: Reading) -> Result<Option<Stored>> {
-        let (under_way, answer) = self.begin(read)?;
+    async fn read_stored(self: &Arc<Self>, mut read: Reading) -> Result<Option<Stored>> {
+        let (_under_way, answer) = self.begin(&mut read)?;
         if let Some(block) = answer {
             return Ok(block.map(|block| Stored {
                 version: block.version,
@@ -70,13 +83,12 @@ impl Inner {
                 data: block.data,
             }));
         }
-        let read = &under_way.read;
         if read.known().is_some()
-            && let Some(answer) = self.read_one(read).await?
+            && let Some(answer) = self.read_one(&read).await?
         {
             return Ok(answer);
         }
-        self.read_quorum(read).await
+        self.read_quorum(&read).await
     }
 
     pub(super) async fn read_expected(
@@ -92,8 +104,7 @@ impl Inner {
 
     /// Read(1): the nearest replica's answer, if it is what must be found.
     async fn read_one(&self, read: &Reading) -> Result<Option<Option<Stored>>> {
-        let one = &self.statements.read_one;
-        let found = match self.select(one, read.key, read.up_to).await {
+        let found = match self.select(Asked::One, read.key, read.up_to).await {
             Ok(found) => found,
             // The quorum read tells whether that is bad.
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unavailable) => {
@@ -103,7 +114,10 @@ impl Inner {
         };
         let mut state = self.state.lock();
         let handle = &mut state.writer.handle;
-        if read.takes(handle, version_of(found.as_ref())) {
+        let takes = read.takes(handle, version_of(found.as_ref()));
+        #[cfg(test)]
+        let takes = takes || self.has_flaw(Flaw::UncheckedReads);
+        if takes {
             handle.counters.reads_one += 1;
             return Ok(Some(found));
         }
@@ -117,7 +131,7 @@ impl Inner {
         let mut found = self.ask_quorum(key, up_to).await?;
         if read.is_behind(version_of(found.as_ref())).is_some() {
             // Never go back behind what a quorum holds.
-            let all = self.select(&self.statements.read_all, key, up_to).await;
+            let all = self.select(Asked::All, key, up_to).await;
             found = all.ok().flatten();
             if let Some(version) = read.is_behind(version_of(found.as_ref())) {
                 return Err(lost(key, version));
@@ -131,26 +145,13 @@ impl Inner {
 
     async fn select(
         &self,
-        statement: &PreparedStatement,
+        asked: Asked,
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Stored>> {
-        let chunk = row::chunk_of(key.block.0, self.settings.block_size_bytes);
-        let values = (
-            self.volume(),
-            file_column(key.file),
-            chunk as i64,
-            key.block.0 as i64,
-            generation_column(up_to),
-        );
-        let asked = self.session.execute_unpaged(statement, values);
-        let rows = traced("read block", asked).await.map_err(of_request)?;
-        let rows = rows.into_rows_result().map_err(unexpected)?;
-        let row = rows.maybe_first_row::<(i64, Option<i64>, Option<Bytes>)>();
-        let Some((column, Some(written), Some(cell))) = row.map_err(unexpected)? else {
-            return Ok(None);
-        };
-        decode(key, Some((generation(column), written, cell)))
+        let chunk = self.chunk_of(key);
+        let found = self.environment.read_block(asked, chunk, key, up_to);
+        decode(key, found.await?)
     }
 
     /// What a quorum has of a block up to a generation.
@@ -159,10 +160,12 @@ impl Inner {
         key: BlockKey,
         up_to: Generation,
     ) -> Result<Option<Stored>> {
-        let quorum = &self.statements.read_quorum;
         match up_to == Generation::SINGLE {
             true => self.persist(|| self.select_single(key)).await,
-            false => self.persist(|| self.select(quorum, key, up_to)).await,
+            false => {
+                self.persist(|| self.select(Asked::Quorum, key, up_to))
+                    .await
+            }
         }
     }
 
@@ -189,21 +192,26 @@ impl Inner {
                 found.and_then(Stored::into_block)
             }
         };
-        if let Some(block) = &found {
-            self.wait_synced(Some(key.file), block.version.seq).await?;
-        }
-        self.pass_gate().await?;
+        let upto = found.as_ref().map_or(0, |block| block.version.seq);
+        self.acknowledge_promotion(key, upto).await?;
         Ok(found.and_then(row::present))
     }
 
     /// Chooses what survives: what a quorum has, written again in this epoch; also that there is nothing.
     /// Behind the gate, or a deposed owner would tell what its successor did not choose.
     async fn promote(self: &Arc<Self>, key: BlockKey) -> Result<Option<Block>> {
+        // What is written meanwhile must be known, or what was found before would hide it.
+        let _under_way = self.begin_promotion(key);
         let found = self.ask_quorum(key, Generation::SINGLE).await?;
         if let Some(stored) = &found {
             self.observe(stored.version)?;
         }
         let found = found.and_then(Stored::into_block);
+        #[cfg(test)]
+        if self.has_flaw(Flaw::PromotionWithoutRewrite) {
+            self.pass_gate().await?;
+            return Ok(found);
+        }
         let written = {
             let mut state = self.state.lock();
             match state.writer.handle.is_settled(key) {
@@ -219,9 +227,16 @@ impl Inner {
         let Some(version) = written else {
             return self.read_settled(key).await;
         };
-        self.wait_synced(Some(key.file), version.seq).await?;
-        self.pass_gate().await?;
+        self.acknowledge_promotion(key, version.seq).await?;
         Ok(found.map(|block| Block { version, ..block }))
+    }
+
+    async fn acknowledge_promotion(&self, key: BlockKey, upto: Seq) -> Result<()> {
+        #[cfg(test)]
+        if self.has_flaw(Flaw::PromotionWithoutGate) {
+            return self.wait_synced(Some(key.file), upto).await;
+        }
+        self.acknowledge(Some(key.file), upto).await
     }
 }
 
@@ -230,11 +245,11 @@ fn version_of(found: Option<&Stored>) -> Version {
 }
 
 /// What a row has of a block, if there is a row.
-pub(super) fn decode(key: BlockKey, cell: Option<Cell>) -> Result<Option<Stored>> {
-    let Some((generation, written, cell)) = cell else {
+pub(super) fn decode(key: BlockKey, found: Option<Found>) -> Result<Option<Stored>> {
+    let Some(found) = found else {
         return Ok(None);
     };
-    let stored = Stored::decode(key, generation, version(written), cell);
+    let stored = Stored::decode(key, found.generation, found.version, found.cell);
     stored.map(Some).ok_or_else(|| {
         let what = format!("block {key} fails its checksum");
         Error::new(ErrorKind::Corrupt, what)

@@ -9,18 +9,17 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use dax::error::Result;
-use dax::ids::{BlockIndex, FileId, Generation};
+use dax::ids::{BlockIndex, FileId, Generation, Version};
 use dax::replica;
 use dax::storage::{Retention, ScrubPage};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use scylla::statement::batch::{Batch as CqlBatch, BatchType};
 
 use super::Inner;
-use super::records::of_next_row;
-use super::trace::traced;
-use crate::connect::{describe, of_page, of_request, unexpected};
-use crate::row::Chunk;
-use crate::row::{self, file_column, generation, timestamp};
+use super::environment::{Delete, Ranges};
+use crate::connect::describe;
+use crate::row::{self, Chunk};
+#[cfg(test)]
+use crate::simulation::Flaw;
 
 /// Partitions that are deleted at a time.
 const AT_A_TIME: usize = 16;
@@ -29,10 +28,19 @@ const DELETES_MAX: usize = 128;
 
 impl Inner {
     pub(super) async fn retain(&self, retention: Retention) -> Result<()> {
-        self.pass_gate().await?;
+        self.pass_gate_to_reclaim().await?;
         *self.retention.lock() = Some(retention);
         self.reclaim.notify_one();
         Ok(())
+    }
+
+    /// What was decided to be deleted was decided while nobody else had begun.
+    async fn pass_gate_to_reclaim(&self) -> Result<()> {
+        #[cfg(test)]
+        if self.has_flaw(Flaw::ReclaimWithoutGate) {
+            return Ok(());
+        }
+        self.pass_gate().await
     }
 
     /// Drops superseded generations whenever more may be dropped.
@@ -72,11 +80,9 @@ impl Inner {
     /// Deletes what no image needs of one partition. Says whether no block has more than one generation left.
     async fn prune(&self, chunk: Chunk, retention: &Retention) -> Result<bool> {
         let mut generations: BTreeMap<i64, Vec<Generation>> = BTreeMap::new();
-        for (block, column) in self.list_rows(chunk).await? {
-            generations
-                .entry(block)
-                .or_default()
-                .push(generation(column));
+        let rows = self.persist(|| self.environment.list_rows(chunk)).await?;
+        for (block, generation) in rows {
+            generations.entry(block).or_default().push(generation);
         }
         let images = retention.images.iter().map(|image| image.end());
         let sealed = images.min().unwrap_or_default();
@@ -94,51 +100,18 @@ impl Inner {
         Ok(clean)
     }
 
-    async fn list_rows(&self, (file, chunk): Chunk) -> Result<Vec<(i64, i64)>> {
-        let values = (self.volume(), file_column(file), chunk as i64);
-        self.persist(|| async {
-            let result = self
-                .session
-                .execute_unpaged(&self.statements.list_rows, values);
-            let rows = traced("list rows", result).await.map_err(of_request)?;
-            let rows = rows.into_rows_result().map_err(unexpected)?;
-            let rows = rows.rows::<(i64, i64)>().map_err(unexpected)?;
-            rows.collect::<std::result::Result<_, _>>()
-                .map_err(unexpected)
-        })
-        .await
+    async fn delete_generations(&self, chunk: Chunk, ranges: Ranges<'_>) -> Result<()> {
+        self.delete(Delete::Generations(chunk, ranges), self.next_version()?)
+            .await
     }
 
-    async fn delete_generations(
-        &self,
-        (file, chunk): Chunk,
-        ranges: &[(i64, (i64, i64))],
-    ) -> Result<()> {
-        let at = timestamp(self.next_version()?);
-        let statement = &self.statements.delete_generations;
-        let mut request = CqlBatch::new(BatchType::Unlogged);
-        if let Some(consistency) = statement.get_consistency() {
-            request.set_consistency(consistency);
-        }
-        request.set_is_idempotent(true);
-        for _ in ranges {
-            request.append_statement(statement.clone());
-        }
-        let (volume, file, chunk) = (self.volume(), file_column(file), chunk as i64);
-        let values = ranges
-            .iter()
-            .map(|(block, (from, to))| (at, volume, file, chunk, *block, *from, *to));
-        let values: Vec<_> = values.collect();
-        let (request, values) = (&request, &values);
-        self.persist(|| async move {
-            let deleted = traced("delete", self.session.batch(request, values)).await;
-            deleted.map(drop).map_err(of_request)
-        })
-        .await
+    async fn delete(&self, what: Delete<'_>, version: Version) -> Result<()> {
+        self.persist(|| self.environment.delete(what, version))
+            .await
     }
 
     pub(super) async fn remove_files(&self, files: &[FileId]) -> Result<()> {
-        self.pass_gate().await?;
+        self.pass_gate_to_reclaim().await?;
         let removed: HashSet<FileId> = files.iter().copied().collect();
         {
             let mut state = self.state.lock();
@@ -147,20 +120,14 @@ impl Inner {
         }
         for file in files {
             self.delete_chunks(*file, u64::MAX).await?;
-            let at = timestamp(self.next_version()?);
-            let values = (at, self.volume(), file_column(*file));
-            self.persist(|| async {
-                let forget = &self.statements.forget_file;
-                let deleted = traced("delete", self.session.execute_unpaged(forget, values)).await;
-                deleted.map(drop).map_err(of_request)
-            })
-            .await?;
+            self.delete(Delete::Notes(*file), self.next_version()?)
+                .await?;
         }
         Ok(())
     }
 
     pub(super) async fn remove_blocks_before(&self, file: FileId, block: BlockIndex) -> Result<()> {
-        self.pass_gate().await?;
+        self.pass_gate_to_reclaim().await?;
         {
             let mut state = self.state.lock();
             state.writer.handle.remove_before(file, block);
@@ -168,52 +135,25 @@ impl Inner {
         }
         let boundary = row::chunk_of(block.0, self.settings.block_size_bytes);
         let deleted = self.delete_chunks(file, boundary).await?;
-        let at = timestamp(self.next_version()?);
-        let (volume, file, chunk) = (self.volume(), file_column(file), boundary as i64);
-        let before = (at, volume, file, chunk, block.0 as i64);
-        self.persist(|| async {
-            let delete = &self.statements.delete_before;
-            let deleted = traced("delete", self.session.execute_unpaged(delete, before)).await;
-            deleted.map(drop).map_err(of_request)
-        })
-        .await?;
+        let version = self.next_version()?;
+        let chunk = (file, boundary);
+        self.delete(Delete::BlocksBefore(chunk, block), version)
+            .await?;
         if !deleted {
             return Ok(());
         }
-        let before = (at, volume, file, chunk);
-        self.persist(|| async {
-            let forget = &self.statements.forget_chunks;
-            let deleted = traced("delete", self.session.execute_unpaged(forget, before)).await;
-            deleted.map(drop).map_err(of_request)
-        })
-        .await
+        self.delete(Delete::NotesBefore(chunk), version).await
     }
 
     /// Deletes a file's partitions before `end`. Says whether there were any.
     async fn delete_chunks(&self, file: FileId, end: u64) -> Result<bool> {
-        let values = (self.volume(), file_column(file), 0i64);
-        let chunks: Vec<(i64,)> = self
-            .persist(|| async {
-                let statement = self.statements.list_chunks.clone();
-                let pages = self.session.execute_iter(statement, values);
-                let rows = pages.await.map_err(of_page)?.rows_stream::<(i64,)>();
-                let rows = rows.map_err(unexpected)?.try_collect().await;
-                rows.map_err(of_next_row)
-            })
-            .await?;
-        let at = timestamp(self.next_version()?);
-        let gone = chunks.into_iter().filter(|(chunk,)| (*chunk as u64) < end);
-        let gone: Vec<i64> = gone.map(|(chunk,)| chunk).collect();
+        let chunks = self.persist(|| self.environment.list_chunks(file)).await?;
+        let version = self.next_version()?;
+        let gone: Vec<u64> = chunks.into_iter().filter(|chunk| *chunk < end).collect();
         let any = !gone.is_empty();
-        let deletes = stream::iter(gone).map(|chunk| {
-            let values = (at, self.volume(), file_column(file), chunk);
-            self.persist(move || async move {
-                let delete = &self.statements.delete_chunk;
-                let deleted = traced("delete", self.session.execute_unpaged(delete, values)).await;
-                deleted.map(drop).map_err(of_request)
-            })
-        });
-        deletes
+        let deletes = gone.into_iter().map(|chunk| (file, chunk));
+        let deletes = deletes.map(|chunk| self.delete(Delete::Chunk(chunk), version));
+        stream::iter(deletes)
             .buffer_unordered(AT_A_TIME)
             .try_collect::<()>()
             .await?;
@@ -225,24 +165,12 @@ impl Inner {
     pub(super) async fn scrub(&self) -> Result<ScrubPage> {
         self.pass_gate().await?;
         let mut files = BTreeSet::new();
-        let statement = self.statements.scan_chunks.clone();
-        let pages = self.session.execute_iter(statement, ());
-        let rows = pages
-            .await
-            .map_err(of_page)?
-            .rows_stream::<(String, i64, i64)>();
-        let mut rows = rows.map_err(unexpected)?;
-        while let Some((volume, file, chunk)) = rows.try_next().await.map_err(of_next_row)? {
-            if volume != self.volume() {
-                continue;
-            }
-            let file = row::file(file);
+        let mut each = |(file, chunk): Chunk| {
             files.insert(file);
             let mut state = self.state.lock();
-            state
-                .writer
-                .note_dirty((file, chunk as u64), Generation::SINGLE);
-        }
+            state.writer.note_dirty((file, chunk), Generation::SINGLE);
+        };
+        self.environment.scan_chunks(&mut each).await?;
         self.reclaim.notify_one();
         Ok(ScrubPage {
             files: files.into_iter().collect(),

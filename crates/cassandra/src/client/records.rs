@@ -2,19 +2,42 @@
 //!
 //! Nobody tells a writer that a newer version is there, so it looks, and writes above what it finds. An owner's
 //! version is above those of older epochs anyway: it looks while it writes.
+//!
+//! Invariant: of one record, a handle begins the next write when the one before has ended. Otherwise a promotion would
+//! write what it found above a put that was acknowledged meanwhile, and a put that is repeated above a later one's.
+
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use dax::error::{Error, ErrorKind, Result};
 use dax::ids::Version;
 use dax::storage::Authority;
 use dax::wire::MAX_RECORD_BYTES;
-use futures_util::TryStreamExt;
 use futures_util::future::try_join;
+use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
 
 use super::Inner;
-use super::trace::traced;
-use crate::connect::{of_page, of_request, unexpected};
-use crate::row::{record_cell, record_value, timestamp, version};
+#[cfg(test)]
+use crate::simulation::Flaw;
+
+/// Who writes a record, and who waits for that, by name.
+#[derive(Debug, Default)]
+pub(super) struct Turns(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
+
+impl Turns {
+    /// Waits until nobody else writes the record.
+    async fn take(&self, name: &str) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.0.lock();
+            // Whoever writes or waits has its own.
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            Arc::clone(turns.entry(name.to_owned()).or_default())
+        };
+        turn.lock_owned().await
+    }
+}
 
 impl Inner {
     pub(super) async fn put_record(
@@ -30,6 +53,7 @@ impl Inner {
                 format!("record {name} of {bytes} bytes is above 1 MiB"),
             ));
         }
+        let _turn = self.turn(name).await;
         match authority {
             Authority::Owner => self.put_owned(name, value.as_ref()).await,
             Authority::Node => {
@@ -74,32 +98,13 @@ impl Inner {
         version: Version,
         value: Option<&Bytes>,
     ) -> Result<()> {
-        let values = (self.volume(), name, record_cell(value), timestamp(version));
-        let (statement, values) = (&self.statements.write_record, &values);
-        self.persist(|| async move {
-            let written = self.session.execute_unpaged(statement, values);
-            let written = traced("write record", written).await;
-            written.map(drop).map_err(of_request)
-        })
-        .await
+        self.persist(|| self.environment.write_record(name, version, value))
+            .await
     }
 
     /// The newest version and value that a quorum has.
     async fn find_record(&self, name: &str) -> Result<(Version, Option<Bytes>)> {
-        let values = (self.volume(), name);
-        self.persist(|| async {
-            let result = self
-                .session
-                .execute_unpaged(&self.statements.read_record, values);
-            let rows = traced("read record", result).await.map_err(of_request)?;
-            let rows = rows.into_rows_result().map_err(unexpected)?;
-            let row = rows.maybe_first_row::<(Option<Bytes>, Option<i64>)>();
-            Ok(match row.map_err(unexpected)? {
-                Some((Some(cell), Some(written))) => (version(written), record_value(cell)),
-                _ => (Version::ZERO, None),
-            })
-        })
-        .await
+        self.persist(|| self.environment.read_record(name)).await
     }
 
     pub(super) async fn get_record(&self, name: &str) -> Result<Option<Bytes>> {
@@ -110,40 +115,26 @@ impl Inner {
     /// Writes what is there again in this epoch, also that there is nothing (C2).
     pub(super) async fn promote_record(&self, name: &str) -> Result<Option<Bytes>> {
         self.check_writer()?;
+        let _turn = self.turn(name).await;
         let (found, value) = self.find_record(name).await?;
+        #[cfg(test)]
+        if self.has_flaw(Flaw::PromotionWithoutRewrite) {
+            self.pass_gate().await?;
+            return Ok(value);
+        }
         self.write_owned(name, found, value.as_ref()).await?;
         Ok(value)
     }
 
     pub(super) async fn list_records(&self, prefix: &str) -> Result<Vec<(String, Bytes)>> {
-        let end = format!("{prefix}{}", char::MAX);
-        self.persist(|| async {
-            let statement = self.statements.list_records.clone();
-            let values = (self.volume(), prefix, end.as_str());
-            let pages = self.session.execute_iter(statement, values);
-            let rows = pages
-                .await
-                .map_err(of_page)?
-                .rows_stream::<(String, Option<Bytes>)>();
-            let rows: Vec<_> = rows
-                .map_err(unexpected)?
-                .try_collect()
-                .await
-                .map_err(of_next_row)?;
-            let present = rows
-                .into_iter()
-                .filter_map(|(name, cell)| Some((name, record_value(cell?)?)));
-            Ok(present.collect())
-        })
-        .await
+        self.persist(|| self.environment.list_records(prefix)).await
     }
-}
 
-/// A page that did not come may come the next time.
-pub(super) fn of_next_row(error: scylla::errors::NextRowError) -> Error {
-    Error::with_source(
-        ErrorKind::Unavailable,
-        "Cassandra did not send all rows",
-        error,
-    )
+    async fn turn(&self, name: &str) -> Option<OwnedMutexGuard<()>> {
+        #[cfg(test)]
+        if self.has_flaw(Flaw::PutsOverlap) {
+            return None;
+        }
+        Some(self.turns.take(name).await)
+    }
 }

@@ -7,8 +7,7 @@ use dax::ids::{ReplicaId, ZoneId};
 use dax::storage::{ReplicaStatus, Space};
 
 use super::Inner;
-use super::nodes::Seen;
-use crate::connect::unexpected;
+use super::environment::Seen;
 
 /// Cassandra does not tell how much room its nodes have; this says that nobody knows of a lack.
 const FREE_BYTES: u64 = 1 << 50;
@@ -48,7 +47,7 @@ impl Inner {
         let mut lines = Vec::new();
         let named = self.replication.in_order(&self.config.data_centres);
         for (zone, (data_centre, copies)) in (0..).zip(named) {
-            let nodes = self.nodes_of(data_centre);
+            let nodes = self.environment.nodes_of(data_centre);
             for copy in 0..usize::from(copies) {
                 let line = Line::of(data_centre, &nodes, usize::from(copies), copy);
                 lines.push(ReplicaStatus {
@@ -71,18 +70,9 @@ impl Inner {
 
     /// What the node that answers has of all volumes of the keyspace.
     pub(super) async fn space(&self) -> Result<Space> {
-        let text = "SELECT mebibytes FROM system_views.disk_usage WHERE keyspace_name = ? AND table_name = ?";
-        let values = (self.config.keyspace.as_str(), "blocks");
-        let used_mib = match self.session.query_unpaged(text, values).await {
-            Ok(result) => {
-                let rows = result.into_rows_result().map_err(unexpected)?;
-                rows.maybe_first_row::<(i64,)>().ok().flatten()
-            }
-            // Not every server has this table.
-            Err(_) => None,
-        };
+        let used_mib = self.environment.used_mib().await?;
         Ok(Space {
-            used_bytes: used_mib.map_or(0, |(mib,)| mib.max(0) as u64) << 20,
+            used_bytes: used_mib.unwrap_or_default() << 20,
             free_bytes: FREE_BYTES,
         })
     }

@@ -9,39 +9,12 @@ use dax::storage::SyncScope;
 use dax::writer::packing::pack;
 use dax::writer::pending::Seq;
 use futures_util::future::try_join;
-use scylla::cluster::metadata::ColumnType;
-use scylla::serialize::SerializationError;
-use scylla::serialize::value::SerializeValue;
-use scylla::serialize::writers::{CellWriter, WrittenCellProof};
-use scylla::statement::batch::{Batch as CqlBatch, BatchType};
 use tokio::sync::oneshot;
 
-use super::trace::traced;
 use super::{Inner, State};
-use crate::connect::of_request;
-use crate::row::{Chunk, Row};
-use crate::row::{cell_parts, file_column, generation_column, timestamp};
+#[cfg(test)]
+use crate::simulation::Flaw;
 use crate::writer::Batch;
-
-/// A block's cell, written without putting its parts together first.
-struct Cell<'a>(&'a Row);
-
-/// What [`write_block`](crate::statements::Statements::write_block) wants.
-type Values<'a> = (&'a str, i64, i64, i64, i64, Cell<'a>, i64);
-
-impl SerializeValue for Cell<'_> {
-    fn serialize<'b>(
-        &self,
-        _: &ColumnType,
-        writer: CellWriter<'b>,
-    ) -> std::result::Result<WrittenCellProof<'b>, SerializationError> {
-        let (head, data) = cell_parts(self.0.checksum, &self.0.data);
-        let mut cell = writer.into_value_builder();
-        cell.append_bytes(&head);
-        cell.append_bytes(data);
-        cell.finish().map_err(SerializationError::new)
-    }
-}
 
 impl Inner {
     pub(super) fn write(
@@ -68,7 +41,7 @@ impl Inner {
         if !state.pumping && state.writer.may_send() {
             state.pumping = true;
             let inner = Arc::clone(self);
-            self.runtime.spawn(async move { inner.send_waiting() });
+            self.spawn(async move { inner.send_waiting() });
         }
     }
 
@@ -76,7 +49,7 @@ impl Inner {
         let mut state = self.state.lock();
         state.pumping = false;
         while let Some(batch) = state.writer.next_batch() {
-            self.runtime.spawn(Arc::clone(self).send(batch));
+            self.spawn(Arc::clone(self).send(batch));
         }
     }
 
@@ -97,8 +70,9 @@ impl Inner {
                 }
             }
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                biased;
                 () = self.wait_closed() => break false,
+                () = self.environment.sleep(wait) => {}
             }
             wait = (wait * 2).min(super::RETRY_MAX);
             if !self.state.lock().writer.still_wanted(&mut batch) {
@@ -112,73 +86,15 @@ impl Inner {
     }
 
     async fn try_send(&self, batch: &Batch) -> Result<()> {
-        match batch.index {
-            false => self.send_rows(batch).await,
-            true => try_join(self.send_rows(batch), self.send_chunk(batch))
-                .await
-                .map(drop),
+        let written = self.environment.write_rows(batch.chunk, &batch.rows);
+        match (batch.index, batch.rows.first()) {
+            // So that the chunk is found when the file is given back.
+            (true, Some(row)) => {
+                let noted = self.environment.write_chunk(batch.chunk, row.version);
+                try_join(written, noted).await.map(drop)
+            }
+            _ => written.await,
         }
-    }
-
-    async fn send_rows(&self, batch: &Batch) -> Result<()> {
-        let statement = &self.statements.write_block;
-        if let [row] = &batch.rows[..] {
-            let values = self.values(batch.chunk, row);
-            let sent = traced(
-                "write block",
-                self.session.execute_unpaged(statement, values),
-            )
-            .await;
-            return sent.map(drop).map_err(of_request);
-        }
-        let mut request = CqlBatch::new(BatchType::Unlogged);
-        if let Some(consistency) = statement.get_consistency() {
-            request.set_consistency(consistency);
-        }
-        request.set_is_idempotent(true);
-        for _ in &batch.rows {
-            request.append_statement(statement.clone());
-        }
-        let rows: Vec<_> = batch
-            .rows
-            .iter()
-            .map(|row| self.values(batch.chunk, row))
-            .collect();
-        let sent = traced("write blocks", self.session.batch(&request, rows)).await;
-        sent.map(drop).map_err(of_request)
-    }
-
-    fn values<'a>(&'a self, (file, chunk): Chunk, row: &'a Row) -> Values<'a> {
-        (
-            self.volume(),
-            file_column(file),
-            chunk as i64,
-            row.key.block.0 as i64,
-            generation_column(row.generation),
-            Cell(row),
-            timestamp(row.version),
-        )
-    }
-
-    /// Notes that the file has this chunk, so that it is found when the file is given back.
-    async fn send_chunk(&self, batch: &Batch) -> Result<()> {
-        let (file, chunk) = batch.chunk;
-        let Some(row) = batch.rows.first() else {
-            return Ok(());
-        };
-        let values = (
-            self.volume(),
-            file_column(file),
-            chunk as i64,
-            timestamp(row.version),
-        );
-        let sent = self
-            .session
-            .execute_unpaged(&self.statements.write_chunk, values);
-        traced("write chunk", sent)
-            .await
-            .map(drop)
-            .map_err(of_request)
     }
 
     pub(super) async fn write_room(&self, bytes: usize) -> Result<()> {
@@ -201,10 +117,21 @@ impl Inner {
             state.writer.handle.check_writer()?;
             state.writer.handle.scope(scope)
         };
-        self.wait_synced(file, upto).await?;
-        self.pass_gate().await?;
+        self.acknowledge(file, upto).await?;
         self.state.lock().writer.handle.counters.syncs += 1;
         Ok(())
+    }
+
+    /// Waits until whoever waits for everything up to `upto` may be told: first it is on enough replicas, and then
+    /// the gate is passed.
+    pub(super) async fn acknowledge(&self, file: Option<FileId>, upto: Seq) -> Result<()> {
+        #[cfg(test)]
+        if self.has_flaw(Flaw::GateBeforeWrites) {
+            self.pass_gate().await?;
+            return self.wait_synced(file, upto).await;
+        }
+        self.wait_synced(file, upto).await?;
+        self.pass_gate().await
     }
 
     /// Waits until everything up to `upto` is on enough replicas.

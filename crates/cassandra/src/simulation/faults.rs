@@ -5,13 +5,9 @@ use std::time::Duration;
 use dax::simulation::history::ClientId;
 use rand::Rng;
 
-use super::node::Node;
-use super::owner::{Doing, Owner};
-use super::world::World;
-
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
+use super::life::{Doing, Life};
+use super::world::{World, ms};
+use crate::config::Fencing;
 
 /// What one schedule has most of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,33 +40,41 @@ impl Weather {
         }
     }
 
-    /// How likely an owner that is just heard is frozen in the middle of something. `relay`: its predecessor is, in
-    /// the middle of commits, and nobody else.
-    fn freezes(self, doing: Doing, relay: bool) -> f64 {
+    /// How likely an owner is frozen after one step of one of its tasks, in the middle of something. `relay`: its
+    /// predecessor is, in the middle of commits, and nobody else. An owner that looks at the epoch row is better
+    /// frozen while it does, and so rarely before.
+    fn freezes(self, doing: Doing, relay: bool, fencing: Fencing) -> f64 {
         match (self, doing) {
-            (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.25,
-            (Weather::Relays, Doing::Promotion) if relay => 0.8,
-            (Weather::Relays, Doing::Takeover) if relay => 0.005,
-            (Weather::Relays, Doing::Promotion) => 0.02,
-            (Weather::Relays, Doing::Takeover) => 0.001,
-            (Weather::Zombies, Doing::Promotion) => 0.05,
+            (Weather::Zombies | Weather::Relays, Doing::Gate) => 0.9,
+            (Weather::Zombies | Weather::Relays, Doing::Commits) if fencing == Fencing::Verify => {
+                0.005
+            }
+            (Weather::Zombies | Weather::Relays, Doing::Commits) => 0.1,
+            (Weather::Relays, Doing::Promotion) if relay => 0.3,
+            (Weather::Relays, Doing::Takeover) if relay => 0.001,
+            (Weather::Relays, Doing::Promotion) => 0.002,
+            (Weather::Relays, Doing::Takeover) => 0.0002,
+            (Weather::Zombies, Doing::Promotion) => 0.005,
             _ => 0.0,
         }
     }
 }
 
-/// One fault, or the end of one.
-pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
+/// One fault, or the end of one. Who is killed, if anybody is.
+pub(super) fn strike(world: &mut World, nodes: &[ClientId], weather: Weather) -> Option<ClientId> {
     let count = world.cluster.setup().nodes;
     let server = world.rng.random_range(0..count);
-    let victim = world.rng.random_range(0..nodes.len());
-    let spared = weather.freezes(Doing::Commits, false) > 0.0 && world.rng.random_bool(0.8);
+    let victim = nodes[world.rng.random_range(0..nodes.len())];
+    let freezes = matches!(weather, Weather::Zombies | Weather::Relays);
+    let spared = freezes && world.rng.random_bool(0.8);
     let pause = ms(world.rng.random_range(100..6_000));
     match world.rng.random_range(0..100) {
+        0..12 if spared => {}
         0..12 => crash(world, server),
         12..40 => revive(world, server),
         40..70 if weather == Weather::Forgetful => world.purge_all(),
         40..70 => world.send_hint(server),
+        70..76 if spared => {}
         70..76 => {
             world.coverage.one("coordinators paused");
             world.pause_node(server, pause);
@@ -82,28 +86,44 @@ pub(super) fn strike(world: &mut World, nodes: &mut [Node], weather: Weather) {
         82..92 if spared => {}
         82..90 => {
             world.coverage.one("clients paused");
-            let client = nodes[victim].client;
-            world.pause_client(client, pause);
+            world.pause_client(victim, pause);
         }
-        90..92 => replace(world, nodes, victim),
+        // Only who goes on after a freeze shows what it does then.
+        90..92 if world.lives[victim].is_frozen() => {}
+        90..92 => {
+            if world.lives[victim].epoch.is_some() {
+                world.coverage.one("owners killed");
+            }
+            return Some(victim);
+        }
         _ => world.cluster.sync_log(server),
     }
-    bury(world, nodes);
+    None
 }
 
-/// An owner that was just heard stops in the middle of commits, or of its takeover, for longer than its lease.
+/// What still comes when nothing goes wrong any more.
+pub(super) fn drizzle(world: &mut World) {
+    for server in 0..world.cluster.setup().nodes {
+        world.send_hint(server);
+    }
+    if world.rng.random_bool(0.05) {
+        world.purge_all();
+    }
+}
+
+/// An owner that has just gone on stops in the middle of commits, or of its takeover, for longer than its lease.
 /// Some of what it has sent leaves its machine only when it goes on.
-pub(super) fn freeze(world: &mut World, nodes: &mut [Node], client: ClientId, weather: Weather) {
-    let frozen = nodes.iter().filter(|node| node.is_frozen());
-    let frozen: Vec<_> = frozen.filter_map(doing).collect();
+pub(super) fn freeze(world: &mut World, nodes: &[ClientId], client: ClientId, weather: Weather) {
+    let frozen = nodes.iter().map(|node| &world.lives[*node]);
+    let frozen = frozen.filter(|life| life.is_frozen());
+    let frozen: Vec<_> = frozen.filter_map(Life::doing).collect();
     let relay = !frozen.is_empty() && frozen.iter().all(|doing| *doing == Doing::Commits);
-    let Some(node) = nodes.iter_mut().find(|node| node.client == client) else {
+    let life = &world.lives[client];
+    let Some(doing) = life.doing() else {
         return;
     };
-    let Some(doing) = doing(node) else {
-        return;
-    };
-    if node.is_frozen() || !world.rng.random_bool(weather.freezes(doing, relay)) {
+    let likely = weather.freezes(doing, relay, world.fencing);
+    if life.is_frozen() || !world.rng.random_bool(likely) {
         return;
     }
     if relay {
@@ -113,29 +133,28 @@ pub(super) fn freeze(world: &mut World, nodes: &mut [Node], client: ClientId, we
     }
     world.coverage.one(match doing {
         Doing::Commits => "owners frozen in the middle of commits",
+        Doing::Gate => "owners frozen at the gate",
         Doing::Takeover => "owners frozen in the middle of a takeover",
         Doing::Promotion => "owners frozen in the middle of a promotion",
     });
-    let first = weather == Weather::Relays && doing == Doing::Commits;
+    let first = weather == Weather::Relays && doing.is_commits();
     // For so long that the successor is in the middle of its takeover.
     let least = if first { 6_000 } else { 3_500 };
     let length = ms(world.rng.random_range(least..9_000));
-    world.pause_client(node.client, length);
+    world.pause_client(client, length);
     // What a successor chooses meanwhile, it chooses without what this one has written, or found.
-    let late = match doing {
-        Doing::Promotion => 0.9,
-        _ if first => 0.9,
-        _ => 0.5,
+    let (most, late) = match doing {
+        // What it has written is done when it goes on, beside the answer to its look.
+        Doing::Gate => (length, 0.9),
+        Doing::Promotion => (2 * length, 0.9),
+        _ if first => (2 * length, 0.9),
+        _ => (2 * length, 0.5),
     };
-    world.stall(2 * length, late);
-    if let Some(owner) = node.owner().filter(|_| doing == Doing::Promotion) {
-        world.hurry(owner.epoch, ms(1_500));
+    world.stall(most, late);
+    if let (Doing::Promotion, Some(own)) = (doing, world.lives[client].epoch) {
+        world.hurry(own, ms(1_500));
     }
-    node.freeze();
-}
-
-fn doing(node: &Node) -> Option<Doing> {
-    node.owner().and_then(Owner::doing)
+    world.lives[client].freeze();
 }
 
 fn crash(world: &mut World, server: usize) {
@@ -152,23 +171,5 @@ pub(super) fn revive(world: &mut World, server: usize) {
     if !world.cluster.is_up(server) {
         world.coverage.one("servers restarted");
         world.cluster.restart(server);
-    }
-}
-
-/// A node is killed, and starts again as another client.
-fn replace(world: &mut World, nodes: &mut [Node], victim: usize) {
-    if nodes[victim].owner().is_some() {
-        world.coverage.one("owners killed");
-    }
-    let home = nodes[victim].home();
-    world.kill_client(nodes[victim].client);
-    nodes[victim] = Node::new(world, home);
-}
-
-/// Who is over starts again as another client. What it sent is still on its way.
-pub(super) fn bury(world: &mut World, nodes: &mut [Node]) {
-    for node in nodes.iter_mut().filter(|n| n.is_over()) {
-        world.kill_client(node.client);
-        *node = Node::new(world, node.home());
     }
 }

@@ -1,4 +1,11 @@
 //! Deliberate breakage: what the checkers must catch.
+//!
+//! What the client itself must do, it leaves out, in places that exist in tests only; what Cassandra must do, and what
+//! the database on top must, is left out around it.
+
+use std::time::Duration;
+
+use crate::lease::{Terms, Time};
 
 /// One rule left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +26,12 @@ pub enum Flaw {
     NoGate,
     /// ReadPromote does not pass the gate.
     PromotionWithoutGate,
+    /// A look at the epoch row serves also who came after it began (the gate without a lease).
+    LookServesLatecomers,
+    /// A read by an owner believes what an older epoch says of absence (C2).
+    OldAbsenceBelieved,
+    /// Several writes of one record are under way at a time.
+    PutsOverlap,
     /// Tables with `read_repair = 'NONE'`.
     NoReadRepair,
     /// `commitlog_sync: periodic` with direct access.
@@ -45,7 +58,7 @@ pub enum Flaw {
 
 impl Flaw {
     /// The schedules of the tests must catch each.
-    pub const ALL: [Flaw; 19] = [
+    pub const ALL: [Flaw; 22] = [
         Flaw::NoLeaseWait,
         Flaw::HalfLeaseWait,
         Flaw::LeaseFromAnswer,
@@ -54,6 +67,9 @@ impl Flaw {
         Flaw::NoGate,
         Flaw::GateBeforeWrites,
         Flaw::PromotionWithoutGate,
+        Flaw::LookServesLatecomers,
+        Flaw::OldAbsenceBelieved,
+        Flaw::PutsOverlap,
         Flaw::ReclaimWithoutGate,
         Flaw::NoReadRepair,
         Flaw::PeriodicCommitLog,
@@ -66,4 +82,13 @@ impl Flaw {
         Flaw::ClockTimestamps,
         Flaw::SealBeforeSync,
     ];
+
+    /// When a claimant goes on that is to wait until then, if it is to be too early.
+    pub fn wait_ends(self, until: Time) -> Option<Time> {
+        match self {
+            Flaw::NoLeaseWait => Some(Duration::ZERO),
+            Flaw::HalfLeaseWait => Some(until.saturating_sub(Terms::default().lease / 2)),
+            _ => None,
+        }
+    }
 }

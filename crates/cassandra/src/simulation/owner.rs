@@ -1,389 +1,430 @@
-//! An owner from the moment that it owns its epoch: writes, sync points, the gate, promotions, seals,
-//! reclaims, as *On Cassandra* of docs/PROTOCOL.md says.
+//! What a database does with a volume that it owns: it takes over, commits, writes, reads, seals and gives back.
 //!
-//! Its [`Writer`] is the client's, and so is who waits for what ([`SyncWaits`]); what the client's tasks do around
-//! them is done here step by step.
+//! Everything goes through the client as it is; this only decides what is asked for, and says what the history was.
 
-mod sending;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use dax::ids::{BlockKey, Epoch, FileId, Generation};
-use dax::simulation::history::{
-    Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome, RecordId,
-};
-use dax::storage::{Lineage, SyncScope, VolumeSettings};
-use dax::writer::SyncWaits;
-use dax::writer::pending::Seq;
+use bytes::Bytes;
+use dax::error::ErrorKind;
+use dax::ids::{BlockIndex, BlockKey, Epoch, Generation, Version};
+use dax::simulation::history::{Action, Content, Event, NOTHING, Outcome, RecordId};
+use dax::storage::{Authority, Lineage, Retention, Storage, SyncScope};
+use parking_lot::Mutex;
 use rand::Rng;
 
-use super::client::{DATA, KEYS, OTHER, SEALS, Token, place_of};
 use super::flaw::Flaw;
-use super::model::{Cell, Level, Mutation, NodeId, Place, Request, Timestamp};
-use super::recorder::{Recorder, Seal};
-use super::world::{Wake, World};
-use crate::lease::{Gate, Lease, Renewal};
-use crate::writer::{Batch, Limits, Writer};
+use super::life::Actor;
+use super::places::{self, DATA, KEYS, LOG, OTHER, SEALS, bytes, name_of, of_bytes};
+use super::recorder::Seal;
 
-/// Few requests at a time, so that rows wait for each other, and a list that forgets.
-const LIMITS: Limits = Limits {
-    pending_bytes_max: usize::MAX,
-    version_list_max: 8,
-    requests_max: 2,
-};
-
-/// What an owner is in the middle of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Doing {
-    Commits,
-    Takeover,
-    /// What was found of a block is being written again.
-    Promotion,
-}
-
-/// An operation that ends when what it wrote is acknowledged, and the gate open.
-#[derive(Debug, Clone, Copy)]
-struct Waiting {
-    op: OpNumber,
-    outcome: Outcome,
-    /// The gate was looked at already: one of the flaws.
-    passed: bool,
-}
-
-/// What follows the end of an operation.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum After {
-    Attach(Content),
-    PutSeal(Content),
-    Reclaim(Content),
-    /// The log's next block was promoted.
-    Recovered(Content),
-    Committed {
-        position: usize,
-        content: Content,
-    },
-}
-
-/// What an owner knows of the log.
-#[derive(Debug, Default)]
-pub(super) struct Log {
-    /// All commits in order, also those that are not acknowledged yet.
-    pub commits: Vec<Content>,
-    /// Its end is still looked for.
-    pub recovering: bool,
-    pub unacknowledged: usize,
-}
-
-/// See the module.
+/// What an owner knows of what it owns.
 #[derive(Debug)]
-pub(super) struct Owner {
-    pub client: ClientId,
-    pub home: NodeId,
-    pub epoch: Epoch,
-    pub lease: Lease,
-    pub renewal: Option<Renewal>,
-    /// The client's own: versions, what is pending, the order in which it goes out, the version list.
-    pub writer: Writer,
-    /// Its batches that are on their way, by their first row.
-    sending: BTreeMap<Seq, Batch>,
-    /// Records that are on their way, and who waits for each.
-    putting: BTreeMap<Seq, (Mutation, Waiting)>,
-    /// Records that it wrote, and what is in the blocks that it wrote.
-    latest: BTreeMap<Place, Content>,
-    /// What is not the version's own timestamp: one of the flaws.
-    stamps: BTreeMap<Seq, Timestamp>,
-    syncs: SyncWaits<Waiting>,
-    /// Everything that they wait for is acknowledged.
-    at_gate: Vec<Waiting>,
-    acknowledging: BTreeMap<OpNumber, Outcome>,
-    /// Promotions that have been written again, and that nobody has been told of.
-    promoting: BTreeSet<OpNumber>,
-    after: BTreeMap<OpNumber, After>,
-    pub lineage: Lineage,
-    pub generation: Generation,
+struct Book {
+    lineage: Lineage,
+    generation: Generation,
     /// The seal it began with.
-    pub base: Content,
-    pub attached: bool,
-    pub log: Log,
+    base: Content,
+    /// The last two that it knows.
     seals: [Content; 2],
     sealing: bool,
-    written: BTreeMap<BlockKey, Vec<Generation>>,
+    /// All commits in order, also those that are not acknowledged yet.
+    commits: Vec<Content>,
+    /// Versions of commits, by place in the log.
+    versions: BTreeMap<usize, Version>,
 }
 
-impl Owner {
-    pub fn new(client: ClientId, home: NodeId, lease: Lease) -> Owner {
-        let epoch = lease.epoch();
-        let mut writer = Writer::new(VolumeSettings::default(), LIMITS);
-        writer.handle.adopt(epoch);
-        Owner {
-            client,
-            home,
-            epoch,
-            lease,
-            renewal: None,
-            writer,
-            sending: BTreeMap::new(),
-            putting: BTreeMap::new(),
-            latest: BTreeMap::new(),
-            stamps: BTreeMap::new(),
-            syncs: SyncWaits::default(),
-            at_gate: Vec::new(),
-            acknowledging: BTreeMap::new(),
-            promoting: BTreeSet::new(),
-            after: BTreeMap::new(),
+struct Owner {
+    actor: Actor,
+    epoch: Epoch,
+    book: Mutex<Book>,
+}
+
+/// Whoever owns an epoch, until it is fenced.
+pub async fn own(actor: Actor, epoch: Epoch) {
+    let owner = Arc::new(Owner {
+        book: Mutex::new(Book {
             lineage: Lineage(Vec::new()),
             generation: Generation { epoch, number: 1 },
             base: NOTHING,
-            attached: false,
-            log: Log::default(),
             seals: [NOTHING; 2],
             sealing: false,
-            written: BTreeMap::new(),
-        }
+            commits: Vec::new(),
+            versions: BTreeMap::new(),
+        }),
+        actor,
+        epoch,
+    });
+    let beating = Arc::clone(&owner);
+    owner.actor.spawn(async move { beating.beat().await });
+    if owner.take_over().await.is_none() {
+        return;
     }
-
-    /// A coordinator: mostly the own data centre's.
-    pub fn coordinator(&self, world: &mut World) -> NodeId {
-        let nodes = world.cluster.setup().nodes;
-        match world.cluster.is_up(self.home) && world.rng.random_bool(0.8) {
-            true => self.home,
-            false => world.rng.random_range(0..nodes),
-        }
+    loop {
+        owner.actor.sleep_some(10_000..150_000).await;
+        owner.act();
     }
+}
 
-    /// Whether somebody waits for a promotion.
-    pub fn is_promoting(&self) -> bool {
-        !self.promoting.is_empty()
-    }
-
-    fn waiting(
-        &mut self,
-        world: &World,
-        op: OpNumber,
-        outcome: Outcome,
-        after: Option<After>,
-    ) -> Waiting {
-        let passed = match world.flaw {
-            Some(Flaw::NoGate) => true,
-            Some(Flaw::PromotionWithoutGate) => matches!(outcome, Outcome::Block(..)),
-            Some(Flaw::GateBeforeWrites) => self.lease.gate(world.clock(self.client)) == Gate::Open,
-            _ => false,
-        };
-        self.after.extend(after.map(|after| (op, after)));
-        Waiting {
-            op,
-            outcome,
-            passed,
-        }
-    }
-
-    /// The operation ends like this once a file is acknowledged up to there, and the gate open.
-    pub fn wait(
-        &mut self,
-        world: &World,
-        (file, upto): (Option<FileId>, Seq),
-        (op, outcome, after): (OpNumber, Outcome, Option<After>),
-    ) {
-        if matches!(outcome, Outcome::Block(..)) {
-            self.promoting.insert(op);
-        }
-        let waiting = self.waiting(world, op, outcome, after);
-        self.syncs.add(file, upto, waiting);
-    }
-
-    /// A sync point.
-    pub fn sync(&mut self, world: &World, recorder: &mut Recorder, after: Option<After>) {
-        let op = recorder.start(self.client, Some(self.epoch), Action::Sync);
-        let scope = self.writer.handle.scope(SyncScope::Volume);
-        self.wait(world, scope, (op, Outcome::Done, after));
-    }
-
-    /// A higher epoch exists: nobody waits any more.
-    pub fn fence(&mut self) {
-        self.writer.fence("somebody owns a higher epoch".to_owned());
-        self.syncs.clear();
-        self.putting.clear();
-    }
-
-    /// Looks which operations may end.
-    pub fn pass_gate(&mut self, world: &mut World, recorder: &mut Recorder) {
-        let synced = self.syncs.complete(&mut self.writer.handle.pending);
-        self.at_gate.extend(synced);
-        for waiting in std::mem::take(&mut self.at_gate) {
-            match self.lease.gate(world.clock(self.client)) {
-                Gate::Open => self.acknowledge(world, &waiting),
-                _ if waiting.passed => self.acknowledge(world, &waiting),
-                Gate::Fenced => recorder.end(waiting.op, Outcome::Fenced),
-                Gate::Shut => {
-                    world.coverage.one("times that the gate was shut");
-                    self.reclaim_anyway(world, waiting.op);
-                    self.at_gate.push(waiting);
+impl Owner {
+    /// Others see that it lives.
+    async fn beat(&self) {
+        while !self.actor.life(|life| life.over) {
+            self.actor.world(|world| {
+                if world.recorder.newest_owned == self.epoch {
+                    world.heartbeat = world.now;
                 }
+            });
+            self.actor.sleep_some(50_000..150_000).await;
+        }
+    }
+
+    // --- the takeover ----------------------------------------------------------------------------
+
+    /// Finds the seal to begin with and the end of the log. None once fenced.
+    async fn take_over(&self) -> Option<()> {
+        let seal = self.promote_record(SEALS).await?;
+        self.attach(seal);
+        loop {
+            let end = self.log_end();
+            let found = self.actor.promote(end).await?;
+            let mut book = self.book.lock();
+            let fits = self
+                .actor
+                .world(|world| world.recorder.commits.fits(found, &book.commits));
+            if found == NOTHING || !fits {
+                break;
             }
+            book.commits.push(found);
+        }
+        self.look_at_singles().await?;
+        let log = self.book.lock().commits.clone();
+        self.actor.world(|world| {
+            world.lives[self.actor.me].attached = true;
+            world.recorder.began(self.epoch, log);
+        });
+        Some(())
+    }
+
+    /// Some databases begin with what they find in the blocks that are in use. None once fenced.
+    async fn look_at_singles(&self) -> Option<()> {
+        let keys = self.actor.world(|world| match world.rng.random_bool(0.5) {
+            true => world.singles(),
+            false => Vec::new(),
+        });
+        for key in keys {
+            self.actor.promote(key).await?;
+        }
+        Some(())
+    }
+
+    async fn promote_record(&self, record: RecordId) -> Option<Content> {
+        let op = self.actor.start(Action::PromoteRecord(record));
+        let client = &self.actor.client;
+        let found = client.promote_record(&name_of(record)).await;
+        let found = found.map(|value| Outcome::Record(of_bytes(value.as_deref())));
+        match self.actor.tell(op, found).await {
+            Some(Outcome::Record(content)) => Some(content),
+            _ => None,
         }
     }
 
-    /// One of the flaws.
-    fn reclaim_anyway(&mut self, world: &mut World, op: OpNumber) {
-        if world.has(Flaw::ReclaimWithoutGate)
-            && let Some(After::Reclaim(_)) = self.after.get(&op)
-        {
-            // As if the seal that is being put were there.
-            self.delete_up_to(world, self.generation);
-        }
+    fn attach(&self, seal: Content) {
+        let base = self.actor.world(|w| w.recorder.seals.get(&seal).cloned());
+        let mut book = self.book.lock();
+        book.base = seal;
+        book.seals = [seal, base.as_ref().map_or(NOTHING, |s| s.previous)];
+        let lineage = base.as_ref().map(|s| s.lineage.clone());
+        let lineage = lineage.unwrap_or(Lineage(Vec::new()));
+        book.lineage = lineage.continued(book.generation);
+        book.commits = base.map(|s| s.log).unwrap_or_default();
     }
 
-    fn acknowledge(&mut self, world: &mut World, waiting: &Waiting) {
-        self.acknowledging.insert(waiting.op, waiting.outcome);
-        let micros = match world.rng.random_bool(0.02) {
-            true => world.rng.random_range(0..3_000_000),
-            false => world.rng.random_range(0..500),
-        };
-        let after = std::time::Duration::from_micros(micros);
-        world.wake(self.client, after, Wake::Acknowledge(waiting.op));
+    /// The block behind the log's end as far as it is known.
+    fn log_end(&self) -> BlockKey {
+        places::key(LOG, self.book.lock().commits.len() as u64)
     }
 
-    /// Whoever waits is told; what follows is returned.
-    pub fn acknowledged(&mut self, recorder: &mut Recorder, op: OpNumber) -> Option<After> {
-        let outcome = self.acknowledging.remove(&op)?;
-        self.promoting.remove(&op);
-        recorder.end(op, outcome);
-        self.after.remove(&op)
-    }
+    // --- what a database does --------------------------------------------------------------------
 
-    pub fn follow(&mut self, world: &mut World, recorder: &mut Recorder, after: After) {
-        match after {
-            After::Attach(seal) => self.attach(recorder, seal),
-            After::PutSeal(seal) => self.put_seal(world, recorder, seal),
-            After::Reclaim(seal) => self.reclaim(world, recorder, seal),
-            After::Recovered(found) => self.recovered(recorder, found),
-            After::Committed { position, content } => self.committed(recorder, position, content),
-        }
-    }
-
-    fn attach(&mut self, recorder: &Recorder, seal: Content) {
-        self.base = seal;
-        let base = recorder.seals.get(&seal);
-        self.seals = [seal, base.map_or(NOTHING, |s| s.previous)];
-        let lineage = base.map_or(Lineage(Vec::new()), |s| s.lineage.clone());
-        self.lineage = lineage.continued(self.generation);
-        self.begin_recovery(recorder);
-    }
-
-    /// One thing that a database does.
-    pub fn work(&mut self, world: &mut World, recorder: &mut Recorder) {
-        let key = world.rng.random_range(0..KEYS);
-        let (single, data) = (world.some_single(), BlockKey::new(DATA, key));
-        match world.rng.random_range(0..100) {
-            0..26 => self.write_block(world, recorder, single, Generation::SINGLE),
-            26..46 => self.write_block(world, recorder, data, self.generation),
-            46..70 => self.commit(world, recorder),
-            70..84 => self.sync(world, recorder, None),
-            84..94 if !self.sealing => self.seal(world, recorder),
-            94..98 => {
-                let content = recorder.content();
-                self.put(world, recorder, OTHER, content, None);
+    /// One thing.
+    fn act(self: &Arc<Self>) {
+        let (what, key) = self
+            .actor
+            .world(|world| (world.rng.random_range(0..100), world.any_single()));
+        match what {
+            0..60 => self.work(),
+            60..75 => self.spawn(move |own| async move {
+                own.actor.promote(key).await;
+            }),
+            75..90 => self.spawn(move |own| async move {
+                own.actor.read(key).await;
+            }),
+            90..96 => {
+                let base = self.book.lock().base;
+                self.spawn(move |own| async move { own.actor.read_seal(base).await });
             }
+            96..98 => self.spawn(|own| async move { own.confirm().await }),
+            98 => self.spawn(|own| async move {
+                own.promote_record(OTHER).await;
+            }),
+            _ => self.release(),
+        }
+    }
+
+    fn spawn<F>(self: &Arc<Self>, task: impl FnOnce(Arc<Owner>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.actor.spawn(task(Arc::clone(self)));
+    }
+
+    fn work(self: &Arc<Self>) {
+        let (what, number) = self.actor.world(|world| {
+            (
+                world.rng.random_range(0..100),
+                world.rng.random_range(0..KEYS),
+            )
+        });
+        match what {
+            0..26 => {
+                let key = self.actor.world(|world| world.some_single());
+                self.write(key, Generation::SINGLE);
+            }
+            26..46 => {
+                let generation = self.book.lock().generation;
+                self.write(places::key(DATA, number), generation);
+            }
+            46..64 => self.commit(),
+            64..70 => self.spawn(|own| async move {
+                // Several do at nearly the same time: some are done while others are being written.
+                for _ in 0..4 {
+                    own.commit();
+                    own.actor.sleep_some(0..8_000).await;
+                }
+            }),
+            70..84 => self.spawn(|own| async move {
+                own.sync(Action::Sync).await;
+            }),
+            84..93 if !self.book.lock().sealing => self.seal(),
+            93..98 => {
+                let content = self.actor.world(|world| world.recorder.content());
+                self.spawn(move |own| async move {
+                    own.put(OTHER, content).await;
+                });
+            }
+            98 => self.spawn(|own| async move { own.remove_past().await }),
+            99 => self.spawn(move |own| async move {
+                // One that gets no answer is begun again by whoever wants it.
+                if let Err(error) = own.actor.client.scrub(None).await
+                    && error.kind() != ErrorKind::Unavailable
+                {
+                    own.actor.failed(&error);
+                }
+            }),
             _ => {}
         }
-        self.pass_gate(world, recorder);
     }
 
-    fn write_block(
-        &mut self,
-        world: &mut World,
-        recorder: &mut Recorder,
-        key: BlockKey,
-        generation: Generation,
-    ) {
-        let content = recorder.wrote(self.client, self.epoch, key, generation);
-        if generation != Generation::SINGLE {
-            let generations = self.written.entry(key).or_default();
-            if generations.last() != Some(&generation) {
-                generations.push(generation);
+    /// Writes a block; none if it is fenced.
+    fn write(&self, key: BlockKey, generation: Generation) -> Option<(Content, Version)> {
+        let (me, epoch) = (self.actor.me, self.epoch);
+        let content = self
+            .actor
+            .world(|world| world.recorder.wrote(me, epoch, key, generation));
+        let data = Bytes::from(bytes(content));
+        let written = self.actor.client.write(key, generation, data);
+        match written {
+            Ok(version) => Some((content, version)),
+            Err(error) => {
+                self.actor.failed(&error);
+                None
             }
         }
-        self.write(world, key, generation, content);
     }
 
-    fn put(
-        &mut self,
-        world: &mut World,
-        recorder: &mut Recorder,
-        record: RecordId,
-        content: Content,
-        after: Option<After>,
-    ) {
-        let action = Action::Put { record, content };
-        let op = recorder.start(self.client, Some(self.epoch), action);
-        let ends = (op, Outcome::Done, after);
-        self.put_record(world, (record, content), false, ends);
+    /// Appends a commit, which is acknowledged once it is synced.
+    fn commit(self: &Arc<Self>) {
+        let (key, position) = (self.log_end(), self.book.lock().commits.len());
+        let Some((content, version)) = self.write(key, Generation::SINGLE) else {
+            return;
+        };
+        let all = self.actor.world(|world| {
+            let book = self.book.lock();
+            world.recorder.commits.made(content, &book.commits);
+            world.lives[self.actor.me].commits += 1;
+            world.rng.random_bool(0.5)
+        });
+        {
+            let mut book = self.book.lock();
+            book.commits.push(content);
+            book.versions.insert(position, version);
+        }
+        let action = match all {
+            true => Action::Sync,
+            false => Action::SyncUpTo(LOG, content),
+        };
+        self.spawn(move |own| async move {
+            let done = own.sync(action).await;
+            own.actor.world(|world| {
+                world.lives[own.actor.me].commits -= 1;
+                if done.is_some() {
+                    world.recorder.committed(own.epoch, position, content);
+                }
+            });
+        });
     }
+
+    /// A sync point. None once fenced.
+    async fn sync(&self, action: Action) -> Option<Outcome> {
+        let scope = match action {
+            Action::SyncUpTo(file, content) => {
+                let book = self.book.lock();
+                let at = book.commits.iter().position(|c| *c == content);
+                let version = at.and_then(|at| book.versions.get(&at).copied());
+                SyncScope::FileUpTo(file, version.unwrap_or_default())
+            }
+            _ => SyncScope::Volume,
+        };
+        let op = self.actor.start(action);
+        let done = self.actor.client.csync(scope).await;
+        self.actor.tell(op, done.map(|()| Outcome::Done)).await
+    }
+
+    async fn put(&self, record: RecordId, content: Content) -> Option<Outcome> {
+        let op = self.actor.start(Action::Put { record, content });
+        let (name, value) = (name_of(record), Bytes::from(bytes(content)));
+        let put = self.actor.client.put_record(&name, value, Authority::Owner);
+        let done = put.await;
+        self.actor.tell(op, done.map(|()| Outcome::Done)).await
+    }
+
+    async fn confirm(&self) {
+        let op = self.actor.start(Action::Confirm);
+        let stands = self.actor.client.confirm().await.map(Outcome::Owned);
+        self.actor.tell(op, stands).await;
+    }
+
+    fn release(self: &Arc<Self>) {
+        let now = self
+            .actor
+            .world(|world| !world.calm && world.rng.random_bool(0.15));
+        if !now {
+            return;
+        }
+        self.actor.world(|world| world.coverage.one("handovers"));
+        self.actor.life(|life| life.releasing = true);
+        self.spawn(move |own| async move {
+            if let Err(error) = own.actor.client.release().await {
+                own.actor.failed(&error);
+            }
+            own.actor.life(|life| life.releasing = false);
+        });
+    }
+
+    // --- seals and what they let go --------------------------------------------------------------
 
     /// Cuts, syncs, and puts the seal then.
-    fn seal(&mut self, world: &mut World, recorder: &mut Recorder) {
-        self.sealing = true;
-        let seal = recorder.content();
-        let lineage = self.lineage.truncated(self.generation);
-        let previous = self.seals[0];
-        let log = self.log.commits.clone();
-        let sealed = Seal {
-            lineage,
-            previous,
-            log,
-        };
-        recorder.seals.insert(seal, sealed);
-        recorder.event(&Event::Cut {
-            client: self.client,
-            epoch: self.epoch,
-            seal,
-            base: self.base,
-        });
-        self.generation = self.generation.next();
-        if world.has(Flaw::SealBeforeSync) {
-            self.put_seal(world, recorder, seal);
-            return;
-        }
-        self.sync(world, recorder, Some(After::PutSeal(seal)));
-    }
-
-    fn put_seal(&mut self, world: &mut World, recorder: &mut Recorder, seal: Content) {
-        self.put(world, recorder, SEALS, seal, Some(After::Reclaim(seal)));
-    }
-
-    fn reclaim(&mut self, world: &mut World, recorder: &mut Recorder, seal: Content) {
-        self.sealing = false;
-        self.seals = [seal, self.seals[0]];
-        world.coverage.one("seals completed");
-        if self.lease.gate(world.clock(self.client)) != Gate::Open {
-            return;
-        }
-        let oldest = recorder.seals.get(&self.seals[1]);
-        let end = oldest.map_or(Generation::SINGLE, |seal| seal.lineage.end());
-        if recorder.newest_owned == self.epoch {
-            recorder.event(&Event::Retained {
+    fn seal(self: &Arc<Self>) {
+        let seal = {
+            let mut book = self.book.lock();
+            book.sealing = true;
+            let mut world = self.actor.stage.lock();
+            let seal = world.recorder.content();
+            let sealed = Seal {
+                lineage: book.lineage.truncated(book.generation),
+                previous: book.seals[0],
+                log: book.commits.clone(),
+            };
+            world.recorder.seals.insert(seal, sealed);
+            world.recorder.event(&Event::Cut {
+                client: self.actor.me,
                 epoch: self.epoch,
-                seals: self.seals,
-                end,
+                seal,
+                base: book.base,
+            });
+            book.generation = book.generation.next();
+            seal
+        };
+        self.spawn(move |own| async move {
+            own.put_seal(seal).await;
+        });
+    }
+
+    async fn put_seal(&self, seal: Content) -> Option<()> {
+        let has = |flaw| self.actor.world(|world| world.has(flaw));
+        if !has(Flaw::SealBeforeSync) {
+            self.sync(Action::Sync).await?;
+        }
+        if has(Flaw::ReclaimWithoutGate) {
+            // As if the seal that is being put were there.
+            let before = self.book.lock().seals[0];
+            self.retain([seal, before]).await;
+        }
+        self.put(SEALS, seal).await?;
+        let seals = {
+            let mut book = self.book.lock();
+            book.sealing = false;
+            book.seals = [seal, book.seals[0]];
+            book.seals
+        };
+        self.reclaim(seals).await;
+        Some(())
+    }
+
+    /// What nobody needs any more goes; whoever was deposed before may let nothing go.
+    async fn reclaim(&self, seals: [Content; 2]) {
+        let stands = self.actor.world(|world| {
+            world.coverage.one("seals completed");
+            world.recorder.newest_owned == self.epoch
+        });
+        if self.retain(seals).await && stands {
+            self.actor.world(|world| {
+                // The newest of them: up to its end, only what one of the two shows is kept (`dax::replica::prune`).
+                let newest = world.recorder.seals.get(&seals[0]);
+                let end = newest.map_or(Generation::SINGLE, |seal| seal.lineage.end());
+                let epoch = self.epoch;
+                let event = Event::Retained { epoch, seals, end };
+                world.recorder.event(&event);
             });
         }
-        self.delete_up_to(world, end);
     }
 
-    /// Deletes versions that a later one up to `end` has replaced.
-    fn delete_up_to(&mut self, world: &mut World, end: Generation) {
-        let mut gone = Vec::new();
-        for (key, generations) in &mut self.written {
-            let kept = generations.iter().rposition(|g| *g <= end).unwrap_or(0);
-            gone.extend(generations.drain(..kept).map(|g| place_of(*key, g)));
+    /// Keeps what these seals need. Says whether the rest may go.
+    async fn retain(&self, seals: [Content; 2]) -> bool {
+        let images = self.actor.world(|world| {
+            let seals = seals.iter().filter_map(|s| world.recorder.seals.get(s));
+            seals.map(|seal| seal.lineage.clone()).collect()
+        });
+        let retained = self.actor.client.retain(Retention { images }).await;
+        retained
+            .inspect_err(|error| self.actor.failed(error))
+            .is_ok()
+    }
+
+    /// Gives back the log before what a takeover that begins with the older seal reads.
+    async fn remove_past(&self) {
+        let before = self.actor.world(|world| {
+            let seal = world.recorder.seals.get(&self.book.lock().seals[1]);
+            seal.map_or(0, |seal| seal.log.len())
+        });
+        let first: BlockIndex = places::key(LOG, before as u64).block;
+        let (epoch, file) = (self.epoch, LOG);
+        if before == 0 {
+            return;
         }
-        for place in gone {
-            world.coverage.one("versions reclaimed");
-            let seq = self.next_version(world).seq;
-            let cell = Cell::tombstone(self.timestamp(seq));
-            let node = self.coordinator(world);
-            let request = Request::Write(Mutation::one(place, cell), Level::Quorum);
-            world.request(self.client, Token::Delete, node, request);
+        self.actor.world(|world| {
+            let before = first.0;
+            let event = Event::Removed {
+                epoch,
+                file,
+                before,
+            };
+            world.recorder.event(&event);
+        });
+        let removed = self.actor.client.remove_blocks_before(LOG, first).await;
+        if let Err(error) = removed {
+            self.actor.failed(&error);
         }
     }
 }

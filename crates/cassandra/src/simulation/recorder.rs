@@ -33,6 +33,7 @@ pub struct Recorder {
     /// Operations that have not ended.
     open: BTreeMap<OpNumber, (ClientId, Action)>,
     next_op: OpNumber,
+    next_read: OpNumber,
     next_content: Content,
 }
 
@@ -47,6 +48,7 @@ impl Recorder {
             newest_owned: Epoch::NONE,
             open: BTreeMap::new(),
             next_op: 1,
+            next_read: 0,
             next_content: 1,
         }
     }
@@ -54,6 +56,12 @@ impl Recorder {
     pub fn event(&mut self, event: &Event) {
         let result = self.checkers.event(event);
         self.judge(result);
+    }
+
+    /// A client fails with something else than a fence.
+    pub fn failed(&mut self, what: String) {
+        let checker = "no errors";
+        self.judge(Err(Violation { checker, what }));
     }
 
     /// Remembers the first promise that is broken.
@@ -75,14 +83,16 @@ impl Recorder {
         self.judge(result);
     }
 
-    /// A quorum is asked for a row.
-    pub fn asks(&mut self, op: OpNumber, place: Place) {
-        self.reads.began(op, place);
+    /// A quorum is asked for a row; the read's number.
+    pub fn asks(&mut self, place: Place) -> OpNumber {
+        self.next_read += 1;
+        self.reads.began(self.next_read, place);
+        self.next_read
     }
 
     /// A quorum has answered.
-    pub fn read(&mut self, op: OpNumber, found: Option<Timestamp>) {
-        let result = self.reads.ended(op, found);
+    pub fn read(&mut self, read: OpNumber, found: Option<Timestamp>) {
+        let result = self.reads.ended(read, found);
         self.judge(result);
     }
 

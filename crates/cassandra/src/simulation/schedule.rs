@@ -3,15 +3,14 @@
 use std::time::Duration;
 
 use dax::simulation::checkers::Violation;
-use dax::simulation::history::{Event, Shelf};
-use rand::Rng;
+use dax::simulation::history::{ClientId, Event, Shelf};
 use simulate::Outcome;
 
-use super::client::{block_of, content};
+use super::executor::{Executor, Stage};
 use super::faults::{self, Weather};
 use super::flaw::Flaw;
-use super::node::Node;
-use super::recorder::Recorder;
+use super::life;
+use super::places::{block_of, content};
 use super::world::{Turn, World};
 
 /// Longer than the latest message (15 s), a takeover and a give-up one after the other.
@@ -26,123 +25,147 @@ pub fn run(seed: u64, flaw: Option<Flaw>, print: bool) -> Outcome {
     let mut schedule = Schedule::new(seed, flaw, print);
     schedule.storm();
     schedule.calm();
-    let Schedule {
-        world, recorder, ..
-    } = schedule;
-    let trace = world.trace.hash();
-    let mut coverage = world.coverage;
-    coverage.one("schedules");
-    coverage.some("commits acknowledged", recorder.commits.count());
-    let violation = recorder.violation;
+    let mut world = schedule.stage.lock();
+    world.coverage.one("schedules");
+    let commits = world.recorder.commits.count();
+    world.coverage.some("commits acknowledged", commits);
+    let violation = world.recorder.violation.take();
     let violation = violation.filter(|v| flaw.is_none() || v.checker != "liveness");
     Outcome {
-        coverage,
+        coverage: std::mem::take(&mut world.coverage),
         broken: violation.map(|v| format!("{}: {}", v.checker, v.what)),
-        trace,
+        trace: world.trace.hash(),
     }
 }
 
 struct Schedule {
-    world: World,
-    recorder: Recorder,
-    nodes: Vec<Node>,
+    stage: Stage,
+    executor: Executor,
+    /// Who lives in each data centre.
+    nodes: Vec<ClientId>,
     weather: Weather,
 }
 
 impl Schedule {
     fn new(seed: u64, flaw: Option<Flaw>, print: bool) -> Schedule {
         let mut world = World::new(seed, flaw, print);
-        let setup = *world.cluster.setup();
-        let nodes = (0..setup.nodes).map(|home| Node::new(&mut world, home));
+        let weather = Weather::any(&mut world);
+        let homes = world.cluster.setup().nodes;
+        let stage = Stage::new(world);
         Schedule {
-            nodes: nodes.collect(),
-            recorder: Recorder::new(setup.quorum()),
-            weather: Weather::any(&mut world),
-            world,
+            nodes: (0..homes).map(|home| life::begin(&stage, home)).collect(),
+            executor: Executor::new(stage.clone()),
+            weather,
+            stage,
         }
     }
 
     fn storm(&mut self) {
-        self.world.next_fault(Duration::from_millis(200));
+        self.stage.lock().next_fault(Duration::from_millis(200));
         self.go_on(self.weather.storm());
     }
 
     fn go_on(&mut self, end: Duration) {
-        let mut look = self.world.now + LOOK_EVERY;
-        while let Some(turn) = self.world.turn(end) {
+        let mut look = self.stage.lock().now + LOOK_EVERY;
+        while !self.is_broken() {
+            self.run_tasks();
+            self.bury();
+            let turn = self.stage.lock().turn(end);
             match turn {
-                Turn::Fault => self.fault(),
-                Turn::Client(client, told) => {
-                    let node = self.nodes.iter_mut().find(|n| n.client == client);
-                    if let Some(node) = node {
-                        node.hear(&mut self.world, &mut self.recorder, told);
-                    }
-                    if !self.world.calm {
-                        faults::freeze(&mut self.world, &mut self.nodes, client, self.weather);
-                    }
-                    faults::bury(&mut self.world, &mut self.nodes);
-                }
+                Some(Turn::Go) => {}
+                Some(Turn::Fault) => self.fault(),
+                None => return,
             }
-            if self.world.now > look {
-                look = self.world.now + LOOK_EVERY;
+            if self.stage.lock().now > look {
+                look = self.stage.lock().now + LOOK_EVERY;
                 self.look_at_replicas();
-            }
-            if self.recorder.violation.is_some() {
-                return;
             }
         }
     }
 
-    fn fault(&mut self) {
-        if self.world.calm {
-            for server in 0..self.world.cluster.setup().nodes {
-                self.world.send_hint(server);
+    fn is_broken(&self) -> bool {
+        self.stage.lock().recorder.violation.is_some()
+    }
+
+    /// Everybody goes on as far as can be.
+    fn run_tasks(&mut self) {
+        while let Some(client) = self.executor.step() {
+            let mut world = self.stage.lock();
+            if !world.calm {
+                faults::freeze(&mut world, &self.nodes, client, self.weather);
             }
-            if self.world.rng.random_bool(0.05) {
-                self.world.purge_all();
-            }
-        } else {
-            faults::strike(&mut self.world, &mut self.nodes, self.weather);
         }
-        self.world.next_fault(Duration::from_millis(80));
+    }
+
+    /// Whose life is over starts again as another client. What it sent is still on its way.
+    fn bury(&mut self) {
+        for home in 0..self.nodes.len() {
+            let over = self.stage.lock().lives[self.nodes[home]].over;
+            if over {
+                self.replace(home);
+            }
+        }
+    }
+
+    fn replace(&mut self, home: usize) {
+        self.executor.kill(self.nodes[home]);
+        self.nodes[home] = life::begin(&self.stage, home);
+    }
+
+    fn fault(&mut self) {
+        let killed = {
+            let mut world = self.stage.lock();
+            world.next_fault(Duration::from_millis(80));
+            match world.calm {
+                true => {
+                    faults::drizzle(&mut world);
+                    None
+                }
+                false => faults::strike(&mut world, &self.nodes, self.weather),
+            }
+        };
+        let home = self.nodes.iter().position(|node| Some(*node) == killed);
+        if let Some(home) = home {
+            self.replace(home);
+        }
     }
 
     /// Everything is mended: what is on its way still arrives, late as it may be.
     fn calm(&mut self) {
-        if self.recorder.violation.is_some() {
+        if self.is_broken() {
             return;
         }
-        self.world.calm = true;
-        self.world.resume_all();
-        for server in 0..self.world.cluster.setup().nodes {
-            faults::revive(&mut self.world, server);
+        {
+            let mut world = self.stage.lock();
+            world.calm = true;
+            world.resume_all();
+            for server in 0..world.cluster.setup().nodes {
+                faults::revive(&mut world, server);
+            }
         }
         self.go_on(self.weather.storm() + CALM / 2);
-        let begun = self.recorder.next_op();
+        let begun = self.stage.lock().recorder.next_op();
         self.go_on(self.weather.storm() + CALM);
         self.look_at_replicas();
-        let owner = self.nodes.iter().find(|node| node.epoch().is_some());
-        if self.recorder.violation.is_none() && owner.is_none() {
-            self.recorder.violation = Some(Violation {
-                checker: "liveness",
-                what: "nobody owns the volume at the end".to_owned(),
-            });
-        }
-        let alive: Vec<_> = self.nodes.iter().map(|node| node.client).collect();
-        let open = self.recorder.open_since(begun, &alive);
-        if let (None, Some(what)) = (&self.recorder.violation, open) {
-            self.recorder.violation = Some(Violation {
-                checker: "liveness",
-                what,
-            });
+        let mut world = self.stage.lock();
+        let owner = self.nodes.iter().find(|node| world.lives[**node].attached);
+        let what = match owner {
+            Some(_) => world.recorder.open_since(begun, &self.nodes),
+            None => Some("nobody owns the volume at the end".to_owned()),
+        };
+        let checker = "liveness";
+        let stuck = what.map(|what| Violation { checker, what });
+        if world.recorder.violation.is_none() {
+            world.recorder.violation = stuck;
         }
     }
 
     fn look_at_replicas(&mut self) {
-        let nodes = 0..self.world.cluster.setup().nodes;
-        let shelves = nodes.map(|n| Some(shelf(self.world.cluster.replica(n).live())));
+        let mut world = self.stage.lock();
+        let nodes = 0..world.cluster.setup().nodes;
+        let shelves = nodes.map(|n| Some(shelf(world.cluster.replica(n).live())));
         let event = Event::Stored(shelves.collect());
-        self.recorder.event(&event);
+        world.recorder.event(&event);
     }
 }
 

@@ -10,15 +10,18 @@ const SIMULATION: Simulation<Flaw> = Simulation {
     unit: "schedules",
     seeds: 20_000,
     per_hundred: &[
-        ("takeovers", 150),
-        ("clients paused", 500),
-        ("coordinators paused", 500),
-        ("hints delivered", 130),
-        ("zombies", 10),
-        ("commits acknowledged", 2000),
-        ("absences promoted", 150),
-        ("versions promoted", 110),
-        ("seals completed", 300),
+        ("takeovers", 200),
+        ("clients paused", 400),
+        ("coordinators paused", 300),
+        ("hints delivered", 150),
+        ("zombies", 15),
+        ("owners frozen at the gate", 5),
+        ("owners frozen while their predecessor was", 12),
+        ("takeovers that went on after a later one", 6),
+        ("commits acknowledged", 3000),
+        ("absences promoted", 600),
+        ("versions promoted", 2000),
+        ("seals completed", 700),
         ("transactions applied after they were given up", 150),
     ],
     flaws: &Flaw::ALL,
@@ -37,7 +40,7 @@ fn a_seed_gives_the_same_trace_every_time() {
 
 #[test]
 fn every_flaw_is_caught() {
-    SIMULATION.catches_flaws(3000);
+    SIMULATION.catches_flaws(4000);
 }
 
 #[test]

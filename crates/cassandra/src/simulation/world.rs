@@ -1,8 +1,8 @@
 //! Virtual time: the network between clients and nodes, every client's clock, what is late.
 //!
 //! The model of Cassandra decides nothing about time; this does, from a seed. A message takes a moment,
-//! sometimes long, sometimes so long that everybody has given it up. A client that is paused hears and
-//! does nothing until it goes on; its clock goes on, at a speed of its own.
+//! sometimes long, sometimes so long that everybody has given it up. A client that is paused does
+//! nothing until it goes on; its clock goes on, at a speed of its own.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,16 +10,21 @@ use std::time::Duration;
 use dax::ids::{BlockKey, Epoch};
 use dax::simulation::history::ClientId;
 use dax::simulation::trace::Trace;
+use futures_util::future::BoxFuture;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use simulate::Coverage;
+use tokio::sync::oneshot;
 
-use super::client::{KEYS, SINGLES, Token, epoch_of};
 use super::flaw::Flaw;
+use super::life::Life;
 use super::model::{
     Cell, Cluster, Message, NodeId, Place, Receiver, Register, Reply, Request, RequestId, Sent,
     Setup,
 };
+use super::places::{self, KEYS, SINGLES, epoch_of};
+use super::recorder::Recorder;
+use crate::config::{Fencing, LEASE};
 use crate::lease::{Answer, Change, Row, Time};
 
 /// After which a client gives a request up.
@@ -27,7 +32,7 @@ const CLIENT_PATIENCE: Duration = Duration::from_millis(1000);
 /// After which a coordinator does.
 const NODE_PATIENCE: Duration = Duration::from_millis(2000);
 
-const fn ms(n: u64) -> Duration {
+pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
@@ -38,35 +43,31 @@ enum Event {
     Expire(RequestId),
     GiveUp(RequestId),
     Change(RequestId, Change),
-    Look(RequestId),
-    Tell(ClientId, Told),
+    /// The answer to a change is on its way: a majority has it.
+    Answer(RequestId, Change, bool),
+    Look(RequestId, bool),
+    Tell(RequestId, Told),
+    /// A client's sleep is over.
+    Alarm(oneshot::Sender<()>),
+    /// A paused client goes on.
+    Resume(ClientId),
     Fault,
 }
 
-/// What a client hears.
+/// What a client is told of a request; nothing if it has given it up.
 #[derive(Debug, Clone)]
 pub enum Told {
-    Reply(Token, Reply),
-    Changed(Token, Answer),
-    /// What a serial read found; none after a timeout.
-    Looked(Token, Option<Option<Row>>),
-    /// Time to act, by the workload or by a rule.
-    Wake(Wake),
-}
-
-/// Why a client wakes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wake {
-    Work,
-    Lease,
-    /// Something that passed the gate is told to whoever waits for it.
-    Acknowledge(u64),
+    Reply(Reply),
+    /// Whether a change was applied.
+    Changed(bool),
+    Looked(Option<Row>),
 }
 
 /// Something for the schedule.
 #[derive(Debug)]
 pub enum Turn {
-    Client(ClientId, Told),
+    /// Whoever was woken goes on.
+    Go,
     Fault,
 }
 
@@ -79,22 +80,41 @@ struct Client {
     alive: bool,
 }
 
+#[derive(Debug)]
+struct Waiting {
+    client: ClientId,
+    answer: oneshot::Sender<Told>,
+    /// It renews a lease.
+    renews: bool,
+}
+
+/// Tasks that are to be run beside the others, and whose they are.
+pub type Spawned = Vec<(ClientId, BoxFuture<'static, ()>)>;
+
 /// See the module.
 pub struct World {
     pub now: Duration,
     pub rng: SmallRng,
     pub cluster: Cluster,
     pub register: Register,
+    pub recorder: Recorder,
     pub coverage: Coverage,
     pub trace: Trace,
     pub flaw: Option<Flaw>,
+    /// How owners know that nobody else has begun.
+    pub fencing: Fencing,
     /// Nothing is late or lost any more.
     pub calm: bool,
+    /// What each client is in the middle of.
+    pub lives: Vec<Life>,
+    pub spawned: Spawned,
+    /// When an owner was last seen at work.
+    pub heartbeat: Duration,
     queue: BTreeMap<(Duration, u64), Event>,
     next: u64,
     clients: Vec<Client>,
     nodes_paused_until: Vec<Duration>,
-    waiting: BTreeMap<RequestId, (ClientId, Token)>,
+    waiting: BTreeMap<RequestId, Waiting>,
 }
 
 impl World {
@@ -106,17 +126,25 @@ impl World {
             batch: flaw != Some(Flaw::PeriodicCommitLog),
             ..Setup::SOUND
         };
-        let register = Register::new(flaw == Some(Flaw::RenewalsNotCompared));
+        let fencing = match rng.random_bool(0.33) {
+            true => Fencing::Verify,
+            false => Fencing::Lease(LEASE),
+        };
         World {
             now: Duration::ZERO,
             rng,
             nodes_paused_until: vec![Duration::ZERO; setup.nodes],
+            recorder: Recorder::new(setup.quorum()),
             cluster: Cluster::new(setup),
-            register,
+            register: Register::new(flaw == Some(Flaw::RenewalsNotCompared)),
             coverage: Coverage::default(),
             trace: Trace::new(print),
             flaw,
+            fencing,
             calm: false,
+            lives: Vec::new(),
+            spawned: Vec::new(),
+            heartbeat: Duration::ZERO,
             queue: BTreeMap::new(),
             next: 1,
             clients: Vec::new(),
@@ -128,6 +156,8 @@ impl World {
         self.flaw == Some(flaw)
     }
 
+    // --- clients ---------------------------------------------------------------------------------
+
     pub fn add_client(&mut self) -> ClientId {
         self.clients.push(Client {
             rate: self.rng.random_range(0.991..1.009),
@@ -135,6 +165,7 @@ impl World {
             paused_until: Duration::ZERO,
             alive: true,
         });
+        self.lives.push(Life::default());
         self.clients.len() - 1
     }
 
@@ -142,7 +173,14 @@ impl World {
     /// some that nobody has written yet.
     pub fn some_single(&mut self) -> BlockKey {
         let first = self.oldest_single();
-        BlockKey::new(SINGLES, first + self.rng.random_range(0..KEYS))
+        places::key(SINGLES, first + self.rng.random_range(0..KEYS))
+    }
+
+    /// All of them.
+    pub fn singles(&self) -> Vec<BlockKey> {
+        let first = self.oldest_single();
+        let keys = first..first + KEYS;
+        keys.map(|number| places::key(SINGLES, number)).collect()
     }
 
     /// Now and then one that was in use.
@@ -150,14 +188,14 @@ impl World {
         match self.rng.random_bool(0.3) {
             true => {
                 let end = self.oldest_single() + KEYS;
-                BlockKey::new(SINGLES, self.rng.random_range(0..end))
+                places::key(SINGLES, self.rng.random_range(0..end))
             }
             false => self.some_single(),
         }
     }
 
     fn oldest_single(&self) -> u64 {
-        self.now.as_secs() / 3
+        self.now.as_secs() / 5
     }
 
     /// A client's own clock.
@@ -167,13 +205,33 @@ impl World {
     }
 
     pub fn pause_client(&mut self, client: ClientId, length: Duration) {
-        let until = &mut self.clients[client].paused_until;
-        *until = (*until).max(self.now + length);
+        let until = self.clients[client].paused_until.max(self.now + length);
+        self.clients[client].paused_until = until;
+        self.at(until, Event::Resume(client));
+    }
+
+    pub fn is_paused(&self, client: ClientId) -> bool {
+        self.clients[client].paused_until > self.now
+    }
+
+    pub fn is_alive(&self, client: ClientId) -> bool {
+        self.clients[client].alive
     }
 
     pub fn kill_client(&mut self, client: ClientId) {
         self.clients[client].alive = false;
     }
+
+    /// Ends after so long by the client's clock.
+    pub fn sleep(&mut self, client: ClientId, length: Duration) -> oneshot::Receiver<()> {
+        let (alarm, over) = oneshot::channel();
+        // A moment more, so that rounding does not make it early.
+        let length = length.div_f64(self.clients[client].rate) + Duration::from_micros(1);
+        self.at(self.now + length, Event::Alarm(alarm));
+        over
+    }
+
+    // --- faults ----------------------------------------------------------------------------------
 
     pub fn pause_node(&mut self, node: NodeId, length: Duration) {
         self.nodes_paused_until[node] = self.now + length;
@@ -184,70 +242,6 @@ impl World {
             .iter_mut()
             .for_each(|c| c.paused_until = Duration::ZERO);
         self.nodes_paused_until.fill(Duration::ZERO);
-    }
-
-    fn at(&mut self, when: Duration, event: Event) {
-        self.queue.insert((when, self.next), event);
-        self.next += 1;
-    }
-
-    /// How long something takes.
-    fn delay(&mut self) -> Duration {
-        let micros = match self.rng.random_range(0..100) {
-            _ if self.calm => self.rng.random_range(100..2_000),
-            0..85 => self.rng.random_range(100..3_000),
-            85..96 => self.rng.random_range(3_000..400_000),
-            96..99 => self.rng.random_range(400_000..4_000_000),
-            _ => self.rng.random_range(4_000_000..15_000_000),
-        };
-        Duration::from_micros(micros)
-    }
-
-    /// Sends a request to a coordinator.
-    pub fn request(&mut self, client: ClientId, token: Token, node: NodeId, request: Request) {
-        let id = self.wait_for(client, token);
-        let delay = self.delay();
-        let message = Message::Request(id, request);
-        self.at(
-            self.now + delay,
-            Event::Arrive(Receiver::Node(node), message),
-        );
-    }
-
-    /// Sends a lightweight transaction.
-    pub fn change(&mut self, client: ClientId, token: Token, change: Change) {
-        let id = self.wait_for(client, token);
-        // Prepare, propose, commit.
-        let delay = self.delay() + self.delay() + self.delay();
-        self.at(self.now + delay, Event::Change(id, change));
-    }
-
-    /// Sends a serial read of the epoch row.
-    pub fn look(&mut self, client: ClientId, token: Token) {
-        let id = self.wait_for(client, token);
-        let delay = self.delay();
-        self.at(self.now + delay, Event::Look(id));
-    }
-
-    fn wait_for(&mut self, client: ClientId, token: Token) -> RequestId {
-        let id = self.next;
-        self.next += 1;
-        self.waiting.insert(id, (client, token));
-        self.at(self.now + CLIENT_PATIENCE, Event::GiveUp(id));
-        id
-    }
-
-    /// Wakes a client after so long.
-    pub fn wake(&mut self, client: ClientId, after: Duration, why: Wake) {
-        self.at(self.now + after, Event::Tell(client, Told::Wake(why)));
-    }
-
-    /// Wakes a client when its clock shows this.
-    pub fn wake_at(&mut self, client: ClientId, time: Time, why: Wake) {
-        let left = time.saturating_sub(self.clock(client));
-        // A moment more, so that rounding does not make it early.
-        let left = left.div_f64(self.clients[client].rate) + Duration::from_micros(1);
-        self.wake(client, left, why);
     }
 
     pub fn next_fault(&mut self, after: Duration) {
@@ -276,7 +270,7 @@ impl World {
         let older = self.queue.iter().filter_map(|(at, event)| match event {
             Event::Arrive(Receiver::Node(_), Message::Request(_, Request::Write(written, _)))
             | Event::Arrive(Receiver::Node(_), Message::Mutate(_, _, written)) => {
-                written.0.iter().any(is_older).then_some(*at)
+                written.cells.iter().any(is_older).then_some(*at)
             }
             _ => None,
         });
@@ -291,62 +285,166 @@ impl World {
         }
     }
 
-    /// Goes on until something is for the schedule. None when nothing is left before `end`.
-    pub fn turn(&mut self, end: Duration) -> Option<Turn> {
-        loop {
-            let (&(when, _), _) = self
-                .queue
-                .first_key_value()
-                .filter(|((t, _), _)| *t <= end)?;
-            let (_, event) = self.queue.pop_first()?;
-            self.now = when;
-            if let Some(turn) = self.handle(event) {
-                return Some(turn);
-            }
-        }
+    fn at(&mut self, when: Duration, event: Event) {
+        self.queue.insert((when, self.next), event);
+        self.next += 1;
     }
 
-    fn handle(&mut self, event: Event) -> Option<Turn> {
+    /// How long something takes.
+    fn delay(&mut self) -> Duration {
+        let micros = match self.rng.random_range(0..100) {
+            _ if self.calm => self.rng.random_range(100..2_000),
+            0..85 => self.rng.random_range(100..3_000),
+            85..96 => self.rng.random_range(3_000..400_000),
+            96..99 => self.rng.random_range(400_000..4_000_000),
+            _ => self.rng.random_range(4_000_000..15_000_000),
+        };
+        Duration::from_micros(micros)
+    }
+
+    // --- requests --------------------------------------------------------------------------------
+
+    /// Sends a request to a coordinator.
+    pub fn request(
+        &mut self,
+        client: ClientId,
+        node: NodeId,
+        request: Request,
+    ) -> oneshot::Receiver<Told> {
+        let (id, answer) = self.wait_for(client, false);
+        let when = self.now + self.delay();
+        let message = Message::Request(id, request);
+        self.at(when, Event::Arrive(Receiver::Node(node), message));
+        answer
+    }
+
+    /// Sends a lightweight transaction.
+    pub fn change(&mut self, client: ClientId, change: &Change) -> oneshot::Receiver<Told> {
+        let before = change.expected.as_ref();
+        let own = before.is_some_and(|row| row.owner == change.new.owner);
+        let (id, answer) = self.wait_for(client, own && !change.new.released);
+        // Prepare, propose, commit.
+        let mut delay = self.delay() + self.delay() + self.delay();
+        self.at(self.now + delay, Event::Change(id, change.clone()));
+        // Now and then another coordinator is asked as well, as speculation does.
+        if !self.calm && self.rng.random_bool(0.03) {
+            delay += self.delay();
+            self.at(self.now + delay, Event::Change(id, change.clone()));
+        }
+        answer
+    }
+
+    /// Sends a read of the epoch row.
+    pub fn look(&mut self, client: ClientId, settled: bool) -> oneshot::Receiver<Told> {
+        let (id, answer) = self.wait_for(client, false);
+        let when = self.now + self.delay();
+        self.at(when, Event::Look(id, settled));
+        answer
+    }
+
+    fn wait_for(&mut self, client: ClientId, renews: bool) -> (RequestId, oneshot::Receiver<Told>) {
+        let id = self.next;
+        self.next += 1;
+        let (answer, answered) = oneshot::channel();
+        let waiting = Waiting {
+            client,
+            answer,
+            renews,
+        };
+        self.waiting.insert(id, waiting);
+        self.at(self.now + CLIENT_PATIENCE, Event::GiveUp(id));
+        (id, answered)
+    }
+
+    // --- what happens ----------------------------------------------------------------------------
+
+    /// The next thing happens. None when nothing is left before `end`.
+    pub fn turn(&mut self, end: Duration) -> Option<Turn> {
+        let (&(when, _), _) = self.queue.first_key_value()?;
+        if when > end {
+            return None;
+        }
+        let (_, event) = self.queue.pop_first()?;
+        self.now = when;
+        if let Event::Fault = event {
+            return Some(Turn::Fault);
+        }
+        self.handle(event);
+        Some(Turn::Go)
+    }
+
+    fn handle(&mut self, event: Event) {
         match event {
-            Event::Fault => return Some(Turn::Fault),
-            Event::Tell(client, told) => return self.tell(client, told),
             Event::Arrive(Receiver::Node(node), message) => self.arrive(node, message),
             Event::Arrive(Receiver::Client, Message::Reply(id, reply)) => {
-                let (client, token) = self.waiting.remove(&id)?;
-                return self.tell(client, Told::Reply(token, reply));
+                self.tell(id, Told::Reply(reply));
             }
-            Event::Arrive(Receiver::Client, _) => {}
+            Event::Arrive(Receiver::Client, _) | Event::Fault => {}
             Event::Expire(id) => {
                 let sent = self.cluster.expire(id);
                 self.send(sent);
             }
-            Event::GiveUp(id) => {
-                let (client, token) = self.waiting.remove(&id)?;
-                self.coverage.one("requests that clients gave up");
-                let told = match token {
-                    Token::Watch | Token::ClaimLook => Told::Looked(token, None),
-                    Token::Renewal | Token::Claim | Token::Release => {
-                        Told::Changed(token, Answer::Unknown)
+            Event::GiveUp(id) => self.give_up(id),
+            Event::Change(id, change) if self.has_majority() => {
+                let answer = self.register.apply(&change);
+                self.trace_step(2, [id, 0, 0], || format!("{change:?}: {answer:?}"));
+                let when = self.now + self.delay();
+                let applied = answer == Answer::Applied;
+                self.at(when, Event::Answer(id, change, applied));
+            }
+            Event::Answer(id, change, applied) => {
+                self.register.commit(&change);
+                if !self.waiting.contains_key(&id) {
+                    self.coverage
+                        .one("transactions applied after they were given up");
+                }
+                self.tell(id, Told::Changed(applied));
+            }
+            Event::Look(id, settled) if self.has_majority() => {
+                let row = match settled {
+                    true => self.register.settled(),
+                    false => {
+                        let old = self.rng.random_bool(0.5);
+                        self.register.read(old)
                     }
-                    _ => Told::Reply(token, Reply::TimedOut),
                 };
-                return self.tell(client, told);
+                let when = self.now + self.delay();
+                self.at(when, Event::Tell(id, Told::Looked(row)));
             }
-            Event::Change(id, change) => {
-                if self.has_majority() {
-                    let answer = self.register.apply(&change);
-                    self.trace_step(2, [id, 0, 0], || format!("{change:?}: {answer:?}"));
-                    self.answer(id, |token| Told::Changed(token, answer));
-                }
-            }
-            Event::Look(id) => {
-                if self.has_majority() {
-                    let row = self.register.row().cloned();
-                    self.answer(id, |token| Told::Looked(token, Some(row)));
-                }
+            Event::Change(..) | Event::Look(..) => {}
+            Event::Tell(id, told) => self.tell(id, told),
+            // Nobody waits: whoever slept is gone.
+            Event::Alarm(alarm) => drop(alarm.send(())),
+            Event::Resume(client) => self.resume(client),
+        }
+    }
+
+    fn resume(&mut self, client: ClientId) {
+        if !self.is_paused(client) && self.is_alive(client) {
+            let newest = self.recorder.newest_owned;
+            if let Some(what) = self.lives[client].thaw(newest) {
+                self.coverage.one(what);
             }
         }
-        None
+    }
+
+    fn give_up(&mut self, id: RequestId) {
+        let client = self.waiting.get(&id).map(|waiting| waiting.client);
+        let paused = client.is_some_and(|client| self.is_paused(client));
+        if let Some(client) = client.filter(|_| paused && self.rng.random_bool(0.5)) {
+            // When it goes on, it may look at its clock first, or at what was answered meanwhile.
+            let when = self.clients[client].paused_until + ms(1);
+            self.at(when, Event::GiveUp(id));
+            return;
+        }
+        let Some(waiting) = self.waiting.remove(&id) else {
+            return;
+        };
+        self.coverage.one("requests that clients gave up");
+        if waiting.renews && self.has(Flaw::UnknownRenewalCounts) {
+            // Nobody waits: the client is gone.
+            let _ = waiting.answer.send(Told::Changed(true));
+        }
     }
 
     fn has_majority(&self) -> bool {
@@ -355,36 +453,16 @@ impl World {
         up >= setup.quorum()
     }
 
-    /// Sends a lightweight transaction's answer, if it is still waited for then.
-    fn answer(&mut self, id: RequestId, told: impl FnOnce(Token) -> Told) {
-        let Some((client, token)) = self.waiting.get(&id).cloned() else {
-            self.coverage
-                .one("transactions applied after they were given up");
+    fn tell(&mut self, id: RequestId, told: Told) {
+        let Some(waiting) = self.waiting.remove(&id) else {
             return;
         };
-        let delay = self.delay();
-        // Given up before the answer is there: the outcome stays unknown.
-        if delay < CLIENT_PATIENCE / 2 {
-            self.waiting.remove(&id);
-            self.at(self.now + delay, Event::Tell(client, told(token)));
-        } else {
-            self.coverage.one("transactions whose answers were lost");
-        }
-    }
-
-    fn tell(&mut self, client: ClientId, told: Told) -> Option<Turn> {
-        let state = &self.clients[client];
-        if !state.alive {
-            return None;
-        }
-        if state.paused_until > self.now {
-            self.at(state.paused_until, Event::Tell(client, told));
-            return None;
-        }
-        self.trace_step(1, [client as u64, 0, 0], || {
+        let client = waiting.client;
+        self.trace_step(1, [client as u64, id, 0], || {
             format!("client {client}: {told:?}")
         });
-        Some(Turn::Client(client, told))
+        // Nobody waits: the client is gone.
+        let _ = waiting.answer.send(told);
     }
 
     fn arrive(&mut self, node: NodeId, message: Message) {
@@ -409,8 +487,8 @@ impl World {
 
     fn send(&mut self, sent: Vec<Sent>) {
         for (receiver, message) in sent {
-            let delay = self.delay();
-            self.at(self.now + delay, Event::Arrive(receiver, message));
+            let when = self.now + self.delay();
+            self.at(when, Event::Arrive(receiver, message));
         }
     }
 
@@ -419,7 +497,7 @@ impl World {
         (0..self.cluster.setup().nodes).for_each(|node| self.cluster.purge(node));
     }
 
-    /// A node sends the next hint that it keeps.
+    /// A node delivers one of the hints that it keeps.
     pub fn send_hint(&mut self, node: NodeId) {
         if let Some(sent) = self.cluster.next_hint(node) {
             self.coverage.one("hints delivered");
@@ -427,7 +505,8 @@ impl World {
         }
     }
 
-    fn trace_step(&mut self, kind: u8, what: [u64; 3], text: impl FnOnce() -> String) {
+    /// Something happens that is to be seen in the trace.
+    pub fn trace_step(&mut self, kind: u8, what: [u64; 3], text: impl FnOnce() -> String) {
         self.trace.step(self.now, kind, what, text);
     }
 }

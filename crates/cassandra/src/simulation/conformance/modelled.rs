@@ -85,10 +85,11 @@ impl Modelled {
             partition: place.partition,
             from: place.row,
             to: place.row,
+            all: false,
         };
         let via = asked[0];
         match self.run(table, via, Request::Read(query, level, asked)) {
-            Reply::Row(row) => row.map(|(_, cell)| cell),
+            Reply::Rows(rows) => rows.into_iter().next().map(|(_, cell)| cell),
             reply => panic!("{reply:?}"),
         }
     }

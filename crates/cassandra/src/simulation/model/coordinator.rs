@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::cell::newest;
 use super::replica::{Place, Rows};
 use super::{Cell, Message, Mutation, NodeId, Receiver, RequestId, Sent, Setup};
 
@@ -28,12 +27,13 @@ impl Level {
     }
 }
 
-/// Rows of one partition, from and to included: the last one that lives is wanted.
+/// Rows of one partition, from and to included: the last one that lives is wanted, or all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Query {
     pub partition: u64,
     pub from: u64,
     pub to: u64,
+    pub all: bool,
 }
 
 impl Query {
@@ -59,8 +59,8 @@ pub enum Request {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     Written,
-    /// The last row that lives, if any does.
-    Row(Option<(u64, Cell)>),
+    /// The last row that lives, if any does; or all of them.
+    Rows(Vec<(u64, Cell)>),
     /// Not enough replicas answered in time. The write may be applied anywhere, now or later.
     TimedOut,
 }
@@ -75,7 +75,7 @@ pub(super) struct Coordination {
     /// Replicas that have the write, or what was read.
     done: BTreeSet<NodeId>,
     fetched: BTreeMap<NodeId, Rows>,
-    result: Option<Option<(u64, Cell)>>,
+    result: Option<Vec<(u64, Cell)>>,
     answered: bool,
 }
 
@@ -134,37 +134,40 @@ impl Coordination {
         let Request::Read(query, _, _) = &self.request else {
             return Vec::new();
         };
-        let mut merged = Rows::new();
+        let mut merged = Rows::default();
         for rows in self.fetched.values() {
-            for (row, cell) in rows {
-                let before = merged.remove(row);
-                if let Some(cell) = newest(before, Some(cell.clone())) {
-                    merged.insert(*row, cell);
-                }
-            }
+            merged.merge(rows);
         }
-        let result = merged.iter().rev().find(|(_, cell)| cell.is_live());
-        self.result = Some(result.map(|(row, cell)| (*row, cell.clone())));
+        let live = merged.live().map(|(row, cell)| (row, cell.clone()));
+        let result: Vec<_> = match query.all {
+            true => live.collect(),
+            false => live.rev().take(1).collect(),
+        };
         // What was read on the way to the result, no further.
-        let read = result.map_or(query.from, |(row, _)| *row);
+        let first = result.first().filter(|_| !query.all);
+        let read = first.map_or(query.from, |(row, _)| *row);
+        let partition = query.partition;
         let mut repairs = Vec::new();
         for (replica, rows) in &self.fetched {
-            let place = |row: &u64| Place {
-                partition: query.partition,
-                row: *row,
+            let cells = merged.cells.range(read..);
+            let stale = cells.filter(|(row, cell)| rows.cells.get(row) != Some(cell));
+            let stale = stale.map(|(row, cell)| {
+                let row = *row;
+                (Place { partition, row }, cell.clone())
+            });
+            let gone = merged.gone.difference(&rows.gone);
+            let mutation = Mutation {
+                cells: stale.collect(),
+                gone: gone.map(|gone| (partition, *gone)).collect(),
             };
-            let stale: Vec<_> = merged
-                .range(read..)
-                .filter(|(row, cell)| rows.get(row) != Some(cell))
-                .map(|(row, cell)| (place(row), cell.clone()))
-                .collect();
-            if stale.is_empty() || !self.setup.read_repair {
+            if mutation.is_empty() || !self.setup.read_repair {
                 self.done.insert(*replica);
                 continue;
             }
-            let message = Message::Mutate(self.id, self.node, Mutation(stale));
+            let message = Message::Mutate(self.id, self.node, mutation);
             repairs.push((Receiver::Node(*replica), message));
         }
+        self.result = Some(result);
         repairs.extend(self.answer_if_done());
         repairs
     }
@@ -175,7 +178,7 @@ impl Coordination {
         }
         let reply = match (&self.request, &self.result) {
             (Request::Write(..), _) => Reply::Written,
-            (Request::Read(..), Some(result)) => Reply::Row(result.clone()),
+            (Request::Read(..), Some(result)) => Reply::Rows(result.clone()),
             (Request::Read(..), None) => return Vec::new(),
         };
         self.answered = true;

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub use cell::{Cell, Timestamp};
 pub use coordinator::{Level, Query, Reply, Request};
 pub use register::Register;
-pub use replica::{Place, Replica, Rows};
+pub use replica::{Gone, Place, Replica, Rows};
 
 use coordinator::Coordination;
 
@@ -24,14 +24,33 @@ pub type NodeId = usize;
 /// A request of a client, by number.
 pub type RequestId = u64;
 
-/// Cells to be written together.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mutation(pub Vec<(Place, Cell)>);
+/// Cells to be written together, and ranges of a partition to be deleted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mutation {
+    pub cells: Vec<(Place, Cell)>,
+    pub gone: Vec<(u64, Gone)>,
+}
 
 impl Mutation {
     /// One cell.
     pub fn one(place: Place, cell: Cell) -> Mutation {
-        Mutation(vec![(place, cell)])
+        Mutation {
+            cells: vec![(place, cell)],
+            gone: Vec::new(),
+        }
+    }
+
+    /// A range of rows of one partition is deleted.
+    pub fn gone(partition: u64, gone: Gone) -> Mutation {
+        Mutation {
+            cells: Vec::new(),
+            gone: vec![(partition, gone)],
+        }
+    }
+
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.cells.is_empty() && self.gone.is_empty()
     }
 }
 

@@ -1,4 +1,5 @@
-//! No resurrection: where an owner's promotion found nothing, no write of an older epoch appears any more.
+//! No resurrection: where an owner found nothing in a block that keeps one version, by a promotion or a read, no write
+//! of an older epoch appears any more.
 //!
 //! More than the protocol promises on zones. It holds for what an owner is told after it was deposed, too: it
 //! is told only what its successor found. A deposed owner that does not know it may still see what it wrote.
@@ -7,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::super::history::{Action, Event, History, NOTHING, OpNumber, Outcome};
 use super::Checker;
-use crate::ids::{BlockKey, Epoch};
+use crate::ids::{BlockKey, Epoch, Generation};
 
 #[derive(Debug, Default)]
 pub(super) struct Absence {
@@ -51,8 +52,11 @@ impl Absence {
         };
         let epoch = started.epoch.unwrap_or(Epoch::MAX);
         if found == NOTHING {
-            return match started.action {
-                Action::Promote(key) => self.found_nothing(key, epoch),
+            return match (started.action, started.epoch) {
+                (Action::Promote(key), _) => self.found_nothing(key, epoch),
+                (Action::Read { key, up_to }, Some(own)) if up_to == Generation::SINGLE => {
+                    self.found_nothing(key, own)
+                }
                 _ => Ok(()),
             };
         }
@@ -117,6 +121,22 @@ mod tests {
         s.read(0, 2);
         s.promote(3, 2);
         s.holds();
+    }
+
+    #[test]
+    fn what_an_owner_has_read_as_absent_does_not_appear_either() {
+        for (reader, right) in [(2, false), (0, true)] {
+            let mut s = Script::new(Absence::default());
+            s.own(1);
+            s.write(1, 1);
+            s.own(2);
+            s.read_as_of(reader, NOTHING, Generation::SINGLE);
+            s.read(3, 1);
+            match right {
+                true => s.holds(),
+                false => s.breaks("had found nothing"),
+            }
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod strong;
 use super::history::{Event, History};
 
 /// A promise.
-pub trait Checker {
+pub trait Checker: Send {
     /// Its name in reports.
     fn name(&self) -> &'static str;
 
