@@ -449,9 +449,9 @@ impl Links {
         self.those(|link| !link.up || is_stuck(link) || link.is_full(now, stuck))
     }
 
-    /// Replicas that for `stuck` have had no room for anything.
-    pub fn full(&self, now: Time, stuck: Time) -> ReplicaSet {
-        self.those(|link| link.is_full(now, stuck))
+    /// Whether the replica has for `stuck` had no room for anything.
+    pub fn is_full(&self, replica: ReplicaId, now: Time, stuck: Time) -> bool {
+        self.links[usize::from(replica.0)].is_full(now, stuck)
     }
 
     /// A write is not waited for any more; `missed` if the replicas should have had it.

@@ -387,8 +387,7 @@ impl Shared {
 
     /// Whether the replica has had no room for long: nobody waits for what it lacks.
     pub fn is_full(&self, replica: ReplicaId) -> bool {
-        let full = self.links.full(self.now, self.stuck());
-        full.contains(replica)
+        self.links.is_full(replica, self.now, self.stuck())
     }
 
     /// A replica that was away has seen the scrub with a gap.
@@ -446,17 +445,14 @@ impl Shared {
         kind: ErrorKind,
         message: String,
     ) {
-        match kind {
-            ErrorKind::Fenced => self.fence(message),
-            ErrorKind::Conflict => {
-                self.announce(replica);
-                self.links
-                    .refused(replica, number, (kind, message), self.now);
-            }
-            _ => self
-                .links
-                .refused(replica, number, (kind, message), self.now),
+        if kind == ErrorKind::Fenced {
+            return self.fence(message);
         }
+        if kind == ErrorKind::Conflict {
+            self.announce(replica);
+        }
+        let why = (kind, message);
+        self.links.refused(replica, number, why, self.now);
     }
 
     pub fn wake_refused(&mut self) {
