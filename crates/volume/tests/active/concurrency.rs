@@ -10,7 +10,7 @@ use volume::active::NoObserver;
 use volume::latest::Latest;
 use volume::view::{NewInode, Timestamp, View};
 
-use crate::common::{BLOCK, Volume};
+use crate::common::{BLOCK, Life, Volume};
 use crate::yielding::Yielding;
 
 const NOW: Timestamp = Timestamp(3);
@@ -37,6 +37,16 @@ async fn partial_writes_of_one_block_all_survive() {
     assert_eq!(contents[BLOCK..], [9; BLOCK]);
 }
 
+/// A new owner opens the volume on a storage that makes it wait.
+async fn open_yielding(volume: &Volume) -> (Arc<Yielding>, Life) {
+    let owner = volume.owner().await;
+    let storage = Yielding::over(owner.clone());
+    let below: Arc<dyn Storage> = storage.clone();
+    let latest = Latest::recover(below, volume.now()).await.unwrap();
+    let life = volume.open_latest(owner, latest, Arc::new(NoObserver), None);
+    (storage, life.await)
+}
+
 /// Every read of old contents lets the other writers run before it returns.
 #[tokio::test]
 async fn no_partial_write_is_lost_to_another_one_of_the_same_block() {
@@ -47,12 +57,7 @@ async fn no_partial_write_is_lost_to_another_one_of_the_same_block() {
     before.write(ino, 0, vec![9; 2 * BLOCK]).await;
     before.view.sync_all().await.unwrap();
     // Nothing is cached: the first old contents come from the storage.
-    let memory = volume.owner().await;
-    let storage = Yielding::over(memory.clone());
-    let latest = Latest::recover(storage, NOW).await.unwrap();
-    let life = volume
-        .open_latest(memory, latest, Arc::new(NoObserver), None)
-        .await;
+    let (_, life) = open_yielding(&volume).await;
     let life = Arc::new(life);
     let mut writers = tokio::task::JoinSet::new();
     for slot in 0..8 {
@@ -173,13 +178,7 @@ async fn old_log_is_read_about_once_however_it_is_asked_for() {
     first.view.sync_all().await.unwrap();
     drop(first);
 
-    let owner = volume.owner().await;
-    let storage = Yielding::over(owner.clone());
-    let below: Arc<dyn Storage> = storage.clone();
-    let latest = Latest::recover(below, volume.now()).await.unwrap();
-    let life = volume
-        .open_latest(owner, latest, Arc::new(NoObserver), None)
-        .await;
+    let (storage, life) = open_yielding(&volume).await;
     storage.promotions.store(0, Ordering::Relaxed);
     let request = 32 * BLOCK;
     let reads = (0..BLOCKS * BLOCK).step_by(request).map(|offset| {
@@ -206,13 +205,7 @@ async fn old_log_is_read_about_once_however_it_is_asked_for() {
 async fn a_sync_that_is_given_up_takes_nothing_out_of_the_journal() {
     const FILES: usize = 400;
     let volume = Volume::format().await;
-    let owner = volume.owner().await;
-    let storage = Yielding::over(owner.clone());
-    let below: Arc<dyn Storage> = storage.clone();
-    let latest = Latest::recover(below, volume.now()).await.unwrap();
-    let life = volume
-        .open_latest(owner, latest, Arc::new(NoObserver), None)
-        .await;
+    let (storage, life) = open_yielding(&volume).await;
     for number in 0..FILES {
         life.create(&format!("f{number}"), NewInode::File);
     }
