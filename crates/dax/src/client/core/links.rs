@@ -229,9 +229,9 @@ impl Links {
         begun_anew
     }
 
-    /// The stores whose connections stand, and how far they are.
+    /// The stores whose connections stand, and how far they are; without those that went back and are to be told.
     pub fn positions(&self) -> impl Iterator<Item = (ReplicaId, Option<StoreId>, &Position)> {
-        let those = self.each().filter(|(_, link)| link.up && !link.rebuilding);
+        let those = self.each().filter(|(_, link)| link.up && !link.back);
         those.filter_map(|(replica, link)| Some((replica, link.store, link.position.as_ref()?)))
     }
 

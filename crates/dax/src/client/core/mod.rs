@@ -318,9 +318,8 @@ impl Core {
         }
         self.shared.observe(&arrival.grant);
         self.shared.set_rebuilding(replica, rebuilding);
-        // One that says so itself needs not be told.
-        let untold = back && !arrival.rebuilding;
-        let begun_anew = self.shared.links.stands(replica, position, untold);
+        // Also one that says itself that it is being rebuilt: once it counts, it would be denied again.
+        let begun_anew = self.shared.links.stands(replica, position, back);
         self.shared.noted(replica, 0);
         if begun_anew {
             // Others who answered before this run began may not have known how far its store had been.

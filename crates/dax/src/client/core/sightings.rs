@@ -78,7 +78,11 @@ impl Shared {
 
     /// Lets go what was seen of runs before those that stand.
     pub fn settle_sightings(&mut self) {
-        for (_, store, position) in self.links.positions() {
+        let rebuilding = self.links.rebuilding();
+        for (replica, store, position) in self.links.positions() {
+            if rebuilding.contains(replica) {
+                continue;
+            }
             let (Some(store), Some(run)) = (store, position.runs.current()) else {
                 continue;
             };

@@ -442,6 +442,42 @@ fn who_knows_better_than_the_owner_is_believed() {
     assert!(!d.peers[2].rebuilding && d.up[2]);
 }
 
+/// A store went back to a copy from a time when it was being rebuilt. It said that it was, so nobody told it; once it
+/// was rebuilt and counted, what it had been seen to have before denied it, and it had to be rebuilt a second time (the
+/// simulation's seed 4813, where two others were being rebuilt by then, so that nobody was left to own an epoch).
+#[test]
+fn a_store_that_went_back_to_a_rebuild_is_told_as_well() {
+    for known_before in [true, false] {
+        let mut d = successor(Harness::new(5, 3));
+        let back = d.peers[2].store.unwrap();
+        tell(&mut d.peers[1], 10, back, 100);
+        d.peers[2].position.commit = 60;
+        d.peers[2].start(1001);
+        d.peers[2].rebuilding = true;
+        let (first, last) = if known_before { (1, 2) } else { (2, 1) };
+        [0, 3, 4, first]
+            .into_iter()
+            .for_each(|index| d.connect(index));
+        d.own();
+        d.connect(last);
+        d.run();
+        if !known_before {
+            assert!(!d.up[2], "its connection is given up");
+            d.connect(2);
+            d.run();
+        }
+        assert!(d.peers[2].rebuilding && d.up[2]);
+        // It has been brought up to date, and meets somebody who knows of before.
+        d.peers[2].rebuilding = false;
+        d.peers[2].start(1002);
+        tell(&mut d.peers[1], 10_000, back, 100);
+        let mut d = successor(d);
+        [1, 2].into_iter().for_each(|index| d.connect(index));
+        d.run();
+        assert!(d.up[2], "it is not turned away ({known_before})");
+    }
+}
+
 /// A machine was put back to a snapshot with its memory: the store went on in the same run, and had lost what it had
 /// acknowledged.
 #[test]
