@@ -62,10 +62,34 @@ impl World {
             let kept = places.filter_map(|replica| replica.peer.membership.as_deref());
             let newest = kept.max_by_key(|m| m.version);
             match newest.filter(|m| Some(m.version) > version).cloned() {
-                Some(newer) => self.recorded = Some(newer),
-                None => return,
+                Some(newer) => self.outgoing = self.recorded.replace(newer),
+                None => break,
             }
         }
+        if self.is_newest_kept() {
+            self.outgoing = None;
+        }
+    }
+
+    /// Whether a full quorum keeps the newest membership: an operator is told that an exchange has ended, and may
+    /// throw away who left.
+    fn is_newest_kept(&self) -> bool {
+        let Some(newest) = &self.recorded else {
+            return false;
+        };
+        let keeps = |member: &&Member| {
+            let replica = &self.replicas[usize::from(index_of(&member.address))];
+            let kept = replica.peer.membership.as_ref().map(|m| m.version);
+            replica.store() == member.store && kept >= Some(newest.version)
+        };
+        let is_kept = |members: &[Member], sync: u8| {
+            let (count, sync) = (members.len(), usize::from(sync));
+            let full = (count / 2 + 1).max(count - sync + 1).max(sync);
+            members.iter().filter(keeps).count() >= full
+        };
+        let next = newest.change.as_ref().filter(|change| change.joint);
+        is_kept(&newest.members, newest.sync_replicas)
+            && next.is_none_or(|change| is_kept(&newest.target(), change.sync_replicas))
     }
 
     /// A membership that too few kept, and all of these have lost, never was.
@@ -126,13 +150,20 @@ impl World {
         self.who_counts(false).into_iter().map(roster).collect()
     }
 
-    /// The members, and those after a change that is under way: from the time that they count, or `early`.
+    /// The members, and those after a change that is under way: from the time that they count, or `early`, and then also
+    /// those before a change that has ended as long as few have heard of it.
     fn who_counts(&self, early: bool) -> Vec<(Vec<Member>, u8)> {
         let unrecorded = self.unrecorded.clone();
         let kept = self.members().unwrap_or(&unrecorded);
         let mut who = vec![(kept.members.clone(), kept.sync_replicas)];
         if let Some(change) = kept.change.as_ref().filter(|change| change.joint || early) {
             who.push((kept.target(), change.sync_replicas));
+        }
+        if let Some(before) = self.outgoing.as_ref().filter(|_| early) {
+            who.push((before.members.clone(), before.sync_replicas));
+            who.extend(
+                (before.change.as_ref()).map(|change| (before.target(), change.sync_replicas)),
+            );
         }
         who
     }
@@ -210,10 +241,12 @@ impl World {
     /// A store that holds nothing of the volume, or held it once.
     fn spare(&mut self) -> Option<usize> {
         let known = self.members()?.clone();
+        let outgoing = self.outgoing.clone();
         let taken = |index: usize| {
-            known
+            let mut all = known
                 .everybody()
-                .any(|m| index_of(&m.address) as usize == index)
+                .chain(outgoing.iter().flat_map(Membership::everybody));
+            all.any(|m| index_of(&m.address) as usize == index)
         };
         let free: Vec<usize> = (0..self.replicas.len())
             .filter(|index| !taken(*index))

@@ -164,6 +164,8 @@ pub(crate) struct World {
     pub unrecorded: Membership,
     /// Who counts, once somebody has.
     pub recorded: Option<Membership>,
+    /// Who counted before that, as long as fewer than a full quorum keep that others do now.
+    pub outgoing: Option<Membership>,
     /// What every replica kept when that was looked for last.
     pub kept: Vec<Option<Version>>,
     agenda: BinaryHeap<Reverse<Planned>>,
@@ -237,6 +239,7 @@ impl World {
             replicas,
             unrecorded,
             recorded: None,
+            outgoing: None,
             kept: Vec::new(),
             stores: u64::from(settings.replicas),
             runs: 1000,
