@@ -130,6 +130,17 @@ impl World {
         self.attached(at);
     }
 
+    /// A standby goes on with who owns the highest epoch, by a beat that it has not written.
+    pub(super) fn follow_silent(&mut self, at: usize, epoch: Epoch, owner: usize) {
+        self.coverage.one("followed a silent owner");
+        let beat = LastBeat {
+            node: self.nodes[owner].name.clone(),
+            beat: Beat { epoch, counter: 0 },
+            state: ActiveState::TakingOver,
+        };
+        self.rebind(at, beat);
+    }
+
     /// The node looks after itself.
     pub(super) fn step(&mut self, at: usize) -> Held<()> {
         self.report(at);
