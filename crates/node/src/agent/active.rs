@@ -8,6 +8,7 @@
 //! goes on if its epoch still stands (design section 5).
 
 mod announced;
+mod answering;
 mod beating;
 mod configuring;
 mod exchanging;
@@ -40,6 +41,7 @@ use volume::active::ActiveView;
 use volume::view::View;
 
 use self::announced::AnnouncedLog;
+use self::answering::Answering;
 use self::leaving::Word;
 use self::restart::Restarted;
 use super::backpressure::{self, Waits};
@@ -93,6 +95,7 @@ struct ServingTasks {
     feedback: FeedbackConnections,
     configuring: JoinHandle<()>,
     _server_watch: ServerWatch,
+    _answering: Answering,
 }
 
 impl ServingTasks {
@@ -114,6 +117,7 @@ impl ServingTasks {
             feedback: FeedbackConnections::start(Arc::clone(&context.server), postgres.options()),
             configuring: tokio::spawn(configuring),
             _server_watch: ServerWatch::start(context, postgres),
+            _answering: Answering::start(&context.driver, postgres),
         }
     }
 
