@@ -159,9 +159,13 @@ impl Server {
         let _ = self.shared.notices.send(notice);
     }
 
-    /// Who listens, and how far they are.
+    /// Who listens, and how far they are: each node once, as its newest connection tells. An older one may not have been
+    /// noticed to be broken yet, and what it told last is not so any more.
     pub fn subscribers(&self) -> Vec<Subscriber> {
-        self.shared.subscribers.lock().values().cloned().collect()
+        let listed = self.shared.subscribers.lock();
+        // In the order in which they connected.
+        let newest: BTreeMap<_, _> = listed.values().map(|s| (&s.who.node, s)).collect();
+        newest.into_values().cloned().collect()
     }
 
     /// Changes whenever a subscriber comes, goes or tells its progress.

@@ -1,0 +1,139 @@
+//! Peers of the direct channel that take nothing any more.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use coordination::address::Address;
+use coordination::channel::{
+    ClientEvent, Handler, Identity, Party, Progress, Request, Server, Subscription, Trigger,
+    subscribe,
+};
+use coordination::records::Incarnation;
+use dax::ids::{Epoch, NodeName, VolumeName};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc;
+use volume::lsn::Lsn;
+use volume::recent_log::RecentLog;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Log that is written between two triggers.
+const PART: usize = 256 << 10;
+
+struct Silent;
+
+#[async_trait]
+impl Handler for Silent {
+    async fn request(&self, _request: Request) -> Result<Value, String> {
+        Err("not here".into())
+    }
+
+    async fn session(&self) -> Result<UnixStream, String> {
+        Err("not here".into())
+    }
+}
+
+fn party(node: &str) -> Party {
+    let me = Identity {
+        node: NodeName::new(node).unwrap(),
+        volume: VolumeName::new("main").unwrap(),
+        incarnation: Incarnation("1".into()),
+    };
+    Party { me, tls: None }
+}
+
+async fn agent() -> Server {
+    let any: Address = "127.0.0.1:0".parse().unwrap();
+    let server = Server::bind(&any, party("a"), Arc::new(Silent)).await;
+    server.unwrap()
+}
+
+/// A standby, for as long as both are kept.
+type Standby = (Subscription, mpsc::UnboundedReceiver<ClientEvent>);
+
+fn standby(server: &Server, name: &str) -> Standby {
+    let (events, received) = mpsc::unbounded_channel();
+    let subscription = subscribe(server.address().clone(), party(name), events, None);
+    (subscription, received)
+}
+
+/// A standby that has greeted, and takes what is sent to it for as long as its system has room for it.
+async fn greeted(server: &Server, name: &str) -> TcpStream {
+    let Address::Tcp { host, port } = server.address() else {
+        panic!("not over TCP");
+    };
+    let mut socket = TcpStream::connect((host.as_str(), *port)).await.unwrap();
+    let hello = json!({
+        "type": "hello", "version": 1, "wants": "triggers", "log": true,
+        "me": { "node": name, "volume": "main", "incarnation": "1" },
+    });
+    let hello = hello.to_string();
+    let length = u32::try_from(hello.len()).unwrap();
+    socket.write_all(&length.to_le_bytes()).await.unwrap();
+    socket.write_all(hello.as_bytes()).await.unwrap();
+    socket
+}
+
+async fn until(server: &Server, there: impl Fn(&Server) -> bool) {
+    let mut changed = server.subscribers_changed();
+    let waited = tokio::time::timeout(LIMIT, changed.wait_for(|_| there(server))).await;
+    waited.unwrap().unwrap();
+}
+
+/// As one whose machine is lost, or whose process is stopped, under load: what it said last must not count for long.
+#[tokio::test]
+async fn a_standby_that_takes_nothing_any_more_is_not_listed() {
+    let server = agent().await;
+    let log = Arc::new(RecentLog::new(Epoch(1)));
+    server.send_along(Arc::clone(&log));
+    let _stopped = greeted(&server, "b").await;
+    until(&server, |server| server.subscribers().len() == 1).await;
+    let writing = async {
+        let mut end = Lsn(PART as u64);
+        loop {
+            log.put(end, &vec![7; PART]);
+            end = Lsn(end.0 + PART as u64);
+            server.publish(Trigger {
+                epoch: Epoch(1),
+                synced_lsn: end,
+                journal_synced: 7,
+                timeline: 1,
+                starts: 0,
+                proxied: false,
+            });
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = until(&server, |server| server.subscribers().is_empty()) => {}
+        () = writing => {}
+    }
+}
+
+#[tokio::test]
+async fn a_standby_that_comes_again_is_listed_as_its_new_connection_says() {
+    let server = agent().await;
+    let _stopped = greeted(&server, "b").await;
+    until(&server, |server| server.subscribers().len() == 1).await;
+    let again = standby(&server, "b");
+    let progress = Progress {
+        applied: Lsn(5),
+        ..Progress::default()
+    };
+    again.0.progress(progress);
+    let other = standby(&server, "c");
+    other.0.progress(Progress::default());
+    until(&server, |server| {
+        let listed = server.subscribers();
+        let told: Vec<_> = listed
+            .iter()
+            .map(|s| (s.who.node.as_str(), s.progress))
+            .collect();
+        told == [("b", Some(progress)), ("c", Some(Progress::default()))]
+    })
+    .await;
+}
