@@ -1,4 +1,4 @@
-//! Peers of the direct channel that take nothing any more.
+//! Peers of the direct channel that take nothing any more, or give up.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use coordination::address::Address;
 use coordination::channel::{
     ClientEvent, Handler, Identity, Party, Progress, Request, Server, Subscription, Trigger,
-    subscribe,
+    request, subscribe,
 };
 use coordination::records::Incarnation;
 use dax::ids::{Epoch, NodeName, VolumeName};
@@ -24,12 +24,26 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Log that is written between two triggers.
 const PART: usize = 256 << 10;
 
-struct Silent;
+/// Answers how it is; tells when it begins an order, and when it is not to carry it out any more.
+struct Slow(mpsc::UnboundedSender<&'static str>);
+
+struct Ordered(mpsc::UnboundedSender<&'static str>);
+
+impl Drop for Ordered {
+    fn drop(&mut self) {
+        let _ = self.0.send("given up");
+    }
+}
 
 #[async_trait]
-impl Handler for Silent {
-    async fn request(&self, _request: Request) -> Result<Value, String> {
-        Err("not here".into())
+impl Handler for Slow {
+    async fn request(&self, request: Request) -> Result<Value, String> {
+        if request == Request::Status {
+            return Ok(json!({}));
+        }
+        let _ordered = Ordered(self.0.clone());
+        let _ = self.0.send("asked");
+        std::future::pending().await
     }
 
     async fn session(&self) -> Result<UnixStream, String> {
@@ -46,10 +60,11 @@ fn party(node: &str) -> Party {
     Party { me, tls: None }
 }
 
-async fn agent() -> Server {
+async fn agent() -> (Server, mpsc::UnboundedReceiver<&'static str>) {
+    let (says, said) = mpsc::unbounded_channel();
     let any: Address = "127.0.0.1:0".parse().unwrap();
-    let server = Server::bind(&any, party("a"), Arc::new(Silent)).await;
-    server.unwrap()
+    let server = Server::bind(&any, party("a"), Arc::new(Slow(says))).await;
+    (server.unwrap(), said)
 }
 
 /// A standby, for as long as both are kept.
@@ -87,7 +102,7 @@ async fn until(server: &Server, there: impl Fn(&Server) -> bool) {
 /// As one whose machine is lost, or whose process is stopped, under load: what it said last must not count for long.
 #[tokio::test]
 async fn a_standby_that_takes_nothing_any_more_is_not_listed() {
-    let server = agent().await;
+    let (server, _said) = agent().await;
     let log = Arc::new(RecentLog::new(Epoch(1)));
     server.send_along(Arc::clone(&log));
     let _stopped = greeted(&server, "b").await;
@@ -116,7 +131,7 @@ async fn a_standby_that_takes_nothing_any_more_is_not_listed() {
 
 #[tokio::test]
 async fn a_standby_that_comes_again_is_listed_as_its_new_connection_says() {
-    let server = agent().await;
+    let (server, _said) = agent().await;
     let _stopped = greeted(&server, "b").await;
     until(&server, |server| server.subscribers().len() == 1).await;
     let again = standby(&server, "b");
@@ -136,4 +151,19 @@ async fn a_standby_that_comes_again_is_listed_as_its_new_connection_says() {
         told == [("b", Some(progress)), ("c", Some(Progress::default()))]
     })
     .await;
+}
+
+#[tokio::test]
+async fn an_order_whose_asker_gives_up_is_given_up() {
+    let (server, mut said) = agent().await;
+    let me = party("cli");
+    {
+        let asking = request(server.address(), &me, Request::Restart, LIMIT);
+        tokio::select! {
+            answer = asking => panic!("{answer:?}"),
+            said = said.recv() => assert_eq!(said, Some("asked")),
+        }
+    }
+    let given_up = tokio::time::timeout(LIMIT, said.recv()).await;
+    assert_eq!(given_up.unwrap(), Some("given up"));
 }

@@ -54,7 +54,8 @@ const REFUSALS_TOLD_EVERY: Duration = Duration::from_secs(60);
 /// Answers requests.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
-    /// Does what was asked; the error is a sentence for the operator.
+    /// Does what was asked; the error is a sentence for the operator. Dropped when whoever asked has given up: an order
+    /// that was not begun by then must not be begun, for nobody expects it any more.
     async fn request(&self, request: Request) -> Result<serde_json::Value, String>;
 
     /// Opens a connection to this node's PostgreSQL, on which the superuser needs no password; the error is a
@@ -316,11 +317,26 @@ async fn answer(shared: &Shared, frames: &mut Frames, writer: &mut Writer) -> io
         Some(Message::Request(request)) => request,
         _ => return Err(unexpected("no request")),
     };
-    let reply = match shared.handler.request(request).await {
-        Ok(answer) => Message::Answer { answer },
-        Err(why) => Message::Refused { why },
+    let reply = tokio::select! {
+        answered = shared.handler.request(request) => match answered {
+            Ok(answer) => Message::Answer { answer },
+            Err(why) => Message::Refused { why },
+        },
+        // What was not begun yet is not to be done any more: see [`Handler::request`].
+        gone = gone(frames) => return gone,
     };
     send(writer, &reply).await
+}
+
+/// Waits until whoever asked has given up.
+async fn gone(frames: &mut Frames) -> io::Result<()> {
+    loop {
+        match frames.next().await? {
+            None => return Ok(()),
+            Some(Message::Ping) => {}
+            Some(_) => return Err(unexpected("a second request before the first is answered")),
+        }
+    }
 }
 
 async fn feed(
