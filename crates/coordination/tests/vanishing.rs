@@ -1,4 +1,4 @@
-//! Peers of the direct channel that take nothing any more, or give up.
+//! Peers of the direct channel that take nothing any more, give up, or say nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error fails")]
 
@@ -23,6 +23,8 @@ use volume::recent_log::RecentLog;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Log that is written between two triggers.
 const PART: usize = 256 << 10;
+/// Connections that an agent has at once.
+const CONNECTIONS_MAX: usize = 256;
 
 /// Answers how it is; tells when it begins an order, and when it is not to carry it out any more.
 struct Slow(mpsc::UnboundedSender<&'static str>);
@@ -166,4 +168,25 @@ async fn an_order_whose_asker_gives_up_is_given_up() {
     }
     let given_up = tokio::time::timeout(LIMIT, said.recv()).await;
     assert_eq!(given_up.unwrap(), Some("given up"));
+}
+
+#[tokio::test]
+async fn more_connections_than_an_agent_can_have_are_turned_away() {
+    let (server, _said) = agent().await;
+    let mut standbys = Vec::new();
+    for number in 0..CONNECTIONS_MAX {
+        standbys.push(standby(&server, &format!("s{number}")));
+        until(&server, |server| server.subscribers().len() > number).await;
+    }
+    let me = party("cli");
+    let ask = || request(server.address(), &me, Request::Status, LIMIT);
+    assert!(ask().await.is_err());
+    // The next one that leaves makes room.
+    drop(standbys.pop());
+    let asking = async {
+        while ask().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, asking).await.unwrap();
 }
