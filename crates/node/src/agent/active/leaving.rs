@@ -22,6 +22,9 @@ use crate::agent::error::Result;
 /// last checkpoint is no reason.
 const AWAY: u32 = 3;
 
+/// How long processes of a dead server may take to end before their mount is aborted. They would log that as errors.
+const DIES_WITHIN: Duration = Duration::from_secs(1);
+
 /// What an active says when it gives its place up, and with what.
 pub(super) struct Word<'a> {
     /// What the next heartbeat says; one that says that nobody serves is the last.
@@ -34,9 +37,12 @@ pub(super) struct Word<'a> {
 impl Active {
     /// PostgreSQL died: whoever can should take over.
     pub(super) async fn leave(&self, context: &Context, word: Word<'_>) -> Result<()> {
-        // What it left behind ends before somebody else owns the volume. Nothing of it is to be completed, and what waits for
-        // zones could not even be killed.
-        self.mount.abort();
+        // What it left behind ends before somebody else owns the volume.
+        let dies = tokio::time::timeout(DIES_WITHIN, self.postgres.kill());
+        if dies.await.is_err() {
+            // Something waits for zones, and cannot even be killed.
+            self.mount.abort();
+        }
         self.postgres.kill().await?;
         let exit = self.postgres.exit();
         let detail = exit.map_or(String::new(), |report| report.to_string());
