@@ -227,10 +227,13 @@ impl World {
         holds(!(by_itself && (paused || tagged)), || {
             format!("{} takes over by itself, but may not", self.nodes[at].name)
         })?;
-        let epoch = Epoch(accepted.0 + 1);
+        self.propose(at, accepted.next());
+        Ok(())
+    }
+
+    pub(super) fn propose(&mut self, at: usize, epoch: Epoch) {
         let owner = self.nodes[at].owner();
         self.begin(at, Purpose::Own(epoch), &Request::Propose(epoch, owner));
-        Ok(())
     }
 
     fn owns(&mut self, at: usize, epoch: Epoch) -> Held<()> {

@@ -313,6 +313,11 @@ impl World {
                     let purpose = Purpose::BeforeFence { sent: self.now };
                     self.begin(at, purpose, &Request::Read);
                 }
+                if let Some((operation, epoch)) = self.nodes[at].undecided(self.now) {
+                    self.coverage.one("contests that nobody won");
+                    self.nodes[at].operations.remove(&operation);
+                    self.propose(at, epoch.next());
+                }
                 Ok(())
             }
             Phase::LogTail => {
