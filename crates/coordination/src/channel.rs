@@ -11,6 +11,7 @@
 
 mod client;
 mod frame;
+mod greeting;
 mod held;
 mod holding;
 mod message;

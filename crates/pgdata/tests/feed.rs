@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -176,6 +176,15 @@ fn pair(port: u16) -> (Arc<Cluster>, Cluster) {
     (Arc::new(primary), copy)
 }
 
+/// A feed that PostgreSQL's user alone can use.
+fn listen(sockets: &tempfile::TempDir, source: Arc<DirectorySource>) -> Feed {
+    let feed = Feed::bind(sockets.path(), 5499, "15", source).unwrap();
+    let mode = std::fs::metadata(feed.socket()).unwrap().permissions();
+    assert_eq!(PermissionsExt::mode(&mode) & 0o777, 0o600);
+    common::own(&feed.socket());
+    feed
+}
+
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.unwrap()
 }
@@ -185,7 +194,7 @@ async fn a_standby_follows_a_running_primary_and_is_promoted() {
     let (primary, copy) = pair(54021);
     let source = DirectorySource::of(&primary, flushed(&primary));
     let sockets = common::directory();
-    let feed = Feed::bind(sockets.path(), 5499, "15", source.clone()).unwrap();
+    let feed = listen(&sockets, source.clone());
     let copy = Arc::new(copy);
     let settings = standby_arguments(&feed);
     let starting = copy.clone();
@@ -239,7 +248,7 @@ async fn a_standby_follows_the_log_to_a_new_timeline() {
     let (primary, copy) = pair(54023);
     let source = DirectorySource::of(&primary, flushed(&primary));
     let sockets = common::directory();
-    let feed = Feed::bind(sockets.path(), 5499, "15", source.clone()).unwrap();
+    let feed = listen(&sockets, source.clone());
     let copy = Arc::new(copy);
     let settings = standby_arguments(&feed);
     let starting = (copy.clone(), settings.clone());

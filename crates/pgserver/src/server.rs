@@ -175,21 +175,27 @@ impl Postgres {
     /// Signals a standby whose trigger was placed until it has left recovery. A single signal could be lost: the
     /// postmaster looks for the trigger once for each, and passes it on only in some of its states.
     ///
+    /// `open` is a session to ask on, if there is one: sessions outlive a promotion, and clients may have taken all
+    /// connections that there are.
+    ///
     /// # Errors
     /// As [`wait_ready`](Postgres::wait_ready) and [`Session::wait_promoted`].
-    pub async fn promote(&self, within: Duration) -> Result<Session> {
+    pub async fn promote(&self, within: Duration, open: Option<Session>) -> Result<Session> {
         tokio::select! {
-            promoted = self.promoted(within) => promoted,
+            promoted = self.promoted(within, open) => promoted,
             never = self.keep_asking() => match never {},
         }
     }
 
     /// Waits until it is out of recovery, over as many sessions as that takes.
-    async fn promoted(&self, within: Duration) -> Result<Session> {
+    async fn promoted(&self, within: Duration, mut open: Option<Session>) -> Result<Session> {
         let deadline = Instant::now() + within;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let session = self.wait_ready(left).await?;
+            let session = match open.take() {
+                Some(session) => session,
+                None => self.wait_ready(left).await?,
+            };
             let asking = session.wait_promoted(left);
             match tokio::time::timeout(SESSION_LASTS, asking).await {
                 Ok(Ok(())) => return Ok(session),

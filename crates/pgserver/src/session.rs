@@ -142,6 +142,15 @@ impl Session {
         number.map_err(|_| PostgresError::Answer(answer))
     }
 
+    /// Lets a standby whose replay somebody paused replay again; whether it was paused.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`], out of recovery too.
+    pub async fn resume_replay(&self) -> Result<bool> {
+        let sql = "SELECT pg_wal_replay_resume() WHERE pg_is_wal_replay_paused()";
+        Ok(self.value(sql).await?.is_some())
+    }
+
     /// Ends the sessions of clients that are in a transaction, so that their snapshots no longer hold redo
     /// up (N12); returns how many there were. One that is about to end holds nothing any more, and is
     /// left alone: the server would complain that it is gone. Not those of the agent itself, whichever

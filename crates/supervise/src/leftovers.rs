@@ -6,10 +6,14 @@
 //! pid that was given to somebody else matches none of these.
 //!
 //! The process group is no help: each child of PostgreSQL's postmaster makes a session of its own.
+//!
+//! The pid file may be in a directory that the server's user owns, while the agent is root. So it is made anew each time, no
+//! link is followed, and nothing else is read: whoever owns the directory may have put anything there.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,6 +25,8 @@ use super::{ChildError, Result};
 
 /// The kernel keeps so many bytes of a program's name.
 const NAME_BYTES: usize = 15;
+/// A pid file is shorter.
+const NOTE_BYTES_MAX: u64 = 64;
 
 /// Whose processes are meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +46,11 @@ fn pid_file(run: &Path) -> PathBuf {
 /// Notes the server that was started: its pid and when the kernel says it began.
 pub(crate) fn note(run: &Path, pid: Pid) -> io::Result<()> {
     let began = began(pid).ok_or(io::ErrorKind::NotFound)?;
-    fs::write(pid_file(run), format!("{pid} {began}\n"))
+    forget(run);
+    let file = pid_file(run);
+    // A new file, or none: what is put there meanwhile is neither followed nor cut.
+    let mut file = OpenOptions::new().write(true).create_new(true).open(file)?;
+    file.write_all(format!("{pid} {began}\n").as_bytes())
 }
 
 /// Forgets it, after it ended.
@@ -63,7 +73,17 @@ pub fn clean(run: &Path, server: &Server) -> Result<usize> {
 }
 
 fn noted(run: &Path) -> Option<(Pid, u64)> {
-    let text = fs::read_to_string(pid_file(run)).ok()?;
+    // Nobody is waited for who might write into a pipe.
+    let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(pid_file(run));
+    let mut text = String::new();
+    file.ok()?
+        .take(NOTE_BYTES_MAX)
+        .read_to_string(&mut text)
+        .ok()?;
     let (pid, began) = text.trim().split_once(' ')?;
     Some((Pid::from_raw(pid.parse().ok()?), began.parse().ok()?))
 }
@@ -228,6 +248,34 @@ mod tests {
         assert_eq!(clean(run.path(), &nowhere()).unwrap(), 0);
         fs::write(pid_file(run.path()), "1\n").unwrap();
         assert_eq!(clean(run.path(), &nowhere()).unwrap(), 0);
+    }
+
+    #[test]
+    fn whatever_is_in_the_place_of_the_pid_file_is_left_alone() {
+        let run = tempfile::tempdir().unwrap();
+        let elsewhere = run.path().join("elsewhere");
+        fs::write(&elsewhere, "shadow").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, pid_file(run.path())).unwrap();
+        note(run.path(), Pid::this()).unwrap();
+        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "shadow");
+        assert_eq!(noted(run.path()).unwrap().0, Pid::this());
+
+        // What is noted elsewhere is not ours, and nobody writes into a pipe.
+        fs::rename(pid_file(run.path()), &elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, pid_file(run.path())).unwrap();
+        assert!(noted(run.path()).is_none());
+        forget(run.path());
+        let owner = nix::sys::stat::Mode::S_IRWXU;
+        nix::unistd::mkfifo(&pid_file(run.path()), owner).unwrap();
+        assert!(noted(run.path()).is_none());
+        note(run.path(), Pid::this()).unwrap();
+        assert!(noted(run.path()).is_some());
+
+        // A directory cannot be removed so, and stays.
+        forget(run.path());
+        fs::create_dir(pid_file(run.path())).unwrap();
+        assert!(note(run.path(), Pid::this()).is_err());
+        assert!(noted(run.path()).is_none());
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! Frames on a byte stream: a 4-byte little-endian length, then that many bytes of JSON.
+//!
+//! Invariant: nobody is sent to for ever. A peer whose machine is lost, or whose process stands still, takes nothing any more;
+//! whoever waits for it does nothing else meanwhile, not even notice its silence.
 
 use std::io;
 
@@ -8,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::address::Address;
 
-use super::message::Message;
+use super::message::{Message, SILENCE};
 
 /// A longer frame closes the connection: no peer of ours sends one.
 pub const MAX_FRAME_BYTES: usize = 4 << 20;
@@ -139,7 +142,7 @@ pub(super) async fn send(writer: &mut Writer, message: &Message) -> io::Result<(
     send_with(writer, message, &[]).await
 }
 
-/// Sends one message with what follows it.
+/// Sends one message with what follows it. An error leaves the peer with a part of a frame: the connection is over.
 pub(super) async fn send_with(
     writer: &mut Writer,
     message: &Message,
@@ -154,8 +157,27 @@ pub(super) async fn send_with(
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(&body);
     frame.extend_from_slice(followed_by);
-    writer.write_all(&frame).await?;
-    writer.flush().await
+    let mut left = frame.as_slice();
+    while !left.is_empty() {
+        // Each piece has the whole time: a slow network is no silence.
+        let taken = taken(writer.write(left)).await?;
+        if taken == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        left = &left[taken..];
+    }
+    taken(writer.flush()).await
+}
+
+/// What became of a write, unless the peer takes nothing for [`SILENCE`].
+async fn taken<T>(write: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    match tokio::time::timeout(SILENCE, write).await {
+        Ok(written) => written,
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the peer takes nothing any more",
+        )),
+    }
 }
 
 /// Takes frames off a stream. Safe to cancel: what was read of a frame is kept for the next call.

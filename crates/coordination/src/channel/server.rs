@@ -32,9 +32,10 @@ use volume::recent_log::RecentLog;
 use crate::address::Address;
 
 use super::frame::{Frames, Listener, Socket, Writer, send, send_with, unexpected};
+use super::greeting::{CONNECTIONS_MAX, Greeted, Greetings, Refusals, Room, greet, objection};
 use super::message::{
     Identity, Message, Notice, PING_EVERY, Progress, Request, SILENCE, ServerStarted, Serving,
-    StandbySeen, Trigger, VERSION, Wants,
+    StandbySeen, Trigger, Wants,
 };
 use super::positions::PositionSource;
 use super::proxies::{self, Proxies, Proxy};
@@ -48,13 +49,11 @@ const GATHER: Duration = Duration::from_millis(16);
 /// Log that is sent with one trigger, at most.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
-/// Refused connections are told to an operator at most so often.
-const REFUSALS_TOLD_EVERY: Duration = Duration::from_secs(60);
-
 /// Answers requests.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
-    /// Does what was asked; the error is a sentence for the operator.
+    /// Does what was asked; the error is a sentence for the operator. Dropped when whoever asked has given up: an order
+    /// that was not begun by then must not be begun, for nobody expects it any more.
     async fn request(&self, request: Request) -> Result<serde_json::Value, String>;
 
     /// Opens a connection to this node's PostgreSQL, on which the superuser needs no password; the error is a
@@ -74,8 +73,7 @@ pub struct Subscriber {
 pub(super) struct Shared {
     me: Identity,
     tls: Option<Tls>,
-    /// When a connection was refused last that an operator was told of.
-    refused: Mutex<Option<tokio::time::Instant>>,
+    refusals: Refusals,
     handler: Arc<dyn Handler>,
     trigger: watch::Sender<Option<Trigger>>,
     /// What is sent along with triggers.
@@ -109,7 +107,7 @@ impl Server {
         let shared = Arc::new(Shared {
             me: me.me,
             tls: me.tls,
-            refused: Mutex::default(),
+            refusals: Refusals::default(),
             handler,
             trigger: watch::channel(None).0,
             log: Mutex::default(),
@@ -159,9 +157,13 @@ impl Server {
         let _ = self.shared.notices.send(notice);
     }
 
-    /// Who listens, and how far they are.
+    /// Who listens, and how far they are: each node once, as its newest connection tells. An older one may not have been
+    /// noticed to be broken yet, and what it told last is not so any more.
     pub fn subscribers(&self) -> Vec<Subscriber> {
-        self.shared.subscribers.lock().values().cloned().collect()
+        let listed = self.shared.subscribers.lock();
+        // In the order in which they connected.
+        let newest: BTreeMap<_, _> = listed.values().map(|s| (&s.who.node, s)).collect();
+        newest.into_values().cloned().collect()
     }
 
     /// Changes whenever a subscriber comes, goes or tells its progress.
@@ -214,12 +216,20 @@ impl Drop for Server {
 /// Accepts until the server is dropped; the connections end with the set.
 async fn accept(listener: Listener, shared: Arc<Shared>) {
     let mut connections = tokio::task::JoinSet::new();
+    let mut greetings = Greetings::default();
     for number in 0.. {
-        match listener.accept().await {
+        let accepted = listener.accept().await;
+        while connections.try_join_next().is_some() {}
+        match accepted {
+            Ok(_) if connections.len() >= CONNECTIONS_MAX => {
+                let why = format!("there are {CONNECTIONS_MAX} already");
+                shared.refusals.tell(&why);
+            }
             Ok(socket) => {
                 let shared = Arc::clone(&shared);
+                let room = greetings.enter();
                 connections.spawn(async move {
-                    if let Err(error) = serve(&shared, number, socket).await {
+                    if let Err(error) = serve(&shared, number, socket, room).await {
                         tracing::debug!(%error, number, "channel connection ended");
                     }
                 });
@@ -229,28 +239,21 @@ async fn accept(listener: Listener, shared: Arc<Shared>) {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
-        while connections.try_join_next().is_some() {}
     }
 }
 
-async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<()> {
+async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket, room: Room) -> io::Result<()> {
     let is_private = socket.is_private(shared.tls.as_ref());
-    let protected = tokio::time::timeout(SILENCE, socket.answer(shared.tls.as_ref())).await?;
-    let (reader, mut writer) = protected.map_err(|error| {
-        shared.report_refusal(&error);
-        io::Error::other(error)
-    })?;
-    let mut frames = Frames::new(reader);
-    let hello = tokio::time::timeout(SILENCE, frames.next()).await??;
-    let Some(Message::Hello {
+    let Greeted {
+        mut frames,
+        mut writer,
         version,
-        me: who,
+        who,
         wants,
         log,
-    }) = hello
-    else {
-        return Err(unexpected("no greeting"));
-    };
+    } = room
+        .within(greet(socket, shared.tls.as_ref(), &shared.refusals))
+        .await?;
     if let Some(why) = objection(&shared.me, version, &who) {
         return send(&mut writer, &Message::Refused { why }).await;
     }
@@ -283,20 +286,6 @@ async fn serve(shared: &Arc<Shared>, number: u64, socket: Socket) -> io::Result<
     }
 }
 
-fn objection(me: &Identity, version: u16, who: &Identity) -> Option<String> {
-    if version != VERSION {
-        return Some(format!(
-            "this agent speaks version {VERSION} of the channel, the caller {version}: run the same release"
-        ));
-    }
-    (who.volume != me.volume).then(|| {
-        format!(
-            "node {} works for volume {}, the caller for {}",
-            me.node, me.volume, who.volume
-        )
-    })
-}
-
 /// A superuser's session: never for whoever can reach an unprotected port, which is everybody on this machine.
 async fn session(shared: &Shared, is_private: bool) -> Result<UnixStream, String> {
     if !is_private {
@@ -312,11 +301,26 @@ async fn answer(shared: &Shared, frames: &mut Frames, writer: &mut Writer) -> io
         Some(Message::Request(request)) => request,
         _ => return Err(unexpected("no request")),
     };
-    let reply = match shared.handler.request(request).await {
-        Ok(answer) => Message::Answer { answer },
-        Err(why) => Message::Refused { why },
+    let reply = tokio::select! {
+        answered = shared.handler.request(request) => match answered {
+            Ok(answer) => Message::Answer { answer },
+            Err(why) => Message::Refused { why },
+        },
+        // What was not begun yet is not to be done any more: see [`Handler::request`].
+        gone = gone(frames) => return gone,
     };
     send(writer, &reply).await
+}
+
+/// Waits until whoever asked has given up.
+async fn gone(frames: &mut Frames) -> io::Result<()> {
+    loop {
+        match frames.next().await? {
+            None => return Ok(()),
+            Some(Message::Ping) => {}
+            Some(_) => return Err(unexpected("a second request before the first is answered")),
+        }
+    }
 }
 
 async fn feed(
@@ -418,15 +422,6 @@ impl Latest<'_> {
 }
 
 impl Shared {
-    /// Tells an operator now and then: who is refused comes again every 100 ms.
-    fn report_refusal(&self, error: &dax::Error) {
-        let mut refused = self.refused.lock();
-        if refused.is_none_or(|at| at.elapsed() > REFUSALS_TOLD_EVERY) {
-            *refused = Some(tokio::time::Instant::now());
-            tracing::warn!(%error, "a connection to the direct channel is refused");
-        }
-    }
-
     fn note_progress(&self, number: u64, progress: Progress) {
         if let Some(subscriber) = self.subscribers.lock().get_mut(&number) {
             subscriber.progress = Some(progress);

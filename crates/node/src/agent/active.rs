@@ -8,6 +8,7 @@
 //! goes on if its epoch still stands (design section 5).
 
 mod announced;
+mod answering;
 mod beating;
 mod configuring;
 mod exchanging;
@@ -40,6 +41,8 @@ use volume::active::ActiveView;
 use volume::view::View;
 
 use self::announced::AnnouncedLog;
+use self::answering::Answering;
+use self::leaving::Word;
 use self::restart::Restarted;
 use super::backpressure::{self, Waits};
 use super::claims::{self, Keeper};
@@ -92,6 +95,7 @@ struct ServingTasks {
     feedback: FeedbackConnections,
     configuring: JoinHandle<()>,
     _server_watch: ServerWatch,
+    _answering: Answering,
 }
 
 impl ServingTasks {
@@ -113,12 +117,17 @@ impl ServingTasks {
             feedback: FeedbackConnections::start(Arc::clone(&context.server), postgres.options()),
             configuring: tokio::spawn(configuring),
             _server_watch: ServerWatch::start(context, postgres),
+            _answering: Answering::start(&context.driver, postgres),
         }
     }
 
-    async fn end(self) {
+    /// Lets all leave, if PostgreSQL is to stop in order: one that is killed is not waited for.
+    async fn end(self, in_order: bool) {
         self.configuring.abort();
-        self.feedback.end().await;
+        match in_order {
+            true => self.feedback.end().await,
+            false => self.feedback.abort(),
+        }
     }
 }
 
@@ -214,7 +223,9 @@ impl Active {
                 schedules: &mut schedules,
             };
             let asker = self.wait(context, &told, &beaten, asked).await;
-            tasks.end().await;
+            let fenced = context.driver.state() == State::Fenced;
+            let in_order = !fenced && self.postgres.exit().is_none();
+            tasks.end(in_order).await;
             let Some(asker) = asker else { break };
             self.restart_for(asker, context, &announced).await;
         }
@@ -234,6 +245,11 @@ impl Active {
         scrubber.abort();
         claims.abort();
         let beating = beats.abort_handle();
+        let word = Word {
+            state: &state,
+            beats,
+            beaten: &beaten,
+        };
         let ended = match context.driver.state() {
             State::HandingOver | State::Stopping if away => {
                 tracing::warn!(
@@ -243,15 +259,15 @@ impl Active {
             }
             State::HandingOver => {
                 let to = context.driver.look(|machine| machine.successor().cloned());
-                self.release(context, &state, to, beats).await
+                self.release(context, to, word).await
             }
-            State::Stopping => self.release(context, &state, None, beats).await,
+            State::Stopping => self.release(context, None, word).await,
             State::Fenced => {
                 tracing::warn!(epoch = %self.epoch, "a higher epoch exists: this node stops serving");
-                beats.abort();
+                beating.abort();
                 Ok(())
             }
-            _ => self.leave(context, &state, beats).await,
+            _ => self.leave(context, word).await,
         };
         // Whatever failed: nobody may take this node for one that serves.
         beating.abort();
@@ -443,9 +459,8 @@ impl Active {
 
     /// Stops what still runs. Whoever waits in the mount gets an error, so that it can die.
     async fn end(self) -> Result<()> {
-        if self.postgres.exit().is_none() {
-            self.mount.abort();
-        }
+        // Also if PostgreSQL has ended: of its processes one may be left that waits.
+        self.mount.abort();
         self.postgres.kill().await?;
         self.mount.unmount()?;
         Ok(())

@@ -28,6 +28,8 @@ pub(crate) struct MachineDriver {
     states: watch::Sender<State>,
     /// What went wrong last, until the node is something again.
     trouble: Mutex<Option<String>>,
+    /// Why the active's PostgreSQL is of no use although it runs.
+    stands_still: Mutex<Option<&'static str>>,
     started: Instant,
 }
 
@@ -37,6 +39,7 @@ impl MachineDriver {
             states: watch::channel(machine.state()).0,
             machine: Mutex::new(machine),
             trouble: Mutex::new(None),
+            stands_still: Mutex::new(None),
             started: Instant::now(),
         }
     }
@@ -147,6 +150,11 @@ impl MachineDriver {
         }
     }
 
+    /// The active's PostgreSQL lets nobody in, and why that is bad; or it does again.
+    pub(crate) fn server_stands_still(&self, why: Option<&'static str>) {
+        *self.stands_still.lock() = why;
+    }
+
     /// Adds to a status what the machine knows.
     pub(crate) fn describe(&self, status: &mut Value) {
         let now = self.now();
@@ -157,6 +165,13 @@ impl MachineDriver {
         status["paused"] = json!(machine.paused());
         if let Some(trouble) = self.trouble.lock().as_ref() {
             status["error"] = json!(trouble);
+        }
+        if let Some(why) = *self.stands_still.lock()
+            && machine.state().is_active()
+        {
+            // Health checks send nobody here. The node's record stays as it is: it serves, for all that others know.
+            status["state"] = json!(MemberState::Failing);
+            status["error"] = json!(why);
         }
         if machine.state().is_active() {
             let p = machine.protection();
@@ -206,5 +221,56 @@ fn chain(error: &AgentError) -> String {
     match hint {
         Some(hint) => format!("{text} (hint: {hint})"),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coordination::config::Tags;
+    use dax::ids::{Epoch, NodeName};
+    use volume::error::Error;
+
+    use super::*;
+    use crate::machine::{Limits, Phase};
+
+    fn serving() -> MachineDriver {
+        let limits = Limits::new(Duration::from_secs(1));
+        let me = NodeName::new("north").unwrap();
+        let driver = MachineDriver::new(Machine::new(me, Tags::default(), limits));
+        driver.tell(Event::Seen(crate::machine::Registry {
+            beat: None,
+            standby_alive: false,
+            standbys: 0,
+        }));
+        driver.tell(Event::EpochOwned(Epoch(1)));
+        for phase in [Phase::LogTail, Phase::Replay, Phase::Promote] {
+            driver.tell(Event::PhaseDone(phase));
+        }
+        assert_eq!(driver.state(), State::Serving);
+        driver
+    }
+
+    #[test]
+    fn an_active_whose_server_stands_still_does_not_say_that_it_serves() {
+        let driver = serving();
+        let described = || {
+            let mut status = json!({});
+            driver.describe(&mut status);
+            (status["state"].clone(), status["error"].clone())
+        };
+        assert_eq!(described(), (json!("serving"), Value::Null));
+        driver.server_stands_still(Some("it does not answer"));
+        assert_eq!(described(), (json!("failing"), json!("it does not answer")));
+        assert_eq!(driver.member(), (Role::Active, MemberState::Serving));
+        driver.server_stands_still(None);
+        assert_eq!(described(), (json!("serving"), Value::Null));
+    }
+
+    /// It owned the highest epoch, and the log said that another node did; nobody heard why the takeover had ended.
+    #[test]
+    fn a_lost_claim_is_a_failure_and_no_race_lost() {
+        let failure = failure(&AgentError::Volume(Error::ClaimLost));
+        assert!(!failure.superseded);
+        assert!(failure.reason.contains("claim"), "{}", failure.reason);
     }
 }

@@ -60,6 +60,11 @@ impl FeedbackConnections {
             self.task.abort();
         }
     }
+
+    /// Cuts them off.
+    pub(super) fn abort(self) {
+        self.task.abort();
+    }
 }
 
 async fn run(server: Arc<Server>, place: Place, mut stopped: oneshot::Receiver<()>) {

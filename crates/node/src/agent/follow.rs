@@ -433,11 +433,13 @@ impl<'a> Follower<'a> {
                 return Ok(());
             }
         };
-        let Some(beat) = beat else {
+        // Whoever is followed may not have beaten yet: then the last beat is of somebody before.
+        let Some(beat) = beat.filter(|beat| beat.epoch >= self.epoch) else {
             self.detector.answered(None, now);
             return Ok(());
         };
-        if beat.epoch > self.epoch {
+        // Or it never owned the epoch, and somebody else does.
+        if beat.epoch > self.epoch || beat.node != self.active {
             self.superseded();
             return Ok(());
         }

@@ -6,11 +6,14 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::records::{Heartbeat, Record};
-use dax::storage::Storage;
+use coordination::config;
+use coordination::records::{ActiveState, Heartbeat, Record};
+use dax::ids::NodeName;
+use dax::storage::{EpochGrant, Storage};
 use futures_util::FutureExt;
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::context::Context;
 use super::driver::Order;
@@ -43,38 +46,67 @@ pub(super) async fn attend<T>(
     }
 }
 
-/// Waits for a beat of whoever owns the highest epoch, if `beat` is an older one: what the standby holds is
-/// part of the next active's history as well, so it goes on with that one. Says why if that cannot be: then
-/// only a look at everything tells who is to be followed.
-async fn await_owner(
-    context: &Context,
+/// Whom a standby goes on with.
+#[derive(Debug)]
+enum Next {
+    /// The writer of this heartbeat, or who owns the epoch and has not written one yet.
+    Active(Box<Heartbeat>),
+    /// Only a look at everything tells; why.
+    Unknown(&'static str),
+}
+
+/// Looks who is to be followed after the writer of `last`: whoever owns the highest epoch. What the standby holds is part
+/// of that one's history as well.
+///
+/// A heartbeat of that owner is waited for; it comes in moments. If none comes, the owner died before it, or owns nothing,
+/// because it proposed the epoch to too few zones; or this node's own look is slow. It is followed all the same, by
+/// a heartbeat that it has not written: the detector judges it as any active, and what this standby holds stays of use.
+/// An owner changes nothing before its first heartbeat is durable.
+async fn next_active(
     storage: &Arc<dyn Storage>,
-    beat: &mut Heartbeat,
-) -> Result<std::result::Result<(), String>> {
+    timings: config::Heartbeat,
+    last: &Heartbeat,
+) -> Result<Next> {
     if storage.fenced().now_or_never().is_some() {
-        return Ok(Err(
-            "this handle to the volume owned an epoch and lost it".to_owned()
+        return Ok(Next::Unknown(
+            "this handle to the volume owned an epoch and lost it",
         ));
     }
-    let owner = storage.accepted_epoch().await?.epoch;
-    let deadline = context.now() + context.heartbeat().timeout;
-    let before = beat.epoch;
-    while beat.epoch < owner {
-        if context.now() > deadline {
-            return Ok(Err(format!("whoever owns epoch {owner} does not beat")));
+    let grant = storage.accepted_epoch().await?;
+    let deadline = Instant::now() + timings.timeout;
+    let mut beat = last.clone();
+    while beat.epoch < grant.epoch {
+        let newer = Heartbeat::load(storage.as_ref()).await?;
+        match newer.filter(|newer| newer.epoch > beat.epoch) {
+            Some(newer) => beat = newer,
+            None if Instant::now() > deadline => return Ok(Next::Active(silent(&grant, beat))),
+            None => tokio::time::sleep(timings.poll).await,
         }
-        if let Some(newer) = Heartbeat::load(storage.as_ref()).await?
-            && newer.epoch > beat.epoch
-        {
-            *beat = newer;
-            continue;
-        }
-        tokio::time::sleep(context.heartbeat().poll).await;
     }
-    if beat.epoch > before {
+    if beat.epoch > last.epoch {
         tracing::info!(active = %beat.node, epoch = %beat.epoch, "following the new active");
     }
-    Ok(Ok(()))
+    Ok(Next::Active(Box::new(beat)))
+}
+
+/// The heartbeat that the owner of `grant` has not written, after `last`.
+fn silent(grant: &EpochGrant, last: Heartbeat) -> Box<Heartbeat> {
+    let node = node_of(grant).unwrap_or_else(|| last.node.clone());
+    tracing::info!(owner = %node, epoch = %grant.epoch, "following who owns the epoch and has not beaten yet");
+    Box::new(Heartbeat {
+        epoch: grant.epoch,
+        counter: 0,
+        node,
+        starts: 0,
+        state: ActiveState::TakingOver,
+        ..last
+    })
+}
+
+/// The node that proposed an epoch.
+fn node_of(grant: &EpochGrant) -> Option<NodeName> {
+    let (node, _incarnation) = grant.owner.split_once('/')?;
+    NodeName::new(node).ok()
 }
 
 impl Life {
@@ -141,21 +173,25 @@ impl Life {
         context: &Context,
         orders: &mut mpsc::Receiver<Order>,
     ) -> Result<()> {
-        let (Body::Standby(standby, known), Some(beat)) = (&mut self.body, &mut self.beat) else {
+        let (Body::Standby(standby, known), Some(last)) = (&mut self.body, &mut self.beat) else {
             return Err(AgentError::Refused("no standby runs".to_owned()));
         };
-        let owner = await_owner(context, &standby.storage, beat);
-        match attend(context, orders, |s| s.is_candidate(), owner).await {
+        let next = next_active(&standby.storage, context.heartbeat(), last);
+        let next = attend(context, orders, |s| s.is_candidate(), next).await;
+        let beat = match next.transpose()? {
             None => return Ok(()),
-            Some(beats) => {
-                if let Err(why) = beats? {
-                    context.driver.tell(Event::MustReattach(why));
-                    return Ok(());
-                }
+            Some(Next::Unknown(why)) => {
+                context.driver.tell(Event::MustReattach(why.to_owned()));
+                return Ok(());
             }
-        }
+            Some(Next::Active(beat)) => beat,
+        };
         self.seen = self.seen.max(beat.epoch);
-        let follower = Follower::new(context, standby, beat, *known);
+        if beat.counter > 0 {
+            // One that was written. The next look begins from that.
+            *last = (*beat).clone();
+        }
+        let follower = Follower::new(context, standby, &beat, *known);
         let Ended {
             sight,
             known: reached,
@@ -221,4 +257,70 @@ fn remember_hot(context: &Context, standby: &Standby) {
     let block_bytes = standby.storage.settings().block_size_bytes as usize;
     let most = context.config.memory.cache.bytes() / 2 / block_bytes;
     context.skips.remember(standby.view.hot_blocks(most));
+}
+
+#[cfg(test)]
+mod tests {
+    use dax::ids::Epoch;
+    use dax::memory::MemoryCluster;
+    use dax::storage::VolumeSettings;
+
+    use super::*;
+
+    fn beat(node: &NodeName, epoch: Epoch) -> Heartbeat {
+        Heartbeat {
+            epoch,
+            counter: 7,
+            node: node.clone(),
+            synced_lsn: volume::lsn::Lsn(800),
+            journal_synced: 3,
+            timeline: 2,
+            starts: 1,
+            configured: 4,
+            interval_ms: 200,
+            state: ActiveState::Serving,
+        }
+    }
+
+    fn patient_for(timeout: Duration) -> config::Heartbeat {
+        config::Heartbeat {
+            timeout,
+            poll: Duration::from_millis(1),
+            ..config::Preset::Fast.timings()
+        }
+    }
+
+    /// An owner that died before its first heartbeat, or was never one, made all others throw their warm standbys away.
+    #[tokio::test]
+    async fn an_owner_that_does_not_beat_is_followed_until_it_is_suspected() {
+        let cluster = MemoryCluster::new(VolumeSettings::default());
+        let [north, south] = ["north", "south"].map(|name| NodeName::new(name).unwrap());
+        let served: Arc<dyn Storage> = cluster.client();
+        let first = served.own_epoch(&north).await.unwrap();
+        let last = beat(&north, first);
+        last.store(served.as_ref()).await.unwrap();
+        let winner: Arc<dyn Storage> = cluster.client();
+        let second = winner.own_epoch(&south).await.unwrap();
+
+        let standby: Arc<dyn Storage> = cluster.client();
+        let soon = patient_for(Duration::ZERO);
+        let next = next_active(&standby, soon, &last).await.unwrap();
+        let Next::Active(silent) = next else {
+            panic!("{next:?}");
+        };
+        let made_up = (silent.epoch, silent.counter, &silent.node);
+        assert_eq!(made_up, (second, 0, &south));
+        assert_eq!(
+            (silent.synced_lsn, silent.journal_synced),
+            (last.synced_lsn, 3)
+        );
+
+        beat(&south, second).store(winner.as_ref()).await.unwrap();
+        let next = next_active(&standby, soon, &last).await.unwrap();
+        assert!(matches!(next, Next::Active(beat) if (beat.counter, &beat.node) == (7, &south)));
+
+        assert!(last.store(served.as_ref()).await.is_err(), "it was fenced");
+        let next = next_active(&served, soon, &last).await.unwrap();
+        assert!(matches!(next, Next::Unknown(_)), "{next:?}");
+    }
 }

@@ -246,14 +246,16 @@ pub(crate) fn show(context: &Context, view: Arc<dyn View>) -> Result<Mount> {
 }
 
 fn bind_feed(context: &Context, log: &Arc<SharedLog>) -> Result<Feed> {
-    let directory = context.config.paths.run().join("feed");
+    let directory = context.config.paths.feed();
     let failed = |e| AgentError::system(format!("cannot listen in {}", directory.display()), e);
-    std::fs::create_dir_all(&directory).map_err(failed)?;
-    let owner = context.run_as.as_ref();
-    give(&directory, 0o700, owner.map(|r| r.owner())).map_err(failed)?;
     let version = context.installation.version().to_string();
     let port = context.config.postgres.port;
-    Feed::bind(&directory, port, &version, log.clone()).map_err(failed)
+    let feed = Feed::bind(&directory, port, &version, log.clone()).map_err(failed)?;
+    if let Some((uid, gid)) = context.run_as.as_ref().map(|r| r.owner()) {
+        // It is for its owner only.
+        nix::unistd::chown(&feed.socket(), Some(uid), Some(gid)).map_err(|e| failed(e.into()))?;
+    }
+    Ok(feed)
 }
 
 /// Makes the private files that a standby starts with (rule 6).

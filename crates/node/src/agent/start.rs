@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime};
 use coordination::records::{
     Cause, Decider, Heartbeat, HistoryEntry, Horizon, OldActive, append_history, unix_ms,
 };
-use dax::error::ErrorKind;
 use dax::storage::Storage;
 use pgdata::control::{ClusterState, ControlFile};
 use pgdata::settings;
@@ -33,8 +32,8 @@ use crate::machine::{Decision, Event, Phase, State};
 
 /// How long PostgreSQL may take to start when nothing has to be replayed.
 const START_WITHIN: Duration = Duration::from_secs(60);
-/// How long a standby's server may take to stop before it is killed.
-const STOP_WITHIN: Duration = Duration::from_secs(5);
+/// How long a standby's server may take to stop before its mount is aborted and it is killed: it has nothing to save.
+const STOP_WITHIN: Duration = Duration::from_secs(2);
 
 /// Attaches to the active that beats.
 pub(crate) async fn join(
@@ -107,8 +106,8 @@ async fn from_standby(
         None => true,
     };
     if !stands {
-        let why = "this standby's claim was given up; it must reattach";
-        return Err(dax::error::Error::new(ErrorKind::Conflict, why).into());
+        // Nobody else is active: this node owns the epoch, and must say why it does not go on.
+        return Err(volume::error::Error::ClaimLost.into());
     }
     let question = Question::prepare(standby.postgres.options(), &standby.control);
     let followed = &standby.tail;
@@ -145,8 +144,10 @@ async fn become_active(
     phases.end("replay");
     context.driver.tell(Event::PhaseDone(Phase::Replay));
     let settling = takeover::settle(standby, &latest, tail);
-    let (horizon, ()) = tokio::join!(question.ask(), settling);
-    let switched = takeover::promote(context, standby, latest, tail, horizon).await?;
+    let (answer, ()) = tokio::join!(question.ask(), settling);
+    let (horizon, session) = answer.unzip();
+    let promoting = takeover::promote(context, standby, latest, tail, horizon, session);
+    let switched = promoting.await?;
     phases.end("promote");
     life.sight.lsns.promoted = switched.promoted;
     life.sight.horizons = switched.horizons.clone();
@@ -380,7 +381,7 @@ pub(crate) async fn leave(context: &Context, standby: Standby) -> Result<()> {
     }
 }
 
-/// Stops a standby; everything private of it is disposable.
+/// Stops a standby; everything private of it, and its view, is disposable.
 pub(crate) async fn drop_standby(standby: Standby) -> Result<()> {
     let Standby {
         postgres,
@@ -391,8 +392,11 @@ pub(crate) async fn drop_standby(standby: Standby) -> Result<()> {
     } = standby;
     if postgres.exit().is_none() {
         // A failed stop is followed by a kill, whose error counts.
-        drop(postgres.stop(StopMode::Immediate, STOP_WITHIN).await);
+        let stop = postgres.stop(StopMode::Immediate, STOP_WITHIN);
+        drop(tokio::time::timeout(STOP_WITHIN, stop).await);
     }
+    // Whoever waits in it for a zone that does not answer could not even be killed.
+    mount.abort();
     postgres.kill().await?;
     drop(feed);
     mount.unmount()?;

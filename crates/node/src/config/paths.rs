@@ -41,10 +41,16 @@ impl Paths {
         self.data.join("spill")
     }
 
-    /// PostgreSQL's Unix socket and the agent's own small files. Mode 0700: whoever can enter may
-    /// connect as superuser.
+    /// PostgreSQL's Unix socket, and the note of its pid. Mode 0700: whoever can enter may connect as superuser.
+    /// PostgreSQL's user owns it, and can put links into it: nothing that the agent makes there may follow them.
     pub fn run(&self) -> PathBuf {
         self.data.join("run")
+    }
+
+    /// The socket that the standby is fed through. Not in [`run`](Paths::run): the agent gives the socket to PostgreSQL's
+    /// user by name, so that user must not be able to put something else there.
+    pub fn feed(&self) -> PathBuf {
+        self.data.join("feed")
     }
 
     /// The server log.
@@ -78,6 +84,8 @@ impl Paths {
         make(&self.private(), 0o700)?;
         make(&self.spill(), 0o700)?;
         make(&self.run(), 0o700)?;
+        // PostgreSQL must be able to pass here as well; the socket in it has its own permissions.
+        make(&self.feed(), 0o711)?;
         if let Some((uid, gid)) = owner {
             nix::unistd::chown(&self.run(), Some(uid), Some(gid))?;
         }
@@ -103,8 +111,28 @@ mod tests {
         let mode = |p: PathBuf| fs::metadata(p).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(paths.run()), 0o700);
         assert_eq!(mode(paths.private()), 0o700);
+        assert_eq!(mode(paths.feed()), 0o711);
         assert_eq!(mode(paths.mount()), 0o700);
         assert_eq!(mode(paths.data().to_owned()), 0o755);
+    }
+
+    /// What root makes, gives away or opens by name is in no directory of another user.
+    #[test]
+    fn only_one_directory_is_postgresqls() {
+        let me = Uid::effective();
+        if !me.is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths::new(dir.path());
+        let owner = (Uid::from_raw(65_534), Gid::from_raw(65_534));
+        paths.create(Some(owner)).unwrap();
+        let owner = |p: PathBuf| std::os::unix::fs::MetadataExt::uid(&fs::metadata(p).unwrap());
+        assert_eq!(owner(paths.run()), 65_534);
+        assert!(!paths.feed().starts_with(paths.run()));
+        for place in [paths.feed(), paths.private(), paths.spill(), paths.mount()] {
+            assert_eq!(owner(place), 0);
+        }
     }
 
     #[test]

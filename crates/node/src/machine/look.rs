@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use coordination::detector::Beat;
 use coordination::records::ActiveState;
 use dax::ids::NodeName;
 
@@ -13,12 +14,15 @@ use super::{Cause, Decider, Decision, Effect, LastBeat, Machine, Phase, Registry
 
 /// How many times Tmax a living standby is given to take over.
 const STANDBY_PATIENCE: u32 = 3;
+/// An earlier life of this node may have left so many beats on their way. Whoever writes more lives.
+const LATE_BEATS: u32 = 2;
 
 /// What was seen since this node looks.
 #[derive(Debug, Clone)]
 pub(super) struct Look {
     began: Duration,
     first: Option<LastBeat>,
+    own: OwnBeats,
     /// The last owner does not beat, as far as was seen.
     pub(super) quiet: bool,
     /// It was said why nothing happens.
@@ -34,6 +38,36 @@ enum Found {
     Active,
     /// Nobody does, and nobody else will.
     Nobody,
+    /// Somebody serves under this node's own name.
+    Namesake,
+}
+
+/// The beats under this node's own name and the epoch that it saw first.
+#[derive(Debug, Clone, Default)]
+struct OwnBeats {
+    newest: Option<Beat>,
+    /// How many came since the first, and when the last did.
+    late: u32,
+    late_at: Duration,
+}
+
+impl OwnBeats {
+    fn note(&mut self, beat: Beat, now: Duration) {
+        let before = self.newest.replace(beat);
+        if before.is_some_and(|before| before < beat) {
+            self.late += 1;
+            self.late_at = now;
+        }
+    }
+
+    /// An earlier life of this node does not beat any more. That is known soon, unless beats come.
+    fn have_ended(&self, began: Duration, timeout: Duration, now: Duration) -> bool {
+        match self.late {
+            // Longer than from one beat to the next.
+            0 => now.saturating_sub(began) >= timeout / 3,
+            _ => now.saturating_sub(self.late_at) >= timeout,
+        }
+    }
 }
 
 impl Look {
@@ -41,6 +75,7 @@ impl Look {
         Look {
             began: now,
             first: registry.beat.clone(),
+            own: OwnBeats::default(),
             quiet: false,
             held: false,
         }
@@ -59,13 +94,22 @@ impl Look {
             return Found::Nobody;
         };
         let first = self.first.get_or_insert_with(|| last.clone());
-        // Our own earlier life does not beat any more.
         let mine = last.node == *me && last.beat.epoch == first.beat.epoch;
         if last.beat > first.beat && !last.state.is_vacant() && !mine {
             return Found::Active;
         }
         let waited = now.saturating_sub(self.began);
-        self.quiet = mine || last.state.is_vacant() || waited >= timeout;
+        let ended = match mine {
+            true => {
+                self.own.note(last.beat, now);
+                self.own.have_ended(self.began, timeout, now)
+            }
+            false => waited >= timeout,
+        };
+        self.quiet = ended || last.state.is_vacant();
+        if !self.quiet && mine && self.own.late > LATE_BEATS {
+            return Found::Namesake;
+        }
         // Two of their reports are awaited before nobody counts as alive.
         let looked = waited >= reports;
         let given_up = waited >= timeout * STANDBY_PATIENCE + reports;
@@ -88,6 +132,7 @@ impl Machine {
             Found::Unclear => Vec::new(),
             Found::Active => self.somebody_serves(registry, now),
             Found::Nobody => self.nobody_serves(registry, now),
+            Found::Namesake => self.namesake_serves(),
         }
     }
 
@@ -150,6 +195,19 @@ impl Machine {
         };
         let text = format!("nobody serves, but {why}: resume, or order a failover");
         vec![Effect::Alarm(text)]
+    }
+
+    /// Two agents of one name would take the volume from each other again and again.
+    fn namesake_serves(&mut self) -> Vec<Effect> {
+        let Some(look) = self.look.as_mut().filter(|look| !look.held) else {
+            return Vec::new();
+        };
+        look.held = true;
+        vec![Effect::Alarm(format!(
+            "another agent serves under the name {0}, so this one does nothing; \
+             stop one of the two, or give it another \"name\" in its configuration",
+            self.me
+        ))]
     }
 
     /// An operator wants this node, which holds nothing, to serve.

@@ -19,6 +19,10 @@ impl Machine {
     fn failover_asked(&mut self, to: Option<NodeName>, force: bool) -> Result<(), String> {
         let me = &self.me;
         match self.state {
+            State::Stalled if !force => Err(format!(
+                "{me} reaches too few zones to stop PostgreSQL cleanly; try again when they answer, or force it: \
+                 PostgreSQL is killed then"
+            )),
             State::Serving | State::Stalled => self.hand_over_asked(to, force),
             State::HandingOver => Err(format!("{me} hands over already")),
             _ if to.as_ref().is_some_and(|to| to != me) => {
@@ -47,9 +51,9 @@ impl Machine {
         let me = &self.me;
         let successor = match to {
             Some(to) if to == *me => return Err(format!("{me} is the active already")),
-            Some(to) if !force && !self.protection.is_standby(&to) => {
+            Some(to) if !force && !self.protection.could_follow(&to) => {
                 return Err(format!(
-                    "{to} is no standby that {me} knows to be alive; choose another one"
+                    "{to} is no standby that {me} knows to be alive and replaying; choose another one, or try again"
                 ));
             }
             Some(to) => Some(to),

@@ -1,15 +1,17 @@
 //! Re-protection (CAC-DB 5.2): how many standbys the active has, whether they could take over at once,
 //! and which spare is enlisted when there are too few.
 //!
-//! Invariant: nobody is enlisted for a node that is alive, whatever it is doing: it comes back by
-//! itself. A spare that was enlisted stays: going back would only be one more change.
+//! Invariant: nobody is enlisted for a node that is alive, because it comes back by itself; unless it has tried in
+//! vain for minutes. A spare that was enlisted stays: going back would only be one more change.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use coordination::records::{Member, MemberState, Role};
 use dax::ids::NodeName;
 use serde::{Deserialize, Serialize};
 
+use super::Limits;
 use super::ranking::{choose_spare, may_take_over, rank};
 
 /// The other nodes, as the active sees them.
@@ -53,6 +55,8 @@ pub struct Protection {
     /// Since when it is less than protected.
     lost_at: Option<Duration>,
     enlisted: Option<(NodeName, Duration)>,
+    /// Living nodes that are to be standbys and have not been warm since then.
+    not_warm: HashMap<NodeName, Duration>,
 }
 
 impl Protection {
@@ -62,13 +66,18 @@ impl Protection {
         me: &NodeName,
         nodes_seen: NodesSeen,
         wanted: Option<usize>,
-        within: Duration,
+        limits: &Limits,
         now: Duration,
     ) -> Option<NodeName> {
+        self.note_not_warm(me, &nodes_seen, now);
         let others = || nodes_seen.nodes.iter().filter(|(m, _)| m.name != *me);
         let alive = || others().filter(|(_, alive)| *alive).map(|(m, _)| m);
-        // Whoever is alive and no spare is a standby, or on its way to be one.
-        let stays = |m: &&Member| m.role != Role::Spare && m.state != MemberState::Stopped;
+        // Whoever is alive and no spare is a standby, or on its way to be one, if that does not take for ever.
+        let stays = |m: &&Member| {
+            let since = self.not_warm.get(&m.name);
+            let tries = since.is_some_and(|at| now.saturating_sub(*at) < limits.warm_within);
+            is_to_stand(m) && (replays(m) || tries)
+        };
         self.standbys = alive().filter(stays).count();
         let warm = |m: &&Member| m.role == Role::Standby && m.state == MemberState::Warm;
         self.warm = alive().filter(warm).count();
@@ -79,7 +88,7 @@ impl Protection {
         self.judge(now);
         let pending = self.enlisted.take_if(|(name, at)| {
             let came = alive().any(|m| m.name == *name && m.role != Role::Spare);
-            came || now.saturating_sub(*at) >= within
+            came || now.saturating_sub(*at) >= limits.enlisted_within
         });
         drop(pending);
         let spare = match self.enlisted {
@@ -92,6 +101,18 @@ impl Protection {
             .map(|name| (name, now))
             .or(self.enlisted.take());
         spare
+    }
+
+    /// A node that fails again and again is a standby for moments: only one that was warm begins to count anew.
+    fn note_not_warm(&mut self, me: &NodeName, nodes_seen: &NodesSeen, now: Duration) {
+        let before = std::mem::take(&mut self.not_warm);
+        let alive = nodes_seen.nodes.iter().filter(|(_, alive)| *alive);
+        let waiting = alive
+            .map(|(member, _)| member)
+            .filter(|m| m.name != *me && is_to_stand(m) && m.state != MemberState::Warm);
+        self.not_warm = waiting
+            .map(|m| (m.name.clone(), before.get(&m.name).copied().unwrap_or(now)))
+            .collect();
     }
 
     fn judge(&mut self, now: Duration) {
@@ -110,12 +131,9 @@ impl Protection {
         }
     }
 
-    /// Whether that node was a living standby at the last nodes_seen, or on its way to be one.
-    pub(super) fn is_standby(&self, name: &NodeName) -> bool {
-        let named = |(member, alive): &(Member, bool)| {
-            *alive && member.role == Role::Standby && member.name == *name
-        };
-        self.nodes_seen.nodes.iter().any(named)
+    /// Whether that node was a living standby at the last nodes_seen whose PostgreSQL replays.
+    pub(super) fn could_follow(&self, name: &NodeName) -> bool {
+        self.standbys_alive().any(|member| member.name == *name)
     }
 
     /// The standby to hand over to.
@@ -128,13 +146,21 @@ impl Protection {
     }
 
     fn standbys_alive(&self) -> impl Iterator<Item = &Member> {
-        let ready = [MemberState::Warm, MemberState::CatchingUp];
         self.nodes_seen
             .nodes
             .iter()
-            .filter(move |(m, alive)| *alive && m.role == Role::Standby && ready.contains(&m.state))
+            .filter(|(m, alive)| *alive && m.role == Role::Standby && replays(m))
             .map(|(member, _)| member)
     }
+}
+
+/// Whether a living node is a standby, or means to be one.
+fn is_to_stand(member: &Member) -> bool {
+    member.role != Role::Spare && member.state != MemberState::Stopped
+}
+
+fn replays(member: &Member) -> bool {
+    matches!(member.state, MemberState::Warm | MemberState::CatchingUp)
 }
 
 #[cfg(test)]
@@ -142,7 +168,8 @@ mod tests {
     use super::*;
     use crate::machine::tests::member;
 
-    const WITHIN: Duration = Duration::from_secs(10);
+    /// How long a node may try to become warm.
+    const TRIES: u64 = 120;
 
     fn name(name: &str) -> NodeName {
         NodeName::new(name).unwrap()
@@ -172,7 +199,8 @@ mod tests {
             nodes: nodes.to_vec(),
             zone: Some(0),
         };
-        let enlisted = protection.count(&name("a"), nodes_seen, wanted, WITHIN, at(now));
+        let limits = Limits::new(at(1));
+        let enlisted = protection.count(&name("a"), nodes_seen, wanted, &limits, at(now));
         enlisted.map(|name| name.to_string())
     }
 
@@ -225,6 +253,48 @@ mod tests {
         assert_eq!(p.level, Level::Unprotected);
     }
 
+    /// A standby whose disk was read-only began anew every few seconds for weeks, and the spare beside it did nothing.
+    #[test]
+    fn a_spare_is_enlisted_for_a_node_that_fails_again_and_again() {
+        use MemberState::{CatchingUp, Failing, Starting, Warm};
+        let mut p = Protection::default();
+        let seen = |state| [(standby("b", state), true), (spare("s"), true)];
+        count(&mut p, &seen(Warm), None, 0);
+        for (second, state) in (1..TRIES).zip([Failing, Starting, CatchingUp].iter().cycle()) {
+            assert_eq!(count(&mut p, &seen(*state), None, second), None);
+        }
+        assert_eq!(
+            count(&mut p, &seen(CatchingUp), None, TRIES + 1),
+            None,
+            "it replays"
+        );
+        let enlisted = count(&mut p, &seen(Failing), None, TRIES + 1);
+        assert_eq!((enlisted.as_deref(), p.standbys), (Some("s"), 0));
+        assert_eq!(
+            count(&mut p, &seen(Starting), None, TRIES + 2),
+            None,
+            "once"
+        );
+    }
+
+    #[test]
+    fn a_node_that_was_warm_may_try_for_as_long_again() {
+        let mut p = Protection::default();
+        let seen = |state| [(standby("b", state), true), (spare("s"), true)];
+        count(&mut p, &seen(MemberState::Failing), None, 0);
+        count(&mut p, &seen(MemberState::Warm), None, TRIES - 1);
+        assert_eq!(
+            count(&mut p, &seen(MemberState::Failing), None, TRIES),
+            None
+        );
+        let later = 2 * TRIES - 1;
+        assert_eq!(
+            count(&mut p, &seen(MemberState::Failing), None, later),
+            None
+        );
+        assert!(count(&mut p, &seen(MemberState::Failing), None, later + 1).is_some());
+    }
+
     #[test]
     fn the_wanted_number_decides_if_there_is_one() {
         let mut p = Protection::default();
@@ -259,6 +329,6 @@ mod tests {
         ];
         count(&mut p, &nodes, None, 0);
         assert_eq!(p.best_standby(), Some(name("d")));
-        assert!(p.is_standby(&name("b")) && !p.is_standby(&name("e")));
+        assert!(p.could_follow(&name("b")) && !p.could_follow(&name("e")));
     }
 }

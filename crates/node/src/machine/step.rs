@@ -162,10 +162,8 @@ impl Machine {
         if !self.state.is_active() {
             return Vec::new();
         }
-        let within = self.limits.enlisted_within;
-        let spare = self
-            .protection
-            .count(&self.me, nodes_seen, self.wanted, within, now);
+        let (me, wanted, limits) = (&self.me, self.wanted, &self.limits);
+        let spare = self.protection.count(me, nodes_seen, wanted, limits, now);
         spare.map(Effect::Enlist).into_iter().collect()
     }
 
@@ -214,6 +212,10 @@ impl Machine {
                 _ => self.superseded(),
             }
             return Vec::new();
+        }
+        if !self.state.is_watching() {
+            // What failed for another reason than redo may stand on the last seal again: the one before it grows old.
+            self.redo_failed = failure.redo_failed;
         }
         self.epoch = None;
         self.decision = None;

@@ -269,10 +269,16 @@ pub const TRANSITIONS: &[Transition] = &[
         "no recovery was needed",
     ),
     row(
-        &[Serving, Stalled],
+        &[Serving],
         EventKind::FailoverAsked,
         &[HandingOver],
         "PostgreSQL stops cleanly, so that no recovery is needed",
+    ),
+    row(
+        &[Stalled],
+        EventKind::FailoverAsked,
+        &[HandingOver],
+        "only by force: PostgreSQL cannot stop cleanly, and is killed",
     ),
     row(
         &[Serving, Stalled, Restarting, HandingOver],

@@ -113,6 +113,23 @@ mod tests {
         }
     }
 
+    /// Load balancers sent everybody to a server that let nobody in.
+    #[test]
+    fn an_active_whose_server_stands_still_is_used_by_nobody() {
+        let active = json!({ "role": "active", "state": "failing", "epoch": 3 });
+        for path in [
+            "/",
+            "/primary",
+            "/read-only",
+            "/replica",
+            "/health",
+            "/readiness",
+        ] {
+            assert!(!holds(path, "", active.clone()), "{path}");
+        }
+        assert!(holds("/liveness", "", active));
+    }
+
     #[test]
     fn a_replica_too_far_behind_is_not_used() {
         let standby = json!({ "role": "standby", "state": "warm", "lag_bytes": 2_000_000 });

@@ -10,28 +10,36 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
+use super::patience::{Pace, Patient};
+
 /// How long a client may take to agree on how to talk.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Clients that have not agreed yet, at most; more are turned away.
 const HANDSHAKES_MAX: usize = 64;
 
 /// What is known of who asks.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Client {
     /// It has shown a certificate of the configured authority.
     pub certified: bool,
+    /// How long it may keep its connection.
+    pub pace: Pace,
 }
 
-impl Connected<IncomingStream<'_, TcpListener>> for Client {
-    fn connect_info(_: IncomingStream<'_, TcpListener>) -> Client {
-        Client { certified: false }
+impl Connected<IncomingStream<'_, Patient<TcpListener>>> for Client {
+    fn connect_info(stream: IncomingStream<'_, Patient<TcpListener>>) -> Client {
+        Client {
+            certified: false,
+            pace: stream.io().pace(),
+        }
     }
 }
 
-impl Connected<IncomingStream<'_, Https>> for Client {
-    fn connect_info(stream: IncomingStream<'_, Https>) -> Client {
+impl Connected<IncomingStream<'_, Patient<Https>>> for Client {
+    fn connect_info(stream: IncomingStream<'_, Patient<Https>>) -> Client {
         Client {
-            certified: is_certified(stream.io()),
+            certified: is_certified(stream.io().io()),
+            pace: stream.io().pace(),
         }
     }
 }
@@ -156,6 +164,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let listener = Https::new(listener, tls.unwrap()).unwrap();
         let address = listener.address;
+        let listener = Patient::new(listener);
         let told = |ConnectInfo(client): ConnectInfo<Client>| async move {
             format!("certified: {}", client.certified)
         };

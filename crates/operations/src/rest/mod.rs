@@ -30,6 +30,7 @@ mod cluster;
 mod https;
 mod metrics;
 mod orders;
+mod patience;
 mod report;
 mod ui;
 
@@ -59,6 +60,7 @@ use volume::lsn::Lsn;
 
 use self::checks::{Wanted, check};
 use self::https::{Client, Https};
+use self::patience::Patient;
 use self::report::Report;
 use self::ui::observer::{Observed, observe};
 
@@ -206,10 +208,14 @@ impl Rest {
             }
         };
         let serving = match tls {
-            None => tokio::spawn(async move { ended(axum::serve(listener, router).await) }),
+            None => {
+                let listener = Patient::new(listener);
+                tokio::spawn(async move { ended(axum::serve(listener, router).await) })
+            }
             Some(tls) => {
                 let listener = Https::new(listener, tls)
                     .map_err(|e| RestError::system(format!("cannot serve {address}"), e))?;
+                let listener = Patient::new(listener);
                 tokio::spawn(async move { ended(axum::serve(listener, router).await) })
             }
         };
@@ -252,10 +258,11 @@ async fn answer(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
+    let _answering = client.pace.answering();
     match method {
         Method::GET | Method::HEAD | Method::OPTIONS => read(&shared, &uri).await,
         Method::POST | Method::PATCH | Method::DELETE => {
-            orders::order(&shared, client, &method, uri.path(), &headers, &body).await
+            orders::order(&shared, &client, &method, uri.path(), &headers, &body).await
         }
         _ => text(
             StatusCode::METHOD_NOT_ALLOWED,

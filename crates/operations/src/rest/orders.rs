@@ -38,7 +38,7 @@ enum Done {
 /// Carries an order out, if it shows the token or a certificate.
 pub(super) async fn order(
     shared: &Shared,
-    client: Client,
+    client: &Client,
     method: &Method,
     path: &str,
     headers: &HeaderMap,
@@ -67,7 +67,7 @@ pub(super) async fn order(
 }
 
 /// Whether a request shows a certificate or the token.
-fn admit(shared: &Shared, client: Client, headers: &HeaderMap) -> Result<(), Refusal> {
+fn admit(shared: &Shared, client: &Client, headers: &HeaderMap) -> Result<(), Refusal> {
     if client.certified {
         return Ok(());
     }

@@ -8,7 +8,7 @@
 //! Invariant: no byte at or beyond the source's replay limit is ever sent, and the bytes sent on one
 //! connection are one gapless stretch of one timeline.
 //!
-//! The socket is in a directory that only PostgreSQL's user may enter: there is no authentication.
+//! The socket is for its owner only, which has to be PostgreSQL's user: there is no authentication.
 
 mod command;
 mod connection;
@@ -127,8 +127,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Listens on `<directory>/.s.PGSQL.<port>`, replacing a socket left there. The directory must
-    /// let nobody else in. `server_version` is what to announce, e.g. `15`.
+    /// Listens on `<directory>/.s.PGSQL.<port>`, replacing a socket left there. Nobody else may be able to write into the
+    /// directory. `server_version` is what to announce, e.g. `15`.
     ///
     /// # Errors
     /// Those of the socket.
@@ -138,14 +138,13 @@ impl Feed {
         server_version: &str,
         source: Arc<dyn LogSource>,
     ) -> io::Result<Feed> {
-        let path = directory.join(format!(".s.PGSQL.{port}"));
+        let path = socket(directory, port);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let listener = UnixListener::bind(&path)?;
-        // The directory keeps others out; PostgreSQL's user need not be ours.
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
         let shared = Arc::new(Shared {
             source,
             server_version: server_version.to_owned(),
@@ -161,6 +160,11 @@ impl Feed {
             port,
             accepting,
         })
+    }
+
+    /// Its socket, which only this process's user may use: where PostgreSQL's is another one, give it to that.
+    pub fn socket(&self) -> PathBuf {
+        socket(&self.directory, self.port)
     }
 
     /// What `primary_conninfo` must be.
@@ -219,6 +223,10 @@ impl Drop for Feed {
     fn drop(&mut self) {
         self.accepting.abort();
     }
+}
+
+fn socket(directory: &Path, port: u16) -> PathBuf {
+    directory.join(format!(".s.PGSQL.{port}"))
 }
 
 async fn accept(listener: UnixListener, shared: Arc<Shared>) {

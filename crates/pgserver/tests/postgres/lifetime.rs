@@ -63,7 +63,7 @@ async fn a_standby_answers_queries_and_is_promoted() {
     assert!(session.replayed().await.unwrap().is_some());
     let trigger = postgres.options().data.join("promote");
     postgres.place_trigger(&trigger).await.unwrap();
-    let session = postgres.promote(READY).await.unwrap();
+    let session = postgres.promote(READY, None).await.unwrap();
     assert!(!session.is_in_recovery().await.unwrap());
     session.value("CREATE TABLE t()").await.unwrap();
     assert!(session.promotions_since_checkpoint().await.unwrap() <= 1);
@@ -113,7 +113,7 @@ async fn the_end_of_a_standbys_snapshot_is_between_what_committed_and_what_is_gi
     assert!(open_before < end && rolled_back < end && prepared < end);
     let trigger = postgres.options().data.join("promote");
     postgres.place_trigger(&trigger).await.unwrap();
-    let session = postgres.promote(READY).await.unwrap();
+    let session = postgres.promote(READY, None).await.unwrap();
     let next = session.value(xid).await.unwrap().unwrap();
     let next = Xid8::parse(&next).unwrap();
     assert!(end <= next, "{next} is given out below {end}");
@@ -142,7 +142,7 @@ async fn a_promotion_is_asked_for_until_it_begins() {
         tokio::time::sleep(Duration::from_millis(500)).await;
         postgres.place_trigger(&trigger).await.unwrap();
     };
-    let (promoted, ()) = tokio::join!(postgres.promote(READY), late);
+    let (promoted, ()) = tokio::join!(postgres.promote(READY, None), late);
     assert!(!promoted.unwrap().is_in_recovery().await.unwrap());
     postgres.stop(StopMode::Fast, READY).await.unwrap();
 }
@@ -163,8 +163,53 @@ async fn a_promotion_outlives_the_sessions_that_ask_for_it() {
         }
         postgres.place_trigger(&trigger).await.unwrap();
     };
-    let (promoted, ()) = tokio::join!(postgres.promote(READY), late);
+    let (promoted, ()) = tokio::join!(postgres.promote(READY, None), late);
     assert!(!promoted.unwrap().is_in_recovery().await.unwrap());
+    postgres.stop(StopMode::Fast, READY).await.unwrap();
+}
+
+/// A server that was full of clients let the agent in no more: it was taken for one that is not promoted, and killed.
+#[tokio::test]
+async fn a_promotion_is_seen_by_a_session_from_before_when_clients_have_all_connections() {
+    let mut cluster = Cluster::new();
+    for (name, value) in [
+        ("max_connections", "5"),
+        ("superuser_reserved_connections", "0"),
+    ] {
+        cluster
+            .options
+            .settings
+            .push((name.to_owned(), value.to_owned()));
+    }
+    // A standby must not have less than the primary had.
+    let (postgres, _session) = cluster.ready().await;
+    postgres.stop(StopMode::Fast, READY).await.unwrap();
+    std::fs::write(cluster.options.data.join("standby.signal"), "").unwrap();
+    let (postgres, session) = cluster.ready().await;
+    let mut clients = Vec::new();
+    while let Ok(client) = postgres.connect().await {
+        clients.push(client);
+    }
+    assert!(clients.len() < 5, "{} beside the agent's", clients.len());
+    let trigger = postgres.options().data.join("promote");
+    postgres.place_trigger(&trigger).await.unwrap();
+    let promoted = postgres.promote(READY, Some(session)).await.unwrap();
+    assert!(!promoted.is_in_recovery().await.unwrap());
+    postgres.stop(StopMode::Fast, READY).await.unwrap();
+}
+
+/// A takeover waited two minutes for a standby whose replay somebody had paused, and threw it away then.
+#[tokio::test]
+async fn a_replay_that_was_paused_is_resumed_once() {
+    let cluster = Cluster::new();
+    std::fs::write(cluster.options.data.join("standby.signal"), "").unwrap();
+    let (postgres, session) = cluster.ready().await;
+    assert!(!session.resume_replay().await.unwrap(), "nobody paused it");
+    session.value("SELECT pg_wal_replay_pause()").await.unwrap();
+    assert!(session.resume_replay().await.unwrap());
+    let paused = session.value("SELECT pg_is_wal_replay_paused()").await;
+    assert_eq!(paused.unwrap().as_deref(), Some("f"));
+    assert!(!session.resume_replay().await.unwrap(), "it is resumed");
     postgres.stop(StopMode::Fast, READY).await.unwrap();
 }
 

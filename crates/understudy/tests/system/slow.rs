@@ -1,5 +1,5 @@
 //! A standby that falls far behind begins anew at the newest seal, and loses nothing by that; or the
-//! active waits for it.
+//! active waits for it. One whose replay is paused takes over all the same.
 
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,30 @@ async fn a_standby_far_behind_skips_and_can_take_over() -> Result<()> {
     ensure!(dead == active, "{dead} is active, not {active}");
     let outage = stage.outage_after(killed).await?;
     println!("{dead} killed: {:?} without commits", outage.length());
+    stage.commits(100).await?;
+    stage.verify().await
+}
+
+/// The takeover waited two minutes for a replay that nobody resumed, and then threw the standby away.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_standby_whose_replay_is_paused_takes_over() -> Result<()> {
+    let mut stage = Stage::set("replay-paused").await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    let standby = stage.cluster.names().find(|name| **name != active);
+    let standby = standby.context("two nodes")?.to_owned();
+    let operator = connect(&stage.cluster.server(&standby)?.config()).await?;
+    operator
+        .batch_execute("SELECT pg_wal_replay_pause()")
+        .await?;
+    stage.commits(200).await?;
+
+    let (dead, killed) = stage.kill_active().await?;
+    ensure!(dead == active, "{dead} is active, not {active}");
+    let outage = stage.outage_after(killed).await?.length();
+    println!("{dead} killed while {standby} was paused: {outage:?} without commits");
+    let most = Duration::from_secs(30);
+    ensure!(outage < most, "{outage:?}, and {standby} was only paused");
     stage.commits(100).await?;
     stage.verify().await
 }

@@ -11,21 +11,38 @@ use dax::ids::NodeName;
 use pgserver::StopMode;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use volume::view::View;
 
 use super::{Active, STOP_WITHIN, read_control};
 use crate::agent::context::Context;
 use crate::agent::error::Result;
 
+/// A clean stop is given up when no heartbeat was written for so many times Tmax. One that was late under the load of the
+/// last checkpoint is no reason.
+const AWAY: u32 = 3;
+
+/// How long processes of a dead server may take to end before their mount is aborted. They would log that as errors.
+const DIES_WITHIN: Duration = Duration::from_secs(1);
+
+/// What an active says when it gives its place up, and with what.
+pub(super) struct Word<'a> {
+    /// What the next heartbeat says; one that says that nobody serves is the last.
+    pub state: &'a watch::Sender<ActiveState>,
+    pub beats: JoinHandle<()>,
+    /// When the last heartbeat was written.
+    pub beaten: &'a watch::Receiver<Instant>,
+}
+
 impl Active {
     /// PostgreSQL died: whoever can should take over.
-    pub(super) async fn leave(
-        &self,
-        context: &Context,
-        state: &watch::Sender<ActiveState>,
-        beats: JoinHandle<()>,
-    ) -> Result<()> {
+    pub(super) async fn leave(&self, context: &Context, word: Word<'_>) -> Result<()> {
         // What it left behind ends before somebody else owns the volume.
+        let dies = tokio::time::timeout(DIES_WITHIN, self.postgres.kill());
+        if dies.await.is_err() {
+            // Something waits for zones, and cannot even be killed.
+            self.mount.abort();
+        }
         self.postgres.kill().await?;
         let exit = self.postgres.exit();
         let detail = exit.map_or(String::new(), |report| report.to_string());
@@ -37,25 +54,20 @@ impl Active {
         };
         if self.storage.is_leased() {
             // Whoever follows sooner waits for what is released here.
-            self.vacate(state, ActiveState::PostgresDead, beats).await;
+            self.vacate(word, ActiveState::PostgresDead).await;
             tell();
         } else {
             tell();
-            self.vacate(state, ActiveState::PostgresDead, beats).await;
+            self.vacate(word, ActiveState::PostgresDead).await;
         }
         Ok(())
     }
 
     /// Tells in the registry that nobody serves any more.
-    async fn vacate(
-        &self,
-        state: &watch::Sender<ActiveState>,
-        why: ActiveState,
-        beats: JoinHandle<()>,
-    ) {
-        state.send_replace(why);
+    async fn vacate(&self, word: Word<'_>, why: ActiveState) {
+        word.state.send_replace(why);
         // The last beat ends the task; a stalled store must not hold us up for long.
-        if tokio::time::timeout(Duration::from_secs(2), beats)
+        if tokio::time::timeout(Duration::from_secs(2), word.beats)
             .await
             .is_err()
         {
@@ -68,14 +80,34 @@ impl Active {
         }
     }
 
-    /// Stops cleanly, seals what was written, and frees the epoch to be followed.
+    /// Stops cleanly, seals what was written, and frees the epoch to be followed; unless that becomes impossible.
     pub(super) async fn release(
         &self,
         context: &Context,
-        state: &watch::Sender<ActiveState>,
         to: Option<NodeName>,
-        beats: JoinHandle<()>,
+        word: Word<'_>,
     ) -> Result<()> {
+        let patience = AWAY * context.heartbeat().timeout;
+        tokio::select! {
+            biased;
+            stopped = self.stop_and_seal() => stopped?,
+            why = self.hopeless(word.beaten, patience) => {
+                tracing::warn!("{why}: PostgreSQL is killed, and the next start replays the log");
+                return Ok(());
+            }
+        }
+        let reason = "stopped cleanly".to_owned();
+        self.vacate(word, ActiveState::Released { to: to.clone() })
+            .await;
+        context.server.announce(Notice::Bye {
+            epoch: self.epoch,
+            reason,
+            to,
+        });
+        Ok(())
+    }
+
+    async fn stop_and_seal(&self) -> Result<()> {
         let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
         if report.is_clean() {
             let sealed = tokio::time::timeout(STOP_WITHIN, self.seal_last()).await;
@@ -86,15 +118,19 @@ impl Active {
         } else {
             tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays the log");
         }
-        let reason = "stopped cleanly".to_owned();
-        self.vacate(state, ActiveState::Released { to: to.clone() }, beats)
-            .await;
-        context.server.announce(Notice::Bye {
-            epoch: self.epoch,
-            reason,
-            to,
-        });
         Ok(())
+    }
+
+    /// Waits until a clean stop can only wait for what does not come, and says why.
+    async fn hopeless(
+        &self,
+        beaten: &watch::Receiver<Instant>,
+        patience: Duration,
+    ) -> &'static str {
+        tokio::select! {
+            () = self.storage.fenced() => "another node owns the volume",
+            () = silent(beaten, patience) => "the zones do not answer",
+        }
     }
 
     /// Seals what PostgreSQL wrote until it stopped.
@@ -102,5 +138,34 @@ impl Active {
         let control = read_control(&self.view).await?;
         self.sealer.seal_shutdown(&self.view, &control).await?;
         Ok(self.view.sync_all().await?)
+    }
+}
+
+/// Waits until no heartbeat was written for so long.
+async fn silent(beaten: &watch::Receiver<Instant>, patience: Duration) {
+    loop {
+        let end = *beaten.borrow() + patience;
+        if Instant::now() >= end {
+            return;
+        }
+        tokio::time::sleep_until(end).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// A switchover whose node lost the zones after it had begun waited two and a half minutes for them.
+    #[tokio::test]
+    async fn a_stop_is_hopeless_once_beats_have_stayed_away_for_long() {
+        let (beats, beaten) = watch::channel(Instant::now());
+        let hour = Duration::from_secs(3600);
+        assert_eq!(silent(&beaten, hour).now_or_never(), None);
+        assert_eq!(silent(&beaten, Duration::ZERO).now_or_never(), Some(()));
+        beats.send_replace(Instant::now() + hour);
+        assert_eq!(silent(&beaten, Duration::ZERO).now_or_never(), None);
     }
 }

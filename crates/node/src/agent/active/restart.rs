@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-use pgdata::settings;
+use pgdata::settings::{self, Configuration};
 use pgserver::{ExitReport, Installation, Postgres, PostgresError, StopMode};
+use volume::view::View;
 
 use super::super::context::Context;
 use super::super::error::{AgentError, Result};
@@ -59,20 +60,34 @@ impl Active {
         // What could refuse the start is asked before anything is stopped, as far as possible.
         let installation = Installation::find(&context.config.postgres.bin)?;
         installation.require_major(context.version.number().into())?;
+        let configuration = tokio::select! {
+            read = self.configuration() => read?,
+            report = self.postgres.exited() => return Err(PostgresError::Exited(report).into()),
+            // The zones do not answer, and whoever stops the agent does not wait for them.
+            () = context.out_of_time() => {
+                return Err(AgentError::Refused("the agent stops".to_owned()));
+            }
+        };
+        let mut pinned = settings::active(context.version);
+        pinned.extend(context.warmth_settings(&configuration));
+        let options = context.start_options(&pinned);
         let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
         if !report.is_clean() {
             return Err(PostgresError::Exited(report).into());
         }
         announced.hold();
-        let configuration = read_configuration(&self.storage, &self.view.namespace()).await?;
-        let mut pinned = settings::active(context.version);
-        pinned.extend(context.warmth_settings(&configuration));
-        let options = context.start_options(&pinned);
         self.postgres = Postgres::start(&installation, options).await?;
         let session = self.postgres.wait_ready(START_WITHIN).await?;
         self.started = run_of(&session).await;
         announced.let_go();
         tracing::info!(version = %installation.version(), "PostgreSQL was restarted in place");
         Ok(())
+    }
+
+    /// The shared configuration, as it is now. Read while PostgreSQL serves: without zones nobody must wait for it who has
+    /// no server.
+    async fn configuration(&self) -> Result<Configuration> {
+        self.view.sync_all().await?;
+        read_configuration(&self.storage, &self.view.namespace()).await
     }
 }

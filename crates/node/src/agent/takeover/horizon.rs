@@ -42,10 +42,11 @@ impl Question {
         }
     }
 
-    /// The horizon, if the server tells in time. It must have replayed the whole log, whose end is fixed.
-    pub(crate) async fn ask(mut self) -> Option<Xid8> {
+    /// The horizon, and the session that told it, if the server tells in time. It must have replayed the whole log, whose end
+    /// is fixed.
+    pub(crate) async fn ask(mut self) -> Option<(Xid8, Session)> {
         match tokio::time::timeout(WITHIN, self.snapshot_end()).await {
-            Ok(end) => Some(end.max(self.checkpoint)),
+            Ok((end, session)) => Some((end.max(self.checkpoint), session)),
             Err(_) => {
                 tracing::info!(
                     "the standby did not tell which transaction ids are used: commits without an answer stay unknown"
@@ -55,7 +56,7 @@ impl Question {
         }
     }
 
-    async fn snapshot_end(&mut self) -> Xid8 {
+    async fn snapshot_end(&mut self) -> (Xid8, Session) {
         let opened = (&mut self.opening).await;
         let mut session = match opened {
             Ok(session) => session,
@@ -63,7 +64,7 @@ impl Question {
         };
         loop {
             match session.snapshot_end().await {
-                Ok(end) => return end,
+                Ok(end) => return (end, session),
                 // The session may have given way to redo.
                 Err(error) => tracing::debug!(%error, "asking anew which transaction ids are used"),
             }

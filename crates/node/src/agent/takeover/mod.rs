@@ -29,7 +29,7 @@ use pgdata::feed::Feedback;
 use pgdata::sealer::Sealer;
 use pgdata::timeline::TimelineId;
 use pgdata::xid::Xid8;
-use pgserver::PostgresError;
+use pgserver::{PostgresError, Session};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use volume::active::{ActiveView, Options};
@@ -46,10 +46,10 @@ use crate::agent::error::Result;
 use crate::agent::pulse::Pulse;
 use crate::agent::standby::Standby;
 
-/// Time between two rounds of ending sessions.
-const SESSIONS_END_EVERY: Duration = Duration::from_millis(100);
+/// Time between two rounds of making way for redo.
+const MAKE_WAY_EVERY: Duration = Duration::from_millis(100);
 /// How long one round may take: the agent's own session can be held up by redo as well.
-const SESSIONS_END_WITHIN: Duration = Duration::from_secs(2);
+const MAKE_WAY_WITHIN: Duration = Duration::from_secs(2);
 /// How long PostgreSQL may take to replay the rest of the log before its sessions are ended, which
 /// may hold redo up (N12 ii).
 const REPLAY_PATIENCE: Duration = Duration::from_millis(100);
@@ -215,13 +215,14 @@ pub(crate) async fn replay(standby: &mut Standby, names: Namespace, tail: LogTai
 }
 
 /// Switches the views and promotes PostgreSQL. The epoch is owned and all log replayed. The horizon is durable before PostgreSQL
-/// can give out a transaction id.
+/// can give out a transaction id. `session` is one of the agent's, if one is open.
 pub(crate) async fn promote(
     context: &Context,
     standby: &Standby,
     latest: Latest,
     tail: LogTail,
     xid: Option<Xid8>,
+    session: Option<Session>,
 ) -> Result<Switched> {
     let sealer = sealer_behind(context, &latest, &standby.control, tail)?;
     let epoch = latest.epoch();
@@ -244,7 +245,7 @@ pub(crate) async fn promote(
     let trigger = standby.view.private().place("promote")?;
     standby.postgres.place_trigger(&trigger).await?;
     drop(paused);
-    let session = standby.postgres.promote(PROMOTE_WITHIN).await?;
+    let session = standby.postgres.promote(PROMOTE_WITHIN, session).await?;
     Ok(Switched {
         epoch,
         view,
@@ -279,14 +280,13 @@ pub(crate) fn sealer_behind(
     ))
 }
 
-/// Waits until PostgreSQL has replayed to `end`. If that takes long it ends the sessions of clients,
-/// again and again: they come back, and each one's snapshot can hold redo up anew.
+/// Waits until PostgreSQL has replayed to `end`, and makes way for redo meanwhile.
 async fn replay_to(standby: &Standby, end: Lsn) -> Result<()> {
     let exited = standby.postgres.exited();
     tokio::pin!(exited);
     let applied = standby.feed.applied(end);
     tokio::pin!(applied);
-    let impatient = keep_ending_sessions(standby);
+    let impatient = keep_making_way(standby);
     tokio::pin!(impatient);
     let mut progress = standby.feed.feedback();
     let mut reads = standby.view.watch_redo();
@@ -338,18 +338,15 @@ async fn moves(
     tokio::time::timeout(within, moved).await.is_ok()
 }
 
-/// Ends the sessions of clients from [`REPLAY_PATIENCE`] on, until it is dropped.
-async fn keep_ending_sessions(standby: &Standby) -> Infallible {
+/// Takes away what holds redo up, until it is dropped: a pause that somebody ordered on this standby at once, because only
+/// a promotion would end it, and that comes later; the sessions of clients from [`REPLAY_PATIENCE`] on. Again and
+/// again: clients come back, and each one's snapshot can hold redo up anew.
+async fn keep_making_way(standby: &Standby) -> Infallible {
+    let began = Instant::now();
     let mut told = false;
-    let mut wait = REPLAY_PATIENCE;
     loop {
-        tokio::time::sleep(wait).await;
-        wait = SESSIONS_END_EVERY;
-        let ended = async {
-            let session = standby.postgres.connect().await?;
-            session.end_client_sessions().await
-        };
-        match tokio::time::timeout(SESSIONS_END_WITHIN, ended).await {
+        let ends_sessions = began.elapsed() >= REPLAY_PATIENCE;
+        match tokio::time::timeout(MAKE_WAY_WITHIN, make_way(standby, ends_sessions)).await {
             Ok(Ok(0)) => {}
             Ok(Ok(_)) if told => {}
             Ok(Ok(sessions)) => {
@@ -357,9 +354,24 @@ async fn keep_ending_sessions(standby: &Standby) -> Infallible {
                 tracing::info!(sessions, "ending read-only sessions for the takeover");
             }
             // It does not let anybody in yet, or the agent's own session gave way to redo.
-            Ok(Err(error)) => tracing::debug!(%error, "no sessions ended this time"),
-            Err(_) => tracing::debug!("PostgreSQL does not answer: trying anew to end sessions"),
+            Ok(Err(error)) => tracing::debug!(%error, "no way was made for redo this time"),
+            Err(_) => {
+                tracing::debug!("PostgreSQL does not answer: trying anew to make way for redo")
+            }
         }
+        tokio::time::sleep(MAKE_WAY_EVERY).await;
+    }
+}
+
+/// One round; how many sessions it ended.
+async fn make_way(standby: &Standby, ends_sessions: bool) -> Result<u64, PostgresError> {
+    let session = standby.postgres.connect().await?;
+    if session.resume_replay().await? {
+        tracing::warn!("replay was paused on this standby: resuming it for the takeover");
+    }
+    match ends_sessions {
+        true => session.end_client_sessions().await,
+        false => Ok(0),
     }
 }
 

@@ -7,7 +7,7 @@ use dax::ids::Epoch;
 use super::checks::{Held, holds};
 use super::flaw::Flaw;
 use super::node::{Operation, Purpose, ms};
-use super::zones::{MAJORITY, Reply, Request, ZONES};
+use super::zones::{MAJORITY, Owner, Reply, Request, ZONES};
 use super::{Call, World};
 use crate::machine::ranking::may_take_over;
 use crate::machine::{Event, Failure, LastBeat, Phase, Registry, State};
@@ -99,7 +99,8 @@ impl World {
     }
 
     fn polled(&mut self, at: usize, replies: &[Reply]) -> Held<()> {
-        let (accepted, beat) = newest(replies);
+        let (granted, beat) = newest(replies);
+        let accepted = granted.map_or(Epoch(0), |(epoch, _)| epoch);
         let control = Event::Control {
             paused: self.paused_at.is_some(),
             standbys: None,
@@ -130,15 +131,25 @@ impl World {
                 };
                 self.tell(at, Event::Seen(registry))
             }
-            State::CatchingUp | State::Warm => self.followed(at, accepted, beat),
+            State::CatchingUp | State::Warm => self.followed(at, granted, beat),
             _ => Ok(()),
         }
     }
 
-    fn followed(&mut self, at: usize, accepted: Epoch, beat: Option<LastBeat>) -> Held<()> {
+    fn followed(
+        &mut self,
+        at: usize,
+        granted: Option<(Epoch, Owner)>,
+        beat: Option<LastBeat>,
+    ) -> Held<()> {
         let now = ms(self.now);
         let attached_to = self.nodes[at].attached_to;
-        if let Some(newer) = beat.clone().filter(|b| Some(b.beat.epoch) > attached_to) {
+        let active = self.nodes[at].beat.as_ref().map(|b| b.node.clone());
+        let other = |b: &LastBeat| {
+            let same = Some(b.beat.epoch) == attached_to;
+            Some(b.beat.epoch) > attached_to || (same && Some(&b.node) != active.as_ref())
+        };
+        if let Some(newer) = beat.clone().filter(other) {
             self.tell(at, Event::Superseded)?;
             if self.nodes[at].state == State::CatchingUp {
                 self.rebind(at, newer);
@@ -146,7 +157,8 @@ impl World {
             return Ok(());
         }
         if let Some(until) = self.nodes[at].awaits_until {
-            if let Some(same) = beat.clone().filter(|b| b.beat.epoch == accepted) {
+            let accepted = granted.map(|(epoch, _)| epoch);
+            if let Some(same) = beat.clone().filter(|b| Some(b.beat.epoch) == accepted) {
                 // Nobody took over: it did not because of a pause.
                 self.rebind(at, same);
                 return Ok(());
@@ -154,14 +166,16 @@ impl World {
             if self.now < until {
                 return Ok(());
             }
-            let why = "whoever took over does not beat".to_owned();
-            return self.tell(at, Event::MustReattach(why));
+            if let Some((epoch, (owner, _))) = granted {
+                self.follow_silent(at, epoch, owner);
+            }
+            return Ok(());
         }
         let node = &mut self.nodes[at];
         let (Some(epoch), Some(detector)) = (attached_to, node.detector.as_mut()) else {
             return Ok(());
         };
-        let Some(beat) = beat else {
+        let Some(beat) = beat.filter(|beat| beat.beat.epoch >= epoch) else {
             detector.answered(None, now);
             return self.judge(at);
         };
@@ -192,7 +206,8 @@ impl World {
             self.coverage.one("paused at the last moment");
             return Ok(());
         }
-        let (accepted, _) = newest(replies);
+        let (granted, _) = newest(replies);
+        let accepted = granted.map_or(Epoch(0), |(epoch, _)| epoch);
         let newer = accepted > self.nodes[at].seen;
         if newer && self.flaw != Some(Flaw::NewerIgnored) {
             return self.tell(
@@ -212,10 +227,13 @@ impl World {
         holds(!(by_itself && (paused || tagged)), || {
             format!("{} takes over by itself, but may not", self.nodes[at].name)
         })?;
-        let epoch = Epoch(accepted.0 + 1);
+        self.propose(at, accepted.next());
+        Ok(())
+    }
+
+    pub(super) fn propose(&mut self, at: usize, epoch: Epoch) {
         let owner = self.nodes[at].owner();
         self.begin(at, Purpose::Own(epoch), &Request::Propose(epoch, owner));
-        Ok(())
     }
 
     fn owns(&mut self, at: usize, epoch: Epoch) -> Held<()> {
@@ -252,11 +270,11 @@ impl World {
 }
 
 /// The highest epoch and the last heartbeat of these answers.
-fn newest(replies: &[Reply]) -> (Epoch, Option<LastBeat>) {
-    let (mut accepted, mut last) = (Epoch(0), None::<LastBeat>);
+fn newest(replies: &[Reply]) -> (Option<(Epoch, Owner)>, Option<LastBeat>) {
+    let (mut accepted, mut last) = (None, None::<LastBeat>);
     for reply in replies {
-        if let Reply::Read(epoch, beat) = reply {
-            accepted = accepted.max(*epoch);
+        if let Reply::Read(granted, beat) = reply {
+            accepted = accepted.max(*granted);
             let newer = beat.as_ref().map(|b| b.beat) > last.as_ref().map(|b| b.beat);
             if newer {
                 last.clone_from(beat);

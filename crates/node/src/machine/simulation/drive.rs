@@ -130,6 +130,17 @@ impl World {
         self.attached(at);
     }
 
+    /// A standby goes on with who owns the highest epoch, by a beat that it has not written.
+    pub(super) fn follow_silent(&mut self, at: usize, epoch: Epoch, owner: usize) {
+        self.coverage.one("followed a silent owner");
+        let beat = LastBeat {
+            node: self.nodes[owner].name.clone(),
+            beat: Beat { epoch, counter: 0 },
+            state: ActiveState::TakingOver,
+        };
+        self.rebind(at, beat);
+    }
+
     /// The node looks after itself.
     pub(super) fn step(&mut self, at: usize) -> Held<()> {
         self.report(at);
@@ -301,6 +312,11 @@ impl World {
                 if done && !self.nodes[at].does(asks) {
                     let purpose = Purpose::BeforeFence { sent: self.now };
                     self.begin(at, purpose, &Request::Read);
+                }
+                if let Some((operation, epoch)) = self.nodes[at].undecided(self.now) {
+                    self.coverage.one("contests that nobody won");
+                    self.nodes[at].operations.remove(&operation);
+                    self.propose(at, epoch.next());
                 }
                 Ok(())
             }

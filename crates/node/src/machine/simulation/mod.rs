@@ -256,7 +256,12 @@ impl World {
         self.numbers += 1;
         let operation = self.numbers;
         let done = std::collections::HashMap::new();
-        let begun = Operation { purpose, done };
+        let began = self.now;
+        let begun = Operation {
+            purpose,
+            began,
+            done,
+        };
         self.nodes[node].operations.insert(operation, begun);
         let incarnation = self.nodes[node].incarnation;
         for zone in 0..ZONES {

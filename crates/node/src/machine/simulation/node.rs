@@ -32,6 +32,7 @@ pub(super) enum Purpose {
 #[derive(Debug)]
 pub(super) struct Operation {
     pub purpose: Purpose,
+    pub began: u64,
     pub done: HashMap<usize, Reply>,
 }
 
@@ -148,6 +149,21 @@ impl Node {
 
     pub fn does(&self, purpose: impl Fn(&Purpose) -> bool) -> bool {
         self.operations.values().any(|o| purpose(&o.purpose))
+    }
+
+    /// An epoch for which a zone has accepted somebody else, while others say nothing for longer than that: nobody may
+    /// have won it.
+    pub fn undecided(&self, now: u64) -> Option<(u64, Epoch)> {
+        // Rivals wait for different times, as the protocol's do.
+        let patience = 250 + 150 * self.at as u64;
+        self.operations.iter().find_map(|(number, operation)| {
+            let Purpose::Own(epoch) = operation.purpose else {
+                return None;
+            };
+            let refused = operation.done.values().any(|r| matches!(r, Reply::Refused));
+            let undecided = refused && now >= operation.began + patience;
+            undecided.then_some((*number, epoch))
+        })
     }
 
     pub fn member(&self) -> Member {

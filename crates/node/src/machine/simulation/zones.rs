@@ -29,7 +29,7 @@ pub(super) enum Request {
 
 #[derive(Debug, Clone)]
 pub(super) enum Reply {
-    Read(Epoch, Option<LastBeat>),
+    Read(Option<(Epoch, Owner)>, Option<LastBeat>),
     Done,
     Refused,
     Tail(HashSet<Commit>),
@@ -51,7 +51,7 @@ impl Zone {
     pub fn answer(&mut self, request: &Request, flaw: Option<Flaw>) -> Reply {
         let fences = flaw != Some(Flaw::NoFence);
         match request {
-            Request::Read => Reply::Read(self.epoch(), self.beat.clone()),
+            Request::Read => Reply::Read(self.accepted, self.beat.clone()),
             Request::Tail(epoch, _) if *epoch < self.epoch() && fences => Reply::Refused,
             Request::Tail(epoch, owner) => {
                 let newer = *epoch > self.epoch() && flaw != Some(Flaw::ReadsOutsideTheFence);

@@ -1,5 +1,7 @@
 //! What happens to a node, told from beginning to end.
 
+mod orders;
+
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -89,6 +91,41 @@ fn a_node_serves_only_when_nobody_else_will() {
     assert_eq!(node.on(Event::Seen(seen)), State::TakingOver(Phase::Fence));
     let cause = node.machine.decision().map(|d| d.cause.clone());
     assert_eq!(cause, Some(Cause::Started));
+}
+
+/// A node copied with its name fenced the healthy active, and was fenced back, every few seconds for ever.
+#[test]
+fn a_node_does_nothing_while_another_agent_serves_under_its_name() {
+    let mut node = Node::new(Tags::default());
+    let mut alarms = Vec::new();
+    for counter in 5..100 {
+        let seen = Event::Seen(registry("me", counter, ActiveState::Serving));
+        alarms.extend(node.effects(seen));
+        assert_eq!(node.machine.state(), State::Looking, "{counter}");
+        node.now += 200 * MS;
+    }
+    assert!(
+        matches!(&alarms[..], [Effect::Alarm(why)] if why.contains("under the name me")),
+        "{alarms:?}"
+    );
+    assert_eq!(node.on(failover(None, false)), State::Looking);
+    let gone = Event::Seen(registry("me", 99, ActiveState::Serving));
+    node.on(gone.clone());
+    node.now += 1500 * MS;
+    assert_eq!(node.on(gone), State::TakingOver(Phase::Fence));
+}
+
+#[test]
+fn a_late_beat_of_an_earlier_life_is_waited_out() {
+    let mut node = Node::new(Tags::default());
+    let seen = |counter| Event::Seen(registry("me", counter, ActiveState::Serving));
+    assert_eq!(node.effects(seen(5)), []);
+    node.now += SECOND;
+    assert_eq!(node.effects(seen(6)), []);
+    node.now += SECOND;
+    assert_eq!(node.on(seen(6)), State::Looking);
+    node.now += SECOND;
+    assert_eq!(node.on(seen(6)), State::TakingOver(Phase::Fence));
 }
 
 #[test]
@@ -281,6 +318,35 @@ fn failures_in_a_row_wait_longer_each_and_success_forgets_them() {
     assert_eq!(node.machine.wake_at(), Some(node.now + 100 * MS));
 }
 
+/// Redo had failed from the last seal, and the attach at the one before it for another reason. When there was a newer one,
+/// the one before that was the bad one.
+#[test]
+fn a_seal_is_passed_over_only_while_redo_fails() {
+    let failed = |redo_failed| {
+        Event::Failed(Failure {
+            reason: "because".into(),
+            redo_failed,
+            ..Failure::default()
+        })
+    };
+    let mut node = Node::standby(Tags::default());
+    node.on(failed(true));
+    assert_eq!(node.machine.seal_choice(), SealChoice::BeforeLast);
+    assert_eq!(node.on(failed(false)), State::Discarding);
+    assert_eq!(
+        node.machine.seal_choice(),
+        SealChoice::BeforeLast,
+        "its end"
+    );
+    node.on(Event::Cleared);
+    node.now += 10 * SECOND;
+    assert_eq!(node.on(Event::Tick), State::Looking);
+    node.look(1, ActiveState::Serving);
+    assert_eq!(node.look(2, ActiveState::Serving), State::Attaching);
+    node.on(failed(false));
+    assert_eq!(node.machine.seal_choice(), SealChoice::Last);
+}
+
 #[test]
 fn a_machine_that_cannot_run_a_node_ends_it_only_the_first_time() {
     let broken = || {
@@ -351,50 +417,6 @@ fn a_returning_node_is_a_spare_where_there_are_enough_standbys() {
     node.on(Event::Seen(seen.clone()));
     seen.beat.as_mut().unwrap().beat.counter = 2;
     assert_eq!(node.on(Event::Seen(seen)), State::Spare);
-}
-
-#[test]
-fn an_active_hands_over_to_a_living_standby_only() {
-    let mut node = Node::active();
-    for (to, force) in [(None, false), (Some("third"), false), (Some("me"), true)] {
-        assert_eq!(node.on(failover(to, force)), State::Serving);
-    }
-    let third = member("third", Role::Standby, MemberState::Warm);
-    let nodes_seen = NodesSeen {
-        nodes: vec![(third, true)],
-        zone: None,
-    };
-    node.on(Event::NodesSeen(nodes_seen));
-    assert_eq!(node.on(failover(None, false)), State::HandingOver);
-    assert_eq!(node.machine.successor(), Some(&name("third")));
-    assert_eq!(node.on(Event::Cleared), State::Looking);
-}
-
-#[test]
-fn an_active_that_restarts_says_so_until_it_serves() {
-    let mut node = Node::active();
-    assert_eq!(node.on(Event::Asked(Ask::Restart)), State::Restarting);
-    assert_eq!(node.machine.role(), Role::Active);
-    assert_eq!(node.machine.state().of_member(), MemberState::Restarting);
-    assert_eq!(node.on(failover(None, true)), State::Restarting, "later");
-    assert_eq!(node.on(Event::StoreLost), State::Restarting);
-    assert_eq!(node.on(Event::Restarted), State::Serving);
-
-    node.on(Event::StoreLost);
-    let refused = node.effects(Event::Asked(Ask::Restart));
-    assert!(matches!(&refused[..], [Effect::Reply(Err(_))]));
-    node.on(Event::StoreBack);
-
-    node.on(Event::Asked(Ask::Restart));
-    let died = Event::PostgresExited {
-        redo_failed: false,
-        report: "killed".to_owned(),
-    };
-    assert_eq!(node.on(died), State::Discarding);
-    assert_eq!(
-        Node::standby(Tags::default()).on(Event::Asked(Ask::Restart)),
-        State::Warm
-    );
 }
 
 #[test]
