@@ -37,6 +37,8 @@ pub enum Event {
     Granted,
     /// It is the victim of a deadlock.
     Deadlock,
+    /// Its client does not want to wait any more.
+    Cancelled,
     /// It is in the log as this number: commit.
     Commit(Number),
     /// It has committed.
@@ -254,7 +256,8 @@ impl Hub {
         self.act(|manager, out| manager.ended(tx, out));
     }
 
-    fn tell(&self, tx: Tx, event: Event) {
+    /// Tells a transaction something.
+    pub fn tell(&self, tx: Tx, event: Event) {
         if let Some(session) = self.sessions.lock().get(&tx) {
             // Who does not listen any more does not care.
             let _ = session.send(event);
