@@ -2,6 +2,7 @@
 
 mod corpus;
 mod failures;
+mod members;
 mod moving;
 #[path = "../../../proxy/tests/real/server.rs"]
 #[expect(dead_code, reason = "the proxy's tests use more of it")]
