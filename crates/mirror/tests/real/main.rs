@@ -1,5 +1,6 @@
 //! Managers with two real servers of stock PostgreSQL.
 
+mod copies;
 mod corpus;
 mod failures;
 mod members;
