@@ -63,8 +63,12 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Asks for all of `claims`; `None` if the transaction has to wait. It must not be waiting already.
+    /// Asks for all of `claims`; `None` if the transaction has to wait. What it has waited for before is not asked for any more.
     pub fn acquire(&mut self, tx: Tx, claims: &Claims) -> Option<Grant> {
+        if let Some(class) = self.stop_waiting(tx) {
+            // Whoever waits behind it is served when it is over.
+            self.held.entry(tx).or_default().insert(class);
+        }
         let claims = claims.iter().map(|(class, mode)| (class.clone(), mode));
         self.go_on(tx, claims.collect())
     }
@@ -159,6 +163,15 @@ impl Locks {
             queue.waiters.retain(|(other, _)| *other != tx);
         }
         Some(waiting.class)
+    }
+
+    /// A transaction waits no longer, and keeps what it has: what became of those that waited behind it.
+    pub fn give_up(&mut self, tx: Tx) -> Vec<(Tx, Grant)> {
+        let mut grants = Vec::new();
+        if let Some(class) = self.stop_waiting(tx) {
+            self.serve(&class, &mut grants);
+        }
+        grants
     }
 
     /// A transaction is over, or gives up waiting and is rolled back: what became of those that waited for it.
@@ -264,6 +277,40 @@ mod tests {
             Some(Grant::Deadlock)
         );
         assert_eq!(locks.release(Tx(2)), [(Tx(1), Grant::Granted)]);
+    }
+
+    /// It stayed in the queue: what it was given there later was taken for what it asked for next.
+    #[test]
+    fn what_is_not_waited_for_any_more_is_not_given() {
+        let mut locks = Locks::default();
+        assert_eq!(locks.acquire(Tx(2), &key("a")), Some(Grant::Granted));
+        assert_eq!(locks.acquire(Tx(3), &key("b")), Some(Grant::Granted));
+        assert_eq!(locks.acquire(Tx(1), &key("a")), None);
+        assert_eq!(locks.acquire(Tx(4), &key("a")), None);
+        // The first one waits too long, goes back to a savepoint, and goes on.
+        assert!(locks.give_up(Tx(1)).is_empty());
+        assert_eq!(locks.acquire(Tx(1), &key("b")), None);
+        assert_eq!(locks.release(Tx(2)), [(Tx(4), Grant::Granted)]);
+        // The same if nobody has said that it gave up.
+        assert_eq!(locks.acquire(Tx(1), &key("c")), Some(Grant::Granted));
+        assert!(locks.release(Tx(3)).is_empty());
+        assert!(locks.release(Tx(4)).is_empty());
+        assert!(locks.release(Tx(1)).is_empty());
+        assert!(locks.is_empty());
+    }
+
+    #[test]
+    fn those_behind_one_that_gives_up_go_on() {
+        let mut locks = Locks::default();
+        let shared = table(Mode::Shared);
+        assert_eq!(locks.acquire(Tx(1), &shared), Some(Grant::Granted));
+        assert_eq!(locks.acquire(Tx(2), &table(Mode::Exclusive)), None);
+        assert_eq!(locks.acquire(Tx(3), &shared), None);
+        assert_eq!(locks.give_up(Tx(2)), [(Tx(3), Grant::Granted)]);
+        for tx in 1..=3 {
+            locks.release(Tx(tx));
+        }
+        assert!(locks.is_empty());
     }
 
     #[test]

@@ -137,6 +137,21 @@ pub struct Record {
     pub draft: Arc<Draft>,
 }
 
+impl Record {
+    /// About how long it is in memory, and on its way.
+    pub fn bytes(&self) -> usize {
+        let of = |statement: &Statement| {
+            let values = statement
+                .parameters
+                .iter()
+                .filter_map(|one| one.value.as_ref());
+            let copied = statement.copied.as_ref().map_or(0, Vec::len);
+            statement.text.len() + values.map(Vec::len).sum::<usize>() + copied
+        };
+        self.draft.statements.iter().map(of).sum()
+    }
+}
+
 /// In the log, and between managers, what is shared is as what is not.
 mod shared {
     use std::sync::Arc;

@@ -23,8 +23,8 @@ use crate::core::record::{Number, Record, Statement};
 
 /// Answers are read after so much was sent, so that neither side waits for the other to read.
 const SENT_BYTES: usize = 16 << 10;
-/// How often an error is taken for one that passes.
-const ATTEMPTS: u32 = 20;
+/// How often a transaction is tried, before it is told why it cannot be executed.
+const ATTEMPTS: u32 = 10;
 /// How far ahead sequences are set, so that they need not be set each time.
 const AHEAD: i64 = 32;
 
@@ -35,8 +35,8 @@ pub enum Applied {
     Done,
     /// The member answered something else than the primary.
     Differs(String),
-    /// The member cannot be asked.
-    Lost,
+    /// It could not be executed, for a reason that passes: it is to be tried again.
+    Later(String),
 }
 
 /// Why transactions of the log were not executed.
@@ -64,6 +64,8 @@ pub struct Applier {
     pub life: Life,
     /// The statement that has made its settings what they are, and of which definitions; none if they are the server's own.
     settings: Option<(u64, String)>,
+    /// Of which definitions its prepared statements are.
+    definitions: u64,
     /// Something was put that `Sync` must follow.
     is_open: bool,
 }
@@ -75,6 +77,7 @@ impl Applier {
             session,
             life,
             settings: None,
+            definitions: 0,
             is_open: false,
         }
     }
@@ -85,7 +88,11 @@ impl Applier {
         self.session.query("SET ROLE NONE").await.map(drop)
     }
 
-    fn begin(&mut self) -> Result<(), Failed> {
+    /// Begins a transaction, with definitions as they are: what was prepared before they changed may mean something else.
+    fn begin(&mut self, definitions: u64) -> Result<(), Failed> {
+        if std::mem::replace(&mut self.definitions, definitions) != definitions {
+            self.session.wire.statements.drop_all();
+        }
         let Wire {
             statements, output, ..
         } = &mut self.session.wire;
@@ -185,6 +192,16 @@ impl Applier {
     }
 }
 
+/// Whether an error says nothing of the statement, and is gone sooner or later: conflicts, missing resources, somebody who has a
+/// lock there or cancels what runs, a server that stops or only reads.
+fn passes(code: &str) -> bool {
+    [
+        "25006", "25P03", "25P04", "40", "53", "55006", "55P03", "57", "58",
+    ]
+    .iter()
+    .any(|class| code.starts_with(class))
+}
+
 fn check(statement: &Statement, answer: &[BytesMut]) -> Result<(), Failed> {
     match statement.digest {
         Some(wanted) if digest_of(answer) != wanted => {
@@ -226,33 +243,34 @@ impl Member {
                     tracing::debug!(%error, number = %record.number, "a session of the member was lost");
                     last = error.to_string();
                     if attempt > 2 {
-                        return Applied::Lost;
+                        break;
                     }
                 }
                 Err(Failed::Wire(WireError::Said(said))) => {
                     last = format!("{}: {}", said.code, said.message);
-                    // What passes: conflicts, missing resources, a server that stops.
-                    let passes = ["40", "53", "55", "57", "58"]
-                        .iter()
-                        .any(|class| said.code.starts_with(class));
-                    if !passes {
+                    if !passes(&said.code) {
                         return Applied::Differs(last);
                     }
                     if said.code.starts_with("57P0") {
-                        return Applied::Lost;
+                        break;
                     }
                 }
             }
             tokio::time::sleep(Duration::from_millis(20 << attempt.min(5))).await;
         }
-        Applied::Differs(last)
+        Applied::Later(last)
     }
 
     async fn attempt(&self, life: Life, records: &[Record]) -> Result<(), Failed> {
-        let mut applier = self.applier(life).await?;
+        // A member that lets nobody in has answered nothing.
+        let applier = self.applier(life).await;
+        let mut applier = applier.map_err(std::io::Error::other)?;
         let executed = match self.execute(&mut applier, records).await {
             Err(failed @ (Failed::Differs(_) | Failed::Wire(WireError::Said(_)))) => {
-                applier.give_up().await?;
+                if let Err(error) = applier.give_up().await {
+                    self.idle.lock().clear();
+                    return Err(error.into());
+                }
                 // It may be there already, by a session that has ended since.
                 match records {
                     [one] if applier.has(one.number).await? => Ok(()),
@@ -261,16 +279,18 @@ impl Member {
             }
             executed => executed,
         };
-        if !matches!(executed, Err(Failed::Wire(WireError::Lost(_)))) {
-            self.idle.lock().push(applier);
+        match executed {
+            // What has ended one session may have ended all that wait: nobody asks those.
+            Err(Failed::Wire(WireError::Lost(_))) => self.idle.lock().clear(),
+            _ => self.give_back(applier),
         }
         executed
     }
 
     async fn execute(&self, applier: &mut Applier, records: &[Record]) -> Result<(), Failed> {
-        applier.begin()?;
-        let statements = records.iter().flat_map(|record| &record.draft.statements);
         let definitions = self.definitions.load(Ordering::Acquire);
+        applier.begin(definitions)?;
+        let statements = records.iter().flat_map(|record| &record.draft.statements);
         applier.run(definitions, statements).await?;
         let drafts = || records.iter().map(|record| &record.draft);
         let may_set_back = drafts()
@@ -291,7 +311,7 @@ impl Member {
         applier.commit(records).await?;
         if may_set_back {
             // Nothing else is executed meanwhile.
-            self.definitions.fetch_add(1, Ordering::AcqRel);
+            self.redefined();
         }
         Ok(())
     }

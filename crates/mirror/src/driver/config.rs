@@ -69,6 +69,8 @@ pub struct Config {
     pub harmless: Harmless,
     /// Where `pg_dump` and `pg_restore` of the newer of both versions are; looked for in the path otherwise.
     pub bin: Option<PathBuf>,
+    /// Where a state transfer keeps the copy of the other member until it is restored; the directory for temporary files otherwise.
+    pub transfers: Option<PathBuf>,
     /// The certificate that clients are shown; without one, their connections are not encrypted.
     pub tls: Option<TlsConfig>,
     /// What members must prove.
@@ -109,6 +111,9 @@ fn default_lag() -> u64 {
 fn default_retain() -> u64 {
     1_000_000
 }
+
+/// A message between the managers must hold a transaction, with what it conflicts on.
+const MOST_TRANSACTION_BYTES: usize = 256 << 20;
 
 fn default_transaction_bytes() -> usize {
     64 << 20
@@ -205,14 +210,25 @@ impl Config {
             key: "member_tls.root",
             reason: reason.to_owned(),
         })?;
-        config.target()?;
-        config.other_target()?;
+        let (target, other) = (config.target()?, config.other_target()?);
         let refused = |key, reason: &str| {
             Err(ConfigError {
                 key,
                 reason: reason.to_owned(),
             })
         };
+        if target.database != other.database {
+            return refused(
+                "other_member",
+                "must have the same name of the database as the member",
+            );
+        }
+        if config.transaction_bytes > MOST_TRANSACTION_BYTES {
+            return refused(
+                "transaction_bytes",
+                "must be at most 268435456, as much as a message between the managers holds",
+            );
+        }
         if config.lease > config.timeout {
             return refused("lease", "must not be longer than the timeout");
         }
@@ -283,6 +299,7 @@ mod tests {
         };
         assert!(told("lease = '5s'").contains("lease"));
         assert!(told("leas = '5s'").contains("leas"));
+        assert!(told("transaction_bytes = 268435457").contains("transaction_bytes"));
         let text = SMALLEST.replace(" dbname=app'", "'");
         assert!(
             Config::parse(&text)
@@ -290,5 +307,8 @@ mod tests {
                 .to_string()
                 .contains("dbname")
         );
+        let text = SMALLEST.replace("dbname=app password", "dbname=other password");
+        let mistake = Config::parse(&text).expect_err("another database");
+        assert!(mistake.to_string().contains("other_member"));
     }
 }

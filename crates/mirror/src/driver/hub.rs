@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dax::tls::{PostgresServer, Tls};
 use parking_lot::{Mutex, RwLock};
@@ -21,12 +21,14 @@ use super::wire::Postgres;
 use super::zones::Zones;
 use crate::core::gate::Gate;
 use crate::core::locks::Tx;
-use crate::core::manager::{Effect, Life, Manager, Message, Role};
+use crate::core::manager::{Effect, Life, Manager, Message, Role, Why};
 use crate::core::record::{Number, Record};
 use crate::sql::Facts;
 
 /// So many transactions of the log are executed as one at most.
 const TOGETHER: usize = 8;
+/// How long after one that could not be executed.
+const APPLY_AGAIN: Duration = Duration::from_millis(200);
 
 /// What a client's session is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub enum Event {
     Granted,
     /// It is the victim of a deadlock.
     Deadlock,
+    /// Its client does not want to wait any more.
+    Cancelled,
     /// It is in the log as this number: commit.
     Commit(Number),
     /// It has committed.
@@ -170,6 +174,12 @@ impl Hub {
         if before != after {
             tracing::info!(?before, ?after, "the manager's state changes");
         }
+        if before != after && after == Role::Recovering(Why::Ahead) {
+            tracing::error!(
+                "the member has transactions that the log has never had, so nobody works with it; give the managers the volume \
+                 of before, or see \"A log that is lost\" in docs/MIRROR.md"
+            );
+        }
         let (epoch, life) = (manager.epoch(), manager.life());
         let mut ready = Vec::new();
         for effect in out {
@@ -246,7 +256,8 @@ impl Hub {
         self.act(|manager, out| manager.ended(tx, out));
     }
 
-    fn tell(&self, tx: Tx, event: Event) {
+    /// Tells a transaction something.
+    pub fn tell(&self, tx: Tx, event: Event) {
         if let Some(session) = self.sessions.lock().get(&tx) {
             // Who does not listen any more does not care.
             let _ = session.send(event);
@@ -357,8 +368,21 @@ impl Hub {
         Ok(())
     }
 
-    async fn apply(&self, life: Life, records: Vec<Record>) {
-        let applied = self.member.apply_all(life, &records).await;
+    /// Has the member execute transactions of the log, again and again, for as long as its server lives: nothing else would make it
+    /// current, and somebody may wait for it.
+    async fn apply(&self, life: Life, mut records: Vec<Record>) {
+        while !records.is_empty() && self.look(Manager::life) == life {
+            let later = self.try_to_apply(life, &records).await;
+            records.retain(|record| later.contains(&record.number));
+            if !records.is_empty() {
+                tokio::time::sleep(APPLY_AGAIN).await;
+            }
+        }
+    }
+
+    /// Those that are to be tried again.
+    async fn try_to_apply(&self, life: Life, records: &[Record]) -> Vec<Number> {
+        let applied = self.member.apply_all(life, records).await;
         let is_done = |applied: &Applied| matches!(applied, Applied::Done);
         let done = applied.iter().filter(|(_, applied)| is_done(applied));
         let done: Vec<Number> = done.map(|(number, _)| *number).collect();
@@ -369,21 +393,27 @@ impl Hub {
             done.iter()
                 .for_each(|number| manager.applied(life, *number, out))
         });
-        for (number, applied) in applied {
-            self.see_applied(life, number, applied);
-        }
+        let seen = applied.into_iter().filter_map(|(number, applied)| {
+            let is_later = self.see_applied(life, number, applied);
+            is_later.then_some(number)
+        });
+        seen.collect()
     }
 
-    fn see_applied(&self, life: Life, number: Number, applied: Applied) {
+    /// Whether it is to be tried again.
+    fn see_applied(&self, life: Life, number: Number, applied: Applied) -> bool {
         match applied {
-            Applied::Done => {}
+            Applied::Done => false,
             Applied::Differs(why) => {
                 tracing::error!(%number, why, "the member answered otherwise than the primary");
                 *self.difference.lock() = Some(format!("transaction {number}: {why}"));
                 self.act(|manager, out| manager.differs(life, number, out));
+                false
             }
-            // The member is down, which is noticed elsewhere.
-            Applied::Lost => tracing::debug!(%number, "the member was lost"),
+            Applied::Later(why) => {
+                tracing::warn!(%number, why, "the member cannot execute a transaction of the log now; trying again");
+                true
+            }
         }
     }
 

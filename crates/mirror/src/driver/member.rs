@@ -4,11 +4,11 @@
 //! is executed twice. Transactions of the log do not wait for the disk, so a server that crashed has lost the last of them: a session
 //! that executes any is at the server that was asked what it has, which has not crashed since ([`Member::session`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
@@ -30,6 +30,10 @@ use crate::sql::{CATALOG, Facts};
 const INSTALL: &str = include_str!("install.sql");
 /// Transactions of which it is remembered by which token they can be asked about.
 const REMEMBERED: u64 = 100_000;
+/// So long at least.
+const REMEMBERED_FOR: Duration = Duration::from_secs(300);
+/// So many clients' verifiers are asked for at the same time.
+const LOGINS: usize = 4;
 
 /// What a member has.
 #[derive(Debug)]
@@ -51,6 +55,10 @@ pub struct Member {
     life: Mutex<Option<(Life, i64)>>,
     pub(super) idle: Mutex<Vec<Applier>>,
     pub(super) places: Semaphore,
+    /// So many sessions wait at most for what is to be executed.
+    most_idle: usize,
+    /// Who asks for verifiers, which must not take the places of clients.
+    logins: Semaphore,
     /// How often definitions have changed: settings may mean something else then, as a role that was made anew.
     pub(super) definitions: AtomicU64,
     /// How far sequences were set.
@@ -197,6 +205,8 @@ impl Member {
             life: Mutex::default(),
             idle: Mutex::default(),
             places: Semaphore::new(appliers),
+            most_idle: appliers,
+            logins: Semaphore::new(LOGINS),
             definitions: AtomicU64::new(0),
             raised: tokio::sync::Mutex::default(),
         }
@@ -257,20 +267,35 @@ impl Member {
             "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = {}",
             quote_literal(user)
         );
+        // Clients may come by the hundred, and each has a connection to the member already.
+        let _place = self.logins.acquire().await.map_err(|_| gone())?;
         let idle = self.idle.lock().pop();
         if let Some(mut applier) = idle
             && applier.reset().await.is_ok()
             && let Ok(reply) = applier.session.query(&text).await
         {
-            self.idle.lock().push(applier);
+            self.give_back(applier);
             return Ok(reply.value());
         }
         let mut session = Postgres::connect(&self.target, "understudy mirror").await?;
         let value = session.query(&text).await?.value();
         if let Ok(life) = self.life_at(&mut session.wire).await {
-            self.idle.lock().push(Applier::new(session, life));
+            self.give_back(Applier::new(session, life));
         }
         Ok(value)
+    }
+
+    /// Keeps a session for whoever needs one next, if there are not enough.
+    pub(super) fn give_back(&self, applier: Applier) {
+        let mut idle = self.idle.lock();
+        if idle.len() < self.most_idle {
+            idle.push(applier);
+        }
+    }
+
+    /// Definitions have changed.
+    pub fn redefined(&self) {
+        self.definitions.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -342,7 +367,7 @@ pub async fn contents(session: &mut Postgres, install: bool) -> Result<Contents,
         if !install {
             return Ok(Contents::Empty);
         }
-        install_with(session, &Ledger::default()).await?;
+        install_with(session, &Ledger::default(), &Tokens::default()).await?;
     }
     session.query("SET synchronous_commit = on").await?;
     let state = session
@@ -378,20 +403,66 @@ async fn ledger(session: &mut Postgres, floor: Option<String>) -> Result<Ledger,
     Ok(Ledger::new(floor, above))
 }
 
-/// Makes what a manager needs in its member, which has this of the log.
-pub async fn install_with(session: &mut Postgres, ledger: &Ledger) -> Result<(), WireError> {
+/// What a member says of transactions by their tokens.
+#[derive(Debug, Default)]
+pub struct Tokens {
+    /// Those that it remembers: the number and the token of each.
+    remembered: Vec<(String, String)>,
+    /// The epoch and the count of the last one that it may have forgotten.
+    forgotten: (u64, u64),
+}
+
+/// Reads what a member says of transactions by their tokens.
+pub async fn tokens(session: &mut Postgres) -> Result<Tokens, WireError> {
+    let state = session
+        .query("SELECT forgotten_epoch, forgotten_count FROM understudy_mirror.state")
+        .await?;
+    let mut forgotten = state.row().into_iter().map(|text| number(text).0);
+    let forgotten = (
+        forgotten.next().unwrap_or_default(),
+        forgotten.next().unwrap_or_default(),
+    );
+    let applied = session
+        .query("SELECT number, token FROM understudy_mirror.applied")
+        .await?;
+    let rows = applied.rows().into_iter();
+    let remembered = rows.filter_map(|row| {
+        let mut row = row.into_iter().flatten();
+        Some((row.next()?, row.next()?))
+    });
+    Ok(Tokens {
+        remembered: remembered.collect(),
+        forgotten,
+    })
+}
+
+/// Makes what a manager needs in its member, which has this of the log: all of it, or nothing.
+pub async fn install_with(
+    session: &mut Postgres,
+    ledger: &Ledger,
+    tokens: &Tokens,
+) -> Result<(), WireError> {
     session.query("SET synchronous_commit = on").await?;
+    session.query("BEGIN").await?;
     session.query(INSTALL).await?;
-    let floor = ledger.floor();
-    let above: Vec<String> = (floor.0 + 1..=ledger.last().0)
-        .filter(|number| ledger.contains(Number(*number)))
-        .map(|number| format!("INSERT INTO understudy_mirror.applied VALUES ({number}, '');"))
-        .collect();
+    for some in tokens.remembered.chunks(1000) {
+        let values: Vec<String> = some
+            .iter()
+            .map(|(number, token)| format!("({number}, {})", quote_literal(token)))
+            .collect();
+        let values = values.join(", ");
+        session
+            .query(&format!(
+                "INSERT INTO understudy_mirror.applied VALUES {values}"
+            ))
+            .await?;
+    }
+    let (floor, (epoch, count)) = (ledger.floor(), tokens.forgotten);
     session
         .query(&format!(
-            "INSERT INTO understudy_mirror.state (floor) VALUES ({floor}) ON CONFLICT (one) DO UPDATE \
-             SET floor = excluded.floor, is_diverged = false; {}",
-            above.concat()
+            "INSERT INTO understudy_mirror.state (floor, forgotten_epoch, forgotten_count) \
+             VALUES ({floor}, {epoch}, {count}) ON CONFLICT (one) DO UPDATE \
+             SET floor = excluded.floor, is_diverged = false; COMMIT"
         ))
         .await?;
     Ok(())
@@ -407,12 +478,35 @@ pub async fn save(session: &mut Postgres, floor: Number) -> Result<(), WireError
         .map(drop)
 }
 
-/// Forgets the numbers that everything up to `floor`, which was saved, stands for, but for those that may still be asked about.
-pub async fn prune(session: &mut Postgres, floor: Number) -> Result<(), WireError> {
-    let oldest = floor.0.saturating_sub(REMEMBERED);
+/// What may be forgotten of a member's transactions: all but the last of them, and but those of the last minutes.
+#[derive(Debug, Default)]
+pub struct Memory(VecDeque<(Instant, Number)>);
+
+impl Memory {
+    /// The member has everything up to `floor` now: up to where it may forget.
+    pub fn forgets(&mut self, now: Instant, floor: Number) -> Number {
+        self.0.push_back((now, floor));
+        let is_old = |(at, _): &(Instant, Number)| now.duration_since(*at) >= REMEMBERED_FOR;
+        // The last one that is old enough stays.
+        while self.0.get(1).is_some_and(is_old) {
+            self.0.pop_front();
+        }
+        let old = self.0.front().filter(|one| is_old(one));
+        let old = old.map_or(0, |(_, floor)| floor.0);
+        Number(old.min(floor.0.saturating_sub(REMEMBERED)))
+    }
+}
+
+/// Forgets numbers up to this one, for which the floor stands that was saved, and remembers which tokens may be among them.
+pub async fn prune(session: &mut Postgres, oldest: Number) -> Result<(), WireError> {
     session
         .query(&format!(
-            "DELETE FROM understudy_mirror.applied WHERE number <= {oldest}"
+            "WITH gone AS (DELETE FROM understudy_mirror.applied WHERE number <= {oldest} RETURNING token), \
+             named AS (SELECT pg_catalog.split_part(token, '-', 1)::bigint AS epoch, \
+               pg_catalog.split_part(token, '-', 2)::bigint AS count FROM gone WHERE token <> ''), \
+             last AS (SELECT epoch, count FROM named ORDER BY epoch DESC, count DESC LIMIT 1) \
+             UPDATE understudy_mirror.state s SET forgotten_epoch = last.epoch, forgotten_count = last.count \
+             FROM last WHERE (last.epoch, last.count) > (s.forgotten_epoch, s.forgotten_count)"
         ))
         .await
         .map(drop)
@@ -438,6 +532,32 @@ mod tests {
             out
         });
         made.collect()
+    }
+
+    /// At some thousands a second the last hundred thousand were gone before a client could ask.
+    #[test]
+    fn what_is_young_is_remembered_however_much_there_was() {
+        let mut memory = Memory::default();
+        let began = Instant::now();
+        let at = |seconds: u64| began + Duration::from_secs(seconds);
+        assert_eq!(memory.forgets(at(0), Number(5_000_000)), Number(0));
+        assert_eq!(memory.forgets(at(100), Number(6_000_000)), Number(0));
+        assert_eq!(
+            memory.forgets(at(300), Number(7_000_000)),
+            Number(5_000_000)
+        );
+        assert_eq!(
+            memory.forgets(at(390), Number(7_000_000)),
+            Number(5_000_000)
+        );
+        assert_eq!(
+            memory.forgets(at(400), Number(7_000_000)),
+            Number(6_000_000)
+        );
+        assert_eq!(
+            memory.forgets(at(9_000), Number(7_000_100)),
+            Number(6_900_100)
+        );
     }
 
     #[test]

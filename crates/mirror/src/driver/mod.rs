@@ -18,7 +18,7 @@ mod zones;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dax::ids::NodeName;
 use dax::tls::Tls;
@@ -214,6 +214,7 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     };
     *is_up = true;
     let mut pings: u32 = 0;
+    let mut memory = member::Memory::default();
     while !hub.is_filling.load(Ordering::Acquire) {
         tokio::time::sleep(PING_EVERY).await;
         pings = pings.wrapping_add(1);
@@ -225,7 +226,10 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
                 None => drop(session.query("SELECT 1").await?),
             }
             match floor.filter(|_| pings.is_multiple_of(PRUNE_EVERY)) {
-                Some(floor) => member::prune(&mut session, floor).await,
+                Some(floor) => {
+                    let oldest = memory.forgets(Instant::now(), floor);
+                    member::prune(&mut session, oldest).await
+                }
                 None => Ok(()),
             }
         };

@@ -69,6 +69,7 @@ fn state(role: Role) -> (&'static str, &'static str) {
             Why::TakingOver => ("warn", "taking over"),
             Why::Behind => ("warn", "needs a state transfer"),
             Why::Diverged => ("bad", "diverged"),
+            Why::Ahead => ("bad", "has what the log never had"),
             Why::Replaced => ("warn", "replaced"),
         },
     }

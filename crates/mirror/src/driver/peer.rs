@@ -30,6 +30,10 @@ const ALIVE_EVERY: Duration = Duration::from_millis(300);
 /// What is said at once is sent at once.
 const MESSAGES_AT_ONCE: usize = 64;
 const READ_BYTES: usize = 64 << 10;
+/// So much of a packet that is long is a sign of life.
+const PART_BYTES: usize = 256 << 10;
+/// So much is put together before it is written.
+const WRITTEN_BYTES: usize = 1 << 20;
 /// How often it is looked whether a manager that was lost has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -89,13 +93,41 @@ fn put(out: &mut Vec<u8>, packet: &Packet) -> io::Result<()> {
 }
 
 async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Packet> {
-    let len = stream.read_u32_le().await? as usize;
+    read_heard(stream, None, || ()).await
+}
+
+/// Reads a packet, and says so whenever a part of a long one has come. Nothing must not come for longer than `silence`.
+async fn read_heard(
+    stream: &mut (impl AsyncRead + Unpin),
+    silence: Option<Duration>,
+    mut heard: impl FnMut(),
+) -> io::Result<Packet> {
+    let len = within(silence, stream.read_u32_le()).await? as usize;
     if len > PACKET_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut bytes = vec![0; len];
-    stream.read_exact(&mut bytes).await?;
+    for part in bytes.chunks_mut(PART_BYTES) {
+        within(silence, stream.read_exact(part)).await?;
+        if len > PART_BYTES {
+            // Not of a short one: that the process lives does not say that it is primary.
+            heard();
+        }
+    }
     postcard::from_bytes(&bytes).map_err(io::Error::other)
+}
+
+async fn within<T>(
+    limit: Option<Duration>,
+    asked: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    match limit {
+        Some(limit) => {
+            let answered = tokio::time::timeout(limit, asked).await;
+            answered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+        }
+        None => asked.await,
+    }
 }
 
 async fn connect(address: &str, tls: Option<&Tls>) -> io::Result<Socket> {
@@ -207,15 +239,19 @@ async fn link(hub: &Arc<Hub>, stream: Socket) {
             }
             for message in next.drain(..) {
                 put(&mut out, &Packet::Message(message))?;
+                if out.len() >= WRITTEN_BYTES {
+                    writer.write_all(&std::mem::take(&mut out)).await?;
+                }
             }
             writer.write_all(&out).await?;
             writer.flush().await?;
         }
         io::Result::Ok(())
     };
-    let silence = hub.config.timeout;
+    let silence = Some(hub.config.timeout);
+    let heard = || hub.act(|manager, _| manager.peer_speaks());
     let reading = async {
-        while let Ok(Ok(packet)) = tokio::time::timeout(silence, read(&mut reader)).await {
+        while let Ok(packet) = read_heard(&mut reader, silence, heard).await {
             if let Packet::Message(message) = packet {
                 hub.act(|manager, out| manager.peer(message, out));
             }
@@ -273,4 +309,40 @@ pub async fn ask(
     };
     let answered = tokio::time::timeout(question.limit(), asked).await;
     answered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The timeout was that of a whole packet: a long one was cut off in the middle, every time.
+    #[tokio::test]
+    async fn a_long_packet_may_take_longer_than_the_timeout() {
+        let silence = Duration::from_millis(500);
+        let (mut here, mut there) = tokio::io::duplex(PART_BYTES);
+        let mut out = Vec::new();
+        let belongings = Belongings {
+            startup: vec![0; 4 * PART_BYTES],
+            ..Belongings::default()
+        };
+        put(&mut out, &Packet::Visit(Box::new(belongings))).expect("it fits");
+        let writing = tokio::spawn(async move {
+            for part in out.chunks(PART_BYTES) {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                there.write_all(part).await.expect("it is read");
+            }
+            there
+        });
+        let mut parts = 0;
+        let read = read_heard(&mut here, Some(silence), || parts += 1).await;
+        assert!(matches!(read, Ok(Packet::Visit(_))));
+        assert_eq!(parts, 5);
+        // A short one does not say that anybody is primary, and nothing is silence.
+        let mut there = writing.await.expect("it ends");
+        write(&mut there, &Packet::Alive).await.expect("it is read");
+        let read = read_heard(&mut here, Some(silence), || panic!("it is short")).await;
+        assert!(matches!(read, Ok(Packet::Alive)));
+        let read = read_heard(&mut here, Some(silence), || ()).await;
+        assert_eq!(read.expect_err("silence").kind(), io::ErrorKind::TimedOut);
+    }
 }

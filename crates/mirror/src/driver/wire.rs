@@ -251,6 +251,16 @@ pub async fn dial(target: &Target) -> io::Result<Socket> {
     }
 }
 
+/// What a session of the manager's own needs, whatever the server's files or its role say: what a client's session was allowed to
+/// do, it must be able to do again. Those that the server does not have are left out.
+const OWN_SETTINGS: &str = "SELECT pg_catalog.set_config(s.name, s.value, false) FROM (VALUES \
+    ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'), \
+    ('idle_in_transaction_session_timeout', '0'), ('default_transaction_isolation', 'read committed'), \
+    ('default_transaction_read_only', 'off'), ('default_transaction_deferrable', 'off'), \
+    ('session_replication_role', 'origin'), ('standard_conforming_strings', 'on')) s (name, value) \
+    WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL AND \
+    (s.name <> 'session_replication_role' OR pg_catalog.current_setting(s.name, true) <> s.value)";
+
 /// A session of the manager's own on a member.
 pub struct Postgres {
     pub wire: Wire,
@@ -273,6 +283,8 @@ impl Postgres {
         let entering = postgres.enter(target);
         let entered = tokio::time::timeout(CONNECT_TIMEOUT, entering).await;
         entered.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let set = tokio::time::timeout(CONNECT_TIMEOUT, postgres.query(OWN_SETTINGS)).await;
+        set.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Ok(postgres)
     }
 
@@ -343,13 +355,28 @@ impl Postgres {
 
 /// Everything that a server says up to the next `ReadyForQuery`.
 pub async fn reply(wire: &mut Wire) -> Result<Reply, WireError> {
+    Ok(reply_within(wire, usize::MAX).await?.0)
+}
+
+/// The same without the rows that are longer than this together; whether they are.
+pub async fn reply_within(wire: &mut Wire, most_bytes: usize) -> Result<(Reply, bool), WireError> {
     let mut reply = Reply::default();
+    let mut bytes: usize = 0;
     loop {
         let message = wire.receive().await?;
         match message[0] {
             b'Z' => {
                 reply.status = status(&message);
-                return Ok(reply);
+                return Ok((reply, bytes > most_bytes));
+            }
+            b'D' => {
+                bytes = bytes.saturating_add(message.len());
+                if bytes <= most_bytes {
+                    reply.messages.push(message);
+                } else {
+                    // Nobody is going to use any of them.
+                    reply.messages.retain(|message| message[0] != b'D');
+                }
             }
             b'E' => {
                 let said = Said::read(message);

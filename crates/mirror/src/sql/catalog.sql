@@ -25,7 +25,11 @@ SELECT pg_catalog.json_build_object(
           'default', coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), t.typdefault),
           'identity', a.attidentity,
           'sequence', CASE WHEN a.attidentity <> ''
-            THEN pg_catalog.pg_get_serial_sequence(pg_catalog.format('%I.%I', n.nspname, c.relname), a.attname) END,
+            THEN (SELECT pg_catalog.format('%I.%I', sn.nspname, sc.relname) FROM pg_catalog.pg_depend p
+              JOIN pg_catalog.pg_class sc ON sc.oid = p.objid AND sc.relkind = 'S'
+              JOIN pg_catalog.pg_namespace sn ON sn.oid = sc.relnamespace
+              WHERE p.classid = 'pg_catalog.pg_class'::regclass AND p.refclassid = p.classid
+                AND p.refobjid = c.oid AND p.refobjsubid = a.attnum AND p.deptype = 'i') END,
           'is_generated', a.attgenerated <> '',
           'has_plain_texts', a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'uuid'::regtype)
             OR a.atttypid IN ('text'::regtype, 'varchar'::regtype)

@@ -1,7 +1,9 @@
 //! Managers with two real servers of stock PostgreSQL.
 
+mod copies;
 mod corpus;
 mod failures;
+mod members;
 mod moving;
 #[path = "../../../proxy/tests/real/server.rs"]
 #[expect(dead_code, reason = "the proxy's tests use more of it")]

@@ -1,12 +1,13 @@
 //! Two servers of PostgreSQL, two managers in this process, and zones in its memory.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use dax::ids::NodeName;
-use dax::memory::MemoryCluster;
+use dax::memory::{MemoryCluster, MemoryStorage};
 use dax::storage::{Storage, VolumeSettings};
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
@@ -17,12 +18,17 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::server::{Server, free_port};
 
-struct Memory(Arc<MemoryCluster>);
+/// Opens the zones, and knows who has.
+struct Memory(Arc<MemoryCluster>, Handles);
+
+type Handles = Arc<Mutex<Vec<Arc<MemoryStorage>>>>;
 
 #[async_trait]
 impl Open for Memory {
     async fn open(&self) -> dax::error::Result<Arc<dyn Storage>> {
-        Ok(self.0.client())
+        let handle = self.0.client();
+        self.1.lock().expect("nobody panics").push(handle.clone());
+        Ok(handle)
     }
 }
 
@@ -33,12 +39,15 @@ pub struct Side {
     peer_listen: SocketAddr,
     manager: Option<Runtime>,
     ends: Option<oneshot::Sender<()>>,
+    handles: Handles,
 }
 
 pub struct Site {
     cluster: Arc<MemoryCluster>,
     pub sides: [Side; 2],
     more: String,
+    /// PostgreSQL's programs.
+    pub bin: PathBuf,
     pub runtime: Runtime,
 }
 
@@ -62,6 +71,7 @@ fn side(prepare: &impl Fn(&mut Server)) -> Side {
         peer_listen: address(),
         manager: None,
         ends: None,
+        handles: Handles::default(),
     }
 }
 
@@ -77,6 +87,7 @@ impl Site {
             cluster: MemoryCluster::new(VolumeSettings::default()),
             sides: [side(&prepare), side(&prepare)],
             more: more.to_owned(),
+            bin: "/usr/lib/postgresql/15/bin".into(),
             runtime: Runtime::new().expect("threads"),
         };
         for side in &mut site.sides {
@@ -93,20 +104,26 @@ impl Site {
 
     /// Starts a manager.
     pub fn manage(&mut self, at: usize) {
+        self.manage_with(at, 1 - at);
+    }
+
+    /// Starts a manager that takes this side's member for the other one.
+    pub fn manage_with(&mut self, at: usize, other: usize) {
         let member = |at: usize| format!("{} dbname=app", conninfo(&self.sides[at].server));
         let text = format!(
             "listen = '{}'\npeer_listen = '{}'\npeer = '{}'\nmember = \"{}\"\nother_member = \"{}\"\nfirst = {}\n\
-             timeout = '2s'\nlease = '1s'\nlock_timeout = '10s'\nbin = '/usr/lib/postgresql/15/bin'\n{}",
+             timeout = '2s'\nlease = '1s'\nlock_timeout = '10s'\nbin = '{}'\n{}",
             self.sides[at].listen,
             self.sides[at].peer_listen,
             self.sides[1 - at].peer_listen,
             member(at),
-            member(1 - at),
+            member(other),
             at == 0,
+            self.bin.display(),
             self.more,
         );
         let config = Config::parse(&text).expect("valid");
-        let opener = Box::new(Memory(self.cluster.clone()));
+        let opener = Box::new(Memory(self.cluster.clone(), self.sides[at].handles.clone()));
         let name = NodeName::new(format!("m{at}")).expect("valid");
         let runtime = Runtime::new().expect("threads");
         let (ends, asked) = oneshot::channel();
@@ -132,6 +149,27 @@ impl Site {
     /// Where a manager listens for clients.
     pub fn client_address(&self, at: usize) -> SocketAddr {
         self.sides[at].listen
+    }
+
+    /// Whatever is written to the log is durable only later.
+    pub fn hold_log(&self, held: bool) {
+        self.cluster.hold_syncs(held);
+    }
+
+    /// A manager does not reach the zones.
+    pub fn cut_off(&self, at: usize, is_cut_off: bool) {
+        let handles = self.sides[at].handles.lock().expect("nobody panics");
+        handles.iter().for_each(|one| one.cut_off(is_cut_off));
+    }
+
+    /// Another log, of which nobody has written anything.
+    pub fn lose_log(&mut self) {
+        self.cluster = MemoryCluster::new(VolumeSettings::default());
+    }
+
+    /// The connection string of a member.
+    pub fn member(&self, at: usize) -> String {
+        format!("{} dbname=app", conninfo(&self.sides[at].server))
     }
 
     /// A manager is gone, as if it was killed.

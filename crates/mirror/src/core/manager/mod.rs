@@ -19,7 +19,8 @@
 //! crashes lacks what it had committed last, and executes it again, so the log keeps what a member does not have on its disk for
 //! certain ([`Manager::saved`]), and what was done in an earlier life of the server counts for nothing. A primary answers reads only if the zones have confirmed its epoch within the
 //! lease, and its successor does not serve before the lease has passed, so that no read is old if their clocks run equally
-//! fast. A member that differed once never serves, and executes nothing, until it was made anew.
+//! fast. A member that differed once never serves, and executes nothing, until it was made anew; one that has what the log has never
+//! had neither, for the numbers of new transactions would be taken for those that it has.
 
 mod peer;
 mod primary;
@@ -65,6 +66,7 @@ pub struct Manager {
     life: Life,
     is_diverged: bool,
     is_behind: bool,
+    is_ahead: bool,
     primary: Option<Primary>,
     standby: Standby,
 }
@@ -88,6 +90,7 @@ impl Manager {
             life: Life::default(),
             is_diverged: false,
             is_behind: false,
+            is_ahead: false,
             primary: None,
             standby,
         }
@@ -180,7 +183,12 @@ impl Manager {
 
     fn may_take_over(&self) -> bool {
         let is_busy = self.is_owning || self.role == Role::Recovering(Why::TakingOver);
-        self.ledger.is_some() && !self.is_diverged && !self.is_behind && !is_busy
+        self.is_fit() && !is_busy
+    }
+
+    /// Whether its member can be made current by the log.
+    fn is_fit(&self) -> bool {
+        self.ledger.is_some() && !self.is_diverged && !self.is_behind && !self.is_ahead
     }
 
     fn own(&mut self, out: &mut Vec<Effect>) {
@@ -211,6 +219,7 @@ impl Manager {
         self.saved = saved;
         self.is_diverged = is_diverged;
         self.is_behind = false;
+        self.is_ahead = false;
         let ledger = match self.flawed(Flaw::LedgerForgotten) {
             true => Ledger::new(ledger.floor(), []),
             false => ledger,
@@ -231,6 +240,7 @@ impl Manager {
             self.life.0 += 1;
             self.ledger = None;
             self.is_behind = true;
+            self.is_ahead = false;
             self.role = Role::Recovering(Why::Behind);
         }
     }
@@ -268,6 +278,7 @@ impl Manager {
         self.role = Role::Recovering(match why {
             Why::Replaced if self.is_diverged => Why::Diverged,
             Why::Replaced if self.is_behind => Why::Behind,
+            Why::Replaced if self.is_ahead => Why::Ahead,
             why => why,
         });
     }
@@ -276,7 +287,7 @@ impl Manager {
     pub fn owned(&mut self, epoch: u32, out: &mut Vec<Effect>) {
         self.is_owning = false;
         self.highest = self.highest.max(epoch);
-        if self.ledger.is_none() || self.is_behind || self.is_diverged {
+        if !self.is_fit() {
             // Its member was lost meanwhile, or is found not to be fit.
             out.push(Effect::Release);
             return;
@@ -369,6 +380,13 @@ impl Manager {
         let flaw = self.rules.flaw;
         if let Some(primary) = &mut self.primary {
             primary.lock(tx, claims, flaw, out);
+        }
+    }
+
+    /// A transaction does not wait any longer for what it has asked for; it keeps what it has.
+    pub fn stop_waiting(&mut self, tx: Tx, out: &mut Vec<Effect>) {
+        if let Some(primary) = &mut self.primary {
+            primary.stop_waiting(tx, out);
         }
     }
 

@@ -10,11 +10,13 @@
 //! Messages arrive in order or not at all: whoever loses the connection begins again. Nothing that they say decides what has
 //! committed; the log does.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 
 use super::super::flaw::Flaw;
 use super::super::record::{Number, Record};
-use super::primary::Follower;
+use super::primary::{Follower, together};
 use super::{Effect, Manager, Role, Why};
 
 /// How many times nearer than it must a follower comes, if it can.
@@ -42,6 +44,8 @@ pub enum Message {
         floor: Number,
         /// And on its disk up to here.
         saved: Number,
+        /// The last that it has at all.
+        last: Number,
     },
     /// Durable records, in order.
     Records {
@@ -64,6 +68,11 @@ pub enum Message {
     },
     /// The log begins later than the receiver wants it.
     TooLate {
+        /// The sender's epoch.
+        epoch: u32,
+    },
+    /// The receiver's member has what the log has never had.
+    Ahead {
         /// The sender's epoch.
         epoch: u32,
     },
@@ -91,7 +100,15 @@ impl Manager {
                 from,
                 floor,
                 saved,
-            } => self.follow(epoch, from, floor, saved, out),
+                last,
+            } => {
+                let durable = self.primary.as_ref().map(|primary| primary.durable);
+                if self.epoch() == Some(epoch) && durable < Some(last.max(floor)) {
+                    // What it says that it has would acknowledge what it has not.
+                    return out.push(Effect::Send(Message::Ahead { epoch }));
+                }
+                self.follow(epoch, from, floor, saved, out);
+            }
             Message::Records { epoch, records } => {
                 if self.standby.epoch == Some(epoch) {
                     self.heard_ms = self.now_ms;
@@ -114,6 +131,13 @@ impl Manager {
                     self.role = Role::Recovering(Why::Behind);
                 }
             }
+            Message::Ahead { epoch } => {
+                if self.standby.epoch == Some(epoch) {
+                    self.standby.epoch = None;
+                    self.is_ahead = true;
+                    self.role = Role::Recovering(Why::Ahead);
+                }
+            }
             Message::Resigned { epoch } => {
                 self.ended = self.ended.max(epoch);
                 if self.standby.epoch == Some(epoch) {
@@ -124,6 +148,13 @@ impl Manager {
                 }
             }
             Message::Diverged { .. } | Message::Left => self.peer_lost(out),
+        }
+    }
+
+    /// Something of a message has come, which is long: whoever says it is not silent.
+    pub fn peer_speaks(&mut self) {
+        if self.standby.epoch.is_some() {
+            self.heard_ms = self.now_ms;
         }
     }
 
@@ -215,12 +246,13 @@ impl Manager {
         {
             primary.follower = Some(Follower {
                 since_ms: now_ms,
-                sent: Number(from.0 - 1),
+                sent: Number(from.0.saturating_sub(1)),
                 floor,
                 saved,
                 is_standby: false,
                 heard_ms: now_ms,
                 is_reading: false,
+                on_its_way: VecDeque::new(),
             });
         }
         self.see_follower();
@@ -250,7 +282,7 @@ impl Manager {
             return;
         };
         if let Some(follower) = &mut primary.follower {
-            follower.floor = floor;
+            follower.has(floor);
             follower.heard_ms = now_ms;
         }
         primary.on_peer(numbers, ack, out);
@@ -266,30 +298,29 @@ impl Manager {
             return;
         };
         let (epoch, last) = (primary.epoch, primary.may_send(flaw));
-        let Some(follower) = primary
+        while let Some(follower) = primary
             .follower
             .as_ref()
-            .filter(|follower| !follower.is_reading)
-        else {
-            return;
-        };
-        let from = follower.sent.next();
-        let most = Number(last.0.min(follower.floor.0 + window));
-        if from > most {
-            return;
-        }
-        let records = primary.recent(from, most.0 + 1 - from.0);
-        let Some(follower) = &mut primary.follower else {
-            return;
-        };
-        match records {
-            Some(records) if !records.is_empty() => {
-                follower.sent = Number(from.0 + records.len() as u64 - 1);
-                out.push(Effect::Send(Message::Records { epoch, records }));
+            .filter(|follower| !follower.is_reading && !follower.is_full())
+        {
+            let from = follower.sent.next();
+            let most = Number(last.0.min(follower.floor.0 + window));
+            if from > most {
+                return;
             }
-            _ => {
-                follower.is_reading = true;
-                out.push(Effect::ReadForPeer(from));
+            let records = primary.recent(from, most.0 + 1 - from.0);
+            let Some(follower) = &mut primary.follower else {
+                return;
+            };
+            match records {
+                Some(records) if !records.is_empty() => {
+                    follower.send(&records);
+                    out.push(Effect::Send(Message::Records { epoch, records }));
+                }
+                _ => {
+                    follower.is_reading = true;
+                    out.push(Effect::ReadForPeer(from));
+                }
             }
         }
     }
@@ -320,9 +351,13 @@ impl Manager {
                 let ack = self.rules.ack;
                 primary.answer(ack, out);
             }
-            Some(records) if !records.is_empty() => {
-                follower.sent = Number(from.0 + records.len() as u64 - 1);
-                out.push(Effect::Send(Message::Records { epoch, records }));
+            Some(mut records) if !records.is_empty() => {
+                while !records.is_empty() {
+                    let rest = records.split_off(together(records.iter()).count());
+                    follower.send(&records);
+                    out.push(Effect::Send(Message::Records { epoch, records }));
+                    records = rest;
+                }
                 self.pump(out);
             }
             Some(_) => {}

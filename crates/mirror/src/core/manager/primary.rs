@@ -9,8 +9,13 @@ use super::super::locks::{Grant, Locks, Tx};
 use super::super::record::{Draft, Number, Record};
 use super::{Ack, Commits, Effect};
 
-/// Records that are kept in memory for the other manager.
+/// Records that are kept in memory for the other manager; fewer if they are long.
 const RECENT_RECORDS: usize = 4_096;
+const RECENT_BYTES: usize = 64 << 20;
+/// Records are sent together if they are no longer than this.
+const MESSAGE_BYTES: usize = 4 << 20;
+/// The other manager is sent no more, before it has executed some of it.
+const WINDOW_BYTES: usize = 64 << 20;
 
 /// A commit that is not acknowledged.
 #[derive(Debug)]
@@ -39,6 +44,38 @@ pub struct Follower {
     pub heard_ms: u64,
     /// Records are being read for it.
     pub is_reading: bool,
+    /// What it was sent and has not executed: to which record, and how long that was.
+    pub on_its_way: VecDeque<(Number, usize)>,
+}
+
+impl Follower {
+    /// It is sent records, which must not be empty.
+    pub fn send(&mut self, records: &[Record]) {
+        if let Some(last) = records.last() {
+            self.sent = last.number;
+            let bytes = records.iter().map(Record::bytes).sum();
+            self.on_its_way.push_back((last.number, bytes));
+        }
+    }
+
+    /// It has everything up to here.
+    pub fn has(&mut self, floor: Number) {
+        self.floor = floor;
+        let is_there = |(last, _): &(Number, usize)| *last <= floor;
+        while self.on_its_way.front().is_some_and(is_there) {
+            self.on_its_way.pop_front();
+        }
+    }
+
+    /// Whether it has as much in memory as it should.
+    pub fn is_full(&self) -> bool {
+        let bytes = self
+            .on_its_way
+            .iter()
+            .map(|(_, bytes)| bytes)
+            .sum::<usize>();
+        bytes > WINDOW_BYTES
+    }
 }
 
 #[derive(Debug)]
@@ -60,6 +97,8 @@ pub struct Primary {
     writing: Option<Number>,
     commits: Commits,
     recent: VecDeque<Record>,
+    /// How long they are.
+    recent_bytes: usize,
 }
 
 impl Primary {
@@ -79,6 +118,7 @@ impl Primary {
             writing: None,
             commits: Commits::new(),
             recent: VecDeque::new(),
+            recent_bytes: 0,
         }
     }
 
@@ -106,6 +146,13 @@ impl Primary {
         out.extend(grant.map(|grant| effect(tx, grant)));
     }
 
+    /// A transaction gives up waiting, and goes on with what it has.
+    pub fn stop_waiting(&mut self, tx: Tx, out: &mut Vec<Effect>) {
+        self.held_back.retain(|(other, _)| *other != tx);
+        let grants = self.locks.give_up(tx);
+        out.extend(grants.into_iter().map(|(tx, grant)| effect(tx, grant)));
+    }
+
     pub fn release(&mut self, tx: Tx, out: &mut Vec<Effect>) {
         self.running.remove(&tx);
         self.held_back.retain(|(other, _)| *other != tx);
@@ -131,7 +178,7 @@ impl Primary {
             out.push(Effect::Commit(tx, number));
         }
         if flaw == Some(Flaw::SentTooEarly) {
-            self.recent.push_back(record);
+            self.keep(record);
         }
         if flaw == Some(Flaw::LocksNotStrict) {
             self.release(tx, out);
@@ -160,19 +207,28 @@ impl Primary {
         let first = self.durable.next();
         self.durable = last;
         self.writing = None;
+        let mut kept = Vec::new();
         for (number, commit) in self.commits.range(first..=last) {
             if flaw != Some(Flaw::AcknowledgedTooEarly) {
                 out.push(Effect::Commit(commit.tx, *number));
             }
             if flaw != Some(Flaw::SentTooEarly) {
-                self.recent.push_back(commit.record.clone());
+                kept.push(commit.record.clone());
             }
         }
+        kept.into_iter().for_each(|record| self.keep(record));
         let most = RECENT_RECORDS.min(usize::try_from(retain).unwrap_or(usize::MAX));
-        while self.recent.len() > most {
-            self.recent.pop_front();
+        while self.recent.len() > most || self.recent_bytes > RECENT_BYTES {
+            let first = self.recent.pop_front();
+            self.recent_bytes -= first.map_or(self.recent_bytes, |record| record.bytes());
         }
         self.write(out);
+    }
+
+    /// The other manager is sent it from memory.
+    fn keep(&mut self, record: Record) {
+        self.recent_bytes += record.bytes();
+        self.recent.push_back(record);
     }
 
     /// The record of a commit that is not acknowledged.
@@ -197,7 +253,8 @@ impl Primary {
         }
         let skip = usize::try_from(from.0 - first.0).ok()?;
         let count = usize::try_from(count).ok()?;
-        Some(self.recent.iter().skip(skip).take(count).cloned().collect())
+        let records = self.recent.iter().skip(skip).take(count);
+        Some(together(records).cloned().collect())
     }
 
     /// The last record that may be sent.
@@ -251,6 +308,16 @@ impl Primary {
             && self.queue.is_empty()
             && self.follower.as_ref().is_some_and(has_all)
     }
+}
+
+/// As many as one message may have: at least one.
+pub fn together<'a>(records: impl Iterator<Item = &'a Record>) -> impl Iterator<Item = &'a Record> {
+    let mut bytes = 0;
+    records.take_while(move |record| {
+        let is_first = bytes == 0;
+        bytes += record.bytes().max(1);
+        is_first || bytes <= MESSAGE_BYTES
+    })
 }
 
 fn effect(tx: Tx, grant: Grant) -> Effect {

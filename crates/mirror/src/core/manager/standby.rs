@@ -103,8 +103,29 @@ impl Manager {
                 self.serve(epoch, last, out);
                 return;
             }
+            if self.has_more_than(last) {
+                return self.give_up_taking(Why::Ahead, out);
+            }
+            if self.standby.wanted() != last.next() {
+                // Its past was given back after it was looked at.
+                return self.give_up_taking(Why::Behind, out);
+            }
             self.see(out);
         }
+    }
+
+    /// Whether the member has something that a log that ends here has never had.
+    fn has_more_than(&self, last: Number) -> bool {
+        let ledger = self.ledger.as_ref();
+        ledger.is_some_and(|ledger| ledger.last() > last)
+    }
+
+    /// The log that it owns cannot make its member current: somebody else may serve.
+    fn give_up_taking(&mut self, why: Why, out: &mut Vec<Effect>) {
+        self.is_ahead |= why == Why::Ahead;
+        self.is_behind |= why == Why::Behind;
+        self.standby.taking = None;
+        self.step_down(why, out);
     }
 
     /// The member has this transaction; it has executed it, or had it already.
@@ -198,7 +219,7 @@ impl Manager {
         self.heard_ms = self.now_ms;
         self.is_peer_gone = false;
         self.standby.last = last;
-        let is_fit = !self.is_diverged && !self.is_behind;
+        let is_fit = self.is_fit();
         let Some(ledger) = self.ledger.as_ref().filter(|_| is_fit) else {
             return;
         };
@@ -207,12 +228,14 @@ impl Manager {
         }
         self.standby.epoch = Some(epoch);
         self.role = Role::Recovering(Why::CatchingUp);
-        let (from, floor, saved) = (self.standby.wanted(), ledger.floor(), self.saved);
+        let (from, saved) = (self.standby.wanted(), self.saved);
+        let (floor, last) = (ledger.floor(), ledger.last());
         out.push(Effect::Send(Message::Follow {
             epoch,
             from,
             floor,
             saved,
+            last,
         }));
         self.see(out);
     }

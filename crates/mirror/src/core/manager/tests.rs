@@ -1,5 +1,7 @@
 //! When a manager takes over; everything else is the simulation's.
 
+use super::super::class::Claims;
+use super::super::record::{Record, Statement};
 use super::*;
 
 /// One that is not the first of two, with a member that has everything.
@@ -85,4 +87,160 @@ fn one_that_is_behind_takes_over_nothing_and_stays_behind() {
     manager.owned(2, &mut out);
     assert_eq!(out, [Effect::Release]);
     assert_eq!(manager.role(), Role::Recovering(Why::Behind));
+}
+
+/// One whose member has everything up to here, and owns the first epoch.
+fn owner(floor: u64) -> Manager {
+    let mut manager = Manager::new(Rules::default(), 0);
+    let floor = Number(floor);
+    manager.member_up(Ledger::new(floor, []), floor, false);
+    assert!(takes_over(&mut manager, 3_001));
+    let mut out = Vec::new();
+    manager.log_begins(Number(1), &mut out);
+    manager.owned(1, &mut out);
+    assert_eq!(out, [Effect::Own, Effect::ReadLog]);
+    manager
+}
+
+/// A primary whose member has everything up to here, as has the log.
+fn primary(last: u64) -> Manager {
+    let mut manager = owner(last);
+    let mut out = Vec::new();
+    manager.log_records(1, (1..=last).map(record).collect(), &mut out);
+    manager.log_ends(1, Number(last), &mut out);
+    assert_eq!(manager.role(), Role::Primary);
+    manager
+}
+
+fn record(number: u64) -> Record {
+    long(number, 1)
+}
+
+fn long(number: u64, bytes: usize) -> Record {
+    let statement = Statement {
+        text: "x".repeat(bytes),
+        ..Statement::default()
+    };
+    Record::of(number, Claims::default(), vec![statement])
+}
+
+fn follow(floor: u64) -> Message {
+    Message::Follow {
+        epoch: 1,
+        from: Number(floor + 1),
+        floor: Number(floor),
+        saved: Number(floor),
+        last: Number(floor),
+    }
+}
+
+/// The log was lost, or is that of another mirror: the numbers of new transactions were taken for those that the member had, so
+/// they were acknowledged and executed nowhere.
+#[test]
+fn one_whose_member_has_more_than_the_log_ever_had_does_not_serve() {
+    let mut manager = owner(5);
+    let mut out = Vec::new();
+    manager.log_records(1, (1..=3).map(record).collect(), &mut out);
+    manager.log_ends(1, Number(3), &mut out);
+    assert_eq!(out, [Effect::Release]);
+    assert_eq!(manager.role(), Role::Recovering(Why::Ahead));
+    assert!(!takes_over(&mut manager, 60_000));
+    // Nor does it follow whoever serves with that log, or is made anew, even if that has become long enough.
+    for last in [3, 9] {
+        out.clear();
+        let last = Number(last);
+        manager.peer(Message::Alive { epoch: 2, last }, &mut out);
+        assert!(out.is_empty());
+        assert_eq!(manager.role(), Role::Recovering(Why::Ahead));
+    }
+    // It is looked at again when its member is.
+    manager.member_up(Ledger::new(Number(3), []), Number(3), false);
+    assert_eq!(manager.role(), Role::Recovering(Why::Starting));
+}
+
+/// What the primary says of the log may be older than a state transfer; what it has when it is asked is not.
+#[test]
+fn one_whose_member_has_more_than_the_log_follows_nobody() {
+    let mut manager = Manager::new(Rules::default(), 0);
+    manager.member_up(Ledger::new(Number(2), [Number(7)]), Number(2), false);
+    let mut primary = primary(6);
+    let (mut asked, mut told) = (Vec::new(), Vec::new());
+    let last = Number(6);
+    manager.peer(Message::Alive { epoch: 1, last }, &mut asked);
+    let Some(Effect::Send(follow @ Message::Follow { .. })) = asked.pop() else {
+        panic!("it asks");
+    };
+    primary.peer(follow, &mut told);
+    assert_eq!(told, [Effect::Send(Message::Ahead { epoch: 1 })]);
+    assert_eq!(primary.follower(), None);
+    manager.peer(Message::Ahead { epoch: 1 }, &mut asked);
+    assert_eq!(manager.role(), Role::Recovering(Why::Ahead));
+    assert!(!takes_over(&mut manager, 60_000));
+    primary.peer(self::follow(6), &mut told);
+    assert_eq!(primary.follower(), Some((Number(6), true)));
+}
+
+/// The primary before it gave the log's past back between the look at the log and the end of its epoch. Nobody served from then on.
+#[test]
+fn one_that_finds_a_gap_when_it_has_taken_over_leaves_it_to_others() {
+    let mut manager = owner(5);
+    let mut out = Vec::new();
+    manager.log_records(1, (8..=9).map(record).collect(), &mut out);
+    manager.log_ends(1, Number(9), &mut out);
+    assert_eq!(out, [Effect::Release]);
+    assert_eq!(manager.role(), Role::Recovering(Why::Behind));
+    assert!(!takes_over(&mut manager, 60_000));
+}
+
+fn sent(out: &[Effect]) -> Vec<usize> {
+    let of = |effect: &Effect| match effect {
+        Effect::Send(Message::Records { records, .. }) => Some(records.len()),
+        _ => None,
+    };
+    out.iter().filter_map(of).collect()
+}
+
+/// All that it lacked went in one message, which could be longer than any may be.
+#[test]
+fn what_is_sent_together_is_not_long() {
+    const MIB: usize = 1 << 20;
+    let mut manager = primary(0);
+    let mut out = Vec::new();
+    manager.peer(follow(0), &mut out);
+    out.clear();
+    let records = (1..).zip([1, 2, 3, 10, 1, 1]);
+    let records = records.map(|(number, mib)| long(number, mib * MIB));
+    let records = Some(records.collect());
+    manager.read_for_peer(Number(1), records, &mut out);
+    assert_eq!(sent(&out), [2, 1, 1, 2]);
+}
+
+/// Of long transactions a thousand were sent, however much memory that took.
+#[test]
+fn no_more_than_so_much_is_under_way() {
+    let mut manager = primary(0);
+    let mut out = Vec::new();
+    manager.peer(follow(0), &mut out);
+    for number in 1..=6 {
+        let draft = long(number, 30 << 20).draft.as_ref().clone();
+        manager.commit(Tx(number), draft, &mut out);
+        manager.durable(1, Number(number), &mut out);
+    }
+    assert_eq!(sent(&out), [1, 1, 1]);
+    out.clear();
+    let numbers = (1..=3).map(Number).collect();
+    let floor = Number(3);
+    manager.peer(Message::Applied { numbers, floor }, &mut out);
+    // It is not in memory any more.
+    assert!(out.contains(&Effect::ReadForPeer(Number(4))));
+}
+
+/// A long message was cut off by the timeout, again and again, and its sender taken for lost.
+#[test]
+fn whoever_is_in_the_middle_of_a_message_is_not_silent() {
+    let mut manager = manager();
+    hear(&mut manager, 100);
+    manager.at(3_000).peer_speaks();
+    assert!(!takes_over(&mut manager, 6_000));
+    assert!(takes_over(&mut manager, 6_001));
 }

@@ -77,6 +77,9 @@ pub enum Why {
     Behind,
     /// Its member answered differently: its state must be transferred.
     Diverged,
+    /// Its member has what the log has never had: it is the log of another mirror, or one that has lost something. Only an
+    /// operator knows which of both is right, so nothing is made anew.
+    Ahead,
     /// It was primary, and is not any more.
     Replaced,
 }

@@ -89,7 +89,6 @@ impl Session {
             let text = "the member has not executed a statement, and does not say why";
             return Err(End::Lost(std::io::Error::other(text)));
         }
-        super::pass(&reply.messages, &mut self.client.output);
         if write.is_logged {
             let mut parameters: Vec<Parameter> =
                 form.parameters().iter().map(Parameter::portable).collect();
@@ -121,7 +120,11 @@ impl Session {
         if let Some(refusal) = self.transaction()?.beyond(most) {
             return Ok(Ran::Refused(refusal));
         }
-        self.after_write(write).await
+        let ran = self.after_write(write).await?;
+        if let Ran::Well = ran {
+            super::pass(&reply.messages, &mut self.client.output);
+        }
+        Ok(ran)
     }
 
     /// Puts what the client has sent, up to `execute`.

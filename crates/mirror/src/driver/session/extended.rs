@@ -214,6 +214,8 @@ impl Session {
                 return Ok(Done::Failed);
             }
         }
+        // The client sees it before there is a `Sync`.
+        self.check_lease()?;
         Ok(Done::Well)
     }
 

@@ -194,6 +194,10 @@ impl Session {
             Some(message) => message,
             None => {
                 self.client.flush().await?;
+                if is_between && self.server.is_gone() {
+                    // It was lost after its transaction had committed.
+                    return Err(End::Leaves);
+                }
                 tokio::select! {
                     message = self.client.receive() => message.map_err(|_| End::Terminated)?,
                     gone = gone(&mut self.serving) => {
@@ -259,6 +263,9 @@ impl Session {
     /// Whether its member's server is still the one that was asked what it has. That is asked again after a connection was
     /// lost, the server's or the manager's alone.
     async fn is_at_known_server(&mut self) -> bool {
+        if self.server.is_gone() {
+            return false;
+        }
         if self.hub.look(|manager| manager.life()) == self.life {
             return true;
         }

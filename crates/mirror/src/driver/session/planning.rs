@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use proxy::core::frame::Refusal;
 
+use super::super::wire::Said;
 use super::memory::Plans;
 use super::{Result, Session};
 use crate::sql::{self, Plan};
@@ -80,12 +81,15 @@ impl Session {
         Ok(())
     }
 
-    /// Reads the catalog as this session sees it.
-    pub(super) async fn reread_facts(&mut self) -> Result<()> {
+    /// Reads the catalog as this session sees it: what the member says if it cannot be read, which ends the transaction.
+    pub(super) async fn reread_facts(&mut self) -> Result<Option<Box<Said>>> {
         if self.status == b'E' {
-            return Ok(());
+            return Ok(None);
         }
         let reply = self.ask(sql::CATALOG).await?;
+        if reply.error.is_some() {
+            return Ok(reply.error);
+        }
         if let Some(Ok(facts)) = reply.value().map(|json| sql::Facts::parse(&json)) {
             let facts = Arc::new(facts);
             if self.status == b'I' {
@@ -94,6 +98,6 @@ impl Session {
                 self.own_facts = Some(facts);
             }
         }
-        Ok(())
+        Ok(None)
     }
 }

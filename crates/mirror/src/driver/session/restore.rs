@@ -6,8 +6,9 @@ use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 use proxy::core::frame::Refusal;
 use proxy::core::settings::Settings;
+use proxy::driver::socket::Socket;
 
-use super::super::wire::reply;
+use super::super::wire::{Wire, reply};
 use super::names::Names;
 use super::{End, Result, Session};
 use crate::core::moving::{BONDS, Belongings, Holds, Proved, Statement, may_move};
@@ -40,7 +41,12 @@ impl Session {
         let asked = tokio::time::timeout(ASKED, self.ask(BONDS)).await;
         let holds = match asked {
             Ok(Ok(reply)) if reply.error.is_none() => Holds::told(&reply.row(), &noted),
-            _ => noted,
+            Ok(Ok(_)) => noted,
+            _ => {
+                // The answer may still come, and would be taken for that to the next question: nobody asks there any more.
+                self.server = Wire::new(Socket::Gone);
+                noted
+            }
         };
         // A visitor's manager knows by itself.
         let secret = self.secret.as_ref();

@@ -8,9 +8,10 @@ use proxy::core::frame::{self, Refusal};
 use proxy::core::settings::quote_literal;
 
 use super::super::member::{digest, digest_of_tag, put_extended, split_last};
-use super::super::wire::{Said, Wire, reply, status};
+use super::super::wire::{Said, Wire, reply_within, status};
 use super::keys::{Value, claims};
 use super::rows::take_rows;
+use super::transaction::too_long;
 use super::{Done, PENDING_BYTES, Result, Session};
 use crate::core::record::{Parameter, Statement};
 use crate::sql::{self, Plan, Step, Write};
@@ -221,15 +222,28 @@ impl Session {
         Ok(())
     }
 
-    /// Passes on what a client copies, and keeps it in `kept`. `false` if it gives up.
-    async fn copy_in(&mut self, mut kept: Option<&mut Vec<u8>>, form: Form<'_>) -> Result<bool> {
+    /// How much longer the transaction may become.
+    fn room(&mut self) -> Result<usize> {
+        let most = self.hub.config.transaction_bytes;
+        Ok(most.saturating_sub(self.transaction()?.bytes))
+    }
+
+    /// Passes on what a client copies, and keeps it in `kept`, of which there may be so much. `false` if it gives up, or is made to.
+    async fn copy_in(
+        &mut self,
+        mut kept: Option<(&mut Vec<u8>, usize)>,
+        form: Form<'_>,
+    ) -> Result<bool> {
         self.client.flush().await?;
         loop {
             let message = self.client.receive().await?;
             match message[0] {
                 b'd' => {
-                    if let Some(kept) = &mut kept {
+                    if let Some((kept, room)) = &mut kept {
                         kept.extend_from_slice(frame::body(&message));
+                        if kept.len() > *room {
+                            return self.stop_copy(form).await;
+                        }
                     }
                     self.server.output.extend_from_slice(&message);
                     if self.server.output.len() >= PENDING_BYTES {
@@ -250,6 +264,19 @@ impl Session {
                 _ => return Err(super::not_primary()),
             }
         }
+    }
+
+    /// Has the member give up a copy; what the client sends of it from here on is ignored, as after any failure.
+    async fn stop_copy(&mut self, form: Form<'_>) -> Result<bool> {
+        frontend::copy_fail(
+            "it is too long for the mirror's log",
+            &mut self.server.output,
+        )?;
+        if !matches!(form, Form::Simple) {
+            frontend::sync(&mut self.server.output);
+        }
+        self.server.flush().await?;
+        Ok(false)
     }
 
     /// Executes a statement that is mirrored.
@@ -343,13 +370,20 @@ impl Session {
             }
         }
         self.server.flush().await?;
-        let mut reply = reply(&mut self.server).await?;
+        let room = match write.ship {
+            Some(_) => self.room()?,
+            None => usize::MAX,
+        };
+        let (mut reply, is_beyond) = reply_within(&mut self.server, room).await?;
         self.status = reply.status;
         if let Some(said) = reply.error {
             self.server.statements.failed();
             return Ok(Ran::Failed(said));
         }
         self.server.statements.seen();
+        if is_beyond {
+            return Ok(Ran::Refused(too_long(self.hub.config.transaction_bytes)));
+        }
         if matches!(form, Form::Extended(..)) {
             let asked = usize::from(!write.sequences.is_empty());
             for answer in split_last(&mut reply.messages, asked) {
@@ -362,20 +396,25 @@ impl Session {
         if let Some(refusal) = self.note(write, text, &mut reply, form)? {
             return Ok(Ran::Refused(refusal));
         }
-        super::pass(&reply.messages, &mut self.client.output);
         if let Form::Simple = form
             && let Some(said) = self.ask_sequences(&write.sequences).await?
         {
             return Ok(Ran::Failed(said));
         }
-        self.after_write(write).await
+        let ran = self.after_write(write).await?;
+        if let Ran::Well = ran {
+            super::pass(&reply.messages, &mut self.client.output);
+        }
+        Ok(ran)
     }
 
     /// What follows once a statement has been executed and noted.
     pub(super) async fn after_write(&mut self, write: &Write) -> Result<Ran> {
         if write.changes_catalog {
             self.transaction()?.changes_catalog = true;
-            self.reread_facts().await?;
+            if let Some(said) = self.reread_facts().await? {
+                return Ok(Ran::Failed(said));
+            }
         }
         Ok(Ran::Well)
     }
@@ -420,6 +459,7 @@ impl Session {
     async fn run_copy(&mut self, text: &str, form: Form<'_>) -> Result<Ran> {
         self.send(text, form)?;
         self.server.flush().await?;
+        let room = self.room()?;
         let mut copied = Vec::new();
         let mut answer = super::Reply::default();
         loop {
@@ -432,16 +472,19 @@ impl Session {
                 b'E' => answer.error = Some(Box::new(Said::read(message))),
                 b'G' => {
                     self.client.output.extend_from_slice(&message);
-                    self.copy_in(Some(&mut copied), form).await?;
+                    self.copy_in(Some((&mut copied, room)), form).await?;
                 }
                 b'C' => answer.messages.push(message),
                 _ => {}
             }
         }
+        let most = self.hub.config.transaction_bytes;
+        if copied.len() > room {
+            return Ok(Ran::Refused(too_long(most)));
+        }
         if let Some(said) = answer.error {
             return Ok(Ran::Failed(said));
         }
-        let most = self.hub.config.transaction_bytes;
         let statement = Statement {
             text: text.to_owned(),
             copied: Some(copied),

@@ -13,11 +13,12 @@ use proxy::core::frame::{self, CANCEL, GSS, Refusal, SSL};
 use proxy::driver::socket::Socket;
 use proxy::driver::unencrypted_data;
 
-use super::super::hub::Hub;
+use super::super::hub::{Event, Hub};
 use super::super::peer;
 use super::super::wire::{Wire, dial};
 use super::login::{Door, Secret, log_in};
 use super::{End, Session};
+use crate::core::locks::Tx;
 use crate::core::manager::Life;
 
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,6 +36,8 @@ pub enum Goes {
 pub struct Cancel {
     /// A commit is under way, which nobody may cancel.
     pub is_committing: AtomicBool,
+    /// Its transaction waits for a lock of the manager's: the member has nothing to cancel.
+    pub waits: Mutex<Option<Tx>>,
     /// Where its statements are executed now.
     pub goes: Mutex<Goes>,
 }
@@ -48,6 +51,7 @@ impl Cancels {
     pub fn enter(&self, key: Vec<u8>) -> Arc<Cancel> {
         let cancel = Arc::new(Cancel {
             is_committing: AtomicBool::new(false),
+            waits: Mutex::default(),
             goes: Mutex::new(Goes::Here(key.clone())),
         });
         self.0.lock().insert(key, cancel.clone());
@@ -228,6 +232,14 @@ pub async fn cancel(hub: &Hub, key: &[u8]) -> io::Result<()> {
     let Some(session) = session.filter(|one| !one.is_committing.load(Ordering::Acquire)) else {
         return Ok(());
     };
+    {
+        // Held until it is told: it does not stop waiting in between.
+        let waits = session.waits.lock();
+        if let Some(tx) = *waits {
+            hub.tell(tx, Event::Cancelled);
+            return Ok(());
+        }
+    }
     let goes = session.goes.lock().clone();
     let key = match goes {
         Goes::Here(key) => key,

@@ -3,12 +3,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use proxy::core::frame::{self, Refusal};
+use proxy::core::frame::Refusal;
+use proxy::driver::socket::Socket;
 use tokio::sync::mpsc;
 
 use super::super::hub::Event;
 use super::super::member::commit;
-use super::super::wire::WireError;
+use super::super::wire::{Wire, WireError};
 use super::{Done, End, Result, Session, gone};
 use crate::core::class::Claims;
 use crate::core::locks::Tx;
@@ -73,11 +74,7 @@ impl Transaction {
 
     /// The refusal of what is longer than the log may have.
     pub fn beyond(&self, most_bytes: usize) -> Option<Refusal> {
-        (self.bytes > most_bytes).then(|| {
-            Refusal::error("54000", "the transaction is too long for the mirror's log")
-                .detail(format!("It has more than {most_bytes} bytes."))
-                .hint("Use several transactions, or raise transaction_bytes.")
-        })
+        (self.bytes > most_bytes).then(|| too_long(most_bytes))
     }
 
     fn has_something(&self) -> bool {
@@ -86,6 +83,13 @@ impl Transaction {
             .any(|statement| !statement.is_settings())
             || !self.sequences.is_empty()
     }
+}
+
+/// The refusal of what is longer than the log may have.
+pub fn too_long(most_bytes: usize) -> Refusal {
+    Refusal::error("54000", "the transaction is too long for the mirror's log")
+        .detail(format!("It has more than {most_bytes} bytes."))
+        .hint("Use several transactions, or raise transaction_bytes.")
 }
 
 impl Session {
@@ -121,18 +125,13 @@ impl Session {
     }
 
     /// The next thing that the transaction is told.
-    pub(super) async fn event(&mut self, patience: Option<Duration>) -> Result<Option<Event>> {
+    async fn event(&mut self) -> Result<Option<Event>> {
         let Some(transaction) = &mut self.transaction else {
             return Ok(None);
         };
-        // Most locks are free.
-        if let Ok(event) = transaction.events.try_recv() {
-            return Ok(Some(event));
-        }
         tokio::select! {
             event = transaction.events.recv() => Ok(event),
             gone = gone(&mut self.serving) => Err(gone),
-            () = passes(patience) => Ok(None),
         }
     }
 
@@ -155,9 +154,12 @@ impl Session {
             // What it has locked so far, it has not any more.
             return Err(super::not_primary());
         }
-        let patience = self.hub.config.lock_timeout;
-        Ok(match self.event(Some(patience)).await? {
+        Ok(match self.wait_for_lock(tx).await? {
             Some(Event::Granted) => None,
+            Some(Event::Cancelled) => Some(Refusal::error(
+                "57014",
+                "canceling statement due to user request",
+            )),
             Some(Event::Deadlock) => Some(
                 Refusal::error("40P01", "deadlock detected")
                     .detail("The transaction waits, in the mirror, for one that waits for it.")
@@ -169,6 +171,58 @@ impl Session {
                     .hint("Run the transaction again."),
             ),
         })
+    }
+
+    /// What becomes of what the transaction has asked for; nothing if that takes too long.
+    async fn wait_for_lock(&mut self, tx: Tx) -> Result<Option<Event>> {
+        let told = self.transaction.as_mut();
+        if let Some(Ok(event)) = told.map(|transaction| transaction.events.try_recv()) {
+            // Most locks are free.
+            return Ok(Some(event));
+        }
+        *self.cancel.waits.lock() = Some(tx);
+        let patience = self.hub.config.lock_timeout;
+        let waited = self.event_or_end(patience).await;
+        *self.cancel.waits.lock() = None;
+        match waited? {
+            Some(event @ (Event::Granted | Event::Deadlock)) => {
+                // Whoever wanted to cancel it was late.
+                self.forget_events();
+                Ok(Some(event))
+            }
+            given_up => {
+                // What is given from here on would be taken for something else that it asks for.
+                self.hub.act(|manager, out| manager.stop_waiting(tx, out));
+                let last = self.forget_events();
+                Ok(given_up.or(last))
+            }
+        }
+    }
+
+    /// Takes what the transaction was told and does not wait for; what became of a lock at the last moment.
+    fn forget_events(&mut self) -> Option<Event> {
+        let events = &mut self.transaction.as_mut()?.events;
+        let told = std::iter::from_fn(|| events.try_recv().ok());
+        told.filter(|event| matches!(event, Event::Granted | Event::Deadlock))
+            .last()
+    }
+
+    /// The next thing that the transaction is told, unless its client goes away first.
+    async fn event_or_end(&mut self, patience: Duration) -> Result<Option<Event>> {
+        let deadline = tokio::time::Instant::now() + patience;
+        loop {
+            let Some(transaction) = &mut self.transaction else {
+                return Ok(None);
+            };
+            // What the client sends in advance is kept, but not without limit.
+            let may_read = self.client.input.len() < super::PENDING_BYTES;
+            tokio::select! {
+                event = transaction.events.recv() => return Ok(event),
+                gone = gone(&mut self.serving) => return Err(gone),
+                read = self.client.read(), if may_read => read.map_err(|_| End::Terminated)?,
+                () = tokio::time::sleep_until(deadline) => return Ok(None),
+            }
+        }
     }
 
     /// The transaction is over without anything in the log. Whoever waits for a lock has it given up.
@@ -210,17 +264,7 @@ impl Session {
             return Ok(Done::Well);
         }
         if self.status == b'E' || !has_something {
-            let was_failed = self.status == b'E';
-            let reply = self.ask("COMMIT").await?;
-            self.keeps.end(!was_failed && reply.error.is_none());
-            self.end_transaction();
-            return Ok(match reply.error {
-                Some(said) => {
-                    self.tell(&said);
-                    Done::Failed
-                }
-                None => Done::Well,
-            });
+            return self.end_on_member().await;
         }
         if self.facts().has_deferrable {
             let reply = self.ask("SET CONSTRAINTS ALL IMMEDIATE").await?;
@@ -250,14 +294,40 @@ impl Session {
         let lost = committed.map_err(|end| in_doubt(end, token))?;
         self.keeps.end(true);
         self.end_transaction();
-        match lost {
-            // It has committed, by another session than the client's.
-            Some(error) => {
-                frame::put_complete(&mut self.client.output, "COMMIT");
-                Err(End::Lost(error))
-            }
-            None => Ok(Done::Well),
+        if let Some(error) = lost {
+            // It has committed, by another session than the client's, and the client is told nothing else. Before its next
+            // statement the client's gets a new one of the member, or ends if that cannot have what it had.
+            tracing::debug!(%error, "a session has committed and lost the member's");
+            self.server = Wire::new(Socket::Gone);
+            self.status = b'I';
         }
+        Ok(Done::Well)
+    }
+
+    /// Has the member end a transaction of which the log has nothing.
+    async fn end_on_member(&mut self) -> Result<Done> {
+        let (was_failed, is_own) = (self.status == b'E', self.is_own());
+        let reply = self.ask("COMMIT").await?;
+        self.keeps.end(!was_failed && reply.error.is_none());
+        self.end_transaction();
+        if let Some(said) = reply.error {
+            self.tell(&said);
+            return Ok(Done::Failed);
+        }
+        if was_failed && is_own {
+            // Nobody has told the client: its statement went well, and something that the manager asked after it did not.
+            let text = "the statement was rolled back, because the manager could not find out what it has changed";
+            let refusal = Refusal::error("25P02", text);
+            refusal
+                .hint("Try again; the member's log says what failed.")
+                .put(&mut self.client.output);
+            return Ok(Done::Failed);
+        }
+        if !was_failed {
+            // What was read, as by `SELECT ... FOR UPDATE`, is told now.
+            self.check_lease()?;
+        }
+        Ok(Done::Well)
     }
 
     /// The log, the member, the standby. The error is that of the member's session, if that was lost on the way.
@@ -279,7 +349,7 @@ impl Session {
             return Err(super::not_primary());
         }
         let number = loop {
-            match self.event(None).await? {
+            match self.event().await? {
                 Some(Event::Commit(number)) => break number,
                 Some(_) => {}
                 None => return Err(super::not_primary()),
@@ -288,6 +358,10 @@ impl Session {
         let lost = match self.commit_on_member(number, token).await {
             Ok(()) => {
                 // Nobody else plans with what is not right any more: its locks are still held.
+                if changes_catalog {
+                    // The manager's own sessions have prepared statements by what was defined before.
+                    self.hub.member.redefined();
+                }
                 if changes_catalog && let Err(error) = self.hub.read_facts().await {
                     tracing::warn!(%error, "the catalog cannot be read after it was changed");
                     return Err(End::Lost(std::io::Error::other(error)));
@@ -305,7 +379,7 @@ impl Session {
             }
         };
         loop {
-            match self.event(None).await? {
+            match self.event().await? {
                 Some(Event::Answer(_)) => return Ok(lost),
                 Some(_) => {}
                 None => return Err(super::not_primary()),
@@ -322,14 +396,6 @@ impl Session {
         self.status = reply.status;
         reply.checked()?;
         Ok(())
-    }
-}
-
-/// Time passes; for ever if there is no end to it.
-async fn passes(patience: Option<Duration>) {
-    match patience {
-        Some(patience) => tokio::time::sleep(patience).await,
-        None => std::future::pending().await,
     }
 }
 
