@@ -11,7 +11,8 @@
 //! What is cached of a file from before a takeover is of the past: a kernel reads ahead into its cache
 //! when asked to (`posix_fadvise`, as PostgreSQL does), even through a handle that bypasses it. So the
 //! first handles that use the cache have the kernel drop a file's pages when it opens them. A read
-//! through such a handle shows that this was done.
+//! through such a handle shows that this was done. Only files that were opened before can have such pages:
+//! numbers of files grow, so later ones are known by theirs.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use volume::private::is_private;
+use volume::standby::is_created;
 use volume::view::{DirEntry, Ino, PageCache};
 
 /// Open handles of one file.
@@ -48,6 +50,9 @@ pub(crate) struct Handles {
     shared_cached: AtomicBool,
     /// Another view was shown before.
     switched: AtomicBool,
+    /// The newest shared file that was opened, and that had been when the view was exchanged.
+    newest: AtomicU64,
+    newest_before: AtomicU64,
     /// Files of which nothing is cached from before that.
     forgotten: Mutex<HashSet<Ino>>,
     directories: Mutex<HashMap<u64, OpenDirectory>>,
@@ -75,6 +80,9 @@ impl Handles {
     pub(crate) fn open_file(&self, ino: Ino, asked: PageCache) -> (u64, PageCache) {
         let mut files = self.files.lock();
         let opens = files.entry(ino).or_default();
+        if !is_private(ino) && !is_created(ino) {
+            self.newest.fetch_max(ino.0, Ordering::AcqRel);
+        }
         if asked.is_bypassed() {
             opens.direct += 1;
             return match asked {
@@ -96,16 +104,24 @@ impl Handles {
     /// Another view is shown from now on.
     pub(crate) fn switched(&self) {
         self.forgotten.lock().clear();
+        let newest = self.newest.load(Ordering::Acquire);
+        self.newest_before.store(newest, Ordering::Release);
         self.switched.store(true, Ordering::Release);
     }
 
     fn may_have_old_pages(&self, ino: Ino) -> bool {
-        self.switched.load(Ordering::Acquire) && !self.forgotten.lock().contains(&ino)
+        self.was_there_before(ino) && !self.forgotten.lock().contains(&ino)
+    }
+
+    /// Whether a shared file may have been opened before the view was exchanged.
+    fn was_there_before(&self, ino: Ino) -> bool {
+        let is_old = || is_created(ino) || ino.0 <= self.newest_before.load(Ordering::Acquire);
+        self.switched.load(Ordering::Acquire) && is_old()
     }
 
     /// The kernel reads a shared file through this handle.
     pub(crate) fn read_through(&self, ino: Ino, handle: u64) {
-        if is_cached(handle) && !is_private(ino) && self.switched.load(Ordering::Acquire) {
+        if is_cached(handle) && !is_private(ino) && self.was_there_before(ino) {
             self.forgotten.lock().insert(ino);
         }
     }
@@ -202,6 +218,7 @@ mod tests {
         let ino = Ino(7);
         assert_eq!(handles.open_file(ino, PageCache::Kept).1, PageCache::Kept);
         let (old, _) = handles.open_file(ino, PageCache::Bypassed);
+        handles.open_file(Ino(8), PageCache::Bypassed);
         handles.switched();
         let (new, cache) = handles.open_file(ino, PageCache::Kept);
         assert_eq!(cache, PageCache::Dropped);
@@ -216,6 +233,29 @@ mod tests {
         assert_eq!(handles.open_file(ino, PageCache::Kept).1, PageCache::Kept);
         let (_, cache) = handles.open_file(Ino(8), PageCache::Kept);
         assert_eq!(cache, PageCache::Dropped);
+    }
+
+    /// One was noted for every file that a new active ever read, for as long as it lived.
+    #[test]
+    fn files_that_are_newer_than_a_switch_have_no_old_pages_and_are_not_noted() {
+        const CREATED: u64 = 1 << 62;
+        let handles = Handles::default();
+        for before in [7, CREATED | 1] {
+            handles.open_file(Ino(before), PageCache::Bypassed);
+        }
+        handles.switched();
+        let reads = |number: u64| {
+            let (handle, cache) = handles.open_file(Ino(number), PageCache::Kept);
+            handles.read_through(Ino(number), handle);
+            cache
+        };
+        for old in [3, 7, CREATED | 1] {
+            assert_eq!(reads(old), PageCache::Dropped);
+        }
+        for new in 8..100 {
+            assert_eq!(reads(new), PageCache::Kept);
+        }
+        assert_eq!(handles.forgotten.lock().len(), 3);
     }
 
     #[test]

@@ -171,6 +171,13 @@ impl Mount {
         !*self.ended.borrow() && !*self.core.aborted.borrow()
     }
 
+    /// Hands halves of pages whose rest has not come to the view. For who syncs the view, and not its files, once
+    /// nobody writes any more: what waits reaches it otherwise with the last handle, of whose release the kernel
+    /// tells only after the process has ended.
+    pub async fn settle(&self) {
+        self.core.settle_waiting().await;
+    }
+
     /// Returns when the mount has ended, whoever ended it.
     pub async fn ended(&self) {
         let mut ended = self.ended.clone();

@@ -27,7 +27,7 @@ use volume::view::{Ino, View};
 use crate::errno::ErrorLog;
 use crate::gate::Gate;
 use crate::handles::Handles;
-use crate::joiner::{Joiner, settle};
+use crate::joiner::{Joiner, Part, settle};
 use crate::waiting::Waiting;
 
 /// How many requests the kernel has made, by what they ask for. Clones count together.
@@ -154,17 +154,29 @@ impl Core {
         if parts.is_empty() || self.is_aborted() {
             return;
         }
-        let (view, joiner) = (self.view(), Arc::clone(&self.joiner));
         let (tell, settled) = std::sync::mpsc::channel();
+        let settling = self.settle_parts(parts);
         self.runtime.spawn(async move {
+            settling.await;
+            let _ = tell.send(());
+        });
+        let _ = settled.recv_timeout(limit);
+    }
+
+    /// Hands everything that waits for its rest to the view.
+    pub(crate) async fn settle_waiting(&self) {
+        self.settle_parts(self.joiner.all()).await;
+    }
+
+    fn settle_parts(&self, parts: Vec<(Ino, Arc<Part>)>) -> impl Future<Output = ()> + use<> {
+        let (view, joiner) = (self.view(), Arc::clone(&self.joiner));
+        async move {
             for (ino, _) in parts {
                 if let Err(e) = settle(&*view, &joiner, ino).await {
                     warn!(ino = ino.0, error = %e, "the last bytes of a write are lost");
                 }
             }
-            let _ = tell.send(());
-        });
-        let _ = settled.recv_timeout(limit);
+        }
     }
 
     /// Makes everything fail from now on, also what waits.

@@ -94,6 +94,12 @@ fn a_half_whose_rest_does_not_come() {
             std::thread::yield_now(); // the kernel tells of the end later
         }
     });
+    arrives(&|file| {
+        // A server has ended, and what it left is made durable before the kernel tells of its last handles.
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(fixture.mount.settle());
+        drop(file);
+    });
     let file = filled(&view, &path);
     file.write_all_at(&[2; 5000], PAGE).unwrap();
     fixture.mount.unmount().unwrap();

@@ -6,7 +6,8 @@
 //! claim both images, then read the seals again; the new one must still be among them.
 //!
 //! Who gives up somebody else's claim says so in a record `revoked/<node>` first, which only the next
-//! attach removes: an owner that was about to change its claim cannot bring it back to life.
+//! attach removes: an owner that was about to change its claim cannot bring it back to life. Who attaches under
+//! the same name takes the claim's place, which a [`Token`] tells the one before.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,6 +33,23 @@ pub const CLAIM_PREFIX: &str = "claim/";
 /// Prefix of the records that say that a claim was given up by somebody else.
 const REVOKED_PREFIX: &str = "revoked/";
 
+/// Who registered a claim.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Token {
+    /// The attach, which draws this at random. Empty: a version that drew none.
+    pub attach: String,
+    /// Grows with each registration of that attach.
+    pub number: u64,
+}
+
+impl Token {
+    /// A name that no other attach has: from the kernel's random source.
+    pub(crate) fn random() -> Result<Arc<str>> {
+        let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        Ok(uuid.trim().into())
+    }
+}
+
 /// What one standby needs kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
@@ -46,6 +64,9 @@ pub struct Claim {
     pub log_from: Lsn,
     /// Keep everything: it has not chosen a seal yet.
     pub everything: bool,
+    /// Who registered it last.
+    #[serde(default)]
+    pub token: Token,
 }
 
 impl Claim {
@@ -57,6 +78,7 @@ impl Claim {
             journal: JournalPos::START,
             log_from: Lsn::ZERO,
             everything: true,
+            token: Token::default(),
         }
     }
 
@@ -65,7 +87,8 @@ impl Claim {
         format!("{CLAIM_PREFIX}{node}")
     }
 
-    /// Registers or replaces the claim durably.
+    /// Registers or replaces the claim durably, whoever's it is. A standby does it by its
+    /// [`ClaimWatch`](crate::standby::ClaimWatch).
     pub async fn put(&self, storage: &Arc<dyn Storage>) -> Result<()> {
         let json = serde_json::to_vec(self).expect("a claim has string keys only");
         let name = Claim::record_name(&self.node);
@@ -75,17 +98,32 @@ impl Claim {
         Ok(())
     }
 
-    /// Begins an attach: claims everything, also if an earlier claim was revoked.
-    pub async fn begin(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
-        let revoked = Claim::revocation(node);
-        if storage.get_record(&revoked).await?.is_some() {
+    /// The claim of a node, if it has one.
+    pub async fn load(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<Option<Claim>> {
+        let name = Claim::record_name(node);
+        let record = storage.get_record(&name).await?;
+        record.map(|value| Claim::parse(&name, &value)).transpose()
+    }
+
+    fn parse(name: &str, value: &[u8]) -> Result<Claim> {
+        serde_json::from_slice(value)
+            .map_err(|e| Error::Damaged(format!("the record {name} does not parse: {e}")))
+    }
+
+    /// An attach begins: that earlier claims of the node were revoked does not concern its own.
+    pub(crate) async fn forget_revocation(
+        storage: &Arc<dyn Storage>,
+        node: &NodeName,
+    ) -> Result<()> {
+        if Claim::is_revoked(storage, node).await? {
+            let revoked = Claim::revocation(node);
             storage.remove_record(&revoked, Authority::Node).await?;
         }
-        Claim::everything(node.clone()).put(storage).await
+        Ok(())
     }
 
     /// Says that the claim of another node does not stand any more, whatever that node writes, until it
-    /// [begins](Self::begin) again. What it claims stays until it is [given back](Self::give_back).
+    /// attaches again. What it claims stays until it is [given back](Self::give_back).
     pub async fn revoke(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<()> {
         let name = Claim::revocation(node);
         storage
@@ -122,22 +160,18 @@ impl Claim {
         Ok(())
     }
 
-    /// Whether `node` still has a claim. Without one nothing it reads can be relied on: it must
-    /// attach afresh, and must not take over.
-    pub async fn stands(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<bool> {
-        let (claim, revocation) = (Claim::record_name(node), Claim::revocation(node));
-        let (claim, revoked) =
-            tokio::try_join!(storage.get_record(&claim), storage.get_record(&revocation))?;
-        Ok(claim.is_some() && revoked.is_none())
+    /// Whether the claim of `node` was given up by somebody else, and it has not attached since.
+    pub(crate) async fn is_revoked(storage: &Arc<dyn Storage>, node: &NodeName) -> Result<bool> {
+        let revocation = Claim::revocation(node);
+        Ok(storage.get_record(&revocation).await?.is_some())
     }
 
     /// All claims.
     pub async fn all(storage: &Arc<dyn Storage>) -> Result<Vec<Claim>> {
         let records = storage.list_records(CLAIM_PREFIX).await?;
-        let claims = records.into_iter().map(|(name, value)| {
-            serde_json::from_slice(&value)
-                .map_err(|e| Error::Damaged(format!("the record {name} does not parse: {e}")))
-        });
+        let claims = records
+            .into_iter()
+            .map(|(name, value)| Claim::parse(&name, &value));
         claims.collect()
     }
 }
@@ -148,17 +182,18 @@ mod tests {
     use dax::storage::VolumeSettings;
 
     use super::*;
+    use crate::standby::ClaimWatch;
 
     #[tokio::test]
     async fn a_revoked_claim_stands_again_only_after_a_new_attach() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
         let storage: Arc<dyn Storage> = cluster.client();
         let node = NodeName::new("south").unwrap();
-        assert!(!Claim::stands(&storage, &node).await.unwrap());
-        Claim::begin(&storage, &node).await.unwrap();
-        assert!(Claim::stands(&storage, &node).await.unwrap());
+        let begin = || ClaimWatch::begin(&storage, node.clone());
+        let first = begin().await.unwrap();
+        assert!(first.look(&storage).await.unwrap());
         Claim::revoke(&storage, &node).await.unwrap();
-        assert!(!Claim::stands(&storage, &node).await.unwrap());
+        assert!(!first.look(&storage).await.unwrap());
         assert_eq!(Claim::all(&storage).await.unwrap().len(), 1);
         let revoked = Claim::revoked(&storage).await.unwrap();
         assert!(revoked.iter().eq([&node]));
@@ -166,14 +201,15 @@ mod tests {
             .own_epoch(&NodeName::new("north").unwrap())
             .await
             .unwrap();
+        let claimed = Claim::load(&storage, &node).await.unwrap().unwrap();
         Claim::give_back(&storage, &node).await.unwrap();
         assert!(Claim::all(&storage).await.unwrap().is_empty());
         // The owner was asleep in the middle of narrowing its claim.
-        let late = Claim::everything(node.clone());
-        late.put(&storage).await.unwrap();
-        assert!(!Claim::stands(&storage, &node).await.unwrap());
-        Claim::begin(&storage, &node).await.unwrap();
-        assert!(Claim::stands(&storage, &node).await.unwrap());
+        claimed.put(&storage).await.unwrap();
+        assert!(!first.look(&storage).await.unwrap());
+        let second = begin().await.unwrap();
+        assert!(second.look(&storage).await.unwrap());
         assert!(Claim::revoked(&storage).await.unwrap().is_empty());
+        assert!(!first.look(&storage).await.unwrap());
     }
 }

@@ -112,7 +112,7 @@ impl Latest {
         // Whatever left the namespace before our start did so no later than the start.
         buried.splice(0..0, namespace.removed().map(|id| (id, from.max(sealed))));
         let journal = JournalWriter::new(storage.clone(), end, tail);
-        journal.append_record(vec![Op::Opened { epoch, at: now }]);
+        journal.append_record(vec![Op::Opened { epoch, at: now }])?;
         Ok(Latest {
             storage,
             epoch,
@@ -164,15 +164,15 @@ impl Latest {
     /// Applies operations as one record of the journal: all of them or none survive a crash.
     ///
     /// # Errors
-    /// `Damaged` if one does not fit; nothing is changed then.
+    /// `Damaged` if one does not fit, `Invalid` if they are too long for a record; nothing is changed then.
     pub fn apply(&mut self, ops: Vec<Op>) -> Result<()> {
         let mut namespace = self.namespace.clone();
         let mut buried = Vec::new();
         for op in &ops {
             buried.extend(namespace.apply(op)?);
         }
+        let at = self.journal.append_record(ops)?;
         self.namespace = namespace;
-        let at = self.journal.append_record(ops);
         self.buried.extend(buried.into_iter().map(|id| (id, at)));
         Ok(())
     }

@@ -112,6 +112,7 @@ impl Opened {
     /// The server has stopped cleanly: makes all of it durable, seals it and takes the mount away.
     pub(super) async fn close(self) -> Result<()> {
         let sealed = async {
+            self.mount.settle().await;
             self.view.sync_all().await?;
             seal(&self.view).await
         };

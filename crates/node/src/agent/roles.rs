@@ -237,7 +237,7 @@ impl Life {
                     remember_hot(context, &standby);
                 }
                 match stops {
-                    true => start::leave(context, *standby).await,
+                    true => start::leave(*standby).await,
                     false => start::drop_standby(*standby).await,
                 }
             }

@@ -20,7 +20,7 @@ use pgdata::timeline::TimelineId;
 use pgdata::warmth::BUFFERS_FILE;
 use pgserver::Postgres;
 use tokio::runtime::Handle;
-use volume::claim::Claim;
+use volume::claim::{Claim, Token};
 use volume::error::Error;
 use volume::image;
 use volume::journal::{JournalPos, JournalTail};
@@ -88,18 +88,20 @@ pub(crate) async fn load_base(
     context: &Context,
     storage: &Arc<dyn Storage>,
     before_last: bool,
-) -> Result<Base> {
+) -> Result<(Base, ClaimWatch)> {
     let node = &context.me.node;
-    Claim::begin(storage, node).await?;
+    let watch = ClaimWatch::begin(storage, node.clone()).await?;
     let seal = choose(seal::load_seals(storage).await?, before_last)
         .filter(|seal| !seal.payload.is_empty())
         .ok_or_else(|| AgentError::NotInitialised(context.config.cluster.volume.clone()))?;
-    claimed_base(storage, node, &seal).await
+    let base = claimed_base(storage, &watch, node, &seal).await?;
+    Ok((base, watch))
 }
 
 /// Loads the image of a seal, and lets the claim on everything name that alone.
 pub(crate) async fn claimed_base(
     storage: &Arc<dyn Storage>,
+    watch: &ClaimWatch,
     node: &NodeName,
     seal: &Seal,
 ) -> Result<Base> {
@@ -110,20 +112,22 @@ pub(crate) async fn claimed_base(
         journal: seal.journal,
         log_from: seal.redo,
         everything: false,
+        token: Token::default(),
     };
-    match claim_image(Arc::clone(storage), claim, Some(seal.generation)).await? {
+    let needed = Some(seal.generation);
+    match claim_image(Arc::clone(storage), watch.clone(), claim, needed).await? {
         Claimed::Kept(_) => Ok(base),
         // It took so long that the claim on everything was given up.
         Claimed::Gone | Claimed::Lost => Err(Error::ClaimLost.into()),
     }
 }
 
-/// Attaches at `base`, which this node claims, and starts PostgreSQL as a standby on it. `live` is the journal followed to
+/// Attaches at `base`, which this node claims by its watch, and starts PostgreSQL as a standby on it. `live` is the journal followed to
 /// what is `known` to be durable.
 pub(crate) async fn attach(
     context: &Context,
     storage: Arc<dyn Storage>,
-    base: Base,
+    (base, watch): (Base, ClaimWatch),
     tail: JournalTail,
     live: Namespace,
     known: Known,
@@ -146,7 +150,7 @@ pub(crate) async fn attach(
         spill_dir: context.config.paths.spill(),
         memory_bytes_max: memory.overlay.bytes() as u64,
         cache_bytes: memory.cache.bytes() as u64,
-        claim: Some(ClaimWatch::new(context.me.node.clone())),
+        claim: Some(watch),
     };
     let layout = context.layout.clone();
     let view = StandbyView::attach(

@@ -17,6 +17,7 @@ use volume::claim::Claim;
 use volume::journal::{JournalPos, JournalTail};
 use volume::latest::Latest;
 use volume::private::PrivateDir;
+use volume::standby::ClaimWatch;
 
 use super::active::proxied::run_of;
 use super::active::{Active, read_control};
@@ -42,7 +43,7 @@ pub(crate) async fn join(
     heartbeat: &Heartbeat,
     before_last: bool,
 ) -> Result<(Standby, Known)> {
-    let base = load_base(context, &storage, before_last).await?;
+    let (base, watch) = load_base(context, &storage, before_last).await?;
     let mut tail = base.tail(&storage);
     let announced = JournalPos(heartbeat.journal_synced);
     if announced > tail.position() {
@@ -54,7 +55,7 @@ pub(crate) async fn join(
         timeline: TimelineId(heartbeat.timeline),
     };
     let live = tail.namespace().clone();
-    let standby = attach(context, storage, base, tail, live, known).await?;
+    let standby = attach(context, storage, (base, watch), tail, live, known).await?;
     Ok((standby, known))
 }
 
@@ -212,8 +213,9 @@ async fn from_nothing(
     }
     tracing::info!(end = %tail.end, "replaying the log from the last seal");
     // Should somebody else own the volume soon, what this node reads stays until it has noticed.
-    Claim::begin(&storage, &context.me.node).await?;
-    let base = standby::claimed_base(&storage, &context.me.node, &seal).await?;
+    let node = &context.me.node;
+    let watch = ClaimWatch::begin(&storage, node.clone()).await?;
+    let base = standby::claimed_base(&storage, &watch, node, &seal).await?;
     let journal_tail = base.tail(&storage);
     let live = latest.namespace().clone();
     let known = Known {
@@ -221,7 +223,7 @@ async fn from_nothing(
         end: tail.end,
         timeline: tail.timeline,
     };
-    let standby = attach(context, storage, base, journal_tail, live, known).await?;
+    let standby = attach(context, storage, (base, watch), journal_tail, live, known).await?;
     let question = Question::prepare(standby.postgres.options(), &standby.control);
     life.body = Body::Standby(Box::new(standby), known);
     become_active(context, life, latest, tail, question, pulse, phases).await?;
@@ -366,10 +368,16 @@ async fn record(
 
 /// Stops a standby whose agent ends: its claim is given up. Without a majority of zones it stays, and the
 /// active gives it back when this node has said nothing for long enough.
-pub(crate) async fn leave(context: &Context, standby: Standby) -> Result<()> {
+pub(crate) async fn leave(standby: Standby) -> Result<()> {
     let storage = standby.storage.clone();
+    let claim = standby.view.claim().cloned();
     drop_standby(standby).await?;
-    let released = Claim::release(&storage, &context.me.node);
+    let released = async {
+        match claim {
+            Some(claim) => claim.release(&storage).await,
+            None => Ok(()),
+        }
+    };
     match tokio::time::timeout(SAY_WITHIN, released).await {
         Ok(released) => Ok(released?),
         Err(_) => {

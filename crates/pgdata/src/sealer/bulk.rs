@@ -2,10 +2,18 @@
 //!
 //! Bulk writers log a page whole, then write it, and sync it later "because a checkpoint may have
 //! occurred". If the cut of a seal falls between the two, the image lacks the page and no standby
-//! replays it. Owns: which pages were logged whole since the last seal, and the LSNs of the pages
-//! written since then. Invariant: [`BulkPages::missing`] is empty only if every page logged whole
-//! at or below the redo point is in the image at that LSN or later, or its file or tail is gone, or
-//! it was logged more than [`TIMEOUT`] ago.
+//! replays it. Owns: which pages were logged whole and not seen to be written since, and pages that
+//! were written before their record was seen.
+//!
+//! ```text
+//!   logged ──▶ waited for ──▶ written at that LSN or later: forgotten
+//!   written before its record is seen ──▶ kept until the log that was seen reaches its LSN
+//! ```
+//!
+//! Invariant: [`BulkPages::missing`] is empty only if every page logged whole at or below the redo
+//! point is in the image at that LSN or later, or its file or tail is gone, or it was logged more than
+//! [`TIMEOUT`] ago. What there is no room for is forgotten on the safe side: of pages that are waited
+//! for nobody can tell until that time has passed, and one that was written counts as missing until then.
 //!
 //! Two kinds of pages never show their record's LSN: those of init forks, which are written before
 //! they are logged (nothing to wait for), and empty pages that were copied, which cannot carry one.
@@ -23,15 +31,18 @@ use crate::relation::{Fork, RelationBlock};
 /// would keep the database from ever being sealed again.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pages remembered at most; past that nobody can tell until a seal starts the bookkeeping anew.
+/// Pages of either kind that are remembered.
 const PAGES_MAX: usize = 4 << 20;
 
-/// Pages logged whole and pages written, since the last seal.
-#[derive(Debug, Default)]
+/// Pages logged whole and pages written. See the module.
+#[derive(Debug)]
 pub struct BulkPages {
     logged: HashMap<RelationBlock, Logged>,
+    /// Above the end of the log that was seen, as it was when there was room for all last.
     written: HashMap<RelationBlock, Lsn>,
-    overflowed: bool,
+    /// Until then there may be pages to wait for that are not remembered.
+    blind_until: Duration,
+    room: usize,
 }
 
 /// The last record that holds a page whole.
@@ -41,22 +52,72 @@ struct Logged {
     at: Duration,
 }
 
+impl Logged {
+    fn is_waited_for(&self, now: Duration) -> bool {
+        now.saturating_sub(self.at) < TIMEOUT
+    }
+}
+
+impl Default for BulkPages {
+    fn default() -> BulkPages {
+        BulkPages::with_room(PAGES_MAX)
+    }
+}
+
 impl BulkPages {
+    fn with_room(room: usize) -> BulkPages {
+        BulkPages {
+            logged: HashMap::new(),
+            written: HashMap::new(),
+            blind_until: Duration::ZERO,
+            room,
+        }
+    }
+
     /// A record that ends at `end` carries a full image of `page`; seen at the time `at`.
     pub fn logged(&mut self, page: RelationBlock, end: Lsn, at: Duration) {
-        if page.fork == Fork::Init {
+        let is_written = self.written.get(&page).is_some_and(|lsn| *lsn >= end);
+        if page.fork == Fork::Init || is_written {
             return;
         }
-        if self.logged.len() >= PAGES_MAX && !self.logged.contains_key(&page) {
-            self.overflowed = true;
-            return;
+        if self.logged.len() >= self.room && !self.logged.contains_key(&page) {
+            self.make_room_for_logged(at);
         }
         self.logged.insert(page, Logged { end, at });
     }
 
-    /// `page` was written with this page LSN.
-    pub fn written(&mut self, page: RelationBlock, page_lsn: Lsn) {
-        self.overflowed |= !raise(&mut self.written, page, page_lsn);
+    /// `page` was written with this page LSN, when all records up to `seen` had been
+    /// [noted](Self::logged).
+    pub fn written(&mut self, page: RelationBlock, page_lsn: Lsn, seen: Lsn) {
+        if self.logged.get(&page).is_some_and(|l| l.end <= page_lsn) {
+            self.logged.remove(&page);
+        }
+        // Nearly every page: PostgreSQL syncs the log first, except for bulk writers.
+        if page_lsn <= seen {
+            return;
+        }
+        if self.written.len() >= self.room && !self.written.contains_key(&page) {
+            self.make_room_for_written(seen);
+        }
+        let known = self.written.entry(page).or_insert(page_lsn);
+        *known = (*known).max(page_lsn);
+    }
+
+    /// Forgets what is not waited for any more; if that is not much, everything, so that this stays rare.
+    fn make_room_for_logged(&mut self, now: Duration) {
+        self.logged.retain(|_, logged| logged.is_waited_for(now));
+        if self.logged.len() > self.room / 2 {
+            self.logged.clear();
+            self.blind_until = now + TIMEOUT;
+        }
+    }
+
+    /// The same for pages whose records were seen meanwhile.
+    fn make_room_for_written(&mut self, seen: Lsn) {
+        self.written.retain(|_, lsn| *lsn > seen);
+        if self.written.len() > self.room / 2 {
+            self.written.clear();
+        }
     }
 
     /// Pages logged whole at or below `redo` that were not seen to be written since. `exists` says
@@ -68,39 +129,21 @@ impl BulkPages {
         now: Duration,
         mut exists: impl FnMut(&RelationBlock) -> bool,
     ) -> Option<Vec<(RelationBlock, Lsn)>> {
-        if self.overflowed {
+        if now < self.blind_until {
             return None;
         }
-        let due = self
+        let unwritten = self
             .logged
             .iter()
-            .filter(|(_, logged)| logged.end <= redo && now.saturating_sub(logged.at) < TIMEOUT);
-        let unwritten = due.filter(|(page, logged)| {
-            self.written
-                .get(*page)
-                .is_none_or(|written| *written < logged.end)
-        });
+            .filter(|(_, logged)| logged.end <= redo && logged.is_waited_for(now));
         let missing = unwritten.filter(|(page, _)| exists(page));
         Some(missing.map(|(page, logged)| (*page, logged.end)).collect())
     }
 
-    /// A seal with this redo point stands: what it covers need not be followed any longer. Pages
-    /// written stay known while a page logged above the redo point may refer to them.
+    /// A seal with this redo point stands: what it covers need not be followed any longer.
     pub fn sealed(&mut self, redo: Lsn) {
         self.logged.retain(|_, logged| logged.end > redo);
-        self.written.retain(|_, lsn| *lsn > redo);
-        self.overflowed = false;
     }
-}
-
-/// Remembers the highest LSN of a page; false if there is no room.
-fn raise(pages: &mut HashMap<RelationBlock, Lsn>, page: RelationBlock, lsn: Lsn) -> bool {
-    if pages.len() >= PAGES_MAX && !pages.contains_key(&page) {
-        return false;
-    }
-    let known = pages.entry(page).or_insert(lsn);
-    *known = (*known).max(lsn);
-    true
 }
 
 #[cfg(test)]
@@ -143,19 +186,23 @@ mod tests {
             [1],
             "only what is at or below the redo point counts"
         );
-        pages.written(page(1), Lsn(9));
+        pages.written(page(1), Lsn(9), Lsn(20));
         assert_eq!(missing(&pages, 25), [1, 2], "an older version does not do");
-        pages.written(page(1), Lsn(10));
+        pages.written(page(1), Lsn(10), Lsn(20));
         assert_eq!(missing(&pages, 25), [2]);
     }
 
     #[test]
     fn a_page_written_before_its_record_reached_the_log_counts() {
         let mut pages = BulkPages::default();
-        pages.written(page(1), Lsn(10));
+        pages.written(page(1), Lsn(20), Lsn(5));
         pages.sealed(Lsn(5));
-        pages.logged(page(1), Lsn(10), NOW);
-        assert_eq!(missing(&pages, 15), [0u32; 0]);
+        for end in [10, 20] {
+            pages.logged(page(1), Lsn(end), NOW);
+            assert_eq!(missing(&pages, 25), [0u32; 0]);
+        }
+        pages.logged(page(1), Lsn(21), NOW);
+        assert_eq!(missing(&pages, 25), [1], "it was logged once more");
     }
 
     #[test]
@@ -175,14 +222,50 @@ mod tests {
     }
 
     #[test]
-    fn too_many_pages_means_nobody_can_tell_until_the_next_seal() {
-        let mut pages = BulkPages {
-            overflowed: true,
-            ..BulkPages::default()
-        };
-        assert_eq!(pages.missing(Lsn(1), NOW, |_| true), None);
-        pages.sealed(Lsn(1));
-        assert_eq!(pages.missing(Lsn(1), NOW, |_| true), Some(vec![]));
+    fn too_many_logged_pages_means_nobody_can_tell_until_none_of_them_is_waited_for() {
+        let mut pages = BulkPages::with_room(2);
+        for block in 1..=3 {
+            pages.logged(page(block), Lsn(10), NOW);
+        }
+        let later = NOW + Duration::from_secs(1);
+        pages.logged(page(4), Lsn(20), later);
+        let find = |now| pages.missing(Lsn(30), now, |_| true);
+        assert_eq!(find(NOW), None);
+        let last = TIMEOUT - Duration::from_millis(1);
+        assert_eq!(find(NOW + last), None);
+        // Those that came later are followed.
+        assert_eq!(find(NOW + TIMEOUT), Some(vec![(page(4), Lsn(20))]));
+    }
+
+    #[test]
+    fn pages_that_are_not_waited_for_any_more_make_room() {
+        let mut pages = BulkPages::with_room(2);
+        for block in 1..=2 {
+            pages.logged(page(block), Lsn(10), NOW);
+        }
+        pages.logged(page(3), Lsn(20), NOW + TIMEOUT);
+        let found = pages.missing(Lsn(30), NOW + TIMEOUT, |_| true);
+        assert_eq!(found, Some(vec![(page(3), Lsn(20))]));
+    }
+
+    /// A vacuum of a large table wrote more pages than were remembered, and no checkpoint was sealed
+    /// from then on.
+    #[test]
+    fn any_number_of_pages_may_be_written() {
+        let mut pages = BulkPages::with_room(2);
+        for block in 1..GONE {
+            pages.written(page(block), Lsn(5), Lsn(10));
+        }
+        assert!(pages.written.is_empty());
+        for block in 1..GONE {
+            pages.written(page(block), Lsn(20), Lsn(10));
+            assert!(pages.written.len() <= 2);
+        }
+        assert_eq!(missing(&pages, 15), [0u32; 0]);
+        pages.written(page(1), Lsn(30), Lsn(20));
+        pages.written(page(2), Lsn(30), Lsn(20));
+        pages.logged(page(2), Lsn(30), NOW);
+        assert_eq!(missing(&pages, 30), [0u32; 0], "what was seen made room");
     }
 
     /// Creating an unlogged table with an index writes its init fork first and logs it then: the
@@ -194,7 +277,7 @@ mod tests {
             fork: Fork::Init,
             ..page(1)
         };
-        pages.written(init, Lsn(0));
+        pages.written(init, Lsn(0), Lsn(0));
         pages.logged(init, Lsn(10), NOW);
         assert_eq!(missing(&pages, 15), [0u32; 0]);
     }

@@ -180,7 +180,13 @@ impl Sealer {
             {
                 Some(missing) if missing.is_empty() => return true,
                 Some(_) => {}
-                None => return false,
+                None => {
+                    tracing::warn!(
+                        "more pages were logged whole in a minute than can be followed; \
+                         a checkpoint that comes a minute after the last of them is sealed"
+                    );
+                    return false;
+                }
             }
         }
         false
@@ -295,10 +301,11 @@ impl WriteObserver for Sealer {
             return;
         }
         let mut log = self.log.lock();
+        let seen = log.follower.end();
         for (index, contents) in data.chunks_exact(page::PAGE_BYTES).enumerate() {
             let index = offset / PAGE + index as u64;
             if let Some(page) = self.page_of(&relation, index) {
-                log.pages.written(page, page::lsn(contents));
+                log.pages.written(page, page::lsn(contents), seen);
             }
         }
     }

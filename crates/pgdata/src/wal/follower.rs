@@ -57,13 +57,37 @@ pub struct Follower {
     timeline: TimelineId,
     /// Whether `next` is a page whose first record's start is still to be found.
     scanning: bool,
-    /// Length of the record being put together.
-    pending_bytes: u64,
+    /// The record that waits for more pages, if it began on pages that are there.
+    pending: Option<Pending>,
     /// Pages that were fed and are not used up, by number.
     pages: BTreeMap<u64, Box<[u8]>>,
     /// The last page that did not fit the window.
     dropped: Option<u64>,
     stop: Stop,
+}
+
+/// How far the pages of the next record were looked at. They are only put together once all of them
+/// are there, so a record of any length is copied once, however it is fed.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    start: Lsn,
+    /// Its length.
+    total: usize,
+    /// How much of it is on the pages looked at.
+    here: usize,
+    /// The last of these.
+    page: Lsn,
+    /// Whether its header is all there and fits what was before.
+    verified: bool,
+    /// Whether all of it is there, and its checksum is wrong.
+    is_wrong: bool,
+    newest: TimelineId,
+}
+
+impl Pending {
+    fn wrong(&self) -> Stop {
+        Stop::Invalid(self.start, "wrong record checksum")
+    }
 }
 
 /// A record's bytes and place, not yet decoded.
@@ -93,7 +117,7 @@ impl Follower {
             previous: None,
             timeline: TimelineId(0),
             scanning,
-            pending_bytes: 0,
+            pending: None,
             pages: BTreeMap::new(),
             dropped: None,
             stop: Stop::Missing(page_start(next)),
@@ -156,8 +180,10 @@ impl Follower {
     /// Stores what may still be needed.
     fn keep(&mut self, at: Lsn, data: &[u8]) {
         let first_page = self.next.0 / PAGE;
-        let ahead = self.window_bytes.max(self.pending_bytes + 2 * PAGE);
-        let last_page = self.next.0.saturating_add(ahead + self.pending_bytes / 128) / PAGE;
+        let verified = self.pending.filter(|pending| pending.verified);
+        let pending_bytes = verified.map_or(0, |pending| pending.total as u64);
+        let ahead = self.window_bytes.max(pending_bytes + 2 * PAGE);
+        let last_page = self.next.0.saturating_add(ahead + pending_bytes / 128) / PAGE;
         let (mut position, mut rest) = (at.0, data);
         while !rest.is_empty() {
             let (page, offset) = (position / PAGE, (position % PAGE) as usize);
@@ -177,6 +203,10 @@ impl Follower {
                 .entry(page)
                 .or_insert_with(|| vec![0; LOG_PAGE_BYTES].into_boxed_slice());
             kept[offset..offset + piece.len()].copy_from_slice(piece);
+            // What was looked at may be different now.
+            if self.pending.is_some_and(|seen| page <= seen.page.0 / PAGE) {
+                self.pending = None;
+            }
         }
     }
 
@@ -189,7 +219,7 @@ impl Follower {
         let raw = loop {
             match self.gather()? {
                 Step::Found(raw) => break raw,
-                Step::Overwritten(page) => self.next = page,
+                Step::Overwritten(page) => (self.next, self.pending) = (page, None),
             }
         };
         let invalid = |why| Stop::Invalid(raw.place.start, why);
@@ -197,7 +227,7 @@ impl Follower {
         self.previous = Some(record.start);
         self.next = record.end;
         self.timeline = self.timeline.max(raw.newest);
-        self.pending_bytes = 0;
+        self.pending = None;
         self.forget_used();
         Ok(record)
     }
@@ -244,8 +274,44 @@ impl Follower {
         }
     }
 
-    /// The bytes of the next record.
+    /// The bytes of the next record, once all its pages are there.
     fn gather(&mut self) -> Result<Step, Stop> {
+        let mut pending = match self.pending {
+            Some(pending) => pending,
+            None => self.begin()?,
+        };
+        if pending.is_wrong {
+            return Err(pending.wrong());
+        }
+        while pending.here < pending.total {
+            self.pending = Some(pending);
+            let at = Lsn(pending.page.0 + PAGE);
+            let (_, header) = self.page(at)?;
+            if header.overwrites {
+                return Ok(Step::Overwritten(at));
+            }
+            if !header.continues || header.rest != pending.total - pending.here {
+                let why = "record is not continued on the next page";
+                return Err(Stop::Invalid(pending.start, why));
+            }
+            pending.page = at;
+            pending.here += header.rest.min(LOG_PAGE_BYTES - header.bytes);
+            pending.newest = pending.newest.max(header.timeline);
+            if !pending.verified {
+                pending.verified = self.verify_header(&self.bytes_of(&pending)?, pending.start)?;
+            }
+        }
+        let bytes = self.bytes_of(&pending)?;
+        if !record::checksum_is_right(&bytes) {
+            pending.is_wrong = true;
+            self.pending = Some(pending);
+            return Err(pending.wrong());
+        }
+        self.placed(&pending, bytes).map(Step::Found)
+    }
+
+    /// Looks at the page that the next record begins on.
+    fn begin(&self) -> Result<Pending, Stop> {
         let page_at = page_start(self.next);
         let (page, header) = self.page(page_at)?;
         let offset = match (self.next.0 - page_at.0) as usize {
@@ -269,50 +335,56 @@ impl Follower {
             });
         }
         let here = total.min(LOG_PAGE_BYTES - offset);
-        let mut bytes = Vec::with_capacity(total.min(2 * LOG_PAGE_BYTES));
-        bytes.extend_from_slice(&page[offset..offset + here]);
-        let mut newest = header.timeline;
-        let mut end = start.0 + here.next_multiple_of(8) as u64;
-        let mut verified = self.verify_header(&bytes, start)?;
-        let mut at = page_at;
-        while bytes.len() < total {
-            if verified {
-                self.pending_bytes = total as u64;
-            }
+        Ok(Pending {
+            start,
+            total,
+            here,
+            page: page_at,
+            verified: self.verify_header(&page[offset..offset + here], start)?,
+            is_wrong: false,
+            newest: header.timeline,
+        })
+    }
+
+    /// What the pages looked at have of a record.
+    fn bytes_of(&self, record: &Pending) -> Result<Vec<u8>, Stop> {
+        let mut at = page_start(record.start);
+        let offset = (record.start.0 - at.0) as usize;
+        let mut bytes = Vec::with_capacity(record.here);
+        bytes.extend_from_slice(
+            &self.page(at)?.0[offset..][..record.here.min(LOG_PAGE_BYTES - offset)],
+        );
+        while at < record.page {
             at = Lsn(at.0 + PAGE);
             let (page, header) = self.page(at)?;
-            if header.overwrites {
-                return Ok(Step::Overwritten(at));
-            }
-            if !header.continues || header.rest != total - bytes.len() {
-                return invalid("record is not continued on the next page");
-            }
-            newest = newest.max(header.timeline);
-            let here = header.rest.min(LOG_PAGE_BYTES - header.bytes);
-            bytes.extend_from_slice(&page[header.bytes..header.bytes + here]);
-            end = at.0 + (header.bytes + here.next_multiple_of(8)) as u64;
-            if !verified {
-                verified = self.verify_header(&bytes, start)?;
-            }
+            let here = (record.here - bytes.len()).min(LOG_PAGE_BYTES - header.bytes);
+            bytes.extend_from_slice(&page[header.bytes..][..here]);
         }
-        if !record::checksum_is_right(&bytes) {
-            return invalid("wrong record checksum");
-        }
+        Ok(bytes)
+    }
+
+    /// Where a record lies of which all pages are there.
+    fn placed(&self, record: &Pending, bytes: Vec<u8>) -> Result<Raw, Stop> {
+        let (_, first) = self.page(page_start(record.start))?;
+        let (_, last) = self.page(record.page)?;
+        let mut end = match page_start(record.start) == record.page {
+            true => record.start.0 + bytes.len().next_multiple_of(8) as u64,
+            false => record.page.0 + (last.bytes + last.rest.next_multiple_of(8)) as u64,
+        };
         if record::is_switch(&bytes) {
             end = end.next_multiple_of(self.size.bytes());
         }
-        let new_image_flags = header.new_image_flags;
         let place = Place {
-            start,
+            start: record.start,
             end: Lsn(end),
-            timeline: header.timeline,
-            new_image_flags,
+            timeline: first.timeline,
+            new_image_flags: first.new_image_flags,
         };
-        Ok(Step::Found(Raw {
+        Ok(Raw {
             bytes,
             place,
-            newest,
-        }))
+            newest: record.newest,
+        })
     }
 
     /// Checks a record's link to the one before; false if its header is not all there yet.

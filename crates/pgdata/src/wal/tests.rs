@@ -123,6 +123,43 @@ fn the_first_record_is_found_behind_one_larger_than_the_window() {
     assert_eq!(starts(&records), log.records()[2..]);
 }
 
+/// PostgreSQL writes a record that is larger than its buffers page by page. It was put together anew with
+/// each of them, on the thread that answers the database: minutes for this one.
+#[test]
+fn a_large_record_that_comes_page_by_page_is_put_together_once() {
+    let log = log_of(&[10, 64 << 20, 20]);
+    let mut follower = Follower::new(size(), Start::Page(log.start()));
+    let mut records = Vec::new();
+    let began = std::time::Instant::now();
+    for (number, page) in log.bytes().chunks(PAGE).enumerate() {
+        let at = Lsn(log.start().0 + (number * PAGE) as u64);
+        follower.feed(at, page, &mut |record| records.push(record.clone()));
+    }
+    assert_eq!(starts(&records), log.records());
+    let took = began.elapsed();
+    assert!(took.as_secs() < 10, "{took:?}");
+}
+
+/// The pages of a record were looked at when one of them was not all there, as when PostgreSQL syncs
+/// what is before it.
+#[test]
+fn pages_that_were_looked_at_may_come_again_with_more_on_them() {
+    let log = log_of(&[10, 3 * PAGE, 20]);
+    let mut follower = Follower::new(size(), Start::Page(log.start()));
+    let mut records = Vec::new();
+    let half = |page: &[u8]| [&page[..PAGE / 2], &vec![0; PAGE / 2]].concat();
+    let pages: Vec<&[u8]> = log.bytes().chunks(PAGE).collect();
+    for (number, page) in pages.iter().enumerate().take(3) {
+        let at = Lsn(log.start().0 + (number * PAGE) as u64);
+        follower.feed(at, &half(page), &mut |record| records.push(record.clone()));
+    }
+    for (number, page) in pages.iter().enumerate().rev() {
+        let at = Lsn(log.start().0 + (number * PAGE) as u64);
+        follower.feed(at, page, &mut |record| records.push(record.clone()));
+    }
+    assert_eq!(starts(&records), log.records());
+}
+
 #[test]
 fn zeros_ahead_of_the_log_are_not_kept() {
     let log = log_of(&[100; 10]);

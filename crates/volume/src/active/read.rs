@@ -117,7 +117,7 @@ impl Inner {
             // A dead epoch may have left versions of which no quorum holds one: choose (DAX 5).
             _ if epoch_of(key.file) < self.epoch => {
                 if inode.has_cut_over(key.block) {
-                    return self.settle(inode, key, ticket).await;
+                    return self.settle(inode, key).await;
                 }
                 match inode.class {
                     FileClass::Log => self.read_log_ahead(inode, key).await?,
@@ -209,7 +209,9 @@ impl Inner {
         let last = (key.block.0 + LOG_AHEAD_BLOCKS)
             .min(end)
             .max(key.block.0 + 1);
-        let blocks = (key.block.0..last).filter(|b| !inode.has_cut_over(BlockIndex(*b)));
+        // What a dead epoch wrote under a truncation mark is settled by who wants it.
+        let is_read = |block: &u64| is_ours || !inode.has_cut_over(BlockIndex(*block));
+        let blocks = (key.block.0..last).filter(is_read);
         let fixed = is_ours || self.log_fixed && self.is_segment(key.file);
         let reads = blocks.map(|block| async move {
             let key = BlockKey::new(key.file, block);
@@ -230,27 +232,42 @@ impl Inner {
     }
 
     /// Reads a block under a truncation mark, and fixes what it is in this epoch (see
-    /// [`image::settled`]).
-    async fn settle(&self, inode: &Inode, key: BlockKey, ticket: Ticket) -> Result<Option<Bytes>> {
-        let Some(found) = self.storage.read(key, Generation::SINGLE).await? else {
-            return Ok(None);
-        };
-        if found.version.epoch == self.epoch {
-            let cut = inode.is_cut(key.block, found.version);
-            return Ok((!cut).then_some(found.data));
-        }
-        self.storage.write_room(self.block_size as usize).await?;
-        let data = image::settled(inode, key.block, found);
-        {
-            let _core = self.core.lock();
-            // Who wrote since the ticket has settled it already.
-            if self.cache.is_current(key, ticket) {
-                self.storage.write(key, Generation::SINGLE, data.clone())?;
-                self.cache.remove(key, LATEST);
+    /// [`image::settled`]). What is returned is of this epoch, or was written in it before.
+    async fn settle(&self, inode: &Inode, key: BlockKey) -> Result<Option<Bytes>> {
+        let mut is_first = true;
+        loop {
+            let ticket = self.cache.ticket(key);
+            let Some(found) = self.storage.read(key, Generation::SINGLE).await? else {
+                return Ok(None);
+            };
+            if found.version.epoch == self.epoch {
+                // Perhaps who settled it is not done yet.
+                if !is_first {
+                    self.storage.csync(SyncScope::File(key.file)).await?;
+                }
+                let cut = inode.is_cut(key.block, found.version);
+                return Ok((!cut).then_some(found.data));
             }
+            self.storage.write_room(self.block_size as usize).await?;
+            let data = image::settled(inode, key.block, found);
+            if self.settle_as(key, ticket, &data)? {
+                self.storage.csync(SyncScope::File(key.file)).await?;
+                return Ok(Some(data));
+            }
+            is_first = false;
         }
-        self.storage.csync(SyncScope::File(key.file)).await?;
-        Ok(Some(data))
+    }
+
+    /// Writes what a block is, unless somebody has written since the ticket: that block, or another one of as
+    /// many that share a counter.
+    fn settle_as(&self, key: BlockKey, ticket: Ticket, data: &Bytes) -> Result<bool> {
+        let _core = self.core.lock();
+        let is_current = self.cache.is_current(key, ticket);
+        if is_current {
+            self.storage.write(key, Generation::SINGLE, data.clone())?;
+            self.cache.remove(key, LATEST);
+        }
+        Ok(is_current)
     }
 }
 

@@ -126,7 +126,9 @@ impl View for ActiveView {
                 .resize(&ticket, file, size, Resize::Exact, now)
                 .await?;
         }
-        self.inner.change_attr(file, change, now)
+        let changed = self.inner.change_attr(file, change, now);
+        self.inner.flush_if_long();
+        changed
     }
 
     fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -147,15 +149,21 @@ impl View for ActiveView {
     }
 
     fn link(&self, ino: Ino, parent: Ino, name: &[u8], now: Timestamp) -> Result<Attr> {
-        self.inner.link(ino, parent, name, now)
+        let linked = self.inner.link(ino, parent, name, now);
+        self.inner.flush_if_long();
+        linked
     }
 
     fn unlink(&self, parent: Ino, name: &[u8], now: Timestamp) -> Result<()> {
-        self.inner.unlink(parent, name, now)
+        let removed = self.inner.unlink(parent, name, now);
+        self.inner.flush_if_long();
+        removed
     }
 
     fn rmdir(&self, parent: Ino, name: &[u8], now: Timestamp) -> Result<()> {
-        self.inner.rmdir(parent, name, now)
+        let removed = self.inner.rmdir(parent, name, now);
+        self.inner.flush_if_long();
+        removed
     }
 
     fn rename(
@@ -165,7 +173,9 @@ impl View for ActiveView {
         mode: RenameMode,
         now: Timestamp,
     ) -> Result<()> {
-        self.inner.rename(from, to, mode, now)
+        let renamed = self.inner.rename(from, to, mode, now);
+        self.inner.flush_if_long();
+        renamed
     }
 
     fn open(&self, ino: Ino) -> Result<PageCache> {

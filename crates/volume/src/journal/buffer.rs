@@ -7,7 +7,12 @@ use bytes::Bytes;
 use dax::ids::{BlockIndex, FileId};
 
 use super::{Chained, JournalPos, frame};
+use crate::error::{Error, Result};
 use crate::namespace::op::{self, Op};
+
+/// A batch is closed when it has so many operations, so that its record is far below what is read as one
+/// ([`frame::MAX_PAYLOAD_BYTES`]): an operation has a few KiB at most.
+const BATCH_OPS_MAX: usize = 16 << 10;
 
 /// Journal bytes not yet handed to the storage, and the batch being collected.
 ///
@@ -59,6 +64,35 @@ impl JournalBuffer {
     /// Adds one operation to the open batch. `also` is an inode besides those the operation names
     /// whose fsync must cover it.
     pub fn append(&mut self, op: Op, also: Option<FileId>) {
+        if self.open.len() >= BATCH_OPS_MAX {
+            self.frame();
+        }
+        self.push(op, also);
+    }
+
+    /// Adds operations that must happen together, as one record of their own, and returns its end.
+    ///
+    /// # Errors
+    /// `Invalid` if they are too long for one; nothing is added then.
+    pub fn append_record(&mut self, ops: Vec<Op>) -> Result<JournalPos> {
+        self.frame();
+        for op in ops {
+            self.push(op, None);
+        }
+        let payload = op::encode(&self.open);
+        if payload.len() > frame::MAX_PAYLOAD_BYTES {
+            self.open.clear();
+            self.sizes.clear();
+            self.open_touched.clear();
+            return Err(Error::Invalid(
+                "more in one step than a journal record holds",
+            ));
+        }
+        self.close(&payload);
+        Ok(self.end.at)
+    }
+
+    fn push(&mut self, op: Op, also: Option<FileId>) {
         let touched = op.touched();
         if let Op::SetSize { id, .. } = op {
             if let Some(at) = self.sizes.get(&id) {
@@ -79,15 +113,19 @@ impl JournalBuffer {
     /// Closes the open batch into a record, if it holds anything. Returns the end of the stream.
     pub fn frame(&mut self) -> Chained {
         if !self.open.is_empty() {
-            let payload = op::encode(&self.open);
-            frame::write(&mut self.stream, &mut self.end, &payload);
-            self.open.clear();
-            self.sizes.clear();
-            let at = self.end.at;
-            self.touched
-                .extend(self.open_touched.drain().map(|id| (id, at)));
+            self.close(&op::encode(&self.open));
         }
         self.end
+    }
+
+    /// The open batch, encoded, becomes a record.
+    fn close(&mut self, payload: &[u8]) {
+        frame::write(&mut self.stream, &mut self.end, payload);
+        self.open.clear();
+        self.sizes.clear();
+        let at = self.end.at;
+        self.touched
+            .extend(self.open_touched.drain().map(|id| (id, at)));
     }
 
     /// The end of the last closed record.
@@ -135,5 +173,32 @@ impl JournalBuffer {
     /// Everything up to `at` is durable.
     pub fn synced(&mut self, at: JournalPos) {
         self.touched.retain(|_, needed| *needed > at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::frame::Front;
+    use crate::view::Timestamp;
+
+    /// A longer record is written, and the journal ends before it for whoever reads it.
+    #[test]
+    fn a_batch_that_nobody_flushes_becomes_several_records() {
+        let mut buffer = JournalBuffer::new(4096, Chained::START, Vec::new());
+        let ops = (0..BATCH_OPS_MAX as u64 + 1).map(|id| Op::SetSize {
+            id: FileId(id),
+            size: 1,
+            at: Timestamp(1),
+        });
+        ops.for_each(|op| buffer.append(op, None));
+        let end = buffer.take_blocks();
+        let blocks = end.blocks.iter().flat_map(|(_, data)| data.iter().copied());
+        let stream: Vec<u8> = blocks.collect();
+        let (mut place, mut counts) = (Chained::START, Vec::new());
+        while let Front::Record(payload) = frame::read(&stream[place.at.0 as usize..], &mut place) {
+            counts.push(op::decode(payload).unwrap().len());
+        }
+        assert_eq!(counts, [BATCH_OPS_MAX, 1]);
     }
 }

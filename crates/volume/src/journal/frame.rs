@@ -8,7 +8,8 @@ pub const HEADER_BYTES: usize = 8;
 /// Largest payload; a longer length is no record.
 pub const MAX_PAYLOAD_BYTES: usize = 256 << 20;
 
-/// Appends one record to `out` and moves `place` behind it.
+/// Appends one record to `out` and moves `place` behind it. One with a payload of more than
+/// [`MAX_PAYLOAD_BYTES`] is the end of the stream for whoever reads: the caller sees to it that it is shorter.
 pub fn write(out: &mut Vec<u8>, place: &mut Chained, payload: &[u8]) {
     let length = u32::try_from(payload.len()).expect("batches are far below 4 GiB");
     let crc = checksum(place.chain, length, payload);

@@ -41,13 +41,11 @@ impl JournalWriter {
     }
 
     /// Adds operations that must happen together, as one record of their own.
-    pub fn append_record(&self, ops: Vec<Op>) -> JournalPos {
-        let mut buffer = self.buffer.lock();
-        buffer.frame();
-        for op in ops {
-            buffer.append(op, None);
-        }
-        buffer.frame().at
+    ///
+    /// # Errors
+    /// `Invalid` if they are too long for one; nothing is added then.
+    pub fn append_record(&self, ops: Vec<Op>) -> Result<JournalPos> {
+        self.buffer.lock().append_record(ops)
     }
 
     /// The end of everything appended so far.

@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use dax::error::ErrorKind;
 use dax::ids::{BlockKey, FileId, Generation, Version};
 use dax::storage::{Block, Storage};
 use parking_lot::Mutex;
@@ -306,7 +307,14 @@ impl Fetcher {
     /// A block whose version is known.
     async fn expected(&self, key: BlockKey, expected: Expected) -> Result<Block> {
         let Expected { since, version } = expected;
-        let found = self.storage.read_expected(key, since, version).await?;
+        let found = match self.storage.read_expected(key, since, version).await {
+            // What was given back looks as damaged as that.
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                self.vouch(false).await?;
+                return Err(error.into());
+            }
+            found => found?,
+        };
         self.vouch(found.is_some()).await?;
         found.ok_or_else(|| Error::Damaged(format!("{key} has lost its version {version}")))
     }

@@ -1,12 +1,17 @@
 //! Names of an image that the layout keeps from standbys (pure).
 
+use std::sync::Arc;
+
 use dax::ids::FileId;
 
 use crate::layout::Layout;
 use crate::namespace::{Name, Namespace, ROOT};
 
-/// The names of a base that a standby does not show.
-pub(crate) fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Vec<(FileId, Name)> {
+/// Names by directory; shared, as they can be many.
+pub(crate) type Hidden = Arc<Vec<(FileId, Name)>>;
+
+/// The names of a base that a standby does not show. Looks at every name, so not where somebody waits.
+pub(crate) fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Hidden {
     let mut hidden = Vec::new();
     for (dir, names) in base.directories() {
         let is_root = dir == ROOT;
@@ -28,5 +33,5 @@ pub(crate) fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Vec<(FileId
             }
         }
     }
-    hidden
+    Arc::new(hidden)
 }

@@ -21,6 +21,7 @@ use dax::ids::BlockKey;
 use tokio::task::JoinSet;
 
 use super::gate::Entry;
+use super::hidden::{Hidden, hidden_names};
 use super::known::Expected;
 use super::overlay::Content;
 use super::rebase::Move;
@@ -38,6 +39,7 @@ const WINDOW: usize = 64;
 /// A newer base, and what a move to it must know of the storage.
 pub struct MovePlan {
     pub(super) base: Arc<Base>,
+    hidden: Hidden,
     /// Blocks of the overlay that the base covers and has.
     pub(super) present: HashSet<BlockKey>,
     /// What the active wrote on the way to the base.
@@ -72,17 +74,19 @@ impl StandbyView {
     /// `Invalid` if the base does not go on from this one, or if the log was not shown up to its end.
     pub async fn plan_move(&self, base: Base) -> Result<MovePlan> {
         let base = Arc::new(base);
-        let keys = {
+        let (keys, layout) = {
             let state = self.state();
             check(&state, &base)?;
-            state.blocks_covered_by(&base)
+            (state.blocks_covered_by(&base), Arc::clone(&state.layout))
         };
+        let hidden = hidden_names(&*layout, &base.namespace);
         let (seal, after) = (&base.seal, self.fetcher.known.as_of());
         let lists = Lists::load(self.storage(), &seal.lists, seal.generation, after).await?;
         let keys: Vec<BlockKey> = keys.into_iter().map(|(key, _)| key).collect();
         let covered = keys.len();
         let mut plan = MovePlan {
             base,
+            hidden,
             present: HashSet::new(),
             lists,
             found: Vec::new(),
@@ -124,6 +128,7 @@ impl StandbyView {
         };
         let MovePlan {
             base,
+            hidden,
             present,
             lists,
             found,
@@ -133,6 +138,7 @@ impl StandbyView {
         let opens = self.opens.lock();
         let to = Move {
             base: Arc::clone(&base),
+            hidden,
             has_version: &|key| present.contains(&key),
             is_open: &|ino| opens.contains_key(&ino),
         };

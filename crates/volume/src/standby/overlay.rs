@@ -22,7 +22,7 @@ use crate::view::{FileKind, Ino, Timestamp};
 const CREATED: u64 = 1 << 62;
 
 /// Whether redo created this inode.
-pub(crate) fn is_created(ino: Ino) -> bool {
+pub fn is_created(ino: Ino) -> bool {
     ino.0 & (PRIVATE_BIT | CREATED) == CREATED
 }
 

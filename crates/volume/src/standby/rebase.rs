@@ -28,7 +28,7 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
-use super::hidden::hidden_names;
+use super::hidden::Hidden;
 use super::overlay::{Content, InodeItem, NameItem, is_created};
 #[cfg(test)]
 use super::simulation::flaw::Flaw;
@@ -45,6 +45,8 @@ const UNTIL_REDO: Lsn = Lsn(u64::MAX);
 /// What a move asks about the world outside of the state.
 pub(crate) struct Move<'a> {
     pub base: Arc<Base>,
+    /// What of its names is not shown.
+    pub hidden: Hidden,
     /// Whether the new base has a version of a block.
     pub has_version: &'a dyn Fn(BlockKey) -> bool,
     /// Whether an inode is open.
@@ -84,7 +86,7 @@ impl State {
     pub fn rebase(&self, to: &Move<'_>) -> State {
         let mut next = self.clone();
         next.base = Arc::clone(&to.base);
-        next.hidden = Arc::new(hidden_names(&*self.layout, &to.base.namespace));
+        next.hidden = Arc::clone(&to.hidden);
         let mover = Mover { old: self, to };
         mover.keep_hidden(&mut next);
         mover.keep_names(&mut next);

@@ -21,6 +21,7 @@ const SIZE: u64 = BLOCK as u64;
 fn moved(state: &State, base: Base, missing: &[BlockKey], open: &[Ino]) -> State {
     let missing: HashSet<BlockKey> = missing.iter().copied().collect();
     state.rebase(&Move {
+        hidden: hidden_of(&base),
         base: Arc::new(base),
         has_version: &|key| !missing.contains(&key),
         is_open: &|ino| open.contains(&ino),

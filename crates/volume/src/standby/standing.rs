@@ -2,7 +2,8 @@
 //!
 //! A block that was given back reads as one that was never written: as zeros. So a standby that slept, or
 //! could not reach the zones, must not pass on what they say before it knows that its claim stands.
-//! [`Standing`] is the rule (pure, with the time passed in), [`ClaimWatch`] asks the registry.
+//! [`Standing`] is the rule (pure, with the time passed in), [`ClaimWatch`] asks the registry, by the
+//! [`Hold`] of its attach.
 //!
 //! ```text
 //!               a look at the claim that began at t: it stands
@@ -31,6 +32,7 @@ use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::hold::Hold;
 use crate::claim::{Claim, GRACE, VALID_FOR};
 use crate::error::{Error, Result};
 
@@ -105,10 +107,10 @@ impl Standing {
 /// Reads the clock that [`Standing`] goes by.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// Watches the claim that a standby's reads rest on. Clones are the same watch.
+/// Registers and watches the claim that a standby's reads rest on. Clones are the same watch.
 #[derive(Clone)]
 pub struct ClaimWatch {
-    node: NodeName,
+    hold: Hold,
     clock: Clock,
     standing: Arc<Mutex<Standing>>,
     /// Held by who looks, so that those who wait share what one look finds.
@@ -117,20 +119,36 @@ pub struct ClaimWatch {
 }
 
 impl ClaimWatch {
-    /// For the claim of this node, which has been registered: nothing is confirmed yet.
-    pub fn new(node: NodeName) -> ClaimWatch {
-        ClaimWatch::by(node, Arc::new(since_boot))
+    /// Begins an attach of this node: claims everything, in the place of whatever claim it had, also of one that
+    /// was revoked.
+    pub async fn begin(storage: &Arc<dyn Storage>, node: NodeName) -> Result<ClaimWatch> {
+        ClaimWatch::begin_by(storage, node, Arc::new(since_boot)).await
     }
 
     /// The same by another clock, for tests.
-    pub fn by(node: NodeName, clock: Clock) -> ClaimWatch {
-        ClaimWatch {
-            node,
+    pub async fn begin_by(
+        storage: &Arc<dyn Storage>,
+        node: NodeName,
+        clock: Clock,
+    ) -> Result<ClaimWatch> {
+        Ok(ClaimWatch {
+            hold: Hold::begin(storage, node, Arc::clone(&clock)).await?,
             clock,
             standing: Arc::default(),
             looking: Arc::default(),
             lost: watch::Sender::new(false),
-        }
+        })
+    }
+
+    /// Registers `claim` in place of the last one. False: it did not stand any more, so nothing that it names can be
+    /// relied on.
+    pub async fn change(&self, storage: &Arc<dyn Storage>, claim: &Claim) -> Result<bool> {
+        self.hold.change(storage, claim).await
+    }
+
+    /// Gives the claim up, by which nobody reads any more.
+    pub async fn release(&self, storage: &Arc<dyn Storage>) -> Result<()> {
+        self.hold.release(storage).await
     }
 
     /// Looks whether the claim stands, for all who wait for that.
@@ -139,7 +157,7 @@ impl ClaimWatch {
     /// Those of the registry; nothing is known then.
     pub async fn look(&self, storage: &Arc<dyn Storage>) -> Result<bool> {
         let began = self.standing.lock().look((self.clock)());
-        let stands = Claim::stands(storage, &self.node).await?;
+        let stands = self.hold.stands(storage).await?;
         self.standing.lock().looked(began, stands);
         if !stands {
             self.lost.send_replace(true);
@@ -259,11 +277,11 @@ mod tests {
     async fn a_read_in_doubt_waits_for_a_look_and_fails_when_the_claim_is_gone() {
         let storage: Arc<dyn Storage> = MemoryCluster::new(VolumeSettings::default()).client();
         let node = NodeName::new("south").unwrap();
-        Claim::begin(&storage, &node).await.unwrap();
         let seconds = Arc::new(AtomicU64::new(0));
         let clock = Arc::clone(&seconds);
         let clock = Arc::new(move || at(clock.load(Ordering::Relaxed)));
-        let watch = ClaimWatch::by(node.clone(), clock);
+        let watch = ClaimWatch::begin_by(&storage, node.clone(), clock);
+        let watch = watch.await.unwrap();
         watch.vouch(&storage, true).await.unwrap();
         Claim::revoke(&storage, &node).await.unwrap();
         // What it names is kept for a while yet.
@@ -281,8 +299,8 @@ mod tests {
         let cluster = MemoryCluster::new(VolumeSettings::default());
         let storage: Arc<dyn Storage> = cluster.client();
         let node = NodeName::new("south").unwrap();
-        Claim::begin(&storage, &node).await.unwrap();
-        let watch = ClaimWatch::by(node, Arc::new(Duration::default));
+        let watch = ClaimWatch::begin_by(&storage, node, Arc::new(Duration::default));
+        let watch = watch.await.unwrap();
         for found in [true, true, false, true, false] {
             watch.vouch(&storage, found).await.unwrap();
         }

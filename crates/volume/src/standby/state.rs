@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
-use super::hidden::hidden_names;
+use super::hidden::{Hidden, hidden_names};
 use super::overlay::{Content, InodeItem, Overlay, is_created, is_private};
 use crate::error::{Error, Result};
 use crate::layout::{FileClass, Layout};
@@ -35,7 +35,7 @@ pub(crate) struct State {
     pub replay_limit: Lsn,
     pub overlay: Overlay,
     /// Names of the base that the layout hides, found once for each base (for the switch).
-    pub hidden: Arc<Vec<(FileId, Name)>>,
+    pub hidden: Hidden,
     #[cfg(test)]
     pub distortion: super::simulation::flaw::Distortion,
 }
@@ -83,7 +83,7 @@ impl State {
     /// The state of a fresh attach.
     pub fn new(layout: Arc<dyn Layout>, block_bytes: u32, base: Base, live: Namespace) -> State {
         State {
-            hidden: Arc::new(hidden_names(&*layout, &base.namespace)),
+            hidden: hidden_names(&*layout, &base.namespace),
             layout,
             block_bytes,
             replay_limit: base.seal.end,

@@ -52,6 +52,7 @@ fn a_file_that_could_not_be_adopted_yet_keeps_its_id() {
     let other = active.file("base/6/1001", 1);
     let base = Arc::new(active.seal(2, 500, 600));
     let state = state.rebase(&Move {
+        hidden: hidden_of(&base),
         base,
         has_version: &|_| true,
         is_open: &|_| false,
@@ -92,6 +93,7 @@ fn a_kept_file_keeps_its_own_cut() {
     let shared = active.file("base/5/2000", 3);
     let to = |state: &State, base| {
         state.rebase(&Move {
+            hidden: hidden_of(&base),
             base: Arc::new(base),
             has_version: &|_| true,
             is_open: &|_| false,
@@ -127,6 +129,7 @@ fn of_a_file_that_redo_adopted_and_removed_nothing_is_left() {
     let shared = active.file("base/5/2000", 3);
     let base = Arc::new(active.seal(2, 500, 600));
     let mut state = state.rebase(&Move {
+        hidden: hidden_of(&base),
         base,
         has_version: &|_| true,
         is_open: &|_| false,

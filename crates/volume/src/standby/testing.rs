@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dax::ids::{Epoch, FileId, Generation};
 use dax::storage::Lineage;
 
+use super::hidden::{Hidden, hidden_names};
 use super::state::State;
 use crate::journal::{Chained, JournalPos};
 use crate::layout::{FileClass, Layout};
@@ -29,6 +30,11 @@ pub(crate) const OWNER: Ownership = Ownership {
 /// Segments are `pg_wal/<number>`; `pg_control`, `pg_twophase` and the archive's state are private
 /// on a standby.
 pub(crate) struct TestLayout;
+
+/// What of a base is not shown.
+pub(crate) fn hidden_of(base: &Base) -> Hidden {
+    hidden_names(&TestLayout, &base.namespace)
+}
 
 impl Layout for TestLayout {
     fn class(&self, path: &str) -> FileClass {

@@ -142,8 +142,20 @@ impl Volume {
         observer: Arc<dyn WriteObserver>,
         inherited: Option<Inherited>,
     ) -> Life {
-        let layout = Arc::new(TestLayout);
         let options = Options::default();
+        self.open_by(storage, latest, observer, inherited, options)
+            .await
+    }
+
+    pub async fn open_by(
+        &self,
+        storage: Arc<MemoryStorage>,
+        latest: Latest,
+        observer: Arc<dyn WriteObserver>,
+        inherited: Option<Inherited>,
+        options: Options,
+    ) -> Life {
+        let layout = Arc::new(TestLayout);
         let view = ActiveView::open(latest, layout, self.private(), observer, inherited, options);
         Life {
             storage,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dax::ids::{BlockIndex, FileId};
+use dax::ids::{BlockIndex, BlockKey, FileId, Generation};
 use dax::storage::Storage;
 use futures_util::future::try_join_all;
 use volume::active::NoObserver;
 use volume::latest::Latest;
-use volume::view::{NewInode, Timestamp, View};
+use volume::view::{AttrChange, NewInode, Timestamp, View};
 
 use crate::common::{BLOCK, Life, Volume};
 use crate::yielding::Yielding;
@@ -222,4 +222,31 @@ async fn a_sync_that_is_given_up_takes_nothing_out_of_the_journal() {
             "f{number} is gone"
         );
     }
+}
+
+/// Blocks share counters of changes, so the change of any other block may look like one of the block that is settled.
+#[tokio::test]
+async fn a_block_is_settled_although_others_are_written_meanwhile() {
+    const MANY: usize = 4096;
+    let volume = Volume::format().await;
+    let before = volume.open().await;
+    before.create("conf", NewInode::Directory);
+    let file = before.create("conf/f", NewInode::File).ino;
+    let other = before.create("conf/g", NewInode::File).ino;
+    before.write(file, 0, vec![1; BLOCK]).await;
+    let cut = AttrChange {
+        size: Some(0),
+        ..AttrChange::default()
+    };
+    before.view.set_attr(file, cut, Timestamp(3)).await.unwrap();
+    before.write(file, 0, vec![2; BLOCK]).await;
+    before.view.sync_all().await.unwrap();
+
+    let (storage, life) = open_yielding(&volume).await;
+    let read = life.view.read(file, 0, BLOCK as u32);
+    let (read, ()) = tokio::join!(read, life.write(other, 0, vec![3; MANY * BLOCK]));
+    assert_eq!(read.unwrap()[..], [2; BLOCK]);
+    let key = BlockKey::new(FileId(file.0), 0);
+    let stored = storage.memory.read(key, Generation::SINGLE).await.unwrap();
+    assert_eq!(stored.unwrap().version.epoch, life.view.epoch());
 }

@@ -1,5 +1,9 @@
 //! Zeros behind the end of a file are a hole: they cost no block, and nothing old shows through.
 
+use std::sync::Arc;
+
+use volume::active::{NoObserver, Options};
+use volume::latest::Latest;
 use volume::view::{AttrChange, NewInode, Timestamp, View};
 
 use crate::common::{BLOCK, Volume};
@@ -46,4 +50,37 @@ async fn what_was_cut_off_does_not_come_back_under_zeros() {
     let mut expected = vec![7; BLOCK];
     expected.resize(3 * BLOCK, 0);
     assert_eq!(life.contents(file).await, expected);
+}
+
+/// PostgreSQL's summarizer writes one temporary file again and again.
+#[tokio::test]
+async fn log_that_was_written_behind_a_cut_reads_as_it_was_written_without_the_cache() {
+    let volume = Volume::format().await;
+    let storage = volume.owner().await;
+    let latest = Latest::recover(storage.clone(), NOW).await.unwrap();
+    let options = Options {
+        cache_bytes: 0,
+        ..Options::default()
+    };
+    let life = volume.open_by(storage, latest, Arc::new(NoObserver), None, options);
+    let life = life.await;
+    life.create("wal", NewInode::Directory);
+    let file = life.create("wal/temp", NewInode::File).ino;
+    life.write(file, 0, vec![7; 3 * BLOCK]).await;
+    let cut = AttrChange {
+        size: Some(0),
+        ..AttrChange::default()
+    };
+    life.view.set_attr(file, cut, NOW).await.unwrap();
+    life.write(file, 0, vec![8; BLOCK]).await;
+    let grow = AttrChange {
+        size: Some(3 * BLOCK as u64),
+        ..AttrChange::default()
+    };
+    life.view.set_attr(file, grow, NOW).await.unwrap();
+    let mut expected = vec![8; BLOCK];
+    expected.resize(3 * BLOCK, 0);
+    for _ in 0..2 {
+        assert_eq!(life.contents(file).await, expected);
+    }
 }

@@ -182,6 +182,7 @@ async fn a_claimed_base_stays_readable_when_its_seal_is_no_longer_kept() {
         journal: seal.journal,
         log_from: Lsn(0),
         everything: false,
+        token: Default::default(),
     };
     claim.put(&reader).await.unwrap();
     life.view

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dax::storage::Storage;
 use volume::claim::{Claim, GRACE, VALID_FOR};
 use volume::error::Error;
-use volume::seal::load_seals;
+use volume::seal::{Seal, load_seals};
 use volume::standby::{ClaimWatch, Clock, StandbyView};
 
 use super::support::{BLOCK, Database, Volume, blocks, node, shared};
@@ -37,18 +38,30 @@ async fn scene(hours: Option<&Hours>) -> (Volume, Database, Arc<StandbyView>, Da
     active.put(FILE, &blocks(&[1, 2, 3])).await;
     let seal = active.seal(100).await;
     let storage = shared(&volume.cluster.client());
-    Claim::begin(&storage, &node("south")).await.unwrap();
-    let claim = Claim {
+    let clock = hours.unwrap_or(&Hours::default()).clock();
+    let watch = claim_image(&storage, &seal, clock).await;
+    let (view, standby) = volume
+        .attach_claiming(&seal, 1 << 20, hours.map(|_| watch))
+        .await;
+    (volume, active, view, standby)
+}
+
+/// South attaches at a seal.
+async fn claim_image(storage: &Arc<dyn Storage>, seal: &Seal, clock: Clock) -> ClaimWatch {
+    let watch = ClaimWatch::begin_by(storage, node("south"), clock);
+    let watch = watch.await.unwrap();
+    assert!(watch.change(storage, &of_image(seal)).await.unwrap());
+    watch
+}
+
+fn of_image(seal: &Seal) -> Claim {
+    Claim {
         images: vec![seal.lineage.clone()],
         journal: seal.journal,
         log_from: seal.redo,
         everything: false,
         ..Claim::everything(node("south"))
-    };
-    claim.put(&storage).await.unwrap();
-    let watch = hours.map(|hours| ClaimWatch::by(node("south"), hours.clock()));
-    let (view, standby) = volume.attach_claiming(&seal, 1 << 20, watch).await;
-    (volume, active, view, standby)
+    }
 }
 
 /// The active gives up what south claims, as slowly as it must, and writes all blocks anew.
@@ -119,6 +132,58 @@ async fn a_standby_that_slept_and_kept_its_claim_goes_on() {
     hours.pass(60 * VALID_FOR);
     assert_eq!(firsts(standby.read(FILE).await.unwrap()), [1, 2, 3]);
     assert!(!view.claim().unwrap().is_lost());
+}
+
+/// A machine called south is created anew while the first one is cut off.
+#[tokio::test]
+async fn a_standby_whose_name_another_one_has_taken_answers_nothing() {
+    let hours = Hours::default();
+    let (volume, active, view, standby) = scene(Some(&hours)).await;
+    let ino = standby.ino(FILE).unwrap();
+    let read = async |block: u64| standby.view.read(ino, block * BLOCK as u64, 1).await;
+    assert_eq!(read(0).await.unwrap()[0], 1);
+    let storage = shared(&volume.cluster.client());
+    let mut others = None;
+    for round in [200, 300, 400] {
+        active.write(FILE, 0, &blocks(&[7, 8, 9])).await.unwrap();
+        let seal = active.seal(round).await;
+        if others.is_none() {
+            others = Some(claim_image(&storage, &seal, hours.clock()).await);
+        }
+        active.active.as_ref().unwrap().reclaim().await.unwrap();
+        // What the first one found standing stays as long as it may rely on that.
+        let narrow = others.as_ref().unwrap();
+        if round == 300 {
+            assert_eq!(read(1).await.unwrap()[0], 2);
+            hours.pass(GRACE);
+            assert!(narrow.change(&storage, &of_image(&seal)).await.unwrap());
+        }
+    }
+    let late = read(2).await;
+    assert!(matches!(late, Err(Error::ClaimLost)), "{late:?}");
+    view.claim().unwrap().lost().await;
+}
+
+/// Its machine is put back to a snapshot with its memory.
+#[tokio::test]
+async fn a_standby_that_finds_what_it_claimed_later_answers_nothing() {
+    let hours = Hours::default();
+    let (volume, active, view, standby) = scene(Some(&hours)).await;
+    let storage = shared(&volume.cluster.client());
+    let mut later = Claim::load(&storage, &node("south"))
+        .await
+        .unwrap()
+        .unwrap();
+    for round in [200, 300, 400] {
+        active.write(FILE, 0, &blocks(&[7, 8, 9])).await.unwrap();
+        later.images = vec![active.seal(round).await.lineage];
+        later.token.number += 1;
+        later.put(&storage).await.unwrap();
+        active.active.as_ref().unwrap().reclaim().await.unwrap();
+    }
+    let read = standby.read(FILE).await;
+    assert!(matches!(read, Err(Error::ClaimLost)), "{read:?}");
+    assert!(view.claim().unwrap().is_lost());
 }
 
 /// Its successor went on from an older image, and gave back what only its own had.

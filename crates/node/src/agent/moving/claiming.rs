@@ -6,6 +6,7 @@ use dax::ids::Generation;
 use dax::storage::Storage;
 use volume::claim::Claim;
 use volume::seal;
+use volume::standby::ClaimWatch;
 
 use super::super::error::Result;
 
@@ -15,7 +16,7 @@ pub(in crate::agent) enum Claimed {
     Kept(Claim),
     /// It stands so, but the image that was needed may be gone.
     Gone,
-    /// It was given up by the active: nothing that it names can be relied on.
+    /// It was given up by the active, or another attach took its place: nothing that it names can be relied on.
     Lost,
 }
 
@@ -23,11 +24,11 @@ pub(in crate::agent) enum Claimed {
 /// the kept seals afterwards: then no reclaimer can have missed the claim (see [`volume::claim`]).
 pub(in crate::agent) async fn claim(
     storage: Arc<dyn Storage>,
+    watch: ClaimWatch,
     claim: Claim,
     needed: Option<Generation>,
 ) -> Result<Claimed> {
-    claim.put(&storage).await?;
-    if !Claim::stands(&storage, &claim.node).await? {
+    if !watch.change(&storage, &claim).await? {
         return Ok(Claimed::Lost);
     }
     let Some(needed) = needed else {
@@ -64,9 +65,9 @@ mod tests {
         format(&storage, owner, Timestamp(0)).await.unwrap();
         let sealed = seal::load_seals(&storage).await.unwrap()[0].generation;
         let wanted = Claim::everything(node.clone());
-        let try_claim = |needed| claim(Arc::clone(&storage), wanted.clone(), needed);
+        let watch = ClaimWatch::begin(&storage, node.clone()).await.unwrap();
+        let try_claim = |needed| claim(Arc::clone(&storage), watch.clone(), wanted.clone(), needed);
 
-        Claim::begin(&storage, &node).await.unwrap();
         let kept = try_claim(Some(sealed)).await.unwrap();
         assert!(matches!(kept, Claimed::Kept(claim) if claim == wanted));
         let gone = try_claim(Some(Generation::MAX)).await.unwrap();

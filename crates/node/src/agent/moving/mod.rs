@@ -20,7 +20,7 @@ use pgdata::control::{Capacity, ControlFile};
 use pgdata::layout::CONTROL_FILE;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use volume::claim::Claim;
+use volume::claim::{Claim, Token};
 use volume::journal::JournalPos;
 use volume::lsn::Lsn;
 use volume::seal::{self, Base, Seal};
@@ -287,7 +287,13 @@ impl BaseMover {
                 self.registered = None;
                 let target = self.target.as_ref()?;
                 let (claim, needed) = (self.wanted(Some(target)), target.generation);
-                Work::Claim(tokio::spawn(claiming::claim(storage, claim, Some(needed))))
+                let watch = view.claim()?.clone();
+                Work::Claim(tokio::spawn(claiming::claim(
+                    storage,
+                    watch,
+                    claim,
+                    Some(needed),
+                )))
             }
             Effect::Load => {
                 let target = self.target.clone()?;
@@ -302,7 +308,8 @@ impl BaseMover {
             Effect::Narrow => {
                 self.registered = None;
                 let claim = self.wanted(None);
-                Work::Narrow(tokio::spawn(claiming::claim(storage, claim, None)))
+                let watch = view.claim()?.clone();
+                Work::Narrow(tokio::spawn(claiming::claim(storage, watch, claim, None)))
             }
             _ => return None,
         })
@@ -353,6 +360,7 @@ impl BaseMover {
             // Files kept from older bases need no log: redo does not start from there again.
             log_from: base.redo.min(self.private_redo),
             everything: false,
+            token: Token::default(),
         }
     }
 

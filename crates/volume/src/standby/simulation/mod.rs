@@ -62,8 +62,8 @@
 //! cut with that unsynced (`OwnTailsTaken`), and new actives may be fenced while they write the overlay back:
 //! what they show from then on is what the standby showed, or an error (`TakenBeforeWritten`).
 //!
-//! In one of eight standbys sleep now and then, and the active may give up what they claim meanwhile: when they
-//! wake up they answer as ever, or notice; nothing in between (`AnswersAfterSleep`).
+//! In one of eight standbys sleep now and then, and the active may give up what they claim meanwhile, or another
+//! node take their name: when they wake up they answer as ever, or notice; nothing in between (`AnswersAfterSleep`).
 //!
 //! A move may be tried in the middle of a record as well, as it is when redo is taken to be at rest: redo
 //! at rest is redo that has applied all that is shown (`RestByFeedback`).

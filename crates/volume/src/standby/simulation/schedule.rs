@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use dax::ids::{Generation, NodeName};
@@ -12,6 +13,7 @@ use rand::{Rng, SeedableRng};
 use simulate::{Coverage, Outcome};
 use tempfile::TempDir;
 
+use super::super::standing::ClaimWatch;
 use super::active::{Active, Checkpoint};
 use super::checkers::{Broken, Held, Looker, broken, check_names, check_relations};
 use super::files::{Files, owner};
@@ -333,7 +335,11 @@ impl Schedule {
         let shared: Arc<dyn Storage> = storage.clone();
         let node = node(&format!("node{}", self.nodes));
         self.nodes += 1;
-        Claim::begin(&shared, &node).await?;
+        let clock = match &self.sleep {
+            Some(sleep) => sleep.clock(),
+            None => Arc::new(Duration::default),
+        };
+        let claim = ClaimWatch::begin_by(&shared, node.clone(), clock).await?;
         let mut seals = load_seals(&shared).await?;
         // Nobody attaches at a volume that was only formatted.
         seals.retain(|seal| !seal.payload.is_empty());
@@ -344,7 +350,7 @@ impl Schedule {
             seals.pop();
         }
         let Some(seal) = seals.last() else {
-            Claim::release(&shared, &node).await?;
+            claim.release(&shared).await?;
             return Ok(());
         };
         let place = self.disk.path().join(node.to_string());
@@ -358,7 +364,8 @@ impl Schedule {
             initial: &self.initial,
             log: &self.active.log,
             leaked: &self.active.leaked,
-            clock: self.sleep.as_ref().map(Sleep::clock),
+            claim,
+            may_sleep: self.sleep.is_some(),
         };
         let standby = Standby::attach(attach, &mut self.rng).await?;
         self.standbys.push(standby);
@@ -412,7 +419,7 @@ impl Schedule {
         let storage = self.cluster.client();
         storage.own_epoch(&standby.node).await.map_err(wrap)?;
         let shared: Arc<dyn Storage> = storage.clone();
-        if !Claim::stands(&shared, &standby.node).await? {
+        if !standby.claim.look(&shared).await? {
             return Ok(false);
         }
         let latest = Latest::recover(storage.clone(), NOW).await?;

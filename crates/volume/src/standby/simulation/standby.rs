@@ -11,7 +11,7 @@ use rand::Rng;
 use rand::rngs::SmallRng;
 
 use super::super::moves::MovePlan;
-use super::super::standing::{ClaimWatch, Clock};
+use super::super::standing::ClaimWatch;
 use super::super::view::{StandbyOptions, StandbyView};
 use super::checkers::{Broken, Held, Known, Looker, broken, check_names, check_relations, failed};
 use super::files::{Files, owner};
@@ -31,6 +31,7 @@ use crate::seal::{Base, Seal, load_seals};
 /// See the module.
 pub(super) struct Standby {
     pub node: NodeName,
+    pub claim: ClaimWatch,
     pub storage: Arc<MemoryStorage>,
     pub view: Arc<StandbyView>,
     pub files: Files,
@@ -81,8 +82,10 @@ pub(super) struct Attach<'a> {
     pub log: &'a [Record],
     /// [`Active::leaked`](super::active::Active::leaked)
     pub leaked: &'a BTreeSet<Rel>,
-    /// Goes by it if it may sleep.
-    pub clock: Option<Clock>,
+    /// Claims everything.
+    pub claim: ClaimWatch,
+    /// Whether it may sleep, and so goes by its claim.
+    pub may_sleep: bool,
 }
 
 impl Standby {
@@ -97,11 +100,12 @@ impl Standby {
             initial,
             log,
             leaked,
-            clock,
+            claim,
+            may_sleep,
         } = attach;
         let shared: Arc<dyn Storage> = storage.clone();
         let mut base = Base::load(&shared, seal).await?;
-        claim(&shared, &node, std::slice::from_ref(seal)).await?;
+        change(&claim, &shared, &node, std::slice::from_ref(seal)).await?;
         if flaw == Some(Flaw::LatestInsteadOfSealed) {
             base.seal.lineage = Lineage::up_to(dax::ids::Generation::MAX);
         }
@@ -113,10 +117,8 @@ impl Standby {
             spill_dir: place.to_owned(),
             memory_bytes_max: if roomy { 1 << 20 } else { 1 << 10 },
             // Who may sleep asks the storage again and again.
-            cache_bytes: if clock.is_some() { 1 << 8 } else { 1 << 18 },
-            claim: clock
-                .filter(|_| flaw != Some(Flaw::AnswersAfterSleep))
-                .map(|clock| ClaimWatch::by(node.clone(), clock)),
+            cache_bytes: if may_sleep { 1 << 8 } else { 1 << 18 },
+            claim: (may_sleep && flaw != Some(Flaw::AnswersAfterSleep)).then(|| claim.clone()),
         };
         let live = base.namespace.clone();
         let view = StandbyView::attach(shared, layout, base, live, Arc::new(private), options)?;
@@ -125,6 +127,7 @@ impl Standby {
         say(|| format!("{node} attaches at {}, redo {redo}", seal.generation));
         let mut standby = Standby {
             node,
+            claim,
             storage,
             files: Files { view: view.clone() },
             view,
@@ -367,7 +370,7 @@ impl Standby {
         };
         let mut images = self.view.bases_in_use();
         images.push(seal.clone());
-        claim(&shared, &self.node, &images).await?;
+        self.change_claim(&shared, &images).await?;
         let mut next = self.view.load_next(seal).await?;
         if self.flaw == Some(Flaw::DroppedByEnd) {
             next.seal.redo = next.seal.end;
@@ -393,8 +396,17 @@ impl Standby {
         self.moves += 1;
         say(|| format!("moved: {}", self.describe()));
         let shared: Arc<dyn Storage> = self.storage.clone();
-        claim(&shared, &self.node, &self.view.bases_in_use()).await?;
+        self.change_claim(&shared, &self.view.bases_in_use())
+            .await?;
         Ok(true)
+    }
+
+    async fn change_claim(&self, storage: &Arc<dyn Storage>, images: &[Seal]) -> Held<()> {
+        let changed = change(&self.claim, storage, &self.node, images).await?;
+        match changed || self.flaw == Some(Flaw::AnswersAfterSleep) {
+            true => Ok(()),
+            false => Err(Error::ClaimLost.into()),
+        }
     }
 
     /// Whether what happened to it is what becomes of one whose claim was given up: it noticed.
@@ -416,7 +428,12 @@ impl Standby {
 }
 
 /// Claims these images and nothing else.
-async fn claim(storage: &Arc<dyn Storage>, node: &NodeName, images: &[Seal]) -> Held<()> {
+pub(super) async fn change(
+    watch: &ClaimWatch,
+    storage: &Arc<dyn Storage>,
+    node: &NodeName,
+    images: &[Seal],
+) -> Held<bool> {
     let journal = images.iter().map(|seal| seal.journal).min();
     let claim = Claim {
         images: images.iter().map(|seal| seal.lineage.clone()).collect(),
@@ -424,5 +441,5 @@ async fn claim(storage: &Arc<dyn Storage>, node: &NodeName, images: &[Seal]) -> 
         everything: false,
         ..Claim::everything(node.clone())
     };
-    Ok(claim.put(storage).await?)
+    Ok(watch.change(storage, &claim).await?)
 }
