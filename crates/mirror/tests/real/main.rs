@@ -1,6 +1,7 @@
 //! Managers with two real servers of stock PostgreSQL.
 
 mod corpus;
+mod differences;
 mod failures;
 mod moving;
 #[path = "../../../proxy/tests/real/server.rs"]
