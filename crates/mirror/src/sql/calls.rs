@@ -119,6 +119,7 @@ const SESSION: &[&str] = &[
 
 /// Aggregates whose value depends on the order of rows, or is rounded on the way.
 const BY_ORDER: &[&str] = &[
+    "any_value",
     "array_agg",
     "avg",
     "corr",

@@ -5,10 +5,13 @@ use pg_query::protobuf::{self, node::Node as Tree};
 use super::claims::{self, Action, Where};
 use super::facts::Table;
 use super::find::{Found, end_of_call, find, splice};
-use super::plan::{Context, Meaning, Plan, sequences_of};
+use super::plan::{Context, Meaning, Plan, private, sequences_of};
 use super::rows::Ship;
 use super::template::Template;
 use super::{Result, Write, calls, parts, unmirrored};
+
+/// Why rows are sent because of what a parameter has.
+pub const SHIPS: &str = "a parameter may mean something else on the other member";
 
 /// A text whose calls like `now()` have become holes, and what goes into them.
 pub struct Held {
@@ -122,17 +125,22 @@ pub fn plan(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
     let held = hold_constants(cx, text, node)?;
     let found = find(&held.node);
     match change(&held.node).filter(|_| found.writes == 1) {
-        Some(change) => plan_change(cx, &held, &found, &change),
+        Some(change) => {
+            let relation = change.relation;
+            match cx.meaning(&relation.schemaname, &relation.relname) {
+                Meaning::Temporary => private(cx, text, node, 1),
+                Meaning::Table(table) => plan_change(cx, table, &held, &found, &change),
+                Meaning::System => Err(claims::of_catalog()),
+                Meaning::Unknown => Ok(Plan::Unknown(relation.relname.clone())),
+            }
+        }
         None => plan_many(cx, &held, &found),
     }
 }
 
 /// Several changes in one statement, or a `MERGE`: the statement itself, or nothing.
 fn plan_many(cx: &Context<'_>, held: &Held, found: &Found) -> Result<Plan> {
-    if let Some(why) = cx
-        .differs(found)?
-        .or(cx.ships.then_some("a parameter may mean the time"))
-    {
+    if let Some(why) = cx.differs(found)?.or(cx.ships.then_some(SHIPS)) {
         let hint = "Use several statements.";
         let what = "this statement cannot be mirrored";
         return Err(unmirrored(
@@ -165,33 +173,49 @@ fn plan_many(cx: &Context<'_>, held: &Held, found: &Found) -> Result<Plan> {
     Ok(Plan::Write(Box::new(write)))
 }
 
-fn plan_change(cx: &Context<'_>, held: &Held, found: &Found, change: &Change<'_>) -> Result<Plan> {
+fn plan_change(
+    cx: &Context<'_>,
+    table: &Table,
+    held: &Held,
+    found: &Found,
+    change: &Change<'_>,
+) -> Result<Plan> {
     let relation = change.relation;
-    let table = match cx.meaning(&relation.schemaname, &relation.relname) {
-        Meaning::Table(table) => table,
-        Meaning::Temporary | Meaning::System => return Ok(Plan::alone()),
-        Meaning::Unknown => return Ok(Plan::Unknown(relation.relname.clone())),
-    };
     claims::check_table(cx, table)?;
     let mut why = cx.differs(found)?;
     if cx.ships {
-        why.get_or_insert("a parameter may mean the time");
+        why.get_or_insert(SHIPS);
     }
+    let mut sequences = sequences_of(&cx.with_views(found))?;
+    let conditions = Where::of(change.condition);
+    let key = conditions.key(table, crate::core::class::Mode::Exclusive);
+    let key = key.filter(|_| !change.joins).map(|key| vec![key]);
     if let Some(columns) = &change.columns {
         if change.joins {
             why.get_or_insert("a row may be joined with several, and either of them may win");
         }
-        if sets_default(&held.node) && super::insert::has_open_defaults(cx, table)? {
+        if sets_default(&held.node)
+            && let Some(of_defaults) = super::insert::open_defaults(cx, table, columns)?
+        {
+            sequences.extend(of_defaults);
             why.get_or_insert("a default differs");
+        }
+        if why.is_none() && key.is_none() && may_collide(table, &held.node, columns) {
+            why = Some("whether its new values collide depends on the order of rows");
         }
         if why.is_some() && columns.iter().any(|column| table.key.contains(column)) {
             return Err(cannot_ship(table, why, "It changes the primary key."));
+        }
+        if let Some(why) = why {
+            check_shippable(table, why, columns)?;
         }
     }
     let mut write = Write::new(&held.text, Default::default());
     write.needs.clone_from(&held.needs);
     write.template = Template::of_marked(&held.text);
-    write.sequences = sequences_of(found)?;
+    sequences.sort();
+    sequences.dedup();
+    write.sequences = sequences;
     if let Some(why) = why {
         if table.key.is_empty() {
             return Err(cannot_ship(
@@ -212,9 +236,6 @@ fn plan_change(cx: &Context<'_>, held: &Held, found: &Found, change: &Change<'_>
         write.template = Template::of_marked(&text);
         write.ship = Some(ship);
     }
-    let conditions = Where::of(change.condition);
-    let key = conditions.key(table, crate::core::class::Mode::Exclusive);
-    let key = key.filter(|_| !change.joins).map(|key| vec![key]);
     let action = match &change.columns {
         Some(columns) => Action::Update(columns),
         None => Action::Delete,
@@ -237,9 +258,47 @@ fn plan_change(cx: &Context<'_>, held: &Held, found: &Found, change: &Change<'_>
     Ok(Plan::Write(Box::new(write)))
 }
 
-fn sets_default(node: &Tree) -> bool {
+/// Whether `DEFAULT` is in it.
+pub fn sets_default(node: &impl serde::Serialize) -> bool {
     let text = serde_json::to_string(node).unwrap_or_default();
     text.contains("\"SetToDefault\"")
+}
+
+/// Whether an `UPDATE` of several rows may fail or not by their order: each row's new values are compared with those of rows that
+/// it comes to later. Rows that are sent come in the order in which it went well.
+fn may_collide(table: &Table, node: &Tree, columns: &[String]) -> bool {
+    let Tree::UpdateStmt(update) = node else {
+        return false;
+    };
+    let is_unique = |name: &String| {
+        let mut others = table.others.iter().flatten();
+        others.any(|one| one == name || one == "*")
+    };
+    let is_constant = |target: &protobuf::ResTarget| {
+        let value = target.val.as_ref().and_then(|value| value.node.as_ref());
+        matches!(value, Some(Tree::AConst(_) | Tree::ParamRef(_)))
+    };
+    let computes = update.target_list.iter().any(|target| {
+        matches!(&target.node, Some(Tree::ResTarget(target)) if is_unique(&target.name) && !is_constant(target))
+    });
+    let is_sendable = !table.key.is_empty() && !columns.iter().any(|one| table.key.contains(one));
+    computes && is_sendable
+}
+
+/// Whether these columns of rows can be changed to values.
+pub fn check_shippable(table: &Table, why: &str, columns: &[String]) -> Result<()> {
+    let mut changed = table
+        .columns
+        .iter()
+        .filter(|one| columns.contains(&one.name));
+    match changed.any(|column| column.identity == "a") {
+        true => Err(cannot_ship(
+            table,
+            Some(why),
+            "It changes an identity that is always generated.",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Rows would have to be sent, and cannot be.

@@ -4,35 +4,74 @@
 //! foreign key refers to.
 
 use pg_query::protobuf::{self, AExprKind, BoolExprType, a_const::Val, node::Node as Tree};
+use proxy::core::frame::Refusal;
 
 use super::facts::{ForeignKey, Table};
-use super::find::Found;
+use super::find::{Found, Named};
 use super::plan::{Context, Meaning};
 use super::template::FIRST_HOLE;
 use super::{KeyClaim, KeyPart, KeyValue, Result, Write, unmirrored};
 use crate::core::class::{Class, Mode};
 
+/// A constant or a parameter, and the types that it is cast to.
+#[derive(Debug, Clone)]
+pub struct Given {
+    value: KeyValue,
+    casts: Vec<String>,
+}
+
+impl Given {
+    /// The value as one of a key's column, unless a cast may make another one of it.
+    fn of(self, type_name: &str) -> Option<KeyValue> {
+        let keeps = |cast: &String| match type_name {
+            "smallint" | "integer" | "bigint" => matches!(cast.as_str(), "int2" | "int4" | "int8"),
+            "text" | "character varying" => matches!(cast.as_str(), "text" | "varchar"),
+            "uuid" => cast == "uuid",
+            _ => false,
+        };
+        self.casts.iter().all(keeps).then_some(self.value)
+    }
+}
+
 /// The equalities with constants and parameters that all rows of a condition have.
 #[derive(Debug, Default)]
-pub struct Where(Vec<(String, KeyValue)>);
+pub struct Where(Vec<(String, Given)>);
 
 /// A constant or a parameter.
-pub fn value_of(node: &protobuf::Node) -> Option<KeyValue> {
+pub fn value_of(node: &protobuf::Node) -> Option<Given> {
+    let given = |value| Given {
+        value,
+        casts: Vec::new(),
+    };
     match node.node.as_ref()? {
         Tree::AConst(constant) => match constant.val.as_ref()? {
-            Val::Ival(number) => Some(KeyValue::Constant(number.ival.to_string())),
-            Val::Fval(number) => Some(KeyValue::Constant(number.fval.clone())),
-            Val::Sval(text) => Some(KeyValue::Constant(text.sval.clone())),
+            Val::Ival(number) => Some(given(KeyValue::Constant(number.ival.to_string()))),
+            Val::Fval(number) => Some(given(KeyValue::Constant(number.fval.clone()))),
+            Val::Sval(text) => Some(given(KeyValue::Constant(text.sval.clone()))),
             _ => None,
         },
         Tree::ParamRef(parameter) => {
             let number = usize::try_from(parameter.number).ok()?;
-            Some(match number.checked_sub(FIRST_HOLE) {
+            Some(given(match number.checked_sub(FIRST_HOLE) {
                 Some(hole) => KeyValue::Need(hole),
                 None => KeyValue::Parameter(number),
-            })
+            }))
         }
-        Tree::TypeCast(cast) => value_of(cast.arg.as_ref()?),
+        Tree::TypeCast(cast) => {
+            let mut given = value_of(cast.arg.as_ref()?)?;
+            given.casts.push(type_of(cast.type_name.as_ref()?)?);
+            Some(given)
+        }
+        _ => None,
+    }
+}
+
+/// A type's name, if there is nothing else to it.
+fn type_of(name: &protobuf::TypeName) -> Option<String> {
+    let is_plain = name.typmods.is_empty() && name.array_bounds.is_empty();
+    let last = name.names.last().and_then(|name| name.node.as_ref());
+    match last {
+        Some(Tree::String(name)) if is_plain => Some(name.sval.clone()),
         _ => None,
     }
 }
@@ -82,7 +121,7 @@ impl Where {
         }
     }
 
-    fn value(&self, column: &str) -> Option<KeyValue> {
+    fn value(&self, column: &str) -> Option<Given> {
         let found = self.0.iter().find(|(name, _)| name == column);
         found.map(|(_, value)| value.clone())
     }
@@ -94,14 +133,11 @@ impl Where {
 }
 
 /// The key of a table whose columns have these values.
-pub fn key(
-    table: &Table,
-    mode: Mode,
-    value: impl Fn(&str) -> Option<KeyValue>,
-) -> Option<KeyClaim> {
+pub fn key(table: &Table, mode: Mode, value: impl Fn(&str) -> Option<Given>) -> Option<KeyClaim> {
     let part = |name: &String| {
         let column = table.column(name)?;
         let value = value(name).filter(|_| column.has_plain_texts)?;
+        let value = value.of(&column.type_name)?;
         Some(KeyPart {
             value,
             type_name: column.type_name.clone(),
@@ -142,6 +178,15 @@ fn class(name: &str) -> Class {
     Class::Table(name.into())
 }
 
+/// A refusal of what writes to PostgreSQL's own tables.
+pub fn of_catalog() -> Box<Refusal> {
+    unmirrored(
+        "the catalog cannot be written through the mirror",
+        "Each member has its own.",
+        "Use the commands that are made for it.",
+    )
+}
+
 /// Whether a table can be written at all.
 pub fn check_table(cx: &Context<'_>, table: &Table) -> Result<()> {
     let name = table.class();
@@ -166,6 +211,13 @@ pub fn check_table(cx: &Context<'_>, table: &Table) -> Result<()> {
             what,
             format!("Nobody knows what its trigger {trigger} does."),
             hint,
+        ));
+    }
+    if table.is_unlogged {
+        return Err(unmirrored(
+            format!("table \"{name}\" cannot be written through the mirror"),
+            "It is unlogged: a server that crashes empties it, and the other member keeps it.",
+            format!("ALTER TABLE {name} SET LOGGED."),
         ));
     }
     if table.has_rules {
@@ -245,6 +297,7 @@ pub fn claim_reads(cx: &Context<'_>, found: &Found, write: &mut Write) -> Result
                 write.claims.add(class(&table.class()), Mode::Shared);
             }
             Meaning::Table(_) => write.claims.add(Class::Database, Mode::Exclusive),
+            Meaning::Unknown if one.is_made_up => {}
             Meaning::Unknown => return Ok(Some(one.name.clone())),
             Meaning::Temporary | Meaning::System => {}
         }
@@ -277,13 +330,17 @@ pub fn lock_rows(
         // It waits for nobody.
         return Ok(());
     }
+    let is_meant = |one: &&Named| {
+        !one.is_made_up || !matches!(cx.meaning(&one.schema, &one.name), Meaning::Unknown)
+    };
+    let meant = found.relations.iter().filter(is_meant).count();
     for one in &found.relations {
         let Meaning::Table(table) = cx.meaning(&one.schema, &one.name) else {
             continue;
         };
         let key = conditions
             .key(table, mode)
-            .filter(|_| found.relations.len() == 1 && !table.is_related);
+            .filter(|_| meant == 1 && !table.is_related);
         match key {
             Some(key) => write.keys.push(key),
             None if table.kind == "r" && !table.is_related => {
@@ -304,6 +361,7 @@ pub fn claim_all(cx: &Context<'_>, found: &Found, write: &mut Write) -> Result<O
                 claim(cx, table, Action::Delete, None, write);
                 claim(cx, table, Action::Insert, None, write);
             }
+            Meaning::Unknown if one.is_made_up => {}
             Meaning::Unknown => return Ok(Some(one.name.clone())),
             Meaning::Temporary | Meaning::System => {}
         }

@@ -4,7 +4,7 @@ use pg_query::protobuf::{self, AlterTableType, ObjectType, node::Node as Tree};
 
 use super::change::hold_constants;
 use super::find::{Found, Named, find};
-use super::plan::{Context, Meaning, Plan};
+use super::plan::{Context, Meaning, Plan, creates};
 use super::template::Template;
 use super::{Result, Write, parts, roles, unmirrored};
 use crate::core::class::{Claims, Class, Mode};
@@ -20,21 +20,121 @@ pub fn definition(text: &str) -> Plan {
     Plan::Write(Box::new(write))
 }
 
+/// The same of a statement about what is there, unless that is temporary: then only the primary has it.
+fn shared(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
+    let found = find(node);
+    match found
+        .relations
+        .iter()
+        .filter(|one| is_there_alone(cx, one))
+        .count()
+    {
+        0 => Ok(definition(text)),
+        all if all == found.relations.len() => creates(cx, text, node),
+        _ => Err(mixed("this statement", "it names")),
+    }
+}
+
+/// The same of what makes `made`, which nothing is called yet, and may name others.
+fn makes(
+    cx: &Context<'_>,
+    text: &str,
+    node: &Tree,
+    made: Option<&protobuf::RangeVar>,
+) -> Result<Plan> {
+    check_logged(made)?;
+    let mut others = find(node).relations;
+    let is_made = |one: &Named| {
+        made.is_some_and(|made| one.schema == made.schemaname && one.name == made.relname)
+    };
+    if let Some(at) = others.iter().position(is_made) {
+        others.remove(at);
+    }
+    match others.iter().any(|one| is_there_alone(cx, one)) {
+        false => Ok(definition(text)),
+        true => Err(mixed("this statement", "it names")),
+    }
+}
+
+/// Whether only the primary has a relation.
+fn is_there_alone(cx: &Context<'_>, one: &Named) -> bool {
+    one.is_temporary || matches!(cx.meaning(&one.schema, &one.name), Meaning::Temporary)
+}
+
+fn mixed(statement: &str, names: &str) -> Box<proxy::core::frame::Refusal> {
+    unmirrored(
+        format!("{statement} cannot be mirrored"),
+        format!("Some of what {names} is temporary, which only the primary has."),
+        "Use one statement for what is temporary, and another for the rest.",
+    )
+}
+
+/// A crash empties an unlogged table, on one member only, and nothing tells the other.
+fn check_logged(relation: Option<&protobuf::RangeVar>) -> Result<()> {
+    match relation {
+        Some(relation) if relation.relpersistence == "u" => Err(unlogged()),
+        _ => Ok(()),
+    }
+}
+
+fn unlogged() -> Box<proxy::core::frame::Refusal> {
+    unmirrored(
+        "what is unlogged cannot be mirrored",
+        "A server that crashes empties it, and the other member keeps it.",
+        "Leave UNLOGGED out.",
+    )
+}
+
+/// A view of what is temporary is so by itself.
+fn reads_temporary(cx: &Context<'_>, view: &protobuf::ViewStmt) -> bool {
+    let found = find(&view.query);
+    found.relations.iter().any(|one| is_there_alone(cx, one))
+}
+
+/// Whether a comment is on something temporary, or a column of it.
+fn comments_on_temporary(cx: &Context<'_>, comment: &protobuf::CommentStmt) -> bool {
+    let object = comment.object.as_ref().and_then(|one| one.node.as_ref());
+    let Some(Tree::List(list)) = object else {
+        return false;
+    };
+    let mut names: Vec<&str> = parts::names(&list.items).collect();
+    match comment.objtype() {
+        ObjectType::ObjectColumn | ObjectType::ObjectTabconstraint => drop(names.pop()),
+        ObjectType::ObjectTable
+        | ObjectType::ObjectView
+        | ObjectType::ObjectIndex
+        | ObjectType::ObjectSequence => {}
+        _ => return false,
+    }
+    let (schema, name) = match names.as_slice() {
+        [name] => ("", *name),
+        [.., schema, name] => (*schema, *name),
+        [] => return false,
+    };
+    matches!(cx.meaning(schema, name), Meaning::Temporary)
+}
+
 /// Plans what is no query and no step of a transaction.
 pub fn plan(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
     match node {
         Tree::CreateStmt(create) => {
-            if is_temporary(create.relation.as_ref()) {
-                return Ok(creates(create.relation.as_ref()));
+            if is_temporary(cx, create.relation.as_ref()) {
+                return creates(cx, text, node);
             }
-            Ok(definition(text))
+            makes(cx, text, node, create.relation.as_ref())
         }
-        Tree::CreateSeqStmt(create) if is_temporary(create.sequence.as_ref()) => {
-            Ok(creates(create.sequence.as_ref()))
+        Tree::CreateSeqStmt(create) if is_temporary(cx, create.sequence.as_ref()) => {
+            creates(cx, text, node)
         }
-        Tree::ViewStmt(view) if is_temporary(view.view.as_ref()) => Ok(creates(view.view.as_ref())),
-        Tree::CreateTableAsStmt(create) => plan_as(cx, text, create),
-        Tree::AlterTableStmt(alter) => plan_alter(cx, text, alter),
+        Tree::CreateSeqStmt(create) => makes(cx, text, node, create.sequence.as_ref()),
+        Tree::ViewStmt(view)
+            if is_temporary(cx, view.view.as_ref()) || reads_temporary(cx, view) =>
+        {
+            creates(cx, text, node)
+        }
+        Tree::CreateTableAsStmt(create) => plan_as(cx, text, create, node),
+        Tree::CommentStmt(comment) if comments_on_temporary(cx, comment) => Ok(Plan::alone()),
+        Tree::AlterTableStmt(alter) => plan_alter(cx, text, alter, node),
         Tree::IndexStmt(index) if index.concurrent => {
             Err(not_in_a_transaction("CREATE INDEX CONCURRENTLY"))
         }
@@ -58,21 +158,13 @@ pub fn plan(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
         )),
         Tree::CreateFunctionStmt(_)
         | Tree::AlterFunctionStmt(_)
-        | Tree::CreateSeqStmt(_)
-        | Tree::AlterSeqStmt(_)
         | Tree::ViewStmt(_)
         | Tree::IndexStmt(_)
         | Tree::CreateSchemaStmt(_)
-        | Tree::RenameStmt(_)
         | Tree::CommentStmt(_)
-        | Tree::GrantStmt(_)
         | Tree::GrantRoleStmt(_)
         | Tree::AlterRoleSetStmt(_)
         | Tree::DropRoleStmt(_)
-        | Tree::AlterOwnerStmt(_)
-        | Tree::AlterObjectSchemaStmt(_)
-        | Tree::AlterObjectDependsStmt(_)
-        | Tree::CreateTrigStmt(_)
         | Tree::CreateEnumStmt(_)
         | Tree::AlterEnumStmt(_)
         | Tree::CreateDomainStmt(_)
@@ -81,16 +173,12 @@ pub fn plan(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
         | Tree::CreateRangeStmt(_)
         | Tree::AlterTypeStmt(_)
         | Tree::DefineStmt(_)
-        | Tree::RuleStmt(_)
-        | Tree::CreatePolicyStmt(_)
-        | Tree::AlterPolicyStmt(_)
         | Tree::CreateExtensionStmt(_)
         | Tree::AlterExtensionStmt(_)
         | Tree::AlterExtensionContentsStmt(_)
         | Tree::CreateCastStmt(_)
         | Tree::CreateConversionStmt(_)
         | Tree::CreateTransformStmt(_)
-        | Tree::CreateStatsStmt(_)
         | Tree::AlterStatsStmt(_)
         | Tree::CreateOpClassStmt(_)
         | Tree::CreateOpFamilyStmt(_)
@@ -102,6 +190,17 @@ pub fn plan(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
         | Tree::AlterTsdictionaryStmt(_)
         | Tree::DropOwnedStmt(_)
         | Tree::ReassignOwnedStmt(_) => Ok(definition(text)),
+        Tree::RenameStmt(_)
+        | Tree::GrantStmt(_)
+        | Tree::AlterOwnerStmt(_)
+        | Tree::AlterObjectSchemaStmt(_)
+        | Tree::AlterObjectDependsStmt(_)
+        | Tree::AlterSeqStmt(_)
+        | Tree::CreateTrigStmt(_)
+        | Tree::RuleStmt(_)
+        | Tree::CreatePolicyStmt(_)
+        | Tree::AlterPolicyStmt(_)
+        | Tree::CreateStatsStmt(_) => shared(cx, text, node),
         _ => Err(refuse(node)),
     }
 }
@@ -150,9 +249,13 @@ fn not_in_a_transaction(what: &str) -> Box<proxy::core::frame::Refusal> {
     )
 }
 
-fn is_temporary(relation: Option<&protobuf::RangeVar>) -> bool {
-    relation
-        .is_some_and(|relation| relation.relpersistence == "t" || relation.schemaname == "pg_temp")
+/// Whether what is made by this name is temporary.
+fn is_temporary(cx: &Context<'_>, relation: Option<&protobuf::RangeVar>) -> bool {
+    let is_first = |path: &[String]| path.first().is_some_and(|one| one.starts_with("pg_temp"));
+    relation.is_some_and(|relation| match relation.schemaname.as_str() {
+        "" => relation.relpersistence == "t" || is_first(&cx.session.search_path),
+        schema => relation.relpersistence == "t" || schema.starts_with("pg_temp"),
+    })
 }
 
 fn is_private(cx: &Context<'_>, relation: Option<&protobuf::RangeVar>) -> bool {
@@ -164,38 +267,42 @@ fn is_private(cx: &Context<'_>, relation: Option<&protobuf::RangeVar>) -> bool {
     })
 }
 
-fn creates(relation: Option<&protobuf::RangeVar>) -> Plan {
-    Plan::Alone {
-        sets: false,
-        creates: relation
-            .map(|relation| relation.relname.clone())
-            .into_iter()
-            .collect(),
-    }
-}
-
 /// `SELECT ... INTO`.
 pub fn plan_into(cx: &Context<'_>, text: &str, select: &protobuf::SelectStmt) -> Result<Plan> {
     let into = select
         .into_clause
         .as_ref()
         .and_then(|into| into.rel.as_ref());
-    if is_temporary(into) {
-        return Ok(creates(into));
+    let node = Tree::SelectStmt(Box::new(select.clone()));
+    if is_temporary(cx, into) {
+        return creates(cx, text, &node);
     }
+    check_logged(into)?;
     let mut query = select.clone();
     query.into_clause = None;
-    let node = Tree::SelectStmt(Box::new(select.clone()));
     plan_filled(cx, text, &node, find(&Tree::SelectStmt(Box::new(query))))
 }
 
 /// `CREATE TABLE ... AS`, `CREATE MATERIALIZED VIEW`.
-fn plan_as(cx: &Context<'_>, text: &str, create: &protobuf::CreateTableAsStmt) -> Result<Plan> {
+fn plan_as(
+    cx: &Context<'_>,
+    text: &str,
+    create: &protobuf::CreateTableAsStmt,
+    node: &Tree,
+) -> Result<Plan> {
     let into = create.into.as_ref().and_then(|into| into.rel.as_ref());
-    if is_temporary(into) {
-        return Ok(creates(into));
+    if is_temporary(cx, into) {
+        return creates(cx, text, node);
     }
-    let node = Tree::CreateTableAsStmt(Box::new(create.clone()));
+    check_logged(into)?;
+    let query = create.query.as_ref().and_then(|query| query.node.as_ref());
+    if let Some(Tree::ExecuteStmt(_)) = query {
+        return Err(unmirrored(
+            "a table from EXECUTE cannot be mirrored",
+            "Only the primary's session has what was prepared.",
+            "Use the query itself.",
+        ));
+    }
     if matches!(create.objtype(), ObjectType::ObjectMatview) {
         let hint = "Use a table that is filled by INSERT ... SELECT.";
         return Err(unmirrored(
@@ -204,7 +311,7 @@ fn plan_as(cx: &Context<'_>, text: &str, create: &protobuf::CreateTableAsStmt) -
             hint,
         ));
     }
-    plan_filled(cx, text, &node, find(&create.query))
+    plan_filled(cx, text, node, find(&create.query))
 }
 
 /// A table that is made and filled by a query.
@@ -247,9 +354,14 @@ fn query_of(node: &Tree) -> Found {
 }
 
 /// `ALTER TABLE`: values that it computes for rows that are there must be the same.
-fn plan_alter(cx: &Context<'_>, text: &str, alter: &protobuf::AlterTableStmt) -> Result<Plan> {
+fn plan_alter(
+    cx: &Context<'_>,
+    text: &str,
+    alter: &protobuf::AlterTableStmt,
+    node: &Tree,
+) -> Result<Plan> {
     if is_private(cx, alter.relation.as_ref()) {
-        return Ok(Plan::alone());
+        return creates(cx, text, node);
     }
     if text.to_ascii_uppercase().contains("CONCURRENTLY") {
         return Err(not_in_a_transaction("DETACH PARTITION CONCURRENTLY"));
@@ -258,6 +370,9 @@ fn plan_alter(cx: &Context<'_>, text: &str, alter: &protobuf::AlterTableStmt) ->
         let Some(Tree::AlterTableCmd(command)) = &command.node else {
             continue;
         };
+        if command.subtype() == AlterTableType::AtSetUnLogged {
+            return Err(unlogged());
+        }
         let computes = matches!(
             command.subtype(),
             AlterTableType::AtAddColumn | AlterTableType::AtAlterColumnType
@@ -269,7 +384,10 @@ fn plan_alter(cx: &Context<'_>, text: &str, alter: &protobuf::AlterTableStmt) ->
         let is_numbered = is_numbered(command.def.as_deref());
         let why = match is_numbered {
             true => Some("rows that are there are numbered in the order in which they are found"),
-            false => cx.differs(&found)?,
+            false => match cx.differs(&found)? {
+                None => domain_differs(cx, command.def.as_deref())?,
+                why => why,
+            },
         };
         if let Some(why) = why {
             let detail = format!("The values of rows that are there are not determined: {why}.");
@@ -283,6 +401,26 @@ fn plan_alter(cx: &Context<'_>, text: &str, alter: &protobuf::AlterTableStmt) ->
         }
     }
     Ok(definition(text))
+}
+
+/// Why the default of a column's domain is not determined, if so.
+fn domain_differs(
+    cx: &Context<'_>,
+    definition: Option<&protobuf::Node>,
+) -> Result<Option<&'static str>> {
+    let Some(Tree::ColumnDef(column)) = definition.and_then(|node| node.node.as_ref()) else {
+        return Ok(None);
+    };
+    let names = column.type_name.iter().flat_map(|name| &name.names);
+    let Some(Tree::String(name)) = names.last().and_then(|name| name.node.as_ref()) else {
+        return Ok(None);
+    };
+    let mut domains = cx.facts.domains.iter();
+    let Some((_, default)) = domains.find(|(domain, _)| *domain == name.sval) else {
+        return Ok(None);
+    };
+    let default = parts::one(&format!("SELECT {default}")).ok().flatten();
+    cx.differs(&find(&default))
 }
 
 /// Whether a column numbers rows.
@@ -303,7 +441,10 @@ fn is_numbered(definition: Option<&protobuf::Node>) -> bool {
 fn plan_drop(cx: &Context<'_>, text: &str, drop: &protobuf::DropStmt) -> Result<Plan> {
     if !matches!(
         drop.remove_type(),
-        ObjectType::ObjectTable | ObjectType::ObjectView | ObjectType::ObjectSequence
+        ObjectType::ObjectTable
+            | ObjectType::ObjectView
+            | ObjectType::ObjectSequence
+            | ObjectType::ObjectIndex
     ) {
         return Ok(definition(text));
     }
@@ -322,20 +463,19 @@ fn plan_drop(cx: &Context<'_>, text: &str, drop: &protobuf::DropStmt) -> Result<
     }
     match private {
         0 => Ok(definition(text)),
-        all if all == drop.objects.len() => Ok(Plan::alone()),
-        _ => Err(unmirrored(
-            "this DROP cannot be mirrored",
-            "Some of what it drops is temporary, which only the primary has.",
-            "Use one DROP for temporary tables, and another for the rest.",
-        )),
+        all if all == drop.objects.len() => Ok(Plan::creates()),
+        _ => Err(mixed("this DROP", "it drops")),
     }
 }
 
 fn plan_truncate(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
     let found = find(node);
-    let is_private = |one: &Named| matches!(cx.meaning(&one.schema, &one.name), Meaning::Temporary);
+    let is_private = |one: &Named| is_there_alone(cx, one);
     if found.relations.iter().all(is_private) {
         return Ok(Plan::alone());
+    }
+    if found.relations.iter().any(is_private) {
+        return Err(mixed("this TRUNCATE", "it empties"));
     }
     for one in &found.relations {
         match cx.meaning(&one.schema, &one.name) {

@@ -1,10 +1,11 @@
 //! What a manager knows of its database's catalog.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 
-/// Reads [`Facts`] as one JSON value. Works on PostgreSQL 15 and later, with anybody's rights.
+/// Reads [`Facts`] as one JSON value. Works on PostgreSQL 15 and later, with anybody's rights and with any search path: names within
+/// texts have their schemas.
 pub const CATALOG: &str = include_str!("catalog.sql");
 
 /// A column.
@@ -23,6 +24,8 @@ pub struct Column {
     pub sequence: Option<String>,
     /// It is computed from other columns.
     pub is_generated: bool,
+    /// A text may mean a time in it: `now`.
+    pub may_be_a_time: bool,
     /// Two texts of a value of this type are equal only if the values are.
     pub has_plain_texts: bool,
 }
@@ -53,12 +56,19 @@ pub struct Table {
     pub columns: Vec<Column>,
     /// The columns of its primary key.
     pub key: Vec<String>,
-    /// The columns of other unique indexes and of exclusion constraints; `*` stands for an expression.
+    /// The columns of other unique indexes and of exclusion constraints, also those that their expressions and conditions read; `*`
+    /// stands for all.
     pub others: Vec<Vec<String>>,
     /// Its triggers that are not PostgreSQL's own.
     pub triggers: Vec<String>,
     /// It has rules, or row security.
     pub has_rules: bool,
+    /// Who reads it decides which rows there are.
+    pub has_row_security: bool,
+    /// A crash of its server empties it.
+    pub is_unlogged: bool,
+    /// The query of a view; none of an extension's.
+    pub definition: Option<String>,
     /// It is a partition or has some, or inherits, or is inherited from.
     pub is_related: bool,
     /// What its rows refer to.
@@ -85,6 +95,10 @@ impl Table {
 pub struct Facts {
     /// All tables but PostgreSQL's own.
     pub tables: Vec<Table>,
+    /// The names of PostgreSQL's own relations.
+    pub system: HashSet<String>,
+    /// Domains that have defaults, and these.
+    pub domains: Vec<(String, String)>,
     /// PostgreSQL's own functions that are not immutable: `s` or `v`, the worst of a name.
     pub builtin: HashMap<String, String>,
     /// All others that are not immutable.

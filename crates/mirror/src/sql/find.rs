@@ -1,6 +1,6 @@
 //! What a look at every node of a statement finds.
 
-use pg_query::protobuf::Token;
+use pg_query::protobuf::{self, Token};
 use proxy::core::sql::walk;
 use serde::Serialize;
 use serde_json::Value;
@@ -16,7 +16,8 @@ pub struct Call {
     pub name: String,
     /// It has arguments.
     pub has_arguments: bool,
-    /// It is an aggregate that says in which order.
+    /// It is an aggregate whose value is that of an order of values, whichever order rows have (`WITHIN GROUP`). In others rows may be
+    /// equal by what they are ordered by.
     pub is_ordered: bool,
     /// It has a window.
     pub is_windowed: bool,
@@ -35,14 +36,16 @@ pub struct Named {
     pub name: String,
     /// It is said to be temporary.
     pub is_temporary: bool,
+    /// The statement makes up something of this name (`WITH`), which may be meant: not within itself, for one.
+    pub is_made_up: bool,
 }
 
 /// All that was found.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Found {
     /// Functions.
     pub calls: Vec<Call>,
-    /// Relations, but those that the statement makes up (`WITH`).
+    /// Relations.
     pub relations: Vec<Named>,
     /// Statements that write, anywhere.
     pub writes: usize,
@@ -62,6 +65,9 @@ pub struct Found {
 /// Names that are different in every row, and on every member.
 const SYSTEM_COLUMNS: &[&str] = &["ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"];
 
+/// Why `CURRENT_TIMESTAMP` and the like are not determined.
+pub const USES_TIME: &str = "it uses the time or the user";
+
 /// Why a cast to `regclass` and the like is not determined.
 pub const NUMBER_OF_OBJECT: &str = "it uses the number of an object";
 
@@ -70,10 +76,13 @@ const TIMES: &[&str] = &["now", "today", "tomorrow", "yesterday"];
 
 /// Whether a text may mean another time whenever it is read.
 pub fn may_be_a_time(text: &str) -> bool {
-    text.len() < 64
-        && text
-            .split(|letter: char| !letter.is_ascii_alphabetic())
-            .any(|word| TIMES.iter().any(|time| word.eq_ignore_ascii_case(time)))
+    text.len() < 64 && names_a_time(text)
+}
+
+/// Whether one of these words is in a text.
+pub fn names_a_time(text: &str) -> bool {
+    text.split(|letter: char| !letter.is_ascii_alphabetic())
+        .any(|word| TIMES.iter().any(|time| word.eq_ignore_ascii_case(time)))
 }
 
 /// Looks at every node.
@@ -81,9 +90,9 @@ pub fn find(node: &impl Serialize) -> Found {
     let mut found = Found::default();
     walk(node, &mut |name, value| found.field(name, value));
     let made_up = std::mem::take(&mut found.made_up);
-    found
-        .relations
-        .retain(|one| !one.schema.is_empty() || !made_up.contains(&one.name));
+    for one in &mut found.relations {
+        one.is_made_up = one.schema.is_empty() && made_up.contains(&one.name);
+    }
     found
 }
 
@@ -104,12 +113,20 @@ impl Found {
         match name {
             "InsertStmt" | "UpdateStmt" | "DeleteStmt" | "MergeStmt" => self.writes += 1,
             "FuncCall" => self.call(value),
-            // Fields that hold a relation, and relations among others.
-            "RangeVar" | "relation" | "rel" if value["relname"].is_string() => self.relation(value),
             "ctename" => self.made_up.extend(value.as_str().map(str::to_owned)),
             "SelectStmt" => self.query(value),
             "larg" | "rarg" if is_there(value) => self.query(value),
-            "SubLink" => self.has_queries = true,
+            "SubLink" => {
+                self.has_queries = true;
+                if value["sub_link_type"] == protobuf::SubLinkType::ArraySublink as i32 {
+                    self.open("it makes an array of rows, and two databases need not have them in the same order");
+                }
+            }
+            "JsonArrayAgg" | "JsonObjectAgg" | "JsonArrayQueryConstructor" => {
+                self.open(
+                    "it makes JSON of rows, and two databases need not have them in the same order",
+                );
+            }
             "ParamRef" => self.has_parameters = true,
             "SqlvalueFunction" => {
                 let at = value["location"]
@@ -138,11 +155,26 @@ impl Found {
                     self.open(NUMBER_OF_OBJECT);
                 }
             }
+            // Under whatever name a statement has it.
+            _ if value["relname"].is_string() => self.relation(value),
             _ => {}
         }
     }
 
-    fn open(&mut self, why: &'static str) {
+    /// It reads a view that does this.
+    pub fn add_view(&mut self, view: Found) {
+        let uses = (!view.value_functions.is_empty()).then_some(USES_TIME);
+        if let Some(why) = view.open.or(uses) {
+            self.open(why);
+        }
+        self.calls.extend(view.calls);
+        let relations = view.relations.into_iter();
+        // In a view's text all others have their schemas.
+        self.relations
+            .extend(relations.filter(|one| !one.is_made_up));
+    }
+
+    pub fn open(&mut self, why: &'static str) {
         self.open.get_or_insert(why);
     }
 
@@ -168,6 +200,7 @@ impl Found {
             schema: text("schemaname"),
             name: text("relname"),
             is_temporary: relation["relpersistence"] == "t" || relation["schemaname"] == "pg_temp",
+            is_made_up: false,
         });
     }
 
@@ -189,7 +222,7 @@ impl Found {
             schema: (names.len() > 1).then(|| names[names.len() - 2].to_owned()),
             name: name.to_ascii_lowercase(),
             has_arguments: is_there(&call["args"]),
-            is_ordered: is_there(&call["agg_order"]),
+            is_ordered: call["agg_within_group"] == true,
             is_windowed: is_there(&call["over"]),
             location: usize::try_from(location).unwrap_or(0),
             first: first.map(str::to_owned),

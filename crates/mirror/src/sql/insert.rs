@@ -2,14 +2,16 @@
 
 use pg_query::protobuf::{self, OnConflictAction, OverridingKind, node::Node as Tree};
 
-use super::change::{Held, cannot_ship, hold_constants, return_more};
-use super::claims::{self, Action, key, value_of};
+use super::change::{
+    Held, SHIPS, cannot_ship, check_shippable, hold_constants, return_more, sets_default,
+};
+use super::claims::{self, Action, Given, key, value_of};
 use super::facts::{Column, Table};
 use super::find::{Found, NUMBER_OF_OBJECT, find};
-use super::plan::{Context, Meaning, Plan, sequences_of};
+use super::plan::{Context, Meaning, Plan, private, sequences_of};
 use super::rows::Ship;
 use super::template::{FIRST_HOLE, Template};
-use super::{KeyClaim, KeyValue, Result, Write, parts, unmirrored};
+use super::{KeyClaim, Result, Write, parts, unmirrored};
 use crate::core::class::{Claims, Mode};
 
 /// Values that are evaluated one by one; for more of them rows are sent.
@@ -35,6 +37,16 @@ pub(super) fn default_of(cx: &Context<'_>, column: &Column) -> Result<Default> {
             text: format!("pg_catalog.nextval('{name}'::pg_catalog.regclass)"),
             sequences: vec![sequence.clone()],
         });
+    }
+    if !column.identity.is_empty() {
+        return Err(unmirrored(
+            format!(
+                "column \"{}\" cannot be given a value by the mirror",
+                column.name
+            ),
+            "It is an identity, and its sequence is not known.",
+            "Write to the table that has the sequence.",
+        ));
     }
     let Some(text) = &column.default else {
         return Ok(Default::Same);
@@ -72,6 +84,25 @@ pub fn has_open_defaults(cx: &Context<'_>, table: &Table) -> Result<bool> {
     Ok(false)
 }
 
+/// The sequences of the defaults of these columns, if one of the defaults differs.
+pub fn open_defaults(
+    cx: &Context<'_>,
+    table: &Table,
+    names: &[String],
+) -> Result<Option<Vec<String>>> {
+    let mut open: Option<Vec<String>> = None;
+    for column in table
+        .columns
+        .iter()
+        .filter(|column| names.contains(&column.name))
+    {
+        if let Default::Open { sequences, .. } = default_of(cx, column)? {
+            open.get_or_insert_default().extend(sequences);
+        }
+    }
+    Ok(open)
+}
+
 /// Plans it.
 pub fn plan(cx: &Context<'_>, text: &str, statement: &protobuf::InsertStmt) -> Result<Plan> {
     let Some(relation) = &statement.relation else {
@@ -79,15 +110,11 @@ pub fn plan(cx: &Context<'_>, text: &str, statement: &protobuf::InsertStmt) -> R
     };
     let table = match cx.meaning(&relation.schemaname, &relation.relname) {
         Meaning::Table(table) => table,
-        Meaning::Temporary => return Ok(Plan::alone()),
-        Meaning::System => {
-            let hint = "Use the commands that are made for it.";
-            return Err(unmirrored(
-                "the catalog cannot be written through the mirror",
-                "Each member has its own.",
-                hint,
-            ));
+        Meaning::Temporary => {
+            let node = Tree::InsertStmt(Box::new(statement.clone()));
+            return private(cx, text, &node, 1);
         }
+        Meaning::System => return Err(claims::of_catalog()),
         Meaning::Unknown => return Ok(Plan::Unknown(relation.relname.clone())),
     };
     claims::check_table(cx, table)?;
@@ -106,7 +133,7 @@ pub fn plan(cx: &Context<'_>, text: &str, statement: &protobuf::InsertStmt) -> R
         statement: (**statement).clone(),
         needs: held.needs.clone(),
         sequences: Vec::new(),
-        why: cx.ships.then_some("a parameter may mean the time"),
+        why: cx.ships.then_some(SHIPS),
         is_changed: false,
     };
     insert.look()?;
@@ -180,13 +207,15 @@ impl Insert<'_> {
         if let Some(why) = self.cx.differs(&rest)? {
             self.must_ship(why);
         }
+        self.sequences
+            .extend(sequences_of(&self.cx.with_views(&rest))?);
+        self.look_at_conflict()?;
         if self.statement.select_stmt.is_none() {
             return self.look_at_defaults_alone();
         }
         if self.values().is_some() {
             return self.look_at_values();
         }
-        self.sequences.extend(sequences_of(&rest)?);
         if self.statement.on_conflict_clause.is_some() {
             self.must_ship("two of its rows may conflict, and either of them may win");
         }
@@ -196,6 +225,22 @@ impl Insert<'_> {
                 let is_given = given.contains(&column.name) && column.identity.is_empty();
                 self.look_at_default(column, is_given && !self.statement.cols.is_empty())?;
             }
+        }
+        Ok(())
+    }
+
+    /// `ON CONFLICT DO UPDATE SET x = DEFAULT`.
+    fn look_at_conflict(&mut self) -> Result<()> {
+        let Some(conflict) = &self.statement.on_conflict_clause else {
+            return Ok(());
+        };
+        let sets = sets_default(&conflict.target_list);
+        if sets
+            && let Some(sequences) =
+                open_defaults(self.cx, self.table, &names(&conflict.target_list))?
+        {
+            self.sequences.extend(sequences);
+            self.must_ship("a default differs");
         }
         Ok(())
     }
@@ -294,7 +339,8 @@ impl Insert<'_> {
                 self.need(item, text, sequences);
             }
             None => {
-                self.sequences.extend(sequences_of(&found)?);
+                self.sequences
+                    .extend(sequences_of(&self.cx.with_views(&found))?);
                 self.must_ship(
                     found
                         .open
@@ -366,7 +412,7 @@ impl Insert<'_> {
         if rows.len() > MOST_KEYS {
             return None;
         }
-        let value = |row: &protobuf::Node, name: &str| -> Option<KeyValue> {
+        let value = |row: &protobuf::Node, name: &str| -> Option<Given> {
             let at = columns.iter().position(|column| column == name)?;
             value_of(items(row).get(at)?)
         };
@@ -404,6 +450,10 @@ impl Insert<'_> {
                     "It changes rows without a key, or their keys.",
                 ));
             }
+            let changed = conflict
+                .iter()
+                .flat_map(|clause| names(&clause.target_list));
+            check_shippable(self.table, why, &changed.collect::<Vec<_>>())?;
             let ship = Ship::insert(self.table, updates);
             let relation = self.statement.relation.clone().unwrap_or_default();
             let called = relation

@@ -14,6 +14,7 @@
 mod calls;
 mod change;
 mod claims;
+mod copied;
 mod copy;
 mod definition;
 mod facts;
@@ -29,6 +30,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 
+pub use copied::Times;
 pub use facts::{CATALOG, Facts};
 pub use find::may_be_a_time as plan_may_be_a_time;
 pub use plan::{Plan, Session, Step, plan};
@@ -112,6 +114,8 @@ pub struct Write {
     pub password: Option<String>,
     /// It is `COPY ... FROM STDIN`.
     pub is_copy: bool,
+    /// Where times may be in what is copied.
+    pub times: Option<Times>,
 }
 
 impl Write {
@@ -128,6 +132,7 @@ impl Write {
             changes_catalog: false,
             password: None,
             is_copy: false,
+            times: None,
         }
     }
 
@@ -145,6 +150,11 @@ impl Write {
                 }
             }
     }
+}
+
+/// Whether what was noted of a statement does nothing but say when constraints are checked.
+pub fn is_constraints(text: &str) -> bool {
+    text.starts_with("SET CONSTRAINTS ")
 }
 
 /// Whether an expression is the time at which the transaction began, with its time zone.

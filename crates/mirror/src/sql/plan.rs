@@ -8,7 +8,7 @@ use proxy::core::frame::Refusal;
 use super::calls;
 use super::claims::{Where, lock_rows};
 use super::facts::Table;
-use super::find::{Found, Named, find};
+use super::find::{Call, Found, Named, USES_TIME, find};
 use super::{Facts, Harmless, Result, Write, change, copy, definition, insert, parts, unmirrored};
 use crate::core::class::{Claims, Class, Mode};
 
@@ -17,8 +17,10 @@ use crate::core::class::{Claims, Class, Mode};
 pub struct Session {
     /// Where names without a schema are looked for.
     pub search_path: Vec<String>,
-    /// Its temporary tables, views and sequences.
+    /// Its temporary tables, views and sequences, as far as they are what their names mean.
     pub temporary: HashSet<String>,
+    /// `standard_conforming_strings` is off: PostgreSQL takes texts for other statements than the parser here does.
+    pub has_backslashes: bool,
     /// Its transaction sees what was there when it began, and not what the other member will see.
     pub has_snapshot: bool,
 }
@@ -52,8 +54,8 @@ pub enum Plan {
     Alone {
         /// The session's settings may be others after it.
         sets: bool,
-        /// Temporary relations that exist after it.
-        creates: Vec<String>,
+        /// Its temporary relations may be others after it.
+        creates: bool,
     },
     /// It moves the transaction.
     Step(Step),
@@ -69,14 +71,22 @@ impl Plan {
     pub(super) fn alone() -> Plan {
         Plan::Alone {
             sets: false,
-            creates: Vec::new(),
+            creates: false,
+        }
+    }
+
+    /// The same of what makes temporary relations, or changes them.
+    pub(super) fn creates() -> Plan {
+        Plan::Alone {
+            sets: false,
+            creates: true,
         }
     }
 
     fn sets() -> Plan {
         Plan::Alone {
             sets: true,
-            creates: Vec::new(),
+            creates: false,
         }
     }
 }
@@ -89,6 +99,9 @@ pub(super) struct Context<'a> {
     /// A parameter has a value that may mean another time on the other member.
     pub ships: bool,
 }
+
+/// Why what each member has for itself is not determined.
+const OWN: &str = "it reads what each member has for itself";
 
 /// What a name means.
 pub(super) enum Meaning<'a> {
@@ -108,21 +121,76 @@ impl<'a> Context<'a> {
             return Meaning::System;
         }
         if !schema.is_empty() {
-            return self
-                .facts
-                .table(schema, name)
-                .map_or(Meaning::Unknown, Meaning::Table);
+            return self.within(schema, name);
         }
-        if name.starts_with("pg_") {
+        // PostgreSQL looks there first, unless the path says when.
+        let path = self.session.search_path.iter().map(String::as_str);
+        let is_named = path.clone().any(|schema| schema == "pg_catalog");
+        let first = (!is_named).then_some("pg_catalog");
+        let mut meanings = first
+            .into_iter()
+            .chain(path)
+            .map(|schema| self.within(schema, name));
+        let found = meanings.find(|meaning| !matches!(meaning, Meaning::Unknown));
+        found.unwrap_or(Meaning::Unknown)
+    }
+
+    /// What a name means in a schema. One that begins with `pg_` may be anybody's.
+    fn within(&self, schema: &str, name: &str) -> Meaning<'a> {
+        if schema == "pg_catalog" && self.facts.system.contains(name) {
             return Meaning::System;
         }
-        let mut path = self.session.search_path.iter();
-        let found = path.find_map(|schema| self.facts.table(schema, name));
-        found.map_or(Meaning::Unknown, Meaning::Table)
+        let table = self.facts.table(schema, name);
+        table.map_or(Meaning::Unknown, Meaning::Table)
+    }
+
+    /// What was found, and what the views do that it reads.
+    pub fn with_views(&self, found: &Found) -> Found {
+        let mut all = found.clone();
+        let mut seen = HashSet::new();
+        let mut at = 0;
+        while let Some(one) = all.relations.get(at).cloned() {
+            at += 1;
+            if let Meaning::Table(table) = self.meaning(&one.schema, &one.name)
+                && let Some(definition) = &table.definition
+                && seen.insert(table.class())
+            {
+                match parts::one(definition) {
+                    Ok(Some(query)) => all.add_view(find(&query)),
+                    _ => all.open("it reads a view that the mirror's parser does not understand"),
+                }
+            }
+        }
+        all
+    }
+
+    /// Why two members need not read the same from a relation, if so; what a view does is looked at by itself.
+    fn is_private(&self, one: &Named) -> Option<&'static str> {
+        if one.is_temporary {
+            return Some(OWN);
+        }
+        match self.meaning(&one.schema, &one.name) {
+            Meaning::Temporary | Meaning::System => Some(OWN),
+            Meaning::Table(table) if table.has_row_security => {
+                Some("it reads a table of which it depends on the reader which rows there are")
+            }
+            Meaning::Table(table) if table.is_unlogged => {
+                Some("it reads an unlogged table, which a crash empties on one member")
+            }
+            Meaning::Table(table) => match (table.kind.as_str(), &table.definition) {
+                ("m" | "f", _) => Some(
+                    "it reads a materialized view or a foreign table, which each member has for itself",
+                ),
+                ("v", None) => Some("it reads a view that is not looked into"),
+                _ => None,
+            },
+            Meaning::Unknown => None,
+        }
     }
 
     /// Why not all members would do the same by what was found, if so; functions that cannot be mirrored are refused.
     pub fn differs(&self, found: &Found) -> Result<Option<&'static str>> {
+        let found = &self.with_views(found);
         let mut open = found.open;
         for call in &found.calls {
             match calls::judge(call, self.facts, self.harmless) {
@@ -134,19 +202,9 @@ impl<'a> Context<'a> {
             }
         }
         if !found.value_functions.is_empty() {
-            open.get_or_insert("it uses the time or the user");
+            open.get_or_insert(USES_TIME);
         }
-        let is_private = |one: &Named| {
-            one.is_temporary
-                || matches!(
-                    self.meaning(&one.schema, &one.name),
-                    Meaning::Temporary | Meaning::System
-                )
-        };
-        if found.relations.iter().any(is_private) {
-            open.get_or_insert("it reads what each member has for itself");
-        }
-        Ok(open)
+        Ok(open.or_else(|| found.relations.iter().find_map(|one| self.is_private(one))))
     }
 }
 
@@ -192,6 +250,17 @@ pub fn plan(
 }
 
 fn plan_one(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
+    let is_of_session = matches!(
+        node,
+        Tree::TransactionStmt(_) | Tree::VariableSetStmt(_) | Tree::VariableShowStmt(_)
+    );
+    if cx.session.has_backslashes && !is_of_session {
+        return Err(unmirrored(
+            "no statement is executed while standard_conforming_strings is off",
+            "A backslash in a string means something else then, and the mirror could take a statement for another one.",
+            "SET standard_conforming_strings = on.",
+        ));
+    }
     let plan = match node {
         Tree::InsertStmt(statement) => insert::plan(cx, text, statement)?,
         Tree::UpdateStmt(_) | Tree::DeleteStmt(_) | Tree::MergeStmt(_) => {
@@ -205,7 +274,6 @@ fn plan_one(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
         Tree::PrepareStmt(prepare) => plan_prepare(cx, text, prepare)?,
         Tree::DeclareCursorStmt(declare) => plan_declare(cx, text, declare)?,
         Tree::VariableShowStmt(_)
-        | Tree::ConstraintsSetStmt(_)
         | Tree::CheckPointStmt(_)
         | Tree::ListenStmt(_)
         | Tree::UnlistenStmt(_)
@@ -215,7 +283,13 @@ fn plan_one(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
         | Tree::ClosePortalStmt(_)
         | Tree::FetchStmt(_)
         | Tree::VacuumStmt(_) => Plan::alone(),
-        Tree::DiscardStmt(_) => Plan::sets(),
+        // What the other member checks, it must check when the primary does.
+        Tree::ConstraintsSetStmt(_) if !cx.session.has_snapshot => constraints(text, node),
+        Tree::ConstraintsSetStmt(_) => Plan::alone(),
+        Tree::DiscardStmt(_) => Plan::Alone {
+            sets: true,
+            creates: true,
+        },
         other => definition::plan(cx, text, other)?,
     };
     if let Plan::Write(write) = &plan
@@ -229,6 +303,13 @@ fn plan_one(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
         ));
     }
     Ok(plan)
+}
+
+/// `SET CONSTRAINTS`, written as [`super::is_constraints`] knows it.
+fn constraints(text: &str, node: &Tree) -> Plan {
+    let plain = node.deparse(pg_query::DeparseOptions::default());
+    let text = plain.unwrap_or_else(|_| text.to_owned());
+    Plan::Write(Box::new(Write::new(&text, Claims::default())))
 }
 
 fn step(statement: &protobuf::TransactionStmt) -> Result<Step> {
@@ -292,7 +373,10 @@ fn plan_set(set: &protobuf::VariableSetStmt) -> Result<Plan> {
                 || value.contains("\"ival\":-")
                 || value.contains("\"ival\":0")
         }
-        "standard_conforming_strings" => value.contains("off") || value.contains("false"),
+        "standard_conforming_strings" => {
+            !matches!(first_value(set).as_str(), "on" | "true" | "yes" | "1")
+        }
+        "client_encoding" => !is_utf8(&first_value(set)),
         _ => false,
     };
     if sets && refused {
@@ -303,12 +387,41 @@ fn plan_set(set: &protobuf::VariableSetStmt) -> Result<Plan> {
     Ok(Plan::sets())
 }
 
+/// What a setting is set to, in lower case.
+fn first_value(set: &protobuf::VariableSetStmt) -> String {
+    use protobuf::a_const::Val;
+    let value = set.args.first().and_then(|value| value.node.as_ref());
+    let value = match value {
+        Some(Tree::AConst(constant)) => constant.val.as_ref(),
+        _ => None,
+    };
+    match value {
+        Some(Val::Sval(text)) => text.sval.to_ascii_lowercase(),
+        Some(Val::Ival(number)) => number.ival.to_string(),
+        _ => String::new(),
+    }
+}
+
+/// Whether an encoding is UTF-8, by any of its names.
+fn is_utf8(name: &str) -> bool {
+    let letters: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    matches!(letters.as_str(), "utf8" | "unicode")
+}
+
 fn plan_explain(cx: &Context<'_>, explain: &protobuf::ExplainStmt, node: &Tree) -> Result<Plan> {
     let executes = explain.options.iter().any(|option| {
         matches!(&option.node, Some(Tree::DefElem(element)) if element.defname == "analyze")
     });
-    let found = find(node);
-    if executes && (found.writes > 0 || read_only(cx, &found).is_err()) {
+    let query = explain.query.as_ref().and_then(|query| query.node.as_ref());
+    // Of what is executed by name, or by a cursor, this was looked at when it was made.
+    let is_read = match query {
+        Some(Tree::SelectStmt(select)) => select.into_clause.is_none(),
+        other => matches!(
+            other,
+            Some(Tree::ExecuteStmt(_) | Tree::DeclareCursorStmt(_))
+        ),
+    };
+    if executes && !(is_read && is_read_only(cx, &find(node))) {
         let detail = "EXPLAIN ANALYZE executes the statement.";
         return Err(unmirrored(
             "EXPLAIN ANALYZE of this cannot be mirrored",
@@ -354,13 +467,59 @@ fn plan_declare(
     }
 }
 
-/// Whether functions that are called within a read may run on the primary alone.
+/// Whether functions that are called within a read, or within the views that it reads, may run on the primary alone.
 fn read_only(cx: &Context<'_>, found: &Found) -> Result<()> {
-    for call in &found.calls {
+    for call in &cx.with_views(found).calls {
         calls::reads_only(call, cx.facts, cx.harmless)
             .map_err(|why| refused_call(&call.name, &why))?;
     }
     Ok(())
+}
+
+/// Whether something has no effect at all that the other member must have, too.
+pub(super) fn is_read_only(cx: &Context<'_>, found: &Found) -> bool {
+    let advances = |call: &Call| matches!(call.name.as_str(), "nextval" | "setval");
+    found.writes == 0
+        && read_only(cx, found).is_ok()
+        && !cx.with_views(found).calls.iter().any(advances)
+}
+
+/// What writes, with `own` of its parts, to what only the primary has, or makes that: it must do nothing else that the other member
+/// must do, too.
+pub(super) fn private(cx: &Context<'_>, text: &str, node: &Tree, own: usize) -> Result<Plan> {
+    let found = cx.with_views(&find(node));
+    let sets_sequence = found.calls.iter().any(|call| call.name == "setval");
+    if found.writes > own || sets_sequence {
+        return Err(unmirrored(
+            "this statement cannot be mirrored",
+            "It writes to something temporary, which only the primary has, and changes other things as well.",
+            "Use several statements.",
+        ));
+    }
+    read_only(cx, &found)?;
+    let mut write = Write::new(text, Claims::default());
+    write.is_logged = false;
+    write.sequences = sequences_of(&found)?;
+    if !write.sequences.is_empty() {
+        return Ok(Plan::Write(Box::new(write)));
+    }
+    let sets = found.calls.iter().any(|call| call.name == "set_config");
+    Ok(if sets { Plan::sets() } else { Plan::alone() })
+}
+
+/// The same of what makes something temporary, or changes what there is of it.
+pub(super) fn creates(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
+    match private(cx, text, node, 0)? {
+        Plan::Alone { sets, .. } => Ok(Plan::Alone {
+            sets,
+            creates: true,
+        }),
+        _ => Err(unmirrored(
+            "this statement cannot be mirrored",
+            "It advances a sequence, and makes or changes something temporary, which only the primary has.",
+            "Create the temporary table first, and fill it by INSERT.",
+        )),
+    }
 }
 
 fn plan_select(
@@ -372,7 +531,7 @@ fn plan_select(
     if select.into_clause.is_some() {
         return definition::plan_into(cx, text, select);
     }
-    let found = find(node);
+    let found = cx.with_views(&find(node));
     if found.writes > 0 {
         return change::plan(cx, text, node);
     }

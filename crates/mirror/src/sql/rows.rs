@@ -24,6 +24,8 @@ pub struct Ship {
     table: String,
     key: Vec<String>,
     columns: Vec<String>,
+    /// What of a row that is there already is set to the same of the one that is sent.
+    sets: Vec<String>,
 }
 
 /// The values of a row's columns, in the order of what is returned; `None` for null.
@@ -53,6 +55,7 @@ impl Ship {
             table: quoted(table),
             key: table.key.clone(),
             columns,
+            sets: Vec::new(),
         }
     }
 
@@ -65,7 +68,16 @@ impl Ship {
         } else {
             Deed::Insert
         };
-        Ship::new(deed, table, columns)
+        let mut ship = Ship::new(deed, table, columns);
+        // A key is the same; an identity that is always generated as well, and may not be set.
+        let may_be_set = |name: &&String| {
+            let is_identity = table
+                .column(name)
+                .is_some_and(|column| column.identity == "a");
+            !is_identity && !table.key.contains(name)
+        };
+        ship.sets = ship.columns.iter().filter(may_be_set).cloned().collect();
+        ship
     }
 
     /// Rows of which `changed` columns change.
@@ -140,8 +152,8 @@ impl Ship {
         );
         if self.deed == Deed::Upsert {
             let key: Vec<String> = self.key.iter().map(|name| quote_identifier(name)).collect();
-            let sets: Vec<String> = names
-                .iter()
+            let sets = self.sets.iter().map(|name| quote_identifier(name));
+            let sets: Vec<String> = sets
                 .map(|name| format!("{name} = EXCLUDED.{name}"))
                 .collect();
             text.push_str(&format!(
@@ -203,6 +215,24 @@ mod tests {
             .collect()
     }
 
+    /// PostgreSQL refuses to set an identity that is always generated, whatever to.
+    #[test]
+    fn what_is_always_generated_is_not_set() {
+        let mut table = table();
+        table.columns.push(Column {
+            name: "n".to_owned(),
+            identity: "a".to_owned(),
+            ..Column::default()
+        });
+        table.columns[0].identity = "a".to_owned();
+        let sent = Ship::insert(&table, true).statements(&[row(&[Some("1"), None, Some("2")])]);
+        let (text, _) = &sent[0];
+        assert!(
+            text.ends_with(r#"("id") DO UPDATE SET "a" = EXCLUDED."a""#),
+            "{text}"
+        );
+    }
+
     #[test]
     fn rows_become_statements() {
         let told = |ship: Ship, values: &[Option<&str>]| ship.statements(&[row(values)]).remove(0);
@@ -227,9 +257,7 @@ mod tests {
         );
         let upsert = told(Ship::insert(&table(), true), &[Some("1"), None]).0;
         assert!(
-            upsert.ends_with(
-                r#"ON CONFLICT ("id") DO UPDATE SET "id" = EXCLUDED."id", "a" = EXCLUDED."a""#
-            ),
+            upsert.ends_with(r#"ON CONFLICT ("id") DO UPDATE SET "a" = EXCLUDED."a""#),
             "{upsert}"
         );
     }

@@ -62,6 +62,12 @@ CREATE TABLE heir (extra int) INHERITS (log);
 CREATE TABLE excluded (id int PRIMARY KEY, r int4range, EXCLUDE USING gist (r WITH &&));
 
 CREATE UNLOGGED TABLE fast (id int PRIMARY KEY, a text);
+--= refused
+
+CREATE TABLE fast (id int PRIMARY KEY, a text);
+
+ALTER TABLE fast SET UNLOGGED;
+--= refused
 
 CREATE TABLE "Quoted Name" ("An id" int PRIMARY KEY, "select" text);
 
@@ -223,7 +229,7 @@ INSERT INTO excluded VALUES (1, '[1,5)'), (2, '[5,9)');
 INSERT INTO excluded VALUES (3, '[4,6)');
 --= error 23P01
 
-INSERT INTO fast VALUES (1, 'unlogged');
+INSERT INTO fast VALUES (1, 'not unlogged');
 
 INSERT INTO "Quoted Name" VALUES (1, 'x''y'), (2, E'tab\there'), (3, U&'d\0061t\+000061'), (4, $$dollars$$);
 
@@ -953,6 +959,162 @@ SELECT pg_reload_conf();
 SELECT pg_switch_wal();
 
 SELECT pg_terminate_backend(0);
+
+WITH gone AS (DELETE FROM log WHERE a = 'kept' RETURNING a) INSERT INTO mine SELECT 0 FROM gone;
+--= refused
+
+CREATE TEMP TABLE taken_away AS WITH gone AS (DELETE FROM log WHERE a = 'kept' RETURNING a) SELECT * FROM gone;
+--= refused
+
+ALTER TABLE mine RENAME COLUMN r TO q;
+
+COMMENT ON COLUMN mine.q IS 'only here';
+
+CREATE VIEW of_mine AS SELECT q FROM mine;
+
+SELECT count(*) FROM of_mine;
+
+CREATE TABLE like_mine (LIKE mine);
+--= refused
+
+BEGIN;
+
+CREATE TEMP TABLE u ON COMMIT DROP AS SELECT 1 AS id;
+
+UPDATE u SET id = 2;
+
+COMMIT;
+
+UPDATE u SET b = 5 WHERE id = 1;
+
+CREATE TEMP TABLE u (LIKE nowhere);
+--= error 42P01
+
+UPDATE u SET b = 6 WHERE id = 1;
+
+BEGIN;
+
+CREATE TEMP TABLE u (id int);
+
+ROLLBACK;
+
+UPDATE u SET b = 7 WHERE id = 1;
+
+CREATE TEMP TABLE u (id int);
+
+INSERT INTO u VALUES (1);
+
+DISCARD TEMP;
+
+UPDATE u SET b = 8 WHERE id = 1;
+
+-- what is not the same on both unless it is looked into
+
+CREATE TABLE pg_search_documents (id int PRIMARY KEY, content text);
+
+INSERT INTO pg_search_documents VALUES (1, 'a'), (2, 'b');
+
+UPDATE pg_search_documents SET content = 'c' WHERE id = 1;
+
+DELETE FROM pg_search_documents WHERE id = 2;
+
+UPDATE pg_cast SET castfunc = castfunc;
+--= refused
+
+CREATE VIEW recent AS SELECT a, at FROM log WHERE at > clock_timestamp() - interval '1 day' OR random() < 0.5;
+
+INSERT INTO log (a, at) SELECT a, at FROM recent;
+
+UPDATE t SET b = (SELECT count(*) FROM recent) WHERE id = 1;
+
+CREATE VIEW plain_view AS SELECT id, a FROM t;
+
+INSERT INTO log (a) SELECT a FROM plain_view WHERE id < 4;
+
+CREATE SEQUENCE for_view;
+
+CREATE VIEW next_id AS SELECT nextval('for_view') AS id;
+
+SELECT id FROM next_id;
+
+INSERT INTO log (b) SELECT id FROM next_id;
+
+CREATE TABLE defaults (id serial PRIMARY KEY, at timestamptz DEFAULT clock_timestamp(), r uuid DEFAULT gen_random_uuid());
+
+INSERT INTO defaults (id, at, r) VALUES (100, '2020-01-01', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11') ON CONFLICT (id) DO UPDATE SET at = DEFAULT, r = DEFAULT;
+
+INSERT INTO defaults (id, at, r) VALUES (100, '2020-01-01', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11') ON CONFLICT (id) DO UPDATE SET at = DEFAULT, r = DEFAULT;
+
+UPDATE defaults SET r = DEFAULT, at = DEFAULT;
+
+INSERT INTO log (a) VALUES (ARRAY(SELECT id FROM t)::text);
+
+INSERT INTO log (a) SELECT string_agg(a, ',' ORDER BY b % 2) FROM t;
+
+CREATE TABLE ranked (id int PRIMARY KEY, pos int UNIQUE);
+
+INSERT INTO ranked VALUES (3, 3), (2, 2), (1, 1);
+
+UPDATE ranked SET pos = pos + 1;
+
+CREATE TABLE sure (n int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text UNIQUE, v int);
+
+INSERT INTO sure (name, v) SELECT 'a' || n % 2, n FROM generate_series(1, 2) n ON CONFLICT (name) DO UPDATE SET v = excluded.v;
+
+INSERT INTO sure (name, v) SELECT 'a' || n % 2, n FROM generate_series(3, 4) n ON CONFLICT (name) DO UPDATE SET v = excluded.v;
+
+COPY (SELECT unsure()) TO STDOUT;
+--= refused
+
+EXPLAIN ANALYZE CREATE TABLE explained AS SELECT 1;
+--= refused
+
+CREATE TABLE head (id int PRIMARY KEY);
+
+CREATE TABLE tail (id int PRIMARY KEY, of int REFERENCES head DEFERRABLE INITIALLY IMMEDIATE);
+
+BEGIN;
+
+SET CONSTRAINTS ALL DEFERRED;
+
+INSERT INTO tail VALUES (1, 1);
+
+INSERT INTO head VALUES (1);
+
+COMMIT;
+
+BEGIN;
+
+SAVEPOINT before;
+
+ALTER TABLE defaults ALTER at DROP DEFAULT, ALTER r DROP DEFAULT;
+
+ROLLBACK TO before;
+
+INSERT INTO defaults (id) VALUES (77);
+
+COMMIT;
+
+SET search_path = '';
+
+INSERT INTO public.defaults (id) VALUES (DEFAULT);
+
+RESET search_path;
+
+CREATE SCHEMA apart;
+
+CREATE DOMAIN moment AS timestamptz DEFAULT clock_timestamp();
+
+ALTER TABLE t ADD COLUMN moment moment;
+--= refused
+
+CREATE TABLE with_moment (id int PRIMARY KEY, m moment);
+
+INSERT INTO with_moment (id) VALUES (1);
+
+WITH u AS (SELECT * FROM u WHERE id > 0) UPDATE t SET b = (SELECT count(*) FROM u) WHERE id = 1;
+
+DROP TABLE pg_search_documents, defaults, ranked, sure, tail, head, with_moment;
 
 -- the end
 

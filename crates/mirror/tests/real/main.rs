@@ -2,6 +2,7 @@
 
 mod copies;
 mod corpus;
+mod differences;
 mod failures;
 mod members;
 mod moving;

@@ -14,7 +14,7 @@ const SCHEMA: &str = "
     CREATE TYPE mood AS ENUM ('well', 'ill');
     CREATE TABLE m (id int PRIMARY KEY, mood mood, n numeric, d date, j jsonb, bs bytea, xs int[])";
 
-fn run(site: &Site, client: &Client, texts: &[&str]) {
+pub fn run(site: &Site, client: &Client, texts: &[&str]) {
     for text in texts {
         let done = site.runtime.block_on(client.batch_execute(text));
         done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
@@ -247,10 +247,10 @@ fn prepared_statements_are_the_same_on_both_members() {
 }
 
 /// A statement of its own connection: what drivers never do.
-struct Raw(std::net::TcpStream);
+pub struct Raw(std::net::TcpStream);
 
 impl Raw {
-    fn connect(site: &Site) -> Raw {
+    pub fn connect(site: &Site) -> Raw {
         use postgres_protocol::message::frontend::startup_message;
         let at = site.who_serves();
         let stream = std::net::TcpStream::connect(site.client_address(at)).expect("it listens");
@@ -267,11 +267,18 @@ impl Raw {
     }
 
     /// Sends messages, and returns the kinds of those that come up to `ReadyForQuery`.
-    fn ask(&mut self, messages: &[u8]) -> String {
+    pub fn ask(&mut self, messages: &[u8]) -> String {
+        self.ask_until(messages, 'Z')
+    }
+
+    /// The same up to another kind.
+    pub fn ask_until(&mut self, messages: &[u8], last: char) -> String {
         use std::io::{Read, Write};
+        let patience = Some(std::time::Duration::from_secs(20));
+        self.0.set_read_timeout(patience).expect("it is there");
         self.0.write_all(messages).expect("it is there");
         let mut kinds = String::new();
-        while !kinds.ends_with('Z') {
+        while !kinds.ends_with(last) {
             let mut head = [0; 5];
             self.0.read_exact(&mut head).expect("it answers");
             let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize - 4;

@@ -10,7 +10,7 @@
 
 use super::super::member::{digest_of_last, split_last};
 use super::super::wire::{Said, Wire, columns, reply};
-use super::run::{Form, Ran};
+use super::run::{Form, Ran, refuse_own_types};
 use super::{End, Result, Session};
 use crate::core::record::{Parameter, Statement};
 use crate::sql::Write;
@@ -88,6 +88,11 @@ impl Session {
         if reply.messages.last().is_none_or(|last| last[0] != b'C') {
             let text = "the member has not executed a statement, and does not say why";
             return Err(End::Lost(std::io::Error::other(text)));
+        }
+        if write.is_logged
+            && let Some(refusal) = refuse_own_types(&reply.messages, form)
+        {
+            return Ok(Ran::Refused(refusal));
         }
         if write.is_logged {
             let mut parameters: Vec<Parameter> =

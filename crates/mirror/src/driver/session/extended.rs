@@ -11,6 +11,7 @@ use proxy::core::frame::{self, Refusal};
 use super::super::wire::{Reply, reply};
 use super::bound::{most_rows, read_bind, read_parse};
 use super::names::{Portal, Prepared};
+use super::own_types::holds_own_type;
 use super::run::Form;
 use super::{Done, Result, Session};
 use crate::core::record::Parameter;
@@ -45,6 +46,9 @@ impl Session {
                 Done::Well
             }
             b'H' => {
+                // Nobody may take it for committed before `Sync` is answered, and the client may wait for it.
+                let held = self.prepared.held.split();
+                self.client.output.extend_from_slice(&held);
                 let done = self.pass_pending(false).await?;
                 self.client.flush().await?;
                 done
@@ -109,7 +113,7 @@ impl Session {
                 .refuse(&Refusal::error("34000", "the portal was closed"))
                 .await;
         }
-        let ships = portal.parameters.iter().any(may_be_a_time);
+        let ships = portal.parameters.iter().any(means_something_else);
         // What is pending only reads, so planning may ask the member before it is sent that.
         let plans = self.plan(&portal.statement.text, ships).await?;
         let [(source, plan)] = &*plans else {
@@ -117,7 +121,13 @@ impl Session {
             self.prepared.keep(&message);
             return Ok(Done::Well);
         };
-        let is_plain = matches!(plan, Plan::Alone { sets: false, creates } if creates.is_empty());
+        let is_plain = matches!(
+            plan,
+            Plan::Alone {
+                sets: false,
+                creates: false
+            }
+        );
         let is_plain = is_plain && !may_leave_something(&portal.statement.text);
         if is_plain || self.status == b'E' && !matches!(plan, Plan::Step(_)) {
             self.prepared.keep(&message);
@@ -257,6 +267,12 @@ impl Session {
         self.ready();
         Ok(())
     }
+}
+
+/// Whether the other member may take a parameter for something else.
+fn means_something_else(parameter: &Parameter) -> bool {
+    let value = parameter.value.as_deref().unwrap_or_default();
+    may_be_a_time(parameter) || parameter.is_binary && holds_own_type(value)
 }
 
 fn may_be_a_time(parameter: &Parameter) -> bool {

@@ -40,6 +40,9 @@ fn part_text(part: &KeyPart, parameters: &[Parameter], values: &[Value]) -> Opti
         KeyValue::Need(number) => values.get(*number)?.0.clone()?,
         KeyValue::Parameter(number) => {
             let parameter = parameters.get(number.checked_sub(1)?)?;
+            if !fits(parameter.type_oid, &part.type_name) {
+                return None;
+            }
             let value = parameter.value.as_ref()?;
             match (parameter.is_binary, part.type_name.as_str()) {
                 (false, _) | (true, "text" | "character varying") => {
@@ -56,7 +59,9 @@ fn part_text(part: &KeyPart, parameters: &[Parameter], values: &[Value]) -> Opti
         }
     };
     match part.type_name.as_str() {
-        "text" | "character varying" => Some(given),
+        "text" => Some(given),
+        // What is stored may have lost them.
+        "character varying" => Some(given.trim_end_matches(' ').to_owned()),
         "uuid" => {
             let digits: String = given.chars().filter(char::is_ascii_hexdigit).collect();
             (digits.len() == 32).then(|| digits.to_ascii_lowercase())
@@ -66,6 +71,24 @@ fn part_text(part: &KeyPart, parameters: &[Parameter], values: &[Value]) -> Opti
             .parse::<i64>()
             .ok()
             .map(|number| number.to_string()),
+    }
+}
+
+/// Whether a value of this type, by its number, is compared with a key's column as it is; 0 is whatever the column is.
+fn fits(type_oid: u32, type_name: &str) -> bool {
+    const INT8: u32 = 20;
+    const INT2: u32 = 21;
+    const INT4: u32 = 23;
+    const TEXT: u32 = 25;
+    const UNKNOWN: u32 = 705;
+    const VARCHAR: u32 = 1043;
+    const UUID: u32 = 2950;
+    match type_oid {
+        0 | UNKNOWN => true,
+        INT2 | INT4 | INT8 => matches!(type_name, "smallint" | "integer" | "bigint"),
+        TEXT | VARCHAR => matches!(type_name, "text" | "character varying"),
+        UUID => type_name == "uuid",
+        _ => false,
     }
 }
 
@@ -115,6 +138,15 @@ mod tests {
             told(KeyValue::Parameter(2), "integer", &[binary(b"x")]),
             None
         );
+        // Of eight bytes as well, and another number.
+        let float = Parameter {
+            type_oid: 701,
+            ..binary(&7_f64.to_be_bytes())
+        };
+        assert_eq!(told(KeyValue::Parameter(1), "bigint", &[float]), None);
+        let padded = |of: &str| told(constant("a  "), of, &[]);
+        assert_eq!(padded("text").as_deref(), Some("a  "));
+        assert_eq!(padded("character varying").as_deref(), Some("a"));
         let uuid = "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11";
         assert_eq!(
             told(constant(uuid), "uuid", &[]).as_deref(),

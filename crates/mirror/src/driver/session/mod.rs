@@ -17,6 +17,7 @@ mod login;
 mod memory;
 mod names;
 mod notes;
+mod own_types;
 mod planning;
 mod relay;
 mod restore;
@@ -119,8 +120,8 @@ pub struct Session {
     transaction: Option<Transaction>,
     /// What the last transaction can be asked about by.
     last_token: Option<String>,
-    /// Whether it is known where unqualified names are looked for.
-    knows_path: bool,
+    /// Whether it is known what names mean.
+    knows_names: bool,
     /// A transaction that is open has changed settings.
     sets_within: bool,
     memory: Memory,
@@ -151,7 +152,7 @@ impl Session {
             begins: false,
             transaction: None,
             last_token: None,
-            knows_path: false,
+            knows_names: false,
             sets_within: false,
             memory: Memory::default(),
             prepared: Names::default(),

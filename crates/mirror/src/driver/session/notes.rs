@@ -1,9 +1,11 @@
 //! What is noted of a statement besides its text: the settings that it may depend on, the sequences that it has advanced.
 
 use bytes::BytesMut;
+use proxy::core::frame::Refusal;
 use proxy::core::settings::quote_literal;
 
 use super::super::wire::{Said, Wire, columns};
+use super::run::Ran;
 use super::{Result, Session};
 use crate::core::record::Statement;
 
@@ -25,14 +27,71 @@ const SETTINGS: &[&str] = &[
     "row_security",
     "xmlbinary",
     "backslash_quote",
+    "standard_conforming_strings",
     "lc_monetary",
     "lc_numeric",
     "lc_time",
 ];
 
+/// Settings that must be what they are on the other member, which is not told them. The last says what transactions are that do
+/// not say it themselves.
+const CHECKED: &[&str] = &[
+    "session_replication_role",
+    "transaction_isolation",
+    "default_transaction_isolation",
+];
+
+/// Whether transactions of this isolation see what was there when they began.
+fn is_snapshot(isolation: &str) -> bool {
+    matches!(isolation, "repeatable read" | "serializable")
+}
+
+/// Whether statements do the same on the other member with this setting.
+fn is_fit(name: &str, value: &str) -> bool {
+    match name {
+        "session_replication_role" => value == "origin",
+        "transaction_isolation" => !is_snapshot(value),
+        "standard_conforming_strings" => value == "on",
+        "extra_float_digits" => value.parse().is_ok_and(|digits: i32| digits > 0),
+        // A server without an encoding passes on what it is sent.
+        "client_encoding" => matches!(value, "UTF8" | "SQL_ASCII"),
+        _ => true,
+    }
+}
+
+/// A refusal of what is written with such a setting, however it was made.
+fn unfit(name: &str, value: &str) -> Refusal {
+    let (why, what) = match name {
+        "transaction_isolation" => (
+            "The transaction sees what was there when it began, and the other member would see what is there when it executes it.",
+            "READ COMMITTED",
+        ),
+        "session_replication_role" => (
+            "Triggers and foreign keys do something else then than on the other member.",
+            "origin",
+        ),
+        "client_encoding" => (
+            "What is written would be lost on the way to the other member.",
+            "UTF8",
+        ),
+        "extra_float_digits" => (
+            "Numbers would be rounded on the way to the other member.",
+            "1",
+        ),
+        _ => ("Texts mean something else then than to the mirror.", "on"),
+    };
+    Refusal::error("0A000", format!("with {name} = \"{value}\" nothing can be written through the mirror"))
+        .detail(why)
+        .hint(format!(
+            "Set it to {what} where it was set: in the session, by ALTER ROLE or ALTER DATABASE, in the connection's options, or in \
+             the server's configuration."
+        ))
+}
+
 impl Session {
-    /// Notes what the session's settings are, before the first statement that may depend on them.
-    pub(super) async fn note_settings(&mut self) -> Result<Option<Box<Said>>> {
+    /// Notes what the session's settings are, before the first statement that may depend on them. `Some` if that cannot be, or
+    /// with these it could do something else on the other member.
+    pub(super) async fn note_settings(&mut self) -> Result<Option<Ran>> {
         if self.transaction()?.has_settings {
             return Ok(None);
         }
@@ -42,25 +101,34 @@ impl Session {
             transaction.note(settings);
             return Ok(None);
         }
-        let names: Vec<String> = SETTINGS
-            .iter()
+        let asked = CHECKED.iter().chain(SETTINGS);
+        let names: Vec<String> = asked
             .map(|name| format!("pg_catalog.current_setting('{name}')"))
             .collect();
         let reply = self
             .ask_again(&format!("SELECT current_user, {}", names.join(", ")))
             .await?;
         if let Some(said) = reply.error {
-            return Ok(Some(said));
+            return Ok(Some(Ran::Failed(said)));
         }
         let mut row = reply.row().into_iter().flatten();
         let user = row.next().unwrap_or_default();
+        let checked: Vec<String> = row.by_ref().take(CHECKED.len()).collect();
+        let values: Vec<String> = row.collect();
+        let all = || {
+            let names = CHECKED.iter().chain(SETTINGS).copied();
+            names.zip(checked.iter().chain(&values).map(String::as_str))
+        };
+        if let Some((name, value)) = all().find(|(name, value)| !is_fit(name, value)) {
+            return Ok(Some(Ran::Refused(unfit(name, value))));
+        }
         let mut sets: Vec<String> = SETTINGS
             .iter()
-            .zip(row)
+            .zip(&values)
             .map(|(name, value)| {
                 format!(
                     "pg_catalog.set_config('{name}', {}, false)",
-                    quote_literal(&value)
+                    quote_literal(value)
                 )
             })
             .collect();
@@ -72,7 +140,10 @@ impl Session {
             text: format!("SELECT {}", sets.join(", ")),
             ..Statement::default()
         };
-        self.memory.learn_settings(settings.clone());
+        // The next transaction is as this one only if it begins as most do.
+        if checked.last().is_some_and(|default| !is_snapshot(default)) {
+            self.memory.learn_settings(settings.clone());
+        }
         let transaction = self.transaction()?;
         transaction.has_settings = true;
         transaction.note(settings);
@@ -130,7 +201,40 @@ fn question(names: &[String]) -> String {
         .collect();
     format!(
         "SELECT pg_catalog.format('%I.%I', n.nspname, c.relname), pg_catalog.pg_sequence_last_value(c.oid) \
-         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid IN ({})",
+         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE c.relpersistence <> 't' AND c.oid IN ({})",
         names.join(", ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_does_the_same_on_both_members_is_fit() {
+        for (name, value) in [
+            ("session_replication_role", "replica"),
+            ("transaction_isolation", "serializable"),
+            ("transaction_isolation", "repeatable read"),
+            ("standard_conforming_strings", "off"),
+            ("extra_float_digits", "0"),
+            ("extra_float_digits", "-15"),
+            ("client_encoding", "LATIN1"),
+        ] {
+            assert!(!is_fit(name, value), "{name} {value}");
+            assert!(unfit(name, value).hint.is_some());
+        }
+        for (name, value) in [
+            ("session_replication_role", "origin"),
+            ("transaction_isolation", "read committed"),
+            ("default_transaction_isolation", "serializable"),
+            ("standard_conforming_strings", "on"),
+            ("extra_float_digits", "3"),
+            ("client_encoding", "UTF8"),
+            ("TimeZone", "Asia/Tokyo"),
+        ] {
+            assert!(is_fit(name, value), "{name} {value}");
+        }
+    }
 }

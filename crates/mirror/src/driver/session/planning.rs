@@ -9,6 +9,12 @@ use super::memory::Plans;
 use super::{Result, Session};
 use crate::sql::{self, Plan};
 
+/// Where unqualified names are looked for, which of them mean something temporary, and how strings are written.
+const NAMES: &str = "SELECT pg_catalog.array_to_json(pg_catalog.current_schemas(false)), \
+    (SELECT coalesce(pg_catalog.json_agg(relname), '[]') FROM pg_catalog.pg_class \
+     WHERE relnamespace OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema() AND pg_catalog.pg_table_is_visible(oid)), \
+    pg_catalog.current_setting('standard_conforming_strings')";
+
 impl Session {
     /// Plans a text, with the catalog as it is.
     pub(super) async fn plan(&mut self, text: &str, ships: bool) -> Result<Plans> {
@@ -37,11 +43,14 @@ impl Session {
     }
 
     async fn outline_as(&mut self, text: &str, ships: bool) -> Result<Plans> {
-        if !self.knows_path {
-            self.learn_path().await?;
-        }
         if self.memory.go_by(&self.facts(), &self.names) {
             self.server.statements.drop_all();
+            // What was made or dropped may be what names mean.
+            self.knows_names = false;
+        }
+        if !self.knows_names {
+            self.learn_names().await?;
+            self.memory.go_by(&self.facts(), &self.names);
         }
         if let Some(plans) = self.memory.plans(text, ships) {
             return Ok(plans);
@@ -53,7 +62,7 @@ impl Session {
 
     /// Settings may be others from here on.
     pub(super) fn forget_settings(&mut self) {
-        self.knows_path = false;
+        self.knows_names = false;
         self.memory.forget_settings();
     }
 
@@ -67,16 +76,18 @@ impl Session {
         )
     }
 
-    async fn learn_path(&mut self) -> Result<()> {
+    /// Asks what names mean, and texts.
+    async fn learn_names(&mut self) -> Result<()> {
         if self.status == b'E' {
             return Ok(());
         }
-        let reply = self
-            .ask("SELECT pg_catalog.array_to_json(pg_catalog.current_schemas(false))")
-            .await?;
-        if let Some(json) = reply.value() {
-            self.names.search_path = serde_json::from_str(&json).unwrap_or_default();
-            self.knows_path = true;
+        let row = self.ask_again(NAMES).await?.row();
+        let mut row = row.into_iter().flatten();
+        if let (Some(path), Some(temporary), Some(strings)) = (row.next(), row.next(), row.next()) {
+            self.names.search_path = serde_json::from_str(&path).unwrap_or_default();
+            self.names.temporary = serde_json::from_str(&temporary).unwrap_or_default();
+            self.names.has_backslashes = strings != "on";
+            self.knows_names = true;
         }
         Ok(())
     }

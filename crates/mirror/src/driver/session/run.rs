@@ -2,14 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
+use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 use postgres_protocol::password::scram_sha_256;
 use proxy::core::frame::{self, Refusal};
 use proxy::core::settings::quote_literal;
 
 use super::super::member::{digest, digest_of_tag, put_extended, split_last};
-use super::super::wire::{Said, Wire, reply_within, status};
+use super::super::wire::{Said, Wire, fields, reply_within, status};
 use super::keys::{Value, claims};
+use super::own_types::holds_own_type;
 use super::rows::take_rows;
 use super::transaction::too_long;
 use super::{Done, PENDING_BYTES, Result, Session};
@@ -74,7 +76,8 @@ impl Session {
                         transaction.has_settings = false;
                     }
                 }
-                self.names.temporary.extend(creates.iter().cloned());
+                // Whatever has become of it.
+                self.knows_names &= !creates;
                 Ok(done)
             }
             Plan::Step(step) => self.step_of_transaction(source, step, form).await,
@@ -158,6 +161,14 @@ impl Session {
         }
         if let Step::RollbackTo(_) = step {
             self.forget_settings();
+            let changes_catalog = self
+                .transaction
+                .as_ref()
+                .is_some_and(|one| one.changes_catalog);
+            if changes_catalog && matches!(done, Done::Well) {
+                // What was changed since the savepoint is not.
+                self.reread_facts().await?;
+            }
         }
         Ok(done)
     }
@@ -195,7 +206,7 @@ impl Session {
                 }
                 b'G' => {
                     self.client.output.extend_from_slice(&message);
-                    self.copy_in(None, form).await?;
+                    self.copy_in(None, |_| false, form).await?;
                     continue;
                 }
                 _ => {}
@@ -228,12 +239,14 @@ impl Session {
         Ok(most.saturating_sub(self.transaction()?.bytes))
     }
 
-    /// Passes on what a client copies, and keeps it in `kept`, of which there may be so much. `false` if it gives up, or is made to.
+    /// Passes on what a client copies, and keeps it in `kept`, of which there may be so much; the member is told to give it up
+    /// if there is more, or if what was kept is refused in the end.
     async fn copy_in(
         &mut self,
         mut kept: Option<(&mut Vec<u8>, usize)>,
+        refuses: impl Fn(&[u8]) -> bool,
         form: Form<'_>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         self.client.flush().await?;
         loop {
             let message = self.client.receive().await?;
@@ -251,13 +264,17 @@ impl Session {
                     }
                 }
                 b'c' | b'f' => {
-                    self.server.output.extend_from_slice(&message);
+                    let is_refused = kept.as_ref().is_some_and(|(kept, _)| refuses(kept));
+                    match is_refused {
+                        true => frontend::copy_fail("it is refused", &mut self.server.output)?,
+                        false => self.server.output.extend_from_slice(&message),
+                    }
                     if !matches!(form, Form::Simple) {
                         // PostgreSQL ignored the one before the data.
                         frontend::sync(&mut self.server.output);
                     }
                     self.server.flush().await?;
-                    return Ok(message[0] == b'c');
+                    return Ok(());
                 }
                 // PostgreSQL ignores them while it copies.
                 b'H' | b'S' => {}
@@ -267,7 +284,7 @@ impl Session {
     }
 
     /// Has the member give up a copy; what the client sends of it from here on is ignored, as after any failure.
-    async fn stop_copy(&mut self, form: Form<'_>) -> Result<bool> {
+    async fn stop_copy(&mut self, form: Form<'_>) -> Result<()> {
         frontend::copy_fail(
             "it is too long for the mirror's log",
             &mut self.server.output,
@@ -276,7 +293,7 @@ impl Session {
             frontend::sync(&mut self.server.output);
         }
         self.server.flush().await?;
-        Ok(false)
+        Ok(())
     }
 
     /// Executes a statement that is mirrored.
@@ -326,8 +343,11 @@ impl Session {
             Form::Extended(..) => None,
         };
         let known = self.facts();
-        if let Some(said) = self.note_settings().await? {
-            return Ok(Ran::Failed(said));
+        // What is not logged does not depend on them there.
+        if write.is_logged
+            && let Some(ran) = self.note_settings().await?
+        {
+            return Ok(ran);
         }
         let needs = match as_it_is {
             Some(_) => &[],
@@ -355,7 +375,7 @@ impl Session {
         literals.extend(kept.map(|password| quote_literal(&scram_sha_256(password.as_bytes()))));
         let text = write.template.fill(&literals);
         if write.is_copy {
-            return self.run_copy(&text, form).await;
+            return self.run_copy(write, &text, form).await;
         }
         match form {
             Form::Simple | Form::Own(..) => self.send(&text, form)?,
@@ -364,7 +384,14 @@ impl Session {
                 let Wire {
                     statements, output, ..
                 } = &mut self.server;
-                statements.put_open(output, &text, parameters, formats)?;
+                let mut formats = formats.to_vec();
+                if let Some(ship) = &write.ship
+                    && formats.len() > 1
+                {
+                    // One for each column, and these are texts.
+                    formats.resize(formats.len() + ship.width(), 0);
+                }
+                statements.put_open(output, &text, parameters, &formats)?;
                 self.put_sequences(&write.sequences)?;
                 self.server.sync();
             }
@@ -443,6 +470,9 @@ impl Session {
                 });
             }
         } else if write.is_logged {
+            if let Some(refusal) = refuse_own_types(&reply.messages, form) {
+                return Ok(Some(refusal));
+            }
             let parameters = form.parameters().iter().map(Parameter::portable);
             let statement = Statement {
                 text,
@@ -456,10 +486,16 @@ impl Session {
         Ok(self.transaction()?.beyond(most))
     }
 
-    async fn run_copy(&mut self, text: &str, form: Form<'_>) -> Result<Ran> {
+    async fn run_copy(&mut self, write: &Write, text: &str, form: Form<'_>) -> Result<Ran> {
         self.send(text, form)?;
         self.server.flush().await?;
         let room = self.room()?;
+        let refuses = |copied: &[u8]| {
+            write
+                .times
+                .as_ref()
+                .is_some_and(|times| times.are_in(copied))
+        };
         let mut copied = Vec::new();
         let mut answer = super::Reply::default();
         loop {
@@ -472,7 +508,8 @@ impl Session {
                 b'E' => answer.error = Some(Box::new(Said::read(message))),
                 b'G' => {
                     self.client.output.extend_from_slice(&message);
-                    self.copy_in(Some((&mut copied, room)), form).await?;
+                    self.copy_in(Some((&mut copied, room)), refuses, form)
+                        .await?;
                 }
                 b'C' => answer.messages.push(message),
                 _ => {}
@@ -483,7 +520,10 @@ impl Session {
             return Ok(Ran::Refused(too_long(most)));
         }
         if let Some(said) = answer.error {
-            return Ok(Ran::Failed(said));
+            return Ok(match said.code == COPY_FAILED && refuses(&copied) {
+                true => Ran::Refused(copies_a_time()),
+                false => Ran::Failed(said),
+            });
         }
         let statement = Statement {
             text: text.to_owned(),
@@ -519,4 +559,25 @@ impl Session {
         });
         Ok(Ok(pairs.collect()))
     }
+}
+
+/// What PostgreSQL says of a `COPY` that was given up.
+const COPY_FAILED: &str = "57014";
+
+fn copies_a_time() -> Refusal {
+    Refusal::error("0A000", "what is copied cannot be mirrored")
+        .detail("A field of a date or a time is \"now\", \"today\", \"tomorrow\" or \"yesterday\", which each member would read at its own time.")
+        .hint("Write the date or time itself.")
+}
+
+/// Why what was answered cannot be compared with what the other member will answer, if so.
+pub(super) fn refuse_own_types(messages: &[BytesMut], form: Form<'_>) -> Option<Refusal> {
+    let is_binary = form.result_formats().contains(&1);
+    let mut rows = messages.iter().filter(|message| message[0] == b'D');
+    let has = is_binary && rows.any(|row| fields(row).into_iter().flatten().any(holds_own_type));
+    has.then(|| {
+        Refusal::error("0A000", "what is returned in binary cannot be mirrored")
+            .detail("It has the numbers of types of your own, which each member gives by itself.")
+            .hint("Cast it to text, ask for results as text, or read it by a SELECT after it.")
+    })
 }

@@ -14,6 +14,7 @@ use super::{Done, End, Result, Session, gone};
 use crate::core::class::Claims;
 use crate::core::locks::Tx;
 use crate::core::record::{Draft, Number, Statement, Token};
+use crate::sql;
 
 /// What a transaction has done so far.
 pub struct Transaction {
@@ -80,7 +81,7 @@ impl Transaction {
     fn has_something(&self) -> bool {
         self.statements
             .iter()
-            .any(|statement| !statement.is_settings())
+            .any(|one| !one.is_settings() && !sql::is_constraints(&one.text))
             || !self.sequences.is_empty()
     }
 }
@@ -236,6 +237,8 @@ impl Session {
         }
         self.own_facts = None;
         self.names.has_snapshot = false;
+        // Something temporary may have been there until now only.
+        self.knows_names &= self.names.temporary.is_empty();
     }
 
     /// Rolls back.
