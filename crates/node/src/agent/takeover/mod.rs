@@ -42,7 +42,7 @@ pub(crate) use self::settle::settle;
 use crate::agent::active::Active;
 use crate::agent::active::proxied::run_of;
 use crate::agent::context::Context;
-use crate::agent::error::Result;
+use crate::agent::error::{AgentError, Result};
 use crate::agent::pulse::Pulse;
 use crate::agent::standby::Standby;
 
@@ -105,7 +105,8 @@ impl Phases {
 /// `seen` is the highest epoch that the decision to take over was based on.
 ///
 /// # Errors
-/// `Conflict` if somebody else owned a higher epoch first: follow them.
+/// `Conflict` if somebody else owned a higher epoch first: follow them. `Refused` if somebody did between the decision and
+/// this call, and is fenced now: what is held of the volume is of before that.
 pub(crate) async fn fence(
     context: &Context,
     storage: &Arc<dyn Storage>,
@@ -121,6 +122,14 @@ pub(crate) async fn fence(
     }
     let epoch = storage.own_epoch(&context.me.node).await?;
     let last = Heartbeat::load(storage.as_ref()).await?;
+    if let Some(last) = last.as_ref().filter(|last| last.epoch > seen) {
+        // A race in which that one was first, and has been fenced by this node. Nobody serves now, so it is no reason to
+        // follow anybody; but what that one wrote is not what this node has followed.
+        return Err(AgentError::Refused(format!(
+            "{} owned epoch {} and began to take over before {} got epoch {epoch}: this one begins anew",
+            last.node, last.epoch, context.me.node
+        )));
+    }
     let announced = Announced {
         epoch,
         end: last.as_ref().map_or(Lsn::ZERO, |beat| beat.synced_lsn),

@@ -64,7 +64,9 @@ impl World {
                 self.coverage.one("races lost");
                 self.tell(at, superseded)
             }
-            Purpose::Own(epoch) => self.owns(at, epoch),
+            Purpose::Own(epoch) => self.owns(at, epoch, newest(&replies).1),
+            Purpose::FirstBeat(_) if lost => self.tell(at, superseded),
+            Purpose::FirstBeat(epoch) => self.begins(at, epoch),
             Purpose::Tail if lost => self.tell(at, superseded),
             Purpose::Tail => self.read_tail(at, &replies),
             Purpose::Beat(_) | Purpose::Commit(_) if lost => {
@@ -236,15 +238,30 @@ impl World {
         self.begin(at, Purpose::Own(epoch), &Request::Propose(epoch, owner));
     }
 
-    fn owns(&mut self, at: usize, epoch: Epoch) -> Held<()> {
+    /// It owns an epoch. Somebody may have owned one since the decision, and died or been fenced by this one: what that
+    /// one wrote is not what this node has followed.
+    fn owns(&mut self, at: usize, epoch: Epoch, last: Option<LastBeat>) -> Held<()> {
         if self.nodes[at].state != State::TakingOver(Phase::Fence) {
             return Ok(());
         }
         let owner = self.nodes[at].owner();
         self.checks.claims(owner, epoch)?;
+        let between = last.is_some_and(|last| last.beat.epoch > self.nodes[at].seen);
+        if between && self.flaw != Some(Flaw::NewerIgnored) {
+            self.coverage.one("owned after somebody between");
+            return self.tell(at, Event::Failed(Failure::default()));
+        }
+        self.send_first_beat(at, epoch);
+        Ok(())
+    }
+
+    fn begins(&mut self, at: usize, epoch: Epoch) -> Held<()> {
+        if self.nodes[at].state != State::TakingOver(Phase::Fence) {
+            return Ok(());
+        }
         let node = &mut self.nodes[at];
         let followed = node.attached_to;
-        (node.owned, node.counter, node.next_poll) = (Some(epoch), 0, 0);
+        (node.owned, node.next_poll) = (Some(epoch), 0);
         node.beaten_at = self.now;
         let began = self.checks.before(epoch);
         holds(followed.is_none_or(|followed| followed >= began), || {
@@ -273,12 +290,15 @@ impl World {
 fn newest(replies: &[Reply]) -> (Option<(Epoch, Owner)>, Option<LastBeat>) {
     let (mut accepted, mut last) = (None, None::<LastBeat>);
     for reply in replies {
-        if let Reply::Read(granted, beat) = reply {
-            accepted = accepted.max(*granted);
-            let newer = beat.as_ref().map(|b| b.beat) > last.as_ref().map(|b| b.beat);
-            if newer {
-                last.clone_from(beat);
-            }
+        let (granted, beat) = match reply {
+            Reply::Read(granted, beat) => (*granted, beat),
+            Reply::Accepted(beat) => (None, beat),
+            _ => continue,
+        };
+        accepted = accepted.max(granted);
+        let newer = beat.as_ref().map(|b| b.beat) > last.as_ref().map(|b| b.beat);
+        if newer {
+            last.clone_from(beat);
         }
     }
     (accepted, last)

@@ -202,17 +202,27 @@ impl World {
 
     /// One more beat is on its way.
     fn send_beat(&mut self, at: usize, epoch: Epoch, state: ActiveState) {
+        let beat = self.next_beat(at, epoch, state.clone());
+        self.begin(at, Purpose::Beat(state), &Request::Beat(beat));
+    }
+
+    pub(super) fn send_first_beat(&mut self, at: usize, epoch: Epoch) {
+        self.nodes[at].counter = 0;
+        let beat = self.next_beat(at, epoch, ActiveState::TakingOver);
+        self.begin(at, Purpose::FirstBeat(epoch), &Request::Beat(beat));
+    }
+
+    fn next_beat(&mut self, at: usize, epoch: Epoch, state: ActiveState) -> LastBeat {
         let node = &mut self.nodes[at];
         node.counter += 1;
-        let beat = LastBeat {
+        LastBeat {
             node: node.name.clone(),
             beat: Beat {
                 epoch,
                 counter: node.counter,
             },
-            state: state.clone(),
-        };
-        self.begin(at, Purpose::Beat(state), &Request::Beat(beat));
+            state,
+        }
     }
 
     /// A last beat, and a word over the channel; not if the epoch was never owned.
@@ -308,7 +318,12 @@ impl World {
     fn take_over(&mut self, at: usize, phase: Phase, done: bool) -> Held<()> {
         match phase {
             Phase::Fence => {
-                let asks = |p: &Purpose| matches!(p, Purpose::BeforeFence { .. } | Purpose::Own(_));
+                let asks = |p: &Purpose| {
+                    matches!(
+                        p,
+                        Purpose::BeforeFence { .. } | Purpose::Own(_) | Purpose::FirstBeat(_)
+                    )
+                };
                 if done && !self.nodes[at].does(asks) {
                     let purpose = Purpose::BeforeFence { sent: self.now };
                     self.begin(at, purpose, &Request::Read);

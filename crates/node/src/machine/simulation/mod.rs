@@ -292,7 +292,7 @@ impl World {
             return Ok(());
         }
         let reply = self.zones[zone].answer(&call.request, self.flaw);
-        if let (Request::Propose(epoch, owner), Reply::Done) = (&call.request, &reply) {
+        if let (Request::Propose(epoch, owner), Reply::Accepted(_)) = (&call.request, &reply) {
             self.checks.voted(zone, *epoch, *owner)?;
         }
         if let (Request::Commit(commit), Reply::Done) = (&call.request, &reply) {

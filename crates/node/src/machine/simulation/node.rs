@@ -23,6 +23,8 @@ pub(super) enum Purpose {
         sent: u64,
     },
     Own(Epoch),
+    /// The first heartbeat, before which an owner changes nothing.
+    FirstBeat(Epoch),
     Tail,
     Beat(ActiveState),
     Commit(Commit),

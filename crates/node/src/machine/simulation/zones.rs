@@ -30,6 +30,8 @@ pub(super) enum Request {
 #[derive(Debug, Clone)]
 pub(super) enum Reply {
     Read(Option<(Epoch, Owner)>, Option<LastBeat>),
+    /// The epoch is accepted; the last heartbeat that an older one may have written.
+    Accepted(Option<LastBeat>),
     Done,
     Refused,
     Tail(HashSet<Commit>),
@@ -65,7 +67,7 @@ impl Zone {
                 let shared = flaw == Some(Flaw::SharedEpoch) && self.epoch() == *epoch;
                 if *epoch > self.epoch() || again || shared {
                     self.accepted = Some((*epoch, *owner));
-                    Reply::Done
+                    Reply::Accepted(self.beat.clone())
                 } else {
                     Reply::Refused
                 }
