@@ -124,11 +124,13 @@ impl Process {
     /// Kills all of it at once, as a machine that loses power. Everything is first stopped, so that
     /// nothing can fork away or react to the death of another part.
     pub fn kill_all(&mut self) -> Kill {
-        let at = SystemTime::now();
         if self.ended().is_some() {
+            let at = SystemTime::now();
             return Kill { at, processes: 0 };
         }
         let pids = freeze(self.pid());
+        // Not before: what begins while processes are looked for may still be answered by them.
+        let at = SystemTime::now();
         let remnants = Remnants::of(&pids);
         for &pid in &pids {
             send(pid, Signal::SIGKILL);

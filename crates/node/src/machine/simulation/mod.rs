@@ -245,7 +245,7 @@ impl World {
     /// How long a message between this node and a zone takes now.
     fn delay(&mut self, node: usize) -> u64 {
         let most = self.latency + self.slow[node];
-        let late = match !self.healthy && self.rng.random_bool(0.02) {
+        let late = match !self.healthy && self.rng.random_bool(0.05) {
             true => self.rng.random_range(0..1500),
             false => 0,
         };
