@@ -290,6 +290,11 @@ impl Active {
                 context.server.resume(self.epoch);
                 (Ok(json!({ "restarted": true })), Event::Restarted)
             }
+            Restarted::Refused(why) => {
+                context.server.resume(self.epoch);
+                let why = format!("PostgreSQL was not restarted, and serves on: {why}");
+                (Err(why), Event::Restarted)
+            }
             Restarted::Fenced => {
                 let why = "another node took over meanwhile".to_owned();
                 (Err(why), Event::Superseded)
@@ -332,6 +337,9 @@ impl Active {
                     report: report.to_string(),
                 },
                 Some(order) = asked.orders.recv() => {
+                    if !order.is_wanted() {
+                        continue;
+                    }
                     match order.request {
                         Request::Restart | Request::Failover { .. } => {
                             let postgres = self.postgres.options().clone();
@@ -347,6 +355,9 @@ impl Active {
                     continue;
                 }
                 Some(order) = asked.flushed.recv() => {
+                    if !order.is_wanted() {
+                        continue;
+                    }
                     match order.request {
                         Request::Restart => match may_restart(context) {
                             Ok(()) => return Some(order.answer),

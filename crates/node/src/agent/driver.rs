@@ -22,6 +22,17 @@ pub(crate) struct Order {
     pub answer: oneshot::Sender<Result<Value, String>>,
 }
 
+impl Order {
+    /// Whether anybody waits for the answer. Who was told that nobody answered has decided something else since.
+    pub fn is_wanted(&self) -> bool {
+        let is_wanted = !self.answer.is_closed();
+        if !is_wanted {
+            tracing::info!(request = ?self.request, "an order whose asker has gone is not carried out");
+        }
+        is_wanted
+    }
+}
+
 /// See the module.
 pub(crate) struct MachineDriver {
     machine: Mutex<Machine>,
@@ -120,6 +131,9 @@ impl MachineDriver {
 
     /// Puts an order to the machine and passes its answer on.
     pub(crate) fn order(&self, order: Order) {
+        if !order.is_wanted() {
+            return;
+        }
         let ask = match order.request {
             Request::Failover { to, force } => Ask::Failover { to, force },
             Request::Enlist => Ask::Enlist,

@@ -55,6 +55,8 @@ pub(crate) struct Ended {
     pub sight: Sight,
     /// How far the shared log is known to go.
     pub known: Known,
+    /// The last heartbeat of the one that was followed, or what stands for it as long as none has been read.
+    pub beat: Heartbeat,
     /// Why it failed, if it did.
     pub ended: Result<()>,
 }
@@ -193,6 +195,7 @@ impl<'a> Follower<'a> {
         Ended {
             sight,
             known: self.known,
+            beat: self.beat,
             ended,
         }
     }

@@ -187,17 +187,18 @@ impl Life {
             Some(Next::Active(beat)) => beat,
         };
         self.seen = self.seen.max(beat.epoch);
-        if beat.counter > 0 {
-            // One that was written. The next look begins from that.
-            *last = (*beat).clone();
-        }
         let follower = Follower::new(context, standby, &beat, *known);
         let Ended {
             sight,
             known: reached,
+            beat,
             ended,
         } = follower.live(orders).await;
         *known = reached;
+        if beat.counter > 0 {
+            // One that was written: what its epoch wrote, this standby has followed. The next look begins from that.
+            *last = beat;
+        }
         self.forgets = sight.forgets || standby.postgres.exit().is_some();
         self.sight = sight;
         ended

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use coordination::records::{
     Cause, Decider, Heartbeat, HistoryEntry, Horizon, OldActive, append_history, unix_ms,
 };
+use dax::ids::Epoch;
 use dax::storage::Storage;
 use pgdata::control::{ClusterState, ControlFile};
 use pgdata::settings;
@@ -76,7 +77,8 @@ pub(super) async fn take_over(context: &Context, life: &mut Life) -> Result<Phas
         // Whoever waits for this goes on with what the node is now.
         return std::future::pending().await;
     }
-    let (announced, pulse) = takeover::fence(context, &storage, life.seen).await?;
+    let followed = life.beat.as_ref().map_or(Epoch::NONE, |beat| beat.epoch);
+    let (announced, pulse) = takeover::fence(context, &storage, life.seen, followed).await?;
     phases.end("fence");
     context.driver.tell(Event::EpochOwned(announced.epoch));
     let tail = match &life.body {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use pgdata::settings::{self, Configuration};
-use pgserver::{ExitReport, Installation, Postgres, PostgresError, StopMode};
+use pgserver::{ExitReport, Installation, Postgres, PostgresError, StartOptions, StopMode};
 use volume::view::View;
 
 use super::super::context::Context;
@@ -24,6 +24,8 @@ const START_WITHIN: Duration = Duration::from_secs(60);
 pub(super) enum Restarted {
     /// It serves again.
     Serves,
+    /// It was not stopped; why.
+    Refused(String),
     /// It does not, and somebody else should.
     Died(ExitReport),
     /// A higher epoch exists.
@@ -41,42 +43,57 @@ impl Active {
         tokio::select! {
             biased;
             () = storage.fenced() => Restarted::Fenced,
-            done = self.stop_and_start(context, announced) => match done {
-                Ok(()) => Restarted::Serves,
-                Err(AgentError::Postgres(PostgresError::Exited(report))) => Restarted::Died(report),
-                Err(error) => {
-                    tracing::error!(%error, "PostgreSQL was not restarted");
-                    Restarted::Died(ExitReport {
-                        code: None,
-                        signal: None,
-                        log: self.postgres.log_tail(30),
-                    })
-                }
-            },
+            done = self.stop_and_start(context, announced) => done,
         }
     }
 
-    async fn stop_and_start(&mut self, context: &Context, announced: &AnnouncedLog) -> Result<()> {
-        // What could refuse the start is asked before anything is stopped, as far as possible.
+    async fn stop_and_start(&mut self, context: &Context, announced: &AnnouncedLog) -> Restarted {
+        let prepared = tokio::select! {
+            prepared = self.prepare(context) => prepared,
+            report = self.postgres.exited() => return Restarted::Died(report),
+            // The zones do not answer, and whoever stops the agent does not wait for them.
+            () = context.out_of_time() => return Restarted::Refused("the agent stops".to_owned()),
+        };
+        let (installation, options) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return Restarted::Refused(error.to_string()),
+        };
+        match self.replace(&installation, options, announced).await {
+            Ok(()) => Restarted::Serves,
+            Err(AgentError::Postgres(PostgresError::Exited(report))) => Restarted::Died(report),
+            Err(error) => {
+                tracing::error!(%error, "PostgreSQL was not restarted");
+                Restarted::Died(ExitReport {
+                    code: None,
+                    signal: None,
+                    log: self.postgres.log_tail(30),
+                })
+            }
+        }
+    }
+
+    /// What could refuse the start is asked before anything is stopped, as far as possible.
+    async fn prepare(&self, context: &Context) -> Result<(Installation, StartOptions)> {
         let installation = Installation::find(&context.config.postgres.bin)?;
         installation.require_major(context.version.number().into())?;
-        let configuration = tokio::select! {
-            read = self.configuration() => read?,
-            report = self.postgres.exited() => return Err(PostgresError::Exited(report).into()),
-            // The zones do not answer, and whoever stops the agent does not wait for them.
-            () = context.out_of_time() => {
-                return Err(AgentError::Refused("the agent stops".to_owned()));
-            }
-        };
+        let configuration = self.configuration().await?;
         let mut pinned = settings::active(context.version);
         pinned.extend(context.warmth_settings(&configuration));
-        let options = context.start_options(&pinned);
+        Ok((installation, context.start_options(&pinned)))
+    }
+
+    async fn replace(
+        &mut self,
+        installation: &Installation,
+        options: StartOptions,
+        announced: &AnnouncedLog,
+    ) -> Result<()> {
         let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
         if !report.is_clean() {
             return Err(PostgresError::Exited(report).into());
         }
         announced.hold();
-        self.postgres = Postgres::start(&installation, options).await?;
+        self.postgres = Postgres::start(installation, options).await?;
         let session = self.postgres.wait_ready(START_WITHIN).await?;
         self.started = run_of(&session).await;
         announced.let_go();

@@ -102,7 +102,8 @@ impl Phases {
 
 /// Owns a new epoch and tells everybody that a takeover is under way, until the pulse is dropped.
 ///
-/// `seen` is the highest epoch that the decision to take over was based on.
+/// `seen` is the highest epoch that the decision to take over was based on, and `followed` that of the last heartbeat that was
+/// read before it: of an owner that has not beaten, nothing was followed.
 ///
 /// # Errors
 /// `Conflict` if somebody else owned a higher epoch first: follow them. `Refused` if somebody did between the decision and
@@ -111,6 +112,7 @@ pub(crate) async fn fence(
     context: &Context,
     storage: &Arc<dyn Storage>,
     seen: Epoch,
+    followed: Epoch,
 ) -> Result<(Announced, Pulse)> {
     let grant = storage.accepted_epoch().await?;
     if grant.epoch > seen {
@@ -122,7 +124,7 @@ pub(crate) async fn fence(
     }
     let epoch = storage.own_epoch(&context.me.node).await?;
     let last = Heartbeat::load(storage.as_ref()).await?;
-    if let Some(last) = last.as_ref().filter(|last| last.epoch > seen) {
+    if let Some(last) = last.as_ref().filter(|last| last.epoch > followed) {
         // A race in which that one was first, and has been fenced by this node. Nobody serves now, so it is no reason to
         // follow anybody; but what that one wrote is not what this node has followed.
         return Err(AgentError::Refused(format!(

@@ -246,7 +246,10 @@ impl World {
         }
         let owner = self.nodes[at].owner();
         self.checks.claims(owner, epoch)?;
-        let between = last.is_some_and(|last| last.beat.epoch > self.nodes[at].seen);
+        // Of a silent owner's epoch nothing was followed.
+        let read = self.nodes[at].beat.as_ref();
+        let followed = read.map_or(Epoch(0), |beat| beat.beat.epoch);
+        let between = last.is_some_and(|last| last.beat.epoch > followed);
         if between && self.flaw != Some(Flaw::NewerIgnored) {
             self.coverage.one("owned after somebody between");
             return self.tell(at, Event::Failed(Failure::default()));
