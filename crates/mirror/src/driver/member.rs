@@ -497,11 +497,15 @@ impl Memory {
     }
 }
 
+/// So many numbers are forgotten at a time at most: a member that was away has those of minutes, and is asked meanwhile.
+const PRUNED_MAX: u32 = 50_000;
+
 /// Forgets numbers up to this one, for which the floor stands that was saved, and remembers which tokens may be among them.
 pub async fn prune(session: &mut Postgres, oldest: Number) -> Result<(), WireError> {
     session
         .query(&format!(
-            "WITH gone AS (DELETE FROM understudy_mirror.applied WHERE number <= {oldest} RETURNING token), \
+            "WITH gone AS (DELETE FROM understudy_mirror.applied WHERE number <= least({oldest}, \
+               (SELECT pg_catalog.min(number) FROM understudy_mirror.applied) + {PRUNED_MAX}) RETURNING token), \
              named AS (SELECT pg_catalog.split_part(token, '-', 1)::bigint AS epoch, \
                pg_catalog.split_part(token, '-', 2)::bigint AS count FROM gone WHERE token <> ''), \
              last AS (SELECT epoch, count FROM named ORDER BY epoch DESC, count DESC LIMIT 1) \

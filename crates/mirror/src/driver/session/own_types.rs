@@ -6,12 +6,22 @@ use bytes::Buf;
 const FIRST_OWN: u32 = 16_384;
 /// Arrays have no more dimensions.
 const MOST_DIMENSIONS: u32 = 6;
+/// Values within values are looked into so deep. Whoever nests more is taken for one who has types of one's own: each level needs
+/// a few bytes of a client's message only, and some of this process's stack.
+const MOST_NESTED: usize = 8;
 
 /// Whether a value is an array or a row with a type of one's own in it. It is told by its form: what is bound to a parameter need
 /// not say of which type it is.
 pub fn holds_own_type(value: &[u8]) -> bool {
-    in_array(value)
-        .or_else(|| in_row(value))
+    holds_at(value, 0)
+}
+
+fn holds_at(value: &[u8], depth: usize) -> bool {
+    if depth > MOST_NESTED {
+        return true;
+    }
+    in_array(value, depth)
+        .or_else(|| in_row(value, depth))
         .unwrap_or_default()
 }
 
@@ -26,7 +36,7 @@ fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 /// The same of an array; `None` if it is none.
-fn in_array(mut rest: &[u8]) -> Option<bool> {
+fn in_array(mut rest: &[u8], depth: usize) -> Option<bool> {
     let dimensions = rest.try_get_u32().ok()?;
     let has_nulls = rest.try_get_u32().ok()?;
     let of = rest.try_get_u32().ok()?;
@@ -39,18 +49,18 @@ fn in_array(mut rest: &[u8]) -> Option<bool> {
         rest.try_get_u64().ok()?;
     }
     while !rest.is_empty() {
-        holds |= holds_own_type(take(&mut rest)?);
+        holds |= holds_at(take(&mut rest)?, depth + 1);
     }
     Some(holds)
 }
 
 /// The same of a row.
-fn in_row(mut rest: &[u8]) -> Option<bool> {
+fn in_row(mut rest: &[u8], depth: usize) -> Option<bool> {
     let columns = rest.try_get_u32().ok().filter(|count| *count > 0)?;
     let mut holds = false;
     for _ in 0..columns {
         holds |= rest.try_get_u32().ok()? >= FIRST_OWN;
-        holds |= holds_own_type(take(&mut rest)?);
+        holds |= holds_at(take(&mut rest)?, depth + 1);
     }
     rest.is_empty().then_some(holds)
 }
@@ -85,5 +95,19 @@ mod tests {
         ] {
             assert!(!holds_own_type(other), "{other:?}");
         }
+    }
+
+    /// Each level took some of the stack, and a message has room for a hundred thousand of them.
+    #[test]
+    fn what_is_nested_without_end_is_not_looked_into() {
+        let nested = |levels: usize| {
+            (0..levels).fold(numbers(&[0, 0, 23]), |within, _| {
+                let len = i32::try_from(within.len()).expect("short");
+                [numbers(&[0, 0, 23, len]), within].concat()
+            })
+        };
+        assert!(!holds_own_type(&nested(MOST_NESTED)));
+        assert!(holds_own_type(&nested(MOST_NESTED + 1)));
+        assert!(holds_own_type(&nested(3000)));
     }
 }

@@ -313,6 +313,10 @@ impl Session {
         let reply = self.ask("COMMIT").await?;
         self.keeps.end(!was_failed && reply.error.is_none());
         self.end_transaction();
+        if was_failed || reply.error.is_some() {
+            // It was rolled back: temporary tables that it dropped are there again.
+            self.forget_settings();
+        }
         if let Some(said) = reply.error {
             self.tell(&said);
             return Ok(Done::Failed);
