@@ -155,15 +155,13 @@ impl World {
     fn who_counts(&self, early: bool) -> Vec<(Vec<Member>, u8)> {
         let unrecorded = self.unrecorded.clone();
         let kept = self.members().unwrap_or(&unrecorded);
-        let mut who = vec![(kept.members.clone(), kept.sync_replicas)];
-        if let Some(change) = kept.change.as_ref().filter(|change| change.joint || early) {
-            who.push((kept.target(), change.sync_replicas));
-        }
-        if let Some(before) = self.outgoing.as_ref().filter(|_| early) {
-            who.push((before.members.clone(), before.sync_replicas));
-            who.extend(
-                (before.change.as_ref()).map(|change| (before.target(), change.sync_replicas)),
-            );
+        let outgoing = self.outgoing.as_ref().filter(|_| early);
+        let mut who = Vec::new();
+        for membership in std::iter::once(kept).chain(outgoing) {
+            who.push((membership.members.clone(), membership.sync_replicas));
+            let change = membership.change.as_ref();
+            let counts = change.filter(|change| change.joint || early);
+            who.extend(counts.map(|change| (membership.target(), change.sync_replicas)));
         }
         who
     }
