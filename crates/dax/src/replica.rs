@@ -102,6 +102,35 @@ impl Fence {
     }
 }
 
+/// The connection on which the writes of the accepted epoch come.
+///
+/// An epoch has one writer, and the writer has one connection to a replica at a time. What is still on its way on a
+/// connection that it gave up is sent again on the next one, and is older than what has come there since. Usually its
+/// version says so; a damaged copy has none, and would be replaced by something older that then passes for intact.
+///
+/// ```text
+///   none ──write of epoch e on c──▶ e on c ──on d > c, or of epoch f > e──▶ e on d ...     never back
+///                                     └ of epoch e on b < c: left
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WriteLink {
+    epoch: Epoch,
+    connection: u64,
+}
+
+impl WriteLink {
+    /// Whether a write that the fence admits counts, on a connection with this number; later connections have higher
+    /// ones. If not, the writer has given the connection up.
+    pub fn admit(&mut self, epoch: Epoch, connection: u64) -> bool {
+        let next = WriteLink { epoch, connection };
+        let counts = (epoch, connection) >= (self.epoch, self.connection);
+        if counts {
+            *self = next;
+        }
+        counts
+    }
+}
+
 /// Whether a client that goes by the membership of version `known` may count an answer of a replica that
 /// keeps that of version `kept`. Questions under an epoch need no such look: whoever owned it met every quorum
 /// that its predecessors' memberships were kept by, and nobody else makes newer ones.
@@ -193,6 +222,18 @@ mod tests {
         assert_eq!(fence.admit(Epoch(1)), Err(Refusal::Fenced));
         assert_eq!(fence.admit(Epoch(2)), Ok(()));
         assert_eq!(fence.admit(Epoch(3)), Err(Refusal::Unannounced));
+    }
+
+    #[test]
+    fn writes_come_on_the_latest_connection_of_the_latest_epoch() {
+        let mut link = WriteLink::default();
+        assert!(link.admit(Epoch(1), 5));
+        assert!(link.admit(Epoch(1), 5));
+        assert!(!link.admit(Epoch(1), 4), "given up");
+        assert!(link.admit(Epoch(1), 7));
+        assert!(!link.admit(Epoch(1), 5), "given up");
+        assert!(link.admit(Epoch(2), 3), "another client's");
+        assert!(!link.admit(Epoch(1), 9), "the epoch is over");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use dax::ids::{BlockKey, Epoch};
 use dax::membership::Membership;
-use dax::replica::Fence;
+use dax::replica::{Fence, WriteLink};
 use dax::sightings::Sightings;
 use dax::storage::{EpochGrant, Retention, Traffic};
 use dax::wire::{BlockWrite, Response};
@@ -47,6 +47,8 @@ pub(crate) struct Committer {
     pub(crate) shared: Arc<Shared>,
     /// The fences as decided; the volumes show them once they are durable.
     pub(crate) fences: HashMap<VolumeId, Fence>,
+    /// On which connection each volume's writes come.
+    pub(crate) links: HashMap<VolumeId, WriteLink>,
     pub(crate) versions: Versions,
     pub(crate) room: Room,
     pub(crate) next_volume: u32,
@@ -167,6 +169,7 @@ impl Committer {
                 .iter()
                 .map(|v| (v.id, Fence::new(v.grant())))
                 .collect(),
+            links: HashMap::new(),
             next_volume: volumes.iter().map(|v| v.id.0 + 1).max().unwrap_or(1),
             next_removal,
             undone: HashSet::new(),

@@ -31,6 +31,10 @@ impl Committer {
     pub(crate) fn decide(&mut self, work: Work, round: &mut Round) -> Result<(), EngineError> {
         round.urgent |= work.is_urgent();
         match work {
+            Work::Write(conn, _, write) if self.is_given_up(&conn, write.epoch) => {
+                tracing::debug!(client = %conn.peer, "a write came on a connection that its client gave up: left");
+                conn.close();
+            }
             Work::Write(conn, number, write) => {
                 round.received(&conn, number);
                 match self.write(&conn, write, round)? {
@@ -52,6 +56,21 @@ impl Committer {
             Work::Removed(volume, number, removal) => self.removed(volume, number, removal, round),
         }
         Ok(())
+    }
+
+    /// Whether the writer of `epoch` has written on a later connection. What comes on this one is older than what it
+    /// has sent again there.
+    fn is_given_up(&mut self, conn: &Conn, epoch: Epoch) -> bool {
+        let Some(volume) = conn.volume() else {
+            return false;
+        };
+        let admitted = self.admit(volume, epoch).is_ok();
+        admitted
+            && !self
+                .links
+                .entry(volume.id)
+                .or_default()
+                .admit(epoch, conn.id)
     }
 
     /// Applies a block write, or says why not.

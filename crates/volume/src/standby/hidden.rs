@@ -35,3 +35,23 @@ pub(crate) fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Hidden {
     }
     Arc::new(hidden)
 }
+
+/// The names of a directory of a base that a name hides, whether the base has that one or not: forks share what is
+/// before the `_`.
+pub(crate) fn names_hidden_by(
+    layout: &dyn Layout,
+    base: &Namespace,
+    (dir, name): (FileId, &Name),
+) -> Vec<Name> {
+    let Some(at) = name.iter().rposition(|b| *b == b'_') else {
+        return Vec::new();
+    };
+    let is_hidden = |other: &Name| {
+        let by = std::str::from_utf8(other).ok();
+        let by = by.and_then(|other| layout.hidden_by(other));
+        by.is_some_and(|by| by.as_bytes() == &name[..])
+    };
+    let names = base.names_with_prefix(dir, &name[..at]);
+    let names = names.map(|(other, _)| other);
+    names.filter(|name| is_hidden(name)).cloned().collect()
+}

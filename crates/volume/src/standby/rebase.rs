@@ -13,6 +13,8 @@
 //!   truncated and lives on: there the truncation is in the image, because PostgreSQL holds a
 //!   checkpoint back until a logged truncation is done. (The hazard list keeps every cut while the
 //!   inode is there; that would hide what is written behind a `VACUUM`'s truncation for ever.)
+//! - a whiteout of an init fork, while the new base has other forks of its relation: redo never saw
+//!   them, and the active removes them later than the init fork;
 //! - names and tails that the old base has and the new one has not: they are *kept* as in the old
 //!   base until redo removes them itself (N8), also of files that redo made or has made longer since:
 //!   a rollback removes its files before the log that was written to them is synced, and redo comes to
@@ -28,7 +30,7 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
-use super::hidden::Hidden;
+use super::hidden::{Hidden, names_hidden_by};
 use super::overlay::{Content, InodeItem, NameItem, is_created};
 #[cfg(test)]
 use super::simulation::flaw::Flaw;
@@ -278,6 +280,16 @@ impl Mover<'_> {
         found == Some(Found::Inode(ino))
     }
 
+    /// Whether a name that the new base has not hides others of it: the init fork of an unlogged relation goes at
+    /// once, its main fork after the active's next checkpoint, and redo, which never saw that one, does not remove it.
+    /// What redo itself made there since is another relation of the same number.
+    fn hides_in_new(&self, dir: Ino, (dir_id, name): (FileId, &Name)) -> bool {
+        let names = &self.to.base.namespace;
+        let hidden = names_hidden_by(&*self.old.layout, names, (dir_id, name));
+        let mut hidden = hidden.iter();
+        hidden.any(|other| self.old.overlay.name(dir, other).is_none())
+    }
+
     /// Drops the names that the new base has as the view shows them.
     fn names(&self, next: &mut State) {
         let items = next.overlay.names.clone();
@@ -302,7 +314,9 @@ impl Mover<'_> {
                         next.overlay.remove_name(*dir, name);
                     }
                     None if covered && there.is_none() => {
-                        if !kept_directory {
+                        let hides_a_fork =
+                            dir_id.is_some_and(|id| self.hides_in_new(*dir, (id, name)));
+                        if !kept_directory && !hides_a_fork {
                             next.overlay.remove_name(*dir, name);
                         }
                     }

@@ -465,6 +465,25 @@ fn a_fork_that_redos_own_init_fork_hid_stays_hidden_when_that_is_removed() {
     assert_eq!(state.overlay.items(), 0);
 }
 
+// Rule 7 when the init fork goes first, and the base that redo stood on never had it: redo makes it and removes it, as
+// the log says; the next base has the main fork alone, which the active removes after its next checkpoint. It would come
+// to light with the whiteout of the init fork gone, be copied with its database, and stop the redo of a takeover.
+#[test]
+fn a_fork_that_redos_own_init_fork_hid_stays_hidden_when_a_base_brings_it() {
+    let mut active = Builder::new();
+    active.make_dir("base/6");
+    let mut state = attached(active.seal(1, 100, 200));
+    at(&mut state, 300);
+    state.make("base/6/1000_init", NewInode::File);
+    state.drop_file("base/6/1000_init");
+    active.file("base/6/1000", 0);
+    let state = moved(&state, active.seal(2, 500, 500), &[], &[]);
+    assert!(state.names("base/6").is_empty());
+    active.remove("base/6/1000", false);
+    let state = moved(&state, active.seal(3, 600, 600), &[], &[]);
+    assert_eq!(state.overlay.items(), 0);
+}
+
 // Rule 4: a file replaced by a rename, as the relation map.
 #[test]
 fn a_replaced_file_is_never_missing_and_never_the_old_one() {

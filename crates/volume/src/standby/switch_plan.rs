@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use dax::ids::{BlockIndex, FileId, Version};
 
+use super::hidden::names_hidden_by;
 use super::overlay::is_created;
 #[cfg(test)]
 use super::simulation::flaw::Flaw;
@@ -221,25 +222,11 @@ impl Planner<'_> {
         found
     }
 
-    /// Names of the base that a name of the overlay hides: forks share what is before the `_`.
+    /// Names of the base that a name of the overlay hides.
     fn hidden_by(&self, dir: Ino, name: &Name) -> Vec<Name> {
         let state = self.state();
-        let prefix = name.iter().rposition(|b| *b == b'_').map(|at| &name[..at]);
-        let (Some(dir), Some(prefix)) = (state.directory_id(dir), prefix) else {
-            return Vec::new();
-        };
-        let is_hidden = |other: &Name| {
-            let by = std::str::from_utf8(other)
-                .ok()
-                .and_then(|n| state.layout.hidden_by(n));
-            by.is_some_and(|by| by.as_bytes() == &name[..])
-        };
-        let names = state.base.namespace.names_with_prefix(dir, prefix);
-        names
-            .map(|(other, _)| other)
-            .filter(|n| is_hidden(n))
-            .cloned()
-            .collect()
+        let names = |dir| names_hidden_by(&*state.layout, &state.base.namespace, (dir, name));
+        state.directory_id(dir).map(names).unwrap_or_default()
     }
 
     /// The names that differ.

@@ -6,7 +6,7 @@ use crate::client::core::Arrival;
 use crate::error::ErrorKind;
 use crate::ids::{BlockKey, Epoch, Generation, StoreId, Version};
 use crate::membership::Membership;
-use crate::replica::{self, Claim, Fence, Heard, Refusal};
+use crate::replica::{self, Claim, Fence, Heard, Refusal, WriteLink};
 use crate::sightings::{Position, Run, Sightings, Standing};
 use crate::simulation::flaw::Flaw;
 use crate::storage::{Retention, Space};
@@ -32,6 +32,7 @@ pub(crate) struct Peer {
     pub records: BTreeMap<String, StoredRecord>,
     /// Received, not durable.
     buffer: Vec<(ConnId, u64, BlockWrite)>,
+    link: WriteLink,
     /// How far it is.
     pub position: Position,
     /// What it was told of others.
@@ -378,6 +379,10 @@ impl Peer {
         let mut sent = Vec::new();
         let mut upto: BTreeMap<ConnId, u64> = BTreeMap::new();
         for (conn, number, write) in std::mem::take(&mut self.buffer) {
+            let admitted = self.fence.admit(write.epoch).is_ok();
+            if admitted && !self.link.admit(write.epoch, conn) {
+                continue;
+            }
             upto.insert(conn, number);
             let refused = match self.admit(write.epoch) {
                 Err(why) => Some(refusal(why)),
@@ -417,6 +422,7 @@ impl Peer {
     /// Its connections are gone.
     pub fn hang_up(&mut self) {
         self.known.clear();
+        self.link = WriteLink::default();
     }
 
     /// What was not durable is gone.
