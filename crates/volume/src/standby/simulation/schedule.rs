@@ -93,7 +93,9 @@ impl Schedule {
             ..VolumeSettings::default()
         };
         let cluster = MemoryCluster::new(settings);
-        let disk = tempfile::tempdir().expect("a temporary directory");
+        // A history makes and removes many small files: in memory if possible.
+        let disk = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let disk = disk.expect("a temporary directory");
         let storage = cluster.client();
         storage.own_epoch(&node("first")).await.map_err(wrap)?;
         let shared: Arc<dyn Storage> = storage.clone();
