@@ -57,7 +57,6 @@ mod mountpoint;
 mod opening;
 mod operation;
 mod translate;
-mod waiting;
 
 pub use errno::errno_of;
 pub use error::{Error, Result};

@@ -23,12 +23,12 @@ use tokio::sync::watch;
 use tracing::{error, warn};
 use volume::error::Result as ViewResult;
 use volume::view::{Ino, View};
+use volume::waiting::Waiting;
 
 use crate::errno::ErrorLog;
 use crate::gate::Gate;
 use crate::handles::Handles;
 use crate::joiner::{Joiner, Part, settle};
-use crate::waiting::Waiting;
 
 /// How many requests the kernel has made, by what they ask for. Clones count together.
 #[derive(Debug, Clone, Default)]

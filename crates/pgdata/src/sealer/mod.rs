@@ -8,20 +8,27 @@
 //!
 //! Invariants: [`Sealer::synced`] never exceeds what k replicas hold; a seal is made only in the
 //! states that may be sealed (N11), its W is read after the cut (N10), and every page that a bulk
-//! writer logged whole below its redo point is in its image (N2), or there is no seal.
+//! writer logged whole below its redo point is in its image (N2), or there is no seal. Where the log is
+//! *ordered* ([`volume::log_syncs`]), its syncs are answered before they are durable: then W is what was answered, and
+//! neither a seal nor a control file is written before the log is durable up to there.
 //!
 //! ```text
-//!   pg_control written ──▶ may it seal? ──no──▶ write it durably
+//!   pg_control written ──▶ is the answered log durable? ──not yet──▶ wait
+//!                              │ yes
+//!                          may it seal? ──no──▶ write it durably
 //!                              │ yes
 //!                     bulk pages missing? ──still, after a while──▶ write it durably, no seal
 //!                              │ none
-//!                      cut ─▶ read W ─▶ commit the seal ─▶ write it durably
+//!                      cut ─▶ read W ─▶ log durable up to W ─▶ commit the seal ─▶ write it durably
 //! ```
 
 mod bulk;
 mod ends;
+#[cfg(test)]
+mod ordered_test;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -32,6 +39,7 @@ use tokio::sync::watch;
 use volume::active::{ActiveView, WriteObserver};
 use volume::error::{Error, Result};
 use volume::layout::Layout;
+use volume::log_syncs::LogSyncs;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
 use volume::recent_log::RecentLog;
@@ -43,6 +51,7 @@ use crate::control::{ClusterState, ControlFile};
 use crate::layout::PostgresLayout;
 use crate::page;
 use crate::relation::{Relation, RelationBlock, RelationPath};
+use crate::segment::SegmentSize;
 use crate::timeline::TimelineId;
 use crate::wal::{BlockRef, Detail, Follower, Record, Start};
 
@@ -68,6 +77,10 @@ pub struct Sealer {
     synced: watch::Sender<SyncedLog>,
     /// Whether commits wait, although they are durable.
     held: watch::Sender<bool>,
+    /// Whether syncs of segments may be answered before they are durable.
+    ordered: AtomicBool,
+    /// Whether a sync of the log failed.
+    failed: watch::Sender<bool>,
     sealed_checkpoint: Mutex<Option<Lsn>>,
     blocks_per_segment: u32,
     started: Instant,
@@ -78,6 +91,19 @@ struct Log {
     follower: Follower,
     ends: Ends,
     pages: BulkPages,
+    syncs: LogSyncs,
+    /// The end of what was written last in place.
+    written: Lsn,
+}
+
+impl Log {
+    /// Whether a sync that begins now may be answered before it is durable. Not if the log cannot be followed to what
+    /// was written: nothing would confirm its commits. Not at the end of a segment: the archiver takes that segment then,
+    /// and what it archived must be in every later history.
+    fn may_answer_early(&self, size: SegmentSize) -> bool {
+        let ends_segment = size.offset(self.written) == 0;
+        !ends_segment && self.follower.starved().is_none() && self.syncs.may_answer_early()
+    }
 }
 
 impl Sealer {
@@ -99,10 +125,14 @@ impl Sealer {
                 follower,
                 ends: Ends::new(size, end),
                 pages: BulkPages::default(),
+                syncs: LogSyncs::new(end),
+                written: end,
             }),
             recent: Arc::new(RecentLog::new(epoch)),
             synced: watch::Sender::new(SyncedLog { end, timeline }),
             held: watch::Sender::new(false),
+            ordered: AtomicBool::new(false),
+            failed: watch::Sender::new(false),
             sealed_checkpoint: Mutex::new(sealed_checkpoint),
             blocks_per_segment,
             started: Instant::now(),
@@ -129,6 +159,52 @@ impl Sealer {
         &self.recent
     }
 
+    /// Whether syncs of segments are answered before they are durable from now on. Only where commits wait for
+    /// [`synced`](Self::synced) in another way, and nobody else is sent what is synced. Strict at first.
+    ///
+    /// To be strict again is not to be done with what was answered early: [`answered_is_durable`](Self::answered_is_durable)
+    /// waits for that.
+    pub fn order_log(&self, ordered: bool) {
+        self.ordered.store(ordered, Ordering::Release);
+    }
+
+    /// Whether it is ordered now.
+    pub fn is_ordered(&self) -> bool {
+        self.ordered.load(Ordering::Acquire)
+    }
+
+    /// Waits until all log is durable whose syncs were answered before the call.
+    ///
+    /// # Errors
+    /// `Fenced`, or `Invalid` if a sync failed.
+    pub async fn answered_is_durable(&self, view: &ActiveView) -> Result<()> {
+        let answered = self.log.lock().syncs.answered();
+        self.durable_up_to(view, answered).await
+    }
+
+    async fn durable_up_to(&self, view: &ActiveView, end: Lsn) -> Result<()> {
+        let (mut synced, mut failed) = (self.synced.subscribe(), self.failed.subscribe());
+        tokio::select! {
+            biased;
+            // The senders live in `self`, so waiting cannot fail.
+            _ = synced.wait_for(|synced| synced.end >= end) => Ok(()),
+            _ = failed.wait_for(|failed| *failed) => {
+                view.storage().next_version()?;
+                Err(Error::Invalid("a sync of the log failed"))
+            }
+        }
+    }
+
+    /// The checkpoint of the last seal, if there is one.
+    pub fn sealed_checkpoint(&self) -> Option<Lsn> {
+        *self.sealed_checkpoint.lock()
+    }
+
+    /// Whether commits are held.
+    pub fn watch_held(&self) -> watch::Receiver<bool> {
+        self.held.subscribe()
+    }
+
     /// Holds commits that are durable, so that slow standbys come nearer (CAC-DB 4.4.2), or lets them go.
     pub fn hold_commits(&self, hold: bool) {
         self.held
@@ -150,12 +226,14 @@ impl Sealer {
 
     async fn seal(&self, view: &ActiveView, parsed: &ControlFile, control: &[u8]) -> Result<()> {
         let cut = view.cut().await?;
-        let end = self.synced.borrow().end;
+        // Pages of the image may reflect log that was answered and is not durable yet.
+        let end = self.log.lock().syncs.answered();
         if end <= parsed.checkpoint {
             // With too low a W standbys would show what they have not replayed.
             tracing::warn!(%end, checkpoint = %parsed.checkpoint, "not sealed: the log was not followed to its checkpoint; restart this node");
             return Ok(());
         }
+        self.durable_up_to(view, end).await?;
         view.commit_seal(cut, parsed.redo, end, control.to_vec())
             .await?;
         *self.sealed_checkpoint.lock() = Some(parsed.checkpoint);
@@ -258,8 +336,11 @@ impl WriteObserver for Sealer {
             follower,
             ends,
             pages,
+            written,
+            ..
         } = &mut *log;
         let at = Lsn(range.start.0 + offset);
+        *written = Lsn(at.0 + data.len() as u64);
         self.recent.put(at, data);
         let now = self.started.elapsed();
         follower.feed(at, data, &mut |record| {
@@ -272,19 +353,48 @@ impl WriteObserver for Sealer {
         let Some(range) = self.layout.log_range(path) else {
             return 0;
         };
-        self.log.lock().ends.up_to(range.end).map_or(0, |end| end.0)
+        let mut log = self.log.lock();
+        // A sync of a segment that was made ahead says nothing of the log before it.
+        let end = log.ends.up_to(range.end).filter(|end| *end > range.start);
+        end.map_or(0, |end| log.syncs.begin(end))
+    }
+
+    fn may_answer_early(&self, token: u64) -> bool {
+        if token == 0 || !self.is_ordered() {
+            return false;
+        }
+        let mut log = self.log.lock();
+        let early = log.may_answer_early(self.layout.segment_size());
+        if early {
+            log.syncs.answer(token);
+        }
+        early
     }
 
     fn log_synced(&self, _path: &str, token: u64) {
-        let timeline = self.log.lock().follower.timeline();
+        let (durable, timeline) = {
+            let mut log = self.log.lock();
+            log.syncs.done(token);
+            (log.syncs.durable(), log.follower.timeline())
+        };
         self.synced.send_if_modified(|synced| {
-            let grew = token > synced.end.0;
+            let grew = durable > synced.end;
             if grew {
-                synced.end = Lsn(token);
+                synced.end = durable;
                 synced.timeline = synced.timeline.max(timeline);
             }
             grew
         });
+    }
+
+    fn log_sync_failed(&self, _path: &str, token: u64) {
+        let mut log = self.log.lock();
+        log.syncs.failed(token);
+        self.failed.send_replace(log.syncs.has_failed());
+    }
+
+    fn log_has_failed(&self) -> bool {
+        *self.failed.borrow()
     }
 
     async fn before_commits_return(&self) {
@@ -312,6 +422,8 @@ impl WriteObserver for Sealer {
 
     async fn control_written(&self, view: &ActiveView, data: Bytes, now: Timestamp) -> Result<()> {
         let parsed = parse(&data)?;
+        // Its positions are in log that was answered.
+        self.answered_is_durable(view).await?;
         let sealed = *self.sealed_checkpoint.lock();
         if may_seal(sealed, &parsed) {
             if self.bulk_pages_settled(view, parsed.redo).await {

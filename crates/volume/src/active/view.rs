@@ -9,17 +9,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use dax::ids::FileId;
 use dax::storage::SyncScope;
 
 use super::write::Resize;
 use super::{ActiveView, Inner};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout::FileClass;
 use crate::private::is_private;
 use crate::view::{
     Attr, AttrChange, CachePolicy, DirEntry, Fallocate, Ino, NewInode, Ownership, PageCache,
     RenameMode, StatFs, Timestamp, View,
 };
+use crate::waiting::Waiting;
 
 impl ActiveView {
     async fn write_shared(
@@ -59,15 +61,41 @@ impl ActiveView {
         let Some(path) = log_path else {
             return inner.sync_file(file).await;
         };
+        if inner.observer.log_has_failed() {
+            inner.check_authority()?;
+            return Err(Error::Invalid("an earlier sync of the log failed"));
+        }
         let token = inner.observer.log_sync_started(&path);
-        inner.sync_file(file).await?;
-        inner.observer.log_synced(&path, token);
+        if inner.observer.may_answer_early(token) {
+            if let Err(fenced) = inner.check_authority() {
+                inner.observer.log_sync_failed(&path, token);
+                return Err(fenced);
+            }
+            let inner = Arc::clone(inner);
+            // The flush is sent before this returns, so whatever the database does next comes behind it.
+            Waiting::begin(&self.inner.runtime, async move {
+                // Whoever syncs next hears why, and waits for itself.
+                let _ = inner.sync_log(file, &path, token).await;
+            });
+            return Ok(());
+        }
+        inner.sync_log(file, &path, token).await?;
         inner.observer.before_commits_return().await;
         Ok(())
     }
 }
 
 impl Inner {
+    /// Syncs a log file, and tells the observer how that ended.
+    async fn sync_log(&self, file: FileId, path: &str, token: u64) -> Result<()> {
+        let synced = self.sync_file(file).await;
+        match &synced {
+            Ok(()) => self.observer.log_synced(path, token),
+            Err(_) => self.observer.log_sync_failed(path, token),
+        }
+        synced
+    }
+
     /// Flushes the journal in the background when much waits for it.
     pub(super) fn flush_if_long(self: &Arc<Self>) {
         if !self.wants_flush() || self.flushing.swap(true, Ordering::AcqRel) {

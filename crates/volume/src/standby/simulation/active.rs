@@ -14,6 +14,7 @@ use super::checkers::{Held, broken};
 use super::files::Files;
 use super::flaw::Flaw;
 use super::log::{Record, Standing, Truth};
+use super::ordered::Synced;
 use super::page::{File, Fork, Page, PageId, Rel, directory};
 use super::pool::Pool;
 use super::task::{Step, Task};
@@ -64,8 +65,10 @@ pub(super) struct Active {
     pub log: Vec<Record>,
     /// What the whole log says.
     pub truth: Truth,
-    /// The log is durable up to here.
+    /// The database takes the log for synced up to here.
     pub flushed: u64,
+    /// What has become of its syncs.
+    pub synced: Synced,
     pub tasks: Vec<Task>,
     /// Files with pages that no checkpoint has synced yet.
     pub unsynced: BTreeSet<File>,
@@ -108,6 +111,7 @@ impl Active {
             flaw,
             pool: Pool::default(),
             flushed: log.len() as u64,
+            synced: Synced::new(log.len() as u64, flaw),
             log,
             truth,
             tasks: Vec::new(),
@@ -133,7 +137,12 @@ impl Active {
     }
 
     pub fn flush(&mut self) {
-        self.flushed = self.log.len() as u64;
+        self.flush_to(self.log.len() as u64);
+    }
+
+    fn flush_to(&mut self, end: u64) {
+        self.flushed = self.flushed.max(end);
+        self.synced.sync(self.flushed);
     }
 
     /// A page through the pool.
@@ -151,7 +160,7 @@ impl Active {
     pub async fn write_out(&mut self, id: PageId) -> Held<()> {
         if let Some(page) = self.pool.clean(id) {
             say(|| format!("   written: {id:?} {page:?}"));
-            self.flushed = self.flushed.max(page.lsn);
+            self.flush_to(page.lsn);
             self.files.write_page(id, &page).await?;
             self.unsynced.insert(id.file);
         }

@@ -93,7 +93,7 @@ impl Active {
         Ok(seal)
     }
 
-    /// Cut, then W, then the seal (N10). `None`: the control file may be written.
+    /// Cut, then W, then the log up to there, then the seal (N10). `None`: the control file may be written.
     async fn step_seal(
         &mut self,
         redo: u64,
@@ -107,7 +107,7 @@ impl Active {
             (None, None) if self.lacks_bulk_pages(redo) && !self.ignores_bulk_pages() => {
                 return Ok(None);
             }
-            (None, None) if end_first => (None, Some(self.flushed)),
+            (None, None) if end_first => (None, Some(self.synced.end_of_image())),
             (None, end) => {
                 let cut = self.view.cut().await?;
                 say(|| format!("cut {}", cut.generation));
@@ -117,7 +117,11 @@ impl Active {
                 }
                 (Some(cut), end)
             }
-            (Some(cut), None) => (Some(cut), Some(self.flushed)),
+            (Some(cut), None) => (Some(cut), Some(self.synced.end_of_image())),
+            (Some(cut), Some(end)) if !self.synced.may_seal(end) => {
+                self.synced.land_first();
+                (Some(cut), Some(end))
+            }
             (Some(cut), Some(end)) => {
                 let lies = self.flaw == Some(Flaw::SealedBeforeSync);
                 self.cluster.forget_syncs(lies);

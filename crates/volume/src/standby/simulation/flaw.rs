@@ -50,11 +50,19 @@ pub(crate) enum Flaw {
     AnswersAfterSleep,
     /// H2, H3: a standby reads the latest version of a block, not the sealed one.
     LatestInsteadOfSealed,
+    /// Ordered log: commits are confirmed, and standbys shown the log, by what was answered.
+    ConfirmedEarly,
+    /// Ordered log: by the sync that was done last, though an earlier one is not.
+    ConfirmedOutOfOrder,
+    /// Ordered log: a seal is stated before its log is durable.
+    SealedBeforeItsLog,
+    /// Ordered log: W is what is durable at the cut, and pages of the image reflect more.
+    EndOfTheDurable,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 23] = [
+    pub const ALL: [Flaw; 27] = [
         Flaw::PastTheLimit,
         Flaw::MovedTooEarly,
         Flaw::RestartedInPlace,
@@ -78,6 +86,10 @@ impl Flaw {
         Flaw::KeptFromEarlier,
         Flaw::AnswersAfterSleep,
         Flaw::LatestInsteadOfSealed,
+        Flaw::ConfirmedEarly,
+        Flaw::ConfirmedOutOfOrder,
+        Flaw::SealedBeforeItsLog,
+        Flaw::EndOfTheDurable,
     ];
 }
 

@@ -52,6 +52,10 @@
 //! | `KeptFromEarlier` | 1311 | queries |
 //! | `AnswersAfterSleep` | 132 | redo |
 //! | `LatestInsteadOfSealed` | 8 | queries |
+//! | `ConfirmedEarly` | ? | acknowledged commits |
+//! | `ConfirmedOutOfOrder` | ? | acknowledged commits |
+//! | `SealedBeforeItsLog` | ? | seals |
+//! | `EndOfTheDurable` | ? | queries |
 //!
 //! In half of the histories backends hesitate where a checkpoint may come between with consequences
 //! (`DroppedWithoutVersion` and `NamesTaken` are about that).
@@ -62,7 +66,12 @@
 //! cut with that unsynced (`OwnTailsTaken`), and new actives may be fenced while they write the overlay back:
 //! what they show from then on is what the standby showed, or an error (`TakenBeforeWritten`).
 //!
-//! In one of eight standbys sleep now and then, and the active may give up what they claim meanwhile, or another
+//! In one of eight the log is ordered (`ordered`): what the database takes for synced is on its way, lands in any order, and
+//! is lost with a crash if it has not; pages and files are written ahead of it all the same. Clients are told of
+//! their commits by what is confirmed (`ConfirmedEarly`, `ConfirmedOutOfOrder`), and a seal must not be stated before
+//! its log is durable (`SealedBeforeItsLog`), nor with the W that is durable when it is cut (`EndOfTheDurable`).
+//!
+//! In another one of eight standbys sleep now and then, and the active may give up what they claim meanwhile, or another
 //! node take their name: when they wake up they answer as ever, or notice; nothing in between (`AnswersAfterSleep`).
 //!
 //! A move may be tried in the middle of a record as well, as it is when redo is taken to be at rest: redo
@@ -97,6 +106,7 @@ mod files;
 pub(crate) mod flaw;
 mod layout;
 mod log;
+mod ordered;
 mod page;
 mod pool;
 mod redo;

@@ -45,6 +45,8 @@ pub(super) struct Schedule {
     faithful: bool,
     /// Transactions are slow to end and often rolled back, and new actives may be fenced while they write back.
     unsettled: bool,
+    /// The log of actives is ordered.
+    ordered: bool,
     /// Standbys fall asleep, if they do in this history.
     sleep: Option<Sleep>,
     cluster: Arc<MemoryCluster>,
@@ -132,10 +134,13 @@ impl Schedule {
         let unsettled = seed % 4 == 1;
         let mut active = Active::new(storage, cluster.clone(), view, flaw, initial.clone(), log);
         active.unsettled = unsettled;
+        let ordered = seed % 8 == 6;
+        active.synced.is_ordered = ordered;
         Ok(Schedule {
             hesitant: rng.random_ratio(1, 2),
             faithful: seed % 4 == 3,
             unsettled,
+            ordered,
             sleep: (seed % 8 == 4).then(|| Sleep::new(seed)),
             rng,
             flaw,
@@ -168,6 +173,13 @@ impl Schedule {
     }
 
     async fn step(&mut self) -> Held<()> {
+        // Most syncs are done before the next one begins, and some long after.
+        if self.ordered
+            && self.rng.random_ratio(1, 3)
+            && self.active.synced.land_some(&mut self.rng)
+        {
+            self.coverage.one("syncs answered early");
+        }
         if let Some(sleep) = &mut self.sleep {
             let (active, standbys) = (&self.active, &mut self.standbys);
             sleep.step(active, standbys, &mut self.coverage).await?;
@@ -271,7 +283,7 @@ impl Schedule {
             0..7 => {
                 let synced = match self.flaw {
                     Some(Flaw::PastTheLimit) => self.active.log.len() as u64,
-                    _ => self.active.flushed,
+                    _ => self.active.synced.confirmed(),
                 };
                 let more = synced.saturating_sub(standby.shown);
                 let all = self.faithful || rng.random_ratio(1, 2);
@@ -355,6 +367,10 @@ impl Schedule {
             claim.release(&shared).await?;
             return Ok(());
         };
+        if seal.end.0 > self.active.log.len() as u64 {
+            let what = format!("{} needs log up to {:?}", seal.generation, seal.end);
+            return Err(broken("a seal has its log", what));
+        }
         let place = self.disk.path().join(node.to_string());
         std::fs::create_dir_all(&place).expect("a temporary directory");
         let attach = Attach {
@@ -378,6 +394,7 @@ impl Schedule {
     /// Standbys apply all that is synced, and are looked at.
     async fn catch_up(&mut self) -> Held<()> {
         self.active.flush();
+        self.active.synced.land_all();
         self.standbys.retain(|standby| !standby.forgotten);
         for standby in &mut self.standbys {
             standby.show(self.active.flushed);
@@ -393,9 +410,18 @@ impl Schedule {
     /// The active dies, and a standby takes over; that may die as well, at any point (section 5).
     /// Whether there was one to take over.
     async fn take_over(&mut self) -> Held<bool> {
-        let (flushed, inserted) = (self.active.flushed, self.active.log.len() as u64);
-        let end = self.rng.random_range(flushed..=inserted);
+        let synced = &self.active.synced;
+        let (landed, inserted) = (synced.landed(), self.active.log.len() as u64);
+        let end = self.rng.random_range(landed..=inserted);
         say(|| format!("the active dies; the log ends at {end} of {inserted}"));
+        if end < self.active.flushed {
+            self.coverage.one("log lost that was answered");
+        }
+        let told = synced.confirmed();
+        if told > end {
+            let what = format!("clients were told of commits up to {told}, the log ends at {end}");
+            return Err(broken("acknowledged commits survive", what));
+        }
         self.active.log.truncate(end as usize);
         self.active.flushed = end;
         crash(&self.active.storage, &mut self.rng);
@@ -462,6 +488,7 @@ impl Schedule {
         let truth = Truth::after(&self.initial, &log);
         let mut active = Active::new(storage, self.cluster.clone(), view, self.flaw, truth, log);
         active.unsettled = self.unsettled;
+        active.synced.is_ordered = self.ordered;
         active.pool = std::mem::take(&mut standby.pool);
         active.leaked = std::mem::take(&mut self.active.leaked);
         active.orphans = std::mem::take(&mut self.active.orphans);

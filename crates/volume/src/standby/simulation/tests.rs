@@ -19,6 +19,8 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("takeovers", 100),
         ("takeovers that died", 50),
         ("fenced while writing back", 7),
+        ("syncs answered early", 100),
+        ("log lost that was answered", 3),
     ],
     flaws: &Flaw::ALL,
     run: Schedule::run,

@@ -20,7 +20,7 @@ type Operation = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// See the module. Who wakes it holds it, and it holds what it waits for, until then; all that operations here wait for
 /// wakes them when it goes.
-pub(crate) struct Waiting {
+pub struct Waiting {
     state: Mutex<State>,
     runtime: Handle,
 }
@@ -38,7 +38,7 @@ enum State {
 
 impl Waiting {
     /// Polls an operation, and leaves it to `runtime` if it is not done; it may use the runtime's timers.
-    pub(crate) fn begin(runtime: &Handle, operation: impl Future<Output = ()> + Send + 'static) {
+    pub fn begin(runtime: &Handle, operation: impl Future<Output = ()> + Send + 'static) {
         let waiting = Arc::new(Waiting {
             state: Mutex::new(State::Polled),
             runtime: runtime.clone(),
