@@ -33,7 +33,7 @@ pub use keys::{Keys, SHARED_KEYS, check_keys};
 pub use parameter::Parameter;
 pub use rest::RestConfig;
 pub use size::ByteSize;
-pub use storage::StorageConfig;
+pub use storage::{LogMode, StorageConfig};
 pub use timing::{Heartbeat, HeartbeatChoice, Preset};
 pub use tls::TlsConfig;
 

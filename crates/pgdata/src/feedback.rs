@@ -13,8 +13,6 @@
 //! remove rows in between, and queries on that standby are cancelled then. A slot would prevent that, but
 //! keep log for a feedback connection that hangs, without bound or up to a bound at which it is just as gone.
 
-mod session;
-
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -25,9 +23,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use volume::lsn::Lsn;
 
-use self::session::{Event, Session, SessionError, State};
 use crate::feed::RowsNeeded;
 use crate::postgres_now;
+use crate::receiver::{Event, Session, SessionError, State};
 
 /// How often the same is reported again, so that the server knows that somebody is there.
 const REPEAT_EVERY: Duration = Duration::from_secs(1);
@@ -94,6 +92,7 @@ impl Connection {
             while let Some(event) = self.session.next_event()? {
                 match event {
                     Event::Streaming => self.report(reports)?,
+                    Event::Placed => {}
                     Event::Ended => return Err(Broken::Ended),
                     Event::Asked => {
                         if answered.is_some_and(|at| at.elapsed() < STOPPING_ASKS_WITHIN) {
@@ -126,7 +125,10 @@ impl Connection {
 
     fn report(&mut self, reports: &mut watch::Receiver<Report>) -> Result<(), Broken> {
         let report = *reports.borrow_and_update();
-        Ok(self.session.report(&report, postgres_now())?)
+        let now = postgres_now();
+        self.session
+            .progress(report.received, report.applied, now)?;
+        Ok(self.session.needed(&report.needed, now)?)
     }
 
     async fn send(&mut self) -> Result<(), Broken> {

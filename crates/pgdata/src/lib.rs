@@ -27,6 +27,7 @@
 //! ```
 
 mod bytes_at;
+pub mod confirm;
 pub mod control;
 pub mod expected_warnings;
 pub mod feed;
@@ -34,6 +35,7 @@ pub mod feedback;
 pub mod layout;
 pub mod lookahead;
 pub mod page;
+mod receiver;
 pub mod relation;
 pub mod sealer;
 pub mod segment;

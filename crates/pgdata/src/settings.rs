@@ -15,10 +15,12 @@ use crate::control::Capacity;
 
 mod configuration;
 mod managed;
+mod ordered;
 mod version;
 
 pub use configuration::{Configuration, Refusal, check};
 pub use managed::{is_parameter_name, quoted, why_controlled, with_parameters, with_suitable};
+pub use ordered::{is_ordered, ordered, why_strict};
 pub use version::{MajorVersion, VersionError};
 
 /// A setting pinned on the command line, to be passed as `-c name=value`.

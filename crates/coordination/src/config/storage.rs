@@ -7,6 +7,17 @@ use serde::Deserialize;
 
 use super::ByteSize;
 
+/// When a sync of the database's log is answered.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogMode {
+    /// When it is durable.
+    #[default]
+    Strict,
+    /// When it is on its way; commits then wait for what is confirmed.
+    Ordered,
+}
+
 /// `[storage]`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -19,6 +30,8 @@ pub struct StorageConfig {
     /// Log that is kept for a standby at most: one that needs more loses its claim and attaches afresh.
     /// The active is never held back.
     pub claim_cap: ByteSize,
+    /// When syncs of PostgreSQL's log are answered while this node is the active.
+    pub log: LogMode,
 }
 
 impl Default for StorageConfig {
@@ -28,6 +41,7 @@ impl Default for StorageConfig {
             scrub_every: pace.every,
             scrub_rate: ByteSize(pace.bytes_per_second),
             claim_cap: ByteSize::mib(16 << 10),
+            log: LogMode::Strict,
         }
     }
 }

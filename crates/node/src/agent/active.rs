@@ -15,10 +15,12 @@ mod exchanging;
 mod first_checkpoint;
 mod group_commit;
 mod leaving;
+mod ordering;
 mod preparing;
 pub(crate) mod proxied;
 mod restart;
 mod scheduled;
+mod serving;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,18 +43,16 @@ use volume::active::ActiveView;
 use volume::view::View;
 
 use self::announced::AnnouncedLog;
-use self::answering::Answering;
 use self::leaving::Word;
 use self::restart::Restarted;
+use self::serving::ServingTasks;
 use super::backpressure::{self, Waits};
 use super::claims::{self, Keeper};
 use super::context::Context;
 use super::driver::Order;
 use super::error::Result;
-use super::feedback::FeedbackConnections;
 use super::protection;
 use super::pulse::Pulse;
-use super::server_watch::ServerWatch;
 use super::throughput;
 use crate::config::Slow;
 use crate::machine::{Ask, Effect, Event, State};
@@ -88,47 +88,8 @@ struct Told {
     throughput: throughput::Told,
     /// What became of the parameters that operators want.
     configuring: configuring::Told,
-}
-
-/// What works with the running PostgreSQL, and leaves before it stops.
-struct ServingTasks {
-    feedback: FeedbackConnections,
-    configuring: JoinHandle<()>,
-    _server_watch: ServerWatch,
-    _answering: Answering,
-}
-
-impl ServingTasks {
-    fn start(
-        context: &Context,
-        postgres: &Postgres,
-        told: &configuring::Told,
-        storage: &dyn Storage,
-    ) -> ServingTasks {
-        let sync_replicas = storage.sync_replicas();
-        let configuring = configuring::run(
-            context.control.clone(),
-            context.config.paths.mount(),
-            postgres.reloader(),
-            told.clone(),
-            group_commit::suitable(&storage.replicas(), sync_replicas),
-        );
-        ServingTasks {
-            feedback: FeedbackConnections::start(Arc::clone(&context.server), postgres.options()),
-            configuring: tokio::spawn(configuring),
-            _server_watch: ServerWatch::start(context, postgres),
-            _answering: Answering::start(&context.driver, postgres),
-        }
-    }
-
-    /// Lets all leave, if PostgreSQL is to stop in order: one that is killed is not waited for.
-    async fn end(self, in_order: bool) {
-        self.configuring.abort();
-        match in_order {
-            true => self.feedback.end().await,
-            false => self.feedback.abort(),
-        }
-    }
+    /// Whether the log is ordered.
+    log: ordering::Told,
 }
 
 /// Who asked for a restart, and waits until it is done.
@@ -179,6 +140,7 @@ impl Active {
             waits: Arc::default(),
             throughput: Arc::default(),
             configuring,
+            log: Arc::default(),
         };
         let measuring = tokio::spawn(throughput::run(
             self.postgres.options().clone(),
@@ -213,9 +175,9 @@ impl Active {
                 Arc::clone(&told.waits),
             ))
         });
-        loop {
-            let (told_of, storage) = (&told.configuring, self.storage.as_ref());
-            let tasks = ServingTasks::start(context, &self.postgres, told_of, storage);
+        // Commits are confirmed until their server has stopped.
+        let _confirming = loop {
+            let tasks = ServingTasks::start(context, &self, &told);
             let asked = Asked {
                 orders: &mut *orders,
                 through: &through,
@@ -225,10 +187,13 @@ impl Active {
             let asker = self.wait(context, &told, &beaten, asked).await;
             let fenced = context.driver.state() == State::Fenced;
             let in_order = !fenced && self.postgres.exit().is_none();
-            tasks.end(in_order).await;
-            let Some(asker) = asker else { break };
+            let confirming = tasks.end(in_order).await;
+            let Some(asker) = asker else { break confirming };
             self.restart_for(asker, context, &announced).await;
-        }
+            if let Some(confirming) = confirming {
+                confirming.end().await;
+            }
+        };
         if let Some(backpressure) = backpressure {
             backpressure.abort();
         }
@@ -421,6 +386,7 @@ impl Active {
             "retained": *told.retained.lock(),
             "waits": *told.waits.lock(),
             "throughput": *told.throughput.lock(),
+            "log": *told.log.lock(),
             "server": *context.facts.lock(),
             "control": context.control_report(),
             "configured": told.configuring.version.load(Ordering::Relaxed),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coordination::address::Address;
 use coordination::channel::{Identity, Party, Server};
-use coordination::config::Heartbeat;
+use coordination::config::{Heartbeat, LogMode};
 use coordination::records::{Cluster, Control, EngineFacts, Member, Record, ServerFacts};
 use coordination::tier;
 use dax::storage::Storage;
@@ -14,7 +14,7 @@ use nix::unistd::{Gid, Uid};
 use parking_lot::Mutex;
 use pgdata::layout::PostgresLayout;
 use pgdata::segment::SegmentSize;
-use pgdata::settings::{Configuration, MajorVersion, Setting};
+use pgdata::settings::{self, Configuration, MajorVersion, Setting};
 use pgdata::warmth;
 use pgserver::{Installation, RunAs, StartOptions};
 use serde_json::{Value, json};
@@ -166,6 +166,24 @@ impl Context {
             configuration.set(name, value.to_string());
         }
         warmth::settings(&configuration, every)
+    }
+
+    /// What an ordered log needs, if that is wanted and this configuration allows it.
+    pub(crate) fn ordered_settings(&self, shared: &Configuration) -> Vec<Setting> {
+        if self.config.storage.log == LogMode::Strict {
+            return Vec::new();
+        }
+        let mut configuration = shared.clone();
+        for (name, value) in &self.config.postgres.parameters {
+            configuration.set(name, value.to_string());
+        }
+        match settings::why_strict(&configuration) {
+            None => settings::ordered(),
+            Some(why) => {
+                tracing::warn!("the log stays strict while this server runs: {why}");
+                Vec::new()
+            }
+        }
     }
 
     /// How PostgreSQL is started, with `pinned` on its command line.

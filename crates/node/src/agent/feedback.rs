@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use coordination::channel::{Server, Subscriber};
 use dax::ids::NodeName;
+use pgdata::confirm;
+use pgdata::feed::RowsNeeded;
 use pgdata::feedback::{Report, report_feedback};
 use pgserver::StartOptions;
 use tokio::sync::{oneshot, watch};
@@ -108,6 +110,12 @@ fn wanted(subscribers: Vec<Subscriber>) -> BTreeMap<NodeName, Report> {
     wanted.collect()
 }
 
+/// The oldest of the rows that standbys need.
+pub(super) fn needed(server: &Server) -> RowsNeeded {
+    let wanted = wanted(server.subscribers());
+    confirm::oldest(wanted.into_values().map(|report| report.needed))
+}
+
 /// Stands in for one standby until nobody reports for it any more.
 async fn keep(place: Place, node: NodeName, mut reported: watch::Receiver<Report>) {
     let mut pause = PAUSE_MIN;
@@ -134,7 +142,6 @@ mod tests {
     use coordination::channel::{Identity, Progress};
     use coordination::records::Incarnation;
     use dax::ids::VolumeName;
-    use pgdata::feed::RowsNeeded;
     use volume::lsn::Lsn;
 
     use super::*;

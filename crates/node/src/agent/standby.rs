@@ -183,6 +183,8 @@ pub(crate) async fn attach(
     };
     let mut pinned = settings::standby(context.version, &pinned);
     pinned.extend(context.warmth_settings(&configuration));
+    // After a promotion the same process is the active.
+    pinned.extend(context.ordered_settings(&configuration));
     let options = context.start_options(&pinned);
     let postgres = Postgres::start(&context.installation, options).await?;
     Ok(Standby {

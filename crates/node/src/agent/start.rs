@@ -286,6 +286,7 @@ impl Direct {
         let configuration = read_configuration(&storage, &view.namespace()).await?;
         let mut pinned = settings::active(context.version);
         pinned.extend(context.warmth_settings(&configuration));
+        pinned.extend(context.ordered_settings(&configuration));
         let options = context.start_options(&pinned);
         let postgres = Postgres::start(&context.installation, options).await?;
         let session = postgres.wait_ready(START_WITHIN).await?;

@@ -1,6 +1,6 @@
 //! What the configuration accepts, and how it refuses.
 
-use coordination::config::{Parameter, SHARED_KEYS};
+use coordination::config::{LogMode, Parameter, SHARED_KEYS};
 
 use super::*;
 
@@ -53,6 +53,18 @@ fn defaults_are_what_the_example_says() {
     assert_eq!(spelled.postgres.port, example.postgres.port);
     assert_eq!(spelled.postgres.run_as, defaults.postgres.run_as);
     assert_eq!(example.cluster.zones.len(), 3);
+}
+
+#[test]
+fn the_log_is_strict_unless_it_is_to_be_ordered() {
+    let log = |extra: &str| with(extra).map(|config| config.storage.log);
+    assert_eq!(log("").unwrap(), LogMode::Strict);
+    assert_eq!(
+        log("[storage]\nlog = \"ordered\"\n").unwrap(),
+        LogMode::Ordered
+    );
+    let refused = refusal("[storage]\nlog = \"loose\"\n");
+    assert!(refused.contains("strict") && refused.contains("ordered"), "{refused}");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use pgdata::control::ControlFile;
 use pgdata::settings::{self, Configuration};
 use pgserver::{ExitReport, Installation, Postgres, PostgresError, StartOptions, StopMode};
 use volume::view::View;
@@ -15,7 +16,7 @@ use super::super::error::{AgentError, Result};
 use super::super::standby::read_configuration;
 use super::announced::AnnouncedLog;
 use super::proxied::run_of;
-use super::{Active, STOP_WITHIN};
+use super::{Active, STOP_WITHIN, read_control};
 
 /// How long PostgreSQL may take to start, when nothing has to be replayed.
 const START_WITHIN: Duration = Duration::from_secs(60);
@@ -79,6 +80,7 @@ impl Active {
         let configuration = self.configuration().await?;
         let mut pinned = settings::active(context.version);
         pinned.extend(context.warmth_settings(&configuration));
+        pinned.extend(context.ordered_settings(&configuration));
         Ok((installation, context.start_options(&pinned)))
     }
 
@@ -92,6 +94,7 @@ impl Active {
         if !report.is_clean() {
             return Err(PostgresError::Exited(report).into());
         }
+        self.be_sealed().await?;
         announced.hold();
         self.postgres = Postgres::start(installation, options).await?;
         let session = self.postgres.wait_ready(START_WITHIN).await?;
@@ -99,6 +102,24 @@ impl Active {
         announced.let_go();
         tracing::info!(version = %installation.version(), "PostgreSQL was restarted in place");
         Ok(())
+    }
+
+    /// A server starts at a seal, always: what its log was answered for is durable then. A clean stop ends with one.
+    async fn be_sealed(&self) -> Result<()> {
+        if !settings::is_ordered(&self.postgres.options().settings) {
+            return Ok(());
+        }
+        let control = read_control(&self.view).await?;
+        let stopped = ControlFile::parse(&control)?.checkpoint;
+        if self.sealer.sealed_checkpoint() != Some(stopped) {
+            self.sealer.seal_shutdown(&self.view, &control).await?;
+        }
+        match self.sealer.sealed_checkpoint() == Some(stopped) {
+            true => Ok(()),
+            false => Err(AgentError::Refused(
+                "the checkpoint at which PostgreSQL stopped is not sealed".to_owned(),
+            )),
+        }
     }
 
     /// The shared configuration, as it is now. Read while PostgreSQL serves: without zones nobody must wait for it who has

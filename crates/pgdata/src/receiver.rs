@@ -1,7 +1,8 @@
-//! The protocol of a feedback connection's connection, without the connection.
+//! The receiver's side of a physical replication connection that wants no log, without the connection.
 //!
 //! ```text
 //!   starting ──ready──▶ identifying ──ready──▶ asking ──CopyBoth──▶ streaming
+//!      └─ready, if it only takes a place──▶ idle
 //! ```
 //!
 //! Invariant: reports are encoded while streaming only; the log that comes is thrown away.
@@ -15,11 +16,13 @@ use pgwire::messages::startup::{Authentication, Startup};
 use pgwire::messages::terminate::Terminate;
 use pgwire::messages::{DecodeContext, Message, PgWireBackendMessage, ProtocolVersion};
 
-use super::Report;
+use volume::lsn::Lsn;
+
+use crate::feed::RowsNeeded;
 
 /// What the server did.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SessionError {
+pub(crate) enum SessionError {
     #[error("not PostgreSQL's protocol: {0}")]
     Protocol(#[from] PgWireError),
     /// Its words.
@@ -32,18 +35,30 @@ pub(super) enum SessionError {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     Starting,
     Identifying,
     Asking,
     Streaming,
+    Idle,
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To report on a stream.
+    Stream,
+    /// To be there, so that nobody else is in its place.
+    Place,
 }
 
 /// What the driver must react to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// The stream stands: reports can be sent.
     Streaming,
+    /// The place is taken.
+    Placed,
     /// The server wants a report now.
     Asked,
     /// The server ended the stream.
@@ -51,11 +66,12 @@ pub(super) enum Event {
 }
 
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     context: DecodeContext,
     input: BytesMut,
     output: BytesMut,
     state: State,
+    purpose: Purpose,
     /// Where the stream can start: the end of the flushed log and its timeline.
     start: Option<(String, String)>,
 }
@@ -63,13 +79,24 @@ pub(super) struct Session {
 impl Session {
     /// Greets; `name` is the application's name.
     pub fn new(user: &str, name: &str) -> Result<Session, SessionError> {
+        Session::greet(Purpose::Stream, user, name, "")
+    }
+
+    /// The same for a purpose, with options for the server process (`-c name=value`).
+    pub fn greet(
+        purpose: Purpose,
+        user: &str,
+        name: &str,
+        options: &str,
+    ) -> Result<Session, SessionError> {
         let mut startup = Startup::new();
         let parameters = [
             ("user", user),
             ("replication", "true"),
             ("application_name", name),
+            ("options", options),
         ];
-        for (key, value) in parameters {
+        for (key, value) in parameters.into_iter().filter(|(_, value)| !value.is_empty()) {
             startup.parameters.insert(key.into(), value.into());
         }
         let mut output = BytesMut::new();
@@ -79,6 +106,7 @@ impl Session {
             input: BytesMut::new(),
             output,
             state: State::Starting,
+            purpose,
             start: None,
         })
     }
@@ -114,6 +142,10 @@ impl Session {
             (_, Back::NoticeResponse(_) | Back::ParameterStatus(_) | Back::BackendKeyData(_)) => {}
             (State::Starting, Back::Authentication(Authentication::Ok)) => {}
             (State::Starting, Back::Authentication(_)) => return Err(SessionError::Password),
+            (State::Starting, Back::ReadyForQuery(_)) if self.purpose == Purpose::Place => {
+                self.state = State::Idle;
+                return Ok(Some(Event::Placed));
+            }
             (State::Starting, Back::ReadyForQuery(_)) => {
                 self.command("IDENTIFY_SYSTEM", State::Identifying)?;
             }
@@ -149,27 +181,25 @@ impl Session {
         Ok(())
     }
 
-    /// Sends what the standby reported, as its receiver would: its progress, then the rows it needs.
-    /// `now` is in microseconds since 2000.
-    pub fn report(&mut self, report: &Report, now: i64) -> Result<(), SessionError> {
+    /// Sends how far the receiver is, as receivers do. `now` is in microseconds since 2000.
+    pub fn progress(&mut self, flushed: Lsn, applied: Lsn, now: i64) -> Result<(), SessionError> {
         let mut progress = BytesMut::with_capacity(34);
         progress.put_u8(b'r');
-        for lsn in [report.received, report.received, report.applied] {
+        for lsn in [flushed, flushed, applied] {
             progress.put_u64(lsn.0);
         }
         progress.put_i64(now);
         progress.put_u8(0);
         CopyData::new(progress.freeze()).encode(&mut self.output)?;
+        Ok(())
+    }
 
+    /// Sends which rows must be kept for those who read at the receiver.
+    pub fn needed(&mut self, rows: &RowsNeeded, now: i64) -> Result<(), SessionError> {
         let mut needed = BytesMut::with_capacity(25);
         needed.put_u8(b'h');
         needed.put_i64(now);
-        for number in [
-            report.needed.xmin,
-            report.needed.epoch,
-            report.needed.catalog_xmin,
-            report.needed.catalog_epoch,
-        ] {
+        for number in [rows.xmin, rows.epoch, rows.catalog_xmin, rows.catalog_epoch] {
             needed.put_u32(number);
         }
         CopyData::new(needed.freeze()).encode(&mut self.output)?;
@@ -203,10 +233,7 @@ fn refused(error: &ErrorResponse) -> SessionError {
 
 #[cfg(test)]
 mod tests {
-    use volume::lsn::Lsn;
-
     use super::*;
-    use crate::feed::RowsNeeded;
 
     fn message(kind: u8, body: &[u8]) -> Vec<u8> {
         let mut bytes = vec![kind];
@@ -274,17 +301,14 @@ mod tests {
     #[test]
     fn reports_are_what_a_receiver_sends() {
         let mut session = streaming();
-        let report = Report {
-            received: Lsn(3),
-            applied: Lsn(1),
-            needed: RowsNeeded {
-                xmin: 700,
-                epoch: 1,
-                catalog_xmin: 0,
-                catalog_epoch: 0,
-            },
+        let needed = RowsNeeded {
+            xmin: 700,
+            epoch: 1,
+            catalog_xmin: 0,
+            catalog_epoch: 0,
         };
-        session.report(&report, 9).unwrap();
+        session.progress(Lsn(3), Lsn(1), 9).unwrap();
+        session.needed(&needed, 9).unwrap();
         let mut progress = vec![b'r'];
         for number in [3u64, 3, 1, 9] {
             progress.extend(number.to_be_bytes());
@@ -297,6 +321,22 @@ mod tests {
         }
         let expected = [message(b'd', &progress), message(b'd', &needed)].concat();
         assert_eq!(&session.take_output()[..], expected);
+    }
+
+    #[test]
+    fn who_takes_a_place_asks_for_nothing() {
+        let options = "-c idle_session_timeout=0";
+        let mut session = Session::greet(Purpose::Place, "postgres", "place", options).unwrap();
+        let startup = session.take_output();
+        assert!(
+            startup
+                .windows(options.len())
+                .any(|bytes| bytes == options.as_bytes())
+        );
+        session.input().extend_from_slice(&message(b'R', &[0; 4]));
+        session.input().extend_from_slice(&message(b'Z', b"I"));
+        assert_eq!(session.next_event().unwrap(), Some(Event::Placed));
+        assert_eq!(session.take_output().len(), 0);
     }
 
     #[test]

@@ -1,0 +1,75 @@
+//! What works with the active's running PostgreSQL, and leaves before it stops.
+
+use std::sync::Arc;
+
+use pgdata::settings;
+use tokio::task::JoinHandle;
+
+use super::super::context::Context;
+use super::super::feedback::FeedbackConnections;
+use super::super::server_watch::ServerWatch;
+use super::answering::Answering;
+use super::ordering::{Confirming, Ordering};
+use super::{Active, Told, configuring, group_commit};
+
+/// See the module.
+pub(super) struct ServingTasks {
+    /// Where commits are confirmed, that connection tells of needed rows as well.
+    feedback: Option<FeedbackConnections>,
+    ordering: Option<Ordering>,
+    configuring: JoinHandle<()>,
+    _server_watch: ServerWatch,
+    _answering: Answering,
+}
+
+impl ServingTasks {
+    pub(super) fn start(context: &Context, active: &Active, told: &Told) -> ServingTasks {
+        let (postgres, storage) = (&active.postgres, &active.storage);
+        let server = Arc::clone(&context.server);
+        let ordering = Ordering::start(
+            Arc::clone(&server),
+            postgres.options(),
+            Arc::clone(&active.sealer),
+            Arc::clone(&active.view),
+            Arc::clone(&told.log),
+        );
+        // Flushes that overlap do not wait for one another.
+        let suitable = match settings::is_ordered(&postgres.options().settings) {
+            true => Default::default(),
+            false => group_commit::suitable(&storage.replicas(), storage.sync_replicas()),
+        };
+        let configuring = configuring::run(
+            context.control.clone(),
+            context.config.paths.mount(),
+            postgres.reloader(),
+            told.configuring.clone(),
+            suitable,
+        );
+        let feedback = ordering
+            .is_none()
+            .then(|| FeedbackConnections::start(server, postgres.options()));
+        ServingTasks {
+            feedback,
+            ordering,
+            configuring: tokio::spawn(configuring),
+            _server_watch: ServerWatch::start(context, postgres),
+            _answering: Answering::start(&context.driver, postgres),
+        }
+    }
+
+    /// Lets all leave, if PostgreSQL is to stop in order: one that is killed is not waited for. Who confirms commits
+    /// stays, for as long as what is returned.
+    pub(super) async fn end(self, in_order: bool) -> Option<Confirming> {
+        self.configuring.abort();
+        if let Some(feedback) = self.feedback {
+            match in_order {
+                true => feedback.end().await,
+                false => feedback.abort(),
+            }
+        }
+        match self.ordering {
+            Some(ordering) if in_order => Some(ordering.leave().await),
+            _ => None,
+        }
+    }
+}
