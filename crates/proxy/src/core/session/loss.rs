@@ -11,6 +11,7 @@ use super::super::outcome::{self, Judgement, XactStatus};
 use super::super::sql::Kind;
 use super::ask::XidState;
 use super::doubt::{Doubt, Whereabouts};
+use super::local::Durability;
 use super::slots::Ask;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session};
@@ -214,6 +215,12 @@ impl Session {
         }
         if cx.lacks(Flaw::DoubtMeansYes) {
             self.tell_committed(cx, out);
+            return;
+        }
+        // It is there on the server that is lost, and nobody knows what another one would say.
+        let is_local = |unit: &Unit| unit.durability != Durability::Waited;
+        if self.unit.as_deref().is_some_and(is_local) {
+            self.tell_unknown(out);
             return;
         }
         let is_alone = self.unit.as_ref().is_some_and(|unit| unit.facts.is_alone);

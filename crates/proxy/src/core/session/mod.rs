@@ -27,6 +27,7 @@ mod dispatch;
 mod doubt;
 mod effects;
 mod keeps;
+mod local;
 mod loss;
 mod packed;
 mod prepared;

@@ -1,5 +1,6 @@
 //! What becomes of units and transactions whose server is lost, message by message.
 
+mod durability;
 mod shared;
 mod standby;
 

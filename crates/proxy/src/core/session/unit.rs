@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use super::super::sql::{Begin, Hint, Kind, Own, Part, Statement};
 use super::digest::Digest;
 use super::effects::Forgotten;
+use super::local::Durability;
 use super::prepared::Prepared;
 use super::slots::Ask;
 
@@ -124,6 +125,8 @@ pub struct Unit {
     pub is_known_to_write: bool,
     /// It was run, and must not be run again.
     pub must_not_repeat: bool,
+    /// Whether its commit waited until it was durable.
+    pub durability: Durability,
     /// What the client was due when the server was lost.
     pub due: Vec<Ask>,
     /// It commits a transaction block, as was known before it was prepared to run again.
@@ -208,6 +211,7 @@ impl Unit {
         self.stale.clear();
         self.may_have_set = false;
         self.was_rolled_back = false;
+        self.durability = Durability::default();
         self.held = None;
         self.is_wrapped = false;
         self.is_copying_in = false;

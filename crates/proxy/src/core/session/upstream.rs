@@ -5,6 +5,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use super::super::flaw::Flaw;
 use super::super::frame;
 use super::ask::XidState;
+use super::local::Durability;
 use super::slots::{Ask, To};
 use super::standby::READ_ONLY;
 use super::transaction::Transaction;
@@ -88,6 +89,7 @@ impl Session {
         match bytes[0] {
             b'S' => self.parameter(bytes, out),
             b'N' => {
+                self.note_notice(bytes);
                 let is_setup = self.slots.front().is_some_and(|slot| slot.to == To::Setup);
                 if !is_setup && matches!(self.phase, Phase::Running | Phase::Idle) {
                     out.client.extend_from_slice(bytes);
@@ -217,7 +219,7 @@ impl Session {
             return;
         };
         unit.answered.add(bytes);
-        if self.phase == Phase::Replaying {
+        if self.phase == Phase::Replaying || Session::tell_cancelled(unit, bytes[0], out) {
             return;
         }
         if let Some(had) = unit.had {
@@ -405,6 +407,8 @@ impl Session {
             return;
         }
         self.pay_owed(&unit, status, out);
+        Session::tell_unit_cancelled(&mut unit, out);
+        self.counts.in_doubt_unknown += u64::from(unit.durability == Durability::Told);
         self.counts.units += 1;
         self.note_effects(&mut unit, status);
         self.status = status;

@@ -1,0 +1,73 @@
+//! A commit whose wait for durability was cancelled.
+//!
+//! Where the active's log is ordered, PostgreSQL's own synchronous replication makes a commit wait. If that wait is
+//! cancelled (`statement_timeout`, a cancel request, `pg_terminate_backend`), PostgreSQL answers as if all were well, after a warning:
+//! the transaction is there on this server, and may be lost with it. Clients do not look at warnings, so they are told
+//! 08007 in place of the success.
+//!
+//! Invariant: once the warning has come, the client is not told that this unit is done; it is told once that nobody
+//! knows, and what else the server answers of this unit is swallowed.
+
+use super::super::frame::{self, Refusal};
+use super::unit::Unit;
+use super::{Out, Session};
+
+/// Who warns, in every language.
+const WAITS: &[u8] = b"SyncRepWaitForLSN";
+
+/// What has become of a unit's commit.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing was said against it.
+    #[default]
+    Waited,
+    /// It did not wait until its commit was durable.
+    Cancelled,
+    /// The client knows.
+    Told,
+}
+
+impl Session {
+    /// A notice of the server's may be that warning.
+    pub(super) fn note_notice(&mut self, bytes: &[u8]) {
+        if frame::error_fields(bytes).routine != WAITS {
+            return;
+        }
+        if let Some(unit) = &mut self.unit
+            && unit.durability == Durability::Waited
+        {
+            unit.durability = Durability::Cancelled;
+        }
+    }
+
+    /// Tells the client in place of an answer to a unit, if its commit did not wait; whether the answer is dealt with.
+    pub(super) fn tell_cancelled(unit: &mut Unit, tag: u8, out: &mut Out) -> bool {
+        match unit.durability {
+            Durability::Waited => false,
+            // What comes before the end of a statement is its answer.
+            Durability::Cancelled if tag != b'C' => false,
+            Durability::Cancelled => {
+                Session::tell_unit_cancelled(unit, out);
+                true
+            }
+            Durability::Told => true,
+        }
+    }
+
+    /// The same at the end of a unit, of which nothing else has told.
+    pub(super) fn tell_unit_cancelled(unit: &mut Unit, out: &mut Out) {
+        if unit.durability == Durability::Cancelled {
+            unit.durability = Durability::Told;
+            refusal().put(&mut out.client);
+        }
+    }
+}
+
+fn refusal() -> Refusal {
+    Refusal::error("08007", "it is not known whether the transaction committed")
+        .detail(
+            "The wait for its commit to be durable was cancelled. It has committed on this server, and is lost if the \
+             server is lost now.",
+        )
+        .hint("Look for its effects before you try again.")
+}

@@ -1,0 +1,106 @@
+//! Commits whose wait for durability was cancelled are told apart from those that are durable.
+
+use super::super::desk::{Desk, frames};
+use super::begin_and_write;
+
+const CANCELLED: &[u8] = b"SWARNUNG\0VWARNING\0C01000\0Mabgebrochen\0Fsyncrep.c\0L300\0RSyncRepWaitForLSN\0\0";
+const TERMINATED: &[u8] = b"SWARNING\0VWARNING\0C57P01\0Mcanceled\0RSyncRepWaitForLSN\0\0";
+const OTHER: &[u8] = b"SWARNING\0VWARNING\0C01000\0Msomething\0Rexec_something\0\0";
+
+#[test]
+fn a_commit_that_did_not_wait_is_not_known() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.say(b'Q', &[b"COMMIT\0"]);
+    desk.answer(&[(b'N', CANCELLED), (b'C', b"COMMIT\0")], b'I');
+    assert_eq!(desk.heard(), "N 08007 ZI");
+    assert_eq!(desk.session.counts.in_doubt_unknown, 1);
+    // The session goes on, on the same server.
+    desk.query("SELECT 1", "SELECT 1", b'I');
+    assert_eq!(desk.heard(), "SELECT 1 ZI");
+}
+
+#[test]
+fn other_warnings_say_nothing_of_a_commit() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.say(b'Q', &[b"COMMIT\0"]);
+    desk.answer(&[(b'N', OTHER), (b'C', b"COMMIT\0")], b'I');
+    assert_eq!(desk.heard(), "N COMMIT ZI");
+}
+
+#[test]
+fn in_the_extended_protocol_nothing_more_is_said_of_it() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.execute("COMMIT");
+    desk.say(b'C', &[b"P\0"]);
+    desk.say(b'S', &[]);
+    let answers: [(u8, &[u8]); 6] = [
+        (b'1', b""),
+        (b'2', b""),
+        (b'n', b""),
+        (b'N', CANCELLED),
+        (b'C', b"COMMIT\0"),
+        (b'3', b""),
+    ];
+    desk.answer(&answers, b'I');
+    assert_eq!(desk.heard(), "1 2 n N 08007 ZI");
+}
+
+/// It commits in a transaction that the proxy has put around it.
+#[test]
+fn so_is_a_statement_that_commits_by_itself() {
+    let mut desk = Desk::ready();
+    desk.say(b'Q', &[b"INSERT INTO t VALUES (1)\0"]);
+    assert!(desk.written().starts_with("BEGIN"));
+    desk.answer(&[(b'C', b"BEGIN\0")], b'T');
+    desk.answer(&[(b'C', b"INSERT 0 1\0")], b'T');
+    desk.answer_xid(700);
+    desk.answer(&[(b'N', CANCELLED), (b'C', b"COMMIT\0")], b'I');
+    assert_eq!(desk.heard(), "N 08007 ZI");
+}
+
+/// The warning comes at the `Sync` that commits, behind the answers.
+#[test]
+fn a_commit_without_an_answer_of_its_own_is_told_at_the_end() {
+    let mut desk = Desk::ready();
+    desk.rules.decides = false;
+    desk.execute("INSERT INTO t VALUES (1)");
+    desk.say(b'S', &[]);
+    let answers: [(u8, &[u8]); 5] = [
+        (b'1', b""),
+        (b'2', b""),
+        (b'n', b""),
+        (b'C', b"INSERT 0 1\0"),
+        (b'N', CANCELLED),
+    ];
+    desk.answer(&answers, b'I');
+    assert_eq!(desk.heard(), "1 2 n INSERT 0 1 N 08007 ZI");
+}
+
+/// The server says that the transaction has committed: it has, there.
+#[test]
+fn a_session_that_is_ended_while_it_waits_is_not_asked_about() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.say(b'Q', &[b"COMMIT\0"]);
+    desk.hear(&frames(&[(b'N', TERMINATED)]));
+    desk.written();
+    desk.with(|session, cx, out| session.server_lost(cx, out));
+    assert_eq!(desk.heard(), "N 08007 ZI");
+    assert_eq!(desk.written(), "", "nobody is asked");
+}
+
+/// What a client is told of one unit says nothing of the next.
+#[test]
+fn the_next_commit_is_judged_by_itself() {
+    let mut desk = Desk::ready();
+    for (warning, told) in [(CANCELLED, "N 08007 ZI"), (OTHER, "N COMMIT ZI")] {
+        begin_and_write(&mut desk, 700);
+        desk.say(b'Q', &[b"COMMIT\0"]);
+        desk.answer(&[(b'N', warning), (b'C', b"COMMIT\0")], b'I');
+        assert_eq!(desk.heard(), told);
+        desk.written();
+    }
+}
