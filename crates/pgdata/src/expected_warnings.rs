@@ -34,7 +34,13 @@ pub enum Situation {
 }
 
 /// Beginnings of messages that are always expected (H14), each with the words it also has.
-const ALWAYS: [(Severity, &str, &str); 8] = [
+const ALWAYS: [(Severity, &str, &str); 9] = [
+    // A client cancels a commit that waits for the ordered log to be durable.
+    (
+        Severity::Warning,
+        "canceling wait for synchronous replication due to user request",
+        "",
+    ),
     // Autovacuum gives way to a session that wants a lock it holds.
     (Severity::Error, "canceling autovacuum task", ""),
     (
@@ -69,7 +75,11 @@ const ALWAYS: [(Severity, &str, &str); 8] = [
 ];
 
 /// Beginnings of messages that are expected around a takeover.
-const AT_TAKEOVER: [(Severity, &str); 26] = [
+const AT_TAKEOVER: [(Severity, &str); 27] = [
+    (
+        Severity::Warning,
+        "canceling the wait for synchronous replication and terminating connection due to administrator command",
+    ),
     (
         Severity::Fatal,
         "terminating connection due to administrator command",

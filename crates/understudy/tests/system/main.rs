@@ -17,6 +17,7 @@ mod import;
 mod machines;
 mod mirrored;
 mod operator;
+mod ordered;
 mod page;
 mod proxied;
 mod queries;

@@ -179,6 +179,16 @@ impl Stage {
         self.scratch.succeed()
     }
 
+    /// Stops everything, without a verdict.
+    pub async fn end(mut self) -> Result<()> {
+        drop(self.load.take().context("no load")?.stop().await);
+        if let Some(churn) = self.churn.take() {
+            churn.stop().await;
+        }
+        self.cluster.shutdown();
+        self.scratch.succeed()
+    }
+
     /// Lines that no healthy run has.
     fn unexpected_log_lines(&self) -> Vec<String> {
         let fenced = |name: &str| self.fenced.iter().any(|fenced| fenced == name);

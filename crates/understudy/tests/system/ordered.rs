@@ -1,0 +1,174 @@
+//! Clusters whose log is ordered: flushes overlap, and commits wait for what the agent confirms.
+
+use std::future::poll_fn;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use cluster::clients::session::connect;
+use tokio::sync::mpsc;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
+
+use crate::stage::{Stage, TIMEOUT};
+
+/// Two nodes whose log is ordered, under load.
+async fn stage(test: &str) -> Result<Stage> {
+    let stage = Stage::with_options(test, &["north", "south"], |options| {
+        options.storage.push("log = \"ordered\"".to_owned());
+    })
+    .await?;
+    wait_ordered(&stage).await?;
+    Ok(stage)
+}
+
+/// Waits until the active says that its log is ordered.
+async fn wait_ordered(stage: &Stage) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        if let Some(active) = stage.cluster.active().await
+            && let Some(status) = stage.status_of(&active).await?
+        {
+            let log = &status["answer"]["log"];
+            if log["ordered"] == true {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "not ordered: {log}");
+        }
+        ensure!(Instant::now() < deadline, "nobody says that it is active");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn kills_lose_nothing_that_was_acknowledged() -> Result<()> {
+    let mut stage = stage("ordered-kills").await?;
+    for _ in 0..3 {
+        let (dead, killed) = stage.kill_active().await?;
+        let outage = stage.outage_after(killed).await?;
+        println!("{dead} killed: {:?} without commits", outage.length());
+        wait_ordered(&stage).await?;
+        stage.commits(300).await?;
+        stage.cluster.start_node(&dead)?;
+        stage.cluster.wait_follows(&dead, TIMEOUT).await?;
+        stage.commits(300).await?;
+    }
+    stage.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn planned_work_ends_with_nothing_that_waits() -> Result<()> {
+    let mut stage = stage("ordered-planned").await?;
+    let config = stage.cluster.node("north")?.config.display().to_string();
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    let began = Instant::now();
+    let restart = ["restart", &active, "--config", &config];
+    stage.cluster.run(&restart).await?;
+    println!("restarted in {:?}", began.elapsed());
+    wait_ordered(&stage).await?;
+    stage.commits(200).await?;
+    let began = Instant::now();
+    let switchover = ["switchover", "--config", &config];
+    stage.cluster.run(&switchover).await?;
+    println!("switched over in {:?}", began.elapsed());
+    stage.commits(200).await?;
+    wait_ordered(&stage).await?;
+    // Both stops were clean: nothing had to wait until it was given up.
+    ensure!(began.elapsed() < Duration::from_secs(40));
+    let killed = stage.cluster.agent_log_lines("is killed");
+    ensure!(killed.is_empty(), "{killed:?}");
+    stage.verify().await
+}
+
+/// A session whose notices are heard.
+async fn connect_hearing(config: &Config) -> Result<(Client, mpsc::UnboundedReceiver<String>)> {
+    let (client, mut connection) = config.connect(NoTls).await?;
+    let (tell, heard) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+            if let AsyncMessage::Notice(notice) = message {
+                let text = format!("{} {}", notice.code().code(), notice.message());
+                // The test may be over.
+                let _ = tell.send(text);
+            }
+        }
+    });
+    Ok((client, heard))
+}
+
+/// Two of three zones stand still, so nothing becomes durable.
+fn hold_zones(stage: &mut Stage, hold: bool) -> Result<()> {
+    for zone in [1, 2] {
+        let process = stage.cluster.zone_process(zone).context("it runs")?;
+        match hold {
+            true => drop(process.pause()),
+            false => process.resume(),
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_wait_that_is_cancelled_is_told_apart() -> Result<()> {
+    let mut stage = stage("ordered-cancelled").await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    let server = stage.cluster.server(&active)?;
+    let mut proxy = stage.cluster.start_proxy(&[]).await?;
+    let (direct, mut heard) = connect_hearing(&server.config()).await?;
+    let proxied = connect(&proxy.server().config()).await?;
+    direct.batch_execute("CREATE TABLE told (n int)").await?;
+    for (client, n) in [(&direct, 1), (&proxied, 2)] {
+        let begin = format!("SET statement_timeout = '2s'; BEGIN; INSERT INTO told VALUES ({n})");
+        for statement in begin.split("; ") {
+            client.batch_execute(statement).await?;
+        }
+    }
+    while heard.try_recv().is_ok() {}
+    hold_zones(&mut stage, true)?;
+    let (plain, through) = tokio::join!(
+        direct.batch_execute("COMMIT"),
+        proxied.batch_execute("COMMIT")
+    );
+    hold_zones(&mut stage, false)?;
+    plain.context("PostgreSQL answers with success")?;
+    let notice = heard.recv().await.context("behind a warning")?;
+    ensure!(notice.starts_with("01000"), "{notice}");
+    match through {
+        Err(error) if error.code() == Some(&SqlState::TRANSACTION_RESOLUTION_UNKNOWN) => {}
+        other => bail!("the proxy said {other:?}"),
+    }
+    // Nothing was lost, so both are there in the end.
+    stage.commits(100).await?;
+    let told = direct.query_one("SELECT count(*) FROM told", &[]).await?;
+    ensure!(told.get::<_, i64>(0) == 2);
+    proxy.check_running()?;
+    drop(proxy);
+    stage.verify().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn nobody_else_is_sent_the_log() -> Result<()> {
+    let stage = stage("ordered-alone").await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    let server = stage.cluster.server(&active)?;
+    let session = connect(&server.config()).await?;
+    let ours = "SELECT count(*) = current_setting('max_wal_senders')::int FROM pg_stat_activity \
+                WHERE application_name IN ('understudy_log', 'understudy_place')";
+    ensure!(session.query_one(ours, &[]).await?.get::<_, bool>(0));
+    let bin = stage.cluster.options().bin.clone();
+    let receives = tokio::process::Command::new(bin.join("pg_receivewal"))
+        .args(["-h", &server.host, "-p", &server.port.to_string()])
+        .args(["-U", &server.user, "--no-loop", "-D"])
+        .arg(stage.path())
+        .output()
+        .await?;
+    let said = String::from_utf8_lossy(&receives.stderr).into_owned();
+    ensure!(!receives.status.success() && said.contains("max_wal_senders"), "{said}");
+    let slots = session.batch_execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')");
+    ensure!(slots.await.is_err(), "wal_level is replica");
+    // Both refusals are in the server's log, where no healthy run has them.
+    stage.end().await
+}
