@@ -96,7 +96,10 @@ impl Session {
             ("application_name", name),
             ("options", options),
         ];
-        for (key, value) in parameters.into_iter().filter(|(_, value)| !value.is_empty()) {
+        for (key, value) in parameters
+            .into_iter()
+            .filter(|(_, value)| !value.is_empty())
+        {
             startup.parameters.insert(key.into(), value.into());
         }
         let mut output = BytesMut::new();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::Cluster;
-use pgdata::confirm::{CONFIRMS, Confirmable, ConfirmError, Place, confirm_log};
+use pgdata::confirm::{CONFIRMS, ConfirmError, Confirmable, Place, confirm_log};
 use pgdata::feed::RowsNeeded;
 use pgdata::parse_lsn;
 use pgdata::sealer::SyncedLog;
@@ -107,7 +107,13 @@ async fn a_commit_waits_for_its_own_position_and_no_other() {
     let first = end(&cluster).await;
     let inserts = tokio::spawn({
         let cluster = Arc::clone(&cluster);
-        async move { ask(&cluster, &["SELECT pg_logical_emit_message(true, 'x', 'y')"]).await }
+        async move {
+            ask(
+                &cluster,
+                &["SELECT pg_logical_emit_message(true, 'x', 'y')"],
+            )
+            .await
+        }
     });
     until(&cluster, WAITING, "2").await;
     // What is not confirmed is not to be seen.

@@ -44,6 +44,7 @@ use volume::view::View;
 
 use self::announced::AnnouncedLog;
 use self::leaving::Word;
+pub(crate) use self::ordering::LogOrder;
 use self::restart::Restarted;
 use self::serving::ServingTasks;
 use super::backpressure::{self, Waits};
@@ -72,6 +73,8 @@ pub(crate) struct Active {
     pub sealer: Arc<Sealer>,
     /// Beats until the active beats itself.
     pub pulse: Option<Pulse>,
+    /// Whether its log is ordered.
+    pub log: LogOrder,
     /// Which run of PostgreSQL it is, if the server has said so.
     pub started: Option<ServerStarted>,
     // PostgreSQL goes before the mount that it works on.
@@ -88,8 +91,6 @@ struct Told {
     throughput: throughput::Told,
     /// What became of the parameters that operators want.
     configuring: configuring::Told,
-    /// Whether the log is ordered.
-    log: ordering::Told,
 }
 
 /// Who asked for a restart, and waits until it is done.
@@ -140,7 +141,6 @@ impl Active {
             waits: Arc::default(),
             throughput: Arc::default(),
             configuring,
-            log: Arc::default(),
         };
         let measuring = tokio::spawn(throughput::run(
             self.postgres.options().clone(),
@@ -177,7 +177,7 @@ impl Active {
         });
         // Commits are confirmed until their server has stopped.
         let _confirming = loop {
-            let tasks = ServingTasks::start(context, &self, &told);
+            let tasks = ServingTasks::start(context, &mut self, &told);
             let asked = Asked {
                 orders: &mut *orders,
                 through: &through,
@@ -386,7 +386,7 @@ impl Active {
             "retained": *told.retained.lock(),
             "waits": *told.waits.lock(),
             "throughput": *told.throughput.lock(),
-            "log": *told.log.lock(),
+            "log": self.log.told(),
             "server": *context.facts.lock(),
             "control": context.control_report(),
             "configured": told.configuring.version.load(Ordering::Relaxed),

@@ -21,7 +21,7 @@ use volume::private::PrivateDir;
 use volume::standby::ClaimWatch;
 
 use super::active::proxied::run_of;
-use super::active::{Active, read_control};
+use super::active::{Active, LogOrder, read_control};
 use super::context::{Context, SAY_WITHIN};
 use super::error::{AgentError, Result};
 use super::life::{Body, Life, Sight};
@@ -85,7 +85,8 @@ pub(super) async fn take_over(context: &Context, life: &mut Life) -> Result<Phas
         Body::Standby(..) => from_standby(context, life, announced, pulse, &mut phases).await?,
         _ => from_nothing(context, life, storage, announced, pulse, &mut phases).await?,
     };
-    if let Body::Active(active) = &life.body {
+    if let Body::Active(active) = &mut life.body {
+        active.order_log(context);
         active.tell_proxies(context, life.sight.horizons.clone());
         note(context, active, &life.sight, decision, phases, tail).await?;
     }
@@ -298,6 +299,7 @@ impl Direct {
             view,
             sealer,
             pulse: Some(pulse),
+            log: LogOrder::default(),
             started,
             postgres,
             mount,

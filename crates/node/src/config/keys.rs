@@ -40,7 +40,10 @@ pub(super) const OWN: Keys<'_> = &[
         "memory",
         &["cache", "overlay", "kernel_cache", "warm_every"],
     ),
-    ("storage", &["scrub_every", "scrub_rate", "claim_cap", "log"]),
+    (
+        "storage",
+        &["scrub_every", "scrub_rate", "claim_cap", "log"],
+    ),
     (
         "standby",
         &[

@@ -64,7 +64,10 @@ fn the_log_is_strict_unless_it_is_to_be_ordered() {
         LogMode::Ordered
     );
     let refused = refusal("[storage]\nlog = \"loose\"\n");
-    assert!(refused.contains("strict") && refused.contains("ordered"), "{refused}");
+    assert!(
+        refused.contains("strict") && refused.contains("ordered"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -25,9 +25,9 @@ pub fn is_ordered(settings: &[(String, String)]) -> bool {
         let mut set = settings.iter().rev();
         set.find(|(set, _)| set.eq_ignore_ascii_case(name))
     };
-    ordered().iter().all(|setting| {
-        last(setting.name).is_some_and(|(_, value)| *value == setting.value)
-    })
+    ordered()
+        .iter()
+        .all(|setting| last(setting.name).is_some_and(|(_, value)| *value == setting.value))
 }
 
 /// Why the log of a server with this configuration must be strict; `None` if it may be ordered.
@@ -68,7 +68,10 @@ mod tests {
     #[test]
     fn an_operators_standbys_slots_and_no_places_rule_it_out() {
         assert_eq!(why(""), None);
-        assert_eq!(why("synchronous_standby_names = ' '\nwal_level = replica\n"), None);
+        assert_eq!(
+            why("synchronous_standby_names = ' '\nwal_level = replica\n"),
+            None
+        );
         let names = why("synchronous_standby_names = 'ANY 1 (a, b)'\n").unwrap();
         assert!(names.contains("'ANY 1 (a, b)'") && names.contains("strict"));
         assert!(why("wal_level = Logical\n").unwrap().contains("replica"));

@@ -166,7 +166,10 @@ async fn nobody_else_is_sent_the_log() -> Result<()> {
         .output()
         .await?;
     let said = String::from_utf8_lossy(&receives.stderr).into_owned();
-    ensure!(!receives.status.success() && said.contains("max_wal_senders"), "{said}");
+    ensure!(
+        !receives.status.success() && said.contains("max_wal_senders"),
+        "{said}"
+    );
     let slots = session.batch_execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')");
     ensure!(slots.await.is_err(), "wal_level is replica");
     // Both refusals are in the server's log, where no healthy run has them.

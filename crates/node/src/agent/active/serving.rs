@@ -1,8 +1,8 @@
 //! What works with the active's running PostgreSQL, and leaves before it stops.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pgdata::settings;
 use tokio::task::JoinHandle;
 
 use super::super::context::Context;
@@ -23,19 +23,14 @@ pub(super) struct ServingTasks {
 }
 
 impl ServingTasks {
-    pub(super) fn start(context: &Context, active: &Active, told: &Told) -> ServingTasks {
+    pub(super) fn start(context: &Context, active: &mut Active, told: &Told) -> ServingTasks {
+        active.order_log(context);
+        let ordering = active.take_ordering();
         let (postgres, storage) = (&active.postgres, &active.storage);
         let server = Arc::clone(&context.server);
-        let ordering = Ordering::start(
-            Arc::clone(&server),
-            postgres.options(),
-            Arc::clone(&active.sealer),
-            Arc::clone(&active.view),
-            Arc::clone(&told.log),
-        );
         // Flushes that overlap do not wait for one another.
-        let suitable = match settings::is_ordered(&postgres.options().settings) {
-            true => Default::default(),
+        let suitable = match ordering.is_some() {
+            true => BTreeMap::new(),
             false => group_commit::suitable(&storage.replicas(), storage.sync_replicas()),
         };
         let configuring = configuring::run(

@@ -39,8 +39,8 @@ use volume::namespace::Namespace;
 
 use self::log_tail::LogTail;
 pub(crate) use self::settle::settle;
-use crate::agent::active::Active;
 use crate::agent::active::proxied::run_of;
+use crate::agent::active::{Active, LogOrder};
 use crate::agent::context::Context;
 use crate::agent::error::{AgentError, Result};
 use crate::agent::pulse::Pulse;
@@ -209,6 +209,7 @@ impl Switched {
             view: self.view,
             sealer: self.sealer,
             pulse: Some(pulse),
+            log: LogOrder::default(),
             started: self.started,
             postgres,
             mount,

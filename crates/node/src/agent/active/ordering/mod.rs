@@ -28,7 +28,9 @@ use volume::active::ActiveView;
 use volume::lsn::Lsn;
 
 use self::steps::{Effect, Event, Stage};
+use super::super::context::Context;
 use super::super::feedback;
+use super::Active;
 
 /// How long before something is tried again; doubles up to the second.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -47,7 +49,45 @@ pub(super) struct LogTold {
     why_strict: Option<String>,
 }
 
-pub(super) type Told = Arc<Mutex<LogTold>>;
+type Told = Arc<Mutex<LogTold>>;
+
+/// What an active has of this.
+#[derive(Default)]
+pub(crate) struct LogOrder {
+    running: Option<Ordering>,
+    told: Told,
+}
+
+impl LogOrder {
+    /// For the node's status.
+    pub(super) fn told(&self) -> LogTold {
+        self.told.lock().clone()
+    }
+}
+
+impl Active {
+    /// Begins to confirm commits at a server that was started for it, and orders its log when it can. As soon as it
+    /// serves: until then all commits wait.
+    pub(crate) fn order_log(&mut self, context: &Context) {
+        let is_ordered = settings::is_ordered(&self.postgres.options().settings);
+        if is_ordered && self.log.running.is_none() {
+            let parts = Parts {
+                postgres: self.postgres.options().clone(),
+                sealer: Arc::clone(&self.sealer),
+                view: Arc::clone(&self.view),
+                told: Arc::clone(&self.log.told),
+                at_most: watch::Sender::default(),
+                needed: watch::Sender::default(),
+            };
+            self.log.running = Some(Ordering::start(Arc::clone(&context.server), parts));
+        }
+    }
+
+    /// Who sees to it, to be told when the server stops.
+    pub(super) fn take_ordering(&mut self) -> Option<Ordering> {
+        self.log.running.take()
+    }
+}
 
 /// What it works with.
 #[derive(Clone)]
@@ -77,29 +117,10 @@ impl Drop for Confirming {
 }
 
 impl Ordering {
-    /// Begins to confirm commits at a server, and orders its log when it can; `None` if the server was not started for
-    /// that.
-    pub(super) fn start(
-        server: Arc<Server>,
-        postgres: &StartOptions,
-        sealer: Arc<Sealer>,
-        view: Arc<ActiveView>,
-        told: Told,
-    ) -> Option<Ordering> {
-        if !settings::is_ordered(&postgres.settings) {
-            return None;
-        }
-        let parts = Parts {
-            postgres: postgres.clone(),
-            sealer,
-            view,
-            told,
-            at_most: watch::Sender::default(),
-            needed: watch::Sender::default(),
-        };
+    fn start(server: Arc<Server>, parts: Parts) -> Ordering {
         let ((stop, stopped), (leave, left)) = (oneshot::channel(), oneshot::channel());
         let task = Confirming(tokio::spawn(run(server, parts, stopped, leave)));
-        Some(Ordering { stop, left, task })
+        Ordering { stop, left, task }
     }
 
     /// Makes the log strict, and lets others connect once all is durable that was answered. What is returned confirms
@@ -110,7 +131,6 @@ impl Ordering {
         let _ = tokio::time::timeout(SETTLES_WITHIN * 2, self.left).await;
         self.task
     }
-
 }
 
 impl Confirming {

@@ -84,12 +84,9 @@ pub(super) enum Effect {
 impl Stage {
     /// What follows from an event; one that comes too late changes nothing.
     pub(super) fn step(self, event: Event) -> (Stage, Vec<Effect>) {
-        use Stage::{
-            Connecting, Leaving, Ordered, Over, Proving, Settling, Taking, Waiting,
-        };
-        let strict = |why: String, then: Effect| {
-            vec![Effect::BeStrict(why), Effect::LeavePlaces, then]
-        };
+        use Stage::{Connecting, Leaving, Ordered, Over, Proving, Settling, Taking, Waiting};
+        let strict =
+            |why: String, then: Effect| vec![Effect::BeStrict(why), Effect::LeavePlaces, then];
         match (self, event) {
             (Settling | Leaving | Over, Event::Disconnected(_)) => (Over, vec![]),
             (Settling, Event::Settled) => (Leaving, vec![Effect::LeavePlaces]),
@@ -163,7 +160,10 @@ mod tests {
         for lost in [Event::PlaceLost, Event::Disconnected("x".into())] {
             let (stage, done) = after(&with(lost));
             assert_ne!(stage, Stage::Ordered);
-            assert!(matches!(done[0], Effect::BeStrict(_)), "before anything else");
+            assert!(
+                matches!(done[0], Effect::BeStrict(_)),
+                "before anything else"
+            );
             assert!(done.contains(&Effect::LeavePlaces));
         }
     }
@@ -173,7 +173,10 @@ mod tests {
         let refused = Event::SomePlaces("others".into());
         let (stage, done) = after(&[Event::Streams, refused.clone()]);
         assert_eq!(stage, Stage::Waiting);
-        assert!(done.contains(&Effect::LeavePlaces), "others may come and go");
+        assert!(
+            done.contains(&Effect::LeavePlaces),
+            "others may come and go"
+        );
         let (stage, done) = after(&[Event::Streams, refused, Event::Again]);
         assert_eq!((stage, done), (Stage::Taking, vec![Effect::TakePlaces]));
     }
@@ -202,7 +205,12 @@ mod tests {
     #[test]
     fn nothing_orders_the_log_once_it_is_to_stop() {
         let late = [Event::Streams, Event::AllPlaces, Event::Stop];
-        for event in [Event::Proved, Event::AllPlaces, Event::Streams, Event::Again] {
+        for event in [
+            Event::Proved,
+            Event::AllPlaces,
+            Event::Streams,
+            Event::Again,
+        ] {
             let (stage, done) = after(&[&late[..], &[event]].concat());
             assert_eq!((stage, done), (Stage::Settling, vec![]));
         }

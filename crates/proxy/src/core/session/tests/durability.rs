@@ -3,7 +3,8 @@
 use super::super::desk::{Desk, frames};
 use super::begin_and_write;
 
-const CANCELLED: &[u8] = b"SWARNUNG\0VWARNING\0C01000\0Mabgebrochen\0Fsyncrep.c\0L300\0RSyncRepWaitForLSN\0\0";
+const CANCELLED: &[u8] =
+    b"SWARNUNG\0VWARNING\0C01000\0Mabgebrochen\0Fsyncrep.c\0L300\0RSyncRepWaitForLSN\0\0";
 const TERMINATED: &[u8] = b"SWARNING\0VWARNING\0C57P01\0Mcanceled\0RSyncRepWaitForLSN\0\0";
 const OTHER: &[u8] = b"SWARNING\0VWARNING\0C01000\0Msomething\0Rexec_something\0\0";
 
