@@ -5,15 +5,31 @@
 //! the transaction is there on this server, and may be lost with it. Clients do not look at warnings, so they are told
 //! 08007 in place of the success.
 //!
+//! The same server may be asked about a commit whose answer was lost. It says that it has committed before that is durable,
+//! if the wait was cut short. So the question is a small commit itself where commits wait: it is behind the one that is
+//! asked about, and answered when both are durable.
+//!
 //! Invariant: once the warning has come, the client is not told that this unit is done; it is told once that nobody
 //! knows, and what else the server answers of this unit is swallowed.
 
 use super::super::frame::{self, Refusal};
+use super::super::outcome::Xid;
 use super::unit::Unit;
 use super::{Out, Session};
 
 /// Who warns, in every language.
 const WAITS: &[u8] = b"SyncRepWaitForLSN";
+
+/// Asks what became of a transaction; the answer comes when it is durable. Where commits do not wait, it writes nothing.
+pub(super) fn status_query(xid: Xid) -> String {
+    format!(
+        "SELECT pg_catalog.pg_xact_status('{}'::pg_catalog.xid8), \
+         CASE WHEN pg_catalog.current_setting('synchronous_standby_names') <> '' \
+         THEN pg_catalog.pg_logical_emit_message(true, 'understudy', \
+         pg_catalog.set_config('synchronous_commit', 'on', true)) END",
+        xid.0
+    )
+}
 
 /// What has become of a unit's commit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

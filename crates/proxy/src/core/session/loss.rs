@@ -11,7 +11,7 @@ use super::super::outcome::{self, Judgement, XactStatus};
 use super::super::sql::Kind;
 use super::ask::XidState;
 use super::doubt::{Doubt, Whereabouts};
-use super::local::Durability;
+use super::local::{self, Durability};
 use super::slots::Ask;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session};
@@ -257,10 +257,7 @@ impl Session {
         }
         match judged {
             Judgement::Ask => {
-                let text = format!(
-                    "SELECT pg_catalog.pg_xact_status('{}'::pg_catalog.xid8)",
-                    doubt.xid.0
-                );
+                let text = local::status_query(doubt.xid);
                 self.asked_status = None;
                 self.query_for_us(&text, out);
             }
@@ -302,6 +299,12 @@ impl Session {
         };
         let now = self.link.as_ref().and_then(|link| link.epoch());
         let is_same_epoch = now == Some(doubt.ran_on.epoch);
+        let is_local = |unit: &Unit| unit.durability != Durability::Waited;
+        if self.unit.as_deref().is_some_and(is_local) {
+            // The question's own wait was cancelled.
+            self.tell_unknown(out);
+            return;
+        }
         match self.asked_status.take() {
             Some(XactStatus::Committed) => {
                 self.in_doubt = None;

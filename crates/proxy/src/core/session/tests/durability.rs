@@ -93,6 +93,28 @@ fn a_session_that_is_ended_while_it_waits_is_not_asked_about() {
     assert_eq!(desk.written(), "", "nobody is asked");
 }
 
+/// The same server says that it has committed: the question waits until that is durable, and its wait may be cancelled, too.
+#[test]
+fn a_question_whose_own_wait_was_cancelled_decides_nothing() {
+    for (warning, told) in [(Some(CANCELLED), "08007 ZI"), (None, "COMMIT ZI")] {
+        let mut desk = Desk::ready();
+        begin_and_write(&mut desk, 700);
+        desk.say(b'Q', &[b"COMMIT\0"]);
+        desk.written();
+        desk.take_over(900);
+        let asked = desk.written();
+        assert!(
+            asked.contains("pg_xact_status('700'") && asked.contains("emit_message"),
+            "{asked}"
+        );
+        if let Some(warning) = warning {
+            desk.hear(&frames(&[(b'N', warning)]));
+        }
+        desk.answer_status("committed");
+        assert_eq!(desk.heard(), told);
+    }
+}
+
 /// What a client is told of one unit says nothing of the next.
 #[test]
 fn the_next_commit_is_judged_by_itself() {
