@@ -333,6 +333,15 @@ impl Active {
                     }
                     continue;
                 }
+                () = self.log.refused() => {
+                    context.order_no_log();
+                    match may_restart(context) {
+                        // Nobody waits for the answer.
+                        Ok(()) => return Some(oneshot::channel().0),
+                        Err(why) => tracing::error!(why, "PostgreSQL is not restarted, and commits go on waiting"),
+                    }
+                    continue;
+                }
                 Some(to) = asked.schedules.recv() => {
                     let ask = Ask::Failover { to, force: false };
                     Event::Asked(ask)

@@ -2,6 +2,7 @@
 //! its handle to the storage tier.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coordination::address::Address;
@@ -70,6 +71,8 @@ pub(crate) struct Context {
     pub driver: Arc<MachineDriver>,
     /// A handle that never owns an epoch, for records of nodes.
     pub registry: Arc<dyn Storage>,
+    /// PostgreSQL refused what an ordered log needs.
+    orders_no_log: AtomicBool,
     /// How far this node is while it is a standby.
     pub reached: Arc<Reached>,
 }
@@ -112,6 +115,7 @@ impl Context {
             facts: Arc::default(),
             driver,
             registry,
+            orders_no_log: AtomicBool::new(false),
             reached: Arc::default(),
         })
     }
@@ -168,9 +172,19 @@ impl Context {
         warmth::settings(&configuration, every)
     }
 
+    /// From now on until the agent is started again servers are started for a strict log.
+    pub(crate) fn order_no_log(&self) {
+        tracing::error!(
+            "PostgreSQL refuses the connection that confirms commits, so they wait: it is started again, with a strict \
+             log. Let the superuser connect for replication on the local socket in pg_hba.conf, then restart the agent"
+        );
+        self.orders_no_log.store(true, Ordering::Release);
+    }
+
     /// What an ordered log needs, if that is wanted and this configuration allows it.
     pub(crate) fn ordered_settings(&self, shared: &Configuration) -> Vec<Setting> {
-        if self.config.storage.log == LogMode::Strict {
+        if self.config.storage.log == LogMode::Strict || self.orders_no_log.load(Ordering::Acquire)
+        {
             return Vec::new();
         }
         let mut configuration = shared.clone();

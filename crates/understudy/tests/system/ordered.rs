@@ -175,3 +175,42 @@ async fn nobody_else_is_sent_the_log() -> Result<()> {
     // Both refusals are in the server's log, where no healthy run has them.
     stage.end().await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_server_that_refuses_the_agent_gets_a_strict_log() -> Result<()> {
+    let mut stage = stage("ordered-refused").await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    let node = stage.cluster.node(&active)?;
+    let config = node.config.display().to_string();
+    let hba = node.data.join("pgdata").join("pg_hba.conf");
+    let rest = std::fs::read_to_string(&hba)?;
+    std::fs::write(&hba, format!("local replication all reject\n{rest}"))?;
+    stage
+        .cluster
+        .run(&["reload", &active, "--config", &config])
+        .await?;
+    let session = connect(&stage.cluster.server(&active)?.config()).await?;
+    let ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                WHERE application_name = 'understudy_log'";
+    // Its own commit waits for nobody, and the restart ends the session.
+    drop(session.batch_execute(ends).await);
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        if let Ok(session) = connect(&stage.cluster.server(&active)?.config()).await
+            && let Ok(names) = session
+                .query_one("SHOW synchronous_standby_names", &[])
+                .await
+            && names.get::<_, String>(0).is_empty()
+        {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "it is not started again");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    stage.commits(200).await?;
+    let status = stage.status_of(&active).await?.context("a status")?;
+    ensure!(status["answer"]["log"]["ordered"] == false);
+    // The refusals are in the server's log.
+    stage.end().await
+}

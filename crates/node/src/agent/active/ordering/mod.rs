@@ -24,6 +24,7 @@ use pgserver::{Session, StartOptions};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
 use volume::active::ActiveView;
 use volume::lsn::Lsn;
 
@@ -37,6 +38,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long to wait before a stop until what was answered is durable, and the places are free.
 const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+/// A server that refuses the agent for so long has commits that wait for nobody: it is started again for a strict log.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(5);
 /// How often it is looked which rows standbys need.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -56,12 +59,20 @@ type Told = Arc<Mutex<LogTold>>;
 pub(crate) struct LogOrder {
     running: Option<Ordering>,
     told: Told,
+    refused: watch::Sender<bool>,
 }
 
 impl LogOrder {
     /// For the node's status.
     pub(super) fn told(&self) -> LogTold {
         self.told.lock().clone()
+    }
+
+    /// Waits until the server has refused the agent for so long that it must be started again.
+    pub(super) async fn refused(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.refused.subscribe().wait_for(|refused| *refused).await;
+        self.refused.send_replace(false);
     }
 }
 
@@ -76,6 +87,7 @@ impl Active {
                 sealer: Arc::clone(&self.sealer),
                 view: Arc::clone(&self.view),
                 told: Arc::clone(&self.log.told),
+                refused: self.log.refused.clone(),
                 at_most: watch::Sender::default(),
                 needed: watch::Sender::default(),
             };
@@ -96,6 +108,7 @@ struct Parts {
     sealer: Arc<Sealer>,
     view: Arc<ActiveView>,
     told: Told,
+    refused: watch::Sender<bool>,
     at_most: watch::Sender<Option<Lsn>>,
     needed: watch::Sender<RowsNeeded>,
 }
@@ -165,6 +178,7 @@ async fn run(
         tell,
         tasks: JoinSet::new(),
         attempt: 0,
+        unconfirmed: Some(Instant::now()),
         places: None,
         pause: PAUSE_MIN,
         leave: Some(leave),
@@ -190,6 +204,7 @@ async fn run(
             }
         };
         while driver.tasks.try_join_next().is_some() {}
+        driver.note_refusals(&event);
         let (next, effects) = stage.step(event);
         stage = next;
         for effect in effects {
@@ -219,6 +234,8 @@ struct Driver {
     tasks: JoinSet<()>,
     /// Counts how often the log had to be strict: what an earlier attempt has to say counts no more.
     attempt: u64,
+    /// Since when commits wait for nobody, if they do.
+    unconfirmed: Option<Instant>,
     places: Option<Held>,
     pause: Duration,
     /// Tells who waits that the places are free.
@@ -240,6 +257,19 @@ impl Driver {
             Effect::Order => self.order(),
             Effect::BeStrict(why) => self.be_strict(why),
             Effect::Settle => self.settle(),
+        }
+    }
+
+    fn note_refusals(&mut self, event: &Event) {
+        match event {
+            Event::Streams => self.unconfirmed = None,
+            Event::Disconnected(_) => {
+                let since = *self.unconfirmed.get_or_insert_with(Instant::now);
+                if since.elapsed() >= GIVES_UP_AFTER {
+                    self.parts.refused.send_replace(true);
+                }
+            }
+            _ => {}
         }
     }
 
