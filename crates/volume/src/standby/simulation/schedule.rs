@@ -367,7 +367,7 @@ impl Schedule {
             claim.release(&shared).await?;
             return Ok(());
         };
-        if seal.end.0 > self.active.log.len() as u64 {
+        if seal.end.max(seal.redo).0 > self.active.log.len() as u64 {
             let what = format!("{} needs log up to {:?}", seal.generation, seal.end);
             return Err(broken("a seal has its log", what));
         }

@@ -418,7 +418,8 @@ impl Parts {
         let session = session.await.map_err(|error| error.to_string())?;
         let number = |text: Option<String>| text.and_then(|text| text.parse::<u32>().ok());
         let asked = session.value("SHOW max_wal_senders").await;
-        let all = number(asked.map_err(|error| error.to_string())?);
+        let all = number(asked.map_err(|error| error.to_string())?)
+            .ok_or("the server does not say how many replication connections it takes")?;
         let version = session.value("SHOW server_version_num").await;
         let version = number(version.map_err(|error| error.to_string())?);
         let options = match version {
@@ -426,7 +427,7 @@ impl Parts {
             _ => "",
         };
         let mut places = Vec::new();
-        for _ in 1..all.unwrap_or(0) {
+        for _ in 1..all {
             match Place::take(&socket, &user, options).await {
                 Ok(place) => places.push(place),
                 Err(error) => {
