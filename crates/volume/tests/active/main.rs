@@ -11,5 +11,6 @@ mod inherit;
 mod journal;
 mod model;
 mod names;
+mod ordered;
 mod seals;
 mod yielding;
