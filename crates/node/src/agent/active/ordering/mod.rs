@@ -180,6 +180,7 @@ async fn run(
         attempt: 0,
         unconfirmed: Some(Instant::now()),
         places: None,
+        leaving: None,
         pause: PAUSE_MIN,
         leave: Some(leave),
     };
@@ -222,7 +223,7 @@ type Happened = (Option<u64>, Event);
 /// Places that are being taken, or are taken.
 struct Held {
     /// They are left when this is dropped.
-    hold: Option<oneshot::Sender<()>>,
+    hold: oneshot::Sender<()>,
     /// Fails when they have been.
     gone: oneshot::Receiver<()>,
 }
@@ -237,6 +238,8 @@ struct Driver {
     /// Since when commits wait for nobody, if they do.
     unconfirmed: Option<Instant>,
     places: Option<Held>,
+    /// Fails when those that were given up last have been left.
+    leaving: Option<oneshot::Receiver<()>>,
     pause: Duration,
     /// Tells who waits that the places are free.
     leave: Option<oneshot::Sender<()>>,
@@ -248,11 +251,7 @@ impl Driver {
             Effect::Connect => self.connect(),
             Effect::Pause => self.pause(),
             Effect::TakePlaces => self.take_places(),
-            Effect::LeavePlaces => {
-                if let Some(held) = &mut self.places {
-                    drop(held.hold.take());
-                }
-            }
+            Effect::LeavePlaces => self.leave_places(),
             Effect::Prove => self.prove(),
             Effect::Order => self.order(),
             Effect::BeStrict(why) => self.be_strict(why),
@@ -354,7 +353,6 @@ impl Driver {
 
     fn take_places(&mut self) {
         let ((hold, released), (going, gone)) = (oneshot::channel(), oneshot::channel());
-        let hold = Some(hold);
         self.places = Some(Held { hold, gone });
         let (parts, tell, attempt) = (self.parts.clone(), self.tell.clone(), self.attempt);
         self.tasks.spawn(async move {
@@ -371,14 +369,28 @@ impl Driver {
         });
     }
 
+    /// Whoever comes next is sent what is flushed: that must be durable by then.
+    fn leave_places(&mut self) {
+        let Some(Held { hold, gone }) = self.places.take() else {
+            return;
+        };
+        self.leaving = Some(gone);
+        let parts = self.parts.clone();
+        self.tasks.spawn(async move {
+            // If it fails, the server is about to end.
+            let _ = parts.sealer.answered_is_durable(&parts.view).await;
+            drop(hold);
+        });
+    }
+
     /// Tells who waits for it when the places are free.
     fn tell_left(&mut self) {
         let Some(leave) = self.leave.take() else {
             return;
         };
-        let places = self.places.take();
+        let leaving = self.leaving.take();
         self.tasks.spawn(async move {
-            if let Some(Held { gone, .. }) = places {
+            if let Some(gone) = leaving {
                 // It only ever fails.
                 let _ = gone.await;
             }

@@ -69,7 +69,7 @@ pub(super) enum Effect {
     Pause,
     /// Take the other places.
     TakePlaces,
-    /// Give them up.
+    /// Give them up, as soon as what was answered early is durable.
     LeavePlaces,
     /// See whether a commit waits.
     Prove,
