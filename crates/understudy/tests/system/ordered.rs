@@ -102,7 +102,9 @@ fn hold_zones(stage: &mut Stage, hold: bool) -> Result<()> {
     for zone in [1, 2] {
         let process = stage.cluster.zone_process(zone).context("it runs")?;
         match hold {
-            true => drop(process.pause()),
+            true => {
+                process.pause();
+            }
             false => process.resume(),
         }
     }

@@ -2,7 +2,7 @@
 //! ([`pgdata::confirm`]).
 //!
 //! Whether it is ordered at a time, [`steps`] decides; here its effects are carried out. A server that was not started
-//! for it ([`pgdata::settings::ordered`]) has a strict log, and nothing of this runs.
+//! for it ([`pgdata::settings::ordered()`]) has a strict log, and nothing of this runs.
 //!
 //! Invariant: whoever waits for a commit is confirmed as long as the server runs: the connection that confirms is the
 //! last of the agent's that leaves a server which stops.
