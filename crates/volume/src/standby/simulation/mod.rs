@@ -52,10 +52,10 @@
 //! | `KeptFromEarlier` | 1311 | queries |
 //! | `AnswersAfterSleep` | 132 | redo |
 //! | `LatestInsteadOfSealed` | 8 | queries |
-//! | `ConfirmedEarly` | ? | acknowledged commits |
-//! | `ConfirmedOutOfOrder` | ? | acknowledged commits |
-//! | `SealedBeforeItsLog` | ? | seals |
-//! | `EndOfTheDurable` | ? | queries |
+//! | `ConfirmedEarly` | of those with an ordered log | acknowledged commits |
+//! | `ConfirmedOutOfOrder` | of those with an ordered log | acknowledged commits |
+//! | `SealedBeforeItsLog` | of those with an ordered log | seals |
+//! | `EndOfTheDurable` | of those with an ordered log | queries |
 //!
 //! In half of the histories backends hesitate where a checkpoint may come between with consequences
 //! (`DroppedWithoutVersion` and `NamesTaken` are about that).
