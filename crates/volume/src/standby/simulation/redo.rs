@@ -151,7 +151,8 @@ impl Standby {
     /// going when the generation was cut, so that nobody will ever look (N7; there the earlier seal
     /// helps, or the operator). A standby that has moved never meets that.
     fn misfit(&mut self, id: PageId, what: String) -> Held<()> {
-        match self.moves == 0 && !self.at_attach.is_live(id.file.rel) {
+        let will_be_looked_at = self.at_attach.is_live_since(id.file.rel, self.applied);
+        match self.moves == 0 && !will_be_looked_at {
             true => {
                 self.excused += 1;
                 Ok(())
