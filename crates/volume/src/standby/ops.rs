@@ -47,11 +47,27 @@ impl State {
             Found::Nothing => {}
         }
         let class = self.class_at(at)?;
+        self.remove_orphan_init(at);
         let ino = self.overlay.next_ino();
         let item = self.new_item(at, class, new, ownership, now);
         self.overlay.inodes.insert(ino, Arc::new(item));
         self.lead(at, Some(ino), class);
         self.attr(ino)
+    }
+
+    /// Redo makes no other fork of an unlogged relation than its init fork. So where it makes one that an init fork of the
+    /// base hides, that is of another relation of the number, whose creation was lost with the end of a dead active's
+    /// log: with it in place, PostgreSQL would empty the new one when it is promoted.
+    fn remove_orphan_init(&mut self, (dir, name): At<'_>) {
+        let by = std::str::from_utf8(name).ok();
+        let by = by.and_then(|name| self.layout.hidden_by(name));
+        let Some(by) = by.as_deref().map(str::as_bytes) else {
+            return;
+        };
+        let is_of_base = self.overlay.name(dir, by).is_none() && self.base_name(dir, by).is_some();
+        if is_of_base {
+            self.lead((dir, by), None, FileClass::Data);
+        }
     }
 
     fn new_item(

@@ -158,6 +158,9 @@ impl Mover<'_> {
             };
             let after = new.directory(dir_id).ok();
             let dir = self.old.ino_of(dir_id);
+            if !self.is_in_view(dir) {
+                continue;
+            }
             for (name, id) in before {
                 let elsewhere = new.get(*id).is_some_and(|i| i.is_linked());
                 let replaced = after.is_some_and(|names| names.contains_key(name));
@@ -278,6 +281,19 @@ impl Mover<'_> {
         let home = self.old.home(ino);
         let found = home.and_then(|(dir, name)| self.old.find(dir, &name).ok());
         found == Some(Found::Inode(ino))
+    }
+
+    /// The same, and the directories on the way to it: one that redo made hides the base's of that name, with all that is
+    /// in it.
+    fn is_in_view(&self, ino: Ino) -> bool {
+        let mut at = ino;
+        while at != Ino::ROOT {
+            let Some((dir, _)) = self.old.home(at).filter(|_| self.is_shown(at)) else {
+                return false;
+            };
+            at = dir;
+        }
+        true
     }
 
     /// Whether a name that the new base has not hides others of it: the init fork of an unlogged relation goes at

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dax::ids::{BlockIndex, BlockKey, FileId, Version};
 
-use super::overlay::Content;
+use super::overlay::{Content, is_created};
 use super::rebase::Move;
 use super::state::{BlockSource, State};
 use super::testing::*;
@@ -482,6 +482,31 @@ fn a_fork_that_redos_own_init_fork_hid_stays_hidden_when_a_base_brings_it() {
     active.remove("base/6/1000", false);
     let state = moved(&state, active.seal(3, 600, 600), &[], &[]);
     assert_eq!(state.overlay.items(), 0);
+}
+
+// A directory that redo made hides the base's of that name until its stamp allows. What is in the hidden one is not shown, so
+// a move need not keep it: kept, it came back at a takeover without a name, and with what had been cut from it.
+#[test]
+fn what_is_in_a_hidden_directory_is_not_kept() {
+    let mut active = Builder::new();
+    let mut state = attached(active.seal(1, 100, 200));
+    at(&mut state, 600);
+    state.make("base/6", NewInode::Directory);
+    state.make("base/6/1000", NewInode::File);
+    active.make_dir("base/6");
+    active.file("base/6/1000", 1);
+    let mut state = moved(&state, active.seal(2, 500, 550), &[], &[]);
+    state.drop_file("base/6/1000");
+    active.remove("base/6/1000", true);
+    let state = moved(&state, active.seal(3, 590, 600), &[], &[]);
+    assert!(state.names("base/6").is_empty());
+    assert!(state.kept.is_empty());
+    let names = state
+        .overlay
+        .names
+        .values()
+        .flat_map(|names| names.values());
+    assert!(names.filter_map(|item| item.target).all(is_created));
 }
 
 // Rule 4: a file replaced by a rename, as the relation map.

@@ -259,7 +259,7 @@ impl Standby {
         self.files.mkdir(&directory(to)).map_err(|e| failed(e))?;
         let names = self.files.names(&directory(from))?;
         let names = names.ok_or_else(|| broken(REDO, format!("database {from} is missing")))?;
-        for name in names {
+        for name in &names {
             let path = format!("{}/{name}", directory(from));
             let data = self.files.read(&path).await.map_err(|e| failed(e))?;
             self.between().await?;
@@ -269,11 +269,14 @@ impl Standby {
                 self.files.write(&path, data).await.map_err(|e| failed(e))?;
             }
         }
-        // Copies of stubs stay for good in PostgreSQL, where their numbers do not come again so soon.
-        let copied = self.stubs.iter().filter(|stub| stub.rel.db == from);
-        let copied = copied.map(|stub| {
-            let number = stub.rel.number;
-            Rel { db: to, number }.file(stub.fork)
+        let copied = names.iter().filter_map(|name| File::parse(from, name));
+        // Copies of what relations have left behind stay for good in PostgreSQL, where their numbers do not come again
+        // so soon.
+        let is_left = |file: &File| !self.truth.relations.contains_key(&file.rel);
+        let copied = copied.filter(|file| file.fork == Fork::Main && is_left(file));
+        let copied = copied.map(|left| {
+            let number = left.rel.number;
+            Rel { db: to, number }.file(left.fork)
         });
         let copied: Vec<File> = copied.collect();
         self.stubs.extend(copied);
