@@ -259,6 +259,22 @@ impl Shared {
             .for_each(|replica| self.send_queued(replica));
     }
 
+    /// A store is met in a new run: the others are asked, so that those who know better of it say so.
+    pub fn ask_who_knows(&mut self, replica: ReplicaId) {
+        let mut others = self.links.up();
+        others.remove(replica);
+        others.iter().for_each(|other| self.ping(other));
+        self.prove();
+    }
+
+    /// Whether it is certain by now of somebody that it has lost nothing: what it acknowledged counts.
+    pub fn prove(&mut self) {
+        let quorums = self.quorums;
+        if self.links.prove(|those| quorums.is_epoch(those)) {
+            self.judge_pending();
+        }
+    }
+
     fn ping(&mut self, replica: ReplicaId) {
         self.links
             .ask(replica, Asker::Ping, Request::Ping, self.now, &mut self.out);
