@@ -37,7 +37,7 @@ use super::simulation::flaw::Flaw;
 use super::state::{Found, State};
 use crate::layout::FileClass;
 use crate::lsn::Lsn;
-use crate::namespace::{Change, Inode, Name};
+use crate::namespace::{Change, Directory, Inode, Name};
 use crate::seal::Base;
 use crate::view::{FileKind, Ino};
 
@@ -164,7 +164,9 @@ impl Mover<'_> {
             for (name, id) in before {
                 let elsewhere = new.get(*id).is_some_and(|i| i.is_linked());
                 let replaced = after.is_some_and(|names| names.contains_key(name));
-                if elsewhere || (replaced && !self.is_in_use(*id)) {
+                let is_stub =
+                    || after.is_some_and(|after| self.is_stub_in_the_way(after, name, *id));
+                if elsewhere || (replaced && (!self.is_in_use(*id) || is_stub())) {
                     continue;
                 }
                 let shown = self.old.overlay.name(dir, name).is_none()
@@ -183,6 +185,15 @@ impl Mover<'_> {
     fn is_in_use(&self, id: FileId) -> bool {
         let ino = self.old.ino_of(id);
         self.old.item(ino).is_some() || (self.to.is_open)(ino)
+    }
+
+    /// Whether a name is that of an empty file, and hidden in the new base by the init fork of an unlogged relation that
+    /// has the number now: PostgreSQL, promoted, makes that one's main fork there.
+    fn is_stub_in_the_way(&self, after: &Directory, name: &Name, id: FileId) -> bool {
+        let by = std::str::from_utf8(name).ok();
+        let by = by.and_then(|name| self.old.layout.hidden_by(name));
+        let is_empty = || self.old.size(self.old.ino_of(id)).is_ok_and(|s| s == 0);
+        by.is_some_and(|by| after.contains_key(by.as_bytes())) && is_empty()
     }
 
     /// An empty file without private changes is the stub of a removed relation.

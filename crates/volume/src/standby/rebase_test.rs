@@ -484,6 +484,22 @@ fn a_fork_that_redos_own_init_fork_hid_stays_hidden_when_a_base_brings_it() {
     assert_eq!(state.overlay.items(), 0);
 }
 
+// A standby keeps the stub of a removed relation for a while. The next base has an unlogged relation of that number: the
+// stub would be where PostgreSQL makes its main fork at promotion.
+#[test]
+fn a_stub_where_an_unlogged_relation_is_now_is_not_kept() {
+    let mut active = Builder::new();
+    let stub = active.file("base/5/1000", 1);
+    let mut state = attached(active.seal(1, 100, 200));
+    at(&mut state, 300);
+    state.truncate(Ino(stub.0), 0, None, NOW).unwrap();
+    active.remove("base/5/1000", false);
+    active.file("base/5/1000", 1);
+    active.file("base/5/1000_init", 1);
+    let state = moved(&state, active.seal(2, 400, 400), &[], &[]);
+    assert_eq!(state.names("base/5"), ["1000_init"]);
+}
+
 // A directory that redo made hides the base's of that name until its stamp allows. What is in the hidden one is not shown, so
 // a move need not keep it: kept, it came back at a takeover without a name, and with what had been cut from it.
 #[test]

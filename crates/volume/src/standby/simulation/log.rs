@@ -178,6 +178,7 @@ impl Truth {
             Record::Truncate { rel, blocks } => {
                 let relation = self.relations.get_mut(&rel).expect("it was created");
                 relation.pages.truncate(blocks as usize);
+                relation.visible &= blocks > 0;
             }
             Record::Doom { db } => drop(self.databases.insert(db, Standing::Doomed)),
             Record::DropDb { db } => {

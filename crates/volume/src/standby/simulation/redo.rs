@@ -216,6 +216,13 @@ impl Standby {
                 .await
                 .map_err(|e| failed(e))?;
         }
+        // Of nothing there is no map.
+        let map = rel.file(Fork::Visibility);
+        let path = map.path();
+        if blocks == 0 && self.files.size(&path)?.is_some() {
+            self.forget(|id| id.file == map);
+            self.files.resize(&path, 0).await.map_err(|e| failed(e))?;
+        }
         Ok(())
     }
 
