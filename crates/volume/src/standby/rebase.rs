@@ -313,8 +313,9 @@ impl Mover<'_> {
     fn hides_in_new(&self, dir: Ino, (dir_id, name): (FileId, &Name)) -> bool {
         let names = &self.to.base.namespace;
         let hidden = names_hidden_by(&*self.old.layout, names, (dir_id, name));
-        let mut hidden = hidden.iter();
-        hidden.any(|other| self.old.overlay.name(dir, other).is_none())
+        let own = || hidden.iter().map(|other| self.old.overlay.name(dir, other));
+        let is_made = own().flatten().any(|item| item.target.is_some());
+        !is_made && own().any(|item| item.is_none())
     }
 
     /// Drops the names that the new base has as the view shows them.
