@@ -238,7 +238,7 @@ impl Shared {
     /// A tick: what has waited for it is sent.
     pub fn send_what_waited(&mut self) {
         #[cfg(test)]
-        if self.flaw == Some(Flaw::UnadmittedReads) && self.now.as_millis() % 300 < 20 {
+        if self.flaw == Some(Flaw::UnadmittedReads) && self.now.as_millis() % 900 < 20 {
             let late = self.links.up().without(self.links.admitted());
             late.iter().for_each(|replica| self.announce(replica));
         }
