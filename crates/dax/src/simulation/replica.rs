@@ -181,6 +181,11 @@ impl Replica {
         copy.map(|copy| copy.position.commit)
     }
 
+    /// The members that the copy has.
+    pub fn copied_members(&self) -> Option<&Membership> {
+        self.copy.as_ref()?.membership.as_deref()
+    }
+
     /// The copy takes the directory's place. It is down.
     pub fn go_back(&mut self) {
         if let Some(copy) = self.copy.take() {
