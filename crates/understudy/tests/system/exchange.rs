@@ -124,7 +124,15 @@ async fn an_exchange_outlives_the_active_and_zones() -> Result<()> {
     tokio::time::sleep(Duration::from_secs(1)).await;
     stage.cluster.start_zone(1)?;
     stage.zone(&["replace", &old, &new]).await?;
-    ensure!(stage.zone_members().await?.contains(&new));
+    // What is listed is what the zones say that are reached first; one that was away may not have heard of the end yet.
+    let until = tokio::time::Instant::now() + TIMEOUT;
+    while !stage.zone_members().await?.contains(&new) {
+        ensure!(
+            tokio::time::Instant::now() < until,
+            "the new zone is no member"
+        );
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
     stage.cluster.wait_follows(&dead, TIMEOUT).await?;
 
     // Given up as well: the members are as before.
