@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
+use super::hidden::hider_of;
 use super::overlay::{Attrs, Created, InodeItem, NameItem, OwnCut, Stamped, is_created};
 use super::state::{Found, State};
 use crate::error::{Error, Result};
@@ -59,8 +60,7 @@ impl State {
     /// base hides, that is of another relation of the number, whose creation was lost with the end of a dead active's
     /// log: with it in place, PostgreSQL would empty the new one when it is promoted.
     fn remove_orphan_init(&mut self, (dir, name): At<'_>) {
-        let by = std::str::from_utf8(name).ok();
-        let by = by.and_then(|name| self.layout.hidden_by(name));
+        let by = hider_of(&*self.layout, name);
         let Some(by) = by.as_deref().map(str::as_bytes) else {
             return;
         };

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
-use super::hidden::{Hidden, names_hidden_by};
+use super::hidden::{Hidden, hider_of, names_hidden_by};
 use super::overlay::{Content, InodeItem, NameItem, is_created};
 #[cfg(test)]
 use super::simulation::flaw::Flaw;
@@ -190,8 +190,7 @@ impl Mover<'_> {
     /// Whether a name is that of an empty file, and hidden in the new base by the init fork of an unlogged relation that
     /// has the number now: PostgreSQL, promoted, makes that one's main fork there.
     fn is_stub_in_the_way(&self, after: &Directory, name: &Name, id: FileId) -> bool {
-        let by = std::str::from_utf8(name).ok();
-        let by = by.and_then(|name| self.old.layout.hidden_by(name));
+        let by = hider_of(&*self.old.layout, name);
         let is_empty = || self.old.size(self.old.ino_of(id)).is_ok_and(|s| s == 0);
         by.is_some_and(|by| after.contains_key(by.as_bytes())) && is_empty()
     }
