@@ -33,6 +33,8 @@ const TOGETHER: usize = 8;
 const APPLY_AGAIN: Duration = Duration::from_millis(200);
 /// How long after the catalog could not be read.
 const READ_AGAIN: Duration = Duration::from_millis(100);
+/// How long a client that logs in waits at most for a primary to let clients in.
+const OPENS_IN: Duration = Duration::from_secs(5);
 
 /// What a client's session is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -368,6 +370,18 @@ impl Hub {
         if let Err(error) = self.zones.remember(epoch, &what.to_string()).await {
             tracing::warn!(%error, "the history cannot be written");
         }
+    }
+
+    /// Waits for as long as this manager is primary and about to let clients in, which takes some milliseconds.
+    pub async fn about_to_serve(&self) {
+        let mut serving = self.serving();
+        let opens = async {
+            while self.look(Manager::epoch).is_some() && serving.borrow_and_update().is_none() {
+                // If it loses the epoch instead, nobody says so here.
+                let _ = tokio::time::timeout(READ_AGAIN, serving.changed()).await;
+            }
+        };
+        let _ = tokio::time::timeout(OPENS_IN, opens).await;
     }
 
     /// Reads the catalog anew. One after the other: what somebody has read before is not put back by somebody who is slower.

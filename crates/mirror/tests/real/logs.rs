@@ -38,7 +38,7 @@ fn nobody_serves_with_a_log_that_lacks_what_members_have() {
     for at in 0..2 {
         site.manage(at);
     }
-    let both_are = |site: &Site| is(site, 0, "Ahead") && is(site, 1, "Ahead");
+    let both_are = |site: &Site| is(site, 0, "Foreign") && is(site, 1, "Foreign");
     site.wait("both say why", || both_are(&site));
     std::thread::sleep(Duration::from_secs(3));
     assert!(both_are(&site) && site.primary().is_none());

@@ -92,7 +92,9 @@ impl Roles {
     /// Makes them here, with what they are and have there, and nothing else.
     pub(super) async fn make(&self, hub: &Hub, elsewhere: &Target) -> Result<(), TransferError> {
         let own = elsewhere.user.as_str();
-        let others = self.names.iter().filter(|name| *name != own);
+        // PostgreSQL's own cannot be altered.
+        let is_altered = |name: &&String| *name != own && !name.starts_with("pg_");
+        let others = self.names.iter().filter(is_altered);
         let mut text: String = others
             .map(|name| format!("ALTER ROLE {} RESET ALL;\n", quoted(name)))
             .collect();
