@@ -6,7 +6,7 @@
 
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::BytesMut;
@@ -38,6 +38,7 @@ pub(crate) struct Conn {
     pub peer: String,
     volume: OnceLock<Arc<Volume>>,
     announced: AtomicU32,
+    left: AtomicBool,
     known: Mutex<Known>,
     applied: Mutex<u64>,
     progress: Condvar,
@@ -83,6 +84,7 @@ impl Conn {
             peer,
             volume: OnceLock::new(),
             announced: AtomicU32::new(0),
+            left: AtomicBool::new(false),
             known: Mutex::new(Known::Version(Version::ZERO)),
             applied: Mutex::new(0),
             progress: Condvar::new(),
@@ -169,6 +171,18 @@ impl Conn {
     /// The client speaks under `epoch`.
     pub fn announce(&self, epoch: Epoch) {
         self.announced.fetch_max(epoch.0, Ordering::Relaxed);
+    }
+
+    /// The client has given the connection up: none of its writes is acknowledged any more, because an acknowledgement
+    /// covers all that came before.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+        self.close();
+    }
+
+    /// Whether the client is known to have given it up.
+    pub fn is_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
     }
 
     /// Reads see the client's writes up to this number from now on.

@@ -31,9 +31,10 @@ impl Committer {
     pub(crate) fn decide(&mut self, work: Work, round: &mut Round) -> Result<(), EngineError> {
         round.urgent |= work.is_urgent();
         match work {
+            Work::Write(conn, ..) | Work::Refuse(conn, ..) if conn.is_left() => {}
             Work::Write(conn, _, write) if self.is_given_up(&conn, write.epoch) => {
                 tracing::debug!(client = %conn.peer, "a write came on a connection that its client gave up: left");
-                conn.close();
+                conn.leave();
             }
             Work::Write(conn, number, write) => {
                 round.received(&conn, number);

@@ -191,7 +191,8 @@ impl World {
     }
 
     /// Whether so many others that count were told of commits which the copy of this store lacks that no read quorum is
-    /// without one of them: no other copy can be told from the directory itself.
+    /// without one of them: no other copy can be told from the directory itself. Nor can one from before an exchange, with
+    /// those who were members then and have been away since: by its members, too, somebody who knows has to be asked.
     pub fn is_copy_known_as_old(&self, index: u8) -> bool {
         let replica = &self.replicas[usize::from(index)];
         let Some(commit) = replica.copied_commit().filter(|_| replica.counts()) else {
@@ -202,7 +203,10 @@ impl World {
             let mut seen = other.sightings.of(replica.store());
             seen.any(|seen| seen.commit > commit)
         };
-        self.who_counts(true).into_iter().all(|(members, sync)| {
+        let of_copy = replica.copied_members().into_iter();
+        let of_copy = of_copy.map(|then| (then.members.clone(), then.sync_replicas));
+        let mut who = self.who_counts(true).into_iter().chain(of_copy);
+        who.all(|(members, sync)| {
             let others = members.iter().filter(|m| m.store != replica.store());
             let unknowing = others.filter(|m| !knows(m)).count();
             unknowing + usize::from(sync) < members.len()

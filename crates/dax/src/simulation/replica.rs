@@ -117,19 +117,25 @@ impl Replica {
         let before = self.peer.fence.grant().clone();
         let mut sent = Vec::new();
         for (conn, id, request) in std::mem::take(&mut self.queue) {
-            let rebuilt = matches!(request, Request::Rebuilt { .. });
             if !matches!(request, Request::Write(_)) {
                 // What comes after a write sees it.
                 sent.extend(self.peer.commit());
             }
-            sent.extend(self.peer.handle(conn, id, request));
-            self.went_back &= !rebuilt || self.peer.rebuilding;
+            sent.extend(self.handle(conn, id, request));
         }
         sent.extend(self.peer.commit());
         let now = self.peer.fence.grant();
         if *now != before {
             sent.extend(self.fenced(now));
         }
+        sent
+    }
+
+    /// Takes one request; one that went back and is rebuilt counts again.
+    fn handle(&mut self, conn: ConnId, id: u64, request: Request) -> Vec<Sent> {
+        let rebuilt = matches!(request, Request::Rebuilt { .. });
+        let sent = self.peer.handle(conn, id, request);
+        self.went_back &= !rebuilt || self.peer.rebuilding;
         sent
     }
 
@@ -150,7 +156,7 @@ impl Replica {
         self.announced.clear();
         for (conn, id, request) in std::mem::take(&mut self.queue) {
             if torn && rng.random_ratio(1, 2) {
-                self.peer.handle(conn, id, request);
+                self.handle(conn, id, request);
                 self.peer.commit();
             }
         }
@@ -179,6 +185,11 @@ impl Replica {
             .as_ref()
             .filter(|copy| copy.store == self.peer.store);
         copy.map(|copy| copy.position.commit)
+    }
+
+    /// The members that the copy has.
+    pub fn copied_members(&self) -> Option<&Membership> {
+        self.copy.as_ref()?.membership.as_deref()
     }
 
     /// The copy takes the directory's place. It is down.

@@ -7,7 +7,7 @@ use super::checkers::{Checkers, Violation};
 use super::faults::Faults;
 use super::flaw::Flaw;
 use super::history::{
-    Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome, RecordId, Shelf,
+    Action, ClientId, Content, DAMAGED, Event, NOTHING, OpNumber, Outcome, RecordId, Shelf,
 };
 use super::trace::Trace;
 use super::workload::{Intent, Reader, SealOf, Writer};
@@ -437,6 +437,8 @@ impl Schedule {
                 || images.iter().any(newest_of)
         };
         let kept = shelf.iter().filter(|(slot, _)| is_kept(slot));
+        // A damaged copy is none. Where nobody has another one, nothing was durable, and nothing can be sent.
+        let kept = kept.filter(|(_, content)| **content != DAMAGED);
         kept.map(|(slot, content)| (*slot, *content)).collect()
     }
 

@@ -123,7 +123,7 @@ impl Locks {
     }
 
     /// Whom a waiting transaction waits for: those that have the class, and those that wait before it.
-    fn before(&self, tx: Tx) -> Vec<Tx> {
+    pub fn before(&self, tx: Tx) -> Vec<Tx> {
         let Some(queue) = self
             .waiting
             .get(&tx)

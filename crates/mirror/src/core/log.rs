@@ -12,6 +12,8 @@
 //! by an owner whose epoch is over and that nobody found when the next owner began cannot follow on what that one wrote, so
 //! reading ends where the last owner's log ends.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -19,6 +21,35 @@ use super::record::{Number, Record};
 
 const MAGIC: [u8; 8] = *b"USmirr01";
 const HEAD_BYTES: usize = 48;
+
+/// Which log it is: a random number that it keeps for as long as it lasts. Members say which one they belong to, so that another
+/// log is not taken for theirs because it has the numbers that they lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Identity(pub u128);
+
+impl Identity {
+    /// Reads what [`fmt::Display`] writes, as PostgreSQL's type `uuid` does.
+    pub fn parse(text: &str) -> Option<Identity> {
+        let digits: String = text.chars().filter(|letter| *letter != '-').collect();
+        let is_whole = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let number = u128::from_str_radix(&digits, 16).ok();
+        number.filter(|_| is_whole).map(Identity)
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = format!("{:032x}", self.0);
+        let parts = [
+            &digits[..8],
+            &digits[8..12],
+            &digits[12..16],
+            &digits[16..20],
+            &digits[20..],
+        ];
+        f.write_str(&parts.join("-"))
+    }
+}
 
 /// Where a log goes on: after everything before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -186,6 +217,16 @@ mod tests {
             ..Statement::default()
         };
         Record::of(number, Claims::default(), vec![statement])
+    }
+
+    #[test]
+    fn an_identity_is_written_as_postgresql_does() {
+        let text = "00000000-0000-00ab-cdef-000000000001";
+        let identity = Identity::parse(text).expect("it is one");
+        assert_eq!(identity, Identity(0x00ab_cdef_0000_0000_0001));
+        assert_eq!(identity.to_string(), text);
+        assert_eq!(Identity::parse(&text[1..]), None);
+        assert_eq!(Identity::parse(&text.replace('a', "+")), None);
     }
 
     #[test]

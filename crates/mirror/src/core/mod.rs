@@ -1,8 +1,9 @@
 //! What a replication manager decides: events in, effects out, no clock, socket, thread or chance.
 //!
-//! Owns the order of transactions (`class`, `locks`, `schedule`), what the log says of them (`record`, `log`), what a
+//! Owns the order of transactions (`class`, `locks`, `circle`, `schedule`), what the log says of them (`record`, `log`), what a
 //! member has of it (`ledger`), who may serve (`manager`), and which sessions go on elsewhere (`gate`, `moving`).
 
+pub mod circle;
 pub mod class;
 pub(crate) mod flaw;
 pub mod gate;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::class::Claims;
+use super::class::{Claims, Class, Mode};
 
 /// A transaction's place in the log: 1 for the first, and no number is left out.
 #[derive(
@@ -125,6 +125,15 @@ pub struct Draft {
     pub statements: Vec<Statement>,
     /// How far it has advanced sequences: their names, and the last values.
     pub sequences: Vec<(String, i64)>,
+}
+
+impl Draft {
+    /// Whether definitions may be others after it. Nothing else is executed at the same time.
+    pub fn is_definition(&self) -> bool {
+        self.claims
+            .iter()
+            .any(|claim| claim == (&Class::Database, Mode::Exclusive))
+    }
 }
 
 /// A transaction in the log: it has committed as soon as this is durable.

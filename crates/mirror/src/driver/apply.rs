@@ -17,7 +17,6 @@ use proxy::core::settings::quote_literal;
 
 use super::member::{Member, answers, digest_of, put_commit, put_number};
 use super::wire::{Postgres, Wire, WireError, tag};
-use crate::core::class::{Class, Mode};
 use crate::core::manager::Life;
 use crate::core::record::{Number, Record, Statement};
 
@@ -82,10 +81,12 @@ impl Applier {
         }
     }
 
-    /// Makes it the manager's own again.
+    /// Makes it the manager's own again: what it is asked then means the same whatever its last client has set, and what that client
+    /// may have defined has no part in it.
     pub async fn reset(&mut self) -> Result<(), WireError> {
+        const OWN: &str = "SET ROLE NONE; SET search_path = ''; SET DateStyle = 'ISO'; SET IntervalStyle = 'postgres'";
         self.settings = None;
-        self.session.query("SET ROLE NONE").await.map(drop)
+        self.session.query(OWN).await.map(drop)
     }
 
     /// Begins a transaction, with definitions as they are: what was prepared before they changed may mean something else.
@@ -185,10 +186,18 @@ impl Applier {
         self.session.query("ROLLBACK").await.map(drop)
     }
 
-    async fn has(&mut self, number: Number) -> Result<bool, WireError> {
-        let text = format!("SELECT understudy_mirror.has({number})");
+    /// Whether the member has a transaction of the log.
+    async fn has(&mut self, record: &Record) -> Result<bool, Failed> {
+        let (number, token) = (record.number, record.draft.token);
+        let text = format!("SELECT understudy_mirror.has({number}, '{token}')");
         let reply = self.session.query(&text).await?;
-        Ok(reply.value().as_deref() == Some("t"))
+        match reply.value().as_deref() {
+            Some(there) => Ok(there == "t"),
+            None => Err(Failed::Differs(format!(
+                "understudy_mirror.applied has the number {number} for another transaction than {token}: somebody has written it there, \
+                 who must not be let in by pg_hba.conf"
+            ))),
+        }
     }
 }
 
@@ -273,7 +282,11 @@ impl Member {
                 }
                 // It may be there already, by a session that has ended since.
                 match records {
-                    [one] if applier.has(one.number).await? => Ok(()),
+                    [one] => match applier.has(one).await {
+                        Ok(true) => Ok(()),
+                        Ok(false) => Err(failed),
+                        Err(unclear) => Err(unclear),
+                    },
                     _ => Err(failed),
                 }
             }
@@ -293,9 +306,7 @@ impl Member {
         let statements = records.iter().flat_map(|record| &record.draft.statements);
         applier.run(definitions, statements).await?;
         let drafts = || records.iter().map(|record| &record.draft);
-        let may_set_back = drafts()
-            .flat_map(|draft| draft.claims.iter())
-            .any(|one| one == (&Class::Database, Mode::Exclusive));
+        let may_set_back = drafts().any(|draft| draft.is_definition());
         if may_set_back {
             // Definitions have changed: texts may mean something else.
             applier.session.wire.statements.drop_all();
@@ -329,7 +340,8 @@ impl Member {
         sequences.any(|(name, value)| !is_raised(name, value))
     }
 
-    /// Sets sequences at least so far. One after the other, so that none is set back.
+    /// Sets sequences at least so far. One after the other, so that none is set back. The session has its client's path still, in which
+    /// that client may have defined operators.
     async fn raise(
         &self,
         applier: &mut Applier,
@@ -353,7 +365,7 @@ impl Member {
             let described = session
                 .query(&format!(
                     "SELECT seqincrement, pg_catalog.pg_sequence_last_value(seqrelid) FROM pg_catalog.pg_sequence \
-                     WHERE seqrelid = {name_text}::pg_catalog.regclass"
+                     WHERE seqrelid OPERATOR(pg_catalog.=) {name_text}::pg_catalog.regclass"
                 ))
                 .await?;
             let row = described.row();
@@ -374,14 +386,15 @@ impl Member {
             };
             let mut reached = last.unwrap_or(*value);
             if last.is_none_or(is_behind) {
-                // Not beyond its range, which would be an error.
+                // Not where its range ends: after a takeover it would be at its end before it is.
                 let set = format!(
                     "SELECT pg_catalog.setval(s.seqrelid::pg_catalog.regclass, \
-                     least(s.seqmax, greatest(s.seqmin, {ahead}))) \
-                     FROM pg_catalog.pg_sequence s WHERE s.seqrelid = {name_text}::pg_catalog.regclass"
+                     CASE WHEN {ahead} OPERATOR(pg_catalog.>=) s.seqmin AND {ahead} OPERATOR(pg_catalog.<=) s.seqmax \
+                     THEN {ahead} ELSE {value} END) \
+                     FROM pg_catalog.pg_sequence s WHERE s.seqrelid OPERATOR(pg_catalog.=) {name_text}::pg_catalog.regclass"
                 );
-                session.query(&set).await?;
-                reached = ahead;
+                let set = session.query(&set).await?.value();
+                reached = set.and_then(|set| set.parse().ok()).unwrap_or(*value);
             }
             if increment > 0 {
                 raised.insert(name.clone(), reached);

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use proxy::driver::put_metric;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
-use super::hub::Hub;
+use super::hub::{Hub, advice};
 use super::peer::Question;
 use super::verify;
-use crate::core::manager::{Ack, Role};
+use crate::core::manager::{Ack, Manager, Role};
 
 /// How long a handover waits for transactions to end.
 const HANDOVER: Duration = Duration::from_secs(30);
@@ -39,8 +40,14 @@ pub struct Status {
     pub ack: Ack,
     /// Sessions of clients.
     pub clients: u64,
-    /// What made the member differ.
+    /// What made the member differ: the transaction, and what it says.
     pub difference: Option<String>,
+    /// What an operator has to do, where nothing is done by itself.
+    #[serde(default)]
+    pub advice: Option<String>,
+    /// Which log its member belongs to.
+    #[serde(default)]
+    pub log: Option<String>,
     /// Its member is being filled from the other one.
     pub is_filling: bool,
     /// How far that is.
@@ -63,6 +70,8 @@ pub(super) fn status(hub: &Hub) -> Status {
         ack: hub.config.ack,
         clients: hub.counters.clients.load(Ordering::Relaxed),
         difference: hub.difference.lock().clone(),
+        advice: advice(manager),
+        log: manager.log().map(|log| log.to_string()),
         is_filling: hub.is_filling.load(Ordering::Relaxed),
         filling: hub
             .filling
@@ -98,24 +107,47 @@ async fn switch_over(hub: &Hub) -> Result<String, String> {
     if !now.has_standby {
         return Err("there is no standby that has everything".to_owned());
     }
-    let started = tokio::time::Instant::now();
-    let deadline = started + HANDOVER;
     hub.close_gate();
-    while !hub.is_quiet() && hub.role() == Role::Primary && started.elapsed() < READERS {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    hub.act(|manager, out| manager.switch_over(out));
-    while hub.role() == Role::Primary {
-        if tokio::time::Instant::now() > deadline {
+    match hand_over(hub).await {
+        Ok(()) => Ok("{\"handed_over\":true}".to_owned()),
+        Err(why) => {
             hub.act(|manager, out| manager.stay(out));
             hub.open_gate();
-            return Err(
-                "transactions are open for longer than 30 s; end them, and try again".to_owned(),
-            );
+            Err(why)
+        }
+    }
+}
+
+/// Waits until what is under way has ended, and this manager is not primary any more; why it stays that otherwise.
+async fn hand_over(hub: &Hub) -> Result<(), String> {
+    let started = Instant::now();
+    let mut standby = Instant::now();
+    let mut is_asked = false;
+    while hub.role() == Role::Primary {
+        if !is_asked && (hub.is_quiet() || started.elapsed() > READERS) {
+            hub.act(|manager, out| manager.switch_over(out));
+            is_asked = true;
+            continue;
+        }
+        let has_standby = hub
+            .look(Manager::follower)
+            .is_some_and(|(_, is_standby)| is_standby);
+        if has_standby {
+            standby = Instant::now();
+        }
+        if standby.elapsed() > hub.config.timeout {
+            return Err("the standby was lost meanwhile; try again when there is one".to_owned());
+        }
+        if started.elapsed() > HANDOVER {
+            return Err(match hub.look(Manager::running) {
+                0 => "the standby does not get on with what was committed; look at the log of its manager",
+                _ => "transactions are open for longer than 30 s; end them, and try again",
+            }
+            .to_owned());
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    Ok("{\"handed_over\":true}".to_owned())
+    Ok(())
 }
 
 /// What was counted, as Prometheus reads it.

@@ -71,6 +71,9 @@ pub struct Config {
     pub bin: Option<PathBuf>,
     /// Where a state transfer keeps the copy of the other member until it is restored; the directory for temporary files otherwise.
     pub transfers: Option<PathBuf>,
+    /// The member's server has no roles but the mirror's: a state transfer drops those that the other one does not have.
+    #[serde(default)]
+    pub drop_roles: bool,
     /// The certificate that clients are shown; without one, their connections are not encrypted.
     pub tls: Option<TlsConfig>,
     /// What members must prove.
@@ -241,6 +244,24 @@ impl Config {
         Ok(config)
     }
 
+    /// Refuses to let other machines say what the other manager says, or read what it is told, where nothing protects that.
+    ///
+    /// # Errors
+    /// If `peer_listen` can be reached from elsewhere, and connections are not encrypted.
+    pub fn check_protected(&self, is_encrypted: bool) -> Result<(), ConfigError> {
+        if is_encrypted || self.peer_listen.ip().is_loopback() {
+            return Ok(());
+        }
+        Err(ConfigError {
+            key: "peer_listen",
+            reason: format!(
+                "{} is not on this machine, and whoever reaches it is taken for the other manager: set identity = \
+                 \"/etc/understudy/cluster.pem\" in [tls]; understudy init makes the file",
+                self.peer_listen
+            ),
+        })
+    }
+
     /// The member.
     ///
     /// # Errors
@@ -288,6 +309,19 @@ mod tests {
             (other.host.as_str(), other.port, other.password.as_deref()),
             ("b", 5433, Some("x"))
         );
+    }
+
+    /// Anybody could say that he is the other manager, and what its member has.
+    #[test]
+    fn other_machines_are_let_in_with_certificates_alone() {
+        let config = Config::parse(SMALLEST).expect("valid");
+        assert!(config.check_protected(false).is_ok());
+        let elsewhere =
+            SMALLEST.replace("peer_listen = '127.0.0.1:1'", "peer_listen = '10.0.0.1:1'");
+        let config = Config::parse(&elsewhere).expect("valid");
+        assert!(config.check_protected(true).is_ok());
+        let refused = config.check_protected(false).expect_err("not protected");
+        assert!(refused.to_string().contains("[tls]"));
     }
 
     #[test]

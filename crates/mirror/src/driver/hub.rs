@@ -15,12 +15,14 @@ use tokio::sync::{mpsc, watch};
 
 use super::apply::Applied;
 use super::config::Config;
-use super::member::{self, Member};
+use super::jobs::Job;
+use super::member::Member;
 use super::session::Cancels;
-use super::wire::Postgres;
+use super::wire::{Postgres, WireError};
 use super::zones::Zones;
 use crate::core::gate::Gate;
 use crate::core::locks::Tx;
+use crate::core::log::Identity;
 use crate::core::manager::{Effect, Life, Manager, Message, Role, Why};
 use crate::core::record::{Number, Record};
 use crate::sql::Facts;
@@ -29,6 +31,10 @@ use crate::sql::Facts;
 const TOGETHER: usize = 8;
 /// How long after one that could not be executed.
 const APPLY_AGAIN: Duration = Duration::from_millis(200);
+/// How long after the catalog could not be read.
+const READ_AGAIN: Duration = Duration::from_millis(100);
+/// How long a client that logs in waits at most for a primary to let clients in.
+const OPENS_IN: Duration = Duration::from_secs(5);
 
 /// What a client's session is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +43,8 @@ pub enum Event {
     Granted,
     /// It is the victim of a deadlock.
     Deadlock,
+    /// The same, of one that goes through the member.
+    Circle,
     /// Its client does not want to wait any more.
     Cancelled,
     /// It is in the log as this number: commit.
@@ -45,14 +53,11 @@ pub enum Event {
     Answer(Number),
 }
 
-/// A question to the zones.
-#[derive(Debug)]
-pub enum Job {
-    LookAtLog,
-    Own,
-    ReadLog,
-    Append(u32, Vec<Record>),
-    Trim(Number),
+/// A transaction that is told things.
+struct Listener {
+    events: mpsc::UnboundedSender<Event>,
+    /// That of its session at the member.
+    process: Option<i32>,
 }
 
 /// Counts since the manager began.
@@ -96,7 +101,7 @@ pub struct Hub {
     pub name: String,
     manager: Mutex<Manager>,
     started: Instant,
-    sessions: Mutex<HashMap<Tx, mpsc::UnboundedSender<Event>>>,
+    sessions: Mutex<HashMap<Tx, Listener>>,
     next_tx: AtomicU64,
     /// The epoch in which clients are served.
     serving: watch::Sender<Option<u32>>,
@@ -106,6 +111,8 @@ pub struct Hub {
     pub zones: Arc<Zones>,
     pub member: Arc<Member>,
     pub facts: RwLock<Arc<Facts>>,
+    /// Who reads the catalog.
+    reading: tokio::sync::Mutex<()>,
     /// The member is being filled: nobody uses it.
     pub is_filling: AtomicBool,
     /// What is done to fill it now, and since when it is being filled.
@@ -145,6 +152,7 @@ impl Hub {
             zones,
             member,
             facts: RwLock::default(),
+            reading: tokio::sync::Mutex::default(),
             is_filling: AtomicBool::new(false),
             filling: Mutex::default(),
             counters: Counters::default(),
@@ -174,11 +182,10 @@ impl Hub {
         if before != after {
             tracing::info!(?before, ?after, "the manager's state changes");
         }
-        if before != after && after == Role::Recovering(Why::Ahead) {
-            tracing::error!(
-                "the member has transactions that the log has never had, so nobody works with it; give the managers the volume \
-                 of before, or see \"A log that is lost\" in docs/MIRROR.md"
-            );
+        if before != after
+            && let Some(advice) = advice(&manager)
+        {
+            tracing::error!("{advice}");
         }
         let (epoch, life) = (manager.epoch(), manager.life());
         let mut ready = Vec::new();
@@ -242,12 +249,23 @@ impl Hub {
         self.gate.borrow().is_quiet()
     }
 
-    /// A transaction that begins, and where it is told things.
-    pub fn enter(&self) -> (Tx, mpsc::UnboundedReceiver<Event>) {
+    /// A transaction that begins, and where it is told things; `process` is that of its session at the member.
+    pub fn enter(&self, process: Option<i32>) -> (Tx, mpsc::UnboundedReceiver<Event>) {
         let tx = Tx(self.next_tx.fetch_add(1, Ordering::Relaxed) + 1);
-        let (sender, receiver) = mpsc::unbounded_channel();
-        self.sessions.lock().insert(tx, sender);
+        let (events, receiver) = mpsc::unbounded_channel();
+        self.sessions
+            .lock()
+            .insert(tx, Listener { events, process });
         (tx, receiver)
+    }
+
+    /// Which transactions processes of the member execute.
+    pub fn processes(&self) -> Vec<(Tx, i32)> {
+        let sessions = self.sessions.lock();
+        let known = sessions.iter();
+        known
+            .filter_map(|(tx, session)| Some((*tx, session.process?)))
+            .collect()
     }
 
     /// A transaction is over.
@@ -260,7 +278,7 @@ impl Hub {
     pub fn tell(&self, tx: Tx, event: Event) {
         if let Some(session) = self.sessions.lock().get(&tx) {
             // Who does not listen any more does not care.
-            let _ = session.send(event);
+            let _ = session.events.send(event);
         }
     }
 
@@ -333,13 +351,7 @@ impl Hub {
         let Some(epoch) = epoch else {
             return;
         };
-        while self.look(|manager| manager.epoch()) == Some(epoch) {
-            match self.read_facts().await {
-                Ok(()) => break,
-                Err(error) => tracing::warn!(%error, "the catalog cannot be read"),
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
+        self.follow_definitions(epoch).await;
         let last = self.look(|manager| manager.last());
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
@@ -360,12 +372,40 @@ impl Hub {
         }
     }
 
-    /// Reads the catalog anew.
-    pub async fn read_facts(&self) -> Result<(), super::wire::WireError> {
-        let mut session = Postgres::connect(&self.member.target, "understudy mirror").await?;
-        let facts = member::facts(&mut session).await?;
+    /// Waits for as long as this manager is primary and about to let clients in, which takes some milliseconds.
+    pub async fn about_to_serve(&self) {
+        let mut serving = self.serving();
+        let opens = async {
+            while self.look(Manager::epoch).is_some() && serving.borrow_and_update().is_none() {
+                // If it loses the epoch instead, nobody says so here.
+                let _ = tokio::time::timeout(READ_AGAIN, serving.changed()).await;
+            }
+        };
+        let _ = tokio::time::timeout(OPENS_IN, opens).await;
+    }
+
+    /// Reads the catalog anew. One after the other: what somebody has read before is not put back by somebody who is slower.
+    pub async fn read_facts(&self) -> Result<(), WireError> {
+        let _turn = self.reading.lock().await;
+        let facts = self.member.facts().await?;
         *self.facts.write() = facts;
         Ok(())
+    }
+
+    /// The same where definitions have changed, before anybody is let at what they concern: again and again, until it succeeds or the
+    /// epoch is over.
+    pub async fn follow_definitions(&self, epoch: u32) {
+        // The manager's own sessions have prepared statements by what was defined before.
+        self.member.redefined();
+        while self.look(|manager| manager.epoch()) == Some(epoch) {
+            match self.read_facts().await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "the catalog cannot be read; trying again, and what has changed it waits");
+                }
+            }
+            tokio::time::sleep(READ_AGAIN).await;
+        }
     }
 
     /// Has the member execute transactions of the log, again and again, for as long as its server lives: nothing else would make it
@@ -389,6 +429,14 @@ impl Hub {
         self.counters
             .applied
             .fetch_add(done.len() as u64, Ordering::Relaxed);
+        let is_definition =
+            |record: &Record| done.contains(&record.number) && record.draft.is_definition();
+        if records.iter().any(is_definition)
+            && let Some(epoch) = self.look(Manager::epoch)
+        {
+            // A session was lost that has changed them; whoever waits for its locks plans with what there is now.
+            self.follow_definitions(epoch).await;
+        }
         self.act(|manager, out| {
             done.iter()
                 .for_each(|number| manager.applied(life, *number, out))
@@ -440,65 +488,22 @@ impl Hub {
     }
 }
 
-/// Does what the zones are asked for, in order.
-pub async fn work(hub: Arc<Hub>, mut asked: mpsc::UnboundedReceiver<Job>) {
-    while let Some(job) = asked.recv().await {
-        do_job(&hub, job).await;
-    }
-}
-
-async fn do_job(hub: &Hub, job: Job) {
-    match job {
-        Job::LookAtLog => match hub.zones.begins().await {
-            Ok(first) => hub.act(|manager, out| manager.log_begins(first, out)),
-            Err(error) => failed(hub, &error),
-        },
-        Job::Own => match hub.zones.own().await {
-            Ok(epoch) => hub.act(|manager, out| manager.owned(epoch, out)),
-            Err(error) => failed(hub, &error),
-        },
-        Job::ReadLog => read_log(hub).await,
-        Job::Append(epoch, records) => {
-            let last = records
-                .last()
-                .map(|record| record.number)
-                .unwrap_or_default();
-            match hub.zones.append(&records).await {
-                Ok(()) => hub.act(|manager, out| manager.durable(epoch, last, out)),
-                Err(error) => {
-                    tracing::warn!(%error, epoch, "the log cannot be written: this manager is not primary any more");
-                    hub.zones.forget();
-                    hub.act(|manager, out| manager.fenced(epoch, out));
-                }
-            }
+/// What an operator has to do, where nothing is done by itself.
+pub fn advice(manager: &Manager) -> Option<String> {
+    let log =
+        |log: Option<Identity>| log.map_or_else(|| "unknown".to_owned(), |log| log.to_string());
+    let what = match manager.role() {
+        Role::Recovering(Why::Ahead) => {
+            "the member has transactions that the log has never had".to_owned()
         }
-        Job::Trim(before) => {
-            if let Err(error) = hub.zones.trim(before).await {
-                tracing::debug!(%error, "the log's past cannot be given back");
-            }
-        }
-    }
-}
-
-fn failed(hub: &Hub, error: &dax::error::Error) {
-    tracing::debug!(%error, "no epoch can be owned");
-    hub.zones.forget();
-    hub.act(|manager, _| manager.not_owned());
-}
-
-async fn read_log(hub: &Hub) {
-    let Some(epoch) = hub.look(|manager| manager.taking()) else {
-        return;
+        Role::Recovering(Why::Foreign) => format!(
+            "the member belongs to the log {}, and the volume has the log {}",
+            log(manager.log()),
+            log(manager.log_of_zones())
+        ),
+        _ => return None,
     };
-    let read = hub
-        .zones
-        .read(|records| hub.act(|manager, out| manager.log_records(epoch, records, out)));
-    match read.await {
-        Ok(last) => hub.act(|manager, out| manager.log_ends(epoch, last, out)),
-        Err(error) => {
-            tracing::warn!(%error, epoch, "the log cannot be read");
-            hub.zones.forget();
-            hub.act(|manager, out| manager.fenced(epoch, out));
-        }
-    }
+    Some(format!(
+        "{what}, so nobody works with it; give the managers the volume of before, or see \"A log that is lost\" in docs/MIRROR.md"
+    ))
 }

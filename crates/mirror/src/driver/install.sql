@@ -1,15 +1,23 @@
+-- Also executed where an earlier version has made some of it.
 CREATE SCHEMA IF NOT EXISTS understudy_mirror;
 CREATE TABLE IF NOT EXISTS understudy_mirror.state (
   one boolean PRIMARY KEY DEFAULT true CHECK (one),
   floor bigint NOT NULL,
-  is_diverged boolean NOT NULL DEFAULT false,
+  is_diverged boolean NOT NULL DEFAULT false);
+ALTER TABLE understudy_mirror.state
   -- Tokens up to this one may have been forgotten.
-  forgotten_epoch bigint NOT NULL DEFAULT 0,
-  forgotten_count bigint NOT NULL DEFAULT 0);
+  ADD COLUMN IF NOT EXISTS forgotten_epoch bigint NOT NULL DEFAULT 0,
+  ADD COLUMN IF NOT EXISTS forgotten_count bigint NOT NULL DEFAULT 0,
+  -- Which log the member belongs to.
+  ADD COLUMN IF NOT EXISTS log uuid;
 CREATE TABLE IF NOT EXISTS understudy_mirror.applied (number bigint PRIMARY KEY, token text NOT NULL);
-CREATE OR REPLACE FUNCTION understudy_mirror.has(number bigint) RETURNS boolean
+-- Null if the number is another transaction's: somebody else has written it.
+CREATE OR REPLACE FUNCTION understudy_mirror.has(number bigint, token text) RETURNS boolean
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog
-  AS 'SELECT $1 <= (SELECT floor FROM understudy_mirror.state) OR EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1)';
+  AS 'SELECT CASE
+    WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1 AND a.token = $2) THEN true
+    WHEN EXISTS (SELECT FROM understudy_mirror.applied a WHERE a.number = $1) THEN NULL
+    ELSE $1 <= (SELECT floor FROM understudy_mirror.state) END';
 -- Null if nobody knows.
 CREATE OR REPLACE FUNCTION understudy_mirror.committed(token text) RETURNS boolean
   LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog
@@ -18,6 +26,9 @@ CREATE OR REPLACE FUNCTION understudy_mirror.committed(token text) RETURNS boole
     WHEN $1 !~ ''^[0-9]{1,10}-[0-9]{1,18}$'' THEN NULL
     WHEN (split_part($1, ''-'', 1)::bigint, split_part($1, ''-'', 2)::bigint)
       > (SELECT forgotten_epoch, forgotten_count FROM understudy_mirror.state) THEN false END';
+-- The text of a value, with times as every member reads them.
+CREATE OR REPLACE FUNCTION understudy_mirror.plain(value anyelement) RETURNS text
+  LANGUAGE sql STABLE SET DateStyle = 'ISO' AS 'SELECT $1::text';
 GRANT USAGE ON SCHEMA understudy_mirror TO PUBLIC;
 -- Clients' sessions write the numbers of their transactions, which must be above all that is there.
 GRANT INSERT ON understudy_mirror.applied TO PUBLIC;

@@ -1,14 +1,14 @@
-//! The member: what it has of the log, and writing there that it has more.
+//! The member: sessions there, and writing that it has more of the log.
 //!
 //! Invariants: a transaction's number is written in the transaction itself, where it can be only once, so whatever breaks, nothing
 //! is executed twice. Transactions of the log do not wait for the disk, so a server that crashed has lost the last of them: a session
 //! that executes any is at the server that was asked what it has, which has not crashed since ([`Member::session`]).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
@@ -21,33 +21,15 @@ use tokio::sync::Semaphore;
 use super::apply::Applier;
 use super::config::Target;
 use super::wire::{Postgres, Reply, Wire, WireError, reply};
-use crate::core::ledger::Ledger;
 use crate::core::manager::Life;
 use crate::core::record::{Digest, Number, Parameter, Token};
 use crate::sql::{CATALOG, Facts};
 
-/// What a manager needs in its member.
-const INSTALL: &str = include_str!("install.sql");
-/// Transactions of which it is remembered by which token they can be asked about.
-const REMEMBERED: u64 = 100_000;
-/// So long at least.
-const REMEMBERED_FOR: Duration = Duration::from_secs(300);
-/// So many clients' verifiers are asked for at the same time.
-const LOGINS: usize = 4;
-
-/// What a member has.
-#[derive(Debug)]
-pub enum Contents {
-    /// It belongs to the mirror.
-    Known {
-        ledger: Ledger,
-        /// It has everything up to here on its disk.
-        saved: Number,
-        is_diverged: bool,
-    },
-    /// It has never belonged to one.
-    Empty,
-}
+/// So many questions of the manager's own are asked at the same time.
+const QUESTIONS: usize = 4;
+/// Who waits for whom at the member, by the processes of their sessions.
+const WAITS: &str = "SELECT pid, pg_catalog.array_to_string(pg_catalog.pg_blocking_pids(pid), ' ') \
+    FROM pg_catalog.pg_stat_activity WHERE wait_event_type OPERATOR(pg_catalog.=) 'Lock'";
 
 pub struct Member {
     pub target: Target,
@@ -57,8 +39,8 @@ pub struct Member {
     pub(super) places: Semaphore,
     /// So many sessions wait at most for what is to be executed.
     most_idle: usize,
-    /// Who asks for verifiers, which must not take the places of clients.
-    logins: Semaphore,
+    /// Who asks something, which must not take the places of clients.
+    questions: Semaphore,
     /// How often definitions have changed: settings may mean something else then, as a role that was made anew.
     pub(super) definitions: AtomicU64,
     /// How far sequences were set.
@@ -206,7 +188,7 @@ impl Member {
             idle: Mutex::default(),
             places: Semaphore::new(appliers),
             most_idle: appliers,
-            logins: Semaphore::new(LOGINS),
+            questions: Semaphore::new(QUESTIONS),
             definitions: AtomicU64::new(0),
             raised: tokio::sync::Mutex::default(),
         }
@@ -267,22 +249,51 @@ impl Member {
             "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = {}",
             quote_literal(user)
         );
+        Ok(self.ask(&text).await?.value())
+    }
+
+    /// Reads what is known of the catalog.
+    pub async fn facts(&self) -> Result<Arc<Facts>, WireError> {
+        let json = self.ask(CATALOG).await?.value().unwrap_or_default();
+        let facts = Facts::parse(&json)
+            .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidData, error))?;
+        Ok(Arc::new(facts))
+    }
+
+    /// Who waits for whom there, by the processes of their sessions.
+    pub async fn waits(&self) -> Result<BTreeMap<i32, Vec<i32>>, WireError> {
+        let rows = self.ask(WAITS).await?.rows();
+        let waits = rows.into_iter().filter_map(|row| {
+            let mut row = row.into_iter().flatten();
+            let waits: i32 = row.next()?.parse().ok()?;
+            let for_whom = row.next()?;
+            let for_whom = for_whom.split(' ').filter_map(|pid| pid.parse().ok());
+            Some((waits, for_whom.collect()))
+        });
+        Ok(waits.collect())
+    }
+
+    /// Asks something in a session of the manager's own: one that nobody uses, or a new one.
+    async fn ask(&self, text: &str) -> Result<Reply, WireError> {
         // Clients may come by the hundred, and each has a connection to the member already.
-        let _place = self.logins.acquire().await.map_err(|_| gone())?;
+        let _place = self.questions.acquire().await.map_err(|_| gone())?;
         let idle = self.idle.lock().pop();
         if let Some(mut applier) = idle
             && applier.reset().await.is_ok()
-            && let Ok(reply) = applier.session.query(&text).await
+            && let Ok(reply) = applier.session.query(text).await
         {
             self.give_back(applier);
-            return Ok(reply.value());
+            return Ok(reply);
         }
-        let mut session = Postgres::connect(&self.target, "understudy mirror").await?;
-        let value = session.query(&text).await?.value();
-        if let Ok(life) = self.life_at(&mut session.wire).await {
-            self.give_back(Applier::new(session, life));
+        let session = Postgres::connect(&self.target, "understudy mirror").await?;
+        let mut applier = Applier::new(session, Life::default());
+        applier.reset().await?;
+        let reply = applier.session.query(text).await?;
+        if let Ok(life) = self.life_at(&mut applier.session.wire).await {
+            applier.life = life;
+            self.give_back(applier);
         }
-        Ok(value)
+        Ok(reply)
     }
 
     /// Keeps a session for whoever needs one next, if there are not enough.
@@ -358,173 +369,6 @@ pub(super) fn put_number(wire: &mut Wire, number: Number, token: Token) -> std::
     Ok(())
 }
 
-/// Reads what a member has; `install` if it shall belong to a new mirror.
-pub async fn contents(session: &mut Postgres, install: bool) -> Result<Contents, WireError> {
-    let there = session
-        .query("SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL")
-        .await?;
-    if there.value().as_deref() != Some("t") {
-        if !install {
-            return Ok(Contents::Empty);
-        }
-        install_with(session, &Ledger::default(), &Tokens::default()).await?;
-    }
-    session.query("SET synchronous_commit = on").await?;
-    let state = session
-        .query("SELECT floor, is_diverged FROM understudy_mirror.state")
-        .await?;
-    let Some(row) = state.rows().into_iter().next() else {
-        return Ok(Contents::Empty);
-    };
-    let saved = row.first().cloned().flatten();
-    let ledger = ledger(session, saved.clone()).await?;
-    Ok(Contents::Known {
-        ledger,
-        saved: number(saved),
-        is_diverged: row.get(1).cloned().flatten().as_deref() == Some("t"),
-    })
-}
-
-fn number(text: Option<String>) -> Number {
-    Number(text.and_then(|text| text.parse().ok()).unwrap_or_default())
-}
-
-async fn ledger(session: &mut Postgres, floor: Option<String>) -> Result<Ledger, WireError> {
-    let floor = number(floor);
-    let above = session
-        .query(&format!(
-            "SELECT number FROM understudy_mirror.applied WHERE number > {floor}"
-        ))
-        .await?;
-    let above = above
-        .rows()
-        .into_iter()
-        .map(|row| number(row.into_iter().next().flatten()));
-    Ok(Ledger::new(floor, above))
-}
-
-/// What a member says of transactions by their tokens.
-#[derive(Debug, Default)]
-pub struct Tokens {
-    /// Those that it remembers: the number and the token of each.
-    remembered: Vec<(String, String)>,
-    /// The epoch and the count of the last one that it may have forgotten.
-    forgotten: (u64, u64),
-}
-
-/// Reads what a member says of transactions by their tokens.
-pub async fn tokens(session: &mut Postgres) -> Result<Tokens, WireError> {
-    let state = session
-        .query("SELECT forgotten_epoch, forgotten_count FROM understudy_mirror.state")
-        .await?;
-    let mut forgotten = state.row().into_iter().map(|text| number(text).0);
-    let forgotten = (
-        forgotten.next().unwrap_or_default(),
-        forgotten.next().unwrap_or_default(),
-    );
-    let applied = session
-        .query("SELECT number, token FROM understudy_mirror.applied")
-        .await?;
-    let rows = applied.rows().into_iter();
-    let remembered = rows.filter_map(|row| {
-        let mut row = row.into_iter().flatten();
-        Some((row.next()?, row.next()?))
-    });
-    Ok(Tokens {
-        remembered: remembered.collect(),
-        forgotten,
-    })
-}
-
-/// Makes what a manager needs in its member, which has this of the log: all of it, or nothing.
-pub async fn install_with(
-    session: &mut Postgres,
-    ledger: &Ledger,
-    tokens: &Tokens,
-) -> Result<(), WireError> {
-    session.query("SET synchronous_commit = on").await?;
-    session.query("BEGIN").await?;
-    session.query(INSTALL).await?;
-    for some in tokens.remembered.chunks(1000) {
-        let values: Vec<String> = some
-            .iter()
-            .map(|(number, token)| format!("({number}, {})", quote_literal(token)))
-            .collect();
-        let values = values.join(", ");
-        session
-            .query(&format!(
-                "INSERT INTO understudy_mirror.applied VALUES {values}"
-            ))
-            .await?;
-    }
-    let (floor, (epoch, count)) = (ledger.floor(), tokens.forgotten);
-    session
-        .query(&format!(
-            "INSERT INTO understudy_mirror.state (floor, forgotten_epoch, forgotten_count) \
-             VALUES ({floor}, {epoch}, {count}) ON CONFLICT (one) DO UPDATE \
-             SET floor = excluded.floor, is_diverged = false; COMMIT"
-        ))
-        .await?;
-    Ok(())
-}
-
-/// Has the member write to its disk that it has everything up to `floor`, and with it everything that it committed before.
-pub async fn save(session: &mut Postgres, floor: Number) -> Result<(), WireError> {
-    session
-        .query(&format!(
-            "UPDATE understudy_mirror.state SET floor = {floor} WHERE floor < {floor}"
-        ))
-        .await
-        .map(drop)
-}
-
-/// What may be forgotten of a member's transactions: all but the last of them, and but those of the last minutes.
-#[derive(Debug, Default)]
-pub struct Memory(VecDeque<(Instant, Number)>);
-
-impl Memory {
-    /// The member has everything up to `floor` now: up to where it may forget.
-    pub fn forgets(&mut self, now: Instant, floor: Number) -> Number {
-        self.0.push_back((now, floor));
-        let is_old = |(at, _): &(Instant, Number)| now.duration_since(*at) >= REMEMBERED_FOR;
-        // The last one that is old enough stays.
-        while self.0.get(1).is_some_and(is_old) {
-            self.0.pop_front();
-        }
-        let old = self.0.front().filter(|one| is_old(one));
-        let old = old.map_or(0, |(_, floor)| floor.0);
-        Number(old.min(floor.0.saturating_sub(REMEMBERED)))
-    }
-}
-
-/// So many numbers are forgotten at a time at most: a member that was away has those of minutes, and is asked meanwhile.
-const PRUNED_MAX: u32 = 50_000;
-
-/// Forgets numbers up to this one, for which the floor stands that was saved, and remembers which tokens may be among them.
-pub async fn prune(session: &mut Postgres, oldest: Number) -> Result<(), WireError> {
-    session
-        .query(&format!(
-            "WITH gone AS (DELETE FROM understudy_mirror.applied WHERE number <= least({oldest}, \
-               (SELECT pg_catalog.min(number) FROM understudy_mirror.applied) + {PRUNED_MAX}) RETURNING token), \
-             named AS (SELECT pg_catalog.split_part(token, '-', 1)::bigint AS epoch, \
-               pg_catalog.split_part(token, '-', 2)::bigint AS count FROM gone WHERE token <> ''), \
-             last AS (SELECT epoch, count FROM named ORDER BY epoch DESC, count DESC LIMIT 1) \
-             UPDATE understudy_mirror.state s SET forgotten_epoch = last.epoch, forgotten_count = last.count \
-             FROM last WHERE (last.epoch, last.count) > (s.forgotten_epoch, s.forgotten_count)"
-        ))
-        .await
-        .map(drop)
-}
-
-/// Reads what is known of the catalog.
-pub async fn facts(session: &mut Postgres) -> Result<Arc<Facts>, WireError> {
-    let reply = session.query(CATALOG).await?;
-    let json = reply.value().unwrap_or_default();
-    let facts = Facts::parse(&json)
-        .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidData, error))?;
-    Ok(Arc::new(facts))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -536,32 +380,6 @@ mod tests {
             out
         });
         made.collect()
-    }
-
-    /// At some thousands a second the last hundred thousand were gone before a client could ask.
-    #[test]
-    fn what_is_young_is_remembered_however_much_there_was() {
-        let mut memory = Memory::default();
-        let began = Instant::now();
-        let at = |seconds: u64| began + Duration::from_secs(seconds);
-        assert_eq!(memory.forgets(at(0), Number(5_000_000)), Number(0));
-        assert_eq!(memory.forgets(at(100), Number(6_000_000)), Number(0));
-        assert_eq!(
-            memory.forgets(at(300), Number(7_000_000)),
-            Number(5_000_000)
-        );
-        assert_eq!(
-            memory.forgets(at(390), Number(7_000_000)),
-            Number(5_000_000)
-        );
-        assert_eq!(
-            memory.forgets(at(400), Number(7_000_000)),
-            Number(6_000_000)
-        );
-        assert_eq!(
-            memory.forgets(at(9_000), Number(7_000_100)),
-            Number(6_900_100)
-        );
     }
 
     #[test]

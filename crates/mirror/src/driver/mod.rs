@@ -4,11 +4,13 @@ mod apply;
 mod command;
 pub mod config;
 mod hub;
+mod jobs;
 mod member;
 mod page;
 pub mod peer;
 mod rest;
 mod session;
+mod state;
 mod statements;
 mod transfer;
 mod verify;
@@ -27,9 +29,12 @@ use tokio::net::TcpListener;
 
 use config::{Config, ConfigError};
 use hub::{Hub, Protection};
-use member::{Contents, Member};
+use member::Member;
+use state::Contents;
 use wire::{Postgres, WireError};
 use zones::Zones;
+
+use crate::core::ledger::Ledger;
 
 pub use command::Status;
 pub use verify::Verdict;
@@ -87,6 +92,7 @@ pub async fn run(
     tls: Option<Tls>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
+    config.check_protected(tls.is_some())?;
     let clients = bind(config.listen).await?;
     let peers = bind(config.peer_listen).await?;
     let checks = match config.rest {
@@ -101,7 +107,7 @@ pub async fn run(
         secret: proxy::scram::nonce().map_err(|error| RunError::Random(error.to_string()))?,
     };
     let (hub, jobs) = Hub::new(config, name.to_string(), zones, member, protection);
-    tokio::spawn(hub::work(hub.clone(), jobs));
+    tokio::spawn(jobs::work(hub.clone(), jobs));
     tokio::spawn(tick(hub.clone()));
     tokio::spawn(watch_member(hub.clone()));
     tokio::spawn(transfer::watch(hub.clone()));
@@ -185,6 +191,7 @@ async fn watch_member(hub: Arc<Hub>) {
 /// Looks at what the member has, and stays with it for as long as it answers.
 async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     let is_new = hub.config.first && hub.zones.is_new().await.unwrap_or(false);
+    let new = is_new.then(jobs::unused_identity).transpose()?;
     let mut session = match Postgres::connect(&hub.member.target, "understudy mirror").await {
         // A server that was made anew has not even the database. What the mirror begins with must have it.
         Err(WireError::Said(said)) if said.code == NO_SUCH_DATABASE && !is_new => {
@@ -194,15 +201,17 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
         connected => connected?,
     };
     let key = member::hold(&mut session).await?;
-    let life = match member::contents(&mut session, is_new).await? {
+    state::renew(&mut session).await?;
+    let life = match state::contents(&mut session, new).await? {
         Contents::Known {
             ledger,
             saved,
             is_diverged,
+            log,
         } => {
             tracing::info!(transaction = %ledger.floor(), is_diverged, "the member answers");
             hub.act(|manager, _| {
-                manager.member_up(ledger, saved, is_diverged);
+                manager.member_up(ledger, saved, is_diverged, log);
                 hub.member.begin(manager.life(), key);
                 manager.life()
             })
@@ -214,21 +223,21 @@ async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
     };
     *is_up = true;
     let mut pings: u32 = 0;
-    let mut memory = member::Memory::default();
+    let mut memory = state::Memory::default();
     while !hub.is_filling.load(Ordering::Acquire) {
         tokio::time::sleep(PING_EVERY).await;
         pings = pings.wrapping_add(1);
-        let floor = hub.look(|manager| manager.ledger().map(crate::core::ledger::Ledger::floor));
+        let (floor, log) = hub.look(|manager| (manager.ledger().map(Ledger::floor), manager.log()));
         let saves = floor.filter(|_| pings.is_multiple_of(SAVE_EVERY));
         let asked = async {
             match saves {
-                Some(floor) => member::save(&mut session, floor).await?,
+                Some(floor) => state::save(&mut session, floor, log).await?,
                 None => drop(session.query("SELECT 1").await?),
             }
             match floor.filter(|_| pings.is_multiple_of(PRUNE_EVERY)) {
                 Some(floor) => {
                     let oldest = memory.forgets(Instant::now(), floor);
-                    member::prune(&mut session, oldest).await
+                    state::prune(&mut session, oldest).await
                 }
                 None => Ok(()),
             }

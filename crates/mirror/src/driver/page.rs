@@ -70,6 +70,7 @@ fn state(role: Role) -> (&'static str, &'static str) {
             Why::Behind => ("warn", "needs a state transfer"),
             Why::Diverged => ("bad", "diverged"),
             Why::Ahead => ("bad", "has what the log never had"),
+            Why::Foreign => ("bad", "belongs to another log"),
             Why::Replaced => ("warn", "replaced"),
         },
     }
@@ -109,6 +110,11 @@ fn facts(status: &Status) -> Vec<(&'static str, String)> {
     facts
 }
 
+/// At which transaction a member differs, without the statement: whoever opens the page has proved nothing.
+fn place(difference: &str) -> &str {
+    difference.split(':').next().unwrap_or_default()
+}
+
 fn card(status: Option<&Status>) -> String {
     let Some(status) = status else {
         return "<li class=\"card quiet\"><div class=\"top\"><h3>the other manager</h3>\
@@ -120,12 +126,18 @@ fn card(status: Option<&Status>) -> String {
         .iter()
         .map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", text(value)))
         .collect();
-    let difference = status.difference.as_ref().map_or_else(String::new, |why| {
-        format!("<p class=\"note bad\">{}</p>", text(why))
+    let difference = status.difference.as_deref().map(|why| {
+        let at = place(why);
+        format!("It differs at {at}; understudy mirror status says what it has done there.")
     });
+    let notes: String = difference
+        .iter()
+        .chain(&status.advice)
+        .map(|note| format!("<p class=\"note bad\">{}</p>", text(note)))
+        .collect();
     format!(
         "<li class=\"card\"><div class=\"top\"><h3>{}</h3><p class=\"word {tone}\">{word}</p></div>\
-         <dl class=\"facts\">{facts}</dl>{difference}</li>",
+         <dl class=\"facts\">{facts}</dl>{notes}</li>",
         text(&status.name)
     )
 }
@@ -165,6 +177,8 @@ mod tests {
             ack: Ack::Both,
             clients: 3,
             difference: None,
+            advice: None,
+            log: None,
             is_filling: false,
             filling: None,
             locked: 5,
@@ -184,14 +198,24 @@ mod tests {
         assert!(html(&south, None).contains("Nobody serves clients."));
     }
 
+    /// Anybody could read what clients write.
     #[test]
-    fn a_difference_is_told_as_text() {
+    fn where_a_member_differs_is_told_without_the_statement() {
         let mut south = status("south", Role::Recovering(Why::Diverged));
-        south.difference = Some("transaction 5: SELECT '<b>'".to_owned());
+        south.difference = Some("transaction 5: SELECT 'secret'".to_owned());
         south.filling = Some("restoring, 12 s".to_owned());
         let page = html(&status("north", Role::Primary), Some(&south));
         assert!(page.contains("The member of south differs"));
-        assert!(page.contains("SELECT &#39;&lt;b&gt;&#39;") && !page.contains("<b>"));
+        assert!(page.contains("It differs at transaction 5;") && !page.contains("secret"));
         assert!(page.contains("<dt>state transfer</dt><dd>restoring, 12 s</dd>"));
+    }
+
+    #[test]
+    fn what_is_to_be_done_is_told_as_text() {
+        let mut south = status("south", Role::Recovering(Why::Foreign));
+        south.advice = Some("give it <b>".to_owned());
+        let page = html(&south, None);
+        assert!(page.contains("belongs to another log"));
+        assert!(page.contains("give it &lt;b&gt;") && !page.contains("<b>"));
     }
 }

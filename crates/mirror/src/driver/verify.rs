@@ -10,7 +10,7 @@ use proxy::core::settings::quote_identifier;
 use serde::{Deserialize, Serialize};
 
 use super::hub::{Event, Hub};
-use super::member::{Contents, contents};
+use super::state::{Contents, contents};
 use super::wire::{Postgres, WireError};
 use crate::core::class::{Claims, Class, Mode};
 use crate::core::manager::Role;
@@ -63,7 +63,7 @@ pub async fn verify(hub: &Arc<Hub>) -> Result<String, String> {
     let started = tokio::time::Instant::now();
     let transaction = hold(hub, &mut ours, &mut theirs).await?;
     for (whose, session) in [("this", &mut ours), ("the standby's", &mut theirs)] {
-        match contents(session, false).await.map_err(said)? {
+        match contents(session, None).await.map_err(said)? {
             Contents::Known { ledger, .. } if ledger.floor().0 == transaction.0 => {}
             _ => {
                 let text = format!("{whose} member has lost what it had committed last");
@@ -83,7 +83,7 @@ async fn hold(
     ours: &mut Postgres,
     theirs: &mut Postgres,
 ) -> Result<(u64, tokio::time::Instant), String> {
-    let (tx, mut events) = hub.enter();
+    let (tx, mut events) = hub.enter(None);
     let claims = Claims::default().with(Class::Database, Mode::Shared);
     hub.act(|manager, out| manager.lock(tx, &claims, out));
     let held = async {

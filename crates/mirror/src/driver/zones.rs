@@ -16,13 +16,15 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use parking_lot::Mutex;
 
-use crate::core::log::{self, Position};
+use crate::core::log::{self, Identity, Position};
 use crate::core::record::{Number, Record};
 
 /// The log's file. Nothing else is in the volume.
 const LOG: FileId = FileId(1);
 /// Where the log begins.
 const BEGINNING: &str = "mirror/log";
+/// Which log it is. Not with its beginning, which moves: this is written once.
+const IDENTITY: &str = "mirror/identity";
 /// Who served since when, by epoch.
 const HISTORY: &str = "mirror/history/";
 /// Blocks that are read ahead.
@@ -101,11 +103,25 @@ impl Zones {
         }
     }
 
-    /// The number of the first record that the log has.
-    pub async fn begins(&self) -> Result<Number> {
+    /// The number of the first record that the log has, and which log it is, if it says so.
+    pub async fn begins(&self) -> Result<(Number, Option<Identity>)> {
         let storage = self.storage().await?;
+        let log = identity(storage.get_record(IDENTITY).await?)?;
         let record = storage.get_record(BEGINNING).await?;
-        Ok(position(record)?.number)
+        Ok((position(record)?.number, log))
+    }
+
+    /// Which log it is, if it says so: what no later owner finds to be otherwise.
+    pub async fn identity(&self) -> Result<Option<Identity>> {
+        let storage = self.storage().await?;
+        identity(storage.promote_record(IDENTITY).await?)
+    }
+
+    /// From now on it is this one.
+    pub async fn name(&self, log: Identity) -> Result<()> {
+        let storage = self.storage().await?;
+        let record = Bytes::from(log.to_string());
+        storage.put_record(IDENTITY, record, Authority::Owner).await
     }
 
     /// Whether nobody has ever written the log.
@@ -281,6 +297,15 @@ impl Zones {
     }
 }
 
+fn identity(record: Option<Bytes>) -> Result<Option<Identity>> {
+    let Some(record) = record else {
+        return Ok(None);
+    };
+    let read = Identity::parse(&String::from_utf8_lossy(&record));
+    let wrong = || Error::new(ErrorKind::Corrupt, "which log it is makes no sense");
+    read.map(Some).ok_or_else(wrong)
+}
+
 fn position(record: Option<Bytes>) -> Result<Position> {
     let Some(record) = record else {
         return Ok(Position::BEGINNING);
@@ -379,6 +404,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_log_is_named_by_its_owner_and_keeps_its_name() {
+        let cluster = MemoryCluster::new(VolumeSettings::default());
+        let (one, other) = (zones(&cluster, "a"), zones(&cluster, "b"));
+        one.own().await.expect("nobody else does");
+        assert_eq!(one.identity().await.expect("it can be asked"), None);
+        other.own().await.expect("it is higher");
+        one.name(Identity(1)).await.expect_err("its epoch is over");
+        assert_eq!(other.identity().await.expect("it can be asked"), None);
+        other.name(Identity(2)).await.expect("its epoch stands");
+        numbers(&other).await;
+        for number in 1..=400 {
+            let appended = other.append(&[record(number, 10)]).await;
+            appended.expect("its epoch stands");
+        }
+        other.trim(Number(300)).await.expect("its epoch stands");
+        let one = zones(&cluster, "a");
+        let found = (Number(300), Some(Identity(2)));
+        assert_eq!(one.begins().await.expect("it is there"), found);
+        one.own().await.expect("it is higher");
+        let named = one.identity().await.expect("it can be asked");
+        assert_eq!(named, Some(Identity(2)));
+    }
+
+    #[tokio::test]
     async fn what_nobody_needs_is_given_back() {
         let cluster = MemoryCluster::new(VolumeSettings::default());
         let one = zones(&cluster, "a");
@@ -390,9 +439,12 @@ mod tests {
                 .expect("its epoch stands");
         }
         one.trim(Number(100)).await.expect("its epoch stands");
-        assert_eq!(one.begins().await.expect("it is there"), Number(1));
+        let begins = |(first, _): (Number, Option<Identity>)| first;
+        let first = one.begins().await.map(begins);
+        assert_eq!(first.expect("it is there"), Number(1));
         one.trim(Number(300)).await.expect("its epoch stands");
-        assert_eq!(one.begins().await.expect("it is there"), Number(300));
+        let first = one.begins().await.map(begins);
+        assert_eq!(first.expect("it is there"), Number(300));
         assert_eq!(one.batch(Number(299)).await.expect("it can be asked"), None);
         let other = zones(&cluster, "b");
         other.own().await.expect("it is higher");

@@ -231,7 +231,7 @@ fn plan_change(
         let text = return_more(
             &held.text,
             change.returns,
-            &ship.returning(&called(relation)),
+            &ship.returning(&called(relation), cx.session.has_other_times),
         );
         write.template = Template::of_marked(&text);
         write.ship = Some(ship);

@@ -463,7 +463,7 @@ impl Insert<'_> {
             let text = return_more(
                 &self.held.text,
                 self.statement.returning_clause.is_some(),
-                &ship.returning(&called),
+                &ship.returning(&called, self.cx.session.has_other_times),
             );
             write.template = Template::of_marked(&text);
             write.needs.clone_from(&self.held.needs);

@@ -21,6 +21,8 @@ pub struct Session {
     pub temporary: HashSet<String>,
     /// `standard_conforming_strings` is off: PostgreSQL takes texts for other statements than the parser here does.
     pub has_backslashes: bool,
+    /// `DateStyle` is not ISO: what is written as a time may be read as another one.
+    pub has_other_times: bool,
     /// Its transaction sees what was there when it began, and not what the other member will see.
     pub has_snapshot: bool,
 }

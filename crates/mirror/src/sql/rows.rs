@@ -6,6 +6,7 @@
 use proxy::core::settings::{quote_identifier, quote_literal};
 
 use super::facts::Table;
+use super::template::as_text;
 
 /// What is done with the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,11 +104,11 @@ impl Ship {
     }
 
     /// What is to be returned, each as text; `of` is what the statement calls the table.
-    pub fn returning(&self, of: &str) -> String {
-        let columns = self
-            .columns
-            .iter()
-            .map(|name| format!("{of}.{}::text", quote_identifier(name)));
+    pub fn returning(&self, of: &str, has_other_times: bool) -> String {
+        let columns = self.columns.iter().map(|name| {
+            let column = format!("{of}.{}", quote_identifier(name));
+            as_text(&column, has_other_times)
+        });
         columns.collect::<Vec<_>>().join(", ")
     }
 
@@ -231,6 +232,15 @@ mod tests {
             text.ends_with(r#"("id") DO UPDATE SET "a" = EXCLUDED."a""#),
             "{text}"
         );
+    }
+
+    /// An abbreviation of a time zone may stand for several.
+    #[test]
+    fn times_are_sent_as_every_member_reads_them() {
+        let ship = Ship::delete(&table());
+        assert_eq!(ship.returning("x", false), "x.\"id\"::text");
+        let plain = "understudy_mirror.plain(x.\"id\")";
+        assert_eq!(ship.returning("x", true), plain);
     }
 
     #[test]

@@ -81,10 +81,22 @@ impl Template {
     }
 }
 
+/// What gives the text of a value, which is read as the same value whatever the settings are. Written by other styles than ISO, a
+/// time has its zone's abbreviation, which may stand for several zones.
+pub fn as_text(value: &str, has_other_times: bool) -> String {
+    match has_other_times {
+        true => format!("understudy_mirror.plain({value})"),
+        false => format!("{value}::text"),
+    }
+}
+
 /// The statement that evaluates `needs`, each of them once: it answers one row, with each value as text and its type after it.
-pub fn question(needs: &[String]) -> String {
+pub fn question(needs: &[String], has_other_times: bool) -> String {
     let outer: Vec<String> = (0..needs.len())
-        .map(|at| format!("v{at}::text, pg_catalog.pg_typeof(v{at})::text"))
+        .map(|at| {
+            let value = as_text(&format!("v{at}"), has_other_times);
+            format!("{value}, pg_catalog.pg_typeof(v{at})::text")
+        })
         .collect();
     let inner: Vec<String> = needs
         .iter()
@@ -121,8 +133,12 @@ mod tests {
 
     #[test]
     fn each_need_is_evaluated_once() {
-        let text = question(&["now()".to_owned(), "nextval('s')".to_owned()]);
+        let needs = ["now()".to_owned(), "nextval('s')".to_owned()];
+        let text = question(&needs, false);
         assert_eq!(text.matches("nextval").count(), 1);
+        assert!(text.starts_with("SELECT v0::text, pg_catalog.pg_typeof(v0)::text, v1"));
+        let text = question(&needs, true);
+        assert!(text.starts_with("SELECT understudy_mirror.plain(v0), pg_catalog.pg_typeof(v0)"));
         assert_eq!(substitute(Some("it's"), "text"), "CAST('it''s' AS text)");
         assert_eq!(substitute(None, "integer"), "CAST(NULL AS integer)");
     }

@@ -80,8 +80,7 @@ fn session() -> Session {
     Session {
         search_path: vec!["postgres".to_owned(), "public".to_owned()],
         temporary: ["tmp".to_owned()].into(),
-        has_snapshot: false,
-        has_backslashes: false,
+        ..Session::default()
     }
 }
 

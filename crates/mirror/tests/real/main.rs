@@ -4,6 +4,7 @@ mod copies;
 mod corpus;
 mod differences;
 mod failures;
+mod logs;
 mod members;
 mod moving;
 #[path = "../../../proxy/tests/real/server.rs"]

@@ -379,3 +379,70 @@ fn many_logins_leave_few_sessions_behind() {
     assert!(own.parse::<u32>().expect("a number") < 15, "{own}");
     assert_eq!(clients.len(), 60);
 }
+
+/// Each side saw its own half of the circle, and both waited for `lock_timeout`.
+#[test]
+fn a_circle_through_the_manager_and_the_member_has_a_victim() {
+    let (site, worker) = with_schema("");
+    let other = site.connect();
+    let locked = site.runtime.block_on(worker.batch_execute(
+        "BEGIN; SELECT id FROM t WHERE a = 'a' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED",
+    ));
+    locked.expect("it has the first row");
+    let began = Instant::now();
+    let (waited, victim) = site.runtime.block_on(async {
+        tokio::join!(
+            other.batch_execute("BEGIN; UPDATE t SET a = 'other' WHERE id = 1; COMMIT"),
+            async {
+                // The other one waits at the member for this one.
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let update = "UPDATE t SET a = 'worker' WHERE id = 1";
+                worker.batch_execute(update).await
+            }
+        )
+    });
+    let victim = code(victim.expect_err("it waits for itself"));
+    assert_eq!(victim, SqlState::T_R_DEADLOCK_DETECTED);
+    waited.expect("nobody is in its way any more");
+    assert!(began.elapsed() < Duration::from_secs(8));
+    run(&site, &worker, "ROLLBACK");
+    run(&site, &worker, "UPDATE t SET a = 'late' WHERE id = 1");
+    site.must_be_equal();
+}
+
+/// The client was told that nothing is known of its transaction, locks were given back while others planned with what was not right
+/// any more, and no switchover was possible from then on.
+#[test]
+fn a_definition_is_acknowledged_when_the_manager_goes_by_it() {
+    let (site, client) = with_schema("");
+    let at = site.who_serves();
+    let server = &site.sides[at].server;
+    let admit = |may: bool| {
+        server.sql(&[&format!("ALTER DATABASE app ALLOW_CONNECTIONS {may}")]);
+    };
+    let writer = site.connect();
+    admit(false);
+    server.sql(&[
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'understudy mirror' AND pid NOT IN \
+         (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock')",
+    ]);
+    std::thread::scope(|scope| {
+        let defining = scope.spawn(|| {
+            run(
+                &site,
+                &client,
+                "ALTER TABLE t ADD COLUMN r text DEFAULT 'x'; ALTER TABLE t ALTER r SET DEFAULT random()::text",
+            );
+        });
+        std::thread::sleep(Duration::from_millis(1_500));
+        assert!(!defining.is_finished(), "nobody has read the catalog");
+        admit(true);
+        defining.join().expect("it has committed");
+    });
+    run(&site, &writer, "INSERT INTO t (id) VALUES (100)");
+    site.must_be_equal();
+    site.ask_primary(mirror::driver::peer::Question::Switchover);
+    site.wait("the other one is primary", || {
+        site.primary() == Some(1 - at)
+    });
+}

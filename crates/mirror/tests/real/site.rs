@@ -109,6 +109,11 @@ impl Site {
 
     /// Starts a manager that takes this side's member for the other one.
     pub fn manage_with(&mut self, at: usize, other: usize) {
+        self.manage_as(at, other, at == 0);
+    }
+
+    /// The same; `first` if its member is what a mirror begins with.
+    pub fn manage_as(&mut self, at: usize, other: usize, first: bool) {
         let member = |at: usize| format!("{} dbname=app", conninfo(&self.sides[at].server));
         let text = format!(
             "listen = '{}'\npeer_listen = '{}'\npeer = '{}'\nmember = \"{}\"\nother_member = \"{}\"\nfirst = {}\n\
@@ -118,7 +123,7 @@ impl Site {
             self.sides[1 - at].peer_listen,
             member(at),
             member(other),
-            at == 0,
+            first,
             self.bin.display(),
             self.more,
         );

@@ -341,3 +341,70 @@ fn a_name_stands_for_what_the_member_has() {
     assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (3, 1));
     site.must_be_equal();
 }
+
+/// What is put together for the session of [`Raw`]: each step, and up to `Sync`.
+fn batch(steps: &[(char, &str)]) -> bytes::BytesMut {
+    use postgres_protocol::message::frontend::{bind, execute, parse, sync};
+    let mut out = bytes::BytesMut::new();
+    for (step, text) in steps {
+        let none = std::iter::empty::<()>();
+        match step {
+            'B' => bind("", text, [], none, |(), _| unreachable!(), [], &mut out)
+                .unwrap_or_else(|_| panic!("short")),
+            'E' => execute("", 0, &mut out).expect("short"),
+            name => parse(&name.to_string(), text, [], &mut out).expect("short"),
+        }
+    }
+    sync(&mut out);
+    out
+}
+
+/// A driver did not know that a name was taken, and took it again and again in vain.
+#[test]
+fn what_has_come_before_a_failure_is_told() {
+    let site = Site::start("transaction_bytes = 20000");
+    let client = site.connect();
+    run(
+        &site,
+        &client,
+        &["CREATE TABLE t (id serial PRIMARY KEY, a text)"],
+    );
+    let mut raw = Raw::connect(&site);
+    let long = format!("INSERT INTO t (id, a) VALUES (1, '{}')", "x".repeat(30_000));
+    let refused = [('l', long.as_str()), ('B', "l"), ('E', "")];
+    assert_eq!(raw.ask(&batch(&refused)), "12EZ");
+    assert_eq!(raw.ask(&batch(&refused[1..])), "2EZ");
+    // What was done before in the same batch is undone, but not the name.
+    let short = "INSERT INTO t (id, a) VALUES (2, 'y')";
+    let failed = [('s', short), ('B', "s"), ('E', ""), ('x', "SELEC")];
+    assert_eq!(raw.ask(&batch(&failed)), "12CEZ");
+    assert_eq!(raw.ask(&batch(&failed[1..3])), "2CZ");
+    assert_eq!(site.must_be_equal().rows, 1);
+}
+
+/// A time was written with the abbreviation of its zone, which stands for another one to a member, or to both.
+#[test]
+fn times_of_any_style_are_the_same_on_both_members() {
+    let site = Site::start("");
+    let standby = 1 - site.who_serves();
+    site.sides[standby].server.sql(&[
+        "ALTER SYSTEM SET timezone_abbreviations = 'India'",
+        "SELECT pg_reload_conf()",
+    ]);
+    let client = site.connect();
+    run(
+        &site,
+        &client,
+        &[
+            "CREATE TABLE t (id serial PRIMARY KEY, at timestamptz, many timestamptz[])",
+            "SET TimeZone = 'Asia/Kolkata'; SET DateStyle = 'SQL, DMY'",
+            "INSERT INTO t (at) VALUES (clock_timestamp())",
+            "INSERT INTO t (at, many) SELECT at, ARRAY[at] FROM t ORDER BY random() LIMIT 1",
+            "UPDATE t SET at = at + random() * interval '1 second' WHERE id > 1",
+        ],
+    );
+    let late = "SELECT count(*) FROM t WHERE abs(extract(epoch FROM now() - at)) > 600";
+    let row = site.runtime.block_on(client.query_one(late, &[]));
+    assert_eq!(row.expect("reads").get::<_, i64>(0), 0);
+    assert_eq!(site.must_be_equal().rows, 2);
+}

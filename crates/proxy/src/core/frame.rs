@@ -265,6 +265,31 @@ pub fn error_fields(frame: &[u8]) -> ErrorFields<'_> {
     fields
 }
 
+/// An `ErrorResponse` whose message ends otherwise; `None` if it does not end in `end`.
+pub fn reworded(frame: &[u8], end: &[u8], other: &[u8]) -> Option<Bytes> {
+    let mut fields = BytesMut::with_capacity(frame.len() + other.len());
+    let mut is_reworded = false;
+    let mut rest = body(frame);
+    while let [tag, after @ ..] = rest
+        && let Some((value, after)) = text(after)
+    {
+        fields.put_u8(*tag);
+        match value.strip_suffix(end) {
+            Some(kept) if *tag == b'M' => {
+                fields.put_slice(kept);
+                fields.put_slice(other);
+                is_reworded = true;
+            }
+            _ => fields.put_slice(value),
+        }
+        fields.put_u8(0);
+        rest = after;
+    }
+    let mut out = BytesMut::new();
+    put(&mut out, b'E', &[&fields, b"\0"]);
+    is_reworded.then(|| out.freeze())
+}
+
 /// The first column of a `DataRow`, if it is not null.
 pub fn first_column(frame: &[u8]) -> Option<&[u8]> {
     let mut body = body(frame);
@@ -278,6 +303,19 @@ pub fn first_column(frame: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_message_is_exchanged() {
+        let error = |message: &str| {
+            let mut out = BytesMut::new();
+            let fields = format!("SERROR\0C25001\0M{message}\0RRoutine\0\0");
+            put(&mut out, b'E', &[fields.as_bytes()]);
+            out.freeze()
+        };
+        let other = reworded(&error("X is here"), b"is here", b"was there, once");
+        assert_eq!(other, Some(error("X was there, once")));
+        assert_eq!(reworded(&error("X is here"), b"is not", b""), None);
+    }
 
     #[test]
     fn frames_are_taken_whole() {

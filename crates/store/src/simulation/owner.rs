@@ -72,6 +72,12 @@ impl Link {
         number
     }
 
+    /// Numbers a copy that is sent as it was written.
+    pub fn number_repair(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
     /// Whether the write is on its way.
     pub fn carries(&self, write: usize) -> bool {
         self.in_flight.iter().any(|(_, w)| *w == write)

@@ -84,17 +84,15 @@ impl Schedule {
     ) -> Option<()> {
         let write = block_write(self.owners[o].epoch, key, up_to, version);
         self.coverage.one("copies mended");
-        let conn = self.next_conn;
-        self.next_conn += 1;
-        self.replicas[r].connect(conn);
-        self.replicas[r].send(conn, 1, write);
-        let answers = self.replicas[r].commit();
+        let link = self.owners[o].links[r].as_mut()?;
+        let (conn, number) = (link.conn, link.number_repair());
+        self.replicas[r].send(conn, number, write);
         let mut refused = false;
-        for (to, _, answer) in answers {
-            match to == conn {
-                true => refused |= matches!(answer, Response::WriteRefused { .. }),
-                false => self.hear(r, to, answer),
-            }
+        for (to, _, answer) in self.replicas[r].commit() {
+            let is_own =
+                matches!(answer, Response::WriteRefused { number: which, .. } if which == number);
+            refused |= to == conn && is_own;
+            self.hear(r, to, answer);
         }
         (!refused).then_some(())
     }

@@ -147,6 +147,9 @@ fn table(statuses: &[Option<Status>]) -> anyhow::Result<String> {
         if let Some(difference) = &status.difference {
             out.push_str(&format!("  its member differs: {difference}\n"));
         }
+        if let Some(advice) = &status.advice {
+            out.push_str(&format!("  {advice}\n"));
+        }
     }
     Ok(out)
 }

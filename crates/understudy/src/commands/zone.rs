@@ -16,6 +16,9 @@ use crate::exit::{Code, Failure};
 /// Fewer zones than this bear no loss.
 const SAFE_ZONES: usize = 3;
 
+/// How long a quorum of the zones is waited for before what is known without it is shown.
+const ANSWERS_IN: Duration = Duration::from_secs(5);
+
 /// Runs what was asked for.
 pub async fn run(command: cli::Zone) -> anyhow::Result<Code> {
     match command {
@@ -58,10 +61,19 @@ async fn open(asking: &Asking) -> anyhow::Result<(Registry, Operator)> {
 
 async fn list(asking: &Asking) -> anyhow::Result<Code> {
     let (registry, operator) = open(asking).await?;
+    // A zone that was away may not have heard of a change; some zone of every quorum has.
+    let asked = tokio::time::timeout(ANSWERS_IN, registry.storage.accepted_epoch());
+    let is_current = matches!(asked.await, Ok(Ok(_)));
+    if !is_current {
+        eprintln!("understudy: too few zones answer, so the members may have changed since");
+    }
     let membership = members(&operator, registry.config.cluster()).map_err(explain)?;
     let replicas = registry.storage.replicas();
     match asking.json {
-        true => println!("{}", json!({ "members": membership, "replicas": replicas })),
+        true => println!(
+            "{}",
+            json!({ "members": membership, "replicas": replicas, "is_current": is_current })
+        ),
         false => print!("{}", table(&membership, &replicas)),
     }
     Ok(Code::Ok)

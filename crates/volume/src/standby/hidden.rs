@@ -36,6 +36,11 @@ pub(crate) fn hidden_names(layout: &dyn Layout, base: &Namespace) -> Hidden {
     Arc::new(hidden)
 }
 
+/// The name whose presence hides this one, if there can be one.
+pub(crate) fn hider_of(layout: &dyn Layout, name: &[u8]) -> Option<String> {
+    layout.hidden_by(std::str::from_utf8(name).ok()?)
+}
+
 /// The names of a directory of a base that a name hides, whether the base has that one or not: forks share what is
 /// before the `_`.
 pub(crate) fn names_hidden_by(
@@ -46,11 +51,8 @@ pub(crate) fn names_hidden_by(
     let Some(at) = name.iter().rposition(|b| *b == b'_') else {
         return Vec::new();
     };
-    let is_hidden = |other: &Name| {
-        let by = std::str::from_utf8(other).ok();
-        let by = by.and_then(|other| layout.hidden_by(other));
-        by.is_some_and(|by| by.as_bytes() == &name[..])
-    };
+    let is_hidden =
+        |other: &Name| hider_of(layout, other).is_some_and(|by| by.as_bytes() == &name[..]);
     let names = base.names_with_prefix(dir, &name[..at]);
     let names = names.map(|(other, _)| other);
     names.filter(|name| is_hidden(name)).cloned().collect()

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
+use super::hidden::hider_of;
 use super::overlay::{Attrs, Created, InodeItem, NameItem, OwnCut, Stamped, is_created};
 use super::state::{Found, State};
 use crate::error::{Error, Result};
@@ -47,11 +48,26 @@ impl State {
             Found::Nothing => {}
         }
         let class = self.class_at(at)?;
+        self.remove_orphan_init(at);
         let ino = self.overlay.next_ino();
         let item = self.new_item(at, class, new, ownership, now);
         self.overlay.inodes.insert(ino, Arc::new(item));
         self.lead(at, Some(ino), class);
         self.attr(ino)
+    }
+
+    /// Redo makes no other fork of an unlogged relation than its init fork. So where it makes one that an init fork of the
+    /// base hides, that is of another relation of the number, whose creation was lost with the end of a dead active's
+    /// log: with it in place, PostgreSQL would empty the new one when it is promoted.
+    fn remove_orphan_init(&mut self, (dir, name): At<'_>) {
+        let by = hider_of(&*self.layout, name);
+        let Some(by) = by.as_deref().map(str::as_bytes) else {
+            return;
+        };
+        let is_of_base = self.overlay.name(dir, by).is_none() && self.base_name(dir, by).is_some();
+        if is_of_base {
+            self.lead((dir, by), None, FileClass::Data);
+        }
     }
 
     fn new_item(

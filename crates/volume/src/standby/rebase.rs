@@ -30,14 +30,14 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
-use super::hidden::{Hidden, names_hidden_by};
+use super::hidden::{Hidden, hider_of, names_hidden_by};
 use super::overlay::{Content, InodeItem, NameItem, is_created};
 #[cfg(test)]
 use super::simulation::flaw::Flaw;
 use super::state::{Found, State};
 use crate::layout::FileClass;
 use crate::lsn::Lsn;
-use crate::namespace::{Change, Inode, Name};
+use crate::namespace::{Change, Directory, Inode, Name};
 use crate::seal::Base;
 use crate::view::{FileKind, Ino};
 
@@ -158,10 +158,15 @@ impl Mover<'_> {
             };
             let after = new.directory(dir_id).ok();
             let dir = self.old.ino_of(dir_id);
+            if !self.is_in_view(dir) {
+                continue;
+            }
             for (name, id) in before {
                 let elsewhere = new.get(*id).is_some_and(|i| i.is_linked());
                 let replaced = after.is_some_and(|names| names.contains_key(name));
-                if elsewhere || (replaced && !self.is_in_use(*id)) {
+                let is_stub =
+                    || after.is_some_and(|after| self.is_stub_in_the_way(after, name, *id));
+                if elsewhere || (replaced && (!self.is_in_use(*id) || is_stub())) {
                     continue;
                 }
                 let shown = self.old.overlay.name(dir, name).is_none()
@@ -180,6 +185,14 @@ impl Mover<'_> {
     fn is_in_use(&self, id: FileId) -> bool {
         let ino = self.old.ino_of(id);
         self.old.item(ino).is_some() || (self.to.is_open)(ino)
+    }
+
+    /// Whether a name is that of an empty file, and hidden in the new base by the init fork of an unlogged relation that
+    /// has the number now: PostgreSQL, promoted, makes that one's main fork there.
+    fn is_stub_in_the_way(&self, after: &Directory, name: &Name, id: FileId) -> bool {
+        let by = hider_of(&*self.old.layout, name);
+        let is_empty = || self.old.size(self.old.ino_of(id)).is_ok_and(|s| s == 0);
+        by.is_some_and(|by| after.contains_key(by.as_bytes())) && is_empty()
     }
 
     /// An empty file without private changes is the stub of a removed relation.
@@ -280,14 +293,28 @@ impl Mover<'_> {
         found == Some(Found::Inode(ino))
     }
 
+    /// The same, and the directories on the way to it: one that redo made hides the base's of that name, with all that is
+    /// in it.
+    fn is_in_view(&self, ino: Ino) -> bool {
+        let mut at = ino;
+        while at != Ino::ROOT {
+            let Some((dir, _)) = self.old.home(at).filter(|_| self.is_shown(at)) else {
+                return false;
+            };
+            at = dir;
+        }
+        true
+    }
+
     /// Whether a name that the new base has not hides others of it: the init fork of an unlogged relation goes at
     /// once, its main fork after the active's next checkpoint, and redo, which never saw that one, does not remove it.
     /// What redo itself made there since is another relation of the same number.
     fn hides_in_new(&self, dir: Ino, (dir_id, name): (FileId, &Name)) -> bool {
         let names = &self.to.base.namespace;
         let hidden = names_hidden_by(&*self.old.layout, names, (dir_id, name));
-        let mut hidden = hidden.iter();
-        hidden.any(|other| self.old.overlay.name(dir, other).is_none())
+        let own = || hidden.iter().map(|other| self.old.overlay.name(dir, other));
+        let is_made = own().flatten().any(|item| item.target.is_some());
+        !is_made && own().any(|item| item.is_none())
     }
 
     /// Drops the names that the new base has as the view shows them.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dax::ids::{BlockIndex, BlockKey, FileId, Version};
 
-use super::overlay::Content;
+use super::overlay::{Content, is_created};
 use super::rebase::Move;
 use super::state::{BlockSource, State};
 use super::testing::*;
@@ -482,6 +482,63 @@ fn a_fork_that_redos_own_init_fork_hid_stays_hidden_when_a_base_brings_it() {
     active.remove("base/6/1000", false);
     let state = moved(&state, active.seal(3, 600, 600), &[], &[]);
     assert_eq!(state.overlay.items(), 0);
+}
+
+// The number is given again, to a logged relation that redo has made; of its visibility map redo has not come to know yet.
+#[test]
+fn a_removed_init_fork_hides_nothing_of_the_next_relation_of_its_number() {
+    let mut active = Builder::new();
+    let mut state = attached(active.seal(1, 100, 200));
+    at(&mut state, 300);
+    state.make("base/5/1000_init", NewInode::File);
+    state.drop_file("base/5/1000_init");
+    at(&mut state, 400);
+    state.make("base/5/1000", NewInode::File);
+    active.file("base/5/1000", 1);
+    active.file("base/5/1000_vm", 1);
+    let state = moved(&state, active.seal(2, 500, 500), &[], &[]);
+    assert_eq!(state.names("base/5"), ["1000", "1000_vm"]);
+}
+
+// A standby keeps the stub of a removed relation for a while. The next base has an unlogged relation of that number: the
+// stub would be where PostgreSQL makes its main fork at promotion.
+#[test]
+fn a_stub_where_an_unlogged_relation_is_now_is_not_kept() {
+    let mut active = Builder::new();
+    let stub = active.file("base/5/1000", 1);
+    let mut state = attached(active.seal(1, 100, 200));
+    at(&mut state, 300);
+    state.truncate(Ino(stub.0), 0, None, NOW).unwrap();
+    active.remove("base/5/1000", false);
+    active.file("base/5/1000", 1);
+    active.file("base/5/1000_init", 1);
+    let state = moved(&state, active.seal(2, 400, 400), &[], &[]);
+    assert_eq!(state.names("base/5"), ["1000_init"]);
+}
+
+// A directory that redo made hides the base's of that name until its stamp allows. What is in the hidden one is not shown, so
+// a move need not keep it: kept, it came back at a takeover without a name, and with what had been cut from it.
+#[test]
+fn what_is_in_a_hidden_directory_is_not_kept() {
+    let mut active = Builder::new();
+    let mut state = attached(active.seal(1, 100, 200));
+    at(&mut state, 600);
+    state.make("base/6", NewInode::Directory);
+    state.make("base/6/1000", NewInode::File);
+    active.make_dir("base/6");
+    active.file("base/6/1000", 1);
+    let mut state = moved(&state, active.seal(2, 500, 550), &[], &[]);
+    state.drop_file("base/6/1000");
+    active.remove("base/6/1000", true);
+    let state = moved(&state, active.seal(3, 590, 600), &[], &[]);
+    assert!(state.names("base/6").is_empty());
+    assert!(state.kept.is_empty());
+    let names = state
+        .overlay
+        .names
+        .values()
+        .flat_map(|names| names.values());
+    assert!(names.filter_map(|item| item.target).all(is_created));
 }
 
 // Rule 4: a file replaced by a rename, as the relation map.

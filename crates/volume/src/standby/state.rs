@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dax::ids::{BlockKey, FileId};
 use imbl::OrdMap;
 
-use super::hidden::{Hidden, hidden_names};
+use super::hidden::{Hidden, hidden_names, hider_of};
 use super::overlay::{Content, InodeItem, Overlay, is_created, is_private};
 use crate::error::{Error, Result};
 use crate::layout::{FileClass, Layout};
@@ -311,9 +311,7 @@ impl State {
     /// base has it or redo made it, and whether redo has removed it since: a base may hold the main
     /// fork alone, and redo, which never saw that one, does not remove it.
     pub(super) fn is_hidden(&self, dir: Ino, names: &Directory, name: &[u8]) -> bool {
-        let by = std::str::from_utf8(name)
-            .ok()
-            .and_then(|n| self.layout.hidden_by(n));
+        let by = hider_of(&*self.layout, name);
         by.is_some_and(|by| {
             let by = by.as_bytes();
             names.contains_key(by) || self.overlay.name(dir, by).is_some()

@@ -199,8 +199,9 @@ impl Planner<'_> {
                     found.extend(names.map(|name| (dir, name)));
                 }
                 Change::Removed(old) => found.extend(old.keys().map(|n| (dir, n.clone()))),
-                // A directory that the view has not; it is dropped as an inode.
-                Change::Added(_) => {}
+                // A directory that the view has not is dropped as an inode. One that it has kept, because redo has not
+                // removed it as the base had, may have got names since.
+                Change::Added(new) => found.extend(new.keys().map(|n| (dir, n.clone()))),
             }
         }
         for (dir, names) in &state.overlay.names {

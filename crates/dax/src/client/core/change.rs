@@ -105,6 +105,8 @@ impl Shared {
 /// Ends an exchange whose stores a scrub has looked through; says whether it could.
 #[derive(Debug)]
 pub(super) struct Finish {
+    /// The version with which the exchange began: another one is not this one's to end.
+    begun: Version,
     step: Step,
 }
 
@@ -126,12 +128,14 @@ impl Finish {
     /// None if there is nothing to end, or a scrub has to look through the stores first.
     pub fn new(s: &mut Shared) -> Result<Option<Finish>> {
         s.handle.check_writer()?;
-        let Some(membership) = s.membership.clone().filter(|m| m.change.is_some()) else {
+        let Some(membership) = s.membership.clone() else {
             return Ok(None);
         };
-        let is_joint = membership.change.as_ref().is_some_and(|c| c.joint);
+        let Some(&Change { begun, joint, .. }) = membership.change.as_ref() else {
+            return Ok(None);
+        };
         let mut ready = s.looked_through();
-        if !is_joint {
+        if !joint {
             // Those who are to be needed have to have answered since the change began: a store may have lost its disk
             // before that, unnoticed, and a joint membership that needs it would stop everybody for ever.
             ready = ready.intersection(s.links.keepers(membership.version));
@@ -139,11 +143,12 @@ impl Finish {
         if !s.may_end(&membership, ready) {
             return Ok(None);
         }
-        if !is_joint {
+        if !joint {
             let version = s.new_version();
             s.go_by(membership.joint(version));
         }
         Ok(Some(Finish {
+            begun,
             step: Step::Establishing,
         }))
     }
@@ -168,8 +173,9 @@ impl Finish {
         if let Step::Ending(version) = self.step {
             return Ok(s.is_kept(version).then_some(true));
         }
-        if !s.may_end(&membership, s.looked_through()) {
-            // Somebody has lost what it had, or is away: a scrub begins anew.
+        if !self.ends(&membership) || !s.may_end(&membership, s.looked_through()) {
+            // Another call has ended the exchange, and maybe begun the next one, of which nobody keeps that both count.
+            // Or somebody has lost what it had, or is away: a scrub begins anew.
             return Ok(Some(false));
         }
         match (&mut self.step, event) {
@@ -210,6 +216,12 @@ impl Finish {
             _ => {}
         }
         Ok(None)
+    }
+
+    /// Whether the exchange that is under way is the one that this ends.
+    fn ends(&self, membership: &Membership) -> bool {
+        let change = membership.change.as_ref();
+        change.is_some_and(|change| change.joint && change.begun == self.begun)
     }
 
     /// A record arrived somewhere; the change ends with the last one.
@@ -279,18 +291,62 @@ pub(super) fn copy_records(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::core::tests::harness::members;
+    use crate::ids::Epoch;
+    use crate::storage::VolumeSettings;
+
+    /// One call was still ending an exchange when another one ended it, and the next one began. It went on with that one,
+    /// although nobody kept that both memberships count: a write that those before had made durable was missing in a
+    /// quorum of those after (the simulation's seed 821494).
+    #[test]
+    fn a_call_ends_the_exchange_that_it_has_made_joint() {
+        let version = |seq| Version {
+            epoch: Epoch(1),
+            seq,
+        };
+        let leaving = |membership: &Membership| Change {
+            joining: Vec::new(),
+            leaving: vec![membership.members[0].store],
+            sync_replicas: 2,
+            begun: Version::ZERO,
+            back: false,
+            joint: false,
+        };
+        let settings = VolumeSettings {
+            replicas: 5,
+            zones: 5,
+            ..VolumeSettings::default()
+        };
+        let first = members(&settings);
+        let begun = first.begin(leaving(&first), version(1)).unwrap();
+        let finish = Finish {
+            begun: version(1),
+            step: Step::CatchingUp(0),
+        };
+        let joint = begun.joint(version(2));
+        assert!(!finish.ends(&first) && !finish.ends(&begun));
+        assert!(finish.ends(&joint));
+        let cancelled = joint.cancel(version(3)).unwrap();
+        assert!(finish.ends(&cancelled), "it goes back");
+        let done = joint.done(version(3));
+        let next = done.begin(leaving(&done), version(4)).unwrap();
+        assert!(!finish.ends(&done) && !finish.ends(&next));
+        assert!(!finish.ends(&next.joint(version(5))));
+    }
 
     /// An exchange was given up while it ended, and went on from where it was: what the members were to be afterwards was
     /// decided before a full quorum kept that it goes back.
     #[test]
     fn an_exchange_that_goes_back_is_established_first() {
         for step in [Step::CatchingUp(0), Step::Copying(0, BTreeMap::new())] {
-            let mut finish = Finish { step };
+            let begun = Version::ZERO;
+            let mut finish = Finish { begun, step };
             finish.restart();
             assert!(matches!(finish.step, Step::Establishing));
         }
         let step = Step::Ending(Version::ZERO);
-        let mut finish = Finish { step };
+        let begun = Version::ZERO;
+        let mut finish = Finish { begun, step };
         finish.restart();
         assert!(matches!(finish.step, Step::Ending(_)), "it is decided");
     }

@@ -7,13 +7,15 @@
 //!     └──── connection lost ───┘      └─ refused: full ──▶ rests, then the queue again
 //! ```
 //!
-//! Its parts: whose link it is ([`seats`]), [`writes`], [`lazy`] who are sent theirs later, and what is [`missed`].
+//! Its parts: whose link it is ([`seats`]), [`writes`], [`lazy`] who are sent theirs later, what is [`missed`], and who is
+//! [`unproven`].
 //!
 //! Invariant: what was in flight when a connection broke is sent again first.
 
 mod lazy;
 mod missed;
 mod seats;
+mod unproven;
 mod writes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -77,6 +79,8 @@ pub(crate) struct Link {
     position: Option<Position>,
     /// It went back, and does not know it yet.
     back: bool,
+    /// It is met in a new run, of which others may know better.
+    unproven: Option<unproven::Unproven>,
     /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum.
     rebuilding: bool,
     /// It has accepted this handle's epoch since it was connected: its answers are under the fence.
@@ -209,9 +213,10 @@ impl Links {
 
     /// Replicas whose acknowledgements make a write synced. One that is being rebuilt has forgotten
     /// which epoch it had accepted: an owner who has been deposed, and does not know it, could bring
-    /// it up and complete a sync with it.
+    /// it up and complete a sync with it. So could one that has forgotten it with an earlier copy of its directory
+    /// ([`unproven`]).
     pub fn counting(&self) -> ReplicaSet {
-        self.those(|link| link.votes && !link.rebuilding)
+        self.those(|link| link.votes && !link.rebuilding && link.unproven.is_none())
     }
 
     /// Whether a replica said that it counts in no quorum yet; returns what it said before.
@@ -226,6 +231,9 @@ impl Links {
         let run = |position: &Option<Position>| position.as_ref().map(|p| p.runs.current());
         let begun_anew = run(&position) != run(&link.position);
         (link.position, link.back) = (position, back);
+        if begun_anew {
+            self.doubt(replica);
+        }
         begun_anew
     }
 
@@ -369,7 +377,9 @@ impl Links {
 
     /// Whose question an answer belongs to, if anybody still waits for it.
     pub fn answered(&mut self, replica: ReplicaId, id: u64) -> Option<Asked> {
-        self.link(replica).asked.remove(&id)
+        let asked = self.link(replica).asked.remove(&id)?;
+        self.note_answer(replica, id);
+        Some(asked)
     }
 
     /// Answers to what the operation asked before do not reach it any more.

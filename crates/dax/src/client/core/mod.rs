@@ -334,6 +334,9 @@ impl Core {
             self.shared.say_known(replica);
         }
         self.shared.replica_up(replica);
+        if begun_anew {
+            self.shared.ask_who_knows(replica);
+        }
         self.shared.settle_sightings();
         self.wake_all();
         Ok(())
@@ -459,6 +462,7 @@ impl Core {
         }
         self.shared.look_for_fence(replica, &reply);
         self.fail_if_fenced();
+        self.shared.prove();
         match asked.asker {
             Asker::Op(op) => self.step(op, Event::Reply(replica, reply)),
             Asker::Broadcast(number) => {

@@ -238,7 +238,7 @@ impl Shared {
     /// A tick: what has waited for it is sent.
     pub fn send_what_waited(&mut self) {
         #[cfg(test)]
-        if self.flaw == Some(Flaw::UnadmittedReads) && self.now.as_millis() % 300 < 20 {
+        if self.flaw == Some(Flaw::UnadmittedReads) && self.now.as_millis() % 900 < 20 {
             let late = self.links.up().without(self.links.admitted());
             late.iter().for_each(|replica| self.announce(replica));
         }
@@ -257,6 +257,22 @@ impl Shared {
         replicas
             .iter()
             .for_each(|replica| self.send_queued(replica));
+    }
+
+    /// A store is met in a new run: the others are asked, so that those who know better of it say so.
+    pub fn ask_who_knows(&mut self, replica: ReplicaId) {
+        let mut others = self.links.up();
+        others.remove(replica);
+        others.iter().for_each(|other| self.ping(other));
+        self.prove();
+    }
+
+    /// Whether it is certain by now of somebody that it has lost nothing: what it acknowledged counts.
+    pub fn prove(&mut self) {
+        let quorums = self.quorums;
+        if self.links.prove(|those| quorums.is_epoch(those)) {
+            self.judge_pending();
+        }
     }
 
     fn ping(&mut self, replica: ReplicaId) {

@@ -19,9 +19,11 @@
 //! crashes lacks what it had committed last, and executes it again, so the log keeps what a member does not have on its disk for
 //! certain ([`Manager::saved`]), and what was done in an earlier life of the server counts for nothing. A primary answers reads only if the zones have confirmed its epoch within the
 //! lease, and its successor does not serve before the lease has passed, so that no read is old if their clocks run equally
-//! fast. A member that differed once never serves, and executes nothing, until it was made anew; one that has what the log has never
-//! had neither, for the numbers of new transactions would be taken for those that it has.
+//! fast. A member that differed once never serves, and executes nothing, until it was made anew. One that belongs to another log, or
+//! has what the log has never had, does neither, nor is it made anew: the numbers of transactions would be taken for those that it has,
+//! and which of both is right only an operator knows.
 
+mod member;
 mod peer;
 mod primary;
 mod standby;
@@ -35,6 +37,7 @@ use super::class::Claims;
 use super::flaw::Flaw;
 use super::ledger::Ledger;
 use super::locks::Tx;
+use super::log::Identity;
 use super::record::{Draft, Number, Token};
 
 pub use peer::Message;
@@ -64,9 +67,12 @@ pub struct Manager {
     saved: Number,
     /// The life of the member's server that the ledger is of.
     life: Life,
+    /// Which log the member belongs to, if it is known.
+    log: Option<Identity>,
     is_diverged: bool,
     is_behind: bool,
     is_ahead: bool,
+    is_foreign: bool,
     primary: Option<Primary>,
     standby: Standby,
 }
@@ -88,9 +94,11 @@ impl Manager {
             ledger: None,
             saved: Number(0),
             life: Life::default(),
+            log: None,
             is_diverged: false,
             is_behind: false,
             is_ahead: false,
+            is_foreign: false,
             primary: None,
             standby,
         }
@@ -144,6 +152,11 @@ impl Manager {
         self.primary.as_ref().map_or(0, Primary::locked)
     }
 
+    /// How many transactions that have locked something are under way.
+    pub fn running(&self) -> usize {
+        self.primary.as_ref().map_or(0, Primary::running)
+    }
+
     /// What the other manager's member has, if it follows this one, and whether it is a standby.
     pub fn follower(&self) -> Option<(Number, bool)> {
         let follower = self.primary.as_ref()?.follower.as_ref()?;
@@ -188,7 +201,8 @@ impl Manager {
 
     /// Whether its member can be made current by the log.
     fn is_fit(&self) -> bool {
-        self.ledger.is_some() && !self.is_diverged && !self.is_behind && !self.is_ahead
+        let is_lost = self.is_diverged || self.is_behind || self.is_ahead || self.is_foreign;
+        self.ledger.is_some() && !is_lost
     }
 
     fn own(&mut self, out: &mut Vec<Effect>) {
@@ -196,11 +210,17 @@ impl Manager {
         out.push(Effect::LookAtLog);
     }
 
-    /// Where the log begins: whoever lacks something before that cannot be made current by it, and takes nobody's epoch.
-    pub fn log_begins(&mut self, first: Number, out: &mut Vec<Effect>) {
+    /// Where the log begins, and which it is, if it says so: whoever lacks something before that, or belongs to another one, cannot be
+    /// made current by it, and takes nobody's epoch.
+    pub fn log_begins(&mut self, first: Number, log: Option<Identity>, out: &mut Vec<Effect>) {
         let Some(floor) = self.ledger.as_ref().map(Ledger::floor) else {
             return self.not_owned();
         };
+        self.standby.log = log.or(self.standby.log);
+        if log.is_some_and(|log| self.is_of_another(log)) {
+            self.not_owned();
+            return self.become_foreign();
+        }
         if floor.next() < first && !self.flawed(Flaw::GapIgnored) {
             self.not_owned();
             self.is_behind = true;
@@ -208,53 +228,6 @@ impl Manager {
             return;
         }
         out.push(Effect::Own);
-    }
-
-    /// The member answers, and this is what it has; up to `saved` it has it on its disk. After a state transfer as well.
-    pub fn member_up(&mut self, ledger: Ledger, saved: Number, is_diverged: bool) {
-        if self.role == Role::Primary {
-            return;
-        }
-        self.life.0 += 1;
-        self.saved = saved;
-        self.is_diverged = is_diverged;
-        self.is_behind = false;
-        self.is_ahead = false;
-        let ledger = match self.flawed(Flaw::LedgerForgotten) {
-            true => Ledger::new(ledger.floor(), []),
-            false => ledger,
-        };
-        self.standby.restart(ledger.floor());
-        self.ledger = Some(ledger);
-        self.role = Role::Recovering(match is_diverged {
-            true => Why::Diverged,
-            false => Why::Starting,
-        });
-        // Whoever is primary says so again soon.
-        self.heard_ms = self.now_ms;
-    }
-
-    /// The member answers, and has nothing of this mirror: its state must be transferred.
-    pub fn member_empty(&mut self) {
-        if self.role != Role::Primary {
-            self.life.0 += 1;
-            self.ledger = None;
-            self.is_behind = true;
-            self.is_ahead = false;
-            self.role = Role::Recovering(Why::Behind);
-        }
-    }
-
-    /// The member does not answer any more.
-    pub fn member_down(&mut self, out: &mut Vec<Effect>) {
-        self.life.0 += 1;
-        self.ledger = None;
-        if self.standby.epoch.is_some() {
-            // Commits wait for it until the primary knows.
-            out.push(Effect::Send(Message::Left));
-        }
-        self.standby.restart(Number(0));
-        self.step_down(Why::NoMember, out);
     }
 
     /// Stops being whatever it is.
@@ -276,6 +249,7 @@ impl Manager {
         self.heard_ms = self.now_ms;
         // Whoever makes the member anew looks at this.
         self.role = Role::Recovering(match why {
+            Why::Replaced if self.is_foreign => Why::Foreign,
             Why::Replaced if self.is_diverged => Why::Diverged,
             Why::Replaced if self.is_behind => Why::Behind,
             Why::Replaced if self.is_ahead => Why::Ahead,
@@ -349,9 +323,10 @@ impl Manager {
         }
     }
 
-    /// The member has everything that the log has: serve.
-    fn serve(&mut self, epoch: u32, last: Number, out: &mut Vec<Effect>) {
+    /// The member has everything that the log has, which ends here: serve.
+    fn serve(&mut self, epoch: u32, last: Number, log: Identity, out: &mut Vec<Effect>) {
         self.standby.epoch = None;
+        self.log = self.log.or(Some(log));
         self.role = Role::Primary;
         let confirmed_ms = self
             .standby
@@ -359,7 +334,7 @@ impl Manager {
             .as_ref()
             .map_or(self.now_ms, |taking| taking.confirmed_ms);
         self.standby.taking = None;
-        self.primary = Some(Primary::new(epoch, last, confirmed_ms));
+        self.primary = Some(Primary::new(epoch, last, log, confirmed_ms));
         out.push(Effect::Serve);
         self.send_alive(out);
     }
@@ -381,6 +356,12 @@ impl Manager {
         if let Some(primary) = &mut self.primary {
             primary.lock(tx, claims, flaw, out);
         }
+    }
+
+    /// Whom a transaction waits for, if it waits.
+    pub fn waits_for(&self, tx: Tx) -> Vec<Tx> {
+        let primary = self.primary.as_ref();
+        primary.map_or_else(Vec::new, |primary| primary.waits_for(tx))
     }
 
     /// A transaction does not wait any longer for what it has asked for; it keeps what it has.

@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use super::super::flaw::Flaw;
+use super::super::log::Identity;
 use super::super::record::{Number, Record};
 use super::primary::{Follower, together};
 use super::{Effect, Manager, Role, Why};
@@ -33,6 +34,8 @@ pub enum Message {
         epoch: u32,
         /// The last durable record.
         last: Number,
+        /// Which log it is.
+        log: Identity,
     },
     /// The sender wants the log from here on.
     Follow {
@@ -94,7 +97,7 @@ impl Manager {
     /// The other manager says something.
     pub fn peer(&mut self, message: Message, out: &mut Vec<Effect>) {
         match message {
-            Message::Alive { epoch, last } => self.hear(epoch, last, out),
+            Message::Alive { epoch, last, log } => self.hear(epoch, last, log, out),
             Message::Follow {
                 epoch,
                 from,
@@ -181,8 +184,8 @@ impl Manager {
     /// A primary says that it is one.
     pub(super) fn send_alive(&self, out: &mut Vec<Effect>) {
         if let Some(primary) = &self.primary {
-            let (epoch, last) = (primary.epoch, primary.durable);
-            out.push(Effect::Send(Message::Alive { epoch, last }));
+            let (epoch, last, log) = (primary.epoch, primary.durable, primary.log);
+            out.push(Effect::Send(Message::Alive { epoch, last, log }));
         }
     }
 
@@ -204,9 +207,11 @@ impl Manager {
         };
         let durable = primary.durable;
         if let Some(follower) = &mut primary.follower {
-            let lag = durable.0.saturating_sub(follower.floor.0);
-            let is_silent = lag > 0 && now_ms.saturating_sub(follower.heard_ms) > timeout_ms;
-            if is_silent || lag > self.rules.lag_records {
+            let lag = follower.lag(durable);
+            if lag == 0 {
+                follower.rose_ms = now_ms;
+            }
+            if follower.stands_still(durable, now_ms, timeout_ms) || lag > self.rules.lag_records {
                 // It is not waited for until it has caught up.
                 follower.is_standby = false;
                 follower.since_ms = now_ms;
@@ -250,7 +255,7 @@ impl Manager {
                 floor,
                 saved,
                 is_standby: false,
-                heard_ms: now_ms,
+                rose_ms: now_ms,
                 is_reading: false,
                 on_its_way: VecDeque::new(),
             });
@@ -263,16 +268,16 @@ impl Manager {
     /// time to come nearer than it must.
     fn see_follower(&mut self) {
         let (now_ms, window) = (self.now_ms, self.rules.window_records);
+        let timeout_ms = self.rules.timeout_ms;
         let Some(primary) = &mut self.primary else {
             return;
         };
         let durable = primary.durable;
         if let Some(follower) = &mut primary.follower {
-            let has_time =
-                now_ms.saturating_sub(follower.since_ms) < self.rules.timeout_ms * PATIENCE;
+            let has_time = now_ms.saturating_sub(follower.since_ms) < timeout_ms * PATIENCE;
             let most = if has_time { window / NEARER } else { window };
-            let lag = durable.0.saturating_sub(follower.floor.0);
-            follower.is_standby |= lag <= most / 2;
+            let is_near = follower.lag(durable) <= most / 2;
+            follower.is_standby |= is_near && !follower.stands_still(durable, now_ms, timeout_ms);
         }
     }
 
@@ -282,8 +287,7 @@ impl Manager {
             return;
         };
         if let Some(follower) = &mut primary.follower {
-            follower.has(floor);
-            follower.heard_ms = now_ms;
+            follower.has(floor, now_ms);
         }
         primary.on_peer(numbers, ack, out);
         self.see_follower();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::super::class::Claims;
 use super::super::flaw::Flaw;
 use super::super::locks::{Grant, Locks, Tx};
+use super::super::log::Identity;
 use super::super::record::{Draft, Number, Record};
 use super::{Ack, Commits, Effect};
 
@@ -40,8 +41,8 @@ pub struct Follower {
     pub since_ms: u64,
     /// It is waited for.
     pub is_standby: bool,
-    /// When it was last heard of.
-    pub heard_ms: u64,
+    /// When it last had one more than it had before without lacking any in between, or lacked nothing.
+    pub rose_ms: u64,
     /// Records are being read for it.
     pub is_reading: bool,
     /// What it was sent and has not executed: to which record, and how long that was.
@@ -59,12 +60,25 @@ impl Follower {
     }
 
     /// It has everything up to here.
-    pub fn has(&mut self, floor: Number) {
+    pub fn has(&mut self, floor: Number, now_ms: u64) {
+        if floor > self.floor {
+            self.rose_ms = now_ms;
+        }
         self.floor = floor;
         let is_there = |(last, _): &(Number, usize)| *last <= floor;
         while self.on_its_way.front().is_some_and(is_there) {
             self.on_its_way.pop_front();
         }
+    }
+
+    /// How many of the durable records it may lack.
+    pub fn lag(&self, durable: Number) -> u64 {
+        durable.0.saturating_sub(self.floor.0)
+    }
+
+    /// Whether it does not get on with something, whatever it does besides: somebody waits for that.
+    pub fn stands_still(&self, durable: Number, now_ms: u64, timeout_ms: u64) -> bool {
+        self.lag(durable) > 0 && now_ms.saturating_sub(self.rose_ms) > timeout_ms
     }
 
     /// Whether it has as much in memory as it should.
@@ -83,6 +97,8 @@ pub struct Primary {
     pub epoch: u32,
     pub tokens: u64,
     pub durable: Number,
+    /// Which log it writes.
+    pub log: Identity,
     /// When the epoch stood for certain.
     pub confirmed_ms: u64,
     pub follower: Option<Follower>,
@@ -102,11 +118,12 @@ pub struct Primary {
 }
 
 impl Primary {
-    pub fn new(epoch: u32, last: Number, now_ms: u64) -> Primary {
+    pub fn new(epoch: u32, last: Number, log: Identity, now_ms: u64) -> Primary {
         Primary {
             epoch,
             tokens: 0,
             durable: last,
+            log,
             confirmed_ms: now_ms,
             follower: None,
             is_draining: false,
@@ -130,6 +147,16 @@ impl Primary {
     /// How many classes are locked.
     pub fn locked(&self) -> usize {
         self.locks.len()
+    }
+
+    /// How many transactions have asked for locks and are not over.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Whom a transaction waits for, if it does.
+    pub fn waits_for(&self, tx: Tx) -> Vec<Tx> {
+        self.locks.before(tx)
     }
 
     pub fn lock(&mut self, tx: Tx, claims: &Claims, flaw: Option<Flaw>, out: &mut Vec<Effect>) {

@@ -1,6 +1,7 @@
 //! What a manager executes of the log: as a standby, while it catches up, and while it takes over.
 
 use super::super::flaw::Flaw;
+use super::super::log::Identity;
 use super::super::record::{Number, Record};
 use super::super::schedule::Schedule;
 use super::{Effect, Life, Manager, Message, Role, Why};
@@ -13,8 +14,10 @@ pub struct Taking {
     pub confirmed_ms: u64,
     /// When whoever owned an epoch before has stopped for certain.
     serves_ms: u64,
-    /// The log's last record, once all of it was read.
-    last: Option<Number>,
+    /// Which log it is, if that says so.
+    log: Option<Identity>,
+    /// The log's last record, and which log it is, once all of it was read.
+    end: Option<(Number, Identity)>,
 }
 
 impl Taking {
@@ -23,7 +26,8 @@ impl Taking {
             epoch,
             confirmed_ms: now_ms,
             serves_ms,
-            last: None,
+            log: None,
+            end: None,
         }
     }
 }
@@ -37,6 +41,8 @@ pub struct Standby {
     pub epoch: Option<u32>,
     /// The log's last record, as far as was heard.
     pub last: Number,
+    /// Which log the zones have.
+    pub log: Option<Identity>,
     /// The last record that was taken.
     received: Number,
 }
@@ -76,32 +82,47 @@ impl Manager {
         }
     }
 
+    /// Which log it is that it takes over, if that says so, before any of it is read.
+    pub fn log_is(&mut self, epoch: u32, log: Identity, out: &mut Vec<Effect>) {
+        let is_another = self.is_of_another(log);
+        self.standby.log = Some(log);
+        if let Some(taking) = self.taking_in(epoch) {
+            taking.log = Some(log);
+            if is_another {
+                self.give_up_taking(Why::Foreign, out);
+            }
+        }
+    }
+
+    fn taking_in(&mut self, epoch: u32) -> Option<&mut Taking> {
+        let taking = self.standby.taking.as_mut();
+        taking.filter(|taking| taking.epoch == epoch)
+    }
+
     /// The log's records, read while taking over.
     pub fn log_records(&mut self, epoch: u32, records: Vec<Record>, out: &mut Vec<Effect>) {
-        if self
-            .standby
-            .taking
-            .as_ref()
-            .is_some_and(|taking| taking.epoch == epoch)
-        {
-            self.take(records, out);
+        let is_named = self.taking_in(epoch).map(|taking| taking.log.is_some());
+        match is_named {
+            // Whoever belongs to a log belongs to one that says which it is.
+            Some(false) if self.log.is_some() => self.give_up_taking(Why::Foreign, out),
+            Some(_) => self.take(records, out),
+            None => {}
         }
     }
 
     /// All of the log was read.
-    pub fn log_ends(&mut self, epoch: u32, last: Number, out: &mut Vec<Effect>) {
+    pub fn log_ends(&mut self, epoch: u32, last: Number, log: Identity, out: &mut Vec<Effect>) {
         let is_flawed = self.rules.flaw == Some(Flaw::ServesTooEarly);
-        if let Some(taking) = self
-            .standby
-            .taking
-            .as_mut()
-            .filter(|taking| taking.epoch == epoch)
-        {
-            taking.last = Some(last);
+        if let Some(taking) = self.taking_in(epoch) {
+            taking.end = Some((last, log));
             self.standby.last = last;
+            self.standby.log = Some(log);
             if is_flawed {
-                self.serve(epoch, last, out);
+                self.serve(epoch, last, log, out);
                 return;
+            }
+            if self.is_of_another(log) {
+                return self.give_up_taking(Why::Foreign, out);
             }
             if self.has_more_than(last) {
                 return self.give_up_taking(Why::Ahead, out);
@@ -114,16 +135,11 @@ impl Manager {
         }
     }
 
-    /// Whether the member has something that a log that ends here has never had.
-    fn has_more_than(&self, last: Number) -> bool {
-        let ledger = self.ledger.as_ref();
-        ledger.is_some_and(|ledger| ledger.last() > last)
-    }
-
     /// The log that it owns cannot make its member current: somebody else may serve.
     fn give_up_taking(&mut self, why: Why, out: &mut Vec<Effect>) {
         self.is_ahead |= why == Why::Ahead;
         self.is_behind |= why == Why::Behind;
+        self.is_foreign |= why == Why::Foreign;
         self.standby.taking = None;
         self.step_down(why, out);
     }
@@ -186,11 +202,11 @@ impl Manager {
         if let Some(taking) = &self.standby.taking {
             let stands = self.now_ms.saturating_sub(taking.confirmed_ms) <= self.rules.lease_ms;
             let stands = stands && self.now_ms >= taking.serves_ms;
-            if let Some(last) = taking.last
+            if let Some((last, log)) = taking.end
                 && floor >= last
                 && stands
             {
-                self.serve(taking.epoch, last, out);
+                self.serve(taking.epoch, last, log, out);
             }
             return;
         }
@@ -204,10 +220,14 @@ impl Manager {
             }
             _ => {}
         }
+        if self.role == Role::Standby && !self.has_more_than(self.standby.last) {
+            // It fits this log.
+            self.log = self.log.or(self.standby.log);
+        }
     }
 
-    /// A primary of this epoch says that the log ends here.
-    pub(super) fn hear(&mut self, epoch: u32, last: Number, out: &mut Vec<Effect>) {
+    /// A primary of this epoch says that the log, which is this one, ends here.
+    pub(super) fn hear(&mut self, epoch: u32, last: Number, log: Identity, out: &mut Vec<Effect>) {
         let taking = self.standby.taking.as_ref().map(|taking| taking.epoch);
         if let Some(own) = self.epoch().or(taking).filter(|own| *own < epoch) {
             self.fenced(own, out);
@@ -219,6 +239,10 @@ impl Manager {
         self.heard_ms = self.now_ms;
         self.is_peer_gone = false;
         self.standby.last = last;
+        self.standby.log = Some(log);
+        if self.is_of_another(log) {
+            return self.become_foreign();
+        }
         let is_fit = self.is_fit();
         let Some(ledger) = self.ledger.as_ref().filter(|_| is_fit) else {
             return;

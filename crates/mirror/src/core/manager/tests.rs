@@ -1,8 +1,13 @@
 //! When a manager takes over; everything else is the simulation's.
 
 use super::super::class::Claims;
+use super::super::log::Identity;
 use super::super::record::{Record, Statement};
 use super::*;
+
+/// The log, and another one.
+const LOG: Identity = Identity(7);
+const OTHER: Identity = Identity(8);
 
 /// One that is not the first of two, with a member that has everything.
 fn manager() -> Manager {
@@ -12,8 +17,14 @@ fn manager() -> Manager {
         ..Rules::default()
     };
     let mut manager = Manager::new(rules, 0);
-    manager.member_up(Ledger::default(), Number(0), false);
+    manager.member_up(Ledger::default(), Number(0), false, Some(LOG));
     manager
+}
+
+/// What a primary says.
+fn alive(epoch: u32, last: u64, log: Identity) -> Message {
+    let last = Number(last);
+    Message::Alive { epoch, last, log }
 }
 
 /// Whether it begins to own an epoch at this time.
@@ -24,8 +35,7 @@ fn takes_over(manager: &mut Manager, now_ms: u64) -> bool {
 }
 
 fn hear(manager: &mut Manager, now_ms: u64) {
-    let last = Number(0);
-    let alive = Message::Alive { epoch: 1, last };
+    let alive = alive(1, 0, LOG);
     manager.at(now_ms).peer(alive, &mut Vec::new());
 }
 
@@ -93,11 +103,12 @@ fn one_that_is_behind_takes_over_nothing_and_stays_behind() {
 fn owner(floor: u64) -> Manager {
     let mut manager = Manager::new(Rules::default(), 0);
     let floor = Number(floor);
-    manager.member_up(Ledger::new(floor, []), floor, false);
+    manager.member_up(Ledger::new(floor, []), floor, false, Some(LOG));
     assert!(takes_over(&mut manager, 3_001));
     let mut out = Vec::new();
-    manager.log_begins(Number(1), &mut out);
+    manager.log_begins(Number(1), Some(LOG), &mut out);
     manager.owned(1, &mut out);
+    manager.log_is(1, LOG, &mut out);
     assert_eq!(out, [Effect::Own, Effect::ReadLog]);
     manager
 }
@@ -107,7 +118,7 @@ fn primary(last: u64) -> Manager {
     let mut manager = owner(last);
     let mut out = Vec::new();
     manager.log_records(1, (1..=last).map(record).collect(), &mut out);
-    manager.log_ends(1, Number(last), &mut out);
+    manager.log_ends(1, Number(last), LOG, &mut out);
     assert_eq!(manager.role(), Role::Primary);
     manager
 }
@@ -141,20 +152,19 @@ fn one_whose_member_has_more_than_the_log_ever_had_does_not_serve() {
     let mut manager = owner(5);
     let mut out = Vec::new();
     manager.log_records(1, (1..=3).map(record).collect(), &mut out);
-    manager.log_ends(1, Number(3), &mut out);
+    manager.log_ends(1, Number(3), LOG, &mut out);
     assert_eq!(out, [Effect::Release]);
     assert_eq!(manager.role(), Role::Recovering(Why::Ahead));
     assert!(!takes_over(&mut manager, 60_000));
     // Nor does it follow whoever serves with that log, or is made anew, even if that has become long enough.
     for last in [3, 9] {
         out.clear();
-        let last = Number(last);
-        manager.peer(Message::Alive { epoch: 2, last }, &mut out);
+        manager.peer(alive(2, last, LOG), &mut out);
         assert!(out.is_empty());
         assert_eq!(manager.role(), Role::Recovering(Why::Ahead));
     }
     // It is looked at again when its member is.
-    manager.member_up(Ledger::new(Number(3), []), Number(3), false);
+    manager.member_up(Ledger::new(Number(3), []), Number(3), false, Some(LOG));
     assert_eq!(manager.role(), Role::Recovering(Why::Starting));
 }
 
@@ -162,11 +172,11 @@ fn one_whose_member_has_more_than_the_log_ever_had_does_not_serve() {
 #[test]
 fn one_whose_member_has_more_than_the_log_follows_nobody() {
     let mut manager = Manager::new(Rules::default(), 0);
-    manager.member_up(Ledger::new(Number(2), [Number(7)]), Number(2), false);
+    let ledger = Ledger::new(Number(2), [Number(7)]);
+    manager.member_up(ledger, Number(2), false, None);
     let mut primary = primary(6);
     let (mut asked, mut told) = (Vec::new(), Vec::new());
-    let last = Number(6);
-    manager.peer(Message::Alive { epoch: 1, last }, &mut asked);
+    manager.peer(alive(1, 6, LOG), &mut asked);
     let Some(Effect::Send(follow @ Message::Follow { .. })) = asked.pop() else {
         panic!("it asks");
     };
@@ -175,6 +185,7 @@ fn one_whose_member_has_more_than_the_log_follows_nobody() {
     assert_eq!(primary.follower(), None);
     manager.peer(Message::Ahead { epoch: 1 }, &mut asked);
     assert_eq!(manager.role(), Role::Recovering(Why::Ahead));
+    assert_eq!(manager.log(), None, "it does not fit this log");
     assert!(!takes_over(&mut manager, 60_000));
     primary.peer(self::follow(6), &mut told);
     assert_eq!(primary.follower(), Some((Number(6), true)));
@@ -186,7 +197,7 @@ fn one_that_finds_a_gap_when_it_has_taken_over_leaves_it_to_others() {
     let mut manager = owner(5);
     let mut out = Vec::new();
     manager.log_records(1, (8..=9).map(record).collect(), &mut out);
-    manager.log_ends(1, Number(9), &mut out);
+    manager.log_ends(1, Number(9), LOG, &mut out);
     assert_eq!(out, [Effect::Release]);
     assert_eq!(manager.role(), Role::Recovering(Why::Behind));
     assert!(!takes_over(&mut manager, 60_000));
@@ -243,4 +254,134 @@ fn whoever_is_in_the_middle_of_a_message_is_not_silent() {
     manager.at(3_000).peer_speaks();
     assert!(!takes_over(&mut manager, 6_000));
     assert!(takes_over(&mut manager, 6_001));
+}
+
+/// A new log had grown past what a member of another one has: it was taken for the member's own, and what the member lacked of it
+/// was taken for what it had.
+#[test]
+fn one_whose_member_belongs_to_another_log_follows_nobody_and_is_not_made_anew() {
+    for is_diverged in [false, true] {
+        let mut manager = Manager::new(Rules::default(), 0);
+        let ledger = Ledger::new(Number(5), []);
+        manager.member_up(ledger, Number(5), is_diverged, Some(OTHER));
+        let mut out = Vec::new();
+        manager.peer(alive(3, 1_000, LOG), &mut out);
+        assert!(out.is_empty());
+        // Not `Diverged`, nor `Behind`: what it has would be dropped.
+        assert_eq!(manager.role(), Role::Recovering(Why::Foreign));
+        assert!(!takes_over(&mut manager, 60_000));
+        assert_eq!(manager.log(), Some(OTHER));
+        // It is known which log is written here: a member that comes back is not taken for another one even for a moment.
+        manager.member_down(&mut out);
+        let ledger = Ledger::new(Number(5), []);
+        manager.member_up(ledger, Number(5), is_diverged, Some(OTHER));
+        assert_eq!(manager.role(), Role::Recovering(Why::Foreign));
+    }
+}
+
+#[test]
+fn one_whose_member_belongs_to_another_log_takes_no_epoch() {
+    let mut manager = manager();
+    assert!(takes_over(&mut manager, 6_001));
+    let mut out = Vec::new();
+    manager.log_begins(Number(1), Some(OTHER), &mut out);
+    assert!(out.is_empty());
+    assert_eq!(manager.role(), Role::Recovering(Why::Foreign));
+    // It was named between the look at it and the epoch.
+    let mut manager = owner(5);
+    manager.log_is(1, OTHER, &mut out);
+    // Nothing of it is executed.
+    manager.log_records(1, (1..=9).map(record).collect(), &mut out);
+    manager.log_ends(1, Number(9), OTHER, &mut out);
+    assert_eq!(out, [Effect::Release]);
+    assert_eq!(manager.role(), Role::Recovering(Why::Foreign));
+    assert!(!takes_over(&mut manager, 60_000));
+    // An operator has given it up: it is made anew.
+    manager.member_empty();
+    assert_eq!(manager.role(), Role::Recovering(Why::Behind));
+}
+
+/// Members that an earlier version has made say nothing.
+#[test]
+fn a_member_that_belongs_to_no_log_takes_the_one_that_it_fits() {
+    let mut manager = Manager::new(Rules::default(), 0);
+    manager.member_up(Ledger::new(Number(2), []), Number(2), false, None);
+    let mut out = Vec::new();
+    manager.peer(alive(1, 500_000, LOG), &mut out);
+    assert_eq!(manager.log(), None, "it may still be found to be behind");
+    manager.peer(alive(1, 2, LOG), &mut out);
+    assert_eq!(manager.role(), Role::Standby);
+    assert_eq!(manager.log(), Some(LOG));
+    manager.peer(alive(2, 3, OTHER), &mut out);
+    assert_eq!(manager.role(), Role::Recovering(Why::Foreign));
+    // The same of one that takes over.
+    let mut manager = owner(0);
+    manager.log = None;
+    manager.log_ends(1, Number(0), OTHER, &mut out);
+    assert_eq!(manager.role(), Role::Primary);
+    assert_eq!(manager.log(), Some(OTHER));
+}
+
+/// Both managers were told that theirs is the first member, and two different databases counted as equal.
+#[test]
+fn a_new_log_belongs_to_one_of_two_members_that_were_made_for_it() {
+    assert_eq!(manager().names(Number(0), OTHER), LOG);
+    let mut other = manager();
+    other.member_up(Ledger::default(), Number(0), false, Some(OTHER));
+    other.peer(alive(1, 0, LOG), &mut Vec::new());
+    assert_eq!(other.role(), Role::Recovering(Why::Foreign));
+    // A log that is not new does not become the member's, nor a new one that of a member which is not.
+    assert_eq!(manager().names(Number(3), OTHER), OTHER);
+    let mut manager = owner(5);
+    let name = manager.names(Number(0), OTHER);
+    assert_eq!(name, OTHER);
+    let mut out = Vec::new();
+    manager.log_ends(1, Number(0), name, &mut out);
+    assert_eq!(manager.role(), Role::Recovering(Why::Foreign));
+}
+
+/// It is one of an earlier version, and the member belongs to a later one: its records were executed there.
+#[test]
+fn nothing_is_executed_of_a_log_that_does_not_say_which_it_is() {
+    let mut manager = manager();
+    let mut out = Vec::new();
+    assert!(takes_over(&mut manager, 6_001));
+    manager.log_begins(Number(1), None, &mut out);
+    manager.owned(1, &mut out);
+    out.clear();
+    manager.log_records(1, (1..=9).map(record).collect(), &mut out);
+    assert_eq!(out, [Effect::Release]);
+    assert_eq!(manager.role(), Role::Recovering(Why::Foreign));
+}
+
+/// What somebody has locked on the standby held a client for as long as others wrote.
+#[test]
+fn a_standby_that_stands_still_with_one_transaction_is_not_waited_for() {
+    let mut manager = primary(0);
+    let mut out = Vec::new();
+    let commit = |manager: &mut Manager, number: u64, out: &mut Vec<Effect>| {
+        let draft = record(number).draft.as_ref().clone();
+        manager.commit(Tx(number), draft, out);
+        manager.durable(1, Number(number), out);
+        manager.committed(manager.life(), Number(number), out);
+    };
+    manager.peer(follow(0), &mut out);
+    commit(&mut manager, 1, &mut out);
+    for second in 1..=4_u64 {
+        let number = second + 1;
+        manager.at(3_000 + second * 1_000);
+        manager.confirmed(1, 3_000 + second * 1_000, &mut out);
+        commit(&mut manager, number, &mut out);
+        let (numbers, floor) = (vec![Number(number)], Number(0));
+        manager.peer(Message::Applied { numbers, floor }, &mut out);
+        assert!(!out.contains(&Effect::Answer(Tx(1), Number(1))), "{second}");
+        assert!(out.contains(&Effect::Answer(Tx(number), Number(number))));
+        manager.tick(&mut out);
+    }
+    assert!(out.contains(&Effect::Answer(Tx(1), Number(1))));
+    assert_eq!(manager.follower(), Some((Number(0), false)));
+    // It goes on, and is waited for again.
+    let (numbers, floor) = (vec![Number(1)], Number(5));
+    manager.peer(Message::Applied { numbers, floor }, &mut out);
+    assert_eq!(manager.follower(), Some((Number(5), true)));
 }

@@ -80,6 +80,8 @@ pub enum Why {
     /// Its member has what the log has never had: it is the log of another mirror, or one that has lost something. Only an
     /// operator knows which of both is right, so nothing is made anew.
     Ahead,
+    /// Its member belongs to another log. As above.
+    Foreign,
     /// It was primary, and is not any more.
     Replaced,
 }
@@ -99,11 +101,12 @@ pub enum Role {
 /// What a manager wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Find out where the log begins: [`Manager::log_begins`].
+    /// Find out where the log begins, and which it is: [`Manager::log_begins`].
     LookAtLog,
     /// Own the next epoch: [`Manager::owned`] or [`Manager::not_owned`].
     Own,
-    /// Read the log from its beginning, promoting it: [`Manager::log_records`], [`Manager::log_ends`].
+    /// Read the log from its beginning, promoting it: [`Manager::log_is`], [`Manager::log_records`], [`Manager::log_ends`]. If it does
+    /// not say which it is, it is named at last, as [`Manager::names`] says.
     ReadLog,
     /// Give the epoch up.
     Release,

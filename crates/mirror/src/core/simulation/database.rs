@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::class::{Claims, Class, Mode};
 use crate::core::ledger::Ledger;
+use crate::core::log::Identity;
 use crate::core::record::{Digest, Number, Statement};
 
 pub const TABLES: u64 = 2;
@@ -70,6 +71,8 @@ pub struct Database {
     pub unsaved: Vec<(Session, Number)>,
     /// Everything up to here was saved, as it says itself.
     pub floor: Number,
+    /// Which log it belongs to, as it says itself.
+    pub log: Option<Identity>,
     pub is_marked: bool,
     /// Something in it is wrong.
     pub is_corrupt: bool,

@@ -3,6 +3,7 @@
 use rand::Rng;
 
 use super::super::flaw::Flaw;
+use super::super::log::Identity;
 use super::super::manager::{Effect, Manager, Message, Role, Why};
 use super::super::record::{Number, Record};
 use super::database::{Session, replay};
@@ -103,6 +104,9 @@ impl World {
     fn check_serve(&mut self, at: usize) {
         self.coverage.one("takeovers");
         let site = &self.sites[at];
+        if site.manager.log() != self.zones.name {
+            return self.break_promise(format!("{at} serves with a member of another log"));
+        }
         if site.knows != Some(site.member.life) {
             // It crashed a moment ago: nobody gets a session there.
             return;
@@ -189,8 +193,8 @@ impl World {
         };
         match asked {
             Effect::LookAtLog => {
-                let first = Number(self.zones.first);
-                self.with(at, |manager, out| manager.log_begins(first, out));
+                let (first, log) = (Number(self.zones.first), self.zones.name);
+                self.with(at, |manager, out| manager.log_begins(first, log, out));
             }
             Effect::Own if self.rng.random_bool(0.1) => {
                 self.with(at, |manager, _| manager.not_owned())
@@ -244,8 +248,17 @@ impl World {
         let from = Number(self.zones.first);
         let records = self.records_from(from, usize::MAX);
         let last = Number(self.zones.log.len() as u64);
+        if let Some(log) = self.zones.name {
+            self.with(at, |manager, out| manager.log_is(epoch, log, out));
+        }
         self.with(at, |manager, out| manager.log_records(epoch, records, out));
-        self.with(at, |manager, out| manager.log_ends(epoch, last, out));
+        if self.sites[at].manager.taking() != Some(epoch) {
+            return;
+        }
+        let unused = Identity(self.rng.random());
+        let named = self.sites[at].manager.names(last, unused);
+        let log = *self.zones.name.get_or_insert(named);
+        self.with(at, |manager, out| manager.log_ends(epoch, last, log, out));
     }
 
     /// A manager takes the next message.

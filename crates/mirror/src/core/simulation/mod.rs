@@ -20,6 +20,7 @@ use simulate::{Coverage, Outcome};
 
 use super::flaw::Flaw;
 use super::locks::Tx;
+use super::log::Identity;
 use super::manager::{Ack, Effect, Life, Manager, Message, Role, Rules, Why};
 use super::record::{Number, Record};
 
@@ -48,6 +49,7 @@ struct Writing {
 #[derive(Default)]
 struct Zones {
     epoch: u32,
+    name: Option<Identity>,
     log: Vec<Record>,
     first: u64,
     writing: Vec<Writing>,
@@ -293,9 +295,11 @@ impl World {
         } else {
             site.knows = life;
             let (ledger, is_marked) = (site.member.ledger(), site.member.is_marked);
-            let saved = site.member.floor;
+            let (saved, log) = (site.member.floor, site.member.log);
             self.trace(|| format!("{at}: the member is up, with all up to {}", ledger.floor()));
-            self.with(at, |manager, _| manager.member_up(ledger, saved, is_marked));
+            self.with(at, |manager, _| {
+                manager.member_up(ledger, saved, is_marked, log)
+            });
             for report in std::mem::take(&mut self.sites[at].late) {
                 self.coverage.one("heard after the server has crashed");
                 self.hear(at, report);
@@ -318,6 +322,7 @@ impl World {
             return;
         };
         site.member.floor = site.member.floor.max(floor);
+        site.member.log = site.member.log.or(site.manager.log());
         let life = site.manager.life();
         self.with(at, |manager, out| manager.saved(life, floor, out));
     }
@@ -373,7 +378,10 @@ impl World {
         member.save();
         let ledger = member.ledger();
         member.floor = ledger.floor();
-        let saved = member.floor;
-        self.with(at, |manager, _| manager.member_up(ledger, saved, false));
+        member.log = copy.log;
+        let (saved, log) = (member.floor, member.log);
+        self.with(at, |manager, _| {
+            manager.member_up(ledger, saved, false, log)
+        });
     }
 }

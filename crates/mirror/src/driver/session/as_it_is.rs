@@ -8,8 +8,10 @@
 //! Invariant: nothing of the client's is executed outside of its transaction. `BEGIN` goes before it in the same batch, so if that
 //! fails the member skips what follows.
 
-use super::super::member::{digest_of_last, split_last};
-use super::super::wire::{Said, Wire, columns, reply};
+use bytes::BytesMut;
+
+use super::super::member::{answers, digest_of_last, split_last};
+use super::super::wire::{Reply, Said, Wire, columns, reply};
 use super::run::{Form, Ran, refuse_own_types};
 use super::{End, Result, Session};
 use crate::core::record::{Parameter, Statement};
@@ -92,6 +94,7 @@ impl Session {
         if write.is_logged
             && let Some(refusal) = refuse_own_types(&reply.messages, form)
         {
+            self.pass_before_refusal(&reply);
             return Ok(Ran::Refused(refusal));
         }
         if write.is_logged {
@@ -123,13 +126,21 @@ impl Session {
         }
         let most = self.hub.config.transaction_bytes;
         if let Some(refusal) = self.transaction()?.beyond(most) {
+            self.pass_before_refusal(&reply);
             return Ok(Ran::Refused(refusal));
         }
         let ran = self.after_write(write).await?;
-        if let Ran::Well = ran {
-            super::pass(&reply.messages, &mut self.client.output);
+        match ran {
+            Ran::Well => super::pass(&reply.messages, &mut self.client.output),
+            _ => self.pass_before_refusal(&reply),
         }
         Ok(ran)
+    }
+
+    /// Passes on what the member has answered before a statement whose answer is replaced by an error: that names were taken and
+    /// portals bound stays so, and a driver that is not told tries to take the name again.
+    fn pass_before_refusal(&mut self, reply: &Reply) {
+        super::pass(before_last(&reply.messages), &mut self.client.output);
     }
 
     /// Puts what the client has sent, up to `execute`.
@@ -138,5 +149,38 @@ impl Session {
         self.prepared.send(&mut self.server.output);
         self.server.output.extend_from_slice(execute);
         Ok(())
+    }
+}
+
+/// What was answered before the rows, or the end, of the last statement.
+fn before_last(messages: &[BytesMut]) -> &[BytesMut] {
+    let last = answers(messages).last().unwrap_or_default();
+    let begins = messages.len() - last.len();
+    let is_execution = |message: &BytesMut| matches!(message[0], b'D' | b'C' | b'I');
+    let rows = last.iter().position(is_execution);
+    &messages[..begins + rows.unwrap_or(last.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(kinds: &str) -> Vec<BytesMut> {
+        let of = |kind: u8| BytesMut::from(&[kind, 0, 0, 0, 4][..]);
+        kinds.bytes().map(of).collect()
+    }
+
+    /// A driver prepared under a name that was taken, again and again, because it was not told that it had been.
+    #[test]
+    fn what_comes_before_a_refusal_is_told() {
+        for (answered, told) in [
+            ("12C", "12"),
+            ("12TDDC", "12T"),
+            ("12TDC12TDC", "12TDC12T"),
+            ("C", ""),
+            ("", ""),
+        ] {
+            assert_eq!(before_last(&messages(answered)), messages(told));
+        }
     }
 }

@@ -31,6 +31,7 @@ impl Session {
         if self.prepared.has_failed {
             return Ok(());
         }
+        let before = self.client.output.len();
         let done = match message[0] {
             b'P' => match self.parse(&message) {
                 Some((name, prepared)) => {
@@ -59,10 +60,23 @@ impl Session {
             }
         };
         if let Done::Failed = done {
+            self.tell_held(before);
             self.prepared.fail();
             self.prepared.has_failed = true;
         }
         Ok(())
+    }
+
+    /// Tells what the batch has held back, before what its failure has told from `before` on. Nobody takes that for committed, and
+    /// the names that it has taken are taken.
+    fn tell_held(&mut self, before: usize) {
+        let held = self.prepared.held.split();
+        if !held.is_empty() {
+            let after = self.client.output.len().min(before);
+            let failure = self.client.output.split_off(after);
+            self.client.output.extend_from_slice(&held);
+            self.client.output.extend_from_slice(&failure);
+        }
     }
 
     fn parse(&mut self, message: &[u8]) -> Option<(String, Prepared)> {
@@ -243,10 +257,14 @@ impl Session {
     async fn end_batch(&mut self) -> Result<()> {
         let mut failed = std::mem::take(&mut self.prepared.has_failed);
         self.prepared.is_open = false;
+        let before = self.client.output.len();
         if failed {
             self.prepared.fail();
         } else if !self.prepared.pending.is_empty() {
             failed = matches!(self.pass_pending(true).await?, Done::Failed);
+        }
+        if failed {
+            self.tell_held(before);
         }
         let held = self.prepared.held.split();
         if self.is_own() {

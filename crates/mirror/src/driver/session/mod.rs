@@ -5,11 +5,13 @@
 //!   COMMIT    ──▶ the log is durable ──▶ committed on the member with its number ──▶ on the standby ──▶ answered
 //! ```
 //!
-//! Invariant: what the client is told of a transaction that writes is held back until it is acknowledged, and whatever it is told
-//! then is what the log says.
+//! Invariant: what the client is told of a transaction that writes is held back until it is acknowledged, or has failed, and whatever
+//! it is told then is what the log says.
 
 mod as_it_is;
 mod bound;
+mod circle;
+mod copy;
 mod extended;
 mod keys;
 mod leaving;

@@ -9,11 +9,11 @@ use super::memory::Plans;
 use super::{Result, Session};
 use crate::sql::{self, Plan};
 
-/// Where unqualified names are looked for, which of them mean something temporary, and how strings are written.
+/// Where unqualified names are looked for, which of them mean something temporary, and how strings and times are written.
 const NAMES: &str = "SELECT pg_catalog.array_to_json(pg_catalog.current_schemas(false)), \
     (SELECT coalesce(pg_catalog.json_agg(relname), '[]') FROM pg_catalog.pg_class \
      WHERE relnamespace OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema() AND pg_catalog.pg_table_is_visible(oid)), \
-    pg_catalog.current_setting('standard_conforming_strings')";
+    pg_catalog.current_setting('standard_conforming_strings'), pg_catalog.current_setting('DateStyle')";
 
 impl Session {
     /// Plans a text, with the catalog as it is.
@@ -83,18 +83,30 @@ impl Session {
         }
         let row = self.ask_again(NAMES).await?.row();
         let mut row = row.into_iter().flatten();
-        if let (Some(path), Some(temporary), Some(strings)) = (row.next(), row.next(), row.next()) {
+        let mut next = || row.next();
+        if let (Some(path), Some(temporary), Some(strings), Some(times)) =
+            (next(), next(), next(), next())
+        {
             self.names.search_path = serde_json::from_str(&path).unwrap_or_default();
             self.names.temporary = serde_json::from_str(&temporary).unwrap_or_default();
             self.names.has_backslashes = strings != "on";
+            self.names.has_other_times = !times.starts_with("ISO");
             self.knows_names = true;
         }
         Ok(())
     }
 
-    /// Reads the catalog as this session sees it: what the member says if it cannot be read, which ends the transaction.
+    /// Reads the catalog again: within a transaction as its session sees it, where it is what the member says if it cannot be read,
+    /// which ends the transaction.
     pub(super) async fn reread_facts(&mut self) -> Result<Option<Box<Said>>> {
         if self.status == b'E' {
+            return Ok(None);
+        }
+        if self.status == b'I' {
+            // Everybody goes by it then, whatever this session has set, and whatever others read at the same time.
+            if let Err(error) = self.hub.read_facts().await {
+                tracing::warn!(%error, "the catalog cannot be read");
+            }
             return Ok(None);
         }
         let reply = self.ask(sql::CATALOG).await?;
@@ -102,12 +114,7 @@ impl Session {
             return Ok(reply.error);
         }
         if let Some(Ok(facts)) = reply.value().map(|json| sql::Facts::parse(&json)) {
-            let facts = Arc::new(facts);
-            if self.status == b'I' {
-                *self.hub.facts.write() = facts;
-            } else {
-                self.own_facts = Some(facts);
-            }
+            self.own_facts = Some(Arc::new(facts));
         }
         Ok(None)
     }

@@ -218,7 +218,7 @@ impl Session {
         }
     }
 
-    fn send(&mut self, text: &str, form: Form<'_>) -> Result<()> {
+    pub(super) fn send(&mut self, text: &str, form: Form<'_>) -> Result<()> {
         match form {
             Form::Simple => frontend::query(text, &mut self.server.output)?,
             Form::Extended(parameters, formats) => {
@@ -234,66 +234,9 @@ impl Session {
     }
 
     /// How much longer the transaction may become.
-    fn room(&mut self) -> Result<usize> {
+    pub(super) fn room(&mut self) -> Result<usize> {
         let most = self.hub.config.transaction_bytes;
         Ok(most.saturating_sub(self.transaction()?.bytes))
-    }
-
-    /// Passes on what a client copies, and keeps it in `kept`, of which there may be so much; the member is told to give it up
-    /// if there is more, or if what was kept is refused in the end.
-    async fn copy_in(
-        &mut self,
-        mut kept: Option<(&mut Vec<u8>, usize)>,
-        refuses: impl Fn(&[u8]) -> bool,
-        form: Form<'_>,
-    ) -> Result<()> {
-        self.client.flush().await?;
-        loop {
-            let message = self.client.receive().await?;
-            match message[0] {
-                b'd' => {
-                    if let Some((kept, room)) = &mut kept {
-                        kept.extend_from_slice(frame::body(&message));
-                        if kept.len() > *room {
-                            return self.stop_copy(form).await;
-                        }
-                    }
-                    self.server.output.extend_from_slice(&message);
-                    if self.server.output.len() >= PENDING_BYTES {
-                        self.server.flush().await?;
-                    }
-                }
-                b'c' | b'f' => {
-                    let is_refused = kept.as_ref().is_some_and(|(kept, _)| refuses(kept));
-                    match is_refused {
-                        true => frontend::copy_fail("it is refused", &mut self.server.output)?,
-                        false => self.server.output.extend_from_slice(&message),
-                    }
-                    if !matches!(form, Form::Simple) {
-                        // PostgreSQL ignored the one before the data.
-                        frontend::sync(&mut self.server.output);
-                    }
-                    self.server.flush().await?;
-                    return Ok(());
-                }
-                // PostgreSQL ignores them while it copies.
-                b'H' | b'S' => {}
-                _ => return Err(super::not_primary()),
-            }
-        }
-    }
-
-    /// Has the member give up a copy; what the client sends of it from here on is ignored, as after any failure.
-    async fn stop_copy(&mut self, form: Form<'_>) -> Result<()> {
-        frontend::copy_fail(
-            "it is too long for the mirror's log",
-            &mut self.server.output,
-        )?;
-        if !matches!(form, Form::Simple) {
-            frontend::sync(&mut self.server.output);
-        }
-        self.server.flush().await?;
-        Ok(())
     }
 
     /// Executes a statement that is mirrored.
@@ -486,60 +429,6 @@ impl Session {
         Ok(self.transaction()?.beyond(most))
     }
 
-    async fn run_copy(&mut self, write: &Write, text: &str, form: Form<'_>) -> Result<Ran> {
-        self.send(text, form)?;
-        self.server.flush().await?;
-        let room = self.room()?;
-        let refuses = |copied: &[u8]| {
-            write
-                .times
-                .as_ref()
-                .is_some_and(|times| times.are_in(copied))
-        };
-        let mut copied = Vec::new();
-        let mut answer = super::Reply::default();
-        loop {
-            let message = self.server.receive().await?;
-            match message[0] {
-                b'Z' => {
-                    self.status = status(&message);
-                    break;
-                }
-                b'E' => answer.error = Some(Box::new(Said::read(message))),
-                b'G' => {
-                    self.client.output.extend_from_slice(&message);
-                    self.copy_in(Some((&mut copied, room)), refuses, form)
-                        .await?;
-                }
-                b'C' => answer.messages.push(message),
-                _ => {}
-            }
-        }
-        let most = self.hub.config.transaction_bytes;
-        if copied.len() > room {
-            return Ok(Ran::Refused(too_long(most)));
-        }
-        if let Some(said) = answer.error {
-            return Ok(match said.code == COPY_FAILED && refuses(&copied) {
-                true => Ran::Refused(copies_a_time()),
-                false => Ran::Failed(said),
-            });
-        }
-        let statement = Statement {
-            text: text.to_owned(),
-            copied: Some(copied),
-            digest: Some(digest(&answer)),
-            ..Statement::default()
-        };
-        let transaction = self.transaction()?;
-        transaction.note(statement);
-        if let Some(refusal) = transaction.beyond(most) {
-            return Ok(Ran::Refused(refusal));
-        }
-        super::pass(&answer.messages, &mut self.client.output);
-        Ok(Ran::Well)
-    }
-
     /// Has the member evaluate what differs: each value, and its type.
     async fn evaluate(
         &mut self,
@@ -548,7 +437,9 @@ impl Session {
         if needs.is_empty() {
             return Ok(Ok(Vec::new()));
         }
-        let reply = self.ask_again(&sql::question(needs)).await?;
+        let reply = self
+            .ask_again(&sql::question(needs, self.names.has_other_times))
+            .await?;
         if let Some(said) = reply.error {
             return Ok(Err(said));
         }
@@ -559,15 +450,6 @@ impl Session {
         });
         Ok(Ok(pairs.collect()))
     }
-}
-
-/// What PostgreSQL says of a `COPY` that was given up.
-const COPY_FAILED: &str = "57014";
-
-fn copies_a_time() -> Refusal {
-    Refusal::error("0A000", "what is copied cannot be mirrored")
-        .detail("A field of a date or a time is \"now\", \"today\", \"tomorrow\" or \"yesterday\", which each member would read at its own time.")
-        .hint("Write the date or time itself.")
 }
 
 /// Why what was answered cannot be compared with what the other member will answer, if so.

@@ -128,6 +128,7 @@ async fn enter(
             Refusal::fatal("28000", text).hint(hint),
         )));
     }
+    hub.about_to_serve().await;
     let user = check(hub, &startup)?;
     let mut server = reach(hub).await?;
     let door = Door::of_client(client, user, endpoint);

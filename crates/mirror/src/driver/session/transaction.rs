@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use super::super::hub::Event;
 use super::super::member::commit;
 use super::super::wire::{Wire, WireError};
+use super::circle::found_in_circle;
 use super::{Done, End, Result, Session, gone};
 use crate::core::class::Claims;
 use crate::core::locks::Tx;
@@ -105,7 +106,7 @@ impl Session {
                     false => None,
                 })
                 .ok_or_else(super::not_primary)?;
-            let (tx, events) = self.hub.enter();
+            let (tx, events) = self.hub.enter(self.process());
             self.last_token = Some(token.to_string());
             self.transaction = Some(Transaction {
                 tx,
@@ -161,9 +162,9 @@ impl Session {
                 "57014",
                 "canceling statement due to user request",
             )),
-            Some(Event::Deadlock) => Some(
+            Some(Event::Deadlock | Event::Circle) => Some(
                 Refusal::error("40P01", "deadlock detected")
-                    .detail("The transaction waits, in the mirror, for one that waits for it.")
+                    .detail("The transaction waits, in the mirror, for one that waits for it there or at the member.")
                     .hint("Run the transaction again."),
             ),
             _ => Some(
@@ -211,6 +212,9 @@ impl Session {
     /// The next thing that the transaction is told, unless its client goes away first.
     async fn event_or_end(&mut self, patience: Duration) -> Result<Option<Event>> {
         let deadline = tokio::time::Instant::now() + patience;
+        let tx = self.transaction.as_ref().map(|transaction| transaction.tx);
+        let in_circle = found_in_circle(self.hub.clone(), tx);
+        tokio::pin!(in_circle);
         loop {
             let Some(transaction) = &mut self.transaction else {
                 return Ok(None);
@@ -221,6 +225,7 @@ impl Session {
                 event = transaction.events.recv() => return Ok(event),
                 gone = gone(&mut self.serving) => return Err(gone),
                 read = self.client.read(), if may_read => read.map_err(|_| End::Terminated)?,
+                () = &mut in_circle => return Ok(Some(Event::Circle)),
                 () = tokio::time::sleep_until(deadline) => return Ok(None),
             }
         }
@@ -364,14 +369,10 @@ impl Session {
         };
         let lost = match self.commit_on_member(number, token).await {
             Ok(()) => {
-                // Nobody else plans with what is not right any more: its locks are still held.
                 if changes_catalog {
-                    // The manager's own sessions have prepared statements by what was defined before.
-                    self.hub.member.redefined();
-                }
-                if changes_catalog && let Err(error) = self.hub.read_facts().await {
-                    tracing::warn!(%error, "the catalog cannot be read after it was changed");
-                    return Err(End::Lost(std::io::Error::other(error)));
+                    // Nobody else plans with what is not right any more: its locks are still held. Whatever comes of it, the manager
+                    // is told below that the member has the transaction, or it would wait for that from then on.
+                    self.hub.follow_definitions(token.epoch).await;
                 }
                 let life = self.life;
                 self.hub

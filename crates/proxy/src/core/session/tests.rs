@@ -216,6 +216,23 @@ fn a_copy_that_fails_in_the_middle_leaves_nothing_behind() {
     }
 }
 
+/// The client was told of a transaction block that it had not begun.
+#[test]
+fn what_a_function_may_not_run_is_told_as_without_the_proxy() {
+    let mut desk = Desk::ready();
+    desk.say(b'Q', &[b"INSERT INTO t SELECT f()\0"]);
+    assert!(desk.written().starts_with("BEGIN INSERT"));
+    desk.answer(&[(b'C', b"BEGIN\0")], b'T');
+    let error = b"SERROR\0VERROR\0C25001\0MVACUUM cannot run inside a transaction block\0RPreventInTransactionBlock\0\0";
+    desk.answer(&[(b'E', error)], b'E');
+    let told = String::from_utf8_lossy(&desk.out.client).into_owned();
+    assert!(
+        told.contains("VACUUM cannot be executed from a function"),
+        "{told}"
+    );
+    assert!(!told.contains("block"), "{told}");
+}
+
 /// The client was told that a `SELECT` before its `COMMIT` had no columns, and was one itself.
 #[test]
 fn answers_before_a_commit_are_not_made_up() {

@@ -21,6 +21,13 @@ const TIMEOUTS: &[&[u8]] = &[b"25P03", b"25P04"];
 /// Who says that a statement would have another result than when it was prepared.
 const REVALIDATES: &[u8] = b"RevalidateCachedQuery";
 
+/// What refuses to run a command in a transaction block, or in a function.
+const PREVENTS: &[u8] = b"PreventInTransactionBlock";
+/// The block is the proxy's, and the client knows nothing of it: a command that the client has sent itself would not be
+/// in one ([`Kind`](super::super::sql::Kind)), so a function has run it.
+const IN_OUR_BLOCK: &[u8] = b" cannot run inside a transaction block";
+const IN_A_FUNCTION: &[u8] = b" cannot be executed from a function";
+
 /// A row that is longer is passed on in pieces.
 const STREAMED_BYTES: usize = 64 << 10;
 
@@ -271,7 +278,12 @@ impl Session {
             self.slots.fail();
         }
         let is_ours = matches!(to, To::Nobody | To::Xid);
-        if !is_ours || self.slots.end_is_clients() {
+        if to == To::Wrapped
+            && fields.routine == PREVENTS
+            && let Some(told) = frame::reworded(bytes, IN_OUR_BLOCK, IN_A_FUNCTION)
+        {
+            self.client_error(fields.code, &told, out);
+        } else if !is_ours || self.slots.end_is_clients() {
             self.client_error(fields.code, bytes, out);
         } else if fields.code == FAILED_TRANSACTION {
             // What had failed before is known to the client, or owed already.

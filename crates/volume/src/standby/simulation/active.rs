@@ -370,6 +370,11 @@ impl Active {
         self.flush();
         self.pool.forget(|id| id.file == file && id.block >= blocks);
         self.files.resize(&file.path(), blocks).await?;
+        let map = rel.file(Fork::Visibility);
+        if blocks == 0 && self.files.size(&map.path())?.is_some() {
+            self.pool.forget(|id| id.file == map);
+            self.files.resize(&map.path(), 0).await?;
+        }
         Ok(())
     }
 

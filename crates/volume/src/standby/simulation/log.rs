@@ -83,6 +83,8 @@ pub(super) enum Standing {
 /// One relation.
 #[derive(Debug, Clone)]
 pub(super) struct Relation {
+    /// The record that made it: a number may be given again.
+    pub made: u64,
     pub committed: bool,
     pub unlogged: bool,
     pub pages: Vec<Page>,
@@ -113,6 +115,11 @@ impl Truth {
             && self.relations.get(&rel).is_some_and(|r| r.committed)
     }
 
+    /// Whether queries may look at a relation that a record up to `lsn` made.
+    pub fn is_live_since(&self, rel: Rel, lsn: u64) -> bool {
+        self.is_live(rel) && self.relations[&rel].made <= lsn
+    }
+
     /// Relations that queries may look at.
     pub fn live(&self) -> impl Iterator<Item = (Rel, &Relation)> {
         let all = self.relations.iter().map(|(rel, is)| (*rel, is));
@@ -123,6 +130,7 @@ impl Truth {
         match *record {
             Record::Create { rel, unlogged } => {
                 let new = Relation {
+                    made: lsn,
                     committed: false,
                     unlogged,
                     pages: Vec::new(),
@@ -170,6 +178,7 @@ impl Truth {
             Record::Truncate { rel, blocks } => {
                 let relation = self.relations.get_mut(&rel).expect("it was created");
                 relation.pages.truncate(blocks as usize);
+                relation.visible &= blocks > 0;
             }
             Record::Doom { db } => drop(self.databases.insert(db, Standing::Doomed)),
             Record::DropDb { db } => {
@@ -179,7 +188,13 @@ impl Truth {
             Record::CopyDb { from, to } => {
                 self.databases.insert(to, Standing::Unfinished);
                 let copied = self.relations.iter().filter(|(rel, _)| rel.db == from);
-                let copied = copied.map(|(rel, is)| (Rel { db: to, ..*rel }, is.clone()));
+                let copied = copied.map(|(rel, is)| {
+                    let copy = Relation {
+                        made: lsn,
+                        ..is.clone()
+                    };
+                    (Rel { db: to, ..*rel }, copy)
+                });
                 let copied: Vec<_> = copied.collect();
                 self.relations.extend(copied);
             }

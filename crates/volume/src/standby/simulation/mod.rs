@@ -36,22 +36,22 @@
 //! | `StampedByFeedback` | 3 | queries |
 //! | `DroppedByEnd` | 95 | queries |
 //! | `BulkIgnored` | 14 | redo |
-//! | `DroppedWithoutVersion` | 31 | redo |
-//! | `NamesTaken` | 19 | redo |
+//! | `DroppedWithoutVersion` | 31 | queries |
+//! | `NamesTaken` | 51 | redo |
 //! | `OwnTailsTaken` | 73 | redo |
 //! | `RestByFeedback` | 7 | redo |
 //! | `TakenBeforeWritten` | 169 | a fenced server's reads |
 //! | `WhiteoutsDropped` | 15 | queries |
-//! | `CutsDropped` | 35 | queries |
+//! | `CutsDropped` | 167 | queries |
 //! | `UnloggedShown` | 33 | redo |
 //! | `LatestNamesLeft` | 0 | switch |
-//! | `LatestSizesLeft` | 21 | the promoted server |
+//! | `LatestSizesLeft` | 29 | switch |
 //! | `ControlNotPublished` | 0 | control file |
-//! | `SealedBeforeSync` | 1 | queries |
+//! | `SealedBeforeSync` | 10 | queries |
 //! | `EndBeforeCut` | 66 | queries |
-//! | `KeptFromEarlier` | 1311 | queries |
-//! | `AnswersAfterSleep` | 132 | redo |
-//! | `LatestInsteadOfSealed` | 8 | queries |
+//! | `KeptFromEarlier` | 2263 | queries |
+//! | `AnswersAfterSleep` | 180 | queries |
+//! | `LatestInsteadOfSealed` | 2 | future |
 //! | `ConfirmedEarly` | of those with an ordered log | acknowledged commits |
 //! | `ConfirmedOutOfOrder` | of those with an ordered log | acknowledged commits |
 //! | `SealedBeforeItsLog` | of those with an ordered log | seals |

@@ -151,7 +151,8 @@ impl Standby {
     /// going when the generation was cut, so that nobody will ever look (N7; there the earlier seal
     /// helps, or the operator). A standby that has moved never meets that.
     fn misfit(&mut self, id: PageId, what: String) -> Held<()> {
-        match self.moves == 0 && !self.at_attach.is_live(id.file.rel) {
+        let will_be_looked_at = self.at_attach.is_live_since(id.file.rel, self.applied);
+        match self.moves == 0 && !will_be_looked_at {
             true => {
                 self.excused += 1;
                 Ok(())
@@ -215,6 +216,13 @@ impl Standby {
                 .await
                 .map_err(|e| failed(e))?;
         }
+        // Of nothing there is no map.
+        let map = rel.file(Fork::Visibility);
+        let path = map.path();
+        if blocks == 0 && self.files.size(&path)?.is_some() {
+            self.forget(|id| id.file == map);
+            self.files.resize(&path, 0).await.map_err(|e| failed(e))?;
+        }
         Ok(())
     }
 
@@ -258,7 +266,7 @@ impl Standby {
         self.files.mkdir(&directory(to)).map_err(|e| failed(e))?;
         let names = self.files.names(&directory(from))?;
         let names = names.ok_or_else(|| broken(REDO, format!("database {from} is missing")))?;
-        for name in names {
+        for name in &names {
             let path = format!("{}/{name}", directory(from));
             let data = self.files.read(&path).await.map_err(|e| failed(e))?;
             self.between().await?;
@@ -268,11 +276,14 @@ impl Standby {
                 self.files.write(&path, data).await.map_err(|e| failed(e))?;
             }
         }
-        // Copies of stubs stay for good in PostgreSQL, where their numbers do not come again so soon.
-        let copied = self.stubs.iter().filter(|stub| stub.rel.db == from);
-        let copied = copied.map(|stub| {
-            let number = stub.rel.number;
-            Rel { db: to, number }.file(stub.fork)
+        let copied = names.iter().filter_map(|name| File::parse(from, name));
+        // Copies of what relations have left behind stay for good in PostgreSQL, where their numbers do not come again
+        // so soon.
+        let is_left = |file: &File| !self.truth.relations.contains_key(&file.rel);
+        let copied = copied.filter(|file| file.fork == Fork::Main && is_left(file));
+        let copied = copied.map(|left| {
+            let number = left.rel.number;
+            Rel { db: to, number }.file(left.fork)
         });
         let copied: Vec<File> = copied.collect();
         self.stubs.extend(copied);

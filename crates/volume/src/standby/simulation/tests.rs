@@ -46,7 +46,7 @@ fn a_seed_gives_the_same_history_every_time() {
 
 #[test]
 fn every_flaw_is_caught() {
-    SIMULATION.catches_flaws(1500);
+    SIMULATION.catches_flaws(5000);
 }
 
 #[test]

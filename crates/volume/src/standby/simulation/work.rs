@@ -63,8 +63,10 @@ impl Active {
 
     async fn set_something_visible(&mut self, rng: &mut SmallRng) -> Held<()> {
         match self.open_relations(false).choose(rng).copied() {
-            Some(rel) => self.set_visible(rel).await,
-            None => Ok(()),
+            Some(rel) if !self.truth.relations[&rel].pages.is_empty() => {
+                self.set_visible(rel).await
+            }
+            _ => Ok(()),
         }
     }
 

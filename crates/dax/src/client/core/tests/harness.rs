@@ -26,7 +26,7 @@ pub(super) struct Harness {
 }
 
 /// The membership of the first so many stores, where the settings have them.
-pub(super) fn members(settings: &VolumeSettings) -> Membership {
+pub(in crate::client::core) fn members(settings: &VolumeSettings) -> Membership {
     let members = (0..settings.replicas).map(|r| Member {
         store: StoreId::new(u64::from(r) + 1).unwrap(),
         address: format!("replica{r}"),

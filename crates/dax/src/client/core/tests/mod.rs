@@ -2,7 +2,7 @@
 
 mod blocks;
 mod epochs;
-mod harness;
+pub(super) mod harness;
 mod lazy;
 mod lingering;
 mod others;

@@ -478,6 +478,34 @@ fn a_store_that_went_back_to_a_rebuild_is_told_as_well() {
     }
 }
 
+/// A store had gone back to a copy from before a later epoch, which it had accepted. The deposed owner, who could reach
+/// nobody else, counted it together with what another store had acknowledged before that epoch, and told its client that
+/// the write was durable (the simulation's seeds 777872 and 918684).
+#[test]
+fn a_store_in_a_new_run_counts_once_somebody_else_has_answered_since() {
+    let mut d = Harness::owner();
+    [1, 2].into_iter().for_each(|replica| d.disconnect(replica));
+    d.write(1, SINGLE, 1);
+    let sync = d.start(Call::Sync(SyncScope::Volume));
+    d.run();
+    d.disconnect(0);
+    d.peers[1].start(1001);
+    d.connect(1);
+    d.run();
+    assert_eq!(
+        d.peers[1].version(key(1), SINGLE).epoch,
+        Epoch(1),
+        "it has the write"
+    );
+    assert!(
+        d.result(sync).is_none(),
+        "nobody says that it has lost nothing"
+    );
+    d.connect(2);
+    d.deliver(2);
+    assert_eq!(d.result(sync).unwrap().unwrap(), Output::Unit);
+}
+
 /// A machine was put back to a snapshot with its memory: the store went on in the same run, and had lost what it had
 /// acknowledged.
 #[test]

@@ -6,6 +6,8 @@
 //! Invariant: what the member had is dropped only when all that shall take its place is on this machine, and never if it is what is
 //! copied.
 
+mod roles;
+
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::Path;
@@ -14,16 +16,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use proxy::core::settings::quote_identifier;
 use tokio::process::Command;
 
 use super::config::Target;
 use super::hub::Hub;
-use super::member::{Contents, Tokens, contents, install_with, tokens};
+use super::state::{Contents, Tokens, contents, install_with, tokens};
 use super::wire::{Postgres, WireError};
 use crate::core::ledger::Ledger;
-use crate::core::manager::{Role, Why};
+use crate::core::log::Identity;
+use crate::core::manager::{Manager, Role, Why};
 
+use roles::Roles;
+
+/// What sessions are called.
+const NAME: &str = "understudy mirror transfer";
 /// The database that is used while the member's own is made anew.
 const ELSEWHERE: &str = "template1";
 /// Processes that copy.
@@ -31,10 +37,6 @@ const JOBS: &str = "2";
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// After a transfer that failed the next one waits, each time for twice as long, and no longer than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// What roles there are, as a short sum of it.
-const ROLES: &str = "SELECT pg_catalog.md5( \
-    coalesce((SELECT pg_catalog.string_agg(r::text, '|' ORDER BY r.oid) FROM pg_catalog.pg_roles r), '') || \
-    coalesce((SELECT pg_catalog.string_agg(m::text, '|' ORDER BY m::text) FROM pg_catalog.pg_auth_members m), ''))";
 
 /// Why a transfer failed; it is tried again.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +57,14 @@ enum TransferError {
         "member and other_member are the same server: let them name two, or it would be dropped"
     )]
     Same,
+    #[error(
+        "the other member belongs to another log than the volume has: let other_member name the other manager's member"
+    )]
+    OtherLog,
     #[error("roles were changed while they were copied")]
     RolesChanged,
+    #[error("a server stands still, and does not answer any more")]
+    Silent,
 }
 
 /// Makes the member anew whenever the log cannot make it current.
@@ -91,15 +99,91 @@ pub async fn watch(hub: Arc<Hub>) {
 }
 
 async fn transfer(hub: &Hub) -> Result<(), TransferError> {
+    tracing::info!("the member is made anew from the other one");
     let own = &hub.member.target;
     let other = hub.config.other_target().map_err(io::Error::other)?;
-    tracing::info!("the member is made anew from the other one");
+    let elsewhere = Target {
+        database: ELSEWHERE.to_owned(),
+        ..own.clone()
+    };
+    let directory = match &hub.config.transfers {
+        Some(path) => tempfile::tempdir_in(path)?,
+        None => tempfile::tempdir()?,
+    };
+    let dumped = directory.path().join("dump");
+    hub.member.forget();
     let since = Instant::now();
     let begins = |step| *hub.filling.lock() = Some((step, since));
     begins("copying roles");
-    hub.member.forget();
-    let mut source = Postgres::connect(&other, "understudy mirror transfer").await?;
-    must_differ(&mut source, own).await?;
+    let patience = Patience::of(hub);
+    let mut watch = Postgres::connect(&other, NAME).await?;
+    let copying = copy(hub, &other, &elsewhere, &dumped, begins);
+    let copied = while_it_answers(&mut watch, patience, copying).await?;
+    begins("restoring");
+    let mut watch = Postgres::connect(&elsewhere, NAME).await?;
+    let restoring = restore(hub, &elsewhere, &dumped, &copied);
+    while_it_answers(&mut watch, patience, restoring).await
+}
+
+/// What a server is asked meanwhile, so that one that stands still is noticed. Not how far the programs are: an index, or a lock that
+/// somebody has, may take them hours in which they say nothing.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// How often it is asked.
+    every: Duration,
+    /// How long it may take to answer.
+    answers: Duration,
+}
+
+impl Patience {
+    fn of(hub: &Hub) -> Patience {
+        Patience {
+            every: hub.config.timeout,
+            answers: hub.config.timeout * 10,
+        }
+    }
+}
+
+/// Does something for as long as a server answers; `watch` is a session there that nobody uses for anything else.
+async fn while_it_answers<T>(
+    watch: &mut Postgres,
+    patience: Patience,
+    doing: impl Future<Output = Result<T, TransferError>>,
+) -> Result<T, TransferError> {
+    let silence = async {
+        loop {
+            tokio::time::sleep(patience.every).await;
+            match tokio::time::timeout(patience.answers, watch.query("SELECT 1")).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return TransferError::Wire(error),
+                Err(_) => return TransferError::Silent,
+            }
+        }
+    };
+    tokio::select! {
+        done = doing => done,
+        error = silence => Err(error),
+    }
+}
+
+/// What was copied besides the dump.
+struct Copied {
+    ledger: Ledger,
+    tokens: Tokens,
+    log: Option<Identity>,
+    roles: Roles,
+}
+
+/// Copies the other member to this machine.
+async fn copy(
+    hub: &Hub,
+    other: &Target,
+    elsewhere: &Target,
+    dumped: &Path,
+    begins: impl Fn(&'static str),
+) -> Result<Copied, TransferError> {
+    let mut source = Postgres::connect(other, NAME).await?;
+    must_differ(&mut source, elsewhere).await?;
     source
         .query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         .await?;
@@ -107,47 +191,39 @@ async fn transfer(hub: &Hub) -> Result<(), TransferError> {
         .query("SELECT pg_catalog.pg_export_snapshot()")
         .await?;
     let snapshot = exported.value().unwrap_or_default();
-    let ledger = match contents(&mut source, false).await? {
+    let (ledger, log) = match contents(&mut source, None).await? {
         Contents::Known {
             is_diverged: true, ..
         } => return Err(TransferError::Differs),
-        Contents::Known { ledger, .. } => ledger,
+        Contents::Known { ledger, log, .. } => (ledger, log),
         Contents::Empty => return Err(TransferError::Empty),
     };
-    let tokens = tokens(&mut source).await?;
-    let of_snapshot = source.query(ROLES).await?.value();
-    let directory = match &hub.config.transfers {
-        Some(path) => tempfile::tempdir_in(path)?,
-        None => tempfile::tempdir()?,
-    };
-    let dumped = directory.path().join("dump");
-    let roles = program(
-        hub,
-        "pg_dumpall",
-        &other,
-        &["--roles-only", "--no-role-passwords"],
-    )
-    .await?;
-    let roles_with = program(hub, "pg_dumpall", &other, &["--roles-only"])
-        .await
-        .unwrap_or(roles);
-    // They are not of the snapshot: what the log is going to change must not be there already.
-    let mut roles_now = Postgres::connect(&other, "understudy mirror transfer").await?;
-    if roles_now.query(ROLES).await?.value() != of_snapshot {
-        return Err(TransferError::RolesChanged);
+    let known = hub.look(Manager::log_of_zones);
+    if log.is_some() && known.is_some() && log != known {
+        return Err(TransferError::OtherLog);
     }
-    let snapshot = format!("--snapshot={snapshot}");
+    let tokens = tokens(&mut source).await?;
+    let roles = Roles::read(hub, other, &mut source).await?;
     begins("dumping the other member");
-    dump(hub, &other, &dumped, &snapshot).await?;
-    begins("restoring");
-    let elsewhere = Target {
-        database: ELSEWHERE.to_owned(),
-        ..own.clone()
-    };
-    let roles = without(&own.user, &roles_with);
-    // Roles that are there already cannot be made; what they are is set in any case.
-    let _ = feed(hub, "psql", &elsewhere, &["-X", "-q"], &roles).await;
-    drop_database(&elsewhere, &own.database).await?;
+    dump(hub, other, dumped, &format!("--snapshot={snapshot}")).await?;
+    Ok(Copied {
+        ledger,
+        tokens,
+        log,
+        roles,
+    })
+}
+
+/// Puts what was copied in the member's place.
+async fn restore(
+    hub: &Hub,
+    elsewhere: &Target,
+    dumped: &Path,
+    copied: &Copied,
+) -> Result<(), TransferError> {
+    let own = &hub.member.target;
+    copied.roles.make(hub, elsewhere).await?;
+    drop_database(elsewhere, &own.database).await?;
     let path = dumped.display().to_string();
     // With the database's owner, privileges, settings and locale.
     let arguments = [
@@ -159,23 +235,20 @@ async fn transfer(hub: &Hub) -> Result<(), TransferError> {
         ELSEWHERE,
         &path,
     ];
-    program(hub, "pg_restore", &elsewhere, &arguments).await?;
-    finish(own, &ledger, &tokens).await?;
-    Ok(())
+    program(hub, "pg_restore", elsewhere, &arguments).await?;
+    // Nothing is theirs any more.
+    copied.roles.end_others(hub, elsewhere).await?;
+    finish(own, copied).await
 }
 
 /// The server that is copied is not the one that is made anew, whatever their addresses are: its session cannot be seen there.
-async fn must_differ(source: &mut Postgres, own: &Target) -> Result<(), TransferError> {
+async fn must_differ(source: &mut Postgres, elsewhere: &Target) -> Result<(), TransferError> {
     let key = RandomState::new().hash_one(Instant::now());
-    let name = format!("understudy mirror transfer {key:x}");
+    let name = format!("{NAME} {key:x}");
     source
         .query(&format!("SET application_name = '{name}'"))
         .await?;
-    let elsewhere = Target {
-        database: ELSEWHERE.to_owned(),
-        ..own.clone()
-    };
-    let mut session = Postgres::connect(&elsewhere, "understudy mirror transfer").await?;
+    let mut session = Postgres::connect(elsewhere, NAME).await?;
     let seen = session
         .query(&format!(
             "SELECT FROM pg_catalog.pg_stat_activity WHERE application_name = '{name}'"
@@ -185,25 +258,6 @@ async fn must_differ(source: &mut Postgres, own: &Target) -> Result<(), Transfer
         true => Ok(()),
         false => Err(TransferError::Same),
     }
-}
-
-/// What `pg_dumpall` says of roles, without what would change the one that the manager itself logs in as.
-fn without(user: &str, roles: &str) -> String {
-    let names = [user.to_owned(), quote_identifier(user)];
-    let concerns = |line: &&str| {
-        let rest = line
-            .strip_prefix("CREATE ROLE ")
-            .or_else(|| line.strip_prefix("ALTER ROLE "));
-        let rest = rest.map(|rest| rest.trim_end_matches(';'));
-        rest.is_some_and(|rest| {
-            names.iter().any(|name| {
-                let after = rest.strip_prefix(name.as_str());
-                after.is_some_and(|after| after.is_empty() || after.starts_with(" WITH "))
-            })
-        })
-    };
-    let kept: Vec<&str> = roles.lines().filter(|line| !concerns(line)).collect();
-    kept.join("\n") + "\n"
 }
 
 async fn dump(hub: &Hub, other: &Target, to: &Path, snapshot: &str) -> Result<(), TransferError> {
@@ -221,20 +275,25 @@ async fn dump(hub: &Hub, other: &Target, to: &Path, snapshot: &str) -> Result<()
     Ok(())
 }
 
+/// A name, whatever is in it.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
 /// Drops a database, and whoever uses it.
 async fn drop_database(elsewhere: &Target, name: &str) -> Result<(), TransferError> {
-    let mut session = Postgres::connect(elsewhere, "understudy mirror transfer").await?;
-    let name = quote_identifier(name);
+    let mut session = Postgres::connect(elsewhere, NAME).await?;
+    let name = quoted(name);
     session
         .query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
         .await?;
     Ok(())
 }
 
-async fn finish(own: &Target, ledger: &Ledger, tokens: &Tokens) -> Result<(), TransferError> {
-    let mut session = Postgres::connect(own, "understudy mirror transfer").await?;
+async fn finish(own: &Target, copied: &Copied) -> Result<(), TransferError> {
+    let mut session = Postgres::connect(own, NAME).await?;
     session.query("ANALYZE").await?;
-    install_with(&mut session, ledger, tokens).await?;
+    install_with(&mut session, &copied.ledger, &copied.tokens, copied.log).await?;
     Ok(())
 }
 
@@ -270,47 +329,32 @@ async fn program(
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-async fn feed(
-    hub: &Hub,
-    name: &'static str,
-    target: &Target,
-    arguments: &[&str],
-    text: &str,
-) -> Result<(), TransferError> {
-    use tokio::io::AsyncWriteExt;
-    let mut child = command(hub, name, target, arguments)
-        .stdin(Stdio::piped())
-        .spawn()?;
-    let input = child.stdin.take();
-    let feeding = async {
-        match input {
-            Some(mut input) => input.write_all(text.as_bytes()).await,
-            None => Ok(()),
-        }
-    };
-    // What it says meanwhile is read: it may be more than a pipe holds.
-    let (fed, ended) = tokio::join!(feeding, child.wait_with_output());
-    fed?;
-    ended?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::wire::Wire;
+    use proxy::driver::socket::Socket;
+    use tokio::net::{TcpListener, TcpStream};
 
-    /// The manager was locked out of its own member, because the other one's superuser had another password.
-    #[test]
-    fn the_role_that_the_manager_logs_in_as_is_left_as_it_is() {
-        let roles = "CREATE ROLE postgres;\nALTER ROLE postgres WITH SUPERUSER PASSWORD 'x';\n\
-            CREATE ROLE postgres2;\nALTER ROLE postgres2 WITH LOGIN;\nCREATE ROLE \"Or der\";\n\
-            ALTER ROLE postgres SET work_mem TO '1MB';\nGRANT postgres2 TO postgres;\n";
-        let kept = "CREATE ROLE postgres2;\nALTER ROLE postgres2 WITH LOGIN;\nCREATE ROLE \"Or der\";\n\
-            ALTER ROLE postgres SET work_mem TO '1MB';\nGRANT postgres2 TO postgres;\n";
-        assert_eq!(without("postgres", roles), kept);
-        assert_eq!(
-            without("Or der", roles),
-            roles.replace("CREATE ROLE \"Or der\";\n", "")
-        );
+    /// It was waited for until the network gave the connection up, for hours or for ever.
+    #[tokio::test]
+    async fn a_server_that_stands_still_ends_what_is_done_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("it listens");
+        let address = listener.local_addr().expect("it has one");
+        let stream = TcpStream::connect(address).await.expect("let in");
+        // Nobody reads what it is asked.
+        let _other = listener.accept().await.expect("it came");
+        let mut watch = Postgres {
+            wire: Wire::new(Socket::Tcp(stream)),
+        };
+        let patience = Patience {
+            every: Duration::from_millis(20),
+            answers: Duration::from_millis(300),
+        };
+        let done = while_it_answers(&mut watch, patience, std::future::ready(Ok(5))).await;
+        assert_eq!(done.expect("nothing has ended it"), 5);
+        let never = std::future::pending::<Result<(), TransferError>>();
+        let ended = while_it_answers(&mut watch, patience, never).await;
+        assert!(matches!(ended, Err(TransferError::Silent)));
     }
 }

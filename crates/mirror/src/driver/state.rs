@@ -1,0 +1,257 @@
+//! What a member has of the log, in tables of its own there.
+//!
+//! Invariants: they are made all at once, and say which log the member belongs to from then on; the floor rises only, and is written
+//! to the disk with everything that was committed before it.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use proxy::core::settings::quote_literal;
+
+use super::wire::{Postgres, WireError};
+use crate::core::ledger::Ledger;
+use crate::core::log::Identity;
+use crate::core::record::Number;
+
+/// What a manager needs in its member.
+const INSTALL: &str = include_str!("install.sql");
+/// Transactions of which it is remembered by which token they can be asked about.
+const REMEMBERED: u64 = 100_000;
+/// So long at least.
+const REMEMBERED_FOR: Duration = Duration::from_secs(300);
+
+/// What a member has.
+#[derive(Debug)]
+pub enum Contents {
+    /// It belongs to the mirror.
+    Known {
+        ledger: Ledger,
+        /// It has everything up to here on its disk.
+        saved: Number,
+        is_diverged: bool,
+        /// Which log it belongs to; an earlier version did not say.
+        log: Option<Identity>,
+    },
+    /// It has never belonged to one.
+    Empty,
+}
+
+/// Brings what an earlier version has made in a member to what this one needs.
+pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
+    let is_older = session
+        .query(
+            "SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL \
+             AND pg_catalog.to_regprocedure('understudy_mirror.has(bigint, text)') IS NULL",
+        )
+        .await?;
+    if is_older.value().as_deref() == Some("t") {
+        session.query(INSTALL).await?;
+    }
+    Ok(())
+}
+
+/// Reads what a member has. If it shall belong to a new mirror, it is made for a log of this identity first.
+pub async fn contents(
+    session: &mut Postgres,
+    new: Option<Identity>,
+) -> Result<Contents, WireError> {
+    let there = session
+        .query("SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL")
+        .await?;
+    if there.value().as_deref() != Some("t") {
+        if new.is_none() {
+            return Ok(Contents::Empty);
+        }
+        install_with(session, &Ledger::default(), &Tokens::default(), new).await?;
+    }
+    session.query("SET synchronous_commit = on").await?;
+    let state = session
+        .query("SELECT floor, is_diverged, log FROM understudy_mirror.state")
+        .await?;
+    let Some(row) = state.rows().into_iter().next() else {
+        return Ok(Contents::Empty);
+    };
+    let mut row = row.into_iter();
+    let mut next = || row.next().flatten();
+    let (saved, is_diverged, log) = (next(), next(), next());
+    let ledger = ledger(session, saved.clone()).await?;
+    Ok(Contents::Known {
+        ledger,
+        saved: number(saved),
+        is_diverged: is_diverged.as_deref() == Some("t"),
+        log: log.as_deref().and_then(Identity::parse),
+    })
+}
+
+fn number(text: Option<String>) -> Number {
+    Number(text.and_then(|text| text.parse().ok()).unwrap_or_default())
+}
+
+async fn ledger(session: &mut Postgres, floor: Option<String>) -> Result<Ledger, WireError> {
+    let floor = number(floor);
+    let above = session
+        .query(&format!(
+            "SELECT number FROM understudy_mirror.applied WHERE number > {floor}"
+        ))
+        .await?;
+    let above = above
+        .rows()
+        .into_iter()
+        .map(|row| number(row.into_iter().next().flatten()));
+    Ok(Ledger::new(floor, above))
+}
+
+/// What a member says of transactions by their tokens.
+#[derive(Debug, Default)]
+pub struct Tokens {
+    /// Those that it remembers: the number and the token of each.
+    remembered: Vec<(String, String)>,
+    /// The epoch and the count of the last one that it may have forgotten.
+    forgotten: (u64, u64),
+}
+
+/// Reads what a member says of transactions by their tokens.
+pub async fn tokens(session: &mut Postgres) -> Result<Tokens, WireError> {
+    let state = session
+        .query("SELECT forgotten_epoch, forgotten_count FROM understudy_mirror.state")
+        .await?;
+    let mut forgotten = state.row().into_iter().map(|text| number(text).0);
+    let forgotten = (
+        forgotten.next().unwrap_or_default(),
+        forgotten.next().unwrap_or_default(),
+    );
+    let applied = session
+        .query("SELECT number, token FROM understudy_mirror.applied")
+        .await?;
+    let rows = applied.rows().into_iter();
+    let remembered = rows.filter_map(|row| {
+        let mut row = row.into_iter().flatten();
+        Some((row.next()?, row.next()?))
+    });
+    Ok(Tokens {
+        remembered: remembered.collect(),
+        forgotten,
+    })
+}
+
+/// Makes what a manager needs in its member, which has this of this log: all of it, or nothing.
+pub async fn install_with(
+    session: &mut Postgres,
+    ledger: &Ledger,
+    tokens: &Tokens,
+    log: Option<Identity>,
+) -> Result<(), WireError> {
+    session.query("SET synchronous_commit = on").await?;
+    session.query("BEGIN").await?;
+    session.query(INSTALL).await?;
+    for some in tokens.remembered.chunks(1000) {
+        let values: Vec<String> = some
+            .iter()
+            .map(|(number, token)| format!("({number}, {})", quote_literal(token)))
+            .collect();
+        let values = values.join(", ");
+        session
+            .query(&format!(
+                "INSERT INTO understudy_mirror.applied VALUES {values}"
+            ))
+            .await?;
+    }
+    let (floor, (epoch, count)) = (ledger.floor(), tokens.forgotten);
+    let log = log.map_or_else(|| "NULL".to_owned(), |log| format!("'{log}'"));
+    session
+        .query(&format!(
+            "INSERT INTO understudy_mirror.state (floor, forgotten_epoch, forgotten_count, log) \
+             VALUES ({floor}, {epoch}, {count}, {log}) ON CONFLICT (one) DO UPDATE \
+             SET floor = excluded.floor, is_diverged = false, log = excluded.log; COMMIT"
+        ))
+        .await?;
+    Ok(())
+}
+
+/// Has the member write to its disk that it has everything up to `floor`, and with it everything that it committed before; and which
+/// log it belongs to, if it does not say that yet.
+pub async fn save(
+    session: &mut Postgres,
+    floor: Number,
+    log: Option<Identity>,
+) -> Result<(), WireError> {
+    let (sets, or) = match log {
+        Some(log) => (format!(", log = coalesce(log, '{log}')"), " OR log IS NULL"),
+        None => Default::default(),
+    };
+    session
+        .query(&format!(
+            "UPDATE understudy_mirror.state SET floor = greatest(floor, {floor}){sets} WHERE floor < {floor}{or}"
+        ))
+        .await
+        .map(drop)
+}
+
+/// What may be forgotten of a member's transactions: all but the last of them, and but those of the last minutes.
+#[derive(Debug, Default)]
+pub struct Memory(VecDeque<(Instant, Number)>);
+
+impl Memory {
+    /// The member has everything up to `floor` now: up to where it may forget.
+    pub fn forgets(&mut self, now: Instant, floor: Number) -> Number {
+        self.0.push_back((now, floor));
+        let is_old = |(at, _): &(Instant, Number)| now.duration_since(*at) >= REMEMBERED_FOR;
+        // The last one that is old enough stays.
+        while self.0.get(1).is_some_and(is_old) {
+            self.0.pop_front();
+        }
+        let old = self.0.front().filter(|one| is_old(one));
+        let old = old.map_or(0, |(_, floor)| floor.0);
+        Number(old.min(floor.0.saturating_sub(REMEMBERED)))
+    }
+}
+
+/// So many numbers are forgotten at a time at most: a member that was away has those of minutes, and is asked meanwhile.
+const PRUNED_MAX: u32 = 50_000;
+
+/// Forgets numbers up to this one, for which the floor stands that was saved, and remembers which tokens may be among them.
+pub async fn prune(session: &mut Postgres, oldest: Number) -> Result<(), WireError> {
+    session
+        .query(&format!(
+            "WITH gone AS (DELETE FROM understudy_mirror.applied WHERE number <= least({oldest}, \
+               (SELECT pg_catalog.min(number) FROM understudy_mirror.applied) + {PRUNED_MAX}) RETURNING token), \
+             named AS (SELECT pg_catalog.split_part(token, '-', 1)::bigint AS epoch, \
+               pg_catalog.split_part(token, '-', 2)::bigint AS count FROM gone WHERE token <> ''), \
+             last AS (SELECT epoch, count FROM named ORDER BY epoch DESC, count DESC LIMIT 1) \
+             UPDATE understudy_mirror.state s SET forgotten_epoch = last.epoch, forgotten_count = last.count \
+             FROM last WHERE (last.epoch, last.count) > (s.forgotten_epoch, s.forgotten_count)"
+        ))
+        .await
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At some thousands a second the last hundred thousand were gone before a client could ask.
+    #[test]
+    fn what_is_young_is_remembered_however_much_there_was() {
+        let mut memory = Memory::default();
+        let began = Instant::now();
+        let at = |seconds: u64| began + Duration::from_secs(seconds);
+        assert_eq!(memory.forgets(at(0), Number(5_000_000)), Number(0));
+        assert_eq!(memory.forgets(at(100), Number(6_000_000)), Number(0));
+        assert_eq!(
+            memory.forgets(at(300), Number(7_000_000)),
+            Number(5_000_000)
+        );
+        assert_eq!(
+            memory.forgets(at(390), Number(7_000_000)),
+            Number(5_000_000)
+        );
+        assert_eq!(
+            memory.forgets(at(400), Number(7_000_000)),
+            Number(6_000_000)
+        );
+        assert_eq!(
+            memory.forgets(at(9_000), Number(7_000_100)),
+            Number(6_900_100)
+        );
+    }
+}
