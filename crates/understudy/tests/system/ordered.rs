@@ -153,7 +153,7 @@ async fn a_wait_that_is_cancelled_is_told_apart() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "system test: make test-system"]
 async fn nobody_else_is_sent_the_log() -> Result<()> {
-    let stage = stage("ordered-alone").await?;
+    let mut stage = stage("ordered-alone").await?;
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     let server = stage.cluster.server(&active)?;
     let session = connect(&server.config()).await?;
