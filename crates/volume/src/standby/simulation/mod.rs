@@ -29,13 +29,13 @@
 //!
 //! | flaw | history | checker |
 //! |---|---|---|
-//! | `PastTheLimit` | 253 | the promoted server |
+//! | `PastTheLimit` | 22 | seals |
 //! | `MovedTooEarly` | 10 | queries |
 //! | `RestartedInPlace` | 3 | redo |
 //! | `StampedByPage` | 3 | queries |
 //! | `StampedByFeedback` | 3 | queries |
 //! | `DroppedByEnd` | 95 | queries |
-//! | `BulkIgnored` | 14 | redo |
+//! | `BulkIgnored` | 29 | queries |
 //! | `DroppedWithoutVersion` | 31 | queries |
 //! | `NamesTaken` | 51 | redo |
 //! | `OwnTailsTaken` | 73 | redo |
@@ -52,10 +52,10 @@
 //! | `KeptFromEarlier` | 2263 | queries |
 //! | `AnswersAfterSleep` | 180 | queries |
 //! | `LatestInsteadOfSealed` | 2 | future |
-//! | `ConfirmedEarly` | of those with an ordered log | acknowledged commits |
-//! | `ConfirmedOutOfOrder` | of those with an ordered log | acknowledged commits |
-//! | `SealedBeforeItsLog` | of those with an ordered log | seals |
-//! | `EndOfTheDurable` | of those with an ordered log | queries |
+//! | `ConfirmedEarly` | 14 | acknowledged commits |
+//! | `ConfirmedOutOfOrder` | 86 | acknowledged commits |
+//! | `SealedBeforeItsLog` | 214 | seals |
+//! | `EndOfTheDurable` | 174 | queries |
 //!
 //! In half of the histories backends hesitate where a checkpoint may come between with consequences
 //! (`DroppedWithoutVersion` and `NamesTaken` are about that).
