@@ -200,17 +200,28 @@ async fn a_server_that_stops_is_confirmed_to_its_end() {
     assert!(agent.ended.await.unwrap().is_err(), "the server ended it");
 }
 
-/// With a commit whose wait is cancelled the client gets a success, behind a warning.
+/// With a commit whose wait is cancelled the client gets a success, behind a warning. A timeout does not cancel it:
+/// PostgreSQL has disabled it by then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_wait_is_a_warning() {
-    let cluster = running(54044, "");
+    let cluster = running(54044, "autovacuum = off");
     let agent = Agent::connect(&cluster).await;
     agent.confirm(end(&cluster).await);
-    let cancelled: &[&str] = &[
-        "SET statement_timeout = 300",
-        "SELECT pg_logical_emit_message(true, 'x', 'y') IS NULL",
-    ];
-    assert_eq!(ask(&cluster, cancelled).await, "f");
+    let waits = tokio::spawn({
+        let cluster = Arc::clone(&cluster);
+        let commits: &[&str] = &[
+            "SET statement_timeout = 300",
+            "SELECT pg_logical_emit_message(true, 'x', 'y') IS NULL",
+        ];
+        async move { ask(&cluster, commits).await }
+    });
+    until(&cluster, WAITING, "1").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!waits.is_finished(), "the timeout is not that of a commit");
+    let cancel: &[&str] =
+        &["SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"];
+    assert_eq!(ask(&cluster, cancel).await, "t");
+    assert_eq!(waits.await.unwrap(), "f");
     let log = cluster.log();
     assert!(
         log.contains("canceling wait for synchronous replication due to user request"),

@@ -121,19 +121,46 @@ async fn a_wait_that_is_cancelled_is_told_apart() -> Result<()> {
     let (direct, mut heard) = connect_hearing(&server.config()).await?;
     let proxied = connect(&proxy.server().config()).await?;
     direct.batch_execute("CREATE TABLE told (n int)").await?;
+    let cancels = connect(&server.config()).await?;
+    let mut pids = Vec::new();
     for (client, n) in [(&direct, 1), (&proxied, 2)] {
-        let begin = format!("SET statement_timeout = '2s'; BEGIN; INSERT INTO told VALUES ({n})");
-        for statement in begin.split("; ") {
-            client.batch_execute(statement).await?;
-        }
+        client.batch_execute("BEGIN").await?;
+        let insert = format!("INSERT INTO told VALUES ({n})");
+        client.batch_execute(&insert).await?;
+        let pid = client.query_one("SELECT pg_backend_pid()", &[]).await?;
+        pids.push(pid.get::<_, i32>(0));
     }
     while heard.try_recv().is_ok() {}
+    let waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
+                   WHERE wait_event = 'SyncRep' AND pid = ANY ($1)";
+    // Once before, so that nothing has to be read while zones stand still.
+    cancels.query(waiting, &[&pids]).await?;
     hold_zones(&mut stage, true)?;
-    let (plain, through) = tokio::join!(
-        direct.batch_execute("COMMIT"),
-        proxied.batch_execute("COMMIT")
-    );
+    // No timeout ends such a wait, only a request does.
+    let cancel = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            if let Err(error) = cancels.query(waiting, &[&pids]).await {
+                return error;
+            }
+        }
+    };
+    let commits = async {
+        tokio::join!(
+            direct.batch_execute("COMMIT"),
+            proxied.batch_execute("COMMIT")
+        )
+    };
+    let told = tokio::select! {
+        told = commits => Ok(told),
+        error = cancel => Err(error),
+        () = tokio::time::sleep(TIMEOUT) => {
+            hold_zones(&mut stage, false)?;
+            bail!("the commits wait on");
+        }
+    };
     hold_zones(&mut stage, false)?;
+    let (plain, through) = told?;
     plain.context("PostgreSQL answers with success")?;
     let notice = heard.recv().await.context("behind a warning")?;
     ensure!(notice.starts_with("01000"), "{notice}");

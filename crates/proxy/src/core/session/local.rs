@@ -1,7 +1,7 @@
 //! A commit whose wait for durability was cancelled.
 //!
 //! Where the active's log is ordered, PostgreSQL's own synchronous replication makes a commit wait. If that wait is
-//! cancelled (`statement_timeout`, a cancel request, `pg_terminate_backend`), PostgreSQL answers as if all were well, after a warning:
+//! cancelled (a cancel request, `pg_terminate_backend`), PostgreSQL answers as if all were well, after a warning:
 //! the transaction is there on this server, and may be lost with it. Clients do not look at warnings, so they are told
 //! 08007 in place of the success.
 //!
