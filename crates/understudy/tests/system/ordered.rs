@@ -215,10 +215,7 @@ async fn a_server_that_refuses_the_agent_gets_a_strict_log() -> Result<()> {
     let hba = node.data.join("pgdata").join("pg_hba.conf");
     let rest = std::fs::read_to_string(&hba)?;
     std::fs::write(&hba, format!("local replication all reject\n{rest}"))?;
-    stage
-        .cluster
-        .run(&["reload", &active, "--config", &config])
-        .await?;
+    stage.cluster.run(&["reload", "--config", &config]).await?;
     let session = connect(&stage.cluster.server(&active)?.config()).await?;
     let ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                 WHERE application_name = 'understudy_log'";
