@@ -41,6 +41,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// # Errors
 /// It needs root, and `ip`.
 pub fn enter_network() -> anyhow::Result<()> {
+    image::keep_network()?;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
         .context("a machine needs a network namespace of its own: run this as root")?;
     for words in [

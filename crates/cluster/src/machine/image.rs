@@ -1,12 +1,28 @@
 //! Images that are kept between runs: making one takes a minute.
+//!
+//! Invariant: packages are fetched by way of the network that the process came from, whatever network it has entered since.
 
+use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::Context;
+use nix::sched::{CloneFlags, setns};
 use vm::image::{Create, Database, Image, create};
 
 const DISK_BYTES: u64 = 2 << 30;
+
+/// The network that the process came from.
+static NETWORK: OnceLock<File> = OnceLock::new();
+
+/// Keeps the way to the network of this thread, which is about to enter another one.
+pub(super) fn keep_network() -> anyhow::Result<()> {
+    let network = File::open("/proc/thread-self/ns/net").context("cannot open the network")?;
+    // Who enters a second one comes from the first.
+    let _ = NETWORK.set(network);
+    Ok(())
+}
 
 /// An image and the password of its administrator.
 #[derive(Debug, Clone)]
@@ -47,6 +63,29 @@ pub async fn keep(dir: &Path, database: Database, say: impl Fn(&str)) -> anyhow:
         hostname: "database".to_owned(),
         packages: Vec::new(),
     };
-    create(&wanted, |_| {}).await?;
+    make(wanted).await?;
     Ok(Kept { image, password })
+}
+
+/// Makes an image, by a thread of its own: which network it is in is a thread's own affair.
+async fn make(wanted: Create) -> anyhow::Result<()> {
+    let (made, outcome) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // Who does not wait any more does not care.
+        let _ = made.send(make_here(&wanted));
+    });
+    outcome
+        .await
+        .context("the thread that makes it has ended")?
+}
+
+fn make_here(wanted: &Create) -> anyhow::Result<()> {
+    if let Some(network) = NETWORK.get() {
+        setns(network, CloneFlags::CLONE_NEWNET).context("cannot go back to the network")?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(create(wanted, |_| {}))?;
+    Ok(())
 }

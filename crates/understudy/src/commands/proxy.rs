@@ -49,7 +49,10 @@ async fn run_with(
     let again: ReadAgain = Box::new(move || Ok(load(&args.config)?.1));
     let proxy = Proxy::new(config, Arc::new(source), Some(again))?;
     proxy.allow_restart();
-    service::ready();
+    // Who takes another process's place was never missed: that one says who is the main process, and only that is heeded.
+    if predecessor.is_none() {
+        service::ready();
+    }
     tokio::select! {
         served = serve(Arc::clone(&proxy), predecessor, asked_to_end) => served?,
         never = reload(&proxy) => match never {},
