@@ -9,15 +9,12 @@ use operations::zones::{Outcome, Progress, Wanted, describe, members};
 use serde_json::{Value, json};
 
 use super::operate::explain;
-use super::registry::Registry;
+use super::registry::{Registry, in_time};
 use crate::cli::{self, Asking, Exchanging};
 use crate::exit::{Code, Failure};
 
 /// Fewer zones than this bear no loss.
 const SAFE_ZONES: usize = 3;
-
-/// How long a quorum of the zones is waited for before what is known without it is shown.
-const ANSWERS_IN: Duration = Duration::from_secs(5);
 
 /// Runs what was asked for.
 pub async fn run(command: cli::Zone) -> anyhow::Result<Code> {
@@ -62,8 +59,8 @@ async fn open(asking: &Asking) -> anyhow::Result<(Registry, Operator)> {
 async fn list(asking: &Asking) -> anyhow::Result<Code> {
     let (registry, operator) = open(asking).await?;
     // A zone that was away may not have heard of a change; some zone of every quorum has.
-    let asked = tokio::time::timeout(ANSWERS_IN, registry.storage.accepted_epoch());
-    let is_current = matches!(asked.await, Ok(Ok(_)));
+    let asked = in_time(async { Ok(registry.storage.accepted_epoch().await?) });
+    let is_current = asked.await.is_ok();
     if !is_current {
         eprintln!("understudy: too few zones answer, so the members may have changed since");
     }
