@@ -178,8 +178,9 @@ async fn start(
         Kind::Stock => Box::new(Single::start(options, machines, dir).await?),
         Kind::PatroniAsync => Box::new(Patroni::start(options, machines, dir, false).await?),
         Kind::PatroniSync => Box::new(Patroni::start(options, machines, dir, true).await?),
-        Kind::Understudy => Box::new(Understudy::start(options, machines, dir, true).await?),
-        Kind::Cold => Box::new(Understudy::start(options, machines, dir, false).await?),
+        Kind::Understudy | Kind::Ordered | Kind::Cold => {
+            Box::new(Understudy::start(options, machines, dir, kind).await?)
+        }
     })
 }
 

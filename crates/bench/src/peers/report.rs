@@ -49,7 +49,8 @@ impl Report {
     /// Acknowledged commits that Understudy lost, in all records. Must be none.
     pub fn lost_by_understudy(&self) -> u64 {
         let losses = self.sections.iter().flat_map(|section| &section.losses);
-        let ours = losses.filter(|(kind, _)| matches!(kind, Kind::Understudy | Kind::Cold));
+        let ours = losses
+            .filter(|(kind, _)| matches!(kind, Kind::Understudy | Kind::Ordered | Kind::Cold));
         ours.flat_map(|(_, losses)| losses)
             .map(|loss| loss.lost + loss.unexpected)
             .sum()

@@ -44,6 +44,8 @@ pub enum Kind {
     PatroniSync,
     /// Two nodes, three zones.
     Understudy,
+    /// The same with an ordered log.
+    Ordered,
     /// Three zones and one node; another node is started from nothing when it is killed.
     Cold,
 }
@@ -56,6 +58,7 @@ impl Kind {
             Kind::PatroniAsync => "Patroni, asynchronous",
             Kind::PatroniSync => "Patroni, synchronous",
             Kind::Understudy => "Understudy",
+            Kind::Ordered => "Understudy, ordered log",
             Kind::Cold => "shared storage, cold restart",
         }
     }
@@ -67,6 +70,7 @@ impl Kind {
             Kind::PatroniAsync => "patroni-async",
             Kind::PatroniSync => "patroni-sync",
             Kind::Understudy => "understudy",
+            Kind::Ordered => "ordered",
             Kind::Cold => "cold",
         }
     }

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use nix::unistd::Pid;
 
 use super::system::{
-    DATABASE_CORE, Death, Machines, NORTH, SOUTH, System, WITNESSES, open_parameters,
+    DATABASE_CORE, Death, Kind, Machines, NORTH, SOUTH, System, WITNESSES, open_parameters,
 };
 use super::{Distance, Options, TIMEOUT};
 use cluster::Cluster;
@@ -20,6 +20,8 @@ use cluster::clients::schema::Server;
 pub(super) struct Understudy {
     cluster: Cluster,
     standby: bool,
+    /// Its log is to be ordered.
+    ordered: bool,
     /// The node that follows, or would.
     follower: &'static str,
 }
@@ -30,14 +32,18 @@ impl Understudy {
         options: &Options,
         machines: &Machines,
         dir: &Path,
-        standby: bool,
+        kind: Kind,
     ) -> anyhow::Result<Understudy> {
+        let (standby, ordered) = (kind != Kind::Cold, kind == Kind::Ordered);
         let mut settings = cluster::Options::new(dir, &options.bin, &options.understudy);
         settings.nodes = vec![NORTH.to_owned(), SOUTH.to_owned()];
         settings.sites = Some(Arc::clone(&machines.sites));
         // Between machines it insists on that.
         settings.tls = true;
         settings.parameters = open_parameters(options, dir)?;
+        if ordered {
+            settings.storage.push("log = \"ordered\"".to_owned());
+        }
         if options.distance == Distance::Regions {
             settings.heartbeat = "wide".to_owned();
         }
@@ -64,6 +70,7 @@ impl Understudy {
         Ok(Understudy {
             cluster,
             standby,
+            ordered,
             follower: SOUTH,
         })
     }
@@ -115,6 +122,10 @@ impl System for Understudy {
         let deadline = Instant::now() + TIMEOUT;
         while self.cluster.protected_since(0).await?.is_none() {
             ensure!(Instant::now() < deadline, "no standby becomes warm");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        while self.ordered && self.cluster.status_of_active().await?["log"]["ordered"] != true {
+            ensure!(Instant::now() < deadline, "the log is not ordered");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         Ok(())
