@@ -20,6 +20,7 @@ use volume::lsn::Lsn;
 
 use crate::feed::RowsNeeded;
 use crate::postgres_now;
+pub use crate::receiver::Refusal;
 use crate::receiver::{Event, Purpose, Session, SessionError, State};
 use crate::sealer::SyncedLog;
 
@@ -37,6 +38,16 @@ const ANSWERS_EVERY: Duration = Duration::from_millis(20);
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct ConfirmError(#[from] Broken);
+
+impl ConfirmError {
+    /// Whether the server refuses the connection, and why.
+    pub fn refusal(&self) -> Refusal {
+        match &self.0 {
+            Broken::Session(error) => error.refusal(),
+            Broken::Socket(_) | Broken::Ended => Refusal::None,
+        }
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 enum Broken {

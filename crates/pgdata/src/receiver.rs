@@ -25,13 +25,35 @@ use crate::feed::RowsNeeded;
 pub(crate) enum SessionError {
     #[error("not PostgreSQL's protocol: {0}")]
     Protocol(#[from] PgWireError),
-    /// Its words.
+    /// Its words, and why if that is known.
     #[error("{0}")]
-    Refused(String),
+    Refused(String, Refusal),
     #[error("it asks for a password: trust the agent's user on the local socket in pg_hba.conf")]
     Password,
     #[error("unexpected message while {0:?}: {1}")]
     Unexpected(State, String),
+}
+
+/// What a server has against a connection.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nothing that it says, or nothing that lasts.
+    #[default]
+    None,
+    /// It does not let this user connect: only its configuration changes that.
+    Forbidden,
+    /// All places for replication connections are taken.
+    Crowded,
+}
+
+impl SessionError {
+    pub(crate) fn refusal(&self) -> Refusal {
+        match self {
+            SessionError::Refused(_, refusal) => *refusal,
+            SessionError::Password => Refusal::Forbidden,
+            SessionError::Protocol(_) | SessionError::Unexpected(..) => Refusal::None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -230,8 +252,19 @@ fn identified(mut row: &[u8]) -> Option<(String, String)> {
 }
 
 fn refused(error: &ErrorResponse) -> SessionError {
-    let message = error.fields.iter().find(|(kind, _)| *kind == b'M');
-    SessionError::Refused(message.map_or_else(String::new, |(_, text)| text.clone()))
+    let field = |wanted: u8| {
+        let mut fields = error.fields.iter();
+        fields
+            .find(|(kind, _)| *kind == wanted)
+            .map_or("", |(_, text)| text.as_str())
+    };
+    let refusal = match (field(b'C'), field(b'R')) {
+        ("28000" | "28P01", _) => Refusal::Forbidden,
+        // Too many clients of all kinds are refused elsewhere.
+        ("53300", "InitProcess") => Refusal::Crowded,
+        _ => Refusal::None,
+    };
+    SessionError::Refused(field(b'M').to_owned(), refusal)
 }
 
 #[cfg(test)]
@@ -344,10 +377,38 @@ mod tests {
 
     #[test]
     fn a_refusal_is_told_in_the_servers_words() {
+        for (body, refusal) in [
+            (
+                &b"SFATAL\0C53300\0Mno\0RInitProcess\0\0"[..],
+                Refusal::Crowded,
+            ),
+            (
+                b"SFATAL\0C53300\0Mno\0RProcessStartupPacket\0\0",
+                Refusal::None,
+            ),
+            (
+                b"SFATAL\0C28000\0Mno\0RClientAuthentication\0\0",
+                Refusal::Forbidden,
+            ),
+            (b"SFATAL\0C28P01\0Mno\0\0", Refusal::Forbidden),
+            (b"SFATAL\0C57P03\0Mno\0\0", Refusal::None),
+        ] {
+            let mut session = Session::new("postgres", "south").unwrap();
+            session.input().extend_from_slice(&message(b'E', body));
+            let error = session.next_event().unwrap_err();
+            assert_eq!(
+                (error.to_string().as_str(), error.refusal()),
+                ("no", refusal)
+            );
+        }
+    }
+
+    #[test]
+    fn a_question_for_a_password_is_a_refusal() {
         let mut session = Session::new("postgres", "south").unwrap();
-        let body = b"SFATAL\0C53300\0Mtoo many standbys\0\0";
-        session.input().extend_from_slice(&message(b'E', body));
+        let asks = message(b'R', &3u32.to_be_bytes());
+        session.input().extend_from_slice(&asks);
         let error = session.next_event().unwrap_err();
-        assert_eq!(error.to_string(), "too many standbys");
+        assert_eq!(error.refusal(), Refusal::Forbidden);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::Cluster;
-use pgdata::confirm::{CONFIRMS, ConfirmError, Confirmable, Place, confirm_log};
+use pgdata::confirm::{CONFIRMS, ConfirmError, Confirmable, Place, Refusal, confirm_log};
 use pgdata::feed::RowsNeeded;
 use pgdata::parse_lsn;
 use pgdata::sealer::SyncedLog;
@@ -153,6 +153,7 @@ async fn whoever_has_all_places_is_alone() {
     }
     let refused = Place::take(&socket, "postgres", options).await.unwrap_err();
     assert!(refused.to_string().contains("max_wal_senders"), "{refused}");
+    assert_eq!(refused.refusal(), Refusal::Crowded);
     let lost = tokio::time::timeout(Duration::from_secs(1), places[0].lost());
     assert!(lost.await.is_err(), "it stays, although it is idle");
     agent.confirm(Lsn(u64::MAX));

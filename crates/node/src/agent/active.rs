@@ -333,15 +333,17 @@ impl Active {
                     }
                     continue;
                 }
-                () = self.log.refused() => {
-                    context.order_no_log();
-                    match may_restart(context) {
-                        // Nobody waits for the answer.
+                why = self.log.given_up() => match self.give_log_up(context, why).await {
+                    Some(event) => event,
+                    // Nobody waits for the answer.
+                    None => match may_restart(context) {
                         Ok(()) => return Some(oneshot::channel().0),
-                        Err(why) => tracing::error!(why, "PostgreSQL is not restarted, and commits go on waiting"),
-                    }
-                    continue;
-                }
+                        Err(why) => {
+                            tracing::error!(why, "PostgreSQL is not restarted, and commits go on waiting");
+                            continue;
+                        }
+                    },
+                },
                 Some(to) = asked.schedules.recv() => {
                     let ask = Ask::Failover { to, force: false };
                     Event::Asked(ask)

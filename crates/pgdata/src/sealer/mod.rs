@@ -24,11 +24,11 @@
 
 mod bulk;
 mod ends;
+mod log;
 #[cfg(test)]
 mod ordered_test;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -39,21 +39,19 @@ use tokio::sync::watch;
 use volume::active::{ActiveView, WriteObserver};
 use volume::error::{Error, Result};
 use volume::layout::Layout;
-use volume::log_syncs::LogSyncs;
 use volume::lsn::Lsn;
 use volume::namespace::Namespace;
 use volume::recent_log::RecentLog;
 use volume::view::Timestamp;
 
 use self::bulk::BulkPages;
-use self::ends::Ends;
+use self::log::Log;
 use crate::control::{ClusterState, ControlFile};
 use crate::layout::PostgresLayout;
 use crate::page;
 use crate::relation::{Relation, RelationBlock, RelationPath};
-use crate::segment::SegmentSize;
 use crate::timeline::TimelineId;
-use crate::wal::{BlockRef, Detail, Follower, Record, Start};
+use crate::wal::{BlockRef, Detail, Record};
 
 /// How often a checkpoint looks again for bulk pages that are not in the image yet, and how many
 /// times, before it passes without a seal.
@@ -77,33 +75,11 @@ pub struct Sealer {
     synced: watch::Sender<SyncedLog>,
     /// Whether commits wait, although they are durable.
     held: watch::Sender<bool>,
-    /// Whether syncs of segments may be answered before they are durable.
-    ordered: AtomicBool,
     /// Whether a sync of the log failed.
     failed: watch::Sender<bool>,
     sealed_checkpoint: Mutex<Option<Lsn>>,
     blocks_per_segment: u32,
     started: Instant,
-}
-
-/// The log as it was written, synced or not.
-struct Log {
-    follower: Follower,
-    ends: Ends,
-    pages: BulkPages,
-    syncs: LogSyncs,
-    /// The end of what was written last in place.
-    written: Lsn,
-}
-
-impl Log {
-    /// Whether a sync that begins now may be answered before it is durable. Not if the log cannot be followed to what
-    /// was written: nothing would confirm its commits. Not at the end of a segment: the archiver takes that segment then,
-    /// and what it archived must be in every later history.
-    fn may_answer_early(&self, size: SegmentSize) -> bool {
-        let ends_segment = size.offset(self.written) == 0;
-        !ends_segment && self.follower.starved().is_none() && self.syncs.may_answer_early()
-    }
 }
 
 impl Sealer {
@@ -118,20 +94,12 @@ impl Sealer {
         epoch: Epoch,
     ) -> Arc<Sealer> {
         let size = layout.segment_size();
-        let follower = Follower::new(size, Start::Record(end));
         Arc::new(Sealer {
             layout,
-            log: Mutex::new(Log {
-                follower,
-                ends: Ends::new(size, end),
-                pages: BulkPages::default(),
-                syncs: LogSyncs::new(end),
-                written: end,
-            }),
+            log: Mutex::new(Log::new(size, end)),
             recent: Arc::new(RecentLog::new(epoch)),
             synced: watch::Sender::new(SyncedLog { end, timeline }),
             held: watch::Sender::new(false),
-            ordered: AtomicBool::new(false),
             failed: watch::Sender::new(false),
             sealed_checkpoint: Mutex::new(sealed_checkpoint),
             blocks_per_segment,
@@ -144,8 +112,9 @@ impl Sealer {
         self.synced.subscribe()
     }
 
-    /// The end of the last complete record that is durable: every commit that PostgreSQL has acknowledged is below. `None` if
-    /// the log was not followed to what was written last.
+    /// The end of the last complete record that is durable: every commit is below that PostgreSQL has acknowledged after a
+    /// wait, which is not so with `synchronous_commit = off`, nor with `local` where the log is ordered. `None` if the log
+    /// was not followed to what was written last.
     pub fn position(&self) -> Option<Lsn> {
         let log = self.log.lock();
         log.follower
@@ -165,12 +134,18 @@ impl Sealer {
     /// To be strict again is not to be done with what was answered early: [`answered_is_durable`](Self::answered_is_durable)
     /// waits for that.
     pub fn order_log(&self, ordered: bool) {
-        self.ordered.store(ordered, Ordering::Release);
+        self.log.lock().is_ordered = ordered;
     }
 
     /// Whether it is ordered now.
     pub fn is_ordered(&self) -> bool {
-        self.ordered.load(Ordering::Acquire)
+        self.log.lock().is_ordered
+    }
+
+    /// Where the log cannot be followed now, although more of it was synced. If that lasts, nothing behind is ever durable
+    /// for anybody, and no checkpoint is sealed.
+    pub fn stuck(&self) -> Option<Lsn> {
+        self.log.lock().stuck()
     }
 
     /// Waits until all log is durable whose syncs were answered before the call.
@@ -354,13 +329,14 @@ impl WriteObserver for Sealer {
             return 0;
         };
         let mut log = self.log.lock();
+        log.sync_begins();
         // A sync of a segment that was made ahead says nothing of the log before it.
         let end = log.ends.up_to(range.end).filter(|end| *end > range.start);
         end.map_or(0, |end| log.syncs.begin(end))
     }
 
     fn may_answer_early(&self, token: u64) -> bool {
-        if token == 0 || !self.is_ordered() {
+        if token == 0 {
             return false;
         }
         let mut log = self.log.lock();
@@ -374,7 +350,7 @@ impl WriteObserver for Sealer {
     fn log_synced(&self, _path: &str, token: u64) {
         let (durable, timeline) = {
             let mut log = self.log.lock();
-            log.syncs.done(token);
+            log.sync_done(token);
             (log.syncs.durable(), log.follower.timeline())
         };
         self.synced.send_if_modified(|synced| {

@@ -14,7 +14,7 @@ use volume::private::PrivateDir;
 use volume::view::{Ino, NewInode, Ownership, View};
 
 use super::*;
-use crate::segment::SegmentName;
+use crate::segment::{SegmentName, SegmentSize};
 use crate::wal::testing::LogWriter;
 
 const NOW: Timestamp = Timestamp(1);
@@ -56,6 +56,20 @@ impl Server {
             .log_written(&path, at.0 - at.0 / SEGMENT * SEGMENT, &data);
         self.written = end;
         path
+    }
+
+    /// Writes what is new of `bytes`, which are the log as somebody has it.
+    fn write_as(&mut self, bytes: &[u8]) {
+        let at = Lsn(START.0 + self.written as u64);
+        let data = Bytes::copy_from_slice(&bytes[self.written..]);
+        let offset = at.0 - at.0 / SEGMENT * SEGMENT;
+        self.sealer.log_written(&Server::path(at), offset, &data);
+        self.written = bytes.len();
+    }
+
+    fn sync(&self) -> u64 {
+        let at = Lsn(START.0 + self.written as u64);
+        self.sealer.log_sync_started(&Server::path(at))
     }
 
     /// One more record, written and being synced: its end, the sync, and whether that is answered early.
@@ -157,6 +171,61 @@ fn a_log_that_cannot_be_followed_is_not_ordered() {
     server.written = 5 * LOG_PAGE;
     let (_, _, early) = server.commit();
     assert!(!early);
+}
+
+/// Nothing behind is confirmed, so commits would wait for ever.
+#[test]
+fn a_log_that_is_stuck_is_known() {
+    let mut server = Server::new(true);
+    let (end, token, _) = server.commit();
+    server.sealer.log_synced("", token);
+    assert_eq!(server.sealer.stuck(), None);
+    server.log.append(100_000);
+    server.write_up_to(LOG_PAGE);
+    server.written = 5 * LOG_PAGE;
+    let (_, token, _) = server.commit();
+    assert_eq!(server.sealer.stuck(), None, "its sync is not done");
+    server.sealer.log_synced("", token);
+    assert_eq!(server.sealer.stuck(), Some(end));
+}
+
+/// PostgreSQL writes a page while other sessions still copy into it.
+#[test]
+fn what_is_still_being_copied_on_the_last_page_is_not_stuck() {
+    let mut server = Server::new(true);
+    let (_, token, _) = server.commit();
+    server.sealer.log_synced("", token);
+    server.log.append(100);
+    let damaged = |server: &Server, at: usize| {
+        let mut bytes = server.log.bytes().to_vec();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let at = server.log.bytes().len() - 10;
+    let bytes = damaged(&server, at);
+    server.write_as(&bytes);
+    let token = server.sync();
+    server.sealer.log_synced("", token);
+    assert_eq!(server.sealer.stuck(), None);
+    // Pages later it is.
+    let end = server.sealer.log.lock().follower.end();
+    server.log.append(3 * LOG_PAGE);
+    let bytes = damaged(&server, at);
+    server.write_as(&bytes);
+    let token = server.sync();
+    server.sealer.log_synced("", token);
+    assert_eq!(server.sealer.stuck(), Some(end));
+}
+
+/// A large record is written page by page while it is copied.
+#[test]
+fn a_record_whose_end_is_to_come_is_not_stuck() {
+    let mut server = Server::new(true);
+    server.log.append(100_000);
+    server.write_up_to(5 * LOG_PAGE);
+    let token = server.sync();
+    server.sealer.log_synced("", token);
+    assert_eq!(server.sealer.stuck(), None);
 }
 
 const LOG_PAGE: usize = crate::segment::LOG_PAGE_BYTES;

@@ -39,6 +39,16 @@ pub fn why_strict(configuration: &Configuration) -> Option<String> {
              beside an ordered log nobody can; make it empty, or set [storage] log = \"strict\""
         ));
     }
+    let waits = configuration.get("synchronous_commit").map(str::trim);
+    let early = ["local", "off", "false", "no", "0"];
+    if let Some(value) =
+        waits.filter(|value| early.iter().any(|one| value.eq_ignore_ascii_case(one)))
+    {
+        return Some(format!(
+            "synchronous_commit = {value} makes commits wait for the flush at most, which is not durable yet where the log \
+             is ordered; set it to on, or set [storage] log = \"strict\""
+        ));
+    }
     let level = configuration.get("wal_level").unwrap_or("replica");
     if level.eq_ignore_ascii_case("logical") {
         return Some(
@@ -76,6 +86,17 @@ mod tests {
         assert!(names.contains("'ANY 1 (a, b)'") && names.contains("strict"));
         assert!(why("wal_level = Logical\n").unwrap().contains("replica"));
         assert!(why("max_wal_senders = 0\n").unwrap().contains("1 or more"));
+    }
+
+    #[test]
+    fn so_do_commits_that_do_not_wait() {
+        for early in ["local", "Off", "'no'", "false", "0"] {
+            let why = why(&format!("synchronous_commit = {early}\n")).unwrap();
+            assert!(why.contains("synchronous_commit"), "{why}");
+        }
+        for waits in ["on", "remote_write", "remote_apply"] {
+            assert_eq!(why(&format!("synchronous_commit = {waits}\n")), None);
+        }
     }
 
     #[test]

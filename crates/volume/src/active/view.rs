@@ -12,6 +12,7 @@ use bytes::Bytes;
 use dax::ids::FileId;
 use dax::storage::SyncScope;
 
+use super::observer::WriteObserver;
 use super::write::Resize;
 use super::{ActiveView, Inner};
 use crate::error::{Error, Result};
@@ -85,15 +86,38 @@ impl ActiveView {
     }
 }
 
+/// A sync of a log file. Unless it is done it has failed, also if nobody waits for it any more: what is durable would
+/// stay before it for ever.
+struct LogSync<'a> {
+    observer: &'a dyn WriteObserver,
+    path: &'a str,
+    token: u64,
+}
+
+impl LogSync<'_> {
+    fn done(self) {
+        self.observer.log_synced(self.path, self.token);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for LogSync<'_> {
+    fn drop(&mut self) {
+        self.observer.log_sync_failed(self.path, self.token);
+    }
+}
+
 impl Inner {
     /// Syncs a log file, and tells the observer how that ended.
     async fn sync_log(&self, file: FileId, path: &str, token: u64) -> Result<()> {
-        let synced = self.sync_file(file).await;
-        match &synced {
-            Ok(()) => self.observer.log_synced(path, token),
-            Err(_) => self.observer.log_sync_failed(path, token),
-        }
-        synced
+        let under_way = LogSync {
+            observer: &*self.observer,
+            path,
+            token,
+        };
+        self.sync_file(file).await?;
+        under_way.done();
+        Ok(())
     }
 
     /// Flushes the journal in the background when much waits for it.

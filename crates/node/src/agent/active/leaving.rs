@@ -23,7 +23,7 @@ use crate::agent::error::Result;
 const AWAY: u32 = 3;
 
 /// How long processes of a dead server may take to end before their mount is aborted. They would log that as errors.
-const DIES_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const DIES_WITHIN: Duration = Duration::from_secs(1);
 
 /// What an active says when it gives its place up, and with what.
 pub(super) struct Word<'a> {

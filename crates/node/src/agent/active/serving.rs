@@ -9,8 +9,10 @@ use super::super::context::Context;
 use super::super::feedback::FeedbackConnections;
 use super::super::server_watch::ServerWatch;
 use super::answering::Answering;
-use super::ordering::{Confirming, Ordering};
+use super::leaving::DIES_WITHIN;
+use super::ordering::{Confirming, GivenUp, Ordering};
 use super::{Active, Told, configuring, group_commit};
+use crate::machine::Event;
 
 /// See the module.
 pub(super) struct ServingTasks {
@@ -66,5 +68,32 @@ impl ServingTasks {
             Some(ordering) if in_order => Some(ordering.leave().await),
             _ => None,
         }
+    }
+}
+
+impl Active {
+    /// Commits wait for what nobody would ever confirm. What has happened then; nothing if the server is to be started
+    /// again.
+    pub(super) async fn give_log_up(&self, context: &Context, why: GivenUp) -> Option<Event> {
+        let at = match why {
+            GivenUp::Refused => {
+                context.order_no_log();
+                return None;
+            }
+            GivenUp::Unfollowed(at) => at,
+        };
+        let report = format!(
+            "its log cannot be followed behind {at}, so nothing behind that would ever be confirmed or shown to standbys"
+        );
+        tracing::error!(
+            "PostgreSQL is killed, for somebody to take over: {report}. This is a bug: keep the log, and tell"
+        );
+        // A clean stop would wait for confirmations, and end with nothing that may be sealed. If it hangs in the kernel, its
+        // mount is aborted later.
+        let _ = tokio::time::timeout(DIES_WITHIN, self.postgres.kill()).await;
+        Some(Event::PostgresExited {
+            redo_failed: false,
+            report,
+        })
     }
 }

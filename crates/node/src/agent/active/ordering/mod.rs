@@ -7,6 +7,9 @@
 //! Invariant: whoever waits for a commit is confirmed as long as the server runs: the connection that confirms is the
 //! last of the agent's that leaves a server which stops.
 
+mod driver;
+mod patience;
+mod places;
 mod proof;
 mod steps;
 
@@ -16,30 +19,23 @@ use std::time::Duration;
 
 use coordination::channel::Server;
 use parking_lot::Mutex;
-use pgdata::confirm::{Confirmable, Place, confirm_log};
 use pgdata::feed::RowsNeeded;
 use pgdata::sealer::Sealer;
 use pgdata::settings;
-use pgserver::{Session, StartOptions};
+use pgserver::StartOptions;
 use serde::Serialize;
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::Instant;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
 use volume::active::ActiveView;
 use volume::lsn::Lsn;
 
-use self::steps::{Effect, Event, Stage};
+use self::driver::{Driver, Teller};
+use self::steps::{Effect, Event, Stage, Steps};
 use super::super::context::Context;
-use super::super::feedback;
 use super::Active;
 
-/// How long before something is tried again; doubles up to the second.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long to wait before a stop until what was answered is durable, and the places are free.
 const SETTLES_WITHIN: Duration = Duration::from_secs(2);
-/// A server that refuses the agent for so long has commits that wait for nobody: it is started again for a strict log.
-const GIVES_UP_AFTER: Duration = Duration::from_secs(5);
 /// How often it is looked which rows standbys need.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -54,12 +50,22 @@ pub(super) struct LogTold {
 
 type Told = Arc<Mutex<LogTold>>;
 
+/// Why a server is made an end of: its commits wait, and nobody would ever confirm them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GivenUp {
+    /// It does not let the agent confirm them: it is started again for a strict log.
+    Refused,
+    /// Its log cannot be followed beyond a position. Another start would not help, as this node goes on following there;
+    /// who takes over begins behind that.
+    Unfollowed(Lsn),
+}
+
 /// What an active has of this.
 #[derive(Default)]
 pub(crate) struct LogOrder {
     running: Option<Ordering>,
     told: Told,
-    refused: watch::Sender<bool>,
+    given_up: watch::Sender<Option<GivenUp>>,
 }
 
 impl LogOrder {
@@ -68,11 +74,16 @@ impl LogOrder {
         self.told.lock().clone()
     }
 
-    /// Waits until the server has refused the agent for so long that it must be started again.
-    pub(super) async fn refused(&self) {
-        // The sender lives in `self`, so waiting cannot fail.
-        let _ = self.refused.subscribe().wait_for(|refused| *refused).await;
-        self.refused.send_replace(false);
+    /// Waits until nobody would ever confirm what commits wait for.
+    pub(super) async fn given_up(&self) -> GivenUp {
+        let mut given_up = self.given_up.subscribe();
+        loop {
+            if let Some(why) = self.given_up.send_replace(None) {
+                return why;
+            }
+            // The sender lives in `self`, so waiting cannot fail.
+            let _ = given_up.wait_for(Option::is_some).await;
+        }
     }
 }
 
@@ -87,7 +98,7 @@ impl Active {
                 sealer: Arc::clone(&self.sealer),
                 view: Arc::clone(&self.view),
                 told: Arc::clone(&self.log.told),
-                refused: self.log.refused.clone(),
+                given_up: self.log.given_up.clone(),
                 at_most: watch::Sender::default(),
                 needed: watch::Sender::default(),
             };
@@ -108,7 +119,7 @@ struct Parts {
     sealer: Arc<Sealer>,
     view: Arc<ActiveView>,
     told: Told,
-    refused: watch::Sender<bool>,
+    given_up: watch::Sender<Option<GivenUp>>,
     at_most: watch::Sender<Option<Lsn>>,
     needed: watch::Sender<RowsNeeded>,
 }
@@ -172,240 +183,41 @@ async fn run(
     leave: oneshot::Sender<()>,
 ) {
     let _strict = Strict(parts.clone());
-    let (tell, mut events) = mpsc::channel(8);
-    let mut driver = Driver {
-        parts,
-        tell,
-        tasks: JoinSet::new(),
-        attempt: 0,
-        unconfirmed: Some(Instant::now()),
-        places: None,
-        leaving: None,
-        pause: PAUSE_MIN,
-        leave: Some(leave),
-    };
-    let mut stage = Stage::default();
+    let (tell, mut events) = Teller::new();
+    let mut driver = Driver::new(parts, tell, leave);
+    let mut steps = Steps::default();
     let mut look = tokio::time::interval(LOOK_EVERY);
     let mut stops = false;
     driver.carry_out(Effect::Connect);
-    while stage != Stage::Over {
+    while steps.stage() != Stage::Over {
         let event = tokio::select! {
             biased;
             _ = &mut stopped, if !stops => {
                 stops = true;
                 Event::Stop
             }
-            Some((of, event)) = events.recv() => match of {
-                Some(attempt) if attempt != driver.attempt => continue,
-                _ => event,
+            Some((of, event)) = events.recv() => match driver.counts(of) {
+                true => event,
+                false => continue,
             },
             _ = look.tick() => {
                 driver.look_what_is_needed(&server);
+                if !steps.stops() {
+                    driver.look_whether_it_is_followed();
+                }
                 continue;
             }
         };
-        while driver.tasks.try_join_next().is_some() {}
-        driver.note_refusals(&event);
-        let (next, effects) = stage.step(event);
-        stage = next;
-        for effect in effects {
+        driver.forget_done();
+        if !steps.stops() {
+            driver.note(&event);
+        }
+        for effect in steps.step(event) {
             driver.carry_out(effect);
         }
-        if matches!(stage, Stage::Leaving | Stage::Over) {
+        if matches!(steps.stage(), Stage::Leaving | Stage::Over) {
             driver.tell_left();
         }
-    }
-}
-
-/// What happened, and in which attempt, if that matters.
-type Happened = (Option<u64>, Event);
-
-/// Places that are being taken, or are taken.
-struct Held {
-    /// They are left when this is dropped.
-    hold: oneshot::Sender<()>,
-    /// Fails when they have been.
-    gone: oneshot::Receiver<()>,
-}
-
-struct Driver {
-    parts: Parts,
-    tell: mpsc::Sender<Happened>,
-    /// Whatever is under way; ends with this.
-    tasks: JoinSet<()>,
-    /// Counts how often the log had to be strict: what an earlier attempt has to say counts no more.
-    attempt: u64,
-    /// Since when commits wait for nobody, if they do.
-    unconfirmed: Option<Instant>,
-    places: Option<Held>,
-    /// Fails when those that were given up last have been left.
-    leaving: Option<oneshot::Receiver<()>>,
-    pause: Duration,
-    /// Tells who waits that the places are free.
-    leave: Option<oneshot::Sender<()>>,
-}
-
-impl Driver {
-    fn carry_out(&mut self, effect: Effect) {
-        match effect {
-            Effect::Connect => self.connect(),
-            Effect::Pause => self.pause(),
-            Effect::TakePlaces => self.take_places(),
-            Effect::LeavePlaces => self.leave_places(),
-            Effect::Prove => self.prove(),
-            Effect::Order => self.order(),
-            Effect::BeStrict(why) => self.be_strict(why),
-            Effect::Settle => self.settle(),
-        }
-    }
-
-    fn note_refusals(&mut self, event: &Event) {
-        match event {
-            Event::Streams => self.unconfirmed = None,
-            Event::Disconnected(_) => {
-                let since = *self.unconfirmed.get_or_insert_with(Instant::now);
-                if since.elapsed() >= GIVES_UP_AFTER {
-                    self.parts.refused.send_replace(true);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn order(&mut self) {
-        self.pause = PAUSE_MIN;
-        self.parts.sealer.order_log(true);
-        *self.parts.told.lock() = LogTold {
-            ordered: true,
-            why_strict: None,
-        };
-        tracing::info!("the log is ordered: commits wait for what this agent confirms");
-    }
-
-    fn be_strict(&mut self, why: String) {
-        self.parts.sealer.order_log(false);
-        self.attempt += 1;
-        let mut told = self.parts.told.lock();
-        if told.ordered || told.why_strict.as_ref() != Some(&why) {
-            tracing::warn!("the log is strict: {why}");
-        }
-        *told = LogTold {
-            ordered: false,
-            why_strict: Some(why),
-        };
-    }
-
-    fn pause(&mut self) {
-        let (tell, pause, attempt) = (self.tell.clone(), self.pause, self.attempt);
-        self.pause = (self.pause * 2).min(PAUSE_MAX);
-        self.tasks.spawn(async move {
-            tokio::time::sleep(pause).await;
-            say(&tell, Some(attempt), Event::Again).await;
-        });
-    }
-
-    fn prove(&mut self) {
-        let (parts, tell, attempt) = (self.parts.clone(), self.tell.clone(), self.attempt);
-        self.tasks.spawn(async move {
-            let proved = proof::prove(&parts.postgres, &parts.sealer, &parts.at_most);
-            let event = match proved.await {
-                Ok(()) => Event::Proved,
-                Err(why) => Event::NotProved(why),
-            };
-            say(&tell, Some(attempt), event).await;
-        });
-    }
-
-    fn settle(&mut self) {
-        let (parts, tell) = (self.parts.clone(), self.tell.clone());
-        self.tasks.spawn(async move {
-            let settled = parts.sealer.answered_is_durable(&parts.view);
-            // Without zones the stop cannot be clean, and nothing is there to wait for.
-            let _ = tokio::time::timeout(SETTLES_WITHIN, settled).await;
-            say(&tell, None, Event::Settled).await;
-        });
-    }
-
-    fn connect(&mut self) {
-        let (socket, user) = self.parts.place();
-        let mut confirmable = Confirmable {
-            synced: self.parts.sealer.synced(),
-            held: self.parts.sealer.watch_held(),
-            at_most: self.parts.at_most.subscribe(),
-            needed: self.parts.needed.subscribe(),
-        };
-        let tell = self.tell.clone();
-        self.tasks.spawn(async move {
-            let (streaming, streams) = oneshot::channel();
-            let confirms = confirm_log(&socket, &user, &mut confirmable, streaming);
-            tokio::pin!(confirms);
-            let ended = tokio::select! {
-                ended = &mut confirms => ended,
-                Ok(()) = streams => {
-                    say(&tell, None, Event::Streams).await;
-                    confirms.await
-                }
-            };
-            let why = ended.map_or_else(|error| error.to_string(), |()| "it was ended".to_owned());
-            say(&tell, None, Event::Disconnected(why)).await;
-        });
-    }
-
-    fn take_places(&mut self) {
-        let ((hold, released), (going, gone)) = (oneshot::channel(), oneshot::channel());
-        self.places = Some(Held { hold, gone });
-        let (parts, tell, attempt) = (self.parts.clone(), self.tell.clone(), self.attempt);
-        self.tasks.spawn(async move {
-            match parts.take_places().await {
-                Ok(places) => {
-                    say(&tell, Some(attempt), Event::AllPlaces).await;
-                    if !hold_places(places, released).await {
-                        say(&tell, Some(attempt), Event::PlaceLost).await;
-                    }
-                }
-                Err(why) => say(&tell, Some(attempt), Event::SomePlaces(why)).await,
-            }
-            drop::<oneshot::Sender<()>>(going);
-        });
-    }
-
-    /// Whoever comes next is sent what is flushed: that must be durable by then.
-    fn leave_places(&mut self) {
-        let Some(Held { hold, gone }) = self.places.take() else {
-            return;
-        };
-        self.leaving = Some(gone);
-        let parts = self.parts.clone();
-        self.tasks.spawn(async move {
-            // If it fails, the server is about to end.
-            let _ = parts.sealer.answered_is_durable(&parts.view).await;
-            drop(hold);
-        });
-    }
-
-    /// Tells who waits for it when the places are free.
-    fn tell_left(&mut self) {
-        let Some(leave) = self.leave.take() else {
-            return;
-        };
-        let leaving = self.leaving.take();
-        self.tasks.spawn(async move {
-            if let Some(gone) = leaving {
-                // It only ever fails.
-                let _ = gone.await;
-            }
-            // Whoever waited may have gone.
-            let _ = leave.send(());
-        });
-    }
-
-    fn look_what_is_needed(&self, server: &Server) {
-        let needed = feedback::needed(server);
-        self.parts.needed.send_if_modified(|known| {
-            let differs = *known != needed;
-            *known = needed;
-            differs
-        });
     }
 }
 
@@ -418,65 +230,4 @@ impl Parts {
             self.postgres.superuser.clone(),
         )
     }
-
-    /// Takes all places but the one of the connection that confirms.
-    async fn take_places(&self) -> Result<Vec<Place>, String> {
-        let (socket, user) = self.place();
-        let session = Session::open(
-            &self.postgres.run,
-            self.postgres.port,
-            &self.postgres.superuser,
-        );
-        let session = session.await.map_err(|error| error.to_string())?;
-        let number = |text: Option<String>| text.and_then(|text| text.parse::<u32>().ok());
-        let asked = session.value("SHOW max_wal_senders").await;
-        let all = number(asked.map_err(|error| error.to_string())?)
-            .ok_or("the server does not say how many replication connections it takes")?;
-        let version = session.value("SHOW server_version_num").await;
-        let version = number(version.map_err(|error| error.to_string())?);
-        let options = match version {
-            Some(version) if version >= 140_000 => "-c idle_session_timeout=0",
-            _ => "",
-        };
-        let mut places = Vec::new();
-        for _ in 1..all {
-            match Place::take(&socket, &user, options).await {
-                Ok(place) => places.push(place),
-                Err(error) => {
-                    for place in places {
-                        place.leave().await;
-                    }
-                    return Err(format!(
-                        "another replication connection is there ({error}); the log is ordered when it has gone"
-                    ));
-                }
-            }
-        }
-        Ok(places)
-    }
-}
-
-/// Holds places until they are released; false if one was lost before.
-async fn hold_places(mut places: Vec<Place>, released: oneshot::Receiver<()>) -> bool {
-    let lost = async {
-        if places.is_empty() {
-            return std::future::pending().await;
-        }
-        let all = places.iter_mut().map(|place| Box::pin(place.lost()));
-        futures_util::future::select_all(all).await;
-    };
-    let kept = tokio::select! {
-        biased;
-        _ = released => true,
-        () = lost => false,
-    };
-    for place in places {
-        place.leave().await;
-    }
-    kept
-}
-
-async fn say(tell: &mpsc::Sender<Happened>, attempt: Option<u64>, event: Event) {
-    // Whoever listens may have ended.
-    let _ = tell.send((attempt, event)).await;
 }

@@ -10,8 +10,10 @@ use pgserver::{Session, StartOptions};
 use tokio::sync::watch;
 use volume::lsn::Lsn;
 
-/// How long the commit may take to be seen.
+/// How long it may take to ask and to commit.
 const PROVED_WITHIN: Duration = Duration::from_secs(10);
+/// How long the commit may take to be seen; everybody's are held back meanwhile.
+const SEEN_WITHIN: Duration = Duration::from_secs(1);
 /// How often it is looked.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -31,50 +33,74 @@ impl Drop for HeldBack<'_> {
     }
 }
 
+/// Why it was not shown that commits wait.
+#[derive(Debug)]
+pub(super) enum Unproved {
+    /// It could not be seen in time.
+    NotSeen,
+    /// Something is in the way.
+    Why(String),
+}
+
+impl From<pgserver::PostgresError> for Unproved {
+    fn from(error: pgserver::PostgresError) -> Unproved {
+        Unproved::Why(error.to_string())
+    }
+}
+
 /// Shows that commits wait, or says what is in the way.
 pub(super) async fn prove(
     postgres: &StartOptions,
     sealer: &Sealer,
     at_most: &watch::Sender<Option<Lsn>>,
-) -> Result<(), String> {
+) -> Result<(), Unproved> {
     let proved = tokio::time::timeout(PROVED_WITHIN, see_one_wait(postgres, sealer, at_most));
-    proved.await.unwrap_or_else(|_| {
-        Err("it could not be seen in time whether commits wait for the agent".to_owned())
-    })
+    proved.await.unwrap_or(Err(Unproved::NotSeen))
 }
 
 async fn see_one_wait(
     postgres: &StartOptions,
     sealer: &Sealer,
     at_most: &watch::Sender<Option<Lsn>>,
-) -> Result<(), String> {
+) -> Result<(), Unproved> {
     let open = || Session::open(&postgres.run, postgres.port, &postgres.superuser);
-    let text = |error: pgserver::PostgresError| error.to_string();
-    let (commits, looks) = (open().await.map_err(text)?, open().await.map_err(text)?);
-    if let Some(why) = what_is_in_the_way(&looks).await.map_err(text)? {
-        return Err(why);
+    let (commits, looks) = (open().await?, open().await?);
+    if let Some(why) = what_is_in_the_way(&looks).await? {
+        return Err(Unproved::Why(why));
     }
-    let pid = commits.value("SELECT pg_backend_pid()").await;
-    let pid = pid.map_err(text)?.unwrap_or_default();
-    commits
-        .value("SET synchronous_commit = on")
-        .await
-        .map_err(text)?;
+    let pid = commits.value("SELECT pg_backend_pid()").await?;
+    let pid = pid.unwrap_or_default();
+    commits.value("SET synchronous_commit = on").await?;
+    // Or nobody sees what it waits for.
+    commits.value("SET track_activities = on").await?;
     let held = HeldBack::at(sealer.synced().borrow().end, at_most);
     let commit = commits.value("SELECT pg_logical_emit_message(true, 'understudy', '')");
     tokio::pin!(commit);
     tokio::select! {
         biased;
         committed = &mut commit => {
-            committed.map_err(text)?;
-            return Err("commits do not wait for the agent".to_owned());
+            committed?;
+            return Err(Unproved::Why("commits do not wait for the agent".to_owned()));
         }
-        waits = waits(&looks, &pid) => waits.map_err(text)?,
+        waits = tokio::time::timeout(SEEN_WITHIN, waits(&looks, &pid)) => {
+            waits.map_err(|_| Unproved::NotSeen)??;
+        }
     }
     drop(held);
-    commit.await.map_err(text)?;
+    commit.await?;
     Ok(())
 }
+
+/// Where it is configured that commits do not wait: for all, or for users or databases.
+const COMMITS_EARLY: &str = "\
+    SELECT 'synchronous_commit = ' || reset_val FROM pg_settings \
+    WHERE name = 'synchronous_commit' AND reset_val IN ('local', 'off') \
+    UNION ALL \
+    SELECT concat_ws(' ', one, 'is set for', 'user ' || rolname, 'database ' || datname) \
+    FROM pg_db_role_setting CROSS JOIN unnest(setconfig) one \
+    LEFT JOIN pg_roles ON pg_roles.oid = setrole LEFT JOIN pg_database ON pg_database.oid = setdatabase \
+    WHERE one ~* '^synchronous_commit=(local|off|false|no|0)$' \
+    LIMIT 1";
 
 /// What this server's files say against it, of what may have been in an included one.
 async fn what_is_in_the_way(session: &Session) -> pgserver::Result<Option<String>> {
@@ -83,6 +109,12 @@ async fn what_is_in_the_way(session: &Session) -> pgserver::Result<Option<String
         return Ok(Some(format!(
             "synchronous_standby_names = '{names}' is in PostgreSQL's configuration and has no effect; remove it, or set \
              [storage] log = \"strict\" and restart PostgreSQL"
+        )));
+    }
+    if let Some(level) = session.value(COMMITS_EARLY).await? {
+        return Ok(Some(format!(
+            "{level}: such commits do not wait until their log is durable, as they nearly do with a strict log; remove it, \
+             or set [storage] log = \"strict\" and restart PostgreSQL"
         )));
     }
     let level = session.value("SHOW wal_level").await?;
