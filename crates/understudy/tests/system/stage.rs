@@ -208,6 +208,9 @@ fn is_of_the_fence(line: &str) -> bool {
         "read only ",
         "current transaction is aborted",
         "AbortTransaction while in ABORT state",
+        // It has committed, and cannot remove the files of what it dropped.
+        "AbortTransaction while in COMMIT state",
+        "it was already committed",
         "crash of another server process",
     ];
     said.iter().any(|what| line.contains(what))
