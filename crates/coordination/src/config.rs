@@ -120,6 +120,8 @@ pub struct ClusterConfig {
     pub zone: Option<u8>,
     /// Blocks written but not yet durable; writers wait when it is full (`memory.pending`).
     pub pending: ByteSize,
+    /// Blocks that an active remembers as it sent them, so that only what changed is sent (`memory.differences`).
+    pub differences: ByteSize,
     /// How quickly a silent active is given up.
     pub heartbeat: Heartbeat,
     /// Who belongs to the cluster.
@@ -200,12 +202,14 @@ struct Raw {
 #[serde(default)]
 struct Memory {
     pending: ByteSize,
+    differences: ByteSize,
 }
 
 impl Default for Memory {
     fn default() -> Self {
         Memory {
             pending: ByteSize::mib(64),
+            differences: ByteSize::mib(0),
         }
     }
 }
@@ -240,6 +244,7 @@ impl ClusterConfig {
             key: raw.key,
             zone: raw.tags.zone,
             pending: raw.memory.pending,
+            differences: raw.memory.differences,
             heartbeat,
             tls: raw.tls,
         };
@@ -289,6 +294,7 @@ impl ClusterConfig {
         client.tls = self.tls()?;
         client.zone = self.zone_name();
         client.pending_bytes_max = self.pending.bytes();
+        client.differences_bytes_max = self.differences.bytes();
         Ok(client)
     }
 

@@ -217,6 +217,10 @@ pub struct StorageCounters {
     pub copies_damaged: u64,
     /// Blocks sent to a replica that had missed them, or had a damaged copy.
     pub copies_mended: u64,
+    /// Blocks sent as what follows a beginning that replicas had, and those that had to be sent as a whole then.
+    pub writes_onto: u64,
+    /// See [`writes_onto`](Self::writes_onto).
+    pub bases_missed: u64,
 }
 
 /// What a storage tier says whose members are none of our business.

@@ -11,7 +11,7 @@ use dax::membership::Membership;
 use dax::replica::{Claim, Heard, Refusal, replaces};
 use dax::sightings::Sightings;
 use dax::storage::{Retention, VolumeSettings};
-use dax::wire::{BlockWrite, Request, Response, StoredRecord};
+use dax::wire::{Base, BlockWrite, Request, Response, StoredRecord};
 
 use crate::committer::{Committer, Round};
 use crate::connection::Conn;
@@ -101,20 +101,51 @@ impl Committer {
         if !stored.is_replaced_by(write.version) {
             return Ok(Ok(()));
         }
-        if !self.room.admit(&self.shared, write.data.len() as u64) {
+        if !self.room.admit(&self.shared, write.whole_bytes() as u64) {
             return Ok(Err(full()));
         }
+        let sent_bytes = write.data.len() as u64;
+        let write = match write.base {
+            None => write,
+            Some(base) => match self.completed(write, base, slot, round) {
+                Ok(Some(whole)) => whole,
+                Ok(None) => return Ok(Err(no_base())),
+                Err(error) => return error.told().map(Err),
+            },
+        };
         round.bytes += write.data.len();
         self.versions.set(slot, write.version);
         let touched = round.touch(volume);
         touched.slots += i64::from(stored == Stored::Nothing);
         touched.written.writes += 1;
-        touched.written.write_bytes += write.data.len() as u64;
+        touched.written.write_bytes += sent_bytes;
         if write.generation != Generation::SINGLE {
             touched.candidates.push(write.key);
         }
         round.blocks.insert(slot, Some(write));
         Ok(Ok(()))
+    }
+
+    /// A write with what it begins with, if that is here.
+    fn completed(
+        &self,
+        write: BlockWrite,
+        base: Base,
+        slot: Slot,
+        round: &Round,
+    ) -> Result<Option<BlockWrite>, EngineError> {
+        let slot = Slot {
+            generation: base.generation,
+            ..slot
+        };
+        if let Some(changed) = round.blocks.get(&slot) {
+            let stored = changed.as_ref();
+            return Ok(stored.and_then(|stored| write.completed(&stored.data)));
+        }
+        Ok(match self.shared.engine.get(&slot)? {
+            Some(Found::Block(stored)) => write.completed(&stored.data),
+            Some(Found::Corrupt(_)) | None => None,
+        })
     }
 
     fn stored(&self, slot: &Slot, round: &Round) -> Result<Stored, EngineError> {
@@ -583,6 +614,13 @@ pub(crate) fn error(error: &Error) -> Response {
 
 fn unbound() -> Error {
     Error::new(ErrorKind::Protocol, "say hello first, to name a volume")
+}
+
+fn no_base() -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        "this zone does not have what the write begins with",
+    )
 }
 
 fn full() -> Error {

@@ -397,12 +397,13 @@ impl Receiver {
         }
         self.written = number;
         self.recent[recent_index(write.key)] = number;
-        let weight = write.data.len() + WORK_WEIGHT;
+        let bytes = write.whole_bytes();
+        let weight = bytes + WORK_WEIGHT;
         let conn = self.conn.clone();
         let size = volume.settings.block_size_bytes;
         // Shorter if it is packed.
-        let refused = if !(1..=size as usize).contains(&write.data.len()) {
-            let text = format!("{} bytes in a block of {size}", write.data.len());
+        let refused = if !(1..=size as usize).contains(&bytes) {
+            let text = format!("{bytes} bytes in a block of {size}");
             Some(Error::new(ErrorKind::Invalid, text))
         } else if !write.is_intact() {
             let text = format!("block {} arrived damaged", write.key);

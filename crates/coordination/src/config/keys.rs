@@ -44,7 +44,7 @@ pub const SHARED_KEYS: Keys<'_> = &[
             "plaintext",
         ],
     ),
-    ("memory", &["pending"]),
+    ("memory", &["pending", "differences"]),
     ("tags", &["zone"]),
     ("tls", &["identity", "certificate", "key", "ca"]),
 ];

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, Version};
 use crate::storage::{Block, VolumeSettings};
 use crate::wire::{Request, Response};
+use crate::writer::differences::Contents;
 
 /// Memory that heads of frames are cut from.
 const SCRATCH_BYTES: usize = 16 << 10;
@@ -104,8 +105,13 @@ impl Driver {
         result
     }
 
-    pub fn write(&self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
-        self.change(|i, _| i.core.write(key, generation, data))
+    pub fn write(
+        &self,
+        key: BlockKey,
+        generation: Generation,
+        contents: Contents,
+    ) -> Result<Version> {
+        self.change(|i, _| i.core.write(key, generation, contents))
     }
 
     pub fn next_version(&self) -> Result<Version> {

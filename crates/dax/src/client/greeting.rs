@@ -12,7 +12,7 @@ use crate::ids::{StoreId, VolumeName};
 use crate::membership::Membership;
 use crate::storage::VolumeSettings;
 use crate::tls::Tls;
-use crate::wire::{PROTOCOL, Request, Response};
+use crate::wire::{PROTOCOL, PROTOCOL_OF_BASES, Request, Response};
 
 /// Who we are to every zone.
 #[derive(Debug, Clone)]
@@ -58,13 +58,13 @@ impl Introduction {
             let mut stream = Stream::open(address, self.tls.as_ref()).await?;
             match self.hello(&mut stream, address).await {
                 Ok(Response::Welcome {
+                    protocol,
                     settings,
                     grant,
                     rebuilding,
                     store,
                     membership,
                     standing,
-                    ..
                 }) => Ok(Greeting::Known(Box::new(Greeted {
                     stream,
                     settings,
@@ -73,6 +73,7 @@ impl Introduction {
                         rebuilding,
                         store,
                         membership,
+                        takes_bases: protocol >= PROTOCOL_OF_BASES,
                         standing,
                     },
                 }))),

@@ -29,7 +29,8 @@ use crate::storage::{
     Space, Storage, StorageCounters, SyncScope, Usage, VolumeSettings,
 };
 use crate::tls::Tls;
-use crate::writer::packing::{pack, unpack};
+use crate::writer::differences::Differences;
+use crate::writer::packing::unpack;
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
 use greeting::Introduction;
@@ -61,6 +62,9 @@ pub struct ClientConfig {
     pub tls: Option<Tls>,
     /// Bytes of blocks that may wait for acknowledgements before writers wait. Default 64 MiB.
     pub pending_bytes_max: usize,
+    /// Bytes of blocks that are remembered as they were, so that only what changed of them is sent. 0 sends all blocks
+    /// whole. Default 0.
+    pub differences_bytes_max: usize,
     /// Entries of the version list. Default 262,144 (2 GiB of 8 KiB blocks).
     pub version_list_max: usize,
     /// A replica that is silent for so long is taken as down. Default 2 s. A connection that breaks
@@ -83,6 +87,7 @@ impl ClientConfig {
             key: None,
             tls: None,
             pending_bytes_max: 64 << 20,
+            differences_bytes_max: 0,
             version_list_max: 1 << 18,
             replica_timeout: Duration::from_secs(2),
         }
@@ -93,6 +98,8 @@ impl ClientConfig {
 /// not synced may or may not survive.
 pub struct Client {
     driver: Arc<Driver>,
+    /// What pages were, so that only differences of them are sent.
+    differences: Differences,
     /// Makes this life of the node differ from its earlier ones.
     incarnation: u64,
     /// Ends with the client.
@@ -140,6 +147,7 @@ impl Client {
         tasks.spawn(tick(Arc::clone(&driver)));
         Ok(Arc::new(Client {
             driver,
+            differences: Differences::new(config.differences_bytes_max),
             incarnation: random(),
             _tasks: tasks,
         }))
@@ -243,7 +251,8 @@ impl Storage for Client {
             let text = format!("a write of {} bytes is not one block", data.len());
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        self.driver.write(key, generation, pack(data))
+        let contents = self.differences.pack(key, generation, data);
+        self.driver.write(key, generation, contents)
     }
 
     async fn write_room(&self, bytes: usize) -> Result<()> {

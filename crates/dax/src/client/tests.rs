@@ -98,6 +98,7 @@ impl Replica {
             store,
             membership,
             standing,
+            ..
         } = self.peer.welcome(conn);
         match &self.settings {
             Some(settings) => Response::Welcome {

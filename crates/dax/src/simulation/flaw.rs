@@ -51,11 +51,13 @@ pub(crate) enum Flaw {
     UnfencedRemoval,
     /// A store that lacks what it had acknowledged counts as before.
     WentBackCounts,
+    /// Replicas put what a write sends behind whatever they have, without a look at the checksum.
+    BaseBelieved,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 23] = [
+    pub const ALL: [Flaw; 24] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -79,5 +81,6 @@ impl Flaw {
         Flaw::UnadmittedReads,
         Flaw::UnfencedRemoval,
         Flaw::WentBackCounts,
+        Flaw::BaseBelieved,
     ];
 }

@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 use super::flaw::Flaw;
 use super::history::{Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome, RecordId};
 use super::schedule::{DATA, KEYS, SINGLES, Schedule, TAIL};
-use super::world::{BLOCK_BYTES, data_of};
+use super::world::{BASE_BYTES, BLOCK_BYTES, data_of};
 use crate::client::core::{Call, Core};
 use crate::ids::{BlockIndex, BlockKey, Epoch, Generation, Version};
 use crate::storage::{Authority, Lineage, Retention, ScrubPage, SyncScope};
+use crate::wire::Base;
+use crate::writer::differences::Contents;
 
 /// The record that names the last seal, the owner's other record, and one that a node writes.
 const SEAL: RecordId = 0;
@@ -307,7 +309,15 @@ impl Schedule {
             return false;
         }
         let content = self.content();
-        let write = |core: &mut Core, _| core.write(key, generation, data_of(content));
+        // Right if both contents begin alike and every replica has the other one: else it is refused, and sent again.
+        let before = self.writers[writer].listed.get(&key);
+        let base = before.map(|(generation, _)| Base {
+            generation: *generation,
+            bytes: BASE_BYTES as u32,
+        });
+        let data = data_of(content);
+        let contents = Contents { base, data };
+        let write = |core: &mut Core, _| core.write(key, generation, contents);
         let Ok(version) = self.world.with(client, write) else {
             return false;
         };

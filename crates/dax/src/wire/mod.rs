@@ -35,7 +35,7 @@ pub use frame::{
     Frame, FrameReader, MAX_FRAME_BYTES, MAX_GREETING_BYTES, MAX_REQUEST_BYTES, MAX_WELCOME_BYTES,
     read_frame,
 };
-pub use request::{BlockWrite, Request};
+pub use request::{Base, BlockWrite, Request};
 pub use response::{InventoryEntry, RecordEntry, Response, StoredBlock, StoredRecord};
 
 use bytes::Bytes;
@@ -44,8 +44,12 @@ use crate::ids::{BlockKey, Generation, Version};
 
 /// The version of the protocol that this code speaks.
 ///
-/// 2: a zone says which store it is. 3: and who the volume's members are.
-pub const PROTOCOL: u16 = 3;
+/// 2: a zone says which store it is. 3: and who the volume's members are. 4: a write may begin with what the zone
+/// has already ([`Base`]).
+pub const PROTOCOL: u16 = 4;
+
+/// The first version in which a write may have a [`Base`].
+pub const PROTOCOL_OF_BASES: u16 = 4;
 
 /// The largest value of a record, in bytes.
 pub const MAX_RECORD_BYTES: usize = 1 << 20;
@@ -100,9 +104,27 @@ impl StoredBlock {
 }
 
 impl BlockWrite {
-    /// Whether the contents are what the writer sent.
+    /// Whether the contents are what the writer sent; of a write with a base, that is not known before it is
+    /// [`completed`](Self::completed).
     pub fn is_intact(&self) -> bool {
-        self.checksum == checksum(self.key, self.generation, self.version, &self.data)
+        self.base.is_some()
+            || self.checksum == checksum(self.key, self.generation, self.version, &self.data)
+    }
+
+    /// The bytes of the contents, with what is not sent.
+    pub fn whole_bytes(&self) -> usize {
+        self.data.len() + self.base.map_or(0, |base| base.bytes as usize)
+    }
+
+    /// The whole write, if `stored` is what the base means: whatever else it is, the checksum is another one.
+    pub fn completed(self, stored: &[u8]) -> Option<BlockWrite> {
+        let beginning = stored.get(..self.base?.bytes as usize)?;
+        let whole = BlockWrite {
+            base: None,
+            data: [beginning, &self.data].concat().into(),
+            ..self
+        };
+        whole.is_intact().then_some(whole)
     }
 }
 

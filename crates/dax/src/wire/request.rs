@@ -11,6 +11,15 @@ use crate::membership::Membership;
 use crate::sightings::Sightings;
 use crate::storage::{Retention, VolumeSettings};
 
+/// Where the beginning of a block's contents is already: at the replica, in what it has of the block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Base {
+    /// The generation in which the replica has it.
+    pub generation: Generation,
+    /// So many bytes of what it keeps there.
+    pub bytes: u32,
+}
+
 /// One block on its way to a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockWrite {
@@ -24,7 +33,10 @@ pub struct BlockWrite {
     pub version: Version,
     /// [`checksum`](super::checksum) of all of it.
     pub checksum: u32,
-    /// One whole block.
+    /// What the contents begin with, if that is not sent. A replica that does not have it refuses the write as
+    /// `NotFound`, and is sent the whole. Since protocol 4.
+    pub base: Option<Base>,
+    /// One whole block, or what follows the base.
     pub data: Bytes,
 }
 
@@ -204,6 +216,8 @@ mod tag {
     pub const HELLO: u8 = 1;
     pub const CREATE_VOLUME: u8 = 2;
     pub const WRITE: u8 = 3;
+    /// The same with a base, since protocol 4.
+    pub const WRITE_ONTO: u8 = 31;
     pub const FLUSH: u8 = 4;
     pub const READ: u8 = 5;
     pub const PROMOTE: u8 = 6;
@@ -240,6 +254,7 @@ impl Request {
             Request::CreateVolume { .. } => tag::CREATE_WITH_MEMBERS,
             Request::SetMembers { .. } => tag::SET_MEMBERS,
             Request::Know { .. } => tag::KNOW,
+            Request::Write(write) if write.base.is_some() => tag::WRITE_ONTO,
             Request::Write(_) => tag::WRITE,
             Request::Flush => tag::FLUSH,
             Request::Read { .. } => tag::READ,
@@ -417,7 +432,8 @@ impl Request {
             tag::KNOW => Request::Know {
                 version: d.version()?,
             },
-            tag::WRITE => Request::Write(BlockWrite::decode(&mut d)?),
+            tag::WRITE => Request::Write(BlockWrite::decode(&mut d, false)?),
+            tag::WRITE_ONTO => Request::Write(BlockWrite::decode(&mut d, true)?),
             tag::FLUSH => Request::Flush,
             tag::READ => Request::Read {
                 key: d.key()?,
@@ -509,17 +525,28 @@ impl BlockWrite {
         out.generation(self.generation);
         out.version(self.version);
         out.u32(self.checksum);
+        if let Some(base) = self.base {
+            out.generation(base.generation);
+            out.u32(base.bytes);
+        }
         out.len(self.data.len());
         self.data.clone()
     }
 
-    fn decode(d: &mut Decoder) -> Result<BlockWrite> {
+    fn decode(d: &mut Decoder, has_base: bool) -> Result<BlockWrite> {
         Ok(BlockWrite {
             epoch: d.epoch()?,
             key: d.key()?,
             generation: d.generation()?,
             version: d.version()?,
             checksum: d.u32()?,
+            base: match has_base {
+                true => Some(Base {
+                    generation: d.generation()?,
+                    bytes: d.u32()?,
+                }),
+                false => None,
+            },
             data: d.bytes()?,
         })
     }

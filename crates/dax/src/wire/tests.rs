@@ -108,7 +108,23 @@ fn requests() -> Vec<Request> {
             generation: Generation::MAX,
             version: VERSION,
             checksum: checksum(KEY, Generation::MAX, VERSION, &data),
-            data,
+            base: None,
+            data: data.clone(),
+        }),
+        Request::Write(BlockWrite {
+            epoch: Epoch(3),
+            key: KEY,
+            generation: Generation::MAX,
+            version: VERSION,
+            checksum: checksum(KEY, Generation::MAX, VERSION, &data),
+            base: Some(Base {
+                generation: Generation {
+                    epoch: Epoch(2),
+                    number: 5,
+                },
+                bytes: 2,
+            }),
+            data: data.slice(2..),
         }),
         Request::Flush,
         Request::Read {
@@ -362,6 +378,29 @@ async fn responses_come_back_as_they_went() {
 }
 
 #[test]
+fn a_write_is_completed_by_what_it_begins_with_and_by_nothing_else() {
+    let data = Bytes::from_static(b"beginning and end");
+    let write = |bytes: u32| BlockWrite {
+        epoch: Epoch(1),
+        key: KEY,
+        generation: Generation::SINGLE,
+        version: VERSION,
+        checksum: checksum(KEY, Generation::SINGLE, VERSION, &data),
+        base: Some(Base {
+            generation: Generation::SINGLE,
+            bytes,
+        }),
+        data: data.slice(bytes as usize..),
+    };
+    let whole = write(9).completed(b"beginning of another").unwrap();
+    assert_eq!((whole.base, whole.data.clone()), (None, data.clone()));
+    assert_eq!(whole.whole_bytes(), write(9).whole_bytes());
+    assert_eq!(write(9).completed(b"Beginning"), None);
+    assert_eq!(write(9).completed(b"beginnin"), None);
+    assert_eq!(whole.completed(b"beginning"), None, "it is whole");
+}
+
+#[test]
 fn block_data_is_not_copied() {
     let data = Bytes::from(vec![1; 8192]);
     let write = BlockWrite {
@@ -370,6 +409,7 @@ fn block_data_is_not_copied() {
         generation: Generation::SINGLE,
         version: VERSION,
         checksum: 0,
+        base: None,
         data: data.clone(),
     };
     let frame = Request::Write(write).encode(1, &mut BytesMut::new());

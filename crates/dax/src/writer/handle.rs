@@ -5,13 +5,12 @@
 
 use std::collections::HashSet;
 
-use bytes::Bytes;
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, Version};
 use crate::storage::{Block, StorageCounters, SyncScope, VolumeSettings};
 use crate::wire::checksum;
 
+use super::differences::Contents;
 use super::hash::IdMap;
 use super::node_versions::NodeVersions;
 use super::pending::{Dropped, Pending, Seq};
@@ -145,18 +144,20 @@ impl Handle {
         }
     }
 
-    /// Gives contents their version; they are pending until all `replicas` have acknowledged them.
+    /// Gives contents their version; they are pending until all `replicas` have acknowledged them. They may begin
+    /// with what replicas have already.
     pub fn store(
         &mut self,
         version: Version,
         key: BlockKey,
         generation: Generation,
-        data: Bytes,
+        contents: impl Into<Contents>,
         replicas: ReplicaSet,
     ) {
-        let checksum = checksum(key, generation, version, &data);
+        let contents = contents.into();
+        let checksum = checksum(key, generation, version, &contents.data);
         self.pending
-            .add(key, generation, version, checksum, data, replicas);
+            .add(key, generation, version, checksum, contents, replicas);
         self.evict();
         self.versions.written(key, generation, version);
     }
@@ -302,6 +303,8 @@ impl Handle {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     const FILE: FileId = FileId(9);

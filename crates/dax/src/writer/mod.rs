@@ -5,6 +5,7 @@
 //!
 //! Pure. Shared by the backends: the client of zone servers and the one of Apache Cassandra.
 
+pub mod differences;
 mod handle;
 mod hash;
 mod node_versions;

@@ -13,6 +13,9 @@ use bytes::Bytes;
 
 use crate::ids::{BlockIndex, BlockKey, FileId, Generation, ReplicaId, Version};
 use crate::storage::Block;
+use crate::wire::Base;
+
+use super::differences::Contents;
 
 use super::hash::IdMap;
 use super::replica_set::ReplicaSet;
@@ -31,6 +34,8 @@ pub struct Entry {
     pub version: Version,
     /// Over all of these and the contents.
     pub checksum: u32,
+    /// What the contents begin with, where replicas have that already.
+    pub base: Option<Base>,
     /// The contents.
     pub data: Bytes,
     /// Replicas that still have to acknowledge it.
@@ -131,9 +136,10 @@ impl Pending {
         generation: Generation,
         version: Version,
         checksum: u32,
-        data: Bytes,
+        contents: impl Into<Contents>,
         replicas: ReplicaSet,
     ) {
+        let Contents { base, data } = contents.into();
         let seq = version.seq;
         if self.slots.is_empty() {
             self.base = seq;
@@ -150,6 +156,7 @@ impl Pending {
             generation,
             version,
             checksum,
+            base,
             data,
             missing: replicas,
             acked: ReplicaSet::default(),
@@ -190,6 +197,13 @@ impl Pending {
             next = entry.older;
         }
         None
+    }
+
+    /// Some replica does not have what the write's contents begin with: from now on it is sent as a whole.
+    pub fn send_whole(&mut self, seq: Seq) {
+        if let Some(entry) = self.get_mut(seq) {
+            entry.base = None;
+        }
     }
 
     /// Whether the replica has every write up to `upto` that is still held here.

@@ -48,6 +48,7 @@ fn defaults_are_what_the_example_says() {
     assert_eq!(spelled.channel, defaults.channel);
     assert_eq!(spelled.memory, defaults.memory);
     assert_eq!(spelled.cluster.pending, defaults.cluster.pending);
+    assert_eq!(spelled.cluster.differences, defaults.cluster.differences);
     assert_eq!(spelled.standby, defaults.standby);
     assert_eq!(spelled.tags, defaults.tags);
     assert_eq!(spelled.postgres.port, example.postgres.port);

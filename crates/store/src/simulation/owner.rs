@@ -39,6 +39,7 @@ pub(super) fn block_write(
         generation,
         version,
         checksum: checksum(key, generation, version, &data),
+        base: None,
         data,
     })
 }

@@ -61,6 +61,7 @@ pub(crate) fn write(key: BlockKey, generation: Generation, version: Version) -> 
         generation,
         version,
         checksum: checksum(key, generation, version, &data),
+        base: None,
         data,
     }
 }

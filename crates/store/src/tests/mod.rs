@@ -1,5 +1,6 @@
 //! A whole zone, spoken to over its socket.
 
+mod bases;
 pub(crate) mod client;
 mod commits;
 mod crash;

@@ -9,6 +9,7 @@ mod bases;
 mod branches;
 mod cassandra;
 mod demo;
+mod differences;
 mod engines;
 mod exchange;
 mod failover;

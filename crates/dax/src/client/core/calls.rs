@@ -32,6 +32,8 @@ pub(crate) struct Arrival {
     pub store: Option<StoreId>,
     /// Who the volume's members are, as far as it knows.
     pub membership: Option<Box<Membership>>,
+    /// It takes writes that begin with what it has already.
+    pub takes_bases: bool,
     /// How far it is, and what it was told of others; one of the version before does not say.
     pub standing: Option<Box<Standing>>,
 }

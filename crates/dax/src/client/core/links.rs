@@ -83,6 +83,8 @@ pub(crate) struct Link {
     unproven: Option<unproven::Unproven>,
     /// It lost what it had and is being brought up to date: it takes writes, but counts in no quorum.
     rebuilding: bool,
+    /// It takes writes that begin with what it has already.
+    takes_bases: bool,
     /// It has accepted this handle's epoch since it was connected: its answers are under the fence.
     admitted: bool,
     round_trip: Option<Time>,
@@ -411,8 +413,9 @@ impl Links {
         });
     }
 
-    pub fn connected(&mut self, replica: ReplicaId, now: Time) {
+    pub fn connected(&mut self, replica: ReplicaId, takes_bases: bool, now: Time) {
         let link = self.link(replica);
+        link.takes_bases = takes_bases;
         link.up = true;
         link.heard = now;
         link.pinged = now;

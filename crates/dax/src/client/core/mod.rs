@@ -22,8 +22,6 @@ mod sightings;
 mod space;
 mod usage;
 
-use bytes::Bytes;
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockKey, Epoch, Generation, ReplicaId, StoreId, Version};
 use crate::membership::Membership;
@@ -31,6 +29,7 @@ use crate::sightings::Sightings;
 use crate::storage::{Block, ReplicaStatus, StorageCounters, VolumeSettings};
 use crate::wire::{Request, Response};
 use crate::writer::IdMap;
+use crate::writer::differences::Contents;
 
 pub(crate) use calls::{Arrival, Asker, Call, CoreConfig, Effect, Effects, OpId, Output, Time};
 pub(crate) use members::Advice;
@@ -164,8 +163,13 @@ impl Core {
     }
 
     /// See [`crate::storage::Storage::write`].
-    pub fn write(&mut self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
-        self.shared.write(key, generation, data)
+    pub fn write(
+        &mut self,
+        key: BlockKey,
+        generation: Generation,
+        contents: impl Into<Contents>,
+    ) -> Result<Version> {
+        self.shared.write(key, generation, contents)
     }
 
     /// The answer to a read that needs no replica, if there is one.
@@ -333,7 +337,7 @@ impl Core {
         if kept < self.shared.members_version() {
             self.shared.say_known(replica);
         }
-        self.shared.replica_up(replica);
+        self.shared.replica_up(replica, arrival.takes_bases);
         if begun_anew {
             self.shared.ask_who_knows(replica);
         }

@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use bytes::Bytes;
-
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, ReplicaId, StoreId, Version};
 use crate::membership::Membership;
@@ -17,6 +15,7 @@ use super::quorum::{Quorums, ReplicaSet};
 use super::{Asker, CoreConfig, Effect, Effects, OpId, Output, Time};
 #[cfg(test)]
 use crate::simulation::flaw::Flaw;
+use crate::writer::differences::Contents;
 use crate::writer::pending::{Dropped, Seq};
 use crate::writer::{Handle, SyncWaits};
 
@@ -213,8 +212,8 @@ impl Shared {
     }
 
     /// A replica is there (again): announce the epoch, then send what it lacks, then the broadcasts.
-    pub fn replica_up(&mut self, replica: ReplicaId) {
-        self.links.connected(replica, self.now);
+    pub fn replica_up(&mut self, replica: ReplicaId, takes_bases: bool) {
+        self.links.connected(replica, takes_bases, self.now);
         #[cfg(test)]
         let late = self.flaw == Some(Flaw::UnadmittedReads);
         #[cfg(not(test))]
@@ -303,13 +302,19 @@ impl Shared {
         self.handle.next_version()
     }
 
-    pub fn write(&mut self, key: BlockKey, generation: Generation, data: Bytes) -> Result<Version> {
+    pub fn write(
+        &mut self,
+        key: BlockKey,
+        generation: Generation,
+        contents: impl Into<Contents>,
+    ) -> Result<Version> {
+        let contents = contents.into();
         self.handle.check_writer()?;
         // Shorter if it is packed.
-        if !(1..=self.settings.block_size_bytes as usize).contains(&data.len()) {
+        if !(1..=self.settings.block_size_bytes as usize).contains(&contents.data.len()) {
             return Err(Error::new(
                 ErrorKind::Invalid,
-                format!("a write of {} bytes is not one block", data.len()),
+                format!("a write of {} bytes is not one block", contents.data.len()),
             ));
         }
         let version = self.new_version();
@@ -318,8 +323,10 @@ impl Shared {
             (Some(Flaw::GenerationsMerged), Some(pending)) => pending.generation,
             _ => generation,
         };
-        let (replicas, bytes) = (self.links.everybody(), data.len());
-        self.handle.store(version, key, generation, data, replicas);
+        let (replicas, bytes) = (self.links.everybody(), contents.data.len());
+        self.handle.counters.writes_onto += u64::from(contents.base.is_some());
+        self.handle
+            .store(version, key, generation, contents, replicas);
         self.handle.counters.writes += 1;
         self.links.write(version.seq, bytes, replicas);
         self.pump_all();
@@ -448,6 +455,7 @@ impl Shared {
             generation,
             version,
             checksum: checksum(key, generation, version, &data),
+            base: None,
             data,
         };
         self.handle.counters.copies_mended += 1;
@@ -467,8 +475,21 @@ impl Shared {
         if kind == ErrorKind::Conflict {
             self.announce(replica);
         }
+        if kind == ErrorKind::NotFound {
+            self.send_whole(replica, number);
+            return;
+        }
         let why = (kind, message);
         self.links.refused(replica, number, why, self.now);
+    }
+
+    /// A replica does not have what a write begins with: the whole is sent, at once.
+    fn send_whole(&mut self, replica: ReplicaId, number: u64) {
+        if let Some(seq) = self.links.refused_base(replica, number) {
+            self.handle.counters.bases_missed += 1;
+            self.handle.pending.send_whole(seq);
+            self.pump(replica);
+        }
     }
 
     pub fn wake_refused(&mut self) {

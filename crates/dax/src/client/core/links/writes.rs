@@ -68,13 +68,17 @@ impl Links {
             let Some(entry) = pending.get(seq).filter(|e| e.missing.contains(replica)) else {
                 continue;
             };
+            let base = entry.base.filter(|_| link.takes_bases);
             let write = BlockWrite {
                 epoch,
                 key: entry.key,
                 generation: entry.generation,
                 version: entry.version,
                 checksum: entry.checksum,
-                data: entry.data.clone(),
+                base,
+                data: entry
+                    .data
+                    .slice(base.map_or(0, |base| base.bytes as usize)..),
             };
             link.last_sent = link.last_sent.max(seq);
             link.send(replica, Sent::Write(seq), write, out);
@@ -147,6 +151,30 @@ impl Links {
         }
     }
 
+    /// A write was refused because the replica does not have what it begins with: which one, back in the queue.
+    pub fn refused_base(&mut self, replica: ReplicaId, number: u64) -> Option<Seq> {
+        let link = self.link(replica);
+        let refused = link
+            .in_flight
+            .binary_search_by_key(&number, |f| f.number)
+            .ok();
+        let refused = link.in_flight.remove(refused?)?;
+        link.in_flight_bytes -= refused.bytes;
+        match refused.what {
+            Sent::Write(seq) => {
+                link.queue_again([seq]);
+                // Sent again out of order: a flush must follow it, too.
+                link.flushed = 0;
+                Some(seq)
+            }
+            // Repairs are whole.
+            Sent::Repair(key, generation) => {
+                link.repair_failed(key, generation, refused.bytes);
+                None
+            }
+        }
+    }
+
     /// Puts refused writes that have rested back into the queue; the replicas where that happened.
     pub fn wake_refused(&mut self, now: Time) -> ReplicaSet {
         let mut woken = ReplicaSet::default();
@@ -183,7 +211,7 @@ impl Link {
     ) {
         let number = self.next_number;
         self.next_number += 1;
-        let bytes = write.data.len();
+        let bytes = write.whole_bytes();
         self.in_flight_bytes += bytes;
         self.in_flight.push_back(InFlight {
             number,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
+
 use crate::client::core::Arrival;
 use crate::error::ErrorKind;
 use crate::ids::{BlockKey, Epoch, Generation, StoreId, Version};
@@ -11,7 +13,7 @@ use crate::sightings::{Position, Run, Sightings, Standing};
 use crate::simulation::flaw::Flaw;
 use crate::storage::{Retention, Space};
 use crate::wire::{
-    BlockWrite, InventoryEntry, RecordEntry, Request, Response, StoredBlock, StoredRecord,
+    BlockWrite, InventoryEntry, RecordEntry, Request, Response, StoredBlock, StoredRecord, checksum,
 };
 
 /// Which connection a message belongs to.
@@ -54,6 +56,19 @@ fn error(kind: ErrorKind) -> Response {
     }
 }
 
+/// Wrong on purpose: what is sent, behind whatever is there.
+fn believed(write: BlockWrite, stored: &[u8]) -> BlockWrite {
+    let bytes = write.base.map_or(0, |base| base.bytes as usize);
+    let beginning = stored.get(..bytes).map_or(vec![0; bytes], <[u8]>::to_vec);
+    let data: Bytes = [&beginning, &write.data[..]].concat().into();
+    BlockWrite {
+        base: None,
+        checksum: checksum(write.key, write.generation, write.version, &data),
+        data,
+        ..write
+    }
+}
+
 fn refusal(refusal: Refusal) -> ErrorKind {
     match refusal {
         Refusal::Fenced => ErrorKind::Fenced,
@@ -80,6 +95,7 @@ impl Peer {
             membership: self.membership.clone(),
             grant: self.fence.grant().clone(),
             rebuilding: self.rebuilding,
+            takes_bases: true,
             store: self.store,
             standing: Some(Box::new(Standing {
                 position: self.position.clone(),
@@ -388,6 +404,21 @@ impl Peer {
                 Err(why) => Some(refusal(why)),
                 Ok(()) if self.full => Some(ErrorKind::Full),
                 Ok(()) => None,
+            };
+            let stored_at = |generation| self.blocks.get(&(write.key, generation));
+            let (write, refused) = match (write.base, refused) {
+                (Some(base), None) => {
+                    let stored =
+                        stored_at(base.generation).map_or(Bytes::new(), |b| b.data.clone());
+                    match write.clone().completed(&stored) {
+                        Some(whole) => (whole, None),
+                        None if self.flaw == Some(Flaw::BaseBelieved) => {
+                            (believed(write, &stored), None)
+                        }
+                        None => (write, Some(ErrorKind::NotFound)),
+                    }
+                }
+                (_, refused) => (write, refused),
             };
             if let Some(kind) = refused {
                 let message = format!("{kind:?}");

@@ -1,5 +1,7 @@
 //! Scrubs, and replicas that come back with nothing.
 
+use bytes::Bytes;
+
 use super::super::*;
 use super::harness::{Harness, SINGLE, byte_of, data, key};
 use super::peer::Peer;
