@@ -65,6 +65,15 @@ fn sightings() -> Sightings {
 fn requests() -> Vec<Request> {
     let volume = VolumeName::new("v").unwrap();
     let data = Bytes::from(vec![5; 64]);
+    let write = BlockWrite {
+        epoch: Epoch(3),
+        key: KEY,
+        generation: Generation::MAX,
+        version: VERSION,
+        checksum: checksum(KEY, Generation::MAX, VERSION, &data),
+        base: None,
+        data: data.clone(),
+    };
     vec![
         Request::Hello {
             protocol: PROTOCOL,
@@ -102,21 +111,8 @@ fn requests() -> Vec<Request> {
             run: 11,
             lift: 3 << 40,
         },
+        Request::Write(write.clone()),
         Request::Write(BlockWrite {
-            epoch: Epoch(3),
-            key: KEY,
-            generation: Generation::MAX,
-            version: VERSION,
-            checksum: checksum(KEY, Generation::MAX, VERSION, &data),
-            base: None,
-            data: data.clone(),
-        }),
-        Request::Write(BlockWrite {
-            epoch: Epoch(3),
-            key: KEY,
-            generation: Generation::MAX,
-            version: VERSION,
-            checksum: checksum(KEY, Generation::MAX, VERSION, &data),
             base: Some(Base {
                 generation: Generation {
                     epoch: Epoch(2),
@@ -125,6 +121,7 @@ fn requests() -> Vec<Request> {
                 bytes: 2,
             }),
             data: data.slice(2..),
+            ..write
         }),
         Request::Flush,
         Request::Read {

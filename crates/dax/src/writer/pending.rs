@@ -16,7 +16,6 @@ use crate::storage::Block;
 use crate::wire::Base;
 
 use super::differences::Contents;
-
 use super::hash::IdMap;
 use super::replica_set::ReplicaSet;
 

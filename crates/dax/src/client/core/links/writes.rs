@@ -136,13 +136,9 @@ impl Links {
         if kind == ErrorKind::Full {
             link.full_since.get_or_insert(now);
         }
-        let Ok(index) = link.in_flight.binary_search_by_key(&number, |f| f.number) else {
+        let Some(refused) = link.take_in_flight(number) else {
             return;
         };
-        let Some(refused) = link.in_flight.remove(index) else {
-            return;
-        };
-        link.in_flight_bytes -= refused.bytes;
         link.trouble = Some(why);
         link.rest_until = now + REFUSED_REST;
         match refused.what {
@@ -154,12 +150,7 @@ impl Links {
     /// A write was refused because the replica does not have what it begins with: which one, back in the queue.
     pub fn refused_base(&mut self, replica: ReplicaId, number: u64) -> Option<Seq> {
         let link = self.link(replica);
-        let refused = link
-            .in_flight
-            .binary_search_by_key(&number, |f| f.number)
-            .ok();
-        let refused = link.in_flight.remove(refused?)?;
-        link.in_flight_bytes -= refused.bytes;
+        let refused = link.take_in_flight(number)?;
         match refused.what {
             Sent::Write(seq) => {
                 link.queue_again([seq]);
@@ -188,6 +179,14 @@ impl Links {
 }
 
 impl Link {
+    /// What is in flight under this number is not any more.
+    fn take_in_flight(&mut self, number: u64) -> Option<InFlight> {
+        let found = self.in_flight.binary_search_by_key(&number, |f| f.number);
+        let taken = self.in_flight.remove(found.ok()?)?;
+        self.in_flight_bytes -= taken.bytes;
+        Some(taken)
+    }
+
     /// Bytes of writes that were not sent yet.
     fn queued_bytes(&self) -> u64 {
         self.pending_bytes
