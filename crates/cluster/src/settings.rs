@@ -62,6 +62,11 @@ pub struct Options {
     pub tls: bool,
 }
 
+/// A line of `[memory]` for every node of every cluster, so that all tests can be run with an option that is off by default.
+const EVERYWHERE_MEMORY: &str = "UNDERSTUDY_TEST_MEMORY";
+/// The same of `[storage]`.
+const EVERYWHERE_STORAGE: &str = "UNDERSTUDY_TEST_STORAGE";
+
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 /// What the zone server with this place in the list is called.
@@ -248,15 +253,21 @@ fn text(
         // Writing to a String never fails.
         let _ = write!(text, "\n[tags]\n{tags}");
     }
-    if !options.memory.is_empty() {
-        let _ = write!(text, "\n[memory]\n{}\n", options.memory.join("\n"));
-    }
-    if !options.standby.is_empty() {
-        let _ = write!(text, "\n[standby]\n{}\n", options.standby.join("\n"));
-    }
-    if !options.storage.is_empty() {
-        let _ = write!(text, "\n[storage]\n{}\n", options.storage.join("\n"));
-    }
+    let everywhere = |variable: &str| match options.engine {
+        Some(_) => String::new(),
+        None => std::env::var(variable).unwrap_or_default(),
+    };
+    text.push_str(&table(
+        "memory",
+        &options.memory,
+        &everywhere(EVERYWHERE_MEMORY),
+    ));
+    text.push_str(&table("standby", &options.standby, ""));
+    text.push_str(&table(
+        "storage",
+        &options.storage,
+        &everywhere(EVERYWHERE_STORAGE),
+    ));
     if !options.parameters.is_empty() {
         let table = if options.engine.is_some() {
             "engine"
@@ -285,5 +296,37 @@ fn server_lines(options: &Options, node: &NodeSettings) -> String {
             "[postgres]\nbin = \"{}\"\nport = {port}\nlisten_addresses = \"{address}\"",
             options.bin.display()
         ),
+    }
+}
+
+/// A table with these lines, and one that is there unless they say something else; nothing if there are none.
+fn table(name: &str, lines: &[String], everywhere: &str) -> String {
+    let key = |line: &str| line.split('=').next().unwrap_or_default().trim().to_owned();
+    let is_said = lines.iter().any(|line| key(line) == key(everywhere));
+    let more = (!everywhere.is_empty() && !is_said).then(|| everywhere.to_owned());
+    let lines: Vec<String> = lines.iter().cloned().chain(more).collect();
+    match lines.is_empty() {
+        true => String::new(),
+        false => format!("\n[{name}]\n{}\n", lines.join("\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_holds_everywhere_yields_to_what_a_cluster_says() {
+        let own = ["log = \"strict\"".to_owned()];
+        let ordered = "log = \"ordered\"";
+        assert_eq!(
+            table("storage", &own, ordered),
+            "\n[storage]\nlog = \"strict\"\n"
+        );
+        assert_eq!(
+            table("storage", &[], ordered),
+            "\n[storage]\nlog = \"ordered\"\n"
+        );
+        assert_eq!(table("storage", &[], ""), "");
     }
 }
