@@ -49,6 +49,8 @@ pub struct Options {
     pub tools: PathBuf,
     /// The `understudy` program.
     pub understudy: PathBuf,
+    /// The first member is the only one: its manager has no other, and logs nothing.
+    pub single: bool,
     /// Lines of `[mirror]` besides those that there must be.
     pub settings: Vec<String>,
     /// Parameters of both members.
@@ -71,6 +73,7 @@ impl Options {
             bins: [bin.to_owned(), bin.to_owned()],
             tools: bin.to_owned(),
             understudy: understudy.to_owned(),
+            single: false,
             settings: Vec::new(),
             // 8 clients and as many appliers, the manager's own sessions, and a state transfer.
             parameters: vec![("max_connections".to_owned(), "200".to_owned())],
@@ -459,19 +462,25 @@ fn write_configurations(
         };
         let tls = zones.credentials.identity.as_ref();
         let tls = tls.map(|identity| format!("\n[tls]\nidentity = \"{}\"\n", identity.display()));
+        let pair = match options.single {
+            true => "single = true".to_owned(),
+            false => format!(
+                "peer = \"{other_address}:{}\"\nother_member = \"{}\"\nfirst = {}",
+                peers[1 - at],
+                conninfo(1 - at),
+                at == 0
+            ),
+        };
         let text = format!(
             "name = \"{name}\"\nvolume = \"{volume}\"\nzones = [{zones}]\nkey = \"{key}\"\n\n\
-             [mirror]\nlisten = \"{address}:{listen}\"\npeer_listen = \"{address}:{own}\"\npeer = \"{other_address}:{peer}\"\n\
-             member = \"{member}\"\nother_member = \"{other}\"\nfirst = {first}\nbin = \"{tools}\"\n{more}\n{tls}",
+             [mirror]\nlisten = \"{address}:{listen}\"\npeer_listen = \"{address}:{own}\"\n\
+             member = \"{member}\"\n{pair}\nbin = \"{tools}\"\n{more}\n{tls}",
             name = NAMES[at],
             volume = zones.options().volume,
             zones = places.join(", "),
             key = zones.credentials.key.display(),
             own = peers[at],
-            peer = peers[1 - at],
             member = conninfo(at),
-            other = conninfo(1 - at),
-            first = at == 0,
             tools = options.tools.display(),
             more = options.settings.join("\n"),
             tls = tls.unwrap_or_default(),

@@ -30,8 +30,10 @@ pub enum Way {
     Direct,
     /// Debian's Pgpool-II, which sends each statement to two servers (native replication).
     Pgpool,
-    /// One manager, and nobody who mirrors it.
+    /// One manager of a member that nobody mirrors (`single = true`).
     Manager,
+    /// A mirror's primary while there is no standby: what is committed is numbered and logged.
+    Primary,
     /// Mirrored; acknowledged when the log is durable and the primary has committed.
     Logged,
     /// Mirrored; acknowledged when both members have committed.
@@ -44,6 +46,7 @@ impl fmt::Display for Way {
             Way::Direct => "direct",
             Way::Pgpool => "pgpool",
             Way::Manager => "manager",
+            Way::Primary => "primary",
             Way::Logged => "logged",
             Way::Both => "both",
         })
@@ -126,12 +129,13 @@ impl Open {
                     behind: Behind::Pool(pool, Box::new(servers)),
                 })
             }
-            Way::Manager | Way::Logged | Way::Both => {
+            Way::Manager | Way::Primary | Way::Logged | Way::Both => {
                 let mut settings = MirrorOptions::new(&dir, &options.bin, &options.understudy);
                 settings.parameters = parameters();
                 if way == Way::Logged {
                     settings.settings.push("ack = \"logged\"".to_owned());
                 }
+                settings.single = way == Way::Manager;
                 let mirror = Mirror::prepare(settings).await?;
                 Ok(Open {
                     way,
@@ -156,6 +160,10 @@ impl Open {
         };
         match self.way {
             Way::Manager => {
+                mirror.start_manager(0).await?;
+                mirror.wait_serves(0, WITHIN).await
+            }
+            Way::Primary => {
                 mirror.run(0, &["init"]).await?;
                 mirror.start_manager(0).await?;
                 mirror.wait_primary(WITHIN).await.map(drop)
@@ -219,7 +227,7 @@ impl Open {
     pub async fn check(&mut self) -> anyhow::Result<()> {
         if let Behind::Mirror(mirror) = &mut self.behind {
             mirror.check_running()?;
-            if self.way != Way::Manager {
+            if matches!(self.way, Way::Logged | Way::Both) {
                 let verdict = mirror.verdict().await?.context("no standby")?;
                 anyhow::ensure!(verdict["equal"] == true, "the members differ: {verdict}");
             }

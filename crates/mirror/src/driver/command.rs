@@ -58,6 +58,13 @@ pub struct Status {
     pub locked: u64,
 }
 
+impl Status {
+    /// Whether it serves clients.
+    pub fn serves(&self) -> bool {
+        matches!(self.role, Role::Primary | Role::Single)
+    }
+}
+
 pub(super) fn status(hub: &Hub) -> Status {
     hub.look(|manager| Status {
         name: hub.name.clone(),
@@ -83,6 +90,15 @@ pub(super) fn status(hub: &Hub) -> Status {
 
 /// Answers a question, in JSON.
 pub async fn answer(hub: &Arc<Hub>, question: Question) -> Result<String, String> {
+    let of_a_mirror = matches!(
+        question,
+        Question::History | Question::Switchover | Question::Verify
+    );
+    if hub.config.single && of_a_mirror {
+        return Err(
+            "this manager's member is the only one (single = true): there is no mirror".to_owned(),
+        );
+    }
     match question {
         Question::Status => serde_json::to_string(&status(hub)).map_err(|error| error.to_string()),
         Question::Metrics => Ok(metrics(hub)),
@@ -155,14 +171,14 @@ pub fn metrics(hub: &Hub) -> String {
     let status = status(hub);
     let counters = &hub.counters;
     let role = match status.role {
-        Role::Primary => 2,
+        Role::Primary | Role::Single => 2,
         Role::Standby => 1,
         Role::Recovering(_) => 0,
     };
     let lag = status.logged.saturating_sub(status.applied.unwrap_or(0));
     let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let gauges = [
-        ("role", "0 recovering, 1 standby, 2 primary", role),
+        ("role", "0 recovering, 1 standby, 2 primary or single", role),
         (
             "lag_transactions",
             "transactions of the log that the member lacks",

@@ -28,11 +28,16 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where the other manager and commands connect.
     pub peer_listen: SocketAddr,
+    /// The member is the only one: nothing is logged, and there is no other manager.
+    #[serde(default)]
+    pub single: bool,
     /// The other manager's `peer_listen`.
+    #[serde(default)]
     pub peer: String,
     /// The member: a connection string of a superuser, with the one database that is mirrored.
     pub member: String,
     /// The other member, as it is reached from here, for a state transfer and for comparing.
+    #[serde(default)]
     pub other_member: String,
     /// When commits are acknowledged.
     #[serde(default)]
@@ -213,14 +218,34 @@ impl Config {
             key: "member_tls.root",
             reason: reason.to_owned(),
         })?;
-        let (target, other) = (config.target()?, config.other_target()?);
+        let target = config.target()?;
         let refused = |key, reason: &str| {
             Err(ConfigError {
                 key,
                 reason: reason.to_owned(),
             })
         };
-        if target.database != other.database {
+        for (key, value) in [
+            ("peer", &config.peer),
+            ("other_member", &config.other_member),
+        ] {
+            match (config.single, value.is_empty()) {
+                (false, true) => {
+                    return refused(
+                        key,
+                        "is missing; a manager without another one has single = true",
+                    );
+                }
+                (true, false) => {
+                    return refused(
+                        key,
+                        "is for a mirror, and single = true for a member that nobody mirrors: leave one out",
+                    );
+                }
+                _ => {}
+            }
+        }
+        if !config.single && target.database != config.other_target()?.database {
             return refused(
                 "other_member",
                 "must have the same name of the database as the member",
@@ -288,6 +313,7 @@ impl Config {
             patience_ms: if self.first { 0 } else { millis(self.timeout) },
             lag_records: self.lag,
             retain_records: self.retain,
+            is_single: self.single,
             ..Rules::default()
         }
     }
@@ -309,6 +335,13 @@ mod tests {
             (other.host.as_str(), other.port, other.password.as_deref()),
             ("b", 5433, Some("x"))
         );
+    }
+
+    #[test]
+    fn a_single_member_needs_neither_the_other_nor_its_manager() {
+        let text = "single = true\npeer_listen = '127.0.0.1:1'\nmember = 'host=/tmp user=postgres dbname=app'\n";
+        let config = Config::parse(text).expect("valid");
+        assert!(config.rules().is_single);
     }
 
     /// Anybody could say that he is the other manager, and what its member has.
@@ -334,6 +367,10 @@ mod tests {
         assert!(told("lease = '5s'").contains("lease"));
         assert!(told("leas = '5s'").contains("leas"));
         assert!(told("transaction_bytes = 268435457").contains("transaction_bytes"));
+        assert!(told("single = true").contains("single"));
+        let without_peer = SMALLEST.replace("peer = '127.0.0.1:2'\n", "");
+        let mistake = Config::parse(&without_peer).expect_err("no peer");
+        assert!(mistake.to_string().contains("peer: is missing"));
         let text = SMALLEST.replace(" dbname=app'", "'");
         assert!(
             Config::parse(&text)

@@ -17,6 +17,7 @@ use super::apply::Applied;
 use super::config::Config;
 use super::jobs::Job;
 use super::member::Member;
+use super::ready::{Comes, LATER, Ready};
 use super::session::Cancels;
 use super::wire::{Postgres, WireError};
 use super::zones::Zones;
@@ -27,14 +28,15 @@ use crate::core::manager::{Effect, Life, Manager, Message, Role, Why};
 use crate::core::record::{Number, Record};
 use crate::sql::Facts;
 
-/// So many transactions of the log are executed as one at most.
-const TOGETHER: usize = 8;
 /// How long after one that could not be executed.
 const APPLY_AGAIN: Duration = Duration::from_millis(200);
 /// How long after the catalog could not be read.
 const READ_AGAIN: Duration = Duration::from_millis(100);
 /// How long a client that logs in waits at most for a primary to let clients in.
 const OPENS_IN: Duration = Duration::from_secs(5);
+
+/// What is served in where nobody else could: no epoch of the zones has this number.
+const NO_EPOCH: u32 = 0;
 
 /// What a client's session is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +104,7 @@ pub struct Hub {
     manager: Mutex<Manager>,
     started: Instant,
     sessions: Mutex<HashMap<Tx, Listener>>,
+    ready: Ready,
     next_tx: AtomicU64,
     /// The epoch in which clients are served.
     serving: watch::Sender<Option<u32>>,
@@ -145,6 +148,7 @@ impl Hub {
             name,
             started: Instant::now(),
             sessions: Mutex::default(),
+            ready: Ready::default(),
             next_tx: AtomicU64::new(0),
             serving: watch::Sender::new(None),
             jobs,
@@ -195,13 +199,24 @@ impl Hub {
                 effect => self.begin(effect, epoch),
             }
         }
-        // What may be executed now may be executed in any order, and together.
-        while !ready.is_empty() {
-            let rest = ready.split_off(ready.len().min(TOGETHER));
-            let records = std::mem::replace(&mut ready, rest);
-            self.spawn(|hub| async move { hub.apply(life, records).await });
+        match self.ready.add(life, ready) {
+            Comes::Now => self.spawn(|hub| async move { hub.execute_ready().await }),
+            Comes::Later => self.spawn(|hub| async move {
+                tokio::time::sleep(LATER).await;
+                if hub.ready.come() {
+                    hub.execute_ready().await;
+                }
+            }),
+            Comes::Nobody => {}
         }
         told
+    }
+
+    /// Has the member execute what is ready, until nothing is.
+    async fn execute_ready(&self) {
+        while let Some((life, records)) = self.ready.take() {
+            self.apply(life, records).await;
+        }
     }
 
     /// Which state the manager is in.
@@ -349,7 +364,7 @@ impl Hub {
     /// Lets clients in, with what is known of the catalog now.
     async fn serve(&self, epoch: Option<u32>) {
         let Some(epoch) = epoch else {
-            return;
+            return self.serve_singly().await;
         };
         self.follow_definitions(epoch).await;
         let last = self.look(|manager| manager.last());
@@ -372,11 +387,31 @@ impl Hub {
         }
     }
 
+    /// Lets clients of the only member in.
+    async fn serve_singly(&self) {
+        let life = self.look(Manager::life);
+        while self.look(Manager::life) == life {
+            match self.read_facts().await {
+                Ok(()) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "the catalog cannot be read; trying again, and clients wait")
+                }
+            }
+            tokio::time::sleep(READ_AGAIN).await;
+        }
+        self.look(|manager| {
+            if manager.life() == life && manager.role() == Role::Single {
+                self.open_gate();
+                self.serving.send_replace(Some(NO_EPOCH));
+            }
+        });
+    }
+
     /// Waits for as long as this manager is primary and about to let clients in, which takes some milliseconds.
     pub async fn about_to_serve(&self) {
         let mut serving = self.serving();
         let opens = async {
-            while self.look(Manager::epoch).is_some() && serving.borrow_and_update().is_none() {
+            while self.look(Manager::may_serve) && serving.borrow_and_update().is_none() {
                 // If it loses the epoch instead, nobody says so here.
                 let _ = tokio::time::timeout(READ_AGAIN, serving.changed()).await;
             }
@@ -501,6 +536,13 @@ pub fn advice(manager: &Manager) -> Option<String> {
             log(manager.log()),
             log(manager.log_of_zones())
         ),
+        Role::Recovering(Why::Mirrored) => {
+            return Some(
+                "the member belongs to a mirror, and what is written to it alone the other member would never get: leave single = true \
+                 out, or see \"One member first\" in docs/MIRROR.md"
+                    .to_owned(),
+            );
+        }
         _ => return None,
     };
     Some(format!(

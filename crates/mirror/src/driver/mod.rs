@@ -8,6 +8,7 @@ mod jobs;
 mod member;
 mod page;
 pub mod peer;
+mod ready;
 mod rest;
 mod session;
 mod state;
@@ -44,6 +45,8 @@ pub use zones::Open;
 const PING_EVERY: Duration = Duration::from_millis(300);
 /// How long it may take to answer.
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the only member may take to answer: nobody takes over for it, so its clients are better off waiting.
+const SINGLE_PING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long sessions may take to leave when the process is asked to end.
 const ENDING: Duration = Duration::from_secs(5);
 /// How often the member's disk is asked to have everything, in pings: the log is kept until then.
@@ -115,7 +118,7 @@ pub async fn run(
     if let Some(checks) = checks {
         tokio::spawn(rest::serve(hub.clone(), checks));
     }
-    if hub.config.first {
+    if hub.config.first && !hub.config.single {
         tokio::spawn(peer::dial(hub.clone()));
     }
     tracing::info!(address = %hub.config.listen, "the manager listens");
@@ -188,8 +191,28 @@ async fn watch_member(hub: Arc<Hub>) {
     }
 }
 
+/// Stays with the only member for as long as it answers.
+async fn attend_single(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
+    let mut session = Postgres::connect(&hub.member.target, "understudy mirror").await?;
+    let key = member::hold(&mut session).await?;
+    let is_mirrored = state::is_of_mirror(&mut session).await?;
+    hub.act(|manager, out| {
+        manager.single_up(is_mirrored, out);
+        hub.member.begin(manager.life(), key);
+    });
+    *is_up = true;
+    loop {
+        tokio::time::sleep(PING_EVERY).await;
+        let answered = tokio::time::timeout(SINGLE_PING_TIMEOUT, session.query("SELECT 1")).await;
+        answered.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+    }
+}
+
 /// Looks at what the member has, and stays with it for as long as it answers.
 async fn attend(hub: &Hub, is_up: &mut bool) -> Result<(), WireError> {
+    if hub.config.single {
+        return attend_single(hub, is_up).await;
+    }
     let is_new = hub.config.first && hub.zones.is_new().await.unwrap_or(false);
     let new = is_new.then(jobs::unused_identity).transpose()?;
     let mut session = match Postgres::connect(&hub.member.target, "understudy mirror").await {

@@ -33,6 +33,13 @@ pub async fn page(hub: &Arc<Hub>) -> String {
 
 /// What a person is to know first: how good it is, and a sentence.
 fn verdict(own: &Status, other: Option<&Status>) -> (&'static str, String) {
+    if own.role == Role::Single {
+        let sentence = format!(
+            "{} serves clients of its only member, and nothing is mirrored.",
+            own.name
+        );
+        return ("warn", sentence);
+    }
     let all = || std::iter::once(own).chain(other);
     let Some(primary) = all().find(|one| one.role == Role::Primary) else {
         return ("bad", "Nobody serves clients.".to_owned());
@@ -62,6 +69,7 @@ fn state(role: Role) -> (&'static str, &'static str) {
     match role {
         Role::Primary => ("ok", "primary"),
         Role::Standby => ("ok", "standby"),
+        Role::Single => ("warn", "the only one"),
         Role::Recovering(why) => match why {
             Why::Starting => ("warn", "starting"),
             Why::NoMember => ("bad", "its member does not answer"),
@@ -72,6 +80,7 @@ fn state(role: Role) -> (&'static str, &'static str) {
             Why::Ahead => ("bad", "has what the log never had"),
             Why::Foreign => ("bad", "belongs to another log"),
             Why::Replaced => ("warn", "replaced"),
+            Why::Mirrored => ("bad", "belongs to a mirror"),
         },
     }
 }
@@ -156,7 +165,10 @@ fn html(own: &Status, other: Option<&Status>) -> String {
          </footer></body></html>\n",
         text(&sentence),
         card(Some(own)),
-        card(other),
+        match own.role {
+            Role::Single => String::new(),
+            _ => card(other),
+        },
     )
 }
 

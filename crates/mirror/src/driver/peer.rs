@@ -198,6 +198,12 @@ pub async fn listen(hub: Arc<Hub>, listener: TcpListener) {
 async fn receive(hub: &Arc<Hub>, mut stream: Socket) -> io::Result<()> {
     let first = tokio::time::timeout(Duration::from_secs(10), read(&mut stream)).await;
     match first.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
+        Packet::Link | Packet::Visit(_) if hub.config.single => {
+            tracing::warn!(
+                "another manager takes this one for the other one of a mirror, and its member is the only one"
+            );
+            Ok(())
+        }
         Packet::Link => {
             link(hub, stream).await;
             Ok(())

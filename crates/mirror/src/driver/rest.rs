@@ -34,7 +34,7 @@ struct Condition {
 
 /// Whether a check holds; `None` if the path is no check.
 fn check(path: &str, now: Condition) -> Option<bool> {
-    let is_primary = now.role == Role::Primary && now.serves;
+    let is_primary = matches!(now.role, Role::Primary | Role::Single) && now.serves;
     let is_standby = now.role == Role::Standby;
     Some(match path {
         "/" | "/primary" | "/leader" | "/read-write" => is_primary,
@@ -69,7 +69,7 @@ async fn answer(State(hub): State<Arc<Hub>>, uri: Uri) -> Response {
     let now = hub.look(|manager| Condition {
         role: manager.role(),
         serves,
-        has_member: manager.ledger().is_some(),
+        has_member: manager.ledger().is_some() || manager.role() == Role::Single,
     });
     let status = match check(uri.path(), now) {
         Some(true) => StatusCode::OK,

@@ -50,15 +50,20 @@ pub async fn renew(session: &mut Postgres) -> Result<(), WireError> {
     Ok(())
 }
 
+/// Whether a member has ever belonged to a mirror.
+pub async fn is_of_mirror(session: &mut Postgres) -> Result<bool, WireError> {
+    let there = session
+        .query("SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL")
+        .await?;
+    Ok(there.value().as_deref() == Some("t"))
+}
+
 /// Reads what a member has. If it shall belong to a new mirror, it is made for a log of this identity first.
 pub async fn contents(
     session: &mut Postgres,
     new: Option<Identity>,
 ) -> Result<Contents, WireError> {
-    let there = session
-        .query("SELECT pg_catalog.to_regclass('understudy_mirror.state') IS NOT NULL")
-        .await?;
-    if there.value().as_deref() != Some("t") {
+    if !is_of_mirror(session).await? {
         if new.is_none() {
             return Ok(Contents::Empty);
         }

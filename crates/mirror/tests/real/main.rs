@@ -10,6 +10,7 @@ mod moving;
 #[path = "../../../proxy/tests/real/server.rs"]
 #[expect(dead_code, reason = "the proxy's tests use more of it")]
 mod server;
+mod single;
 mod site;
 mod statements;
 mod tls;

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use dax::ids::NodeName;
 use dax::memory::{MemoryCluster, MemoryStorage};
 use dax::storage::{Storage, VolumeSettings};
+use mirror::core::manager::Role;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
 use mirror::driver::{Open, Status, Verdict, run};
@@ -83,6 +84,23 @@ impl Site {
 
     /// The same with servers that are prepared before they start.
     pub fn start_with(more: &str, prepare: impl Fn(&mut Server)) -> Site {
+        let mut site = Site::unmanaged(more, prepare);
+        site.manage(0);
+        site.manage(1);
+        site.settle();
+        site
+    }
+
+    /// Both servers run, and the first has a manager that takes its member for the only one.
+    pub fn start_singly() -> Site {
+        let mut site = Site::unmanaged("", |_| {});
+        site.manage_singly(0);
+        site.wait("the only one serves", || site.serves_singly(0));
+        site
+    }
+
+    /// Both servers run, and nobody manages them.
+    fn unmanaged(more: &str, prepare: impl Fn(&mut Server)) -> Site {
         let mut site = Site {
             cluster: MemoryCluster::new(VolumeSettings::default()),
             sides: [side(&prepare), side(&prepare)],
@@ -96,9 +114,6 @@ impl Site {
         for side in &site.sides {
             side.server.sql(&["CREATE DATABASE app"]);
         }
-        site.manage(0);
-        site.manage(1);
-        site.settle();
         site
     }
 
@@ -127,7 +142,28 @@ impl Site {
             self.bin.display(),
             self.more,
         );
-        let config = Config::parse(&text).expect("valid");
+        self.run(at, &text);
+    }
+
+    /// Starts a manager whose member is the only one.
+    pub fn manage_singly(&mut self, at: usize) {
+        let text = format!(
+            "single = true\nlisten = '{}'\npeer_listen = '{}'\nmember = \"{}\"\n",
+            self.sides[at].listen,
+            self.sides[at].peer_listen,
+            self.member(at),
+        );
+        self.run(at, &text);
+    }
+
+    /// Whether a manager serves its only member.
+    pub fn serves_singly(&self, at: usize) -> bool {
+        let role = self.status(at).map(|status| status.role);
+        role == Some(Role::Single)
+    }
+
+    fn run(&mut self, at: usize, text: &str) {
+        let config = Config::parse(text).expect("valid");
         let opener = Box::new(Memory(self.cluster.clone(), self.sides[at].handles.clone()));
         let name = NodeName::new(format!("m{at}")).expect("valid");
         let runtime = Runtime::new().expect("threads");

@@ -53,7 +53,13 @@ fn load(file: &Path) -> anyhow::Result<(ClusterConfig, Config)> {
 }
 
 async fn init(file: &Path) -> anyhow::Result<Code> {
-    let (cluster, _) = load(file)?;
+    let (cluster, config) = load(file)?;
+    if config.single {
+        let why = "a single member has no log, and needs no volume";
+        return Err(Failure::new(Code::Usage, why)
+            .advise("Leave single = true out once there is a second member.")
+            .into());
+    }
     tier::create_volume(&cluster, &cluster.volume_settings()).await?;
     println!(
         "volume {} is made; it keeps the mirror's log",
@@ -79,7 +85,7 @@ async fn serve_with(
     Ok(Code::Ok)
 }
 
-/// What each manager answers, the one of the file first; nothing from one that cannot be reached.
+/// What each manager answers, the one of the file first; nothing from one that cannot be reached. A single member has one.
 async fn ask_both(
     file: &Path,
     question: Question,
@@ -87,6 +93,9 @@ async fn ask_both(
     let (cluster, config) = load(file)?;
     let tls = cluster.tls()?;
     let (own, other) = (config.peer_listen.to_string(), config.peer);
+    if config.single {
+        return Ok(vec![ask(&own, tls.as_ref(), question).await.ok()]);
+    }
     let told = tokio::join!(
         ask(&own, tls.as_ref(), question),
         ask(&other, tls.as_ref(), question)
@@ -159,7 +168,7 @@ async fn ask_primary(file: &Path, question: Question) -> anyhow::Result<String> 
     let at = statuses(file)
         .await?
         .iter()
-        .position(|status| status.as_ref().is_some_and(|status| status.epoch.is_some()));
+        .position(|status| status.as_ref().is_some_and(Status::serves));
     let none = || {
         Failure::new(Code::Unavailable, "no manager is primary")
             .advise("Look at both with understudy mirror status.")
@@ -216,8 +225,11 @@ async fn verify(args: &MirrorAsking) -> anyhow::Result<Code> {
 
 async fn history(args: &MirrorAsking) -> anyhow::Result<Code> {
     let told = ask_both(&args.file.config, Question::History).await?;
-    let told = told.into_iter().flatten().find_map(Result::ok);
+    let mut told: Vec<_> = told.into_iter().flatten().collect();
+    told.sort_by_key(Result::is_err);
+    let told = told.into_iter().next();
     let told = told.ok_or_else(|| Failure::new(Code::Unavailable, "no manager can be reached"))?;
+    let told = told.map_err(|why| Failure::new(Code::Refused, why))?;
     if args.json {
         println!("{told}");
         return Ok(Code::Ok);

@@ -66,7 +66,10 @@ impl Manager {
             out.push(Effect::Send(Message::Left));
         }
         self.standby.restart(Number(0));
-        self.step_down(Why::NoMember, out);
+        match self.rules.is_single {
+            true => self.single_down(out),
+            false => self.step_down(Why::NoMember, out),
+        }
     }
 
     /// Which log its member belongs to: what is to be written there, if it says nothing itself.

@@ -22,10 +22,13 @@
 //! fast. A member that differed once never serves, and executes nothing, until it was made anew. One that belongs to another log, or
 //! has what the log has never had, does neither, nor is it made anew: the numbers of transactions would be taken for those that it has,
 //! and which of both is right only an operator knows.
+//!
+//! A manager of a member that nobody mirrors yet has two states of its own ([`single`]).
 
 mod member;
 mod peer;
 mod primary;
+mod single;
 mod standby;
 #[cfg(test)]
 mod tests;
@@ -138,7 +141,7 @@ impl Manager {
     pub fn reads(&self, now_ms: u64) -> bool {
         let is_fresh =
             |primary: &Primary| now_ms.saturating_sub(primary.confirmed_ms) <= self.rules.lease_ms;
-        self.primary.as_ref().is_some_and(is_fresh)
+        self.role == Role::Single || self.primary.as_ref().is_some_and(is_fresh)
     }
 
     /// The last record that is durable, as far as this manager knows.
@@ -175,6 +178,9 @@ impl Manager {
 
     /// Time passes; to be called some times within the lease.
     pub fn tick(&mut self, out: &mut Vec<Effect>) {
+        if self.rules.is_single {
+            return;
+        }
         if self.role == Role::Primary {
             self.primary_tick(out);
         } else if let Some(taking) = &self.standby.taking {

@@ -39,6 +39,44 @@ fn hear(manager: &mut Manager, now_ms: u64) {
     manager.at(now_ms).peer(alive, &mut Vec::new());
 }
 
+/// A manager of a member that nobody mirrors.
+fn single() -> Manager {
+    let rules = Rules {
+        is_single: true,
+        ..Rules::default()
+    };
+    Manager::new(rules, 0)
+}
+
+#[test]
+fn the_only_member_is_served_for_as_long_as_it_answers() {
+    let (mut manager, mut out) = (single(), Vec::new());
+    manager.at(60_000).tick(&mut out);
+    assert_eq!(
+        (manager.role(), out.len()),
+        (Role::Recovering(Why::Starting), 0)
+    );
+    manager.single_up(false, &mut out);
+    assert_eq!((manager.role(), out), (Role::Single, vec![Effect::Serve]));
+    assert!(manager.reads(1_000_000) && manager.may_serve());
+    let (life, mut out) = (manager.life(), Vec::new());
+    manager.member_down(&mut out);
+    assert_eq!(out, [Effect::Unserve]);
+    assert!(!manager.reads(1_000_000) && manager.life() > life);
+}
+
+/// What was written to it singly the other member would never have got.
+#[test]
+fn a_member_of_a_mirror_is_never_served_singly() {
+    let (mut manager, mut out) = (single(), Vec::new());
+    manager.single_up(true, &mut out);
+    manager.tick(&mut out);
+    assert_eq!(
+        (manager.role(), out),
+        (Role::Recovering(Why::Mirrored), Vec::new())
+    );
+}
+
 /// It waited for twice the timeout, as if both had just begun.
 #[test]
 fn whoever_heard_a_primary_waits_for_the_timeout_alone() {

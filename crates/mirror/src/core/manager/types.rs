@@ -37,6 +37,8 @@ pub struct Rules {
     pub window_records: u64,
     /// Records that the log keeps for a member that is away.
     pub retain_records: u64,
+    /// Its member is the only one: nothing is logged.
+    pub is_single: bool,
     pub(crate) flaw: Option<Flaw>,
 }
 
@@ -50,6 +52,7 @@ impl Default for Rules {
             lag_records: 10_000,
             window_records: 1_000,
             retain_records: 1_000_000,
+            is_single: false,
             flaw: None,
         }
     }
@@ -84,9 +87,11 @@ pub enum Why {
     Foreign,
     /// It was primary, and is not any more.
     Replaced,
+    /// It is to serve its member singly, and that belongs to a mirror.
+    Mirrored,
 }
 
-/// Which of the three states a manager is in.
+/// Which state a manager is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "role", content = "why", rename_all = "snake_case")]
 pub enum Role {
@@ -94,7 +99,9 @@ pub enum Role {
     Primary,
     /// Its member has what the primary's has, but for the last moments.
     Standby,
-    /// Neither.
+    /// It serves clients of the only member, and logs nothing.
+    Single,
+    /// None of these.
     Recovering(Why),
 }
 

@@ -50,6 +50,7 @@ impl Session {
                 // Nobody may take it for committed before `Sync` is answered, and the client may wait for it.
                 let held = self.prepared.held.split();
                 self.client.output.extend_from_slice(&held);
+                self.flushed();
                 let done = self.pass_pending(false).await?;
                 self.client.flush().await?;
                 done
@@ -126,6 +127,9 @@ impl Session {
             return self
                 .refuse(&Refusal::error("34000", "the portal was closed"))
                 .await;
+        }
+        if self.hub.config.single {
+            return self.execute_singly(&message, &portal).await;
         }
         let ships = portal.parameters.iter().any(means_something_else);
         // What is pending only reads, so planning may ask the member before it is sent that.
@@ -255,6 +259,7 @@ impl Session {
 
     /// `Sync`.
     async fn end_batch(&mut self) -> Result<()> {
+        let was_failed = self.status == b'E';
         let mut failed = std::mem::take(&mut self.prepared.has_failed);
         self.prepared.is_open = false;
         let before = self.client.output.len();
@@ -278,6 +283,9 @@ impl Session {
             frontend::sync(&mut self.server.output);
             self.server.flush().await?;
             self.status = reply(&mut self.server).await?.status;
+        }
+        if self.hub.config.single {
+            self.end_singly(was_failed, failed).await?;
         }
         if self.status == b'I' {
             self.prepared.portals.clear();

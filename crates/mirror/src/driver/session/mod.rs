@@ -26,6 +26,7 @@ mod restore;
 mod rows;
 mod run;
 mod simple;
+mod single;
 mod startup;
 mod transaction;
 mod visit;
@@ -51,6 +52,7 @@ use crate::sql;
 use login::Secret;
 use memory::Memory;
 use names::Names;
+use single::Batch;
 use startup::{Cancel, Entered};
 use transaction::Transaction;
 
@@ -128,6 +130,8 @@ pub struct Session {
     sets_within: bool,
     memory: Memory,
     prepared: Names,
+    /// At the only member: what the batch has executed.
+    batch: Batch,
     /// What it has set, and what else it has.
     keeps: Keeps,
     /// It has begun something.
@@ -158,6 +162,7 @@ impl Session {
             sets_within: false,
             memory: Memory::default(),
             prepared: Names::default(),
+            batch: Batch::default(),
             keeps: Keeps::default(),
             inside: None,
             cancel: entered.cancel,
@@ -171,6 +176,7 @@ impl Session {
         let ended = loop {
             match self.step().await {
                 Ok(()) => {}
+                Err(End::Leaves | End::Lost(_)) if self.hub.config.single => break member_lost(),
                 Err(End::Leaves) => {
                     self.inside = None;
                     if let Err(end) = self.leave().await {
@@ -204,7 +210,7 @@ impl Session {
                 tokio::select! {
                     message = self.client.receive() => message.map_err(|_| End::Terminated)?,
                     gone = gone(&mut self.serving) => {
-                        return Err(if is_between { End::Leaves } else { gone });
+                        return Err(if is_between || self.hub.config.single { End::Leaves } else { gone });
                     }
                     more = self.server.read() => {
                         return match more.map_err(End::Lost).and_then(|()| self.pass_unasked()) {
@@ -329,6 +335,9 @@ impl Session {
     /// The member has ended a session with nothing under way. Most likely it is lost itself: then somebody else becomes primary,
     /// and the session goes on there.
     async fn lose_server(&mut self, error: io::Error) -> Result<()> {
+        if self.hub.config.single {
+            return Err(End::Lost(error));
+        }
         self.server = Wire::new(Socket::Gone);
         match tokio::time::timeout(LOSS_NOTICED, gone(&mut self.serving)).await {
             Ok(_) => Err(End::Leaves),
@@ -395,6 +404,9 @@ impl Session {
 
     /// Whether what was read is right: nobody else may have become primary in the meantime.
     fn check_lease(&self) -> Result<()> {
+        if self.hub.config.single {
+            return Ok(());
+        }
         let now_ms = self.hub.now_ms();
         match self.hub.look(|manager| manager.reads(now_ms)) {
             true => Ok(()),
@@ -414,6 +426,13 @@ fn raise(refusal: &Refusal) -> String {
             quote_literal(&refusal.message)
         ))
     )
+}
+
+/// The only member is lost: there is nowhere else to go on, and no log to ask.
+fn member_lost() -> End {
+    let refusal = Refusal::fatal("57P01", "the connection to the member is lost")
+        .hint("Connect again; a commit that was under way may have happened.");
+    End::Told(Box::new(refusal))
 }
 
 fn not_primary() -> End {

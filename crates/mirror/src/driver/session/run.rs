@@ -174,7 +174,7 @@ impl Session {
     }
 
     /// Has the member execute a statement as it is, and passes on what it answers.
-    async fn run_alone(&mut self, source: &str, form: Form<'_>) -> Result<Done> {
+    pub(super) async fn run_alone(&mut self, source: &str, form: Form<'_>) -> Result<Done> {
         if let Form::Simple = form
             && let Some(said) = self.begin_alone().await?
         {

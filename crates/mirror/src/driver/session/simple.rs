@@ -39,7 +39,10 @@ impl Session {
             self.ready();
             return Ok(());
         }
-        self.run_all(&plans).await?;
+        match self.hub.config.single {
+            true => self.simple_singly(&text, plans).await?,
+            false => self.run_all(&plans).await?,
+        }
         self.ready();
         Ok(())
     }

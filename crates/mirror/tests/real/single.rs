@@ -1,0 +1,331 @@
+//! A manager whose member is the only one: what clients send arrives as they have sent it, and what a mirror refuses is refused.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use mirror::core::manager::{Role, Why};
+use mirror::driver::peer::{Question, ask};
+use postgres_protocol::IsNull;
+use postgres_protocol::message::frontend;
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use crate::site::{Site, connect};
+
+/// A session at the manager.
+fn session(site: &Site) -> Client {
+    let port = site.client_address(0).port();
+    let conninfo = format!("host=127.0.0.1 port={port} user=postgres dbname=app");
+    let connected = site.runtime.block_on(connect(&conninfo));
+    connected.expect("clients are let in")
+}
+
+fn run(site: &Site, client: &Client, text: &str) {
+    let done = site.runtime.block_on(client.batch_execute(text));
+    done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+}
+
+fn fails(site: &Site, client: &Client, text: &str) -> SqlState {
+    let done = site.runtime.block_on(client.batch_execute(text));
+    let error = done.expect_err(text);
+    error.code().cloned().expect("the server says why")
+}
+
+fn count(site: &Site, client: &Client, table: &str) -> i64 {
+    let text = format!("SELECT count(*) FROM {table}");
+    let row = site.runtime.block_on(client.query_one(&text, &[]));
+    row.expect("it is counted").get(0)
+}
+
+const TABLE: &str = "CREATE TABLE t (id int PRIMARY KEY, a text DEFAULT gen_random_uuid())";
+
+#[test]
+fn statements_arrive_as_they_are() {
+    let site = Site::start_singly();
+    let client = session(&site);
+    run(&site, &client, TABLE);
+    run(
+        &site,
+        &client,
+        "INSERT INTO t VALUES (1); INSERT INTO t VALUES (2)",
+    );
+    // A text is one transaction.
+    assert_eq!(
+        fails(
+            &site,
+            &client,
+            "INSERT INTO t VALUES (3); INSERT INTO t VALUES (1)"
+        ),
+        SqlState::UNIQUE_VIOLATION
+    );
+    assert_eq!(count(&site, &client, "t"), 2);
+    run(
+        &site,
+        &client,
+        "BEGIN; INSERT INTO t VALUES (3); SAVEPOINT s",
+    );
+    assert_eq!(
+        fails(&site, &client, "INSERT INTO t VALUES (3)"),
+        SqlState::UNIQUE_VIOLATION
+    );
+    run(
+        &site,
+        &client,
+        "ROLLBACK TO s; RELEASE s; INSERT INTO t VALUES (4); COMMIT",
+    );
+    run(&site, &client, "BEGIN; INSERT INTO t VALUES (5); ROLLBACK");
+    assert_eq!(count(&site, &client, "t"), 4);
+    let insert = site
+        .runtime
+        .block_on(client.prepare("INSERT INTO t VALUES ($1) RETURNING a"));
+    let insert = insert.expect("prepared");
+    let both = site.runtime.block_on(async {
+        // Sent together, each with a `Sync` of its own.
+        tokio::join!(
+            client.query_one(&insert, &[&6]),
+            client.query_one(&insert, &[&7])
+        )
+    });
+    both.0.expect("inserted");
+    both.1.expect("inserted");
+    assert_eq!(count(&site, &client, "t"), 6);
+    // Nothing says that the member belongs to a mirror.
+    let state = "SELECT to_regclass('understudy_mirror.state') IS NULL";
+    let row = site.runtime.block_on(client.query_one(state, &[]));
+    assert!(row.expect("it is asked").get::<_, bool>(0));
+}
+
+#[test]
+fn data_is_copied_in_and_out() {
+    use futures_util::{SinkExt, StreamExt};
+    let site = Site::start_singly();
+    let client = session(&site);
+    run(&site, &client, TABLE);
+    let copied = site.runtime.block_on(async {
+        let sink = client.copy_in("COPY t FROM STDIN").await?;
+        futures_util::pin_mut!(sink);
+        sink.send(bytes::Bytes::from_static(b"1\ta\n2\tb\n"))
+            .await?;
+        sink.as_mut().finish().await
+    });
+    assert_eq!(copied.expect("copied"), 2);
+    let out: Vec<_> = site.runtime.block_on(async {
+        let stream = client
+            .copy_out("COPY (SELECT * FROM t ORDER BY id) TO STDOUT")
+            .await;
+        stream.expect("begun").collect().await
+    });
+    let out: Vec<u8> = out
+        .into_iter()
+        .flat_map(|part| part.expect("data"))
+        .collect();
+    assert_eq!(out, b"1\ta\n2\tb\n");
+}
+
+/// An application is known to be fit for a mirror before there is one.
+#[test]
+fn what_a_mirror_refuses_is_refused() {
+    let site = Site::start_singly();
+    let client = session(&site);
+    run(&site, &client, TABLE);
+    assert_eq!(
+        fails(&site, &client, "PREPARE TRANSACTION 'x'"),
+        SqlState::FEATURE_NOT_SUPPORTED
+    );
+    // Within a transaction the member's fails as well.
+    run(&site, &client, "BEGIN; INSERT INTO t VALUES (1)");
+    assert_eq!(
+        fails(&site, &client, "PREPARE TRANSACTION 'x'"),
+        SqlState::FEATURE_NOT_SUPPORTED
+    );
+    assert_eq!(
+        fails(&site, &client, "SELECT 1"),
+        SqlState::IN_FAILED_SQL_TRANSACTION
+    );
+    run(&site, &client, "ROLLBACK");
+    assert_eq!(count(&site, &client, "t"), 0);
+}
+
+/// What is planned goes by the catalog, temporary names and settings as they are.
+#[test]
+fn definitions_are_followed() {
+    let site = Site::start_singly();
+    let (client, other) = (session(&site), session(&site));
+    run(&site, &client, TABLE);
+    run(&site, &other, "INSERT INTO t VALUES (1)");
+    run(
+        &site,
+        &client,
+        "BEGIN; ALTER TABLE t ADD b int; UPDATE t SET b = 1; COMMIT",
+    );
+    run(&site, &other, "UPDATE t SET b = 2");
+    run(
+        &site,
+        &client,
+        "CREATE TEMP TABLE own (id int); INSERT INTO own VALUES (1)",
+    );
+    run(
+        &site,
+        &client,
+        "CREATE SCHEMA x; SET search_path = x; CREATE TABLE y (id int PRIMARY KEY)",
+    );
+    run(&site, &client, "INSERT INTO y VALUES (1)");
+    run(&site, &client, "BEGIN; DROP TABLE y; ROLLBACK");
+    assert_eq!(count(&site, &client, "y"), 1);
+    assert_eq!(
+        fails(&site, &other, "SELECT * FROM y"),
+        SqlState::UNDEFINED_TABLE
+    );
+}
+
+#[test]
+fn a_member_that_is_lost_is_served_again() {
+    let site = Site::start_singly();
+    let client = session(&site);
+    run(&site, &client, TABLE);
+    site.sides[0].server.stop("immediate");
+    let told = site
+        .runtime
+        .block_on(client.batch_execute("INSERT INTO t VALUES (1)"));
+    assert!(told.is_err());
+    site.wait("the manager notices", || !site.serves_singly(0));
+    site.sides[0].server.start();
+    site.wait("it is served again", || site.serves_singly(0));
+    let client = session(&site);
+    run(&site, &client, "INSERT INTO t VALUES (1)");
+    assert_eq!(count(&site, &client, "t"), 1);
+}
+
+/// What was written to it singly the other member would never have got.
+#[test]
+fn a_member_of_a_mirror_is_refused_and_a_single_one_becomes_one() {
+    let mut site = Site::start_singly();
+    let client = session(&site);
+    run(&site, &client, TABLE);
+    run(&site, &client, "INSERT INTO t VALUES (1)");
+    let address = site.peer_address(0).to_string();
+    let told = site.runtime.block_on(ask(&address, None, Question::Verify));
+    assert!(
+        told.expect("it answers")
+            .is_err_and(|why| why.contains("single = true"))
+    );
+    drop(client);
+    site.kill_manager(0);
+    site.manage(0);
+    site.manage(1);
+    site.settle();
+    run(&site, &site.connect(), "INSERT INTO t VALUES (2)");
+    assert_eq!(site.must_be_equal().rows, 2);
+    site.kill_manager(0);
+    site.manage_singly(0);
+    site.wait("it sees whose member it is", || {
+        let role = site.status(0).map(|status| status.role);
+        role == Some(Role::Recovering(Why::Mirrored))
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!site.serves_singly(0));
+    let advice = site.status(0).and_then(|status| status.advice);
+    assert!(advice.is_some_and(|advice| advice.contains("single = true")));
+}
+
+/// A client that sends what it likes.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn connect(site: &Site) -> Raw {
+        let mut raw = Raw(TcpStream::connect(site.client_address(0)).expect("it listens"));
+        let mut out = BytesMut::new();
+        let who = [("user", "postgres"), ("database", "app")];
+        frontend::startup_message(who, &mut out).expect("it fits");
+        raw.send(&out);
+        raw.answers(b'Z');
+        raw
+    }
+
+    fn send(&mut self, messages: &[u8]) {
+        self.0.write_all(messages).expect("it is taken");
+    }
+
+    /// The types of messages, and what they say, up to one of this type or the end.
+    fn answers(&mut self, last: u8) -> Vec<(u8, Vec<u8>)> {
+        let mut answers = Vec::new();
+        let mut head = [0; 5];
+        while self.0.read_exact(&mut head).is_ok() {
+            let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            let mut body = vec![0; len - 4];
+            self.0.read_exact(&mut body).expect("a whole message");
+            answers.push((head[0], body));
+            if head[0] == last {
+                break;
+            }
+        }
+        answers
+    }
+}
+
+/// A statement of the extended protocol, without `Sync`.
+fn put(out: &mut BytesMut, text: &str) {
+    let none: [i16; 0] = [];
+    let no_values: [i32; 0] = [];
+    frontend::parse("", text, [], out).expect("it fits");
+    let bound = frontend::bind("", "", none, no_values, |_, _| Ok(IsNull::Yes), none, out);
+    assert!(bound.is_ok());
+    frontend::execute("", 0, out).expect("it fits");
+}
+
+/// A batch is one transaction, as at the member itself.
+#[test]
+fn a_batch_happens_wholly_or_not_at_all() {
+    let site = Site::start_singly();
+    let client = session(&site);
+    run(&site, &client, TABLE);
+    let mut raw = Raw::connect(&site);
+    let batch = |texts: &[&str]| {
+        let mut out = BytesMut::new();
+        texts.iter().for_each(|text| put(&mut out, text));
+        frontend::sync(&mut out);
+        out
+    };
+    raw.send(&batch(&[
+        "INSERT INTO t VALUES (1)",
+        "INSERT INTO t VALUES (1)",
+    ]));
+    assert!(raw.answers(b'Z').iter().any(|(kind, _)| *kind == b'E'));
+    raw.send(&batch(&[
+        "INSERT INTO t VALUES (2)",
+        "PREPARE TRANSACTION 'x'",
+    ]));
+    assert!(raw.answers(b'Z').iter().any(|(kind, _)| *kind == b'E'));
+    assert_eq!(count(&site, &client, "t"), 0);
+    raw.send(&batch(&[
+        "INSERT INTO t VALUES (3)",
+        "INSERT INTO t VALUES (4)",
+    ]));
+    assert!(raw.answers(b'Z').iter().all(|(kind, _)| *kind != b'E'));
+    assert_eq!(count(&site, &client, "t"), 2);
+}
+
+/// The member has executed the beginning of the batch, and would commit it at the next `Sync`.
+#[test]
+fn a_refusal_after_a_flush_ends_the_session() {
+    let site = Site::start_singly();
+    let client = session(&site);
+    run(&site, &client, TABLE);
+    let mut raw = Raw::connect(&site);
+    let mut out = BytesMut::new();
+    put(&mut out, "INSERT INTO t VALUES (1)");
+    frontend::flush(&mut out);
+    raw.send(&out);
+    raw.answers(b'C');
+    out.clear();
+    put(&mut out, "PREPARE TRANSACTION 'x'");
+    frontend::sync(&mut out);
+    raw.send(&out);
+    let answers = raw.answers(b'Z');
+    let (kind, said) = answers.last().expect("it is told why");
+    assert_eq!(*kind, b'E');
+    assert!(String::from_utf8_lossy(said).contains("FATAL"));
+    assert_eq!(count(&site, &client, "t"), 0);
+}
