@@ -189,3 +189,69 @@ async fn an_error_in_a_pipeline_spoils_no_connection() {
         assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "4");
     }
 }
+
+/// Has the primary's commits wait for nobody, or for its standby again.
+fn wait_for_nobody(site: &Site, nobody: bool) {
+    let (change, state) = match nobody {
+        true => ("SET synchronous_standby_names = 'nobody'", "async"),
+        false => ("RESET synchronous_standby_names", "sync"),
+    };
+    let change = format!("ALTER SYSTEM {change}");
+    site.primary.sql(&[&change, "SELECT pg_reload_conf()"]);
+    until(site, "SELECT sync_state FROM pg_stat_replication", state);
+}
+
+fn until(site: &Site, query: &str, answer: &str) {
+    for _ in 0..1000 {
+        if site.primary.sql(&[query]).trim() == answer {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{query} does not answer {answer}");
+}
+
+/// The client was told that the wait was cancelled, and waited for the end of its query; the server waited for data.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_behind_a_commit_whose_wait_was_cancelled_gets_no_data() {
+    const CANCEL: &str =
+        "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    for mode in ["session", "transaction"] {
+        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
+        site.primary.sql(&["CREATE TABLE t (a int)"]);
+        let (commit, copy) = (execute("COMMIT"), execute("COPY t FROM STDIN"));
+        let (commit, copy) = (
+            [b"\0".to_vec(), commit].concat(),
+            [b"\0".to_vec(), copy].concat(),
+        );
+        let bind: (u8, &[u8]) = (b'B', b"\0\0\0\0\0\0\0\0");
+        let run: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+        let simple: &[(u8, &[u8])] = &[(b'Q', b"COMMIT; COPY t FROM STDIN\0")];
+        let extended: &[(u8, &[u8])] = &[
+            (b'P', &commit),
+            bind,
+            run,
+            (b'P', &copy),
+            bind,
+            run,
+            (b'S', b""),
+        ];
+        tokio::task::block_in_place(|| {
+            let mut hand = Hand::connect(&site);
+            for (messages, told) in [(simple, "NEZ"), (extended, "12NEZ")] {
+                for text in [&b"BEGIN\0"[..], b"INSERT INTO t VALUES (1)\0"] {
+                    hand.say(&[(b'Q', text)]);
+                    assert_eq!(hand.hear(b'Z'), "CZ", "{mode}");
+                }
+                wait_for_nobody(&site, true);
+                hand.say(messages);
+                until(&site, CANCEL, "1");
+                assert_eq!(hand.hear(b'Z'), told, "{mode}");
+                wait_for_nobody(&site, false);
+                hand.say(&[(b'Q', b"SELECT 1\0")]);
+                assert_eq!(hand.hear(b'Z'), "TDCZ", "{mode}");
+            }
+        });
+        assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "2");
+    }
+}

@@ -17,6 +17,8 @@ use crate::common::{Life, Volume};
 /// Lets syncs of `wal/1` be answered early, and notes how they end.
 #[derive(Default)]
 struct Observer {
+    /// None is.
+    is_strict: AtomicBool,
     ended: Mutex<Vec<String>>,
     next: Mutex<u64>,
     has_failed: AtomicBool,
@@ -33,7 +35,7 @@ impl WriteObserver for Observer {
     }
 
     fn may_answer_early(&self, token: u64) -> bool {
-        token > 0
+        token > 0 && !self.is_strict.load(Ordering::Acquire)
     }
 
     fn log_synced(&self, path: &str, token: u64) {
@@ -138,5 +140,37 @@ async fn a_fenced_view_answers_none_early() {
     life.write(segment, 0, *b"abc").await;
     let _other = volume.owner().await;
     assert!(life.view.fsync(segment).await.unwrap_err().is_fenced());
+    assert_eq!(*observer.ended.lock(), ["failed wal/1 1"]);
+}
+
+/// Its number stayed open: what is durable stood still before it, and all commits behind it waited.
+#[tokio::test]
+async fn a_sync_that_nobody_waits_for_any_more_has_failed() {
+    let (volume, life, observer, [segment, ..]) = start().await;
+    observer.is_strict.store(true, Ordering::Release);
+    volume.cluster.hold_syncs(true);
+    life.write(segment, 0, *b"abc").await;
+    assert!(waits(&life, segment).await, "and is dropped");
+    assert_eq!(*observer.ended.lock(), ["failed wal/1 1"]);
+    // Nobody knows what of it is durable, whatever the storage says next.
+    volume.cluster.hold_syncs(false);
+    let refused = life.view.fsync(segment).await.unwrap_err();
+    assert!(!refused.is_fenced(), "{refused}");
+    assert_eq!(observer.ended.lock().len(), 1);
+}
+
+/// It goes on by itself, until what it goes on in ends.
+#[test]
+fn so_has_one_that_was_answered_and_can_not_go_on() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (volume, life, observer, [segment, ..]) = runtime.block_on(start());
+    volume.cluster.hold_syncs(true);
+    runtime.block_on(async {
+        life.write(segment, 0, *b"abc").await;
+        life.view.fsync(segment).await.unwrap();
+    });
+    assert!(observer.ended.lock().is_empty(), "it is under way");
+    drop(runtime);
+    volume.cluster.hold_syncs(false);
     assert_eq!(*observer.ended.lock(), ["failed wal/1 1"]);
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use pgserver::Postgres;
 use tokio::task::JoinHandle;
+use volume::lsn::Lsn;
 
 use super::super::context::Context;
 use super::super::feedback::FeedbackConnections;
@@ -75,25 +77,29 @@ impl Active {
     /// Commits wait for what nobody would ever confirm. What has happened then; nothing if the server is to be started
     /// again.
     pub(super) async fn give_log_up(&self, context: &Context, why: GivenUp) -> Option<Event> {
-        let at = match why {
+        match why {
             GivenUp::Refused => {
                 context.order_no_log();
-                return None;
+                None
             }
-            GivenUp::Unfollowed(at) => at,
-        };
-        let report = format!(
-            "its log cannot be followed behind {at}, so nothing behind that would ever be confirmed or shown to standbys"
-        );
-        tracing::error!(
-            "PostgreSQL is killed, for somebody to take over: {report}. This is a bug: keep the log, and tell"
-        );
-        // A clean stop would wait for confirmations, and end with nothing that may be sealed. If it hangs in the kernel, its
-        // mount is aborted later.
-        let _ = tokio::time::timeout(DIES_WITHIN, self.postgres.kill()).await;
-        Some(Event::PostgresExited {
-            redo_failed: false,
-            report,
-        })
+            GivenUp::Unfollowed(at) => Some(kill_unfollowed(&self.postgres, at).await),
+        }
+    }
+}
+
+/// The log cannot be followed behind `at`: makes an end of its server, for somebody to take over. What has happened then.
+pub(super) async fn kill_unfollowed(postgres: &Postgres, at: Lsn) -> Event {
+    let report = format!(
+        "its log cannot be followed behind {at}, so nothing behind that would ever be confirmed or shown to standbys"
+    );
+    tracing::error!(
+        "PostgreSQL is killed, for somebody to take over: {report}. This is a bug: keep the log, and tell"
+    );
+    // A clean stop would wait for confirmations, and end with nothing that may be sealed. If it hangs in the kernel, its
+    // mount is aborted later.
+    let _ = tokio::time::timeout(DIES_WITHIN, postgres.kill()).await;
+    Event::PostgresExited {
+        redo_failed: false,
+        report,
     }
 }

@@ -100,10 +100,18 @@ impl Desk {
 
     /// The server says this.
     pub fn hear(&mut self, bytes: &[u8]) {
-        let mut input = BytesMut::from(bytes);
-        let mut rest = self.rest;
-        self.with(|session, cx, out| session.server_input(cx, &mut input, &mut rest, out));
-        self.rest = rest;
+        self.hear_in_pieces(&[bytes]);
+    }
+
+    /// The server says this, and what is not taken of a piece is there with the next one.
+    pub fn hear_in_pieces(&mut self, pieces: &[&[u8]]) {
+        let mut input = BytesMut::new();
+        for piece in pieces {
+            input.extend_from_slice(piece);
+            let mut rest = self.rest;
+            self.with(|session, cx, out| session.server_input(cx, &mut input, &mut rest, out));
+            self.rest = rest;
+        }
     }
 
     /// The server answers everything, with this status at the end.

@@ -10,15 +10,21 @@
 //! asked about, and answered when both are durable.
 //!
 //! Invariant: once the warning has come, the client is not told that this unit is done; it is told once that nobody
-//! knows, and what else the server answers of this unit is swallowed.
+//! knows, and what else the server answers of this unit is swallowed. If it asks for data, it gets none: the client, which
+//! has its answer, would not send any.
+
+use postgres_protocol::message::frontend;
 
 use super::super::frame::{self, Refusal};
 use super::super::outcome::Xid;
+use super::slots::{Ask, To};
 use super::unit::Unit;
 use super::{Out, Session};
 
 /// Who warns, in every language.
 const WAITS: &[u8] = b"SyncRepWaitForLSN";
+/// What is said in place of data. Nobody but the server's log sees it.
+const NO_DATA: &str = "the client was told that the wait for a commit before it was cancelled";
 
 /// Asks what became of a transaction; the answer comes when it is durable. Where commits do not wait, it writes nothing.
 pub(super) fn status_query(xid: Xid) -> String {
@@ -75,6 +81,25 @@ impl Session {
         if unit.durability == Durability::Cancelled {
             unit.durability = Durability::Told;
             refusal().put(&mut out.client);
+        }
+    }
+
+    /// The server asks for data behind such a commit, if the client was told: it has to go on without, up to the end of the
+    /// unit.
+    pub(super) fn refuse_data(&mut self, out: &mut Out) {
+        let Some(unit) = &mut self.unit else {
+            return;
+        };
+        if unit.durability != Durability::Told
+            || frontend::copy_fail(NO_DATA, &mut out.server).is_err()
+        {
+            return;
+        }
+        unit.copies_ended += 1;
+        // The `Sync` that was there is ignored; one that is to come is not.
+        if unit.is_complete && !unit.is_simple {
+            frontend::sync(&mut out.server);
+            self.slots.push(Ask::Sync, To::Client);
         }
     }
 }

@@ -87,6 +87,7 @@ impl Session {
             && len > STREAMED_BYTES
             && is_clients
             && self.phase == Phase::Running
+            && unit.durability != Durability::Told
             && unit.had.is_none();
         unit.is_streamed |= streams;
         streams
@@ -155,7 +156,7 @@ impl Session {
             }
             (To::Client | To::Wrapped, _) => {
                 self.tell_held(out);
-                self.note_answer(tag, bytes);
+                self.note_answer(tag, bytes, out);
                 self.emit(bytes, out);
             }
             (To::Xid, b'D') => self.hear_xid(frame::first_column(bytes)),
@@ -196,27 +197,35 @@ impl Session {
         }
     }
 
-    fn note_answer(&mut self, tag: u8, bytes: &[u8]) {
+    fn note_answer(&mut self, tag: u8, bytes: &[u8], out: &mut Out) {
         match tag {
-            b'G' => {
-                self.slots.copy_in();
-                if let Some(unit) = &mut self.unit {
-                    unit.copies_begun += 1;
-                    unit.is_copying_in = unit.copies_begun > unit.copies_ended;
-                }
-                if let Some(unit) = &mut self.unit
-                    && unit.is_copying_in
-                {
-                    // The `Sync` that was there is ignored: another one comes after the data.
-                    unit.is_complete &= unit.is_simple;
-                }
-            }
+            b'G' => self.data_asked(out),
+            b'W' => self.refuse_data(out),
             b'C' if frame::body(bytes) == b"ROLLBACK\0" => {
                 if let Some(unit) = &mut self.unit {
                     unit.was_rolled_back = true;
                 }
             }
             _ => {}
+        }
+    }
+
+    /// The server asks for data.
+    fn data_asked(&mut self, out: &mut Out) {
+        self.slots.copy_in();
+        let Some(unit) = &mut self.unit else {
+            return;
+        };
+        unit.copies_begun += 1;
+        // If not, what the client has sent unasked ends it.
+        if unit.copies_begun <= unit.copies_ended {
+            unit.is_copying_in = false;
+        } else if unit.durability == Durability::Told {
+            self.refuse_data(out);
+        } else {
+            unit.is_copying_in = true;
+            // The `Sync` that was there is ignored: another one comes after the data.
+            unit.is_complete &= unit.is_simple;
         }
     }
 

@@ -12,6 +12,8 @@ mod patience;
 mod places;
 mod proof;
 mod steps;
+#[cfg(test)]
+mod unfollowed_test;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -127,3 +127,117 @@ fn the_next_commit_is_judged_by_itself() {
         desk.written();
     }
 }
+
+/// Answers of a server that asks for data behind a commit whose wait was cancelled.
+const COPIES: [(u8, &[u8]); 3] = [(b'N', CANCELLED), (b'C', b"COMMIT\0"), (b'G', b"\0\0\0")];
+const NO_COPY: &[u8] = b"SERROR\0VERROR\0C57014\0MCOPY from stdin failed\0\0";
+
+/// The client had its answer, and sent no data; the server waited for them.
+#[test]
+fn a_copy_behind_such_a_commit_gets_no_data() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.say(b'Q', &[b"COMMIT; COPY t FROM STDIN\0"]);
+    desk.written();
+    desk.hear(&frames(&COPIES));
+    assert_eq!(desk.heard(), "N 08007");
+    assert_eq!(desk.written(), "f");
+    assert!(
+        !desk.session.takes_client(),
+        "what it sends next is no data"
+    );
+    desk.answer(&[(b'E', NO_COPY)], b'I');
+    assert_eq!(desk.heard(), "ZI");
+    desk.query("SELECT 1", "SELECT 1", b'I');
+    assert_eq!(desk.heard(), "SELECT 1 ZI");
+}
+
+/// A `COMMIT` and a `COPY` in one pipeline.
+fn commit_and_copy() -> Desk {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.execute("COMMIT");
+    desk.execute("COPY t FROM STDIN");
+    desk
+}
+
+const COMMITTED: [(u8, &[u8]); 5] = [
+    (b'1', b""),
+    (b'2', b""),
+    (b'n', b""),
+    (b'N', CANCELLED),
+    (b'C', b"COMMIT\0"),
+];
+const ASKS: [(u8, &[u8]); 4] = [(b'1', b""), (b'2', b""), (b'n', b""), (b'G', b"\0\0\0")];
+
+/// The server ignores each `Sync` that comes before the end of the data.
+#[test]
+fn a_pipeline_with_such_a_copy_ends_at_a_sync_behind_the_refusal() {
+    let mut desk = commit_and_copy();
+    desk.say(b'S', &[]);
+    desk.written();
+    desk.hear(&frames(&[&COMMITTED[..], &ASKS].concat()));
+    assert_eq!(desk.heard(), "1 2 n N 08007");
+    assert_eq!(desk.written(), "f S");
+    desk.answer(&[(b'E', NO_COPY)], b'I');
+    assert_eq!(desk.heard(), "ZI");
+    desk.query("SELECT 1", "SELECT 1", b'I');
+    assert_eq!(desk.heard(), "SELECT 1 ZI");
+}
+
+/// One that is to come is enough, before or after the server has said that it goes on without.
+#[test]
+fn a_pipeline_that_is_not_at_its_end_gets_no_sync_of_the_proxys() {
+    for is_early in [true, false] {
+        let mut desk = commit_and_copy();
+        desk.say(b'H', &[]);
+        desk.written();
+        desk.hear(&frames(&[&COMMITTED[..], &ASKS].concat()));
+        assert_eq!(desk.heard(), "1 2 n N 08007");
+        assert_eq!(desk.written(), "f");
+        if is_early {
+            desk.say(b'S', &[]);
+            desk.hear(&frames(&[(b'E', NO_COPY)]));
+        } else {
+            desk.hear(&frames(&[(b'E', NO_COPY)]));
+            desk.say(b'S', &[]);
+        }
+        assert_eq!(desk.written(), "S", "{is_early}");
+        desk.answer(&[], b'I');
+        assert_eq!(desk.heard(), "ZI");
+    }
+}
+
+/// It is the client's own end of the data that the server finds next.
+#[test]
+fn data_that_were_sent_unasked_are_taken() {
+    let mut desk = commit_and_copy();
+    desk.say(b'H', &[]);
+    for (tag, piece) in [(b'd', &b"1\n"[..]), (b'c', b""), (b'S', b"")] {
+        desk.say(tag, &[piece]);
+    }
+    desk.written();
+    desk.hear(&frames(&[&COMMITTED[..], &ASKS].concat()));
+    assert_eq!(desk.written(), "");
+    desk.answer(&[(b'C', b"COPY 1\0")], b'I');
+    assert_eq!(desk.heard(), "1 2 n N 08007 ZI");
+}
+
+/// A row that was passed on in pieces came behind the error.
+#[test]
+fn long_rows_behind_such_a_commit_are_swallowed_as_short_ones() {
+    let mut desk = Desk::ready();
+    begin_and_write(&mut desk, 700);
+    desk.say(b'Q', &[b"COMMIT; SELECT repeat('x', 100000)\0"]);
+    let row = vec![b'x'; 100_000];
+    let answers = frames(&[
+        (b'N', CANCELLED),
+        (b'C', b"COMMIT\0"),
+        (b'D', &row),
+        (b'C', b"SELECT 1\0"),
+        (b'Z', b"I"),
+    ]);
+    let (first, rest) = answers.split_at(90_000);
+    desk.hear_in_pieces(&[first, rest]);
+    assert_eq!(desk.heard(), "N 08007 ZI");
+}
