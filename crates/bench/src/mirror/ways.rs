@@ -159,14 +159,12 @@ impl Open {
             return Ok(());
         };
         match self.way {
-            Way::Manager => {
+            Way::Manager | Way::Primary => {
+                if self.way == Way::Primary {
+                    mirror.run(0, &["init"]).await?;
+                }
                 mirror.start_manager(0).await?;
                 mirror.wait_serves(0, WITHIN).await
-            }
-            Way::Primary => {
-                mirror.run(0, &["init"]).await?;
-                mirror.start_manager(0).await?;
-                mirror.wait_primary(WITHIN).await.map(drop)
             }
             _ => mirror.start(WITHIN).await,
         }

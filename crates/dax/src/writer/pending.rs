@@ -135,10 +135,9 @@ impl Pending {
         generation: Generation,
         version: Version,
         checksum: u32,
-        contents: impl Into<Contents>,
+        Contents { base, data }: Contents,
         replicas: ReplicaSet,
     ) {
-        let Contents { base, data } = contents.into();
         let seq = version.seq;
         if self.slots.is_empty() {
             self.base = seq;
@@ -480,7 +479,7 @@ mod tests {
             generation,
             version,
             0,
-            data,
+            data.into(),
             ALL(),
         );
     }

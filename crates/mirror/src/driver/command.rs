@@ -58,13 +58,6 @@ pub struct Status {
     pub locked: u64,
 }
 
-impl Status {
-    /// Whether it serves clients.
-    pub fn serves(&self) -> bool {
-        matches!(self.role, Role::Primary | Role::Single)
-    }
-}
-
 pub(super) fn status(hub: &Hub) -> Status {
     hub.look(|manager| Status {
         name: hub.name.clone(),

@@ -390,15 +390,8 @@ impl Hub {
     /// Lets clients of the only member in.
     async fn serve_singly(&self) {
         let life = self.look(Manager::life);
-        while self.look(Manager::life) == life {
-            match self.read_facts().await {
-                Ok(()) => break,
-                Err(error) => {
-                    tracing::warn!(%error, "the catalog cannot be read; trying again, and clients wait")
-                }
-            }
-            tokio::time::sleep(READ_AGAIN).await;
-        }
+        self.read_facts_while(|manager| manager.life() == life)
+            .await;
         self.look(|manager| {
             if manager.life() == life && manager.role() == Role::Single {
                 self.open_gate();
@@ -411,7 +404,7 @@ impl Hub {
     pub async fn about_to_serve(&self) {
         let mut serving = self.serving();
         let opens = async {
-            while self.look(Manager::may_serve) && serving.borrow_and_update().is_none() {
+            while self.role().serves() && serving.borrow_and_update().is_none() {
                 // If it loses the epoch instead, nobody says so here.
                 let _ = tokio::time::timeout(READ_AGAIN, serving.changed()).await;
             }
@@ -432,11 +425,17 @@ impl Hub {
     pub async fn follow_definitions(&self, epoch: u32) {
         // The manager's own sessions have prepared statements by what was defined before.
         self.member.redefined();
-        while self.look(|manager| manager.epoch()) == Some(epoch) {
+        self.read_facts_while(|manager| manager.epoch() == Some(epoch))
+            .await;
+    }
+
+    /// Reads the catalog anew until that succeeds, for as long as this is so.
+    async fn read_facts_while(&self, is_so: impl Fn(&Manager) -> bool) {
+        while self.look(&is_so) {
             match self.read_facts().await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "the catalog cannot be read; trying again, and what has changed it waits");
+                    tracing::warn!(%error, "the catalog cannot be read; trying again, and whoever needs it waits");
                 }
             }
             tokio::time::sleep(READ_AGAIN).await;
@@ -527,25 +526,28 @@ impl Hub {
 pub fn advice(manager: &Manager) -> Option<String> {
     let log =
         |log: Option<Identity>| log.map_or_else(|| "unknown".to_owned(), |log| log.to_string());
-    let what = match manager.role() {
-        Role::Recovering(Why::Ahead) => {
-            "the member has transactions that the log has never had".to_owned()
-        }
-        Role::Recovering(Why::Foreign) => format!(
-            "the member belongs to the log {}, and the volume has the log {}",
-            log(manager.log()),
-            log(manager.log_of_zones())
+    let (what, so) = match manager.role() {
+        Role::Recovering(Why::Ahead) => (
+            "the member has transactions that the log has never had".to_owned(),
+            OF_ANOTHER_LOG,
+        ),
+        Role::Recovering(Why::Foreign) => (
+            format!(
+                "the member belongs to the log {}, and the volume has the log {}",
+                log(manager.log()),
+                log(manager.log_of_zones())
+            ),
+            OF_ANOTHER_LOG,
         ),
         Role::Recovering(Why::Mirrored) => {
-            return Some(
-                "the member belongs to a mirror, and what is written to it alone the other member would never get: leave single = true \
-                 out, or see \"One member first\" in docs/MIRROR.md"
-                    .to_owned(),
-            );
+            ("the member belongs to a mirror".to_owned(), OF_A_MIRROR)
         }
         _ => return None,
     };
-    Some(format!(
-        "{what}, so nobody works with it; give the managers the volume of before, or see \"A log that is lost\" in docs/MIRROR.md"
-    ))
+    Some(format!("{what}, {so}"))
 }
+
+const OF_ANOTHER_LOG: &str = "so nobody works with it; give the managers the volume of before, or see \"A log that is lost\" in \
+    docs/MIRROR.md";
+const OF_A_MIRROR: &str = "and what is written to it alone the other member would never get: leave single = true out, or see \
+    \"One member first\" in docs/MIRROR.md";

@@ -20,15 +20,19 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The page now.
 pub async fn page(hub: &Arc<Hub>) -> String {
+    let other = match hub.config.single {
+        true => None,
+        false => ask_other(hub).await,
+    };
+    html(&super::command::status(hub), other.as_ref())
+}
+
+/// What the other manager says of itself, if it answers.
+async fn ask_other(hub: &Hub) -> Option<Status> {
     let tls = hub.protection.peers.as_ref();
     let asked = ask(&hub.config.peer, tls, Question::Status);
     let told = tokio::time::timeout(ANSWERS_WITHIN, asked).await;
-    let other = told
-        .ok()
-        .and_then(Result::ok)
-        .and_then(Result::ok)
-        .and_then(|json| serde_json::from_str(&json).ok());
-    html(&super::command::status(hub), other.as_ref())
+    serde_json::from_str(&told.ok()?.ok()?.ok()?).ok()
 }
 
 /// What a person is to know first: how good it is, and a sentence.

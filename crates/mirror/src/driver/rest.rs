@@ -34,7 +34,7 @@ struct Condition {
 
 /// Whether a check holds; `None` if the path is no check.
 fn check(path: &str, now: Condition) -> Option<bool> {
-    let is_primary = matches!(now.role, Role::Primary | Role::Single) && now.serves;
+    let is_primary = now.role.serves() && now.serves;
     let is_standby = now.role == Role::Standby;
     Some(match path {
         "/" | "/primary" | "/leader" | "/read-write" => is_primary,

@@ -7,14 +7,9 @@ use mirror::driver::peer::Question;
 use tokio_postgres::Client;
 
 use crate::server::psql;
-use crate::site::{Site, connect};
+use crate::site::{Site, connect, run};
 
 const SCHEMA: &str = "CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'a')";
-
-fn run(site: &Site, client: &Client, text: &str) {
-    let done = site.runtime.block_on(client.batch_execute(text));
-    done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
-}
 
 fn value(site: &Site, client: &Client, text: &str) -> Option<String> {
     let rows = site.runtime.block_on(client.simple_query(text));

@@ -8,7 +8,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 
 use crate::server::psql;
-use crate::site::{Site, connect};
+use crate::site::{Site, connect, run};
 
 const SCHEMA: &str = "
     CREATE TABLE t (id int PRIMARY KEY, a text);
@@ -19,11 +19,6 @@ fn with_schema(more: &str) -> (Site, Client) {
     let client = site.connect();
     run(&site, &client, SCHEMA);
     (site, client)
-}
-
-fn run(site: &Site, client: &Client, text: &str) {
-    let done = site.runtime.block_on(client.batch_execute(text));
-    done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
 }
 
 fn code(error: tokio_postgres::Error) -> SqlState {

@@ -1,7 +1,5 @@
 //! A manager whose member is the only one: what clients send arrives as they have sent it, and what a mirror refuses is refused.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -12,7 +10,8 @@ use postgres_protocol::message::frontend;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use crate::site::{Site, connect};
+use crate::site::{Site, connect, run};
+use crate::statements::Raw;
 
 /// A session at the manager.
 fn session(site: &Site) -> Client {
@@ -20,11 +19,6 @@ fn session(site: &Site) -> Client {
     let conninfo = format!("host=127.0.0.1 port={port} user=postgres dbname=app");
     let connected = site.runtime.block_on(connect(&conninfo));
     connected.expect("clients are let in")
-}
-
-fn run(site: &Site, client: &Client, text: &str) {
-    let done = site.runtime.block_on(client.batch_execute(text));
-    done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
 }
 
 fn fails(site: &Site, client: &Client, text: &str) -> SqlState {
@@ -230,41 +224,6 @@ fn a_member_of_a_mirror_is_refused_and_a_single_one_becomes_one() {
     assert!(advice.is_some_and(|advice| advice.contains("single = true")));
 }
 
-/// A client that sends what it likes.
-struct Raw(TcpStream);
-
-impl Raw {
-    fn connect(site: &Site) -> Raw {
-        let mut raw = Raw(TcpStream::connect(site.client_address(0)).expect("it listens"));
-        let mut out = BytesMut::new();
-        let who = [("user", "postgres"), ("database", "app")];
-        frontend::startup_message(who, &mut out).expect("it fits");
-        raw.send(&out);
-        raw.answers(b'Z');
-        raw
-    }
-
-    fn send(&mut self, messages: &[u8]) {
-        self.0.write_all(messages).expect("it is taken");
-    }
-
-    /// The types of messages, and what they say, up to one of this type or the end.
-    fn answers(&mut self, last: u8) -> Vec<(u8, Vec<u8>)> {
-        let mut answers = Vec::new();
-        let mut head = [0; 5];
-        while self.0.read_exact(&mut head).is_ok() {
-            let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
-            let mut body = vec![0; len - 4];
-            self.0.read_exact(&mut body).expect("a whole message");
-            answers.push((head[0], body));
-            if head[0] == last {
-                break;
-            }
-        }
-        answers
-    }
-}
-
 /// A statement of the extended protocol, without `Sync`.
 fn put(out: &mut BytesMut, text: &str) {
     let none: [i16; 0] = [];
@@ -281,29 +240,29 @@ fn a_batch_happens_wholly_or_not_at_all() {
     let site = Site::start_singly();
     let client = session(&site);
     run(&site, &client, TABLE);
-    let mut raw = Raw::connect(&site);
+    let mut raw = Raw::connect_to(site.client_address(0));
     let batch = |texts: &[&str]| {
         let mut out = BytesMut::new();
         texts.iter().for_each(|text| put(&mut out, text));
         frontend::sync(&mut out);
         out
     };
-    raw.send(&batch(&[
+    let fails = raw.ask(&batch(&[
         "INSERT INTO t VALUES (1)",
         "INSERT INTO t VALUES (1)",
     ]));
-    assert!(raw.answers(b'Z').iter().any(|(kind, _)| *kind == b'E'));
-    raw.send(&batch(&[
+    assert!(fails.contains('E'), "{fails}");
+    let refused = raw.ask(&batch(&[
         "INSERT INTO t VALUES (2)",
         "PREPARE TRANSACTION 'x'",
     ]));
-    assert!(raw.answers(b'Z').iter().any(|(kind, _)| *kind == b'E'));
+    assert!(refused.contains('E'), "{refused}");
     assert_eq!(count(&site, &client, "t"), 0);
-    raw.send(&batch(&[
+    let inserted = raw.ask(&batch(&[
         "INSERT INTO t VALUES (3)",
         "INSERT INTO t VALUES (4)",
     ]));
-    assert!(raw.answers(b'Z').iter().all(|(kind, _)| *kind != b'E'));
+    assert!(!inserted.contains('E'), "{inserted}");
     assert_eq!(count(&site, &client, "t"), 2);
 }
 
@@ -313,19 +272,18 @@ fn a_refusal_after_a_flush_ends_the_session() {
     let site = Site::start_singly();
     let client = session(&site);
     run(&site, &client, TABLE);
-    let mut raw = Raw::connect(&site);
+    let mut raw = Raw::connect_to(site.client_address(0));
     let mut out = BytesMut::new();
     put(&mut out, "INSERT INTO t VALUES (1)");
     frontend::flush(&mut out);
-    raw.send(&out);
-    raw.answers(b'C');
+    raw.ask_until(&out, 'C');
     out.clear();
     put(&mut out, "PREPARE TRANSACTION 'x'");
     frontend::sync(&mut out);
     raw.send(&out);
-    let answers = raw.answers(b'Z');
+    let answers: Vec<_> = std::iter::from_fn(|| raw.next()).collect();
     let (kind, said) = answers.last().expect("it is told why");
-    assert_eq!(*kind, b'E');
+    assert_eq!(*kind, 'E');
     assert!(String::from_utf8_lossy(said).contains("FATAL"));
     assert_eq!(count(&site, &client, "t"), 0);
 }

@@ -12,7 +12,7 @@ use dax::storage::{Storage, VolumeSettings};
 use mirror::core::manager::Role;
 use mirror::driver::config::Config;
 use mirror::driver::peer::{Question, ask};
-use mirror::driver::{Open, Status, Verdict, run};
+use mirror::driver::{Open, Status, Verdict};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio_postgres::{Client, NoTls};
@@ -174,7 +174,7 @@ impl Site {
                     std::future::pending().await
                 }
             };
-            if let Err(error) = run(config, name, opener, None, asked).await {
+            if let Err(error) = mirror::driver::run(config, name, opener, None, asked).await {
                 panic!("the manager does not run: {error}");
             }
         });
@@ -320,4 +320,11 @@ pub async fn connect(conninfo: &str) -> Result<Client, tokio_postgres::Error> {
     let (client, connection) = tokio_postgres::connect(conninfo, NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
+}
+
+/// Executes a text.
+#[track_caller]
+pub fn run(site: &Site, client: &Client, text: &str) {
+    let done = site.runtime.block_on(client.batch_execute(text));
+    done.unwrap_or_else(|error| panic!("{text}: {error:?}"));
 }

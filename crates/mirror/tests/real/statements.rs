@@ -251,9 +251,13 @@ pub struct Raw(std::net::TcpStream);
 
 impl Raw {
     pub fn connect(site: &Site) -> Raw {
+        Raw::connect_to(site.client_address(site.who_serves()))
+    }
+
+    /// At this manager.
+    pub fn connect_to(address: std::net::SocketAddr) -> Raw {
         use postgres_protocol::message::frontend::startup_message;
-        let at = site.who_serves();
-        let stream = std::net::TcpStream::connect(site.client_address(at)).expect("it listens");
+        let stream = std::net::TcpStream::connect(address).expect("it listens");
         let mut raw = Raw(stream);
         let mut out = bytes::BytesMut::new();
         let parameters = [
@@ -273,19 +277,33 @@ impl Raw {
 
     /// The same up to another kind.
     pub fn ask_until(&mut self, messages: &[u8], last: char) -> String {
-        use std::io::{Read, Write};
+        self.send(messages);
+        let mut kinds = String::new();
+        while !kinds.ends_with(last) {
+            kinds.push(self.next().expect("it answers").0);
+        }
+        kinds
+    }
+
+    pub fn send(&mut self, messages: &[u8]) {
+        use std::io::Write;
         let patience = Some(std::time::Duration::from_secs(20));
         self.0.set_read_timeout(patience).expect("it is there");
         self.0.write_all(messages).expect("it is there");
-        let mut kinds = String::new();
-        while !kinds.ends_with(last) {
-            let mut head = [0; 5];
-            self.0.read_exact(&mut head).expect("it answers");
-            let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize - 4;
-            self.0.read_exact(&mut vec![0; len]).expect("all of it");
-            kinds.push(char::from(head[0]));
+    }
+
+    /// The next message: its kind, and what it says. Nothing if the connection has ended.
+    pub fn next(&mut self) -> Option<(char, Vec<u8>)> {
+        use std::io::Read;
+        let mut head = [0; 5];
+        match self.0.read_exact(&mut head) {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return None,
+            read => read.expect("it answers"),
         }
-        kinds
+        let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize - 4;
+        let mut body = vec![0; len];
+        self.0.read_exact(&mut body).expect("all of it");
+        Some((char::from(head[0]), body))
     }
 }
 

@@ -168,7 +168,7 @@ async fn ask_primary(file: &Path, question: Question) -> anyhow::Result<String> 
     let at = statuses(file)
         .await?
         .iter()
-        .position(|status| status.as_ref().is_some_and(Status::serves));
+        .position(|status| status.as_ref().is_some_and(|status| status.role.serves()));
     let none = || {
         Failure::new(Code::Unavailable, "no manager is primary")
             .advise("Look at both with understudy mirror status.")
@@ -225,9 +225,7 @@ async fn verify(args: &MirrorAsking) -> anyhow::Result<Code> {
 
 async fn history(args: &MirrorAsking) -> anyhow::Result<Code> {
     let told = ask_both(&args.file.config, Question::History).await?;
-    let mut told: Vec<_> = told.into_iter().flatten().collect();
-    told.sort_by_key(Result::is_err);
-    let told = told.into_iter().next();
+    let told = told.into_iter().flatten().min_by_key(Result::is_err);
     let told = told.ok_or_else(|| Failure::new(Code::Unavailable, "no manager can be reached"))?;
     let told = told.map_err(|why| Failure::new(Code::Refused, why))?;
     if args.json {

@@ -169,7 +169,7 @@ impl Core {
         generation: Generation,
         contents: impl Into<Contents>,
     ) -> Result<Version> {
-        self.shared.write(key, generation, contents)
+        self.shared.write(key, generation, contents.into())
     }
 
     /// The answer to a read that needs no replica, if there is one.

@@ -245,7 +245,7 @@ impl Promote {
                 .learned(self.key, Generation::MAX, found, true);
             return Some(Ok(Output::Block(Some(into_block(chosen)))));
         }
-        match s.write(self.key, chosen.generation, chosen.data.clone()) {
+        match s.write(self.key, chosen.generation, chosen.data.clone().into()) {
             Err(error) => Some(Err(error)),
             Ok(version) => {
                 let block = Block {

@@ -306,9 +306,8 @@ impl Shared {
         &mut self,
         key: BlockKey,
         generation: Generation,
-        contents: impl Into<Contents>,
+        contents: Contents,
     ) -> Result<Version> {
-        let contents = contents.into();
         self.handle.check_writer()?;
         // Shorter if it is packed.
         if !(1..=self.settings.block_size_bytes as usize).contains(&contents.data.len()) {

@@ -29,9 +29,4 @@ impl Manager {
         }
         self.role = Role::Recovering(Why::NoMember);
     }
-
-    /// Whether it may let clients in, or already does.
-    pub fn may_serve(&self) -> bool {
-        self.primary.is_some() || self.role == Role::Single
-    }
 }

@@ -58,7 +58,7 @@ fn the_only_member_is_served_for_as_long_as_it_answers() {
     );
     manager.single_up(false, &mut out);
     assert_eq!((manager.role(), out), (Role::Single, vec![Effect::Serve]));
-    assert!(manager.reads(1_000_000) && manager.may_serve());
+    assert!(manager.reads(1_000_000) && manager.role().serves());
     let (life, mut out) = (manager.life(), Vec::new());
     manager.member_down(&mut out);
     assert_eq!(out, [Effect::Unserve]);

@@ -105,6 +105,13 @@ pub enum Role {
     Recovering(Why),
 }
 
+impl Role {
+    /// Whether it is one in which clients are served.
+    pub fn serves(self) -> bool {
+        matches!(self, Role::Primary | Role::Single)
+    }
+}
+
 /// What a manager wants done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
