@@ -31,6 +31,7 @@ use crate::storage::{
 use crate::tls::Tls;
 use crate::writer::differences::Differences;
 use crate::writer::packing::unpack;
+use crate::writer::tails::Tails;
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
 use greeting::Introduction;
@@ -100,6 +101,7 @@ pub struct Client {
     driver: Arc<Driver>,
     /// What pages were, so that only differences of them are sent.
     differences: Differences,
+    tails: Tails,
     /// Makes this life of the node differ from its earlier ones.
     incarnation: u64,
     /// Ends with the client.
@@ -148,6 +150,7 @@ impl Client {
         Ok(Arc::new(Client {
             driver,
             differences: Differences::new(config.differences_bytes_max),
+            tails: Tails::default(),
             incarnation: random(),
             _tasks: tasks,
         }))
@@ -251,7 +254,11 @@ impl Storage for Client {
             let text = format!("a write of {} bytes is not one block", data.len());
             return Err(Error::new(ErrorKind::Invalid, text));
         }
-        let contents = self.differences.pack(key, generation, data);
+        let contents = match generation {
+            // Ends of the log, the journal, and configuration.
+            Generation::SINGLE => self.tails.pack(key, data),
+            _ => self.differences.pack(key, generation, data),
+        };
         self.driver.write(key, generation, contents)
     }
 

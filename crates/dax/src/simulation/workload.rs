@@ -1,7 +1,7 @@
 //! What clients do: owners write, sync, promote, read, seal and scrub; readers follow seals and
 //! records. Also those who have been deposed and do not know it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::flaw::Flaw;
 use super::history::{Action, ClientId, Content, Event, NOTHING, OpNumber, Outcome, RecordId};
@@ -64,6 +64,8 @@ pub(super) struct Writer {
     last: Option<(BlockKey, Content, Version)>,
     /// What its seals list: the newest version of each data block.
     listed: Listed,
+    /// The blocks of a single version that it wrote.
+    singles: BTreeSet<BlockKey>,
     /// The first block of [`TAIL`] that it has not given back.
     tail: u64,
 }
@@ -72,6 +74,13 @@ pub(super) struct Writer {
 type Listed = BTreeMap<BlockKey, (Generation, Version)>;
 
 impl Writer {
+    /// Where replicas have what it wrote of the block last.
+    fn before(&self, key: BlockKey) -> Option<Generation> {
+        let listed = self.listed.get(&key).map(|(generation, _)| *generation);
+        let single = self.singles.contains(&key).then_some(Generation::SINGLE);
+        listed.or(single)
+    }
+
     fn generation(&self) -> Generation {
         Generation {
             epoch: self.epoch,
@@ -310,9 +319,8 @@ impl Schedule {
         }
         let content = self.content();
         // Right if both contents begin alike and every replica has the other one: else it is refused, and sent again.
-        let before = self.writers[writer].listed.get(&key);
-        let base = before.map(|(generation, _)| Base {
-            generation: *generation,
+        let base = self.writers[writer].before(key).map(|generation| Base {
+            generation,
             bytes: BASE_BYTES as u32,
         });
         let data = data_of(content);
@@ -334,8 +342,13 @@ impl Schedule {
         });
         let w = &mut self.writers[writer];
         w.last = Some((key, content, version));
-        if generation != Generation::SINGLE {
-            w.listed.insert(key, (generation, version));
+        match generation {
+            Generation::SINGLE => {
+                w.singles.insert(key);
+            }
+            _ => {
+                w.listed.insert(key, (generation, version));
+            }
         }
         true
     }
@@ -638,6 +651,7 @@ impl Schedule {
             recording: false,
             last: None,
             listed: Listed::new(),
+            singles: BTreeSet::new(),
             tail: 0,
         });
         let call = Call::PromoteRecord(name(SEAL));

@@ -83,10 +83,9 @@ impl Differences {
         }
     }
 
-    /// The contents as they are kept, and what of them zones have already.
+    /// The contents of a block that has generations as they are kept, and what of them zones have already.
     pub fn pack(&self, key: BlockKey, generation: Generation, data: Bytes) -> Contents {
-        // Blocks of a single version are ends of the log, the journal, and configuration.
-        if self.bytes_max == 0 || generation == Generation::SINGLE {
+        if self.bytes_max == 0 {
             return pack(data).into();
         }
         let known = self.memory.lock().advance(key, generation);
@@ -231,13 +230,9 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_the_log_are_whole_and_so_is_everything_without_memory() {
-        let differences = Differences::new(1 << 20);
+    fn everything_is_whole_without_memory() {
         let without = Differences::new(0);
         for _ in 0..2 {
-            let Contents { base, .. } =
-                differences.pack(key(0), Generation::SINGLE, page(1).into());
-            assert!(base.is_none());
             let Contents { base, .. } = without.pack(key(0), generation(1), page(1).into());
             assert!(base.is_none());
         }

@@ -14,6 +14,7 @@ pub mod pending;
 mod reading;
 mod replica_set;
 mod syncs;
+pub mod tails;
 pub mod versions;
 
 pub use handle::Handle;

@@ -18,7 +18,7 @@ mod seats;
 mod unproven;
 mod writes;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use crate::ids::{BlockKey, Generation, ReplicaId, StoreId, Version, ZoneId};
 use crate::sightings::{Position, Sighting};
@@ -96,6 +96,8 @@ pub(crate) struct Link {
     in_flight: VecDeque<InFlight>,
     in_flight_bytes: usize,
     queue: VecDeque<Seq>,
+    /// Blocks of which a write was left out, with a newer one in the queue.
+    skipped: HashSet<BlockKey>,
     resting: Vec<Seq>,
     rest_until: Time,
     flush_wanted: Seq,

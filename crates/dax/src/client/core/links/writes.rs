@@ -12,8 +12,8 @@ use crate::client::core::quorum::ReplicaSet;
 use crate::client::core::{Effect, Effects, Time};
 use crate::error::ErrorKind;
 use crate::ids::{Epoch, ReplicaId};
-use crate::wire::{BlockWrite, Request};
-use crate::writer::pending::{Pending, Seq};
+use crate::wire::{Base, BlockWrite, Request};
+use crate::writer::pending::{Entry, Pending, Seq};
 
 /// So many bytes do not wait until somebody needs them, nor do so many that a lazy replica is owed.
 pub(super) const LINGER_BYTES: u64 = 128 << 10;
@@ -61,6 +61,7 @@ impl Links {
         {
             if may_skip && pending.is_superfluous(seq, replica) {
                 let bytes = pending.get(seq).map_or(0, |e| e.data.len());
+                link.skipped.extend(pending.get(seq).map(|e| e.key));
                 pending.ack(seq, replica, |_| true);
                 link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
                 continue;
@@ -68,7 +69,7 @@ impl Links {
             let Some(entry) = pending.get(seq).filter(|e| e.missing.contains(replica)) else {
                 continue;
             };
-            let base = entry.base.filter(|_| link.takes_bases);
+            let base = entry.base.filter(|base| link.has_base(entry, base));
             let write = BlockWrite {
                 epoch,
                 key: entry.key,
@@ -82,6 +83,9 @@ impl Links {
             };
             link.last_sent = link.last_sent.max(seq);
             link.send(replica, Sent::Write(seq), write, out);
+        }
+        if link.queue.is_empty() {
+            link.skipped.clear();
         }
         link.flush(replica, out);
     }
@@ -179,6 +183,13 @@ impl Links {
 }
 
 impl Link {
+    /// Whether the replica has what a write of this entry begins with, as far as known. One that was left out is what the
+    /// next one of its block begins with.
+    fn has_base(&mut self, entry: &Entry, base: &Base) -> bool {
+        let left_out = base.generation == entry.generation && self.skipped.remove(&entry.key);
+        self.takes_bases && !left_out
+    }
+
     /// What is in flight under this number is not any more.
     fn take_in_flight(&mut self, number: u64) -> Option<InFlight> {
         let found = self.in_flight.binary_search_by_key(&number, |f| f.number);

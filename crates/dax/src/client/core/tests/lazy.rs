@@ -3,6 +3,9 @@
 use super::super::*;
 use super::harness::*;
 use crate::storage::SyncScope;
+use crate::wire::Base;
+use crate::writer::differences::Contents;
+use bytes::Bytes;
 
 const TICK: Time = Time::from_millis(20);
 
@@ -32,6 +35,53 @@ fn two_of_three_make_it_durable_and_the_lazy_one_gets_the_last_of_it_with_the_ti
     let newest = d.peers[2].newest(key(0), SINGLE);
     assert_eq!(newest.unwrap().data[0], 5);
     assert_eq!(d.core.replicas()[2].pending_bytes, 0);
+}
+
+/// Writes a block that begins as ever and ends with `byte`s, as what follows on the write before.
+fn grow(d: &mut Harness, byte: u8) {
+    let base = Base {
+        generation: SINGLE,
+        bytes: 100,
+    };
+    let mut whole = vec![7; BLOCK as usize];
+    whole[100..].fill(byte);
+    let contents = Contents {
+        base: Some(base),
+        data: whole.into(),
+    };
+    d.core.write(key(0), SINGLE, contents).unwrap();
+    d.collect();
+}
+
+#[test]
+fn the_lazy_one_is_sent_the_whole_of_what_follows_on_a_write_that_was_left_out() {
+    let mut d = trailing();
+    d.core
+        .write(key(0), SINGLE, Bytes::from(vec![7; BLOCK as usize]))
+        .unwrap();
+    d.run();
+    d.pass(TICK);
+    d.run();
+    for byte in 1..=5 {
+        grow(&mut d, byte);
+        let op = d.start(Call::Sync(SyncScope::Volume));
+        let whole = |request: &Request| matches!(request, Request::Write(w) if w.base.is_none());
+        assert!(!d.asked(0, whole) && !d.asked(1, whole));
+        d.deliver(0);
+        d.deliver(1);
+        assert!(d.result(op).is_some());
+    }
+    d.pass(TICK);
+    d.run();
+    let newest = d.peers[2].newest(key(0), SINGLE);
+    assert_eq!(newest.unwrap().data[100], 5);
+    assert_eq!(d.core.counters().bases_missed, 0, "it was not asked for");
+    // Then it has what the others have.
+    grow(&mut d, 6);
+    d.pass(TICK);
+    assert!(d.asked(2, |r| matches!(r, Request::Write(w) if w.base.is_some())));
+    d.run();
+    assert_eq!(d.core.counters().bases_missed, 0);
 }
 
 #[test]
