@@ -29,6 +29,25 @@ struct Agent {
 
 impl Agent {
     async fn connect(cluster: &Cluster) -> Agent {
+        let (agent, streams) = Agent::begin(cluster);
+        streams.await.unwrap();
+        agent
+    }
+
+    /// Why the server does not let it confirm.
+    async fn refused(cluster: &Cluster) -> Refusal {
+        let (mut agent, streams) = Agent::begin(cluster);
+        tokio::select! {
+            ended = &mut agent.ended => ended.unwrap().unwrap_err().refusal(),
+            Ok(()) = streams => {
+                agent.ended.abort();
+                Refusal::None
+            }
+        }
+    }
+
+    /// One that has yet to be let in, and what tells that it is.
+    fn begin(cluster: &Cluster) -> (Agent, oneshot::Receiver<()>) {
         let start = SyncedLog {
             end: Lsn(0),
             timeline: TimelineId::FIRST,
@@ -46,14 +65,14 @@ impl Agent {
         let ended = tokio::spawn(async move {
             confirm_log(&socket, "postgres", &mut confirmable, streaming).await
         });
-        streams.await.unwrap();
-        Agent {
+        let agent = Agent {
             synced,
             _held: held,
             at_most,
             needed,
             ended,
-        }
+        };
+        (agent, streams)
     }
 
     fn confirm(&self, end: Lsn) {
@@ -247,4 +266,29 @@ async fn a_cancelled_wait_is_a_warning() {
         log.contains("canceling wait for synchronous replication due to user request"),
         "{log}"
     );
+}
+
+/// By what it is told the agent gives up a place, gives up the server, or only tries again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_confirms_is_told_why_it_is_refused() {
+    let cluster = running(54045, "max_wal_senders = 1");
+    let socket = cluster.socket();
+    let place = Place::take(&socket, "postgres", "").await.unwrap();
+    assert_eq!(Agent::refused(&cluster).await, Refusal::Crowded);
+    place.leave().await;
+    let free: &[&str] = &["SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'"];
+    until(&cluster, free, "0").await;
+    let agent = Agent::connect(&cluster).await;
+    agent.ended.abort();
+    let hba = cluster.data().join("pg_hba.conf");
+    let rest = std::fs::read_to_string(&hba).unwrap();
+    std::fs::write(&hba, format!("local replication all reject\n{rest}")).unwrap();
+    ask(&cluster, &["SELECT pg_reload_conf()"]).await;
+    let refused = async {
+        while Agent::refused(&cluster).await != Refusal::Forbidden {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let refused = tokio::time::timeout(Duration::from_secs(60), refused);
+    refused.await.expect("once it has read its file");
 }

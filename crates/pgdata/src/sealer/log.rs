@@ -41,12 +41,18 @@ impl Log {
     /// Whether a sync that begins now may be answered before it is durable. Not if the log cannot be followed to what
     /// was written: nothing would confirm its commits. Not at the end of a segment: the archiver takes that segment then,
     /// and what it archived must be in every later history.
-    pub(super) fn may_answer_early(&self, size: SegmentSize) -> bool {
+    ///
+    /// If so it counts as answered at once: whoever makes the log strict, and asks then what was answered, must hear of it.
+    pub(super) fn answer_early(&mut self, size: SegmentSize, token: u64) -> bool {
         let ends_segment = size.offset(self.written) == 0;
-        self.is_ordered
+        let early = self.is_ordered
             && !ends_segment
             && self.follower.starved().is_none()
-            && self.syncs.may_answer_early()
+            && self.syncs.may_answer_early();
+        if early {
+            self.syncs.answer(token);
+        }
+        early
     }
 
     /// A sync begins.

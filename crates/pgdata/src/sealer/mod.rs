@@ -336,15 +336,7 @@ impl WriteObserver for Sealer {
     }
 
     fn may_answer_early(&self, token: u64) -> bool {
-        if token == 0 {
-            return false;
-        }
-        let mut log = self.log.lock();
-        let early = log.may_answer_early(self.layout.segment_size());
-        if early {
-            log.syncs.answer(token);
-        }
-        early
+        token != 0 && (self.log.lock()).answer_early(self.layout.segment_size(), token)
     }
 
     fn log_synced(&self, _path: &str, token: u64) {
