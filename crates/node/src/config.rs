@@ -68,7 +68,7 @@ impl Default for MemoryConfig {
     fn default() -> Self {
         MemoryConfig {
             cache: ByteSize::mib(64),
-            overlay: ByteSize::mib(128),
+            overlay: ByteSize::mib(64),
             kernel_cache: true,
             warm_every: Duration::from_secs(30),
         }

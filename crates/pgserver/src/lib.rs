@@ -43,7 +43,7 @@ use std::time::Duration;
 pub use install::{InitdbOptions, Installation, Password, PgVersion};
 pub use options::{ExitReport, StartOptions, StopMode};
 pub use server::{Postgres, Reloader};
-pub use session::Session;
+pub use session::{CommitWaits, Session};
 use supervise::ChildError;
 pub use supervise::RunAs;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use pgdata::parse_lsn;
 use pgdata::xid::Xid8;
 use tokio::time::Instant;
-use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
+use tokio_postgres::{Config, NoTls, SimpleQueryMessage, SimpleQueryRow};
 use volume::lsn::Lsn;
 
 use super::{PostgresError, Result};
@@ -18,6 +18,19 @@ use super::{PostgresError, Result};
 const OPENS_WITHIN: Duration = Duration::from_secs(10);
 /// How long it may take to answer what the agent asks for; the longest questions read files far from the storage.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
+
+/// Who waits for a flush of the log at one moment, and what counts beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommitWaits {
+    /// Transactions of at most a second that have written, and wait for a flush: their own or somebody else's.
+    pub waiting: u64,
+    /// Clients that did something within the last second.
+    pub clients: u64,
+    /// [`Session::snapshot_end`]: how many transactions have written, about.
+    pub snapshot_end: Xid8,
+    /// The `commit_delay` that is in force.
+    pub commit_delay: Duration,
+}
 
 /// An open session. Dropping it closes the connection.
 #[derive(Debug)]
@@ -67,6 +80,12 @@ impl Session {
     /// [`PostgresError::Sql`]; [`PostgresError::Timeout`] after half a minute without an answer. The session is of
     /// no use then.
     pub async fn value(&self, sql: &str) -> Result<Option<String>> {
+        let row = self.row(sql).await?;
+        Ok(row.and_then(|row| row.get(0).map(str::to_owned)))
+    }
+
+    /// The first row.
+    async fn row(&self, sql: &str) -> Result<Option<SimpleQueryRow>> {
         let answered = tokio::time::timeout(ANSWERS_WITHIN, self.client.simple_query(sql)).await;
         let messages = answered.map_err(|_| PostgresError::Timeout {
             what: "answer the agent",
@@ -75,7 +94,7 @@ impl Session {
         })??;
         for message in messages {
             if let SimpleQueryMessage::Row(row) = message {
-                return Ok(row.get(0).map(str::to_owned));
+                return Ok(Some(row));
             }
         }
         Ok(None)
@@ -187,6 +206,36 @@ impl Session {
         let answer = self.value(sql).await?;
         let number = |text: String| text.parse().map_err(|_| PostgresError::Answer(text));
         answer.map(number).transpose()
+    }
+
+    /// Who waits for a flush of the log now, without the agent's own sessions.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`]
+    pub async fn commit_waits(&self) -> Result<CommitWaits> {
+        // PostgreSQL 17 spells the same events otherwise.
+        let sql = "SELECT count(*) FILTER (WHERE backend_xid IS NOT NULL \
+                       AND xact_start > now() - interval '1 second' \
+                       AND lower(wait_event) IN ('walwrite', 'walsync')), \
+                   count(*) FILTER (WHERE greatest(query_start, state_change) > now() - interval '1 second'), \
+                   pg_snapshot_xmax(pg_current_snapshot()), \
+                   current_setting('commit_delay') \
+                   FROM pg_stat_activity WHERE backend_type = 'client backend' \
+                   AND NOT (client_addr IS NULL AND application_name = current_setting('application_name'))";
+        let row = self.row(sql).await?;
+        let column = |at| row.as_ref().and_then(|row| row.get(at)).unwrap_or_default();
+        let number = |at| {
+            let text = column(at);
+            text.parse::<u64>()
+                .map_err(|_| PostgresError::Answer(text.to_owned()))
+        };
+        let end = column(2);
+        Ok(CommitWaits {
+            waiting: number(0)?,
+            clients: number(1)?,
+            snapshot_end: Xid8::parse(end).ok_or_else(|| PostgresError::Answer(end.to_owned()))?,
+            commit_delay: Duration::from_micros(number(3)?),
+        })
     }
 
     /// How much log redo would have to read if the server died now.

@@ -413,7 +413,8 @@ impl Engine for DiskEngine {
 fn open_store(dir: &Path, cache_bytes: u64) -> fjall::Result<(Database, Keyspace, Keyspace)> {
     let builder = Database::builder(dir)
         .cache_size(cache_bytes)
-        .worker_threads(2)
+        // A second one would try again and again to begin what the first one is busy with, and take a processor for it.
+        .worker_threads(1)
         .journal_compression(CompressionType::None)
         .manual_journal_persist(true);
     // Its workers compact, seconds at a time.

@@ -1,7 +1,7 @@
 //! The active writes what the control record says of PostgreSQL's parameters where every node sees it:
 //! into the managed part of the shared `postgresql.conf`.
 //!
-//! Before that it writes in front what suits this node's distance from the zones
+//! In front of that it writes what suits this node's distance from the zones, whenever that is something else
 //! ([`group_commit`](super::group_commit)).
 //!
 //! The heartbeat repeats which version is written, once it is durable, so standbys reload when they
@@ -19,8 +19,9 @@ use coordination::records::Control;
 use mount::child_io;
 use parking_lot::Mutex;
 use pgdata::settings::{with_parameters, with_suitable};
-use pgserver::Reloader;
 use tokio::sync::watch;
+
+use super::group_commit::Suitable;
 
 const FILE: &str = "postgresql.conf";
 /// A file of its own until it is whole.
@@ -37,32 +38,39 @@ pub(super) struct Told {
     pub(super) trouble: Arc<Mutex<Option<String>>>,
 }
 
-/// Writes what is suitable, and each new version until it is dropped; what fails is tried again.
+/// Writes what is suitable, and each new version until it is dropped, and has PostgreSQL `reload` them; what fails is
+/// tried again.
 pub(super) async fn run(
     mut control: watch::Receiver<Control>,
     mount: PathBuf,
-    reloader: Reloader,
+    reload: impl Fn() + Send,
     told: Told,
-    suitable: BTreeMap<String, String>,
+    mut suitable: watch::Receiver<Suitable>,
 ) {
     // A standby that was promoted may not have read the last change.
     let mut unread = true;
-    let mut fits = false;
+    let mut written: Suitable = None;
     loop {
-        if !fits {
-            let suitable = suitable.clone();
-            match edit(&mount, move |text| with_suitable(text, &suitable)).await {
+        // The newest that is known; an earlier one that could not be written does not matter any more.
+        let fitting = suitable.borrow_and_update().clone();
+        let fits = fitting.is_none() || fitting == written;
+        let fits = match fitting {
+            Some(parameters) if !fits => match fit(&mount, &parameters).await {
                 Ok(changed) => {
-                    fits = true;
-                    if changed {
-                        reloader.reload();
+                    if changed || unread {
+                        reload();
+                        unread = false;
                     }
+                    written = Some(parameters);
+                    true
                 }
                 Err(error) => {
                     tracing::info!(%error, "commit_delay has not been adapted to the distance of the zones yet");
+                    false
                 }
-            }
-        }
+            },
+            _ => fits,
+        };
         let wanted = control.borrow_and_update().clone();
         // Nothing was ever edited, or nothing is known yet.
         if wanted.version > told.version.load(Ordering::Acquire) {
@@ -73,7 +81,7 @@ pub(super) async fn run(
                         tracing::info!(version = wanted.version, "PostgreSQL's parameters changed");
                     }
                     if changed || unread {
-                        reloader.reload();
+                        reload();
                         unread = false;
                     }
                     told.version.store(wanted.version, Ordering::Release);
@@ -89,9 +97,17 @@ pub(super) async fn run(
         }
         tokio::select! {
             changed = control.changed() => if changed.is_err() { return },
+            // Nobody tells any more where nothing is to be adapted.
+            Ok(()) = suitable.changed() => {}
             () = tokio::time::sleep(PAUSE), if !fits => {}
         }
     }
+}
+
+/// Writes what is suitable. Whether that changed anything.
+async fn fit(directory: &Path, parameters: &BTreeMap<String, String>) -> io::Result<bool> {
+    let parameters = parameters.clone();
+    edit(directory, move |text| with_suitable(text, &parameters)).await
 }
 
 async fn edit(
@@ -138,5 +154,62 @@ mod tests {
         assert!(write(directory.path(), |text| with_parameters(text, &none)).unwrap());
         assert_eq!(std::fs::read_to_string(&place).unwrap(), "port = 1\n");
         assert!(!directory.path().join(PARTIAL).exists());
+    }
+
+    /// Waits until the file has this delay in front, and PostgreSQL was asked to read it so often.
+    async fn becomes(place: &Path, delay: Option<&str>, reloads: (&AtomicU64, u64)) {
+        let says = || {
+            let text = std::fs::read_to_string(place).unwrap_or_default();
+            let is_so = match delay {
+                Some(delay) => text.contains(&format!("commit_delay = '{delay}'")),
+                None => !text.contains("UNDERSTUDY"),
+            };
+            is_so && reloads.0.load(Ordering::Relaxed) >= reloads.1
+        };
+        while !says() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_becomes_suitable_later_is_written_and_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join(FILE);
+        std::fs::write(&place, "port = 1\n").unwrap();
+        let (_control, controlled) = watch::channel(Control::default());
+        let (tell, suitable) = watch::channel(None);
+        let counted = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&counted);
+        let reload = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        let mount = directory.path().to_owned();
+        let running = tokio::spawn(run(controlled, mount, reload, Told::default(), suitable));
+        let delay = |us: &str| Some(BTreeMap::from([("commit_delay".to_owned(), us.to_owned())]));
+        let finished = async {
+            becomes(&place, None, (&counted, 0)).await;
+            tell.send_replace(delay("3000"));
+            becomes(&place, Some("3000"), (&counted, 1)).await;
+            tell.send_replace(delay("3900"));
+            becomes(&place, Some("3900"), (&counted, 2)).await;
+            // It cannot be written; the newest is, once it can.
+            std::fs::remove_file(&place).unwrap();
+            std::fs::create_dir(&place).unwrap();
+            tell.send_replace(delay("5100"));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            std::fs::remove_dir(&place).unwrap();
+            std::fs::write(&place, "commit_delay = 7\n").unwrap();
+            tell.send_replace(delay("6700"));
+            becomes(&place, Some("6700"), (&counted, 3)).await;
+            tell.send_replace(Some(BTreeMap::new()));
+            becomes(&place, None, (&counted, 4)).await;
+        };
+        let done = tokio::time::timeout(Duration::from_secs(20), finished).await;
+        assert!(done.is_ok() && !running.is_finished());
+        running.abort();
+        assert_eq!(
+            std::fs::read_to_string(&place).unwrap(),
+            "commit_delay = 7\n"
+        );
     }
 }

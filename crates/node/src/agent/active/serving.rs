@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pgserver::Postgres;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use volume::lsn::Lsn;
 
@@ -22,6 +23,8 @@ pub(super) struct ServingTasks {
     feedback: Option<FeedbackConnections>,
     ordering: Option<Ordering>,
     configuring: JoinHandle<()>,
+    /// Where the log is not ordered.
+    adapting: Option<JoinHandle<()>>,
     _server_watch: ServerWatch,
     _answering: Answering,
 }
@@ -32,15 +35,24 @@ impl ServingTasks {
         let ordering = active.take_ordering();
         let (postgres, storage) = (&active.postgres, &active.storage);
         let server = Arc::clone(&context.server);
-        // Flushes that overlap do not wait for one another.
-        let suitable = match ordering.is_some() {
-            true => BTreeMap::new(),
-            false => group_commit::suitable(&storage.replicas(), storage.sync_replicas()),
+        let (tell, suitable) = watch::channel(None);
+        let adapting = match ordering.is_some() {
+            // Flushes that overlap do not wait for one another.
+            true => {
+                tell.send_replace(Some(BTreeMap::new()));
+                None
+            }
+            false => Some(tokio::spawn(group_commit::run(
+                postgres.options().clone(),
+                Arc::clone(storage),
+                tell,
+            ))),
         };
+        let reloader = postgres.reloader();
         let configuring = configuring::run(
             context.control.clone(),
             context.config.paths.mount(),
-            postgres.reloader(),
+            move || reloader.reload(),
             told.configuring.clone(),
             suitable,
         );
@@ -51,6 +63,7 @@ impl ServingTasks {
             feedback,
             ordering,
             configuring: tokio::spawn(configuring),
+            adapting,
             _server_watch: ServerWatch::start(context, postgres),
             _answering: Answering::start(&context.driver, postgres),
         }
@@ -60,6 +73,9 @@ impl ServingTasks {
     /// stays, for as long as what is returned.
     pub(super) async fn end(self, in_order: bool) -> Option<Confirming> {
         self.configuring.abort();
+        if let Some(adapting) = self.adapting {
+            adapting.abort();
+        }
         if let Some(feedback) = self.feedback {
             match in_order {
                 true => feedback.end().await,
