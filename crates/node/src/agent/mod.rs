@@ -6,6 +6,7 @@
 //! [`detector`](coordination::detector).
 
 pub(crate) mod active;
+mod asking;
 mod backpressure;
 mod candidates;
 mod claims;

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pgdata::sealer::Sealer;
-use pgserver::{Result, Session, StartOptions};
+use pgserver::{Session, StartOptions};
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior};
 use volume::lsn::Lsn;
 
+use super::asking::Asking;
+
 /// How often it is measured.
 const EVERY: Duration = Duration::from_secs(1);
-/// How long PostgreSQL may take to answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// What an active did in the last second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -33,40 +33,20 @@ pub(super) type Told = Arc<Mutex<Option<Throughput>>>;
 
 /// Measures until it is aborted, at the PostgreSQL that was started with these options.
 pub(super) async fn run(postgres: StartOptions, sealer: Arc<Sealer>, told: Told) {
-    let mut session = None;
+    let mut asking = Asking::new(postgres);
     let mut meter = Meter::default();
     let mut tick = tokio::time::interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let asked = tokio::time::timeout(ANSWER_WITHIN, commits(&mut session, &postgres)).await;
-        let commits = match asked {
-            Ok(Ok(commits)) => commits,
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "PostgreSQL did not tell what it committed");
-                session = None;
-                None
-            }
-            Err(_) => {
-                session = None;
-                None
-            }
-        };
+        let commits = asking.ask("what it committed", Session::commits).await;
         let reading = Reading {
             at: Instant::now(),
-            commits,
+            commits: commits.flatten(),
             log_end: sealer.synced().borrow().end,
         };
         *told.lock() = meter.read(reading);
     }
-}
-
-async fn commits(session: &mut Option<Session>, postgres: &StartOptions) -> Result<Option<u64>> {
-    let open = match session.take().filter(|session| !session.is_closed()) {
-        Some(open) => open,
-        None => Session::open(&postgres.run, postgres.port, &postgres.superuser).await?,
-    };
-    session.insert(open).commits().await
 }
 
 #[derive(Debug, Clone, Copy)]

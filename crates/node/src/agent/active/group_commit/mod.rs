@@ -26,16 +26,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dax::storage::Storage;
-use pgserver::{CommitWaits, Result, Session, StartOptions};
+use pgserver::{CommitWaits, Session, StartOptions};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::distance::{Distance, round_trip};
 use self::tuner::Tuner;
 use self::window::Reading;
+use crate::agent::asking::Asking;
 
-/// How long PostgreSQL may take to answer.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is looked how far the zones are.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often PostgreSQL is asked who waits, at least and at most: many times in a window, each at another moment
@@ -55,7 +54,7 @@ pub(super) async fn run(
     storage: Arc<dyn Storage>,
     told: watch::Sender<Suitable>,
 ) {
-    let mut session = None;
+    let mut asking = Asking::new(postgres);
     let mut delay = GroupCommit::default();
     let mut pace = Pace::default();
     let mut looked = Instant::now();
@@ -67,7 +66,8 @@ pub(super) async fn run(
             passed,
         );
         let asks = pace.is_busy(storage.counters().syncs, passed) && delay.tuner.is_some();
-        if asks && let Some(waits) = ask(&mut session, &postgres).await {
+        let what = "who waits for a flush";
+        if asks && let Some(waits) = asking.ask(what, Session::commit_waits).await {
             delay.read(&waits, storage.counters().syncs, Instant::now());
         }
         let suitable = delay.suitable();
@@ -82,33 +82,6 @@ pub(super) async fn run(
         };
         tokio::time::sleep(pause).await;
     }
-}
-
-/// Nothing if PostgreSQL does not say it in time; it is asked on another session next time.
-async fn ask(session: &mut Option<Session>, postgres: &StartOptions) -> Option<CommitWaits> {
-    match tokio::time::timeout(ANSWER_WITHIN, commit_waits(session, postgres)).await {
-        Ok(Ok(waits)) => Some(waits),
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "PostgreSQL did not tell who waits for a flush");
-            *session = None;
-            None
-        }
-        Err(_) => {
-            *session = None;
-            None
-        }
-    }
-}
-
-async fn commit_waits(
-    session: &mut Option<Session>,
-    postgres: &StartOptions,
-) -> Result<CommitWaits> {
-    let open = match session.take().filter(|session| !session.is_closed()) {
-        Some(open) => open,
-        None => Session::open(&postgres.run, postgres.port, &postgres.superuser).await?,
-    };
-    session.insert(open).commit_waits().await
 }
 
 /// When PostgreSQL is asked.
