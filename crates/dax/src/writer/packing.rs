@@ -134,29 +134,33 @@ fn unpack_zstd(packed: &[u8], data: &mut [u8]) -> io::Result<usize> {
     let length = UNPACKING.with_borrow_mut(|work| work.decompress(data, base));
     let length = length.map_err(zstd_error)?;
     match difference.is_empty() {
-        _ if length < data.len() => unpack_pieces(packed, data),
+        _ if length < data.len() => unpack_pieces(length, difference, data),
         true => Ok(length),
         false => unpack_difference(difference, data),
     }
 }
 
-/// Makes the block of its pieces; what they do not reach is zeros in `data`.
-fn unpack_pieces(mut packed: &[u8], data: &mut [u8]) -> io::Result<usize> {
-    let mut used = 0;
-    while !packed.is_empty() {
-        let length = find_frame_compressed_size(packed).map_err(zstd_error)?;
-        let (piece, rest) = packed.split_at(length);
+/// Makes the block of its pieces, the first of which is in `data` and has so many bytes, with the rest of what was kept
+/// behind its frame; what they do not reach is zeros.
+fn unpack_pieces(first: usize, mut rest: &[u8], data: &mut [u8]) -> io::Result<usize> {
+    let (mut used, mut length) = (0, first);
+    loop {
         let cut = || io::Error::other("a piece without its checksum");
-        let (checksum, rest) = rest.split_first_chunk().ok_or_else(cut)?;
-        let (before, after) = data.split_at_mut(used);
-        let length = UNPACKING
-            .with_borrow_mut(|work| work.decompress_using_dict(&mut *after, piece, before));
-        let length = length.map_err(zstd_error)?;
-        if crc32c::crc32c(&after[..length]) != u32::from_le_bytes(*checksum) {
+        let (checksum, behind) = rest.split_first_chunk().ok_or_else(cut)?;
+        if crc32c::crc32c(&data[used..used + length]) != u32::from_le_bytes(*checksum) {
             return Err(io::Error::other("a piece from another block"));
         }
         used += length;
-        packed = rest;
+        if behind.is_empty() {
+            break;
+        }
+        let frame = find_frame_compressed_size(behind).map_err(zstd_error)?;
+        let (piece, left) = behind.split_at(frame);
+        let (before, after) = data.split_at_mut(used);
+        let unpacked = UNPACKING
+            .with_borrow_mut(|work| work.decompress_using_dict(&mut *after, piece, before));
+        length = unpacked.map_err(zstd_error)?;
+        rest = left;
     }
     data[used..].fill(0);
     Ok(data.len())

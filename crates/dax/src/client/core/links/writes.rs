@@ -60,10 +60,12 @@ impl Links {
             && let Some(seq) = link.queue.pop_front()
         {
             if may_skip && pending.is_superfluous(seq, replica) {
-                let bytes = pending.get(seq).map_or(0, |e| e.data.len());
-                link.skipped.extend(pending.get(seq).map(|e| e.key));
+                if let Some(entry) = pending.get(seq) {
+                    let bytes = entry.data.len() as u64;
+                    link.pending_bytes = link.pending_bytes.saturating_sub(bytes);
+                    link.skipped.insert(entry.key);
+                }
                 pending.ack(seq, replica, |_| true);
-                link.pending_bytes = link.pending_bytes.saturating_sub(bytes as u64);
                 continue;
             }
             let Some(entry) = pending.get(seq).filter(|e| e.missing.contains(replica)) else {
