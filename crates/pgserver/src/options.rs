@@ -70,8 +70,9 @@ impl From<Exit> for ExitReport {
 }
 
 impl ExitReport {
-    /// Whether it stopped as asked.
-    pub fn is_clean(&self) -> bool {
+    /// Whether it stopped as asked. Not whether it wrote its last checkpoint: an immediate shutdown is as much of a
+    /// success to PostgreSQL, and its control file tells them apart.
+    pub fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 

@@ -181,10 +181,14 @@ impl Context {
         self.orders_no_log.store(true, Ordering::Release);
     }
 
+    /// Whether a server was found to refuse what an ordered log needs.
+    pub(crate) fn orders_no_log(&self) -> bool {
+        self.orders_no_log.load(Ordering::Acquire)
+    }
+
     /// What an ordered log needs, if that is wanted and this configuration allows it.
     pub(crate) fn ordered_settings(&self, shared: &Configuration) -> Vec<Setting> {
-        if self.config.storage.log == LogMode::Strict || self.orders_no_log.load(Ordering::Acquire)
-        {
+        if self.config.storage.log == LogMode::Strict || self.orders_no_log() {
             return Vec::new();
         }
         let mut configuration = shared.clone();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use cluster::clients::session::connect;
+use cluster::clients::verify;
 use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls};
@@ -115,6 +116,8 @@ fn hold_zones(stage: &mut Stage, hold: bool) -> Result<()> {
 #[ignore = "system test: make test-system"]
 async fn a_wait_that_is_cancelled_is_told_apart() -> Result<()> {
     let mut stage = stage("ordered-cancelled").await?;
+    // Whoever fills a segment of the log waits for the zones, and nobody can write to the log meanwhile.
+    stage.stop_churn().await;
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     let server = stage.cluster.server(&active)?;
     let mut proxy = stage.cluster.start_proxy(&[]).await?;
@@ -205,38 +208,76 @@ async fn nobody_else_is_sent_the_log() -> Result<()> {
     stage.end().await
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "system test: make test-system"]
-async fn a_server_that_refuses_the_agent_gets_a_strict_log() -> Result<()> {
-    let mut stage = stage("ordered-refused").await?;
-    let active = stage.cluster.wait_active(TIMEOUT).await?;
-    let node = stage.cluster.node(&active)?;
+/// The active's server ends the connection that confirms, and refuses another one.
+async fn refuse_agent(stage: &Stage, active: &str) -> Result<()> {
+    let node = stage.cluster.node(active)?;
     let config = node.config.display().to_string();
     let hba = node.data.join("pgdata").join("pg_hba.conf");
     let rest = std::fs::read_to_string(&hba)?;
     std::fs::write(&hba, format!("local replication all reject\n{rest}"))?;
     stage.cluster.run(&["reload", "--config", &config]).await?;
-    let session = connect(&stage.cluster.server(&active)?.config()).await?;
+    let session = connect(&stage.cluster.server(active)?.config()).await?;
     let ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                 WHERE application_name = 'understudy_log'";
     // Its own commit waits for nobody, and the restart ends the session.
     drop(session.batch_execute(ends).await);
+    Ok(())
+}
+
+/// Waits until whoever is the active serves with a strict log; says who.
+async fn wait_strict(stage: &Stage) -> Result<String> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Ok(session) = connect(&stage.cluster.server(&active)?.config()).await
+        if let Some(active) = stage.cluster.active().await
+            && let Ok(session) = connect(&stage.cluster.server(&active)?.config()).await
             && let Ok(names) = session
                 .query_one("SHOW synchronous_standby_names", &[])
                 .await
             && names.get::<_, String>(0).is_empty()
         {
-            break;
+            return Ok(active);
         }
-        ensure!(Instant::now() < deadline, "it is not started again");
+        ensure!(Instant::now() < deadline, "nobody serves with a strict log");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_server_that_refuses_the_agent_gets_a_strict_log() -> Result<()> {
+    let mut stage = stage("ordered-refused").await?;
+    // It has temporary tables.
+    stage.stop_churn().await;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    refuse_agent(&stage, &active).await?;
+    ensure!(wait_strict(&stage).await? == active, "restarted in place");
     stage.commits(200).await?;
     let status = stage.status_of(&active).await?.context("a status")?;
     ensure!(status["answer"]["log"]["ordered"] == false);
     // The refusals are in the server's log.
+    stage.end().await
+}
+
+/// A session with temporary tables drops them as it ends, and its commit waited for a confirmation that nobody could
+/// give: PostgreSQL did not stop for a minute.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "system test: make test-system"]
+async fn a_server_that_refuses_the_agent_stops_although_sessions_cannot_end() -> Result<()> {
+    let mut stage = stage("ordered-stays").await?;
+    let active = stage.cluster.wait_active(TIMEOUT).await?;
+    let session = connect(&stage.cluster.server(&active)?.config()).await?;
+    session.batch_execute("CREATE TEMP TABLE mine (n int)").await?;
+    let refused = Instant::now();
+    refuse_agent(&stage, &active).await?;
+    let serves = wait_strict(&stage).await?;
+    println!("{serves} has a strict log after {:?}", refused.elapsed());
+    ensure!(serves != active, "{active} was restarted without a checkpoint");
+    stage.commits(200).await?;
+    let said = "sessions that end wait for confirmations that nobody gives";
+    ensure!(stage.cluster.agent_log_lines(said).len() >= 1);
+    let history = stage.load.take().context("a load")?.stop().await;
+    let (_, checks) = verify::database(&stage.cluster.server(&serves)?, &history).await?;
+    let failed: Vec<_> = checks.iter().filter(|check| !check.passed).collect();
+    ensure!(failed.is_empty(), "{failed:#?}");
     stage.end().await
 }

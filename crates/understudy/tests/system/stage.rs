@@ -157,12 +157,17 @@ impl Stage {
         self.fenced.push(name.to_owned());
     }
 
-    /// Stops the load and checks that nothing was lost and nothing is broken.
-    pub async fn verify(mut self) -> Result<()> {
-        let history = self.load.take().context("no load")?.stop().await;
+    /// Stops the one that changes tables.
+    pub async fn stop_churn(&mut self) {
         if let Some(churn) = self.churn.take() {
             churn.stop().await;
         }
+    }
+
+    /// Stops the load and checks that nothing was lost and nothing is broken.
+    pub async fn verify(mut self) -> Result<()> {
+        let history = self.load.take().context("no load")?.stop().await;
+        self.stop_churn().await;
         let active = self.cluster.wait_active(TIMEOUT).await?;
         let server = self.cluster.server(&active)?;
         let (_, mut checks) = verify::database(&server, &history).await?;
@@ -181,10 +186,10 @@ impl Stage {
 
     /// Stops everything, without a verdict.
     pub async fn end(mut self) -> Result<()> {
-        drop(self.load.take().context("no load")?.stop().await);
-        if let Some(churn) = self.churn.take() {
-            churn.stop().await;
+        if let Some(load) = self.load.take() {
+            load.stop().await;
         }
+        self.stop_churn().await;
         self.cluster.shutdown();
         self.scratch.succeed()
     }

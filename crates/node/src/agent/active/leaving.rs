@@ -8,7 +8,8 @@ use std::time::Duration;
 use coordination::channel::Notice;
 use coordination::records::ActiveState;
 use dax::ids::NodeName;
-use pgserver::StopMode;
+use pgdata::control::{ClusterState, ControlFile};
+use pgserver::{ExitReport, StopMode};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -109,14 +110,13 @@ impl Active {
 
     async fn stop_and_seal(&self) -> Result<()> {
         let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
-        if report.is_clean() {
-            let sealed = tokio::time::timeout(STOP_WITHIN, self.seal_last()).await;
-            match sealed {
-                Ok(sealed) => sealed?,
-                Err(_) => tracing::warn!("the zones do not answer; the next start replays the log"),
+        match tokio::time::timeout(STOP_WITHIN, self.seal_last(&report)).await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => {
+                tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays the log");
             }
-        } else {
-            tracing::warn!(%report, "PostgreSQL did not stop cleanly; the next start replays the log");
+            Ok(Err(error)) => return Err(error),
+            Err(_) => tracing::warn!("the zones do not answer; the next start replays the log"),
         }
         Ok(())
     }
@@ -133,11 +133,24 @@ impl Active {
         }
     }
 
-    /// Seals what PostgreSQL wrote until it stopped.
-    async fn seal_last(&self) -> Result<()> {
+    /// Seals what PostgreSQL wrote until it stopped, if it stopped cleanly.
+    async fn seal_last(&self, report: &ExitReport) -> Result<bool> {
+        if !self.is_shut_down(report).await? {
+            return Ok(false);
+        }
         let control = read_control(&self.view).await?;
         self.sealer.seal_shutdown(&self.view, &control).await?;
-        Ok(self.view.sync_all().await?)
+        self.view.sync_all().await?;
+        Ok(true)
+    }
+
+    /// Whether PostgreSQL, which has ended, wrote its last checkpoint.
+    pub(super) async fn is_shut_down(&self, report: &ExitReport) -> Result<bool> {
+        if !report.is_success() {
+            return Ok(false);
+        }
+        let control = read_control(&self.view).await?;
+        Ok(ControlFile::parse(&control)?.state == ClusterState::ShutDown)
     }
 }
 

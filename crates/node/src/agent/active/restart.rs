@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use pgdata::control::ControlFile;
+use pgdata::control::{ClusterState, ControlFile};
 use pgdata::settings::{self, Configuration};
 use pgserver::{ExitReport, Installation, Postgres, PostgresError, StartOptions, StopMode};
 use volume::view::View;
@@ -20,6 +20,9 @@ use super::{Active, STOP_WITHIN, read_control};
 
 /// How long PostgreSQL may take to start, when nothing has to be replayed.
 const START_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long sessions may take to end where nobody confirms their commits.
+const SESSIONS_END_WITHIN: Duration = Duration::from_secs(5);
 
 /// What came of a restart.
 pub(super) enum Restarted {
@@ -59,7 +62,10 @@ impl Active {
             Ok(prepared) => prepared,
             Err(error) => return Restarted::Refused(error.to_string()),
         };
-        match self.replace(&installation, options, announced).await {
+        match self
+            .replace(context, &installation, options, announced)
+            .await
+        {
             Ok(()) => Restarted::Serves,
             Err(AgentError::Postgres(PostgresError::Exited(report))) => Restarted::Died(report),
             Err(error) => {
@@ -86,12 +92,15 @@ impl Active {
 
     async fn replace(
         &mut self,
+        context: &Context,
         installation: &Installation,
         options: StartOptions,
         announced: &AnnouncedLog,
     ) -> Result<()> {
-        let report = self.postgres.stop(StopMode::Fast, STOP_WITHIN).await?;
-        if !report.is_clean() {
+        let report = self.stop(context).await?;
+        let is_shut_down = tokio::time::timeout(STOP_WITHIN, self.is_shut_down(&report));
+        // Without zones nobody can say.
+        if !is_shut_down.await.unwrap_or(Ok(false))? {
             return Err(PostgresError::Exited(report).into());
         }
         self.be_sealed().await?;
@@ -102,6 +111,41 @@ impl Active {
         announced.let_go();
         tracing::info!(version = %installation.version(), "PostgreSQL was restarted in place");
         Ok(())
+    }
+
+    /// Stops PostgreSQL cleanly, unless its sessions cannot end. One with temporary tables commits once more as it ends,
+    /// and only a confirmation ends that wait: if the server lets nobody confirm, it would never stop.
+    async fn stop(&self, context: &Context) -> Result<ExitReport> {
+        let stop = self.postgres.stop(StopMode::Fast, STOP_WITHIN);
+        let is_confirmed =
+            !settings::is_ordered(&self.postgres.options().settings) || !context.orders_no_log();
+        if is_confirmed {
+            return Ok(stop.await?);
+        }
+        tokio::select! {
+            biased;
+            report = stop => return Ok(report?),
+            () = self.sessions_stay() => {}
+        }
+        tracing::warn!(
+            "sessions that end wait for confirmations that nobody gives: PostgreSQL is stopped without a checkpoint, and \
+             who takes over replays the log"
+        );
+        Ok(self.postgres.stop(StopMode::Immediate, STOP_WITHIN).await?)
+    }
+
+    /// Returns when the sessions of a server that stops have not ended in time. Once they have, it says in its control
+    /// file that it shuts down.
+    async fn sessions_stay(&self) {
+        tokio::time::sleep(SESSIONS_END_WITHIN).await;
+        let control = read_control(&self.view).await;
+        let state = control.map(|control| ControlFile::parse(&control).map(|control| control.state));
+        if matches!(
+            state,
+            Ok(Ok(ClusterState::ShuttingDown | ClusterState::ShutDown))
+        ) {
+            std::future::pending().await
+        }
     }
 
     /// A server starts at a seal, always: what its log was answered for is durable then. A clean stop ends with one.
