@@ -7,6 +7,7 @@ use crate::ids::{BlockIndex, Epoch, FileId, StoreId, VolumeName, ZoneId};
 use crate::membership::{Change, Member, Membership};
 use crate::sightings::{Position, Run, Runs, Sighting, Sightings, Standing};
 use crate::storage::{EpochGrant, Lineage, Retention, Space, Traffic, Usage, VolumeSettings};
+use crate::writer::packing::piece;
 use bytes::BytesMut;
 use proptest::prelude::*;
 
@@ -395,6 +396,36 @@ fn a_write_is_completed_by_what_it_begins_with_and_by_nothing_else() {
     assert_eq!(write(9).completed(b"Beginning"), None);
     assert_eq!(write(9).completed(b"beginnin"), None);
     assert_eq!(whole.completed(b"beginning"), None, "it is whole");
+}
+
+proptest! {
+    /// A frame of bytes that do not pack ends with them, and a CRC-32C behind them hid them from the checksum of the whole:
+    /// a zone put pieces behind every first piece of the same length.
+    #[test]
+    fn a_piece_is_put_behind_no_other_piece(
+        beginnings in prop::collection::vec(any::<(u8, u8)>(), 1..300),
+        new in prop::collection::vec(any::<u8>(), 1..300),
+    ) {
+        let (beginning, other): (Vec<u8>, Vec<u8>) = beginnings.into_iter().unzip();
+        prop_assume!(beginning != other);
+        let first = |bytes: &[u8]| piece(&[], &[], bytes, 8192).unwrap();
+        let (kept, foreign) = (first(&beginning), first(&other));
+        let whole = piece(&kept, &beginning, &new, 8192).unwrap();
+        let write = || BlockWrite {
+            epoch: Epoch(1),
+            key: KEY,
+            generation: Generation::SINGLE,
+            version: VERSION,
+            checksum: checksum(KEY, Generation::SINGLE, VERSION, &whole),
+            base: Some(Base {
+                generation: Generation::SINGLE,
+                bytes: kept.len() as u32,
+            }),
+            data: whole.slice(kept.len()..),
+        };
+        prop_assert_eq!(write().completed(&foreign), None);
+        prop_assert_eq!(write().completed(&kept).unwrap().data, whole);
+    }
 }
 
 #[test]

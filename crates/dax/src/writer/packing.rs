@@ -17,9 +17,13 @@
 //! the other; what follows is zeros. The first frame tells which form it is: here, it is shorter than the block.
 //!
 //! ```text
-//!   zstd frame │ CRC-32C of its bytes │ zstd frame, with all bytes before as its dictionary │ CRC-32C │ ...
-//!   ─ a piece ────────────────────────┼─ a piece ─────────────────────────────────────────────────────
+//!   zstd frame │ XXH3 of its bytes │ zstd frame, with all bytes before as its dictionary │ XXH3 │ ...
+//!   ─ a piece ─────────────────────┼─ a piece ──────────────────────────────────────────────────
 //! ```
+//!
+//! These checksums, of which 32 bits are kept, are no CRC-32C, because that of the whole block is one. A frame may end with
+//! its bytes as they are, and whatever is followed by its own CRC has the same CRC as everything else of this length: a
+//! piece behind another one than it is meant for would have the right checksum.
 //!
 //! What PostgreSQL writes packs well: data pages have a hole in the middle. Packing once at the writer is less
 //! work than sending, checking and storing the rest at every replica. zstd at its first level makes half of what
@@ -32,6 +36,7 @@ use std::cell::RefCell;
 use std::io;
 
 use bytes::Bytes;
+use xxhash_rust::xxh3::xxh3_64;
 use zstd::zstd_safe::{CCtx, DCtx, compress_bound, find_frame_compressed_size, get_error_name};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -41,7 +46,7 @@ use crate::error::{Error, ErrorKind, Result};
 const WORTH_IT_16THS: usize = 14;
 /// The least work; higher levels take far longer for little.
 const LEVEL: i32 = 1;
-/// A CRC-32C.
+/// Of each checksum here.
 const CHECKSUM_BYTES: usize = 4;
 /// What zstd begins with.
 const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
@@ -92,8 +97,14 @@ pub fn piece(kept: &[u8], before: &[u8], new: &[u8], block_bytes: usize) -> Opti
     let mut grown = Vec::with_capacity(kept.len() + length + CHECKSUM_BYTES);
     grown.extend_from_slice(kept);
     grown.extend_from_slice(&packed[..length]);
-    grown.extend(crc32c::crc32c(new).to_le_bytes());
+    grown.extend(piece_checksum(new));
     Some(grown.into())
+}
+
+/// Of the bytes of a piece.
+fn piece_checksum(new: &[u8]) -> [u8; CHECKSUM_BYTES] {
+    // The lower half.
+    (xxh3_64(new) as u32).to_le_bytes()
 }
 
 /// Whether blocks can be differences of one that was packed like this.
@@ -147,7 +158,7 @@ fn unpack_pieces(first: usize, mut rest: &[u8], data: &mut [u8]) -> io::Result<u
     loop {
         let cut = || io::Error::other("a piece without its checksum");
         let (checksum, behind) = rest.split_first_chunk().ok_or_else(cut)?;
-        if crc32c::crc32c(&data[used..used + length]) != u32::from_le_bytes(*checksum) {
+        if piece_checksum(&data[used..used + length]) != *checksum {
             return Err(io::Error::other("a piece from another block"));
         }
         used += length;
@@ -264,6 +275,30 @@ mod tests {
                 if let Ok(data) = unpack(kept, 8192) {
                     prop_assert_eq!(data, page);
                 }
+            }
+        }
+
+        /// Most nonsense does not come behind the first frame.
+        #[test]
+        fn damaged_pieces_are_an_error_and_never_a_panic(
+            parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..200), 1..8),
+            flips in prop::collection::vec((any::<prop::sample::Index>(), 1u8..), 0..3),
+            cut in any::<Option<prop::sample::Index>>(),
+        ) {
+            let (mut kept, mut block) = (Bytes::new(), Vec::new());
+            for part in &parts {
+                kept = piece(&kept, &block, part, 8192).unwrap();
+                block.extend_from_slice(part);
+            }
+            block.resize(8192, 0);
+            prop_assert_eq!(unpack(kept.clone(), 8192).unwrap(), block);
+            let mut damaged = kept.to_vec();
+            for (at, flip) in flips {
+                *at.get_mut(&mut damaged) ^= flip;
+            }
+            damaged.truncate(cut.map_or(kept.len(), |cut| cut.index(kept.len())));
+            if let Ok(data) = unpack(damaged.into(), 8192) {
+                prop_assert_eq!(data.len(), 8192);
             }
         }
 
