@@ -44,6 +44,8 @@ pub struct Limits {
     pub window_bytes: u64,
     /// References that may wait to be popped. One record's may exceed it.
     pub waiting_max: usize,
+    /// Blocks that may have been fetched while redo has not come to them.
+    pub unused_max: usize,
     /// Distinct blocks that redo's own buffers are taken to hold.
     pub recent_blocks: usize,
 }
@@ -89,6 +91,8 @@ pub struct Lookahead {
     waiting: VecDeque<Wanted>,
     /// What was popped and redo has not come to.
     taken: VecDeque<Wanted>,
+    /// Ends of the records whose blocks were fetched, as far as redo has not passed them.
+    unused: VecDeque<Lsn>,
     recent: Recent,
     decoded: Decoded,
 }
@@ -107,6 +111,7 @@ impl Lookahead {
             redo: page_of(start),
             waiting: VecDeque::new(),
             taken: VecDeque::new(),
+            unused: VecDeque::new(),
             recent: Recent::new(limits.recent_blocks),
             decoded: Decoded::default(),
         }
@@ -123,6 +128,9 @@ impl Lookahead {
         }
         while self.taken.front().is_some_and(|first| first.before <= at) {
             self.taken.pop_front();
+        }
+        while self.unused.front().is_some_and(|before| *before <= at) {
+            self.unused.pop_front();
         }
         if at.0 + BACK_BYTES < self.origin.0 {
             // It began earlier than it first seemed to: nothing of that was read.
@@ -188,11 +196,19 @@ impl Lookahead {
         }
     }
 
-    /// The next block to fetch.
+    /// The next block to fetch; none while there are enough that redo has still to come to.
     pub fn pop(&mut self) -> Option<Wanted> {
+        if self.unused.len() >= self.limits.unused_max {
+            return None;
+        }
         let wanted = self.waiting.pop_front()?;
         self.taken.push_back(wanted);
         Some(wanted)
+    }
+
+    /// What was popped is fetched: it was not at hand.
+    pub fn fetching(&mut self, wanted: &Wanted) {
+        self.unused.push_back(wanted.before);
     }
 
     /// Returns everything again that redo has still to come to: what was at hand may not be so any more.
@@ -226,6 +242,7 @@ impl Lookahead {
         (self.origin, self.given, self.beyond) = (at, at, None);
         self.waiting.clear();
         self.taken.clear();
+        self.unused.clear();
     }
 }
 

@@ -5,7 +5,6 @@
 //! most an eighth of the cache; nothing waits for this task: the feed leaves a copy of what it hands over
 //! only if there is room for it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -130,8 +129,6 @@ struct Worker {
     ahead: Lookahead,
     passing: mpsc::Receiver<Passing>,
     fetches: JoinSet<volume::error::Result<()>>,
-    /// Ends of the records whose blocks were fetched, as far as redo has not passed them.
-    unused: VecDeque<Lsn>,
     told: Arc<Mutex<Told>>,
     again: Arc<Notify>,
     failed: u64,
@@ -146,6 +143,9 @@ impl Worker {
             // The log goes through the cache as well, and must be there yet when redo comes to it.
             window_bytes: WINDOW_BYTES_MAX.min(cache_bytes / WINDOW_PART),
             waiting_max: WAITING_MAX,
+            // The cache gives up first what came first, which is what redo asks for next, so there must be room for them
+            // beside all else that is read meanwhile.
+            unused_max: (setup.cache_blocks / UNUSED_PART).max(setup.degree),
             // What queries and other processes use is not redo's.
             recent_blocks: setup.buffers / 2,
         };
@@ -154,7 +154,6 @@ impl Worker {
             passing: setup.log.pass_by(),
             setup,
             fetches: JoinSet::new(),
-            unused: VecDeque::new(),
             told,
             again,
             failed: 0,
@@ -169,7 +168,7 @@ impl Worker {
         loop {
             let (redo_at, _) = *redo.borrow_and_update();
             if redo_at > Lsn::ZERO {
-                self.redo_at(redo_at);
+                self.ahead.redo_at(redo_at);
             }
             let end = replay_limit.borrow_and_update().end;
             if reading.is_none() {
@@ -203,13 +202,6 @@ impl Worker {
         }
     }
 
-    fn redo_at(&mut self, at: Lsn) {
-        self.ahead.redo_at(at);
-        while self.unused.front().is_some_and(|before| *before <= at) {
-            self.unused.pop_front();
-        }
-    }
-
     /// Reads a stretch of log: it is decoded, and redo finds it in the cache.
     fn read(&self, range: std::ops::Range<Lsn>) -> Reading {
         let log = Arc::clone(&self.setup.log);
@@ -233,16 +225,14 @@ impl Worker {
             if self.fetches.len() >= self.setup.degree {
                 return false;
             }
-            if self.unused.len() < self.unused_max()
-                && let Some(wanted) = self.ahead.pop()
-            {
+            if let Some(wanted) = self.ahead.pop() {
                 let place = wanted.block.location(self.setup.blocks_per_segment);
                 let Some((path, page)) = place else {
                     continue;
                 };
                 let block = page * self.setup.page_bytes / self.setup.block_bytes;
                 if let Some(fetch) = self.setup.view.prefetch(&path, block) {
-                    self.unused.push_back(wanted.before);
+                    self.ahead.fetching(&wanted);
                     self.fetches.spawn(fetch);
                 }
             } else if let Some(key) = self.setup.hot.pop() {
@@ -254,12 +244,6 @@ impl Worker {
             }
         }
         true
-    }
-
-    /// How many blocks may wait for their use. The cache gives up first what came first, which is what redo asks
-    /// for next, so there must be room for them beside all else that is read meanwhile.
-    fn unused_max(&self) -> usize {
-        (self.setup.cache_blocks / UNUSED_PART).max(self.setup.degree)
     }
 
     fn fetched(&mut self, done: Result<volume::error::Result<()>, tokio::task::JoinError>) {

@@ -11,6 +11,7 @@ const HEAP: u8 = 10;
 const ALL: Limits = Limits {
     window_bytes: 64 << 20,
     waiting_max: 1 << 20,
+    unused_max: usize::MAX,
     recent_blocks: 0,
 };
 
@@ -261,7 +262,7 @@ fn it_stays_within_its_window_and_comes_to_the_end() {
     let limits = Limits {
         window_bytes: 256 << 10,
         waiting_max: 2000,
-        recent_blocks: 0,
+        ..ALL
     };
     let replay_limit = end_of(&log);
     let mut ahead = Lookahead::new(size(), Lsn(log.start().0 + 40), limits);
@@ -351,6 +352,39 @@ fn redo_elsewhere_is_followed() {
     ahead.give(near, slice(&log, range));
     let again = ahead.pop().unwrap();
     assert!(again.before > near && again.before < first.before);
+}
+
+/// PostgreSQL reads its checkpoint's record before it goes back to where redo begins. What had been fetched behind that record
+/// counted as unused until redo came there, and nothing was fetched for all the log before.
+#[test]
+fn what_was_fetched_for_redo_elsewhere_counts_no_more() {
+    let mut log = empty_log();
+    for block in 0..6000 {
+        log.append_record(HEAP, 0, &plain(7, block), b"some words");
+    }
+    let (start, end) = (log.start(), end_of(&log));
+    let limits = Limits {
+        unused_max: 3,
+        ..ALL
+    };
+    let mut ahead = Lookahead::new(size(), Lsn(start.0 + 40), limits);
+    let mut fetches_from = |at: Lsn| {
+        ahead.redo_at(at);
+        let range = ahead.wants(end).unwrap();
+        assert_eq!(range.start, at);
+        ahead.give(at, slice(&log, range));
+        let popped: Vec<_> = std::iter::from_fn(|| {
+            let wanted = ahead.pop()?;
+            ahead.fetching(&wanted);
+            Some(wanted)
+        })
+        .collect();
+        assert_eq!(popped.len(), 3, "as many as there may be");
+        ahead.redo_at(popped[0].before);
+        assert!(ahead.pop().is_some(), "one was used");
+    };
+    fetches_from(Lsn(start.0 + 20 * PAGE));
+    fetches_from(Lsn(start.0 + 2 * PAGE));
 }
 
 #[test]

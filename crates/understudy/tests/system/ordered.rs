@@ -266,12 +266,17 @@ async fn a_server_that_refuses_the_agent_stops_although_sessions_cannot_end() ->
     let mut stage = stage("ordered-stays").await?;
     let active = stage.cluster.wait_active(TIMEOUT).await?;
     let session = connect(&stage.cluster.server(&active)?.config()).await?;
-    session.batch_execute("CREATE TEMP TABLE mine (n int)").await?;
+    session
+        .batch_execute("CREATE TEMP TABLE mine (n int)")
+        .await?;
     let refused = Instant::now();
     refuse_agent(&stage, &active).await?;
     let serves = wait_strict(&stage).await?;
     println!("{serves} has a strict log after {:?}", refused.elapsed());
-    ensure!(serves != active, "{active} was restarted without a checkpoint");
+    ensure!(
+        serves != active,
+        "{active} was restarted without a checkpoint"
+    );
     stage.commits(200).await?;
     let said = "sessions that end wait for confirmations that nobody gives";
     ensure!(stage.cluster.agent_log_lines(said).len() >= 1);

@@ -139,7 +139,8 @@ impl Active {
     async fn sessions_stay(&self) {
         tokio::time::sleep(SESSIONS_END_WITHIN).await;
         let control = read_control(&self.view).await;
-        let state = control.map(|control| ControlFile::parse(&control).map(|control| control.state));
+        let state =
+            control.map(|control| ControlFile::parse(&control).map(|control| control.state));
         if matches!(
             state,
             Ok(Ok(ClusterState::ShuttingDown | ClusterState::ShutDown))
