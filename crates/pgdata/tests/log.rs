@@ -203,6 +203,7 @@ fn check_lookahead(log: &Log, records: &[Record], told: &[judge::Told]) {
     let limits = Limits {
         window_bytes: 16 << 20,
         waiting_max: 10_000,
+        unused_max: usize::MAX,
         recent_blocks: 0,
     };
     let began = Instant::now();
