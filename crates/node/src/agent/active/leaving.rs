@@ -135,22 +135,22 @@ impl Active {
 
     /// Seals what PostgreSQL wrote until it stopped, if it stopped cleanly.
     async fn seal_last(&self, report: &ExitReport) -> Result<bool> {
-        if !self.is_shut_down(report).await? {
+        let Some(control) = self.last_control(report).await? else {
             return Ok(false);
-        }
-        let control = read_control(&self.view).await?;
+        };
         self.sealer.seal_shutdown(&self.view, &control).await?;
         self.view.sync_all().await?;
         Ok(true)
     }
 
-    /// Whether PostgreSQL, which has ended, wrote its last checkpoint.
-    pub(super) async fn is_shut_down(&self, report: &ExitReport) -> Result<bool> {
+    /// The control file that PostgreSQL, which has ended, left with its last checkpoint; nothing if it wrote none.
+    pub(super) async fn last_control(&self, report: &ExitReport) -> Result<Option<Vec<u8>>> {
         if !report.is_success() {
-            return Ok(false);
+            return Ok(None);
         }
         let control = read_control(&self.view).await?;
-        Ok(ControlFile::parse(&control)?.state == ClusterState::ShutDown)
+        let state = ControlFile::parse(&control)?.state;
+        Ok((state == ClusterState::ShutDown).then_some(control))
     }
 }
 

@@ -98,12 +98,12 @@ impl Active {
         announced: &AnnouncedLog,
     ) -> Result<()> {
         let report = self.stop(context).await?;
-        let is_shut_down = tokio::time::timeout(STOP_WITHIN, self.is_shut_down(&report));
+        let control = tokio::time::timeout(STOP_WITHIN, self.last_control(&report));
         // Without zones nobody can say.
-        if !is_shut_down.await.unwrap_or(Ok(false))? {
+        let Some(control) = control.await.unwrap_or(Ok(None))? else {
             return Err(PostgresError::Exited(report).into());
-        }
-        self.be_sealed().await?;
+        };
+        self.be_sealed(&control).await?;
         announced.hold();
         self.postgres = Postgres::start(installation, options).await?;
         let session = self.postgres.wait_ready(START_WITHIN).await?;
@@ -150,14 +150,13 @@ impl Active {
     }
 
     /// A server starts at a seal, always: what its log was answered for is durable then. A clean stop ends with one.
-    async fn be_sealed(&self) -> Result<()> {
+    async fn be_sealed(&self, control: &[u8]) -> Result<()> {
         if !settings::is_ordered(&self.postgres.options().settings) {
             return Ok(());
         }
-        let control = read_control(&self.view).await?;
-        let stopped = ControlFile::parse(&control)?.checkpoint;
+        let stopped = ControlFile::parse(control)?.checkpoint;
         if self.sealer.sealed_checkpoint() != Some(stopped) {
-            self.sealer.seal_shutdown(&self.view, &control).await?;
+            self.sealer.seal_shutdown(&self.view, control).await?;
         }
         match self.sealer.sealed_checkpoint() == Some(stopped) {
             true => Ok(()),
