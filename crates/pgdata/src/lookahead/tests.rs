@@ -59,6 +59,15 @@ fn empty_log() -> LogWriter {
     LogWriter::new(size(), Lsn(size().bytes()), TimelineId(1))
 }
 
+/// A record for each of so many blocks.
+fn log_of(blocks: u32) -> LogWriter {
+    let mut log = empty_log();
+    for block in 0..blocks {
+        log.append_record(HEAP, 0, &plain(7, block), b"some words");
+    }
+    log
+}
+
 fn named(number: u32, fork: Fork, block: u32) -> RelationBlock {
     let relation = Relation {
         tablespace: 1663,
@@ -255,10 +264,7 @@ fn what_redo_has_still_to_come_to_is_returned_again_after_a_move() {
 /// Reads as wanted, with redo following in steps of a page.
 #[test]
 fn it_stays_within_its_window_and_comes_to_the_end() {
-    let mut log = empty_log();
-    for block in 0..20_000 {
-        log.append_record(HEAP, 0, &plain(7, block), b"some words");
-    }
+    let log = log_of(20_000);
     let limits = Limits {
         window_bytes: 256 << 10,
         waiting_max: 2000,
@@ -290,10 +296,7 @@ fn it_stays_within_its_window_and_comes_to_the_end() {
 
 #[test]
 fn the_tail_is_left_to_what_passes_by() {
-    let mut log = empty_log();
-    for block in 0..20_000 {
-        log.append_record(HEAP, 0, &plain(7, block), b"some words");
-    }
+    let log = log_of(20_000);
     let (start, end) = (log.start(), end_of(&log));
     let first = start..Lsn(start.0 + PAGE);
     let mut ahead = Lookahead::new(size(), Lsn(start.0 + 40), ALL);
@@ -312,10 +315,7 @@ fn the_tail_is_left_to_what_passes_by() {
 
 #[test]
 fn what_passes_by_behind_a_gap_makes_it_read_the_gap() {
-    let mut log = empty_log();
-    for block in 0..3000 {
-        log.append_record(HEAP, 0, &plain(7, block), b"some words");
-    }
+    let log = log_of(3000);
     let (start, end) = (log.start(), end_of(&log));
     let mut ahead = Lookahead::new(size(), Lsn(start.0 + 40), ALL);
     let at = Lsn(start.0 + 5 * PAGE + 100);
@@ -330,10 +330,7 @@ fn what_passes_by_behind_a_gap_makes_it_read_the_gap() {
 
 #[test]
 fn redo_elsewhere_is_followed() {
-    let mut log = empty_log();
-    for block in 0..6000 {
-        log.append_record(HEAP, 0, &plain(7, block), b"some words");
-    }
+    let log = log_of(6000);
     let (start, end) = (log.start(), end_of(&log));
     let mut ahead = Lookahead::new(size(), Lsn(start.0 + 40), ALL);
     // Further than anything that was read.
@@ -358,10 +355,7 @@ fn redo_elsewhere_is_followed() {
 /// counted as unused until redo came there, and nothing was fetched for all the log before.
 #[test]
 fn what_was_fetched_for_redo_elsewhere_counts_no_more() {
-    let mut log = empty_log();
-    for block in 0..6000 {
-        log.append_record(HEAP, 0, &plain(7, block), b"some words");
-    }
+    let log = log_of(6000);
     let (start, end) = (log.start(), end_of(&log));
     let limits = Limits {
         unused_max: 3,
@@ -389,10 +383,7 @@ fn what_was_fetched_for_redo_elsewhere_counts_no_more() {
 
 #[test]
 fn a_damaged_page_is_passed_with_redo() {
-    let mut log = empty_log();
-    for block in 0..3000 {
-        log.append_record(HEAP, 0, &plain(7, block), b"some words");
-    }
+    let log = log_of(3000);
     let mut bytes = log.bytes().to_vec();
     bytes[3 * LOG_PAGE_BYTES + 4000] ^= 0x55;
     let mut ahead = Lookahead::new(size(), Lsn(log.start().0 + 40), ALL);

@@ -166,14 +166,7 @@ impl Stage {
 
     /// Stops the load and checks that nothing was lost and nothing is broken.
     pub async fn verify(mut self) -> Result<()> {
-        let history = self.load.take().context("no load")?.stop().await;
-        self.stop_churn().await;
-        let active = self.cluster.wait_active(TIMEOUT).await?;
-        let server = self.cluster.server(&active)?;
-        let (_, mut checks) = verify::database(&server, &history).await?;
-        checks.push(verify::amcheck(&self.cluster.options().bin, &server).await?);
-        let failed: Vec<_> = checks.iter().filter(|check| !check.passed).collect();
-        ensure!(failed.is_empty(), "{failed:#?}");
+        self.check_database().await?;
         let unexpected = self.unexpected_log_lines();
         ensure!(
             unexpected.is_empty(),
@@ -182,6 +175,19 @@ impl Stage {
         );
         self.cluster.shutdown();
         self.scratch.succeed()
+    }
+
+    /// Stops the load, and checks what the database has.
+    pub async fn check_database(&mut self) -> Result<()> {
+        let history = self.load.take().context("no load")?.stop().await;
+        self.stop_churn().await;
+        let active = self.cluster.wait_active(TIMEOUT).await?;
+        let server = self.cluster.server(&active)?;
+        let (_, mut checks) = verify::database(&server, &history).await?;
+        checks.push(verify::amcheck(&self.cluster.options().bin, &server).await?);
+        let failed: Vec<_> = checks.iter().filter(|check| !check.passed).collect();
+        ensure!(failed.is_empty(), "{failed:#?}");
+        Ok(())
     }
 
     /// Stops everything, without a verdict.
