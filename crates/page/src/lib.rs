@@ -53,3 +53,19 @@ pub fn text(of: &str) -> String {
     }
     out
 }
+
+/// Puts a value as Prometheus reads it, of this kind (`counter` or `gauge`).
+pub fn put_metric(
+    text: &mut String,
+    name: &str,
+    help: &str,
+    kind: &str,
+    value: impl std::fmt::Display,
+) {
+    use std::fmt::Write as _;
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}"
+    );
+}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use proxy::driver::put_metric;
+use page::put_metric;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 

@@ -113,6 +113,6 @@ async fn read_and_name(hub: &Hub, epoch: u32) -> dax::error::Result<Option<(Numb
 
 /// What no log is called yet.
 pub fn unused_identity() -> io::Result<Identity> {
-    let random = proxy::scram::nonce().map_err(|error| io::Error::other(error.to_string()))?;
+    let random = protocol::scram::nonce().map_err(|error| io::Error::other(error.to_string()))?;
     Ok(Identity(xxh3_128(random.as_bytes())))
 }

@@ -14,7 +14,7 @@ use bytes::BytesMut;
 use parking_lot::Mutex;
 use postgres_protocol::IsNull;
 use postgres_protocol::message::frontend;
-use proxy::core::frame;
+use protocol::frame;
 use proxy::core::settings::quote_literal;
 use tokio::sync::Semaphore;
 

@@ -107,7 +107,7 @@ pub async fn run(
     let protection = Protection {
         peers: tls,
         clients: config.tls.as_ref().map(|tls| tls.load()).transpose()?,
-        secret: proxy::scram::nonce().map_err(|error| RunError::Random(error.to_string()))?,
+        secret: protocol::scram::nonce().map_err(|error| RunError::Random(error.to_string()))?,
     };
     let (hub, jobs) = Hub::new(config, name.to_string(), zones, member, protection);
     tokio::spawn(jobs::work(hub.clone(), jobs));

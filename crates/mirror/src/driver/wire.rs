@@ -9,7 +9,7 @@ use dax::tls::PostgresServer;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, ScramSha256};
 use postgres_protocol::message::frontend;
-use proxy::core::frame::{self, error_fields};
+use protocol::frame::{self, error_fields};
 use proxy::driver::dial::DialError;
 use proxy::driver::socket::Socket;
 

@@ -306,7 +306,7 @@ pub fn cannot_ship(
     table: &Table,
     why: Option<&str>,
     because: &str,
-) -> Box<proxy::core::frame::Refusal> {
+) -> Box<protocol::frame::Refusal> {
     let why = why.unwrap_or("its rows are not determined");
     unmirrored(
         format!(

@@ -4,7 +4,7 @@
 //! foreign key refers to.
 
 use pg_query::protobuf::{self, AExprKind, BoolExprType, a_const::Val, node::Node as Tree};
-use proxy::core::frame::Refusal;
+use protocol::frame::Refusal;
 
 use super::facts::{ForeignKey, Table};
 use super::find::{Found, Named};

@@ -79,7 +79,7 @@ pub fn plan(cx: &Context<'_>, text: &str, copy: &protobuf::CopyStmt) -> Result<P
     Ok(Plan::Write(Box::new(write)))
 }
 
-fn not_determined(table: &str, why: &str) -> Box<proxy::core::frame::Refusal> {
+fn not_determined(table: &str, why: &str) -> Box<protocol::frame::Refusal> {
     unmirrored(
         format!("this COPY to table \"{table}\" cannot be mirrored"),
         why,

@@ -61,7 +61,7 @@ fn is_there_alone(cx: &Context<'_>, one: &Named) -> bool {
     one.is_temporary || matches!(cx.meaning(&one.schema, &one.name), Meaning::Temporary)
 }
 
-fn mixed(statement: &str, names: &str) -> Box<proxy::core::frame::Refusal> {
+fn mixed(statement: &str, names: &str) -> Box<protocol::frame::Refusal> {
     unmirrored(
         format!("{statement} cannot be mirrored"),
         format!("Some of what {names} is temporary, which only the primary has."),
@@ -77,7 +77,7 @@ fn check_logged(relation: Option<&protobuf::RangeVar>) -> Result<()> {
     }
 }
 
-fn unlogged() -> Box<proxy::core::frame::Refusal> {
+fn unlogged() -> Box<protocol::frame::Refusal> {
     unmirrored(
         "what is unlogged cannot be mirrored",
         "A server that crashes empties it, and the other member keeps it.",
@@ -206,7 +206,7 @@ pub fn plan(cx: &Context<'_>, text: &str, node: &Tree) -> Result<Plan> {
 }
 
 /// Statements that are never mirrored, with the reason.
-fn refuse(node: &Tree) -> Box<proxy::core::frame::Refusal> {
+fn refuse(node: &Tree) -> Box<protocol::frame::Refusal> {
     let (what, why, hint) = match node {
         Tree::DoStmt(_) => (
             "DO",
@@ -240,7 +240,7 @@ fn refuse(node: &Tree) -> Box<proxy::core::frame::Refusal> {
     unmirrored(format!("{what} cannot be mirrored"), why, hint)
 }
 
-fn not_in_a_transaction(what: &str) -> Box<proxy::core::frame::Refusal> {
+fn not_in_a_transaction(what: &str) -> Box<protocol::frame::Refusal> {
     let hint = "Leave CONCURRENTLY out, or execute it on each member.";
     unmirrored(
         format!("{what} cannot be mirrored"),

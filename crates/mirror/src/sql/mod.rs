@@ -38,7 +38,7 @@ pub use rows::{Row, Ship};
 pub use session::may_leave_something;
 pub use template::{Template, question, substitute};
 
-use proxy::core::frame::Refusal;
+use protocol::frame::Refusal;
 
 use crate::core::class::{Claims, Mode};
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use pg_query::protobuf::{self, TransactionStmtKind, VariableSetKind, node::Node as Tree};
-use proxy::core::frame::Refusal;
+use protocol::frame::Refusal;
 
 use super::calls;
 use super::claims::{Where, lock_rows};

@@ -2,7 +2,7 @@
 //! prove to one member what they have proved to the other, and the log has no password.
 
 use pg_query::protobuf::{self, Token, node::Node as Tree};
-use proxy::scram::Verifier;
+use protocol::scram::Verifier;
 
 use super::definition::definition;
 use super::plan::Plan;

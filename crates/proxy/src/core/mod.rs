@@ -4,7 +4,6 @@
 //! (`topology`), which version a read needs (`version`), what became of a commit (`outcome`).
 
 mod flaw;
-pub mod frame;
 pub mod handover;
 pub mod outcome;
 pub mod session;

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 
-use crate::core::frame::{self, Refusal};
 use crate::core::topology::News;
+use protocol::frame::{self, Refusal};
 
 use super::Proxy;
 use super::handle::{KILL, STATES};
@@ -303,28 +303,12 @@ fn seconds(time: std::time::Duration) -> String {
     format!("{}s", time.as_secs_f64())
 }
 
-/// Puts a value as Prometheus reads it, of this kind (`counter` or `gauge`).
-pub fn put_metric(
-    text: &mut String,
-    name: &str,
-    help: &str,
-    kind: &str,
-    value: impl std::fmt::Display,
-) {
-    use std::fmt::Write as _;
-    // Writing to a string cannot fail.
-    let _ = writeln!(
-        text,
-        "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}"
-    );
-}
-
 /// All counts as Prometheus reads them.
 pub fn metrics(proxy: &Proxy) -> String {
     let mut text = String::new();
     let mut put = |name: &str, help: &str, kind: &str, value: u64| {
         let name = format!("understudy_proxy_{name}");
-        put_metric(&mut text, &name, help, kind, value);
+        page::put_metric(&mut text, &name, help, kind, value);
     };
     for ((name, help), value) in COUNTS.iter().zip(proxy.totals.read()) {
         put(name, help, "counter", value);

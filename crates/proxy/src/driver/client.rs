@@ -14,10 +14,10 @@ use tokio::sync::oneshot;
 use tokio::time::Sleep;
 use volume::lsn::Lsn;
 
-use crate::core::frame::Refusal;
 use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
 use crate::core::sql::Volatile;
 use crate::core::topology::Topology;
+use protocol::frame::Refusal;
 
 use super::catalog::Functions;
 use super::handle::{

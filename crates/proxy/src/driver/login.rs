@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use volume::lsn::Lsn;
 
-use crate::core::frame::{self, Refusal, error_fields};
 use crate::core::session::{Reported, Role, Server};
 use crate::core::settings::Settings;
 use crate::core::topology::ServerRun;
 use crate::core::version::parse_lsn;
-use crate::scram::{Keys, Prover, Unproved};
+use protocol::frame::{self, Refusal, error_fields};
+use protocol::scram::{Keys, Prover, Unproved};
 
 use super::cancel::{Requests, Target};
 use super::dial::{DialError, Dialer};

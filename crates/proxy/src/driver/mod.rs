@@ -35,7 +35,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::config::Config;
 use crate::core::session::Rules;
 use crate::core::sql::Statements;
-use crate::scram::Keys;
+use protocol::scram::Keys;
 
 use catalog::{Catalogs, OwnLogin};
 use dial::Dialer;
@@ -47,7 +47,6 @@ use positions::Positions;
 use source::Source;
 use totals::Totals;
 
-pub use admin::put_metric;
 pub use cluster::Cluster;
 pub use handover::Predecessor;
 pub use listener::{ServeError, serve};

@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use crate::core::frame::Refusal;
 use crate::core::session::{Role, Server};
 use crate::core::topology::{NodeName, Topology};
-use crate::scram::Keys;
+use protocol::frame::Refusal;
+use protocol::scram::Keys;
 
 use super::cluster::Cluster;
 use super::dial::Dialer;
@@ -400,7 +400,7 @@ fn unavailable(why: &str) -> Refusal {
 
 /// A server's own words end the client's connection as they would have ended a direct one.
 pub(super) fn refusal_of(words: &[u8]) -> Refusal {
-    let fields = crate::core::frame::error_fields(words);
+    let fields = protocol::frame::error_fields(words);
     let code = CODES
         .iter()
         .find(|code| code.as_bytes() == fields.code)

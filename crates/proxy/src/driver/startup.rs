@@ -10,10 +10,10 @@ use bytes::{Buf, BufMut, BytesMut};
 use tokio::sync::oneshot;
 
 use crate::config::{Auth, Mode};
-use crate::core::frame::{self, CANCEL, GSS, Refusal, SSL};
 use crate::core::session::Session;
 use crate::core::settings::Settings;
-use crate::scram::{self, Doorkeeper, Keys, Verifier};
+use protocol::frame::{self, CANCEL, GSS, Refusal, SSL};
+use protocol::scram::{self, Doorkeeper, Keys, Verifier};
 
 use super::Proxy;
 use super::admin;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proxy::driver::put_metric;
+use page::put_metric;
 use serde::{Deserialize, Serialize};
 
 use super::hub::Hub;

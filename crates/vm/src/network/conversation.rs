@@ -11,7 +11,7 @@
 //! Invariant (commit protection): only what is said within a transaction block that is still open passes at once. Whatever tells of an
 //! outcome waits: COMMIT and ROLLBACK, errors, whatever is said outside a transaction block, and what is not understood.
 
-use proxy::core::frame::{HEADER_BYTES, head};
+use protocol::frame::{HEADER_BYTES, head};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a command's tag that tell which one it is, with the header.
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use bytes::BytesMut;
     use proptest::prelude::*;
-    use proxy::core::frame;
+    use protocol::frame;
 
     fn message(kind: u8, body: &[u8]) -> Vec<u8> {
         let mut out = BytesMut::new();

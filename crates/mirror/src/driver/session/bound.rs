@@ -1,7 +1,7 @@
 //! What a client's messages of the extended protocol say.
 
 use bytes::Buf;
-use proxy::core::frame;
+use protocol::frame;
 
 use super::names::Prepared;
 

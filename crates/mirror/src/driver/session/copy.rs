@@ -1,7 +1,7 @@
 //! `COPY ... FROM STDIN`: what the client sends is passed on, and kept for the other member.
 
 use postgres_protocol::message::frontend;
-use proxy::core::frame::{self, Refusal};
+use protocol::frame::{self, Refusal};
 
 use super::super::member::digest;
 use super::super::wire::{Reply, Said, status};

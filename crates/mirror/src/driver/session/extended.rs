@@ -6,7 +6,7 @@
 
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
-use proxy::core::frame::{self, Refusal};
+use protocol::frame::{self, Refusal};
 
 use super::super::wire::{Reply, reply};
 use super::bound::{most_rows, read_bind, read_parse};

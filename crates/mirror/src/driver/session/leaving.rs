@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
-use proxy::core::frame::{self, Refusal};
+use protocol::frame::{self, Refusal};
 use proxy::driver::socket::Socket;
 use tokio::time::Instant;
 

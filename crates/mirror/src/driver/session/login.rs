@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, BytesMut};
-use proxy::core::frame::{self, Refusal};
-use proxy::scram::{self, Doorkeeper, Keys, MECHANISM, Prover, Unproved, Verifier};
+use protocol::frame::{self, Refusal};
+use protocol::scram::{self, Doorkeeper, Keys, MECHANISM, Prover, Unproved, Verifier};
 
 use super::super::hub::Hub;
 use super::super::wire::Wire;

@@ -38,7 +38,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use proxy::core::frame::{self, Refusal};
+use protocol::frame::{self, Refusal};
 use proxy::core::session::Keeps;
 use proxy::core::sql::Effect;
 use proxy::driver::socket::Socket;

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
-use proxy::core::frame;
+use protocol::frame;
 
 use super::ByName;
 use crate::core::moving::Statement;

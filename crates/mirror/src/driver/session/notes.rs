@@ -1,7 +1,7 @@
 //! What is noted of a statement besides its text: the settings that it may depend on, the sequences that it has advanced.
 
 use bytes::BytesMut;
-use proxy::core::frame::Refusal;
+use protocol::frame::Refusal;
 use proxy::core::settings::quote_literal;
 
 use super::super::wire::{Said, Wire, columns};

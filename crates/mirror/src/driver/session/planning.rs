@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use proxy::core::frame::Refusal;
+use protocol::frame::Refusal;
 
 use super::super::wire::Said;
 use super::memory::Plans;

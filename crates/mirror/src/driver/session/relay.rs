@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
-use proxy::core::frame::{self, Refusal};
+use protocol::frame::{self, Refusal};
 
 use super::super::wire::{Wire, status};
 use super::{End, PENDING_BYTES, Result, Session, not_primary};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
-use proxy::core::frame::Refusal;
+use protocol::frame::Refusal;
 use proxy::core::settings::Settings;
 use proxy::driver::socket::Socket;
 

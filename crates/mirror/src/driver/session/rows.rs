@@ -1,7 +1,7 @@
 //! Rows that the member returns besides what its client wants.
 
 use bytes::{BufMut, BytesMut};
-use proxy::core::frame;
+use protocol::frame;
 
 use super::super::wire::{Reply, columns, fields};
 use crate::sql::Row;

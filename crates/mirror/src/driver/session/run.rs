@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 use postgres_protocol::password::scram_sha_256;
-use proxy::core::frame::{self, Refusal};
+use protocol::frame::{self, Refusal};
 use proxy::core::settings::quote_literal;
 
 use super::super::member::{digest, digest_of_tag, put_extended, split_last};

@@ -1,7 +1,7 @@
 //! The simple protocol: texts with any number of statements.
 
 use bytes::BytesMut;
-use proxy::core::frame::{self, Refusal};
+use protocol::frame::{self, Refusal};
 
 use super::run::Form;
 use super::{Done, Result, Session};

@@ -6,7 +6,7 @@
 //! Invariant: the member is sent the client's own messages, in the order in which they came, and a batch up to its `Sync` at once; so a
 //! batch is one transaction here as well.
 
-use proxy::core::frame::Refusal;
+use protocol::frame::Refusal;
 
 use super::memory::Plans;
 use super::names::Portal;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
 use parking_lot::Mutex;
-use proxy::core::frame::{self, CANCEL, GSS, Refusal, SSL};
+use protocol::frame::{self, CANCEL, GSS, Refusal, SSL};
 use proxy::driver::socket::Socket;
 use proxy::driver::unencrypted_data;
 

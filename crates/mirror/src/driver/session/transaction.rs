@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use proxy::core::frame::Refusal;
+use protocol::frame::Refusal;
 use proxy::driver::socket::Socket;
 use tokio::sync::mpsc;
 

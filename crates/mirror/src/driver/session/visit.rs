@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
-use proxy::core::frame;
+use protocol::frame;
 use proxy::driver::socket::Socket;
 
 use super::super::hub::Hub;

@@ -130,7 +130,7 @@ impl Session {
 }
 
 fn put_query(text: &str, out: &mut Out) {
-    super::super::frame::put(&mut out.server, b'Q', &[text.as_bytes(), b"\0"]);
+    protocol::frame::put(&mut out.server, b'Q', &[text.as_bytes(), b"\0"]);
 }
 
 /// `Bind` without parameters, with results as text.

@@ -4,10 +4,10 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::super::frame::{self, Refusal};
 use super::super::sql::Kind;
 use super::unit::Unit;
 use super::{Effect, Out, Phase, Session, Wait};
+use protocol::frame::{self, Refusal};
 
 /// A transaction block without a server.
 #[derive(Debug)]

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use super::super::flaw::Flaw;
-use super::super::frame::{self, Malformed, Refusal};
 use super::super::sql::Statement;
 use super::prepared::Prepared;
 use super::slots::{Ask, To};
 use super::unit::{Noted, Unit};
 use super::{Context, Out, Phase, Session};
+use protocol::frame::{self, Malformed, Refusal};
 
 /// A unit of the extended protocol that is longer goes to a server before its `Sync` is there.
 const GATHER_BYTES: usize = 64 << 10;

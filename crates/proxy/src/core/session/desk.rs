@@ -3,12 +3,12 @@
 use bytes::BytesMut;
 use dax::ids::Epoch;
 
-use super::super::frame;
 use super::super::outcome::Horizon;
 use super::super::settings::Settings;
 use super::super::sql::{Statements, Volatile};
 use super::super::topology::{News, Topology};
 use super::{Context, Effect, Out, PoolMode, Reported, Role, Rules, Server, Session};
+use protocol::frame;
 
 /// One session of session mode, and what it goes by.
 pub struct Desk {

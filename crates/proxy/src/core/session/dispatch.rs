@@ -4,7 +4,6 @@ use bytes::{BufMut, Bytes};
 use postgres_protocol::message::frontend;
 
 use super::super::flaw::Flaw;
-use super::super::frame;
 use super::super::settings::join;
 use super::super::sql::{Kind, Part, Statement};
 use super::ask::XidState;
@@ -12,6 +11,7 @@ use super::prepared::Prepared;
 use super::slots::{Ask, To};
 use super::unit::{Noted, Unit};
 use super::{Context, Out, Phase, PoolMode, Role, Session, Wait};
+use protocol::frame;
 
 const PARSE_COMPLETE: &[u8] = b"1\0\0\0\x04";
 const CLOSE_COMPLETE: &[u8] = b"3\0\0\0\x04";

@@ -15,11 +15,11 @@
 
 use postgres_protocol::message::frontend;
 
-use super::super::frame::{self, Refusal};
 use super::super::outcome::Xid;
 use super::slots::{Ask, To};
 use super::unit::Unit;
 use super::{Out, Session};
+use protocol::frame::{self, Refusal};
 
 /// Who warns, in every language.
 const WAITS: &[u8] = b"SyncRepWaitForLSN";

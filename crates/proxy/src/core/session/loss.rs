@@ -6,7 +6,6 @@ use bytes::{Bytes, BytesMut};
 use dax::ids::Epoch;
 
 use super::super::flaw::Flaw;
-use super::super::frame::{self, Refusal};
 use super::super::outcome::{self, Judgement, XactStatus};
 use super::super::sql::Kind;
 use super::ask::XidState;
@@ -15,6 +14,7 @@ use super::local::{self, Durability};
 use super::slots::Ask;
 use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session};
+use protocol::frame::{self, Refusal};
 
 /// How often a transaction is asked about that still ends.
 const ASK_AGAIN: Duration = Duration::from_millis(50);

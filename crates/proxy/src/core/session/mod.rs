@@ -49,12 +49,12 @@ use dax::ids::Epoch;
 use volume::lsn::Lsn;
 
 use super::flaw::Flaw;
-use super::frame::{self, Malformed, Refusal};
 use super::outcome::{XactStatus, Xid};
 use super::settings::Settings;
 use super::sql::{Statements, Volatile};
 use super::topology::{Address, NodeName, Topology};
 use super::version::{ReadMode, Seen};
+use protocol::frame::{self, Malformed, Refusal};
 
 use ask::XidState;
 use doubt::{Doubt, Whereabouts};

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-use super::super::frame::{self, Malformed};
 use super::super::sql::{Statement, Statements};
 use super::slots::{Ask, To};
 use super::unit::Unit;
 use super::{Context, Out, Session};
+use protocol::frame::{self, Malformed};
 
 /// A prepared statement.
 #[derive(Debug)]

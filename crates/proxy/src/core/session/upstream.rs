@@ -3,7 +3,6 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::super::flaw::Flaw;
-use super::super::frame;
 use super::ask::XidState;
 use super::local::Durability;
 use super::slots::{Ask, To};
@@ -11,6 +10,7 @@ use super::standby::READ_ONLY;
 use super::transaction::Transaction;
 use super::unit::Unit;
 use super::{Context, Out, Phase, Session, Wait};
+use protocol::frame;
 
 /// `in_failed_sql_transaction`
 const FAILED_TRANSACTION: &[u8] = b"25P02";

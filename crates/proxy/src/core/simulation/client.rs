@@ -6,9 +6,9 @@ use bytes::BytesMut;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-use super::super::frame;
 use super::super::session::{Counts, Reported, Session};
 use super::super::settings::Settings;
+use protocol::frame;
 
 /// Transactions of one client.
 const TRANSACTIONS: usize = 14;

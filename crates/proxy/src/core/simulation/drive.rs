@@ -6,11 +6,11 @@ use rand::Rng;
 use volume::lsn::Lsn;
 
 use super::super::flaw::Flaw;
-use super::super::frame::Refusal;
 use super::super::session::{Effect, Reported, Role, Server};
 use super::super::topology::News;
 use super::server::{Backend, Site};
 use super::{Broken, Wire, World, functions};
+use protocol::frame::Refusal;
 
 /// What a session wants and has not got.
 #[derive(Debug, Clone, PartialEq, Eq)]

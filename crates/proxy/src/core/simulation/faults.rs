@@ -3,10 +3,10 @@
 use dax::ids::Epoch;
 use rand::Rng;
 
-use super::super::frame::Refusal;
 use super::super::session::{Packed, Session};
 use super::super::topology::News;
 use super::World;
+use protocol::frame::Refusal;
 
 impl World {
     pub(super) fn fault(&mut self) {

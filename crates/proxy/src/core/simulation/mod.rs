@@ -40,7 +40,7 @@ const PATIENCE: u32 = 60_000;
 fn tags(bytes: &[u8]) -> String {
     let mut tags = String::new();
     let mut at = 0;
-    while let Ok(Some((tag, len))) = super::frame::head(&bytes[at..]) {
+    while let Ok(Some((tag, len))) = protocol::frame::head(&bytes[at..]) {
         tags.push(char::from(tag));
         at = (at + len).min(bytes.len());
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use bytes::BytesMut;
 
-use super::super::frame;
 use super::super::topology::ServerRun;
+use protocol::frame;
 
 /// A committed transaction, as the log has it.
 #[derive(Debug, Clone, PartialEq, Eq)]

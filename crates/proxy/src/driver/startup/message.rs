@@ -1,7 +1,7 @@
 //! The startup message: who, which database, and settings.
 
-use crate::core::frame::{self, Refusal};
 use crate::core::settings::Settings;
+use protocol::frame::{self, Refusal};
 
 /// What a startup message says.
 pub struct Startup {

@@ -4,12 +4,12 @@ use bytes::BytesMut;
 use dax::ids::Epoch;
 use volume::lsn::Lsn;
 
-use super::super::super::frame::{self, Refusal};
 use super::super::super::settings::Settings;
 use super::super::super::topology::{News, ServerRun, Standby};
 use super::super::super::version::ReadMode;
 use super::super::desk::{Desk, frames};
 use super::super::{Context, Effect, Out, PoolMode, Reported, Role, Server, Session};
+use protocol::frame::{self, Refusal};
 
 /// A session of transaction mode on a desk, and what it has asked for.
 pub(super) struct Shared {

@@ -3,11 +3,11 @@
 use bytes::BytesMut;
 use volume::lsn::Lsn;
 
-use super::super::super::frame::Refusal;
 use super::super::super::topology::ServerRun;
 use super::super::super::version::ReadMode;
 use super::super::Effect;
 use super::shared::Shared;
+use protocol::frame::Refusal;
 
 /// An active that was cut off has less than the standby that the session has read on.
 #[test]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroize;
 
-use crate::core::frame::{self, Refusal};
+use crate::frame::{self, Refusal};
 
 /// The mechanism without channel binding.
 pub const MECHANISM: &str = "SCRAM-SHA-256";
