@@ -7,8 +7,11 @@ DEMO_ARGS ?=
 BENCH_ARGS ?= --quick
 PEERS_ARGS ?= --quick
 
+DEMO = $(CARGO) build --profile demo --locked -p understudy --no-default-features
+DEMO_PROGRAM = "$$(scripts/target-dir)"/demo/understudy demo
+
 .DEFAULT_GOAL := help
-.PHONY: help packages build deb demo bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
+.PHONY: help packages build deb demo demo-proxy demo-mirror demo-vm demo-mariadb bench bench-peers check sim sim-zones sim-cassandra sim-standby sim-node sim-proxy sim-mirror sim-vm test test-unit test-system \
 	test-versions test-servers test-vm test-package test-cassandra test-drivers test-crowd clean
 
 help: ## List what there is to run.
@@ -25,8 +28,28 @@ deb: packages ## Build a Debian package, with systemd units; optimized as a whol
 	@$(CARGO) build --profile dist --locked -p understudy
 	@scripts/deb
 
-demo: build ## Kill a busy PostgreSQL, and see another one take over. DEMO_ARGS="--duration 60s" and so on.
-	@"$$(scripts/target-dir)"/release/understudy demo $(DEMO_ARGS)
+demo: ## Kill a busy PostgreSQL, and see another one take over. DEMO_ARGS="--duration 60s" and so on.
+	@scripts/packages --demo
+	@$(DEMO)
+	@$(DEMO_PROGRAM) $(DEMO_ARGS)
+
+demo-proxy: packages ## The same with clients that go through a proxy: a takeover is a pause.
+	@$(DEMO) --features proxy
+	@$(DEMO_PROGRAM) --proxy $(DEMO_ARGS)
+
+demo-mirror: packages ## Kill servers of a mirror: two independent copies of a database.
+	@$(DEMO) --features mirror
+	@$(DEMO_PROGRAM) --mirror $(DEMO_ARGS)
+
+demo-vm: ## Kill the host of a protected virtual machine; needs root, and /dev/kvm or patience.
+	@scripts/packages --demo --vm
+	@$(DEMO) --features vm
+	@$(DEMO_PROGRAM) --vm $(DEMO_ARGS)
+
+demo-mariadb: ## Kill a busy MariaDB, and see it restarted on another node.
+	@scripts/packages --demo --mariadb
+	@$(DEMO) --features engine
+	@$(DEMO_PROGRAM) --engine mariadb $(DEMO_ARGS)
 
 bench: build ## Compare with stock PostgreSQL. BENCH_ARGS="" is the long run.
 	@"$$(scripts/target-dir)"/release/understudy bench pgbench $(BENCH_ARGS)

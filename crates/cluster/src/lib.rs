@@ -26,7 +26,9 @@ pub mod clients;
 mod credentials;
 pub mod disk;
 mod logs;
+#[cfg(feature = "vm")]
 pub mod machine;
+#[cfg(feature = "engine")]
 pub mod mariadb;
 pub mod mirror;
 pub mod process;

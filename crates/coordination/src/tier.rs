@@ -10,11 +10,10 @@ use crate::config::ClusterConfig;
 /// Opens the volume; the handle owns no epoch. `client_name` is for the zone servers' logs.
 ///
 /// # Errors
-/// As [`Client::connect`] and [`cassandra::Client::connect`].
+/// As [`Client::connect`] and `cassandra::Client::connect`.
 pub async fn connect(config: &ClusterConfig, client_name: &str) -> dax::Result<Arc<dyn Storage>> {
     match config.cassandra_client()? {
-        // The driver's futures are large.
-        Some(client) => Ok(Box::pin(cassandra::Client::connect(client)).await?),
+        Some(client) => on_cassandra::connect(client).await,
         None => Ok(Client::connect(config.client(client_name)?).await?),
     }
 }
@@ -22,10 +21,52 @@ pub async fn connect(config: &ClusterConfig, client_name: &str) -> dax::Result<A
 /// Makes the volume.
 ///
 /// # Errors
-/// As [`dax::client::create_volume`] and [`cassandra::create_volume`].
+/// As [`dax::client::create_volume`] and `cassandra::create_volume`.
 pub async fn create_volume(config: &ClusterConfig, settings: &VolumeSettings) -> dax::Result<()> {
     match config.cassandra_client()? {
-        Some(client) => Box::pin(cassandra::create_volume(&client, settings)).await,
+        Some(client) => on_cassandra::create_volume(&client, settings).await,
         None => dax::client::create_volume(&config.client("init")?, settings).await,
+    }
+}
+
+#[cfg(feature = "cassandra")]
+mod on_cassandra {
+    use super::{Arc, Storage, VolumeSettings};
+
+    // The driver's futures are large, so they are boxed.
+    pub(super) async fn connect(client: cassandra::Config) -> dax::Result<Arc<dyn Storage>> {
+        Ok(Box::pin(cassandra::Client::connect(client)).await?)
+    }
+
+    pub(super) async fn create_volume(
+        client: &cassandra::Config,
+        settings: &VolumeSettings,
+    ) -> dax::Result<()> {
+        Box::pin(cassandra::create_volume(client, settings)).await
+    }
+}
+
+/// A program that was built without the driver refuses what needs it.
+#[cfg(not(feature = "cassandra"))]
+mod on_cassandra {
+    use dax::error::{Error, ErrorKind};
+
+    use super::{Arc, Storage, VolumeSettings};
+
+    pub(super) async fn connect(_: cassandra::Config) -> dax::Result<Arc<dyn Storage>> {
+        Err(absent())
+    }
+
+    pub(super) async fn create_volume(
+        _: &cassandra::Config,
+        _: &VolumeSettings,
+    ) -> dax::Result<()> {
+        Err(absent())
+    }
+
+    fn absent() -> Error {
+        let message =
+            "this program was built without Apache Cassandra (cargo's feature \"cassandra\")";
+        Error::new(ErrorKind::Invalid, message)
     }
 }

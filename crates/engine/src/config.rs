@@ -234,12 +234,6 @@ struct Raw {
 }
 
 impl Config {
-    /// Whether a configuration is one of these: it has `[engine]`.
-    pub fn is_one(text: &str) -> bool {
-        let table = text.parse::<toml::Table>();
-        table.is_ok_and(|table| table.contains_key("engine"))
-    }
-
     /// Reads and checks a configuration file.
     ///
     /// # Errors

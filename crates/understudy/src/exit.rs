@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use coordination::channel::ChannelError;
 use coordination::config::ConfigError;
 use coordination::records::RecordError;
+#[cfg(feature = "engine")]
 use engine::EngineError;
 use node::agent::AgentError;
 use operations::rest::RestError;
@@ -83,6 +84,14 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// The refusal of what needs a product that this program was built without, which is cargo's feature of this name.
+pub fn not_built(feature: &str) -> Failure {
+    let message = format!("this program was built without the feature \"{feature}\"");
+    Failure::new(Code::Unavailable, message).advise(format!(
+        "Install the package, which has it, or in the sources: cargo build --release -p understudy --features {feature}"
+    ))
+}
+
 /// Ends the process: prints what went wrong to standard error, and gives the exit code.
 pub fn report(result: anyhow::Result<Code>) -> ExitCode {
     match result {
@@ -137,6 +146,7 @@ fn of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<(Code, Option<S
     if let Some(error) = cause.downcast_ref::<AgentError>() {
         return of_agent(error);
     }
+    #[cfg(feature = "engine")]
     if let Some(error) = cause.downcast_ref::<EngineError>() {
         return of_engine(error);
     }
@@ -188,6 +198,7 @@ fn of_agent(error: &AgentError) -> Option<(Code, Option<String>)> {
     }
 }
 
+#[cfg(feature = "engine")]
 fn of_engine(error: &EngineError) -> Option<(Code, Option<String>)> {
     match error {
         EngineError::Storage(error) => Some(of_storage(error)),

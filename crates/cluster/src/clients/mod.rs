@@ -4,6 +4,7 @@ pub mod churn;
 pub mod clock;
 pub mod history;
 pub mod load;
+#[cfg(feature = "engine")]
 pub mod mysql;
 pub mod pace;
 pub mod schema;

@@ -3,9 +3,16 @@
 use std::path::PathBuf;
 
 use crate::cli;
+#[cfg(feature = "vm")]
 use crate::cli::VmProtection;
-use crate::demo::{self, Options, hosted, machine, mirrored, rounds, timeline};
-use crate::exit::Code;
+#[cfg(feature = "engine")]
+use crate::demo::hosted;
+#[cfg(feature = "vm")]
+use crate::demo::machine;
+use crate::demo::{self, Options, mirrored, rounds, timeline};
+use crate::exit::{Code, not_built};
+
+use super::product;
 
 /// Runs the demo and prints its story, or its report as JSON.
 pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
@@ -13,10 +20,17 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
         .seed
         .unwrap_or_else(|| rand::random_range(1..1_000_000));
     if args.vm {
-        return run_machine(args, seed).await;
+        return product!("vm", run_machine(args, seed).await);
     }
     if args.engine.is_some() {
-        return host(args, seed).await;
+        return product!("engine", host(args, seed).await);
+    }
+    // These two start the program itself again.
+    if args.mirror && !cfg!(feature = "mirror") {
+        return Err(not_built("mirror").into());
+    }
+    if args.proxy && !cfg!(feature = "proxy") {
+        return Err(not_built("proxy").into());
     }
     if args.mirror {
         return mirror(args, seed).await;
@@ -48,6 +62,7 @@ pub async fn run(args: cli::Demo) -> anyhow::Result<Code> {
 }
 
 /// The demo with a virtual machine.
+#[cfg(feature = "vm")]
 async fn run_machine(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
     let options = machine::Options {
         image: args.image.zip(args.password_file),
@@ -73,6 +88,7 @@ async fn run_machine(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
 }
 
 /// The demo with MariaDB.
+#[cfg(feature = "engine")]
 async fn host(args: cli::Demo, seed: u64) -> anyhow::Result<Code> {
     let options = hosted::Options {
         store: args.store,

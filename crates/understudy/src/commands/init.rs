@@ -9,6 +9,7 @@ use node::config::Config;
 use node::init::{Created, InitOptions, SuperuserPassword};
 use pgserver::Password;
 
+#[cfg(feature = "engine")]
 use super::registry::AnyConfig;
 use crate::cli;
 use crate::demo::timeline::thousands;
@@ -16,8 +17,9 @@ use crate::exit::{Code, Failure};
 
 /// Creates the cluster and says what was made.
 pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
+    #[cfg(feature = "engine")]
     if let AnyConfig::Engine(config) = AnyConfig::load(&args.config)? {
-        return host(*config, args).await;
+        return super::hosted::init(*config, args).await;
     }
     if let Some(kind) = &args.engine {
         let message = format!("the configuration has no [engine] with kind = \"{kind}\"");
@@ -54,79 +56,7 @@ pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
-/// Creates a database of another kind, and says what was made.
-async fn host(config: engine::config::Config, args: cli::Init) -> anyhow::Result<Code> {
-    let kind = config.engine.kind.to_string();
-    let only_postgres = [
-        ("--import", args.import.is_some()),
-        ("initdb's arguments", !args.initdb.is_empty()),
-        ("--store", args.store.is_some()),
-        (
-            "an --engine of another kind",
-            args.engine.is_some_and(|wanted| wanted != kind),
-        ),
-    ];
-    if let Some((what, _)) = only_postgres.iter().find(|(_, given)| *given) {
-        let message =
-            format!("{what} cannot be used with a configuration of engine.kind = \"{kind}\"");
-        return Err(Failure::new(Code::Usage, message).into());
-    }
-    let password = args.password_file.as_deref().map(first_line).transpose()?;
-    make_identity(&config.cluster)?;
-    let spread = config.cluster.volume_settings();
-    let options = engine::init::InitOptions {
-        settings: VolumeSettings {
-            sync_replicas: args.sync_replicas.unwrap_or(spread.sync_replicas),
-            protocol: args.protocol.into(),
-            ..spread
-        },
-        password,
-    };
-    let created = tokio::select! {
-        created = Box::pin(engine::init::run(&config, options)) => created?,
-        () = super::interrupted() => return Ok(Code::Interrupted),
-    };
-    if args.json {
-        println!("{}", serde_json::to_string(&created)?);
-        return Ok(Code::Ok);
-    }
-    let file = args.config.display();
-    println!(
-        "volume {} holds a database of {} of {} bytes\n",
-        created.volume,
-        created.engine.engine,
-        thousands(created.bytes)
-    );
-    println!("start each node:     understudy node --config {file}");
-    if let Some(socket) = created.socket {
-        println!(
-            "open a session:      mariadb --socket={} (as the user {}, on the node that serves)",
-            socket.display(),
-            created.owner
-        );
-        if !created.password {
-            println!(
-                "{:21}root has no password, so nobody can log in over the network: create users in the session, or \
-                 give init a --password-file",
-                ""
-            );
-        }
-    }
-    Ok(Code::Ok)
-}
-
-/// A file's first line.
-fn first_line(path: &Path) -> anyhow::Result<String> {
-    let text = std::fs::read_to_string(path);
-    let line = text.map(|text| text.lines().next().unwrap_or_default().to_owned());
-    match line {
-        Ok(line) if !line.is_empty() => Ok(line),
-        Ok(_) => Err(no_password(path, "its first line is empty")),
-        Err(error) => Err(no_password(path, &error.to_string())),
-    }
-}
-
-fn no_password(path: &Path, why: &str) -> anyhow::Error {
+pub(super) fn no_password(path: &Path, why: &str) -> anyhow::Error {
     let message = format!(
         "cannot take the superuser's password from {}: {why}",
         path.display()
@@ -181,7 +111,7 @@ fn next_steps(config: &Config, file: &Path, created: &Created) -> String {
 }
 
 /// Makes the identity of a new cluster where the configuration expects one.
-fn make_identity(cluster: &ClusterConfig) -> anyhow::Result<()> {
+pub(super) fn make_identity(cluster: &ClusterConfig) -> anyhow::Result<()> {
     if let Some(path) = &cluster.tls.identity
         && !path.exists()
     {

@@ -1,39 +1,63 @@
-//! One module for each command; each returns what the process ends with.
+//! One module for each command; each returns what the process ends with. The commands of a product that was not built in
+//! are there, and say so.
 
 mod bench;
 mod cassandra;
 mod configure;
 mod demo;
+#[cfg(feature = "cassandra")]
 mod dev;
 mod failover;
 mod history;
+#[cfg(feature = "engine")]
+mod hosted;
 mod init;
 mod key;
 mod list;
+#[cfg(feature = "mirror")]
 mod mirror;
 mod node;
 mod notes;
 mod operate;
 mod proxies;
+#[cfg(feature = "proxy")]
 mod proxy;
 mod psql;
 mod registry;
 mod status;
 mod store;
+#[cfg(feature = "vm")]
 mod vm;
 mod watch;
 mod zone;
 
 use std::io::IsTerminal;
+#[cfg(any(feature = "mirror", feature = "proxy", feature = "vm"))]
 use std::path::Path;
 
 use anyhow::Context;
+#[cfg(any(feature = "mirror", feature = "proxy", feature = "vm"))]
 use coordination::config::{ClusterConfig, ConfigError};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
 use crate::exit::{Code, Failure};
+
+/// Runs a product's command, if the product was built in.
+macro_rules! product {
+    ($feature:literal, $run:expr) => {{
+        #[cfg(feature = $feature)]
+        {
+            $run
+        }
+        #[cfg(not(feature = $feature))]
+        {
+            Err($crate::exit::not_built($feature).into())
+        }
+    }};
+}
+use product;
 
 /// Runs what was asked for.
 ///
@@ -46,9 +70,9 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Key(args) => key::run(args),
         Command::Init(args) => on_runtime(init::run(args)),
         Command::Node(args) => on_runtime(node::run(args)),
-        Command::Proxy(args) => proxy::run(args),
-        Command::Mirror(command) => mirror::run(command),
-        Command::Vm(command) => on_runtime(vm::run(command)),
+        Command::Proxy(_args) => product!("proxy", proxy::run(_args)),
+        Command::Mirror(_command) => product!("mirror", mirror::run(_command)),
+        Command::Vm(_command) => product!("vm", on_runtime(vm::run(_command))),
         Command::Psql(args) => on_runtime(psql::run(args)),
         Command::Status(args) => on_runtime(status::run(args)),
         Command::List(args) => on_runtime(list::run(args)),
@@ -63,12 +87,14 @@ pub fn run(cli: Cli) -> anyhow::Result<Code> {
         Command::Reload(args) => on_runtime(operate::reload(args)),
         Command::Reinit(args) => on_runtime(operate::reinit(args)),
         Command::Remove(args) => on_runtime(operate::remove(args)),
+        Command::AcceptCollations(args) => on_runtime(operate::accept_collations(args)),
         Command::Zone(command) => on_runtime(zone::run(command)),
         Command::ShowConfig(args) => on_runtime(configure::show(args)),
         Command::EditConfig(args) => on_runtime(configure::edit(args)),
         Command::Bench(args) => bench::run(&args, cli.log.as_deref()),
-        Command::Dev(command) => on_runtime(dev::run(command)),
+        Command::Dev(_command) => product!("cassandra", on_runtime(dev::run(_command))),
         Command::Demo(args) => {
+            #[cfg(feature = "vm")]
             if args.vm {
                 cluster::machine::enter_network()?;
             }
@@ -126,6 +152,7 @@ pub fn on_runtime(command: impl Future<Output = anyhow::Result<Code>>) -> anyhow
 }
 
 /// Runs a service on so many threads. One is cheaper than a pool of one, which wakes its only member for each message.
+#[cfg(any(feature = "mirror", feature = "proxy"))]
 fn on_threads(
     threads: usize,
     work: impl Future<Output = anyhow::Result<Code>>,
@@ -144,6 +171,7 @@ fn on_threads(
 
 /// What a configuration says of its cluster, and its table of this name as a text of its own. `check` judges its keys, and
 /// `advice` says what to write if the table is not there.
+#[cfg(any(feature = "mirror", feature = "proxy", feature = "vm"))]
 fn load_table(
     file: &Path,
     check: impl FnOnce(&str) -> Result<(), ConfigError>,

@@ -1,7 +1,5 @@
 //! `understudy node`: the agent of one node, and its HTTP interface.
 
-use std::path::PathBuf;
-
 use node::agent::Agent;
 use node::config::Config;
 use operations::rest::{Facts, Rest};
@@ -15,17 +13,24 @@ pub async fn run(args: cli::Node) -> anyhow::Result<Code> {
     let asked_to_end = super::asked_to_end(args.until_stdin_closes);
     // The command itself runs on the main thread, which is none of the runtime's workers: whatever wakes
     // the agent would switch threads, and what the agent wakes would switch back.
-    let mut has_proxy = false;
-    let agent = match AnyConfig::load(&args.config)? {
-        AnyConfig::Postgres(config) => {
-            has_proxy = config.has_proxy;
-            tokio::spawn(Box::pin(serve(*config, asked_to_end)))
+    let config = AnyConfig::load(&args.config)?;
+    let has_proxy = config.has_proxy();
+    let agent = match config {
+        AnyConfig::Postgres(config) => tokio::spawn(Box::pin(serve(*config, asked_to_end))),
+        #[cfg(feature = "engine")]
+        AnyConfig::Engine(config) => {
+            tokio::spawn(Box::pin(super::hosted::run(*config, asked_to_end)))
         }
-        AnyConfig::Engine(config) => tokio::spawn(Box::pin(host(*config, asked_to_end))),
     };
     let proxy = async {
         match has_proxy {
+            #[cfg(feature = "proxy")]
             true => super::proxy::beside_agent(args.config).await,
+            #[cfg(not(feature = "proxy"))]
+            true => {
+                tracing::error!("[proxy] has no effect: this program was built without the proxy");
+                std::future::pending().await
+            }
             false => std::future::pending().await,
         }
     };
@@ -61,22 +66,5 @@ async fn serve(
         agent.handler(),
     )
     .await?;
-    Ok(agent.run(asked_to_end).await?)
-}
-
-/// The same for a node that hosts another server than PostgreSQL.
-async fn host(
-    config: engine::config::Config,
-    asked_to_end: impl Future<Output = ()> + Send + 'static,
-) -> anyhow::Result<()> {
-    let (rest, cluster) = (config.rest.clone(), config.cluster.clone());
-    let agent = engine::agent::Agent::prepare(config).await?;
-    let facts = Facts {
-        scope: cluster.volume.to_string(),
-        node: cluster.name.to_string(),
-        server_version: 0,
-        bin: PathBuf::new(),
-    };
-    let _rest = Rest::bind(&rest, &cluster, facts, agent.party(), agent.board()).await?;
     Ok(agent.run(asked_to_end).await?)
 }

@@ -20,6 +20,7 @@ pub(super) enum AnyConfig {
     /// PostgreSQL, with standbys.
     Postgres(Box<Config>),
     /// A server of another kind.
+    #[cfg(feature = "engine")]
     Engine(Box<engine::config::Config>),
 }
 
@@ -27,21 +28,46 @@ impl AnyConfig {
     /// Reads and checks a configuration file.
     pub(super) fn load(file: &Path) -> anyhow::Result<AnyConfig> {
         let text = std::fs::read_to_string(file);
-        if text.is_ok_and(|text| engine::config::Config::is_one(&text)) {
-            return Ok(AnyConfig::Engine(Box::new(engine::config::Config::load(
-                file,
-            )?)));
+        if text.is_ok_and(|text| hosts_engine(&text)) {
+            return Self::load_engine(file);
         }
         Ok(AnyConfig::Postgres(Box::new(Config::load(file)?)))
+    }
+
+    #[cfg(feature = "engine")]
+    fn load_engine(file: &Path) -> anyhow::Result<AnyConfig> {
+        let config = engine::config::Config::load(file)?;
+        Ok(AnyConfig::Engine(Box::new(config)))
+    }
+
+    #[cfg(not(feature = "engine"))]
+    fn load_engine(_: &Path) -> anyhow::Result<AnyConfig> {
+        Err(crate::exit::not_built("engine").into())
+    }
+
+    /// Whether a proxy runs beside the agent.
+    pub(super) fn has_proxy(&self) -> bool {
+        match self {
+            AnyConfig::Postgres(config) => config.has_proxy,
+            #[cfg(feature = "engine")]
+            AnyConfig::Engine(_) => false,
+        }
     }
 
     /// What every process of the cluster has.
     pub(super) fn cluster(&self) -> &ClusterConfig {
         match self {
             AnyConfig::Postgres(config) => &config.cluster,
+            #[cfg(feature = "engine")]
             AnyConfig::Engine(config) => &config.cluster,
         }
     }
+}
+
+/// Whether a configuration is of a node with another server than PostgreSQL.
+fn hosts_engine(text: &str) -> bool {
+    let table = text.parse::<toml::Table>();
+    table.is_ok_and(|table| table.contains_key("engine"))
 }
 
 /// A cluster as a node's configuration file shows the way to it.
@@ -70,6 +96,7 @@ impl Registry {
     pub(super) fn postgres(&self) -> anyhow::Result<&Config> {
         match &self.config {
             AnyConfig::Postgres(config) => Ok(config),
+            #[cfg(feature = "engine")]
             AnyConfig::Engine(_) => Err(Failure::new(
                 Code::Refused,
                 "the configuration is of a node that hosts another server than PostgreSQL".to_owned(),

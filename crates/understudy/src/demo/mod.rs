@@ -1,7 +1,9 @@
 //! `understudy demo`: kill a busy PostgreSQL, watch another take over, count what is there.
 
+#[cfg(feature = "engine")]
 pub mod hosted;
 mod lag;
+#[cfg(feature = "vm")]
 pub mod machine;
 pub mod mirrored;
 pub mod picture;
