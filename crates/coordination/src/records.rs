@@ -12,6 +12,7 @@ mod engine;
 mod heartbeat;
 mod history;
 mod horizon;
+mod libraries;
 mod member;
 mod probe;
 
@@ -31,6 +32,7 @@ pub use history::{
     Cause, Decider, HistoryEntry, Lsns, OldActive, PhaseTiming, append_history, read_history,
 };
 pub use horizon::Horizon;
+pub use libraries::Libraries;
 pub use member::{Incarnation, Member, MemberState, Role, ServerFacts, ServerStart};
 pub use probe::{probe_writes, remove_probe};
 

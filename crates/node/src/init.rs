@@ -22,7 +22,7 @@ use pgdata::control::{CONTROL_FILE_BYTES, ControlFile};
 use pgdata::layout::{CONTROL_FILE, LOG, PostgresLayout};
 use pgdata::sealer::Sealer;
 use pgdata::segment::{LOG_PAGE_BYTES, SegmentName, SegmentSize};
-use pgdata::settings::{Configuration, DEFAULTS, check};
+use pgdata::settings::{Configuration, DEFAULTS, check, with_node_file, without_controlled};
 use pgdata::wal::{Follower, Start, Stop};
 use pgserver::{InitdbOptions, Password};
 use tokio::runtime::Handle;
@@ -232,7 +232,7 @@ async fn visit<T: Send + 'static>(
 
 async fn add_defaults(place: &Path) -> Result<()> {
     let text = visit("read", place, child_io::read).await?;
-    let mut text = String::from_utf8_lossy(&text).into_owned();
+    let text = String::from_utf8_lossy(&text).into_owned();
     if let Err(refusals) = check(&Configuration::parse([text.as_str()])) {
         let reasons: Vec<String> = refusals.iter().map(ToString::to_string).collect();
         return Err(AgentError::Refused(reasons.join("; ")));
@@ -240,7 +240,7 @@ async fn add_defaults(place: &Path) -> Result<()> {
     if text.contains(DEFAULTS) {
         return Ok(());
     }
-    text.push_str(DEFAULTS);
+    let text = with_node_file(&(without_controlled(&text) + DEFAULTS));
     let replace = move |place: &Path| {
         let partial = place.with_extension("conf.partial");
         child_io::replace(place, &partial, text.as_bytes())
@@ -350,6 +350,7 @@ async fn finish(
         data_checksums: control.data_checksum_version > 0,
         superuser: config.postgres.superuser.clone(),
         created_unix_ms: unix_ms(),
+        libraries: Some(host.libraries.clone()),
     };
     cluster.store(storage.as_ref()).await?;
     // The first node need not wait for anything.

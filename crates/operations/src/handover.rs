@@ -205,7 +205,7 @@ fn rank(member: &Member) -> impl Ord + '_ {
         _ => 2,
     };
     (
-        member.tags.nofailover,
+        member.tags.nofailover || member.misfit.is_some(),
         ready,
         Reverse(member.tags.priority),
         Reverse(member.applied),

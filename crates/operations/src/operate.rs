@@ -11,7 +11,7 @@ use std::time::Duration;
 use coordination::channel::{self, ChannelError, Party, Request};
 use coordination::records::unix_ms;
 use coordination::records::{
-    Control, EditError, Member, MemberState, Paused, Record, RecordError, Role,
+    Control, EditError, Libraries, Member, MemberState, Paused, Record, RecordError, Role,
     ScheduledSwitchover, ServerStart, edit_control, remove_probe,
 };
 use dax::ids::NodeName;
@@ -28,6 +28,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long an agent may take to restart the active's PostgreSQL, which stops with a checkpoint.
 const RESTART_WITHIN: Duration = Duration::from_secs(150);
+/// How long a node may take to read a new configuration.
+const CONFIGURED_WITHIN: Duration = Duration::from_secs(10);
 /// How long a node may take to be warm again.
 const WARM_WITHIN: Duration = Duration::from_secs(600);
 /// How often it is looked whether something is done.
@@ -142,25 +144,42 @@ impl Operator {
     /// # Errors
     /// [`OperateError::NotInTime`] with those that do not.
     pub async fn wait_known(&self, version: u64, within: Duration) -> Result<()> {
+        let knows = |status: &Value| status["control"]["version"].as_u64() >= Some(version);
+        self.wait_all(knows, within).await.map(drop)
+    }
+
+    /// Waits until every node that answers and runs PostgreSQL has this version of the configuration in its files; returns
+    /// who that is.
+    ///
+    /// # Errors
+    /// [`OperateError::NotInTime`] with those that do not.
+    pub async fn wait_configured(&self, version: u64, within: Duration) -> Result<Vec<NodeName>> {
+        self.wait_all(|status| is_configured(status, version), within)
+            .await
+    }
+
+    /// Waits until this holds of the status of every node that answers, and returns their names. A dead node goes by nothing.
+    async fn wait_all(
+        &self,
+        holds: impl Fn(&Value) -> bool,
+        within: Duration,
+    ) -> Result<Vec<NodeName>> {
         let deadline = Instant::now() + within;
         loop {
-            let mut behind = Vec::new();
+            let (mut there, mut behind) = (Vec::new(), Vec::new());
             for member in self.members().await? {
-                // A dead node goes by nothing.
-                if let Ok(status) = self.status(&member).await
-                    && status["control"]["version"].as_u64() < Some(version)
-                {
-                    behind.push(member.name.to_string());
+                match self.status(&member).await {
+                    Ok(status) if holds(&status) => there.push(member.name),
+                    Ok(status) => behind.push(format!("{}{}", member.name, trouble(&status))),
+                    Err(_) => {}
                 }
             }
             if behind.is_empty() {
-                return Ok(());
+                return Ok(there);
             }
             if Instant::now() > deadline {
                 let who = behind.join(", ");
-                return Err(OperateError::NotInTime(format!(
-                    "{who} did not hear of it yet"
-                )));
+                return Err(OperateError::NotInTime(format!("not read yet by {who}")));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -184,9 +203,30 @@ impl Operator {
 
     async fn begin_anew(&self, node: &NodeName, order: Request) -> Result<()> {
         let member = self.member(node).await?;
+        self.newest_configuration(node, &member).await?;
         let before = started(&self.status(&member).await?);
         channel::request(&member.channel, &self.me, order, RESTART_WITHIN).await?;
         self.wait_started(node, before).await
+    }
+
+    /// Waits until a node has the newest configuration in its files: a restart begins with what is there.
+    async fn newest_configuration(&self, node: &NodeName, member: &Member) -> Result<()> {
+        let version = Control::read(self.storage.as_ref()).await?.version;
+        let deadline = Instant::now() + CONFIGURED_WITHIN;
+        loop {
+            let status = self.status(member).await?;
+            if is_configured(&status, version) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let why = trouble(&status);
+                return Err(OperateError::Refused(format!(
+                    "{node} has not read version {version} of the configuration{why}; a restart would begin with an \
+                     earlier one"
+                )));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 
     /// Waits until a node does its work with another server than the one that started `before`.
@@ -321,6 +361,27 @@ impl Operator {
         Ok(())
     }
 
+    /// Takes the libraries of a node for those that the volume's indexes agree with.
+    ///
+    /// # Errors
+    /// [`OperateError::Refused`] if the node does not say which it has.
+    pub async fn accept_collations(&self, node: &NodeName) -> Result<Libraries> {
+        let libraries = self.member(node).await?.libraries;
+        if libraries == Libraries::default() {
+            let why = format!(
+                "{node} does not say which glibc and ICU it has: is it of an earlier version?"
+            );
+            return Err(OperateError::Refused(why));
+        }
+        let accepted = libraries.clone();
+        let change = |control: &mut Control| {
+            control.libraries = Some(accepted.clone());
+            Ok(())
+        };
+        edit_control(self.storage.as_ref(), self.by(), None, TIMEOUT, change).await?;
+        Ok(libraries)
+    }
+
     /// Plans a switchover; the active carries it out.
     ///
     /// # Errors
@@ -357,6 +418,18 @@ impl Operator {
         };
         Ok(edit_control(self.storage.as_ref(), self.by(), None, TIMEOUT, change).await?)
     }
+}
+
+/// Whether a node has this version of the configuration in its files, as its status says. One without PostgreSQL has none.
+fn is_configured(status: &Value, version: u64) -> bool {
+    let configured = status["configured"].as_u64();
+    configured.is_none_or(|configured| configured >= version)
+}
+
+/// Why a node could not write a configuration, as a detail in brackets.
+fn trouble(status: &Value) -> String {
+    let trouble = status["configuration_trouble"].as_str();
+    trouble.map_or(String::new(), |trouble| format!(" ({trouble})"))
 }
 
 /// Which start of PostgreSQL a status is about.

@@ -15,6 +15,7 @@ use volume::lsn::Lsn;
 
 use crate::relation::{Fork, RelationFile};
 use crate::segment::{SegmentName, SegmentSize};
+use crate::settings::is_node_file;
 use crate::warmth::is_buffers_file;
 
 /// The control file.
@@ -196,6 +197,7 @@ fn is_private_at_top(name: &str) -> bool {
         || name.ends_with(".signal")
         || name.starts_with("current_logfiles")
         || matches!(name, "promote" | "logrotate")
+        || is_node_file(name)
 }
 
 /// Temporary files (`pgsql_tmp` and all below) and temporary relations. `below` is `path` without

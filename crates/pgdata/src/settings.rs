@@ -15,12 +15,18 @@ use crate::control::Capacity;
 
 mod configuration;
 mod managed;
+mod node_file;
 mod ordered;
+mod pending;
 mod version;
 
 pub use configuration::{Configuration, Refusal, check};
-pub use managed::{is_parameter_name, quoted, why_controlled, with_parameters, with_suitable};
+pub use managed::{
+    is_parameter_name, quoted, why_controlled, with_parameters, with_suitable, without_controlled,
+};
+pub use node_file::{NODE_FILE, is_node_file, node_file, with_node_file};
 pub use ordered::{is_ordered, ordered, why_strict};
+pub use pending::Derived;
 pub use version::{MajorVersion, VersionError};
 
 /// A setting pinned on the command line, to be passed as `-c name=value`.
@@ -226,6 +232,9 @@ max_wal_size = 4GB
 min_wal_size = 80MB
 # As for segments of 16 MB.
 wal_buffers = 16MB
+# So that archiving begins and ends with a reload: replace the command, which keeps nothing.
+archive_mode = on
+archive_command = '/bin/true'
 ";
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::settings::{Configuration, Setting};
 pub const BUFFERS_FILE: &str = "autoprewarm.blocks";
 
 /// The library's name.
-const LIBRARY: &str = "pg_prewarm";
+pub(crate) const LIBRARY: &str = "pg_prewarm";
 const PRELOADED: &str = "shared_preload_libraries";
 const INTERVAL: &str = "pg_prewarm.autoprewarm_interval";
 

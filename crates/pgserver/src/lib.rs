@@ -32,6 +32,7 @@
 
 pub mod install;
 pub mod leftovers;
+mod libraries;
 pub mod logfile;
 mod options;
 mod server;
@@ -41,6 +42,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use install::{InitdbOptions, Installation, Password, PgVersion};
+pub use libraries::HostLibraries;
 pub use options::{ExitReport, StartOptions, StopMode};
 pub use server::{Postgres, Reloader};
 pub use session::{CommitWaits, Session};

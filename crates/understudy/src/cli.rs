@@ -73,6 +73,7 @@ pub enum Command {
     Reload(Reload),
     Reinit(Reinit),
     Remove(Remove),
+    AcceptCollations(AcceptCollations),
     #[command(subcommand)]
     Zone(Zone),
     ShowConfig(ShowConfig),

@@ -3,7 +3,7 @@
 use dax::storage::Authority;
 use serde::{Deserialize, Serialize};
 
-use super::Record;
+use super::{Libraries, Record};
 
 /// Facts about the database in a volume; written once, by `init`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +25,9 @@ pub struct Cluster {
     /// When the cluster was created, Unix milliseconds; for people only.
     #[serde(default)]
     pub created_unix_ms: u64,
+    /// Libraries of the node that created the database, which its indexes agree with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libraries: Option<Libraries>,
 }
 
 fn superuser() -> String {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Incarnation, Record, RecordError};
+use super::{Incarnation, Libraries, Record, RecordError};
 use crate::config::{ConfigError, Heartbeat, HeartbeatChoice};
 
 /// What editors agree on.
@@ -56,6 +56,9 @@ pub struct Control {
     /// A change of roles that the active will carry out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduled_switchover: Option<ScheduledSwitchover>,
+    /// Libraries that the volume's indexes agree with, if an operator said so since the database was created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub libraries: Option<Libraries>,
     /// What a later version wrote: kept by edits of this one.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,

@@ -13,7 +13,7 @@ use volume::lsn::Lsn;
 use crate::address::Address;
 use crate::config::Tags;
 
-use super::{Record, Result};
+use super::{Libraries, Record, Result};
 
 /// One life of a node's agent: a restarted agent is somebody else.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -98,6 +98,12 @@ pub struct Member {
     /// What its PostgreSQL says of itself.
     #[serde(default, flatten)]
     pub server: ServerFacts,
+    /// Libraries of its host.
+    #[serde(default)]
+    pub libraries: Libraries,
+    /// Why texts would sort otherwise if it took over; it does not by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub misfit: Option<String>,
     /// The version of the control record that it goes by.
     #[serde(default)]
     pub control: u64,
@@ -168,6 +174,8 @@ impl Member {
             received: Lsn::ZERO,
             applied: Lsn::ZERO,
             server: ServerFacts::default(),
+            libraries: Libraries::default(),
+            misfit: None,
             control: 0,
             updated: 0,
         }

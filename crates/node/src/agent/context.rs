@@ -8,7 +8,9 @@ use std::time::Duration;
 use coordination::address::Address;
 use coordination::channel::{Identity, Party, Server};
 use coordination::config::{Heartbeat, LogMode};
-use coordination::records::{Cluster, Control, EngineFacts, Member, Record, ServerFacts};
+use coordination::records::{
+    Cluster, Control, EngineFacts, Libraries, Member, Record, ServerFacts,
+};
 use coordination::tier;
 use dax::storage::Storage;
 use nix::unistd::{Gid, Uid};
@@ -17,12 +19,13 @@ use pgdata::layout::PostgresLayout;
 use pgdata::segment::SegmentSize;
 use pgdata::settings::{self, Configuration, MajorVersion, Setting};
 use pgdata::warmth;
-use pgserver::{Installation, RunAs, StartOptions};
+use pgserver::{HostLibraries, Installation, RunAs, StartOptions};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use volume::lsn::Lsn;
 use volume::view::Ownership;
 
+use super::control::libraries_of;
 use super::driver::MachineDriver;
 use super::error::{AgentError, Result};
 use super::slow::Skips;
@@ -75,6 +78,10 @@ pub(crate) struct Context {
     orders_no_log: AtomicBool,
     /// How far this node is while it is a standby.
     pub reached: Arc<Reached>,
+    /// Versions of this host's libraries,
+    pub libraries: Libraries,
+    /// and of those that the database was created with.
+    pub built_with: Option<Libraries>,
 }
 
 impl Context {
@@ -117,6 +124,8 @@ impl Context {
             registry,
             orders_no_log: AtomicBool::new(false),
             reached: Arc::default(),
+            libraries: host.libraries,
+            built_with: cluster.libraries,
         })
     }
 
@@ -223,6 +232,12 @@ impl Context {
         }
     }
 
+    /// Contents of this node's configuration file for a server that is started with `options`.
+    pub(crate) fn node_file(&self, options: &StartOptions, shared: &Configuration) -> Vec<u8> {
+        let own = self.config.postgres.parameters.keys();
+        settings::node_file(&options.settings, own, shared).into_bytes()
+    }
+
     /// This node's record, before anything of its state is in it.
     pub(crate) fn member(&self) -> Member {
         let postgres = &self.config.postgres;
@@ -248,6 +263,8 @@ impl Context {
             tags: self.config.tags.clone(),
             server: self.facts.lock().clone(),
             control: self.control.borrow().version,
+            libraries: self.libraries.clone(),
+            misfit: self.misfit(),
             ..Member::starting(name, incarnation, postgres, channel)
         }
     }
@@ -258,6 +275,7 @@ pub(crate) struct Host {
     pub installation: Installation,
     pub version: MajorVersion,
     pub run_as: Option<RunAs>,
+    pub libraries: Libraries,
 }
 
 impl Host {
@@ -265,7 +283,9 @@ impl Host {
         let installation = Installation::find(&config.postgres.bin)?;
         let version = MajorVersion::parse(&installation.version().to_string())?;
         let run_as = pgserver::run_as(&config.postgres.run_as)?;
+        let libraries = libraries_of(HostLibraries::find(&installation));
         Ok(Host {
+            libraries,
             installation,
             version,
             run_as,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::records::{Control, Member, Record, Role, ServerFacts};
+use coordination::records::{Control, Libraries, Member, Record, Role, ServerFacts};
 use dax::storage::Storage;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -27,6 +27,7 @@ struct Writer {
     reached: Arc<Reached>,
     control: watch::Receiver<Control>,
     facts: Arc<Mutex<ServerFacts>>,
+    built_with: Option<Libraries>,
 }
 
 impl Writer {
@@ -47,7 +48,9 @@ impl Writer {
     async fn write(&mut self) -> Result<()> {
         let member = &mut self.member;
         member.updated += 1;
-        member.control = self.control.borrow().version;
+        let control = self.control.borrow().clone();
+        member.control = control.version;
+        member.misfit = member.libraries.misfit(&control, self.built_with.as_ref());
         member.server = self.facts.lock().clone();
         (member.role, member.state) = self.driver.member();
         (member.received, member.applied) = match member.role {
@@ -67,6 +70,7 @@ impl Membership {
             reached: Arc::clone(&context.reached),
             control: context.control.clone(),
             facts: Arc::clone(&context.facts),
+            built_with: context.built_with.clone(),
         };
         Membership(tokio::spawn(writer.run()))
     }

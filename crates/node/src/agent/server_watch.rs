@@ -6,14 +6,14 @@
 //! has a snapshot meanwhile, and redo waits for snapshots that see what it removes: far from the
 //! storage that would be most of a second each time.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use coordination::channel::ServerStarted;
 use coordination::records::{ServerFacts, ServerStart};
 use parking_lot::Mutex;
-use pgdata::control::Capacity;
-use pgdata::settings;
+use pgdata::settings::{self, Configuration, Derived, NODE_FILE};
 use pgserver::{Postgres, PostgresError, Session, StartOptions};
 use tokio::task::JoinHandle;
 
@@ -49,14 +49,13 @@ impl ServerWatch {
             unix_ms: postgres.started_unix_ms(),
         };
         *facts.lock() = ServerFacts::default();
-        let own = &context.config.postgres.parameters;
-        let own: Vec<String> = own.keys().map(|name| name.to_ascii_lowercase()).collect();
-        let asked = pending_restart(&own);
         let options = postgres.options().clone();
+        let own = context.config.postgres.parameters.keys();
+        let derived = Derived::new(&options.settings, own);
         let run = Arc::<OnceLock<_>>::default();
         let asking = Asking {
             options,
-            asked,
+            derived,
             started,
             facts: Arc::clone(&facts),
             run: Arc::clone(&run),
@@ -71,38 +70,46 @@ impl ServerWatch {
     }
 }
 
-/// A query for the parameters that wait for a restart, without those that are this node's `own`.
-///
-/// PostgreSQL knows, but for what its command line says: there a standby has the capacities that it must
-/// not undercut (N12 i), and keeps them when it is promoted. Those are compared with the files.
-fn pending_restart(own: &[String]) -> String {
-    let capacities = settings::capacity(Capacity::default());
-    let names = capacities.iter().map(|setting| setting.name);
-    let names = names.filter(|name| !own.iter().any(|own| own == name));
-    let names: Vec<String> = names.map(|name| format!("'{name}'")).collect();
-    let pinned = match names.is_empty() {
-        true => String::new(),
-        false => format!(
-            "UNION SELECT s.name FROM pg_settings s JOIN \
-               (SELECT DISTINCT ON (name) name, setting FROM pg_file_settings ORDER BY name, seqno DESC) f \
-               USING (name) \
-             WHERE name IN ({}) AND s.source = 'command line' \
-               AND CASE WHEN f.setting !~ '^[0-9]{{1,9}}$' THEN false \
-                        WHEN pg_is_in_recovery() THEN f.setting::int > s.setting::int \
-                        ELSE f.setting::int <> s.setting::int END",
-            names.join(", ")
-        ),
-    };
+/// Parameters that wait for a restart, but for those that the command line has.
+const PENDING: &str = "SELECT string_agg(name, ',') FROM pg_settings \
+                       WHERE pending_restart AND source <> 'command line'";
+
+/// A query for what the shared files say of these parameters, as a JSON object.
+fn said_in_files<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<String> = names.map(settings::quoted).collect();
     format!(
-        "SELECT string_agg(name, ',' ORDER BY name) FROM \
-         (SELECT name FROM pg_settings WHERE pending_restart {pinned}) waiting"
+        "SELECT json_object_agg(name, setting)::text FROM \
+         (SELECT DISTINCT ON (name) lower(name) AS name, setting FROM pg_file_settings \
+          WHERE sourcefile NOT LIKE '%/{NODE_FILE}' AND lower(name) IN ({}) ORDER BY name, seqno DESC) f",
+        names.join(", ")
     )
+}
+
+/// Names of parameters that a restart would change.
+async fn pending(session: &Session, derived: &Derived) -> Result<Vec<String>, PostgresError> {
+    let others = session.value(PENDING).await?.unwrap_or_default();
+    let others = others.split(',').filter(|name| !name.is_empty());
+    let mut pending: Vec<String> = others.map(str::to_owned).collect();
+    if derived.names().next().is_some() {
+        let said = session.value(&said_in_files(derived.names())).await?;
+        let said: BTreeMap<String, String> = said
+            .and_then(|said| serde_json::from_str(&said).ok())
+            .unwrap_or_default();
+        let mut shared = Configuration::default();
+        for (name, value) in said {
+            shared.set(&name, value);
+        }
+        let recovers = session.value("SELECT pg_is_in_recovery()::text").await?;
+        pending.extend(derived.pending(&shared, recovers.as_deref() == Some("true")));
+    }
+    pending.sort();
+    Ok(pending)
 }
 
 /// What is asked, of whom, and where the answers go.
 struct Asking {
     options: StartOptions,
-    asked: String,
+    derived: Derived,
     started: ServerStart,
     facts: Arc<Mutex<ServerFacts>>,
     run: Arc<OnceLock<ServerStarted>>,
@@ -133,12 +140,11 @@ impl Asking {
                 continue;
             }
             known = loaded;
-            let pending = session.value(&self.asked).await?.unwrap_or_default();
-            let names = pending.split(',').filter(|name| !name.is_empty());
+            let pending_restart = pending(&session, &self.derived).await?;
             *self.facts.lock() = ServerFacts {
                 server_version: version.clone(),
                 started: Some(self.started),
-                pending_restart: names.map(str::to_owned).collect(),
+                pending_restart,
             };
         }
     }

@@ -15,7 +15,7 @@ use mount::{Mount, MountOptions};
 use pgdata::control::{Capacity, ControlFile};
 use pgdata::feed::Feed;
 use pgdata::layout::{CONTROL_FILE, TWO_PHASE};
-use pgdata::settings::{self, Configuration, StandbyOptions as Pinned};
+use pgdata::settings::{self, Configuration, NODE_FILE, StandbyOptions as Pinned};
 use pgdata::timeline::TimelineId;
 use pgdata::warmth::BUFFERS_FILE;
 use pgserver::Postgres;
@@ -134,7 +134,8 @@ pub(crate) async fn attach(
 ) -> Result<Standby> {
     let sealed_end = base.seal.end;
     let control = ControlFile::parse(&base.seal.payload)?;
-    let mut configuration = read_configuration(&storage, &live).await?;
+    let shared = read_configuration(&storage, &live).await?;
+    let mut configuration = shared.clone();
     // As the active this node would be started with its own parameters.
     for (name, value) in &context.config.postgres.parameters {
         configuration.set(name, value.to_string());
@@ -158,7 +159,7 @@ pub(crate) async fn attach(
         layout,
         base,
         live.clone(),
-        private,
+        Arc::clone(&private),
         options,
     )?;
     tokio::spawn(learn_versions(Arc::clone(&view)));
@@ -186,6 +187,12 @@ pub(crate) async fn attach(
     // After a promotion the same process is the active.
     pinned.extend(context.ordered_settings(&configuration));
     let options = context.start_options(&pinned);
+    put(
+        context,
+        &private,
+        NODE_FILE,
+        &context.node_file(&options, &shared),
+    )?;
     let postgres = Postgres::start(&context.installation, options).await?;
     Ok(Standby {
         storage,
@@ -311,7 +318,7 @@ pub(super) async fn read_live(
     read_file(storage, &Lineage::up_to(Generation::MAX), live, file).await
 }
 
-fn put(context: &Context, private: &PrivateDir, path: &str, bytes: &[u8]) -> Result<()> {
+pub(super) fn put(context: &Context, private: &PrivateDir, path: &str, bytes: &[u8]) -> Result<()> {
     let place = private.place(path)?;
     let owner = context.run_as.as_ref().map(|r| r.owner());
     let made = place.parent().map_or(Ok(()), |parent| {

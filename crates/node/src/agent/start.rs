@@ -10,7 +10,7 @@ use coordination::records::{
 use dax::ids::Epoch;
 use dax::storage::Storage;
 use pgdata::control::{ClusterState, ControlFile};
-use pgdata::settings;
+use pgdata::settings::{self, NODE_FILE};
 use pgdata::timeline::TimelineId;
 use pgserver::{Postgres, StopMode};
 use volume::active::{ActiveView, Options};
@@ -274,10 +274,11 @@ impl Direct {
             kernel_cache: context.config.memory.kernel_cache,
             ..Options::default()
         };
+        let private = Arc::new(private);
         let view = ActiveView::open(
             latest,
             layout,
-            Arc::new(private),
+            Arc::clone(&private),
             sealer.clone(),
             None,
             options,
@@ -289,6 +290,8 @@ impl Direct {
         pinned.extend(context.warmth_settings(&configuration));
         pinned.extend(context.ordered_settings(&configuration));
         let options = context.start_options(&pinned);
+        let file = context.node_file(&options, &configuration);
+        standby::put(context, &private, NODE_FILE, &file)?;
         let postgres = Postgres::start(&context.installation, options).await?;
         let session = postgres.wait_ready(START_WITHIN).await?;
         let started = run_of(&session).await;
@@ -316,6 +319,7 @@ async fn note(
     phases: Phases,
     tail: LogTail,
 ) -> Result<()> {
+    context.note_libraries();
     match record(context, active, sight, decision, phases, tail).await {
         Err(error) if !error.is_superseded() => {
             tracing::warn!(%error, "serving, but the takeover is missing in the history");

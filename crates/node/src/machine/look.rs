@@ -168,10 +168,11 @@ impl Machine {
         let own = last.is_some_and(|last| last.node == self.me);
         let died = last.is_some_and(|last| last.state == ActiveState::PostgresDead);
         // Who served goes on where it was, unless its server died while nobody shall take over.
-        let held = match own {
-            true => self.paused && died,
-            false => (self.paused && last.is_some()) || self.tags.nofailover,
-        };
+        let held = !self.fits
+            || match own {
+                true => self.paused && died,
+                false => (self.paused && last.is_some()) || self.tags.nofailover,
+            };
         if !held {
             let decision = Decision {
                 cause: Cause::Started,
@@ -189,11 +190,12 @@ impl Machine {
             return Vec::new();
         };
         look.held = true;
-        let why = match self.paused {
-            true => "the cluster is paused",
-            false => "this node is tagged nofailover",
+        let why = match (self.fits, self.paused) {
+            (false, _) => "texts sort otherwise here: understudy accept-collations",
+            (true, true) => "the cluster is paused: resume",
+            (true, false) => "this node is tagged nofailover: start another one",
         };
-        let text = format!("nobody serves, but {why}: resume, or order a failover");
+        let text = format!("nobody serves, but {why}, or order a failover");
         vec![Effect::Alarm(text)]
     }
 

@@ -172,6 +172,8 @@ pub enum Event {
         paused: bool,
         /// How many standbys there should be; every node that is no spare, if `None`.
         standbys: Option<usize>,
+        /// Texts sort on this node as in the volume's indexes.
+        fits: bool,
     },
     /// The detector looked at the active that this node follows.
     Judged(Verdict),
@@ -253,6 +255,8 @@ impl Decision {
 pub struct Machine {
     me: NodeName,
     tags: Tags,
+    /// Texts sort here as in the volume's indexes, as far as is known.
+    fits: bool,
     limits: Limits,
     state: State,
     paused: bool,
@@ -289,6 +293,7 @@ impl Machine {
         Machine {
             me,
             tags,
+            fits: true,
             limits,
             state: State::Looking,
             paused: false,

@@ -79,7 +79,9 @@ impl Protection {
             is_to_stand(m) && (replays(m) || tries)
         };
         self.standbys = alive().filter(stays).count();
-        let warm = |m: &&Member| m.role == Role::Standby && m.state == MemberState::Warm;
+        // One on which texts sort otherwise does not take over.
+        let is_warm = |m: &Member| m.role == Role::Standby && m.state == MemberState::Warm;
+        let warm = |m: &&Member| is_warm(m) && m.misfit.is_none();
         self.warm = alive().filter(warm).count();
         self.wanted = wanted.unwrap_or_else(|| {
             let meant = others().filter(|(m, _)| !m.tags.spare).count();

@@ -67,7 +67,7 @@ pub fn better_candidates(me: &Member, zone: Option<u8>, others: &[Member]) -> u8
 /// Whether a node would take over by itself.
 pub fn may_take_over(member: &Member) -> bool {
     let ready = matches!(member.state, MemberState::Warm | MemberState::CatchingUp);
-    member.role == Role::Standby && ready && !member.tags.nofailover
+    member.role == Role::Standby && ready && !member.tags.nofailover && member.misfit.is_none()
 }
 
 /// Sorts candidates, best first: warm ones, then by priority, then those that like to follow an active

@@ -16,7 +16,14 @@ impl Machine {
         match event {
             Event::Tick => self.tick(now),
             Event::Seen(registry) => return self.seen(&registry, now),
-            Event::Control { paused, standbys } => self.control(paused, standbys),
+            Event::Control {
+                paused,
+                standbys,
+                fits,
+            } => {
+                self.fits = fits;
+                self.control(paused, standbys);
+            }
             Event::Judged(verdict) => self.judged(verdict, now),
             Event::Vacant { to } => self.vacant(to.as_ref(), now),
             Event::Better(better) => self.better = better,
@@ -71,9 +78,9 @@ impl Machine {
 
     fn control(&mut self, paused: bool, standbys: Option<usize>) {
         (self.paused, self.wanted) = (paused, standbys);
-        // Nothing was changed yet, and nobody asked for it: this is what the pause is for.
+        // Nothing was changed yet, and nobody asked for it: this is what the pause is for, and the check of libraries.
         let by_itself = self.decision.as_ref().is_some_and(|d| d.is_failover());
-        if paused && by_itself && self.state == State::TakingOver(Phase::Fence) {
+        if (paused || !self.fits) && by_itself && self.state == State::TakingOver(Phase::Fence) {
             self.decision = None;
             self.go(State::CatchingUp);
         }

@@ -77,7 +77,7 @@ impl Machine {
     /// When this standby takes over by itself, as things are.
     fn turn_at(&self) -> Option<Duration> {
         let (since, _) = self.suspicion.as_ref()?.since.as_ref()?;
-        let held = self.paused || self.tags.nofailover;
+        let held = self.paused || self.tags.nofailover || !self.fits;
         (!held).then(|| *since + self.head_start())
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::node_file::includes_node_file;
 use crate::control::Capacity;
 
 /// Values of configuration files: later ones win, names in lower case. Includes are not followed;
@@ -18,7 +19,9 @@ impl Configuration {
         let mut configuration = Configuration::default();
         let lines = files.into_iter().flat_map(str::lines);
         for (name, value) in lines.filter_map(assignment) {
-            configuration.set(&name, value);
+            if !includes_node_file(&name, &value) {
+                configuration.set(&name, value);
+            }
         }
         configuration
     }
@@ -56,7 +59,7 @@ impl Configuration {
 }
 
 /// `name = value`, where `=` and quotes may be missing, up to a comment.
-fn assignment(line: &str) -> Option<(String, String)> {
+pub(super) fn assignment(line: &str) -> Option<(String, String)> {
     let line = line.trim_start();
     let name_end = line.find(|c: char| !(c.is_ascii_alphanumeric() || "_.".contains(c)))?;
     let (name, rest) = line.split_at(name_end);

@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use super::configuration::assignment;
+
 const BEGIN: &str =
     "# UNDERSTUDY: parameters of the cluster; change them with understudy edit-config";
 const END: &str = "# UNDERSTUDY: end of the cluster's parameters";
@@ -103,6 +105,30 @@ pub fn why_controlled(name: &str) -> Option<&'static str> {
     found.map(|(_, why)| *why)
 }
 
+/// What a node gives its server itself, so that a file which says something else has no effect and is complained of at each
+/// reload.
+const WITHOUT_EFFECT: [&str; 7] = [
+    "data_directory",
+    "external_pid_file",
+    "listen_addresses",
+    "log_destination",
+    "logging_collector",
+    "port",
+    "unix_socket_directories",
+];
+const DISABLED: &str = "#UNDERSTUDY: no effect here: ";
+
+/// `text` of a `postgresql.conf` in which lines without effect are comments.
+pub fn without_controlled(text: &str) -> String {
+    let disable = |line: &str| match assignment(line) {
+        Some((name, _)) if WITHOUT_EFFECT.contains(&name.to_ascii_lowercase().as_str()) => {
+            format!("{DISABLED}{line}")
+        }
+        _ => line.to_owned(),
+    };
+    text.split_inclusive('\n').map(disable).collect()
+}
+
 /// `text` of a `postgresql.conf` with these parameters as its managed part; without one if there are none.
 pub fn with_parameters(text: &str, parameters: &BTreeMap<String, String>) -> String {
     let mut out = without(text, BEGIN, END);
@@ -191,6 +217,18 @@ mod tests {
             "work_mem = 4MB\n# mine\n"
         );
         assert_eq!(with_parameters(own, &parameters(&[])), own);
+    }
+
+    #[test]
+    fn a_line_without_effect_becomes_a_comment() {
+        let own = "# port = 1\nport = 5433 # mine\nwork_mem = 4MB\nListen_Addresses '*'";
+        let text = without_controlled(own);
+        assert_eq!(
+            text,
+            "# port = 1\n#UNDERSTUDY: no effect here: port = 5433 # mine\nwork_mem = 4MB\n\
+             #UNDERSTUDY: no effect here: Listen_Addresses '*'"
+        );
+        assert_eq!(without_controlled(&text), text);
     }
 
     #[test]

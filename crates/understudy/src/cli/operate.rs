@@ -234,6 +234,30 @@ pub struct Remove {
     pub node: NodeName,
 }
 
+/// Accept that texts sort on a node as in the volume's indexes, although its glibc or ICU is another version.
+///
+/// All nodes read the same indexes. A node whose libraries differ from those that the indexes were built with does not
+/// take over by itself, because searches in indexes on text could miss rows there. After this command the versions of
+/// that node count as the volume's, and nodes with other ones do not take over.
+///
+/// Do this after an upgrade of the operating system, once the node is to serve: switch over to it, and rebuild the indexes
+/// on text at once, before anybody writes with the new order.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example, after south's operating system was upgraded:
+  understudy accept-collations --config north.toml south
+  understudy switchover --config north.toml --to south
+  reindexdb --all --concurrently
+  psql -c 'ALTER DATABASE name REFRESH COLLATION VERSION'      # PostgreSQL 15 and later, in each database")]
+pub struct AcceptCollations {
+    /// The cluster.
+    #[command(flatten)]
+    pub asking: Asking,
+    /// The node whose versions are accepted.
+    #[arg(value_name = "NODE", value_parser = node_name)]
+    pub node: NodeName,
+}
+
 /// Show the configuration that all nodes share.
 #[derive(Debug, Args)]
 #[command(after_help = "\

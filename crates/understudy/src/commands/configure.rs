@@ -3,10 +3,13 @@
 use std::io::Read;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Context;
 use coordination::records::{Control, EditError};
+use dax::ids::NodeName;
 use operations::configure::{self, Edit, Settings};
+use operations::operate::OperateError;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -15,6 +18,8 @@ use super::registry::{Registry, in_time};
 use crate::cli;
 use crate::exit::{Code, Failure};
 
+/// How long nodes may take to read a change before it is said who has not.
+const READ_WITHIN: Duration = Duration::from_secs(15);
 /// What an editor is shown above the settings.
 const GUIDE: &str = "\
 # The configuration that all nodes share. Delete a line to go back to the nodes' own, or PostgreSQL's
@@ -43,6 +48,14 @@ pub async fn show(args: cli::ShowConfig) -> anyhow::Result<Code> {
     Ok(Code::Ok)
 }
 
+/// The change is made, and somebody does not go by it.
+fn not_read(version: u64, error: OperateError) -> anyhow::Error {
+    let message = format!("version {version} is stored, but {error}");
+    Failure::new(Code::Failed, message)
+        .advise("Who has not read it goes by the version before; a parameter may wait for a restart as well.")
+        .into()
+}
+
 async fn read(registry: &Registry) -> anyhow::Result<Control> {
     in_time(async { Ok(Control::read(&*registry.storage).await?) }).await
 }
@@ -69,11 +82,18 @@ pub async fn edit(args: cli::EditConfig) -> anyhow::Result<Code> {
     let bin = &config.postgres.bin;
     let edited = configure::edit(&*registry.storage, by, &edit, bin).await;
     let control = edited.map_err(|error| refused(error, draft))?;
+    let waited = registry
+        .operator()?
+        .wait_configured(control.version, READ_WITHIN)
+        .await;
+    let readers = waited.map_err(|error| not_read(control.version, error))?;
+    let readers: Vec<&str> = readers.iter().map(NodeName::as_str).collect();
     match args.asking.json {
         true => println!("{}", document(&control)),
         false => println!(
-            "version {}: every node hears of it within seconds",
-            control.version
+            "version {}: read by {}",
+            control.version,
+            readers.join(", ")
         ),
     }
     Ok(Code::Ok)

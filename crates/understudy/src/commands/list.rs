@@ -7,7 +7,7 @@ use coordination::records::{MemberState, Role};
 use dax::ids::ZoneId;
 use serde_json::{Value, json};
 
-use super::notes::{notes, version_number};
+use super::notes::{member_notes, notes, version_number};
 use super::registry::Registry;
 use super::status::{self, Node, Status};
 use super::watch::{self, Picture};
@@ -183,7 +183,8 @@ fn table(status: &Status) -> String {
         out += &line(row);
     }
     out += &rule("");
-    out + &notes(&status.control)
+    let members = status.nodes.iter().map(|node| &node.member);
+    out + &notes(&status.control) + &member_notes(&status.control, status.cluster.as_ref(), members)
 }
 
 /// The nodes of each zone, in the order of the zones; last those that are in none.

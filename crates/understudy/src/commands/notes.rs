@@ -1,12 +1,44 @@
 //! What tables of the cluster say in the same words.
 
-use coordination::records::Control;
+use coordination::records::{Cluster, Control, Member, Role};
 
 use super::history::utc;
 
 /// `15.6 (Debian 15.6-1)` is long.
 pub(super) fn version_number(version: &str) -> &str {
     version.split(' ').next().unwrap_or(version)
+}
+
+/// Warnings about single nodes: a standby that would serve otherwise than the active does.
+pub(super) fn member_notes<'a>(
+    control: &Control,
+    cluster: Option<&Cluster>,
+    members: impl Iterator<Item = &'a Member>,
+) -> String {
+    let volume = cluster.and_then(|cluster| cluster.libraries.as_ref());
+    let volume = control.libraries.as_ref().or(volume);
+    let mut out = String::new();
+    for member in members {
+        let name = &member.name;
+        if let Some(misfit) = &member.misfit {
+            out += &format!(
+                " {name} DOES NOT TAKE OVER: it has {misfit}, so texts may sort otherwise; \
+                 see understudy accept-collations --help\n"
+            );
+        }
+        let zones = volume.and_then(|volume| member.libraries.time_zone_difference(volume));
+        if let Some(difference) = zones {
+            out += &format!(" {name} has {difference}: local times may be computed otherwise\n");
+        }
+        let pending = &member.server.pending_restart;
+        if member.role == Role::Standby && !pending.is_empty() {
+            out += &format!(
+                " {name} would take over without the new value of {}: understudy restart {name}\n",
+                pending.join(", ")
+            );
+        }
+    }
+    out
 }
 
 /// What operators should not forget.

@@ -127,6 +127,23 @@ pub async fn remove(args: cli::Remove) -> anyhow::Result<Code> {
     Ok(said(&args.asking, json!({ "removed": args.node }), words))
 }
 
+/// Takes a node's libraries for the volume's.
+pub async fn accept_collations(args: cli::AcceptCollations) -> anyhow::Result<Code> {
+    let operator = operator(&args.asking).await?;
+    let libraries = operator
+        .accept_collations(&args.node)
+        .await
+        .map_err(explain)?;
+    let version = |version: &Option<String>| version.clone().unwrap_or_else(|| "unknown".into());
+    let words = format!(
+        "glibc {} and ICU {} of {} count as the volume's; rebuild indexes on text once it serves: reindexdb --all",
+        version(&libraries.glibc),
+        version(&libraries.icu),
+        args.node
+    );
+    Ok(said(&args.asking, json!({ "accepted": libraries }), words))
+}
+
 /// Exchanges roles, now or at a time.
 pub async fn switch_over(args: cli::Switchover) -> anyhow::Result<Code> {
     let Some(at) = &args.at else {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use volume::standby::{OverlayStats, ReadStats};
 
 use super::cassandra::CassandraView;
-use super::notes::{notes, version_number};
+use super::notes::{member_notes, notes, version_number};
 use super::proxies;
 use super::registry::{Registry, in_time};
 use super::watch::{self, Picture};
@@ -149,7 +149,7 @@ pub(super) async fn look(registry: &Registry) -> anyhow::Result<Status> {
             } else {
                 Role::Standby
             };
-            node.is(waits, MemberState::Warm)
+            node.is(waits, MemberState::Warm) && node.member.misfit.is_none()
         }),
         cluster,
         engine,
@@ -254,6 +254,12 @@ fn table(status: &Status) -> String {
         (None, _) => "NOBODY SERVES\n\n".to_owned(),
     });
     out.push_str(&notes(&status.control));
+    let members = status.nodes.iter().map(|node| &node.member);
+    out.push_str(&member_notes(
+        &status.control,
+        status.cluster.as_ref(),
+        members,
+    ));
     out.push_str(&format!(
         "{:<14}{:<9}{:<13}{:>16}{:>16}{:>12}  {:<9}{}\n",
         "node", "role", "state", "received", "applied", "lag", "version", "postgres"

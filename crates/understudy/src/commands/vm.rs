@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use coordination::config::{ClusterConfig, check_keys};
 use coordination::{service, tier};
 use dax::storage::Storage;
+use dax::tls::Tls;
 use serde_json::Value;
 use vm::driver::config::Config;
 use vm::driver::{Open, Question, RunError, Status, ask};
@@ -115,7 +116,8 @@ async fn serve(args: cli::VmRun, first: bool) -> anyhow::Result<Code> {
     if let Some(address) = config.rest {
         let listener = tokio::net::TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("cannot listen at {address}"))?;
-        tokio::spawn(web::serve(file.clone(), listener));
+        let hosts = Hosts::new(&cluster, &config)?;
+        tokio::spawn(web::serve(hosts, listener));
     }
     let reread = Box::new(move || match load(&file) {
         Ok((_, config)) => Ok(config),
@@ -138,32 +140,59 @@ fn explain(error: RunError) -> anyhow::Error {
     }
 }
 
-/// What each host answers, the one of the file first; nothing from one that cannot be reached.
-async fn ask_both(
-    file: &Path,
-    question: Question,
-) -> anyhow::Result<Vec<Option<Result<String, String>>>> {
-    let (cluster, config) = load(file)?;
-    let tls = cluster.tls()?;
-    let mut told = Vec::new();
-    for address in [config.peer_listen.to_string(), config.peer] {
-        told.push(ask(&address, tls.as_ref(), question).await.ok());
-    }
-    Ok(told)
+/// The two hosts of a machine as a configuration names them. The file is read once, when a command or a service starts.
+pub(super) struct Hosts {
+    /// This host's address, then the other one's.
+    addresses: [String; 2],
+    tls: Option<Tls>,
 }
 
-async fn statuses(file: &Path) -> anyhow::Result<Vec<Option<Status>>> {
-    let told = ask_both(file, Question::Status).await?;
-    told.into_iter()
-        .map(|told| match told {
-            Some(Ok(json)) => Ok(Some(serde_json::from_str(&json)?)),
-            _ => Ok(None),
+impl Hosts {
+    fn load(file: &Path) -> anyhow::Result<Hosts> {
+        let (cluster, config) = load(file)?;
+        Hosts::new(&cluster, &config)
+    }
+
+    fn new(cluster: &ClusterConfig, config: &Config) -> anyhow::Result<Hosts> {
+        Ok(Hosts {
+            addresses: [config.peer_listen.to_string(), config.peer.clone()],
+            tls: cluster.tls()?,
         })
-        .collect()
+    }
+
+    /// Answer of one host, counted as in `addresses`.
+    async fn ask(
+        &self,
+        host: usize,
+        question: Question,
+    ) -> std::io::Result<Result<String, String>> {
+        ask(&self.addresses[host], self.tls.as_ref(), question).await
+    }
+
+    /// Answer of this host, if it gives one.
+    async fn first(&self, question: Question) -> Option<String> {
+        self.ask(0, question).await.ok()?.ok()
+    }
+
+    /// Answers of both; nothing from one that cannot be reached.
+    async fn ask_both(&self, question: Question) -> [Option<Result<String, String>>; 2] {
+        let (first, second) = tokio::join!(self.ask(0, question), self.ask(1, question));
+        [first.ok(), second.ok()]
+    }
+
+    async fn statuses(&self) -> anyhow::Result<Vec<Option<Status>>> {
+        let told = self.ask_both(Question::Status).await;
+        told.into_iter()
+            .map(|told| match told {
+                Some(Ok(json)) => Ok(Some(serde_json::from_str(&json)?)),
+                _ => Ok(None),
+            })
+            .collect()
+    }
 }
 
 async fn status(args: &VmAsking) -> anyhow::Result<Code> {
-    let statuses = statuses(&args.file.config).await?;
+    let statuses = Hosts::load(&args.file.config)?.statuses().await?;
     match args.json {
         true => println!("{}", serde_json::to_string(&statuses)?),
         false => print!("{}", table(&statuses)),
@@ -213,9 +242,10 @@ fn table(statuses: &[Option<Status>]) -> String {
 }
 
 async fn fail_over(args: &VmAsking) -> anyhow::Result<Code> {
-    let file = &args.file.config;
+    let hosts = Hosts::load(&args.file.config)?;
     let is_active = |status: &Option<Status>| status.as_ref().is_some_and(|it| it.role == "active");
-    let at = statuses(file)
+    let at = hosts
+        .statuses()
         .await?
         .iter()
         .position(is_active)
@@ -223,12 +253,7 @@ async fn fail_over(args: &VmAsking) -> anyhow::Result<Code> {
             Failure::new(Code::Unavailable, "no host runs the machine")
                 .advise("Look at both with understudy vm status. A standby takes over by itself.")
         })?;
-    let (cluster, config) = load(file)?;
-    let address = match at {
-        0 => config.peer_listen.to_string(),
-        _ => config.peer,
-    };
-    let told = ask(&address, cluster.tls()?.as_ref(), Question::Failover).await?;
+    let told = hosts.ask(at, Question::Failover).await?;
     let told = told.map_err(|why| Failure::new(Code::Refused, why))?;
     match args.json {
         true => println!("{told}"),
@@ -238,9 +263,8 @@ async fn fail_over(args: &VmAsking) -> anyhow::Result<Code> {
 }
 
 async fn reload(args: &VmAsking) -> anyhow::Result<Code> {
-    let (cluster, config) = load(&args.file.config)?;
-    let address = config.peer_listen.to_string();
-    let told = ask(&address, cluster.tls()?.as_ref(), Question::Reload).await;
+    let hosts = Hosts::load(&args.file.config)?;
+    let told = hosts.ask(0, Question::Reload).await;
     let told = told.map_err(|error| {
         Failure::new(
             Code::Unavailable,
@@ -258,7 +282,8 @@ async fn reload(args: &VmAsking) -> anyhow::Result<Code> {
 }
 
 async fn history(args: &VmAsking) -> anyhow::Result<Code> {
-    let told = ask_both(&args.file.config, Question::History).await?;
+    let hosts = Hosts::load(&args.file.config)?;
+    let told = hosts.ask_both(Question::History).await;
     let told = told.into_iter().flatten().find_map(Result::ok);
     let told = told.ok_or_else(|| Failure::new(Code::Unavailable, "no host can be reached"))?;
     if args.json {
@@ -282,16 +307,11 @@ async fn history(args: &VmAsking) -> anyhow::Result<Code> {
 }
 
 async fn metrics(file: &Path) -> anyhow::Result<Code> {
-    let told = ask_both(file, Question::Metrics)
-        .await?
-        .into_iter()
-        .next()
-        .flatten();
-    match told {
-        Some(Ok(text)) => {
+    match Hosts::load(file)?.first(Question::Metrics).await {
+        Some(text) => {
             print!("{text}");
             Ok(Code::Ok)
         }
-        _ => Err(Failure::new(Code::Unavailable, "the host cannot be reached").into()),
+        None => Err(Failure::new(Code::Unavailable, "the host cannot be reached").into()),
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use coordination::records::Control;
 use mount::child_io;
 use parking_lot::Mutex;
-use pgdata::settings::{with_parameters, with_suitable};
+use pgdata::settings::{with_node_file, with_parameters, with_suitable};
 use tokio::sync::watch;
 
 use super::group_commit::Suitable;
@@ -50,7 +50,16 @@ pub(super) async fn run(
     // A standby that was promoted may not have read the last change.
     let mut unread = true;
     let mut written: Suitable = None;
+    let mut includes = false;
     loop {
+        // A database of an earlier version does not have the line.
+        if !includes {
+            let included = edit(&mount, with_node_file).await;
+            includes = included.is_ok();
+            if let Err(error) = included {
+                tracing::warn!(%error, "postgresql.conf does not include this node's file yet");
+            }
+        }
         // The newest that is known; an earlier one that could not be written does not matter any more.
         let fitting = suitable.borrow_and_update().clone();
         let fits = fitting.is_none() || fitting == written;
@@ -75,7 +84,8 @@ pub(super) async fn run(
         // Nothing was ever edited, or nothing is known yet.
         if wanted.version > told.version.load(Ordering::Acquire) {
             let parameters = wanted.parameters.clone();
-            match edit(&mount, move |text| with_parameters(text, &parameters)).await {
+            let change = move |text: &str| with_node_file(&with_parameters(text, &parameters));
+            match edit(&mount, change).await {
                 Ok(changed) => {
                     if changed {
                         tracing::info!(version = wanted.version, "PostgreSQL's parameters changed");
@@ -99,7 +109,7 @@ pub(super) async fn run(
             changed = control.changed() => if changed.is_err() { return },
             // Nobody tells any more where nothing is to be adapted.
             Ok(()) = suitable.changed() => {}
-            () = tokio::time::sleep(PAUSE), if !fits => {}
+            () = tokio::time::sleep(PAUSE), if !fits || !includes => {}
         }
     }
 }
@@ -162,7 +172,7 @@ mod tests {
             let text = std::fs::read_to_string(place).unwrap_or_default();
             let is_so = match delay {
                 Some(delay) => text.contains(&format!("commit_delay = '{delay}'")),
-                None => !text.contains("UNDERSTUDY"),
+                None => !text.contains("commit_delay = '"),
             };
             is_so && reloads.0.load(Ordering::Relaxed) >= reloads.1
         };
@@ -209,7 +219,7 @@ mod tests {
         running.abort();
         assert_eq!(
             std::fs::read_to_string(&place).unwrap(),
-            "commit_delay = 7\n"
+            with_node_file("commit_delay = 7\n")
         );
     }
 }

@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
+use mount::child_io;
 use pgdata::control::{ClusterState, ControlFile};
-use pgdata::settings::{self, Configuration};
+use pgdata::settings::{self, Configuration, NODE_FILE};
 use pgserver::{ExitReport, Installation, Postgres, PostgresError, StartOptions, StopMode};
 use volume::view::View;
 
@@ -87,7 +88,20 @@ impl Active {
         let mut pinned = settings::active(context.version);
         pinned.extend(context.warmth_settings(&configuration));
         pinned.extend(context.ordered_settings(&configuration));
-        Ok((installation, context.start_options(&pinned)))
+        let options = context.start_options(&pinned);
+        let file = context.node_file(&options, &configuration);
+        self.replace_node_file(context, file).await?;
+        Ok((installation, options))
+    }
+
+    /// Through the mount, whose kernel remembers the file.
+    async fn replace_node_file(&self, context: &Context, bytes: Vec<u8>) -> Result<()> {
+        let place = context.config.paths.mount().join(NODE_FILE);
+        let write =
+            move || child_io::replace(&place, &place.with_extension("conf.partial"), &bytes);
+        let written = tokio::task::spawn_blocking(write).await;
+        let written = written.unwrap_or_else(|gone| Err(std::io::Error::other(gone)));
+        written.map_err(|e| AgentError::system(format!("cannot write {NODE_FILE}"), e))
     }
 
     async fn replace(

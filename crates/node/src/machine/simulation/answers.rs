@@ -106,6 +106,7 @@ impl World {
         let control = Event::Control {
             paused: self.paused_at.is_some(),
             standbys: None,
+            fits: self.nodes[at].fits || self.flaw == Some(Flaw::MisfitIgnored),
         };
         self.tell(at, control)?;
         let now = ms(self.now);
@@ -202,6 +203,7 @@ impl World {
         let control = Event::Control {
             paused: self.paused_at.is_some(),
             standbys: None,
+            fits: self.nodes[at].fits || self.flaw == Some(Flaw::MisfitIgnored),
         };
         self.tell(at, control)?;
         if self.nodes[at].state != State::TakingOver(Phase::Fence) {
@@ -225,7 +227,7 @@ impl World {
             d.by == Decider::Automatic && matches!(d.cause, Cause::Failover { .. })
         });
         let paused = self.paused_at.is_some_and(|since| since <= sent);
-        let tagged = self.nodes[at].tags.nofailover;
+        let tagged = self.nodes[at].tags.nofailover || !self.nodes[at].fits;
         holds(!(by_itself && (paused || tagged)), || {
             format!("{} takes over by itself, but may not", self.nodes[at].name)
         })?;

@@ -85,7 +85,10 @@ pub(super) fn cast(rng: &mut SmallRng) -> Vec<Node> {
             zone: Some((at % ZONES) as u8),
             failover_zone: None,
         };
-        Node::new(at, tags)
+        let mut node = Node::new(at, tags);
+        // One node at least may always take over: the first.
+        node.fits = at == 0 || rng.random_bool(0.85);
+        node
     });
     nodes.collect()
 }
@@ -237,7 +240,7 @@ impl World {
             !word && !matches!(what, Happening::Fault(_))
         });
         let eligible: Vec<usize> = (0..self.nodes.len())
-            .filter(|at| !self.nodes[*at].tags.nofailover)
+            .filter(|at| !self.nodes[*at].tags.nofailover && self.nodes[*at].fits)
             .collect();
         // One at least lives; which one decides the dice.
         let sure = eligible[self.rng.random_range(0..eligible.len())];

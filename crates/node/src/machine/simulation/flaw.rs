@@ -15,6 +15,8 @@ pub(in crate::machine) enum Flaw {
     NeverBlind,
     /// A node does not hear of a pause.
     PauseIgnored,
+    /// A node does not hear that texts sort otherwise on it.
+    MisfitIgnored,
     /// A takeover fences whoever came since it was decided.
     NewerIgnored,
     /// A new active reads the end of the log also where its epoch was not accepted.
@@ -29,13 +31,14 @@ pub(in crate::machine) enum Flaw {
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 11] = [
+    pub const ALL: [Flaw; 12] = [
         Flaw::NoFence,
         Flaw::SharedEpoch,
         Flaw::MinorityOwns,
         Flaw::RefusalIgnored,
         Flaw::NeverBlind,
         Flaw::PauseIgnored,
+        Flaw::MisfitIgnored,
         Flaw::NewerIgnored,
         Flaw::ReadsOutsideTheFence,
         Flaw::TailOfOneZone,

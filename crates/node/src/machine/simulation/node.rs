@@ -42,6 +42,8 @@ pub(super) struct Node {
     pub at: usize,
     pub name: NodeName,
     pub tags: Tags,
+    /// Its libraries are the volume's.
+    pub fits: bool,
     pub machine: Machine,
     pub up: bool,
     /// It does nothing until then.
@@ -85,6 +87,7 @@ impl Node {
             machine: Node::fresh(&name, &tags),
             name,
             tags,
+            fits: true,
             up: false,
             frozen_until: 0,
             incarnation: 0,
@@ -176,6 +179,7 @@ impl Node {
             self.machine.state().of_member(),
         );
         member.tags = self.tags.clone();
+        member.misfit = (!self.fits).then(|| "other libraries".to_owned());
         member.incarnation.0 = self.incarnation.to_string();
         member.updated = self.updated;
         member

@@ -58,6 +58,7 @@ impl Node {
         self.on(Event::Control {
             paused,
             standbys: None,
+            fits: true,
         })
     }
 }
@@ -411,6 +412,7 @@ fn a_returning_node_is_a_spare_where_there_are_enough_standbys() {
     node.on(Event::Control {
         paused: false,
         standbys: Some(1),
+        fits: true,
     });
     let mut seen = registry("other", 1, ActiveState::Serving);
     seen.standbys = 1;

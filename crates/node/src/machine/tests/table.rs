@@ -58,6 +58,7 @@ fn events() -> Vec<Event> {
         all.push(Event::Control {
             paused: bit,
             standbys: bit.then_some(2),
+            fits: true,
         });
         all.push(Event::PostgresExited {
             redo_failed: bit,

@@ -11,7 +11,7 @@
 //! | `/ui` | the page |
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
@@ -20,37 +20,38 @@ use axum::response::{IntoResponse, Response};
 use page::asset;
 use serde_json::Value;
 use tokio::net::TcpListener;
-use vm::driver::{Question, Status, ask};
+use vm::driver::{Question, Status};
 
-use super::{state_of, statuses};
+use super::{Hosts, state_of};
 
 const HTML: &str = include_str!("page.html");
 
-/// Answers until the process ends. `file` is the configuration of this host.
-pub async fn serve(file: PathBuf, listener: TcpListener) {
-    let router = Router::new().fallback(answer).with_state(file);
+/// Answers until the process ends.
+pub(super) async fn serve(hosts: Hosts, listener: TcpListener) {
+    let router = Router::new().fallback(answer).with_state(Arc::new(hosts));
     if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "health checks are not answered any more");
     }
 }
 
-async fn answer(State(file): State<PathBuf>, uri: Uri) -> Response {
+async fn answer(State(hosts): State<Arc<Hosts>>, uri: Uri) -> Response {
     match uri.path() {
         "/ui/page.css" => page::css(),
         "/ui/icon.svg" => page::icon(),
-        "/ui" => status_page(&file).await,
+        "/ui" => status_page(&hosts).await,
         "/metrics" => text(
             "text/plain; version=0.0.4",
-            first(&file, Question::Metrics).await,
+            hosts.first(Question::Metrics).await,
         ),
-        "/history" => text("application/json", first(&file, Question::History).await),
-        "/status" => match statuses(&file).await {
+        "/history" => text("application/json", hosts.first(Question::History).await),
+        "/status" => match hosts.statuses().await {
             Ok(statuses) => text("application/json", serde_json::to_string(&statuses).ok()),
             Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
         },
         "/liveness" => StatusCode::OK.into_response(),
         path => {
-            let status = first(&file, Question::Status).await;
+            // Only this host is asked: whether the other one answers does not matter to a check.
+            let status = hosts.first(Question::Status).await;
             let status = status.and_then(|told| serde_json::from_str::<Status>(&told).ok());
             check(path, status.as_ref()).into_response()
         }
@@ -72,15 +73,6 @@ fn check(path: &str, status: Option<&Status>) -> StatusCode {
     }
 }
 
-/// What the host of this file answers.
-async fn first(file: &Path, question: Question) -> Option<String> {
-    // Only this host is asked: whether the other one answers does not matter to a check.
-    let (cluster, config) = super::load(file).ok()?;
-    let tls = cluster.tls().ok()?;
-    let own = config.peer_listen.to_string();
-    ask(&own, tls.as_ref(), question).await.ok()?.ok()
-}
-
 fn text(kind: &'static str, text: Option<String>) -> Response {
     match text {
         Some(text) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
@@ -88,9 +80,9 @@ fn text(kind: &'static str, text: Option<String>) -> Response {
     }
 }
 
-async fn status_page(file: &Path) -> Response {
-    let statuses = statuses(file).await.unwrap_or_default();
-    let history = first(file, Question::History).await;
+async fn status_page(hosts: &Hosts) -> Response {
+    let statuses = hosts.statuses().await.unwrap_or_default();
+    let history = hosts.first(Question::History).await;
     let history: Vec<Value> = history
         .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default();
