@@ -152,7 +152,7 @@ pub async fn open(session: &Session, config: &Config) -> Result<Opened> {
             ErrorKind::Conflict,
             format!(
                 "keyspace {keyspace} has the copies {{{}}}, volume {volume} was made with {{{made_with}}}: ALTER KEYSPACE \
-                 {keyspace} back, or follow docs/CASSANDRA.md (Add or remove a data centre)",
+                 {keyspace} back, or follow docs/products/cassandra.md (Add or remove a data centre)",
                 replication.cql()
             ),
         ));

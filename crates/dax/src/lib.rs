@@ -9,7 +9,7 @@
 //!
 //! Implements *DAX: A Widely Distributed Multi-tenant Storage Service for DBMS Hosting* (Liu,
 //! Aboulnaga, Salem; VLDB 2013), with lexicographic versions, fencing and generations added.
-//! `docs/PROTOCOL.md` has the messages, the steps and the invariants.
+//! `docs/understand/protocol.md` has the messages, the steps and the invariants.
 //!
 //! Invariants: an epoch has one owner, and once a quorum has accepted it no write of a lower one succeeds; what was
 //! acknowledged is on k replicas, and every quorum of readers finds it; a version is given once.

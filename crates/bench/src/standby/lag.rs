@@ -19,7 +19,7 @@ use cluster::clients::churn::Churn;
 const DISTANCES_MS: [f64; 2] = [0.0, 35.0];
 /// Of the peak.
 const SHARE: f64 = 0.8;
-/// Enough reads at once for a standby that is far away (`docs/OPERATIONS.md`).
+/// Enough reads at once for a standby that is far away (`docs/operate/configure.md`).
 const PREFETCH: &str = "prefetch = 40";
 /// Rounds of the churn a second.
 const CHURN: f64 = 2.0;

@@ -48,7 +48,7 @@ pub enum Decider {
 /// How long one phase took.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseTiming {
-    /// The phase, as `docs/FAILOVER.md` calls it.
+    /// The phase, as `docs/understand/failover.md` calls it.
     pub phase: String,
     /// When it began, Unix milliseconds; for people only.
     #[serde(default)]

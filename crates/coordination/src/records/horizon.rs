@@ -1,6 +1,6 @@
 //! `horizon/<epoch>`: which transaction ids an epoch found used when it began.
 //!
-//! Whoever has lost the answer to a COMMIT learns from it what became of the transaction (PROTOCOL.md, *The horizon of an
+//! Whoever has lost the answer to a COMMIT learns from it what became of the transaction (docs/understand/protocol.md, *The horizon of an
 //! epoch*). The record is durable before the epoch gives out its first transaction id, and an epoch that gives out any
 //! has one. So of the epochs that follow another one, the first that has a record is the first that can have given out
 //! a transaction id anew.

@@ -10,7 +10,7 @@
 //!   ───────── the base ─────────────┼────────────────── the difference ────────────────────────────────────────
 //! ```
 //!
-//! The base is sent once, and a difference is a twentieth of it where a row has changed (docs/benchmarks/peers.md). The
+//! The base is sent once, and a difference is a twentieth of it where a row has changed (docs/evidence/peers.md). The
 //! checksum is of what comes out, because a dictionary that is another one makes another block and no error.
 //!
 //! A block that grows, as the last page of the log does with every flush, can be kept as the pieces that were put one behind
@@ -27,7 +27,7 @@
 //!
 //! What PostgreSQL writes packs well: data pages have a hole in the middle. Packing once at the writer is less
 //! work than sending, checking and storing the rest at every replica. zstd at its first level makes half of what
-//! LZ4 does of pages and takes two to three times as long for it, 10 to 30 us more for a page (docs/benchmarks/peers.md).
+//! LZ4 does of pages and takes two to three times as long for it, 10 to 30 us more for a page (docs/evidence/peers.md).
 //!
 //! Earlier versions packed with LZ4, which is still read. Nothing can be both: after the four bytes that zstd
 //! begins with, an LZ4 block would have to repeat what came 253 bytes or more before its third byte.

@@ -2,7 +2,7 @@
 //!
 //! Three replicas (k = 2), one block. A owns epoch 1 and writes; B and C take over, promote, read and
 //! write; A goes on as if nothing had happened. The replicas are [`dax::replica`]; the clients repeat
-//! what `client::core` does. `docs/PROTOCOL.md` (*Exhaustive model*) says what was found.
+//! what `client::core` does. `docs/understand/protocol.md` (*Exhaustive model*) says what was found.
 //!
 //! Left out: what is concurrent inside one client, repairs, generations (a block here keeps one
 //! version), records, removal, damage.

@@ -548,6 +548,6 @@ pub fn advice(manager: &Manager) -> Option<String> {
 }
 
 const OF_ANOTHER_LOG: &str = "so nobody works with it; give the managers the volume of before, or see \"A log that is lost\" in \
-    docs/MIRROR.md";
+    docs/products/mirror.md";
 const OF_A_MIRROR: &str = "and what is written to it alone the other member would never get: leave single = true out, or see \
-    \"One member first\" in docs/MIRROR.md";
+    \"One member first\" in docs/products/mirror.md";

@@ -21,7 +21,7 @@
 //! ```
 //!
 //! The one list of all transitions is [`table::TRANSITIONS`]; tests hold the code against it, and
-//! `docs/FAILOVER.md` prints it.
+//! `docs/understand/failover.md` prints it.
 //!
 //! The state says what there is to do, and the driver ([`crate::agent`]) does that and tells what
 //! happened; [`Effect`]s are what is to be done at once besides. Pure: time is a [`Duration`] since
@@ -51,7 +51,7 @@ use self::look::Look;
 use self::protection::{NodesSeen, Protection};
 use self::turn::Suspicion;
 
-/// Steps of a takeover, in order (`docs/FAILOVER.md`).
+/// Steps of a takeover, in order (`docs/understand/failover.md`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Own a new epoch.

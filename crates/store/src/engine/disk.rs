@@ -1,4 +1,4 @@
-//! The one file that knows the embedded key-value engine (fjall; docs/kv-choice.md says why).
+//! The one file that knows the embedded key-value engine (fjall; docs/understand/kv-choice.md says why).
 //!
 //! Owns the files under a zone's directory. Invariant: a batch whose [`Engine::commit`] returned is
 //! there after any crash; another is there whole or not at all.

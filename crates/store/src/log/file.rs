@@ -1,7 +1,7 @@
 //! Writing whole blocks of a file so that they are durable.
 //!
 //! Past the kernel's page cache where the file system can: one call in place of a write and a sync, a fifth to a
-//! quarter less processor time and latency (docs/kv-choice.md), and nothing in the cache that nobody reads.
+//! quarter less processor time and latency (docs/understand/kv-choice.md), and nothing in the cache that nobody reads.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -2,7 +2,7 @@
 //!
 //! The engine's own journal grows with every commit, so syncing it writes the file system's metadata as
 //! well, which costs twice the processor time and, where several zones share a disk, ten times the
-//! latency at the 90th percentile (docs/kv-choice.md). This log is one file, filled with zeros when it is
+//! latency at the 90th percentile (docs/understand/kv-choice.md). This log is one file, filled with zeros when it is
 //! made and written over and over since: to sync it writes the record and nothing else.
 //!
 //! Invariants: an appended record is durable when [`CommitLog::append`] returns; a record is written

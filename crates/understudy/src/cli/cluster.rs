@@ -28,7 +28,7 @@ pub struct Store {
     #[arg(long, value_name = "ADDRESS", required = true)]
     pub listen: Vec<String>,
     /// For tests on one machine: emulate the distances to clients that this file specifies (see
-    /// docs/OPERATIONS.md). The file is watched: a change takes effect at once.
+    /// docs/operate/zones.md). The file is watched: a change takes effect at once.
     #[arg(long, value_name = "FILE", requires = "zone")]
     pub network: Option<PathBuf>,
     /// The zone that this server is in, as the network file names it.
@@ -120,7 +120,7 @@ pub struct Init {
     #[arg(long, value_name = "cassandra://HOST,HOST/KEYSPACE")]
     pub store: Option<String>,
     /// Which server the configuration must be for, if not PostgreSQL: mariadb, or command. See
-    /// docs/ENGINES.md.
+    /// docs/products/engines.md.
     #[arg(long, value_name = "KIND")]
     pub engine: Option<String>,
     /// Copy this data directory of a cleanly stopped PostgreSQL instead of running initdb.

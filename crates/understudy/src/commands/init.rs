@@ -23,7 +23,7 @@ pub async fn run(args: cli::Init) -> anyhow::Result<Code> {
     }
     if let Some(kind) = &args.engine {
         let message = format!("the configuration has no [engine] with kind = \"{kind}\"");
-        let advice = "Replace [postgres] by [engine], as docs/ENGINES.md shows.";
+        let advice = "Replace [postgres] by [engine], as docs/products/engines.md shows.";
         return Err(Failure::new(Code::Usage, message).advise(advice).into());
     }
     let config = Config::load_on(&args.config, args.store.as_deref())?;

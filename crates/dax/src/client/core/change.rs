@@ -9,7 +9,7 @@
 //!
 //! Invariants: the members after a change count alone only once nobody can count the members before alone
 //! any more, and a full quorum of them has all that was durable among those before. Nothing that an
-//! earlier owner has done is believed, but what it had stores keep. docs/PROTOCOL.md, *Members*, argues.
+//! earlier owner has done is believed, but what it had stores keep. docs/understand/protocol.md, *Members*, argues.
 
 use std::collections::BTreeMap;
 

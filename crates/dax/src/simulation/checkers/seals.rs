@@ -1,4 +1,4 @@
-//! Seals (*How is a seal made?* in docs/PROTOCOL.md): a sealed image reads the same for ever, to everybody, and it
+//! Seals (*How is a seal made?* in docs/understand/protocol.md): a sealed image reads the same for ever, to everybody, and it
 //! is the stream of writes up to its cut, on top of the image that its epoch began with.
 
 use std::collections::BTreeMap;

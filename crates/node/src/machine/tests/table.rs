@@ -219,10 +219,10 @@ fn only_an_order_overrides_pause_and_nofailover() {
     });
 }
 
-/// `docs/FAILOVER.md` holds the table between two markers. `UPDATE_DOCS=1` writes it.
+/// `docs/understand/failover.md` holds the table between two markers. `UPDATE_DOCS=1` writes it.
 #[test]
 fn the_documentation_prints_the_table() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/FAILOVER.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/understand/failover.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let (begin, end) = ("<!-- transitions -->\n", "<!-- end of transitions -->");
     let (before, rest) = text.split_once(begin).expect("the marker");
@@ -235,6 +235,6 @@ fn the_documentation_prints_the_table() {
     assert_eq!(
         printed,
         markdown(),
-        "docs/FAILOVER.md differs from the code: UPDATE_DOCS=1 cargo test -p node machine"
+        "docs/understand/failover.md differs from the code: UPDATE_DOCS=1 cargo test -p node machine"
     );
 }

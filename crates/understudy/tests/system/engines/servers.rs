@@ -27,7 +27,7 @@ fn home_of(server: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(home))
 }
 
-/// Without a new table for the sizes of pages and blocks: as ENGINES.md has it for MySQL.
+/// Without a new table for the sizes of pages and blocks: as docs/products/engines.md has it for MySQL.
 fn mysql_lines(home: &Path) -> Result<Vec<String>> {
     let home = home.display();
     Ok(vec![
