@@ -154,14 +154,14 @@ impl Zone {
 pub struct Tags {
     /// Never becomes the active.
     pub nofailover: bool,
-    /// Among standbys that could take over, higher goes first.
+    /// Priority among the standbys that can take over: the highest goes first.
     pub priority: u8,
-    /// Starts no PostgreSQL until the cluster needs a standby.
+    /// Starts PostgreSQL only when the cluster needs a standby.
     pub spare: bool,
-    /// The zone (by place in `zones`) that this node is in, to prefer another one for a standby.
+    /// Zone of this process: its position in `zones`, or in `cassandra.data_centres`, counted from 0. A standby in
+    /// another zone is preferred.
     pub zone: Option<u8>,
-    /// Goes before standbys of equal priority if the active that is gone was in the same zone, or in
-    /// another one, as this says.
+    /// Takes over before standbys of equal priority if the lost active was in the zone that is given here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failover_zone: Option<FailoverZone>,
 }
@@ -170,38 +170,51 @@ pub struct Tags {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FailoverZone {
-    /// In this node's own zone: its clients stay near.
+    /// The node's own zone, so that clients stay near.
     Same,
-    /// In another zone: whatever was wrong with that one is far.
+    /// Another zone, so that its failure does not concern the node.
     Other,
 }
 
 /// The keys of a file that make a [`ClusterConfig`]; others are somebody else's.
 #[derive(Debug, Deserialize)]
 struct Raw {
+    /// Name of the process, unique in the cluster: `a` to `z`, `0` to `9`, `-` and `_`.
     name: NodeName,
+    /// Volume that holds the data of the cluster, in the same characters as `name`.
     volume: VolumeName,
+    /// Zones of the storage tier, in the same order in every file. A zone with several copies is a list of addresses.
+    /// Either `zones` or `store` is required.
     #[serde(default)]
     zones: Vec<Zone>,
+    /// Apache Cassandra in place of zones: `cassandra://host,host:port/keyspace`, with some of its nodes.
     store: Option<String>,
+    /// Apache Cassandra, if it is the storage tier.
     #[serde(default)]
     cassandra: CassandraConfig,
+    /// File with the volume's key, required if the zones have a secret.
     key: Option<PathBuf>,
+    /// Time until a silent active is given up.
     #[serde(default)]
     heartbeat: HeartbeatChoice,
+    /// Limits of memory.
     #[serde(default)]
     memory: Memory,
+    /// Role that this process may have.
     #[serde(default)]
     tags: Tags,
+    /// Certificates of the cluster, required as soon as zones or nodes are on other machines.
     #[serde(default)]
     tls: TlsConfig,
 }
 
-/// What of `[memory]` the storage tier's client uses.
+/// Keys of `[memory]` that the storage tier's client uses.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Memory {
+    /// Blocks that are written and not yet durable. Writers wait when it is full.
     pending: ByteSize,
+    /// Blocks that an active remembers as it sent them, so that it sends only what changed. `"0B"`: whole blocks are sent.
     differences: ByteSize,
 }
 

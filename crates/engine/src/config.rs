@@ -90,9 +90,9 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct MemoryConfig {
-    /// Blocks read, kept for the next reader.
+    /// Cache of blocks that were read.
     pub cache: ByteSize,
-    /// Whether the kernel may keep blocks, too.
+    /// Permits the kernel to cache blocks as well.
     pub kernel_cache: bool,
 }
 
@@ -109,9 +109,9 @@ impl Default for MemoryConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// MariaDB, ready made.
+    /// MariaDB.
     MariaDb,
-    /// Any other, by the commands of the configuration.
+    /// Any other server, by `command`, `init` and `ready`.
     Command,
 }
 
@@ -128,54 +128,57 @@ impl std::fmt::Display for Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Which server.
+    /// Kind of server.
     pub kind: Kind,
-    /// MariaDB: the directory of its programs.
+    /// MariaDB: directory of its programs. Without it, the usual directories are searched.
     pub bin: Option<PathBuf>,
-    /// The port that clients connect to.
+    /// Port that clients connect to. MariaDB: 3306 if it is not given.
     pub port: Option<u16>,
-    /// The address that the server listens on.
+    /// Address that the server listens on.
     #[serde(default = "default_listen")]
     pub listen: String,
-    /// Where clients reach this server, `host:port`; by default the listen address.
+    /// Address at which clients reach the server, `host:port`, if it is not where the server listens.
     pub advertise: Option<String>,
-    /// The user that the server runs as when the agent is root.
+    /// User that the server runs as when the agent is root.
     #[serde(default = "default_user")]
     pub run_as: String,
-    /// How long a start may take, recovery included.
+    /// Longest time for a start, recovery included.
     #[serde(default = "default_ready_within", with = "humantime_serde")]
     pub ready_within: Duration,
-    /// How long a clean stop may take; then the server is killed.
+    /// Longest time for a clean stop. After it the server is killed.
     #[serde(default = "default_stop_within", with = "humantime_serde")]
     pub stop_within: Duration,
-    /// The server's log is rotated when it is as large; 0: never.
+    /// Size at which the server log is rotated. `"0B"`: never.
     #[serde(default = "default_log_size")]
     pub log_size: ByteSize,
-    /// So many rotated logs are kept.
+    /// Number of rotated server logs to keep.
     #[serde(default = "default_log_kept")]
     pub log_kept: u32,
     /// MariaDB: system variables by name.
     #[serde(default)]
     pub parameters: BTreeMap<String, Parameter>,
-    /// Command: the program and its arguments; `{data}`, `{run}`, `{tmp}`, `{listen}` and `{port}` are replaced.
+    /// Command: program and arguments of the server. `{data}`, `{run}` and `{tmp}` stand for its directories, `{listen}` and
+    /// `{port}` for those keys.
     #[serde(default)]
     pub command: Vec<String>,
-    /// Command: makes a new database in the empty volume.
+    /// Command: program and arguments that create a new database in the empty volume.
     #[serde(default)]
     pub init: Vec<String>,
     /// Command: `["connects", "host:port"]`, or a program that exits with 0 when the server is ready.
     #[serde(default)]
     pub ready: Vec<String>,
-    /// Command: what makes the server stop cleanly.
+    /// Command: signal that makes the server stop cleanly.
     #[serde(default = "default_stop_signal")]
     pub stop_signal: String,
-    /// Command: files at the top of the volume that are of one run only.
+    /// Command: files at the top of the volume that do not outlive a run of the server, such as `"tmp/"`, `"lock"` and
+    /// `"*.pid"`.
     #[serde(default)]
     pub private: Vec<String>,
-    /// Command: the size of the largest write that must not be torn.
+    /// Command: size of the largest write that must not be torn.
     #[serde(default = "default_page_size")]
     pub page_size: ByteSize,
-    /// Command: a program that prints the server's version, so that an older one refuses what a newer one wrote.
+    /// Command: program and arguments that print the server's version. A server older than the one that wrote the volume is
+    /// refused.
     #[serde(default)]
     pub version: Vec<String>,
 }
@@ -219,16 +222,23 @@ const CONNECTS: &str = "connects";
 /// What only such a node's file has.
 #[derive(Debug, Deserialize)]
 struct Raw {
+    /// Local directory for the mount point, private files, sockets and the server log.
     data: PathBuf,
+    /// The server of this node.
     engine: EngineConfig,
+    /// Channel between nodes, and from the command line.
     #[serde(default)]
     channel: ChannelConfig,
+    /// HTTP interface: health checks for load balancers, state, metrics, requests to change something.
     #[serde(default)]
     rest: RestConfig,
+    /// Limits of memory.
     #[serde(default)]
     memory: MemoryConfig,
+    /// Work of the active on the storage tier in the background.
     #[serde(default)]
     storage: StorageConfig,
+    /// Roles that the node may have.
     #[serde(default)]
     tags: Tags,
 }

@@ -51,15 +51,14 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct MemoryConfig {
-    /// Blocks read, kept for the next reader.
+    /// Cache of blocks that were read. The kernel caches them as well.
     pub cache: ByteSize,
-    /// A standby's private changes; what exceeds it goes to the spill directory.
+    /// A standby's private changes. More of them spill to the local disk.
     pub overlay: ByteSize,
-    /// Whether the active's kernel keeps blocks as well, in memory that nothing else needs. Without,
-    /// reads show the storage tier as it is.
+    /// Permits the active's kernel to cache blocks, in memory that nothing else needs.
     pub kernel_cache: bool,
-    /// How often the active tells standbys which blocks it has in memory, so that they have them, too;
-    /// 0 for never. PostgreSQL's `pg_prewarm` tells it.
+    /// Time between two lists of the blocks in the active's memory, by which standbys warm theirs. `"0s"`: never. The
+    /// active's list is from PostgreSQL's `pg_prewarm`.
     #[serde(with = "humantime_serde")]
     pub warm_every: Duration,
 }
@@ -78,20 +77,29 @@ impl Default for MemoryConfig {
 /// What only a node's file has.
 #[derive(Debug, Deserialize)]
 struct Raw {
+    /// Local directory for the mount point, private files, sockets and the server log.
     data: PathBuf,
+    /// The PostgreSQL server of this node.
     postgres: PostgresConfig,
+    /// Channel between nodes, and from the command line.
     #[serde(default)]
     channel: ChannelConfig,
+    /// HTTP interface: health checks for load balancers, state, metrics, requests to change something.
     #[serde(default)]
     rest: RestConfig,
+    /// Limits of memory.
     #[serde(default)]
     memory: MemoryConfig,
+    /// Work of the active on the storage tier in the background.
     #[serde(default)]
     storage: StorageConfig,
+    /// Behaviour while the node is a standby.
     #[serde(default)]
     standby: StandbyConfig,
+    /// Roles that the node may have.
     #[serde(default)]
     tags: Tags,
+    /// A proxy beside the agent, with the keys of a proxy.
     proxy: Option<toml::Table>,
 }
 

@@ -25,12 +25,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// How many standbys the cluster wants.
+    /// Number of standbys that the cluster wants.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub standbys: Option<u8>,
-    /// Replaces the nodes' own timings, as far as given.
+    /// Times that replace those in the nodes' files.
     pub heartbeat: HeartbeatChoice,
-    /// The servers.
+    /// Settings of all PostgreSQL servers.
     pub postgresql: Postgresql,
 }
 
@@ -38,7 +38,7 @@ pub struct Settings {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Postgresql {
-    /// Parameters.
+    /// Parameters of PostgreSQL on all nodes.
     #[serde(deserialize_with = "texts")]
     pub parameters: BTreeMap<String, String>,
 }

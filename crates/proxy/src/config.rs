@@ -59,10 +59,10 @@ impl ConfigError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Auth {
-    /// By SCRAM, with the verifiers that PostgreSQL keeps.
+    /// SCRAM, with the verifiers that PostgreSQL keeps.
     #[default]
     Scram,
-    /// Not at all: whoever reaches the proxy is whom it says.
+    /// No authentication: a client that reaches the proxy may be any user.
     Trust,
 }
 
@@ -70,11 +70,11 @@ pub enum Auth {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Control {
-    /// A role that may read `pg_authid`.
+    /// Role that may read `pg_authid`.
     pub user: String,
-    /// A database.
+    /// Database that the role connects to.
     pub database: String,
-    /// A file with its password, if it needs one.
+    /// File with the role's password, if it needs one.
     pub password_file: Option<PathBuf>,
 }
 
@@ -92,11 +92,11 @@ impl Default for Control {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The certificate, with those that lead to its authority.
+    /// File with the certificate, and with those that lead to its authority.
     pub certificate: PathBuf,
-    /// Its key.
+    /// File with the key of `certificate`.
     pub key: PathBuf,
-    /// Refuse connections that are not encrypted.
+    /// Refuses connections that are not encrypted.
     #[serde(default)]
     pub require: bool,
 }
@@ -117,14 +117,14 @@ impl TlsConfig {
 pub enum ServerTlsMode {
     /// Connections are not encrypted.
     Disable,
-    /// They are if the server offers it.
+    /// Connections are encrypted if the server offers it.
     #[default]
     Prefer,
-    /// They must be.
+    /// Connections must be encrypted.
     Require,
-    /// In addition the certificate must be from an authority of the file.
+    /// In addition, the certificate must be from an authority in `root`.
     VerifyCa,
-    /// In addition it must be for the address that is connected to.
+    /// In addition, the certificate must be for the address that is connected to.
     VerifyFull,
 }
 
@@ -145,9 +145,9 @@ impl ServerTlsMode {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerTls {
-    /// What servers must prove.
+    /// Proof that is required of servers, spelled as libpq's `sslmode`.
     pub mode: ServerTlsMode,
-    /// The certificates of authorities, in PEM form.
+    /// File with the certificates of authorities, in PEM form. Required with `verify-ca` and `verify-full`.
     pub root: Option<PathBuf>,
 }
 
@@ -174,67 +174,66 @@ impl ServerTls {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Where it listens.
+    /// Address that the proxy listens on.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
-    /// `session` or `transaction`.
+    /// Unit for which a client has a server.
     #[serde(default)]
     pub pool_mode: Mode,
-    /// Connections of one user to one database of one server.
+    /// Most connections of one user to one database of one server.
     #[serde(default = "default_pool_size")]
     pub pool_size: usize,
-    /// Clients at a time.
+    /// Most clients at a time.
     #[serde(default = "default_max_clients")]
     pub max_clients: usize,
-    /// Prepared statements that a connection keeps which clients share: of more, those are closed that were used longest
-    /// ago.
+    /// Most prepared statements that a connection keeps when clients share it. The least recently used are closed.
     #[serde(default = "default_max_prepared_statements")]
     pub max_prepared_statements: usize,
-    /// How long a client waits for a connection to a server that is well.
+    /// Longest time that a client waits for a connection to a healthy server.
     #[serde(with = "humantime_serde", default = "default_query_wait")]
     pub query_wait_timeout: Duration,
-    /// How long a client waits for a takeover.
+    /// Longest time that a client waits for a takeover.
     #[serde(with = "humantime_serde", default = "default_takeover_wait")]
     pub takeover_wait: Duration,
-    /// Connections to servers that nobody has used for so long are closed. 0: never.
+    /// Time without use after which a connection to a server is closed. `"0s"`: never.
     #[serde(with = "humantime_serde", default = "default_server_idle_timeout")]
     pub server_idle_timeout: Duration,
-    /// Connections to servers that are older are closed when nobody uses them. 0: never.
+    /// Age at which a connection to a server is closed, once it is not in use. `"0s"`: never.
     #[serde(with = "humantime_serde", default = "default_server_lifetime")]
     pub server_lifetime: Duration,
-    /// How long a client may take to prove who it is.
+    /// Longest time for a client's authentication.
     #[serde(with = "humantime_serde", default = "default_login_timeout")]
     pub login_timeout: Duration,
-    /// How long transactions may go on when the proxy shuts down.
+    /// Time that a shutdown waits for open transactions.
     #[serde(with = "humantime_serde", default = "default_shutdown_timeout")]
     pub shutdown_timeout: Duration,
-    /// How long clients that cannot be handed over may stay when another process takes this one's place.
+    /// Longest time that clients which cannot be handed over stay, when another process replaces this one.
     #[serde(with = "humantime_serde", default = "default_handover_timeout")]
     pub handover_timeout: Duration,
-    /// How clients prove who they are.
+    /// Authentication of clients.
     #[serde(default)]
     pub auth: Auth,
-    /// Who looks things up.
+    /// Role with which the proxy reads the catalogs.
     #[serde(default)]
     pub control: Control,
-    /// The proxy's certificate.
+    /// Certificate that clients are shown. Without this table, their connections are not encrypted.
     pub tls: Option<TlsConfig>,
-    /// How connections to servers are protected.
+    /// Encryption of connections to servers. Connections over a Unix socket are not encrypted.
     #[serde(default)]
     pub server_tls: ServerTls,
-    /// Whether transactions are replayed and commits decided.
+    /// Transactions that a takeover interrupts.
     #[serde(default)]
     pub takeover: Takeover,
-    /// Where reads go.
+    /// Servers for transactions that only read.
     #[serde(default)]
     pub reads: Reads,
-    /// Who may use the database `understudy`.
+    /// Users who may connect to the database `understudy`, which shows and controls the proxy.
     #[serde(default = "default_admin_users")]
     pub admin_users: Vec<String>,
-    /// Threads that serve clients.
+    /// Number of threads that serve clients.
     #[serde(default = "default_threads")]
     pub threads: usize,
-    /// A file that tells of the cluster, for a PostgreSQL that is not run by Understudy.
+    /// File that describes the cluster, for a PostgreSQL that Understudy does not run.
     pub cluster_file: Option<PathBuf>,
 }
 
@@ -242,10 +241,10 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// A client has a server for itself.
+    /// A session: the client has a server for itself.
     #[default]
     Session,
-    /// A transaction has.
+    /// A transaction: between transactions, other clients use the server.
     Transaction,
 }
 
@@ -253,11 +252,11 @@ pub enum Mode {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Takeover {
-    /// Run open transactions again.
+    /// Runs open transactions again on the new active.
     pub replay: bool,
-    /// If their statements are not longer than this.
+    /// Most bytes of statements of a transaction that is run again.
     pub replay_bytes: usize,
-    /// Ask for the ids of transactions, to decide commits in doubt.
+    /// Finds out if a commit whose answer was lost has happened; for that, the proxy asks for the ids of transactions.
     pub decide: bool,
 }
 
@@ -275,14 +274,14 @@ impl Default for Takeover {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Reads {
-    /// `active`, `strong`, `session`, `any` or `bounded:BYTES`.
+    /// Consistency of reads: `active`, `strong`, `session`, `any` or `bounded:BYTES`.
     pub mode: String,
-    /// How long a read waits for a standby.
+    /// Longest time that a read waits until a standby has replayed far enough.
     #[serde(with = "humantime_serde")]
     pub wait: Duration,
-    /// The share of reads that warm spares.
+    /// Share of reads that go to spares, to keep them warm: 0 to 1.
     pub spare: f64,
-    /// Names of standbys that are spares: they get that share while others are there, and all reads when none is.
+    /// Names of standbys that are spares. They get the share `spare` of the reads, or all reads when no other standby is there.
     pub spares: Vec<String>,
 }
 

@@ -24,10 +24,10 @@ const LEASE_BEYOND_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FencingChoice {
-    /// Its lease; a takeover after a silent death waits it out.
+    /// The lease. A takeover after a silent death waits until the lease has ended.
     #[default]
     Lease,
-    /// The epoch row, at every sync: a second round trip, and no clocks.
+    /// The row of the epoch, at every sync: a second round trip, and no clocks.
     Verify,
 }
 
@@ -35,24 +35,25 @@ pub enum FencingChoice {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CassandraConfig {
-    /// The data centres that keep copies; `tags.zone` counts in this list.
+    /// Data centres that keep copies. `tags.zone` is a position in this list.
     pub data_centres: Vec<String>,
-    /// Copies in each of them.
+    /// Number of copies in each data centre.
     pub copies: u8,
-    /// See [`FencingChoice`].
+    /// Proof that the active still owns the epoch, before it acknowledges a commit.
     pub fencing: FencingChoice,
-    /// How long a lease is.
+    /// Length of a lease: the longest time that a takeover waits after the active died silently. From 500 ms to 60 s, and
+    /// at most 1 s longer than `heartbeat.timeout`.
     #[serde(with = "humantime_serde")]
     pub lease: Duration,
-    /// A file with a user and its password, in two lines.
+    /// File with a user and its password, on two lines.
     pub user: Option<PathBuf>,
-    /// Whose certificates are believed; then connections are protected.
+    /// File with the authority of the nodes' certificates. With it, connections are encrypted.
     pub ca: Option<PathBuf>,
-    /// This machine's certificate, if the nodes ask for one,
+    /// File with this machine's certificate, if the nodes ask for one. Requires `key` and `ca`.
     pub certificate: Option<PathBuf>,
-    /// and its key.
+    /// File with the key of `certificate`.
     pub key: Option<PathBuf>,
-    /// Nodes on other machines may be spoken to without protection.
+    /// Permits connections to nodes on other machines that are not encrypted.
     pub plaintext: bool,
 }
 

@@ -11,13 +11,13 @@ use crate::address::Address;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChannelConfig {
-    /// Where this node's agent listens. Other machines can reach it only with `[tls]`.
+    /// Address that the node's agent listens on. An address for other machines requires `[tls]`.
     #[serde(default = "default_channel")]
     pub listen: Address,
-    /// Where other nodes reach it, if that differs.
+    /// Address at which other nodes reach the agent, if it is not `listen`.
     pub advertise: Option<Address>,
-    /// How long a planned stop of the server waits for transactions of proxies to end. Those that are open after that
-    /// end with it.
+    /// Time that a planned stop of the server waits for transactions of proxies to end. Transactions that are open after
+    /// that are rolled back.
     #[serde(default = "default_drain", with = "humantime_serde")]
     pub drain: Duration,
 }

@@ -12,18 +12,17 @@ use crate::address::Address;
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RestConfig {
-    /// Where to listen, `host:port`.
+    /// Address to listen on, `host:port`.
     pub listen: Address,
-    /// Where others reach it, if that differs.
+    /// Address at which others reach the interface, if it is not `listen`.
     pub advertise: Option<Address>,
-    /// The file with the token that requests which change something must show. Without one they are
-    /// refused.
+    /// File with the token that requests which change something (POST) must show. Without a token they are refused.
     pub token: Option<PathBuf>,
-    /// The certificate to serve HTTPS with, in place of HTTP.
+    /// File with the certificate for HTTPS. Without it, HTTP is served.
     pub certificate: Option<PathBuf>,
-    /// Its key, if that is not in the same file.
+    /// File with the key of `certificate`, if the key is not in the same file.
     pub key: Option<PathBuf>,
-    /// Whoever shows a certificate of this authority needs no token.
+    /// File with an authority. Requests with a certificate of this authority need no token. Requires `certificate`.
     pub client_ca: Option<PathBuf>,
 }
 

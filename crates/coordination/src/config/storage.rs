@@ -11,10 +11,10 @@ use super::ByteSize;
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogMode {
-    /// When it is durable.
+    /// When the log is durable.
     #[default]
     Strict,
-    /// When it is on its way; commits then wait for what is confirmed.
+    /// When the log is on its way. Flushes overlap, and each commit waits until its log is confirmed.
     Ordered,
 }
 
@@ -22,15 +22,14 @@ pub enum LogMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StorageConfig {
-    /// How long after a scrub of all copies the next one begins.
+    /// Time between the end of a scrub, which verifies and compares all copies of all blocks, and the next one.
     #[serde(with = "humantime_serde")]
     pub scrub_every: Duration,
-    /// Bytes of blocks that a scrub, or bringing a zone up to date, compares in a second.
+    /// Most bytes of blocks that are compared in a second, by a scrub or to bring a zone up to date.
     pub scrub_rate: ByteSize,
-    /// Log that is kept for a standby at most: one that needs more loses its claim and attaches afresh.
-    /// The active is never held back.
+    /// Most WAL that is kept for a standby. A standby that needs more reattaches at the newest seal. The active never waits.
     pub claim_cap: ByteSize,
-    /// When syncs of PostgreSQL's log are answered while this node is the active.
+    /// Moment at which a sync of PostgreSQL's WAL is answered, while this node is the active.
     pub log: LogMode,
 }
 

@@ -15,12 +15,11 @@ use super::ConfigError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// One data centre (the default): a silent active is given up after 1.5 s, so that a machine
-    /// that vanishes costs less than 3 s.
+    /// One data centre: a silent active is given up after 1.5 s, so that a machine that vanishes costs less than 3 s.
     Fast,
-    /// A region: 4 s.
+    /// A region: given up after 4 s.
     Normal,
-    /// Across regions: 9 s, the paper's setting.
+    /// Several regions: given up after 9 s.
     Wide,
 }
 
@@ -68,28 +67,28 @@ impl Default for Heartbeat {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HeartbeatChoice {
-    /// All four, by a name.
+    /// Name of a set of all four times. Each time that is given replaces that of the set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<Preset>,
-    /// See [`Heartbeat::interval`].
+    /// T: time between two heartbeats of the active.
     #[serde(
         with = "humantime_serde::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub interval: Option<Duration>,
-    /// See [`Heartbeat::timeout`].
+    /// Tmax: time without a heartbeat after which the active is suspected.
     #[serde(
         with = "humantime_serde::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub timeout: Option<Duration>,
-    /// See [`Heartbeat::poll`].
+    /// Time between two looks of a standby at the heartbeat.
     #[serde(
         with = "humantime_serde::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub poll: Option<Duration>,
-    /// See [`Heartbeat::grace`].
+    /// Time that a broken direct channel may take to come back before it counts as evidence.
     #[serde(
         with = "humantime_serde::option",
         skip_serializing_if = "Option::is_none"

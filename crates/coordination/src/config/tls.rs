@@ -11,13 +11,13 @@ use super::ConfigError;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsConfig {
-    /// The cluster's identity, the same file on every machine.
+    /// File with the cluster's certificate and key, the same on every machine. `understudy init` creates it.
     pub identity: Option<PathBuf>,
-    /// Instead, of an authority of the operator's: this machine's certificate,
+    /// File with this machine's certificate, if you have an authority of your own in place of `identity`.
     pub certificate: Option<PathBuf>,
-    /// its key,
+    /// File with the key of `certificate`.
     pub key: Option<PathBuf>,
-    /// and the authority's certificate.
+    /// File with the authority's certificate.
     pub ca: Option<PathBuf>,
 }
 

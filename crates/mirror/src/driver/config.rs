@@ -23,68 +23,71 @@ pub struct ConfigError {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Where clients connect.
+    /// Address that clients connect to.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
-    /// Where the other manager and commands connect.
+    /// Address that the other manager and commands connect to. An address for other machines requires `[tls]`.
     pub peer_listen: SocketAddr,
-    /// The member is the only one: nothing is logged, and there is no other manager.
+    /// Runs a manager before a database without a second member: nothing is logged, and there is no other manager.
     #[serde(default)]
     pub single: bool,
-    /// The other manager's `peer_listen`.
+    /// The other manager's `peer_listen`. Required, unless `single` is set.
     #[serde(default)]
     pub peer: String,
-    /// The member: a connection string of a superuser, with the one database that is mirrored.
+    /// Connection string of the member: a superuser, and the database that is mirrored.
     pub member: String,
-    /// The other member, as it is reached from here, for a state transfer and for comparing.
+    /// Connection string of the other member, for state transfers and comparisons. Required, unless `single` is set.
     #[serde(default)]
     pub other_member: String,
-    /// When commits are acknowledged.
+    /// Condition for the acknowledgement of a commit.
     #[serde(default)]
     pub ack: Ack,
-    /// Of two managers that begin at once, the one with `first = true` becomes primary.
+    /// Makes this manager the primary if both start at the same time, and its member the original of a new mirror. Set on
+    /// exactly one of both.
     #[serde(default)]
     pub first: bool,
-    /// How long a primary may be silent.
+    /// Time without a message after which the primary is taken over.
     #[serde(with = "humantime_serde", default = "default_timeout")]
     pub timeout: Duration,
-    /// How long its epoch is taken to stand after the zones have confirmed it.
+    /// Time that a primary relies on its epoch after the zones have confirmed it, at most `timeout`.
     #[serde(with = "humantime_serde", default = "default_lease")]
     pub lease: Duration,
-    /// How long a statement waits for others that it conflicts with.
+    /// Longest time that a statement waits for others that it conflicts with.
     #[serde(with = "humantime_serde", default = "default_lock_timeout")]
     pub lock_timeout: Duration,
-    /// Sessions that execute the log on the member.
+    /// Number of sessions that execute the log on the member.
     #[serde(default = "default_appliers")]
     pub appliers: usize,
-    /// Threads that do all of a manager's work.
+    /// Number of threads of the manager.
     #[serde(default = "default_threads")]
     pub threads: usize,
-    /// Transactions that a standby may lack before nobody waits for it.
+    /// Number of transactions that a standby may be behind. Commits do not wait for one that is further behind.
     #[serde(default = "default_lag")]
     pub lag: u64,
-    /// Transactions that the log keeps for a member that is away.
+    /// Number of transactions that the log retains for a member that is away.
     #[serde(default = "default_retain")]
     pub retain: u64,
-    /// A longer transaction is refused.
+    /// Most bytes of a transaction, at most 268435456. A longer one is refused.
     #[serde(default = "default_transaction_bytes")]
     pub transaction_bytes: usize,
-    /// What the operator vouches for.
+    /// Functions and triggers that the operator vouches for.
     #[serde(default)]
     pub harmless: Harmless,
-    /// Where `pg_dump` and `pg_restore` of the newer of both versions are; looked for in the path otherwise.
+    /// Directory of `pg_dump`, `pg_dumpall`, `pg_restore` and `psql`, of the newer of both versions. Without it, the path is
+    /// searched.
     pub bin: Option<PathBuf>,
-    /// Where a state transfer keeps the copy of the other member until it is restored; the directory for temporary files otherwise.
+    /// Directory for the dump of the other member during a state transfer. Without it, the directory for temporary files.
     pub transfers: Option<PathBuf>,
-    /// The member's server has no roles but the mirror's: a state transfer drops those that the other one does not have.
+    /// Makes a state transfer drop the roles that the other member's server does not have. For a server without roles of
+    /// its own.
     #[serde(default)]
     pub drop_roles: bool,
-    /// The certificate that clients are shown; without one, their connections are not encrypted.
+    /// Certificate that clients are shown. Without this table, their connections are not encrypted.
     pub tls: Option<TlsConfig>,
-    /// What members must prove.
+    /// Encryption of connections to both members.
     #[serde(default)]
     pub member_tls: ServerTls,
-    /// Where health checks and metrics are answered.
+    /// Address for health checks, metrics and the status page over HTTP. Without it, there is no HTTP interface.
     pub rest: Option<SocketAddr>,
 }
 

@@ -46,9 +46,9 @@ use crate::core::class::{Claims, Mode};
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Harmless {
-    /// Functions that do the same on both members, whatever the catalog says of them, and change nothing else.
+    /// Names of functions that do the same on both members and change nothing else, although the catalog does not say so.
     pub functions: Vec<String>,
-    /// Triggers that do the same on both members.
+    /// Names of triggers that do the same on both members.
     pub triggers: Vec<String>,
 }
 

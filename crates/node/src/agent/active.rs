@@ -5,7 +5,7 @@
 //! tells. Asked to restart it goes on afterwards ([`restart`]).
 //!
 //! Cut off from a majority it stalls: writes and syncs wait in the storage handle, beats too. It
-//! goes on if its epoch still stands (design section 5).
+//! goes on if its epoch still stands.
 
 mod announced;
 mod answering;

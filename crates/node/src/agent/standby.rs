@@ -1,4 +1,4 @@
-//! A standby's parts, and attaching them (design section 4).
+//! A standby's parts, and attaching them.
 //!
 //! Order matters: the claim comes before the seal is read (so what the seal needs stays), the log is
 //! shown at least up to the seal's W, and PostgreSQL starts last. Everything private is made anew:

@@ -34,29 +34,29 @@ const RESERVED: &[(&str, &str)] = &[
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PostgresConfig {
-    /// Where `postgres`, `initdb` and `pg_controldata` are.
+    /// Directory of `postgres`, `initdb` and `pg_controldata`.
     pub bin: PathBuf,
-    /// The port that clients connect to.
+    /// Port that clients connect to.
     #[serde(default = "default_port")]
     pub port: u16,
-    /// The addresses that PostgreSQL listens on, as its own parameter is written.
+    /// Addresses that PostgreSQL listens on, spelled as in its own parameter.
     #[serde(default = "default_listen")]
     pub listen_addresses: String,
-    /// Where clients reach this server, `host:port`; by default the listen address.
+    /// Address at which clients reach the server, `host:port`, if it is not where the server listens.
     pub advertise: Option<Address>,
-    /// The user that PostgreSQL runs as when the agent is root.
+    /// User that PostgreSQL runs as when the agent is root.
     #[serde(default = "default_user")]
     pub run_as: String,
-    /// The database role that the agent itself uses, over the private Unix socket.
+    /// Role that the agent uses, over a private Unix socket.
     #[serde(default = "default_user")]
     pub superuser: String,
-    /// The server's log is rotated when it is as large; 0: never.
+    /// Size at which the server log is rotated. `"0B"`: never.
     #[serde(default = "default_log_size")]
     pub log_size: ByteSize,
-    /// So many rotated logs are kept.
+    /// Number of rotated server logs to keep.
     #[serde(default = "default_log_kept")]
     pub log_kept: u32,
-    /// Parameters of this node only, passed on the command line (shared ones: edit-config).
+    /// Parameters of PostgreSQL on this node alone. `understudy edit-config` sets those of all nodes.
     #[serde(default)]
     pub parameters: BTreeMap<String, Parameter>,
 }

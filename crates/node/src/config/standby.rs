@@ -12,17 +12,16 @@ const DELAY_MAX: Duration = Duration::from_millis(i32::MAX as u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StandbyConfig {
-    /// Blocks that are read at the same time ahead of redo; 0: redo reads alone.
+    /// Number of blocks that are read at the same time ahead of redo, at most 256. 0: redo reads alone.
     pub prefetch: u16,
-    /// What is done about a standby that is too far behind.
+    /// Reaction to a standby that is further behind than `slow_after`.
     pub slow: Slow,
-    /// How much log a standby may be behind before it counts as too far.
+    /// WAL that a standby may be behind.
     pub slow_after: ByteSize,
-    /// How long redo waits for queries in its way before it cancels them. Short, because what redo
-    /// has not done yet a takeover must do.
+    /// Time that redo waits for a query in its way before it cancels the query. A long time makes a takeover longer.
     #[serde(with = "humantime_serde")]
     pub max_streaming_delay: Duration,
-    /// Whether the active's vacuum spares rows that queries here may still read.
+    /// Makes vacuum on the active keep the rows that queries on this standby may still read.
     pub feedback: bool,
 }
 
@@ -30,11 +29,11 @@ pub struct StandbyConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Slow {
-    /// It begins anew at the newest seal, if that saves it replay (CAC-DB 4.4.3).
+    /// The standby reattaches at the newest seal, if that saves replay (CAC-DB 4.4.3).
     Skip,
-    /// It goes on replaying.
+    /// The standby goes on replaying.
     Follow,
-    /// The active's commits wait for it, within bounds (CAC-DB 4.4.2). For comparison.
+    /// Set on the active: its commits wait for the standby, within bounds (CAC-DB 4.4.2). For comparison.
     Wait,
 }
 

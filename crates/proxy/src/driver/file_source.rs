@@ -30,12 +30,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    /// Number of the active's term of office. It grows with each takeover.
     epoch: u32,
+    /// Address of the active.
     active: String,
+    /// A planned switchover is under way: no transaction begins.
     #[serde(default)]
     held: bool,
+    /// Takeovers so far, by which commits in doubt are decided.
     #[serde(default)]
     takeovers: Vec<Takeover>,
+    /// Standbys that may serve reads.
     #[serde(default)]
     standbys: Vec<Named>,
 }
@@ -43,15 +48,21 @@ struct File {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Takeover {
+    /// Epoch that began with the takeover.
     epoch: u32,
+    /// First transaction id that no transaction before the takeover can have: `pg_snapshot_xmax(pg_current_snapshot())` on the
+    /// standby, after its replay ended and before it was promoted.
     horizon: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Named {
+    /// Name of the standby.
     name: String,
+    /// Address of the standby.
     address: String,
+    /// Marks a spare, which gets the share `reads.spare` of the reads.
     #[serde(default)]
     spare: bool,
 }

@@ -41,10 +41,10 @@ pub enum NetworkError {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// Of jitter and loss.
+    /// Seed of the random numbers for jitter and loss.
     #[serde(default)]
     pub seed: u64,
-    /// Pairs of zones that are some distance apart; others are not.
+    /// Pairs of zones with a distance. Other pairs have none.
     #[serde(default, rename = "link")]
     pub links: Vec<Link>,
 }
@@ -53,22 +53,21 @@ pub struct Network {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Their names; twice the same for what lies inside a zone.
+    /// Names of the two zones, or twice the same name for connections within a zone.
     pub between: [String; 2],
-    /// One way, at least.
+    /// Least time for one way.
     #[serde(default, with = "humantime_serde")]
     pub latency: Duration,
-    /// Added to the latency, up to this, evenly distributed.
+    /// Most time that is added to the latency, evenly distributed.
     #[serde(default, with = "humantime_serde")]
     pub jitter: Duration,
-    /// Probability that a chunk (what was read from the socket at once) is delayed by `rto`, as a lost
-    /// packet delays a TCP connection. From 0 to 1.
+    /// Probability, 0 to 1, that a chunk of bytes is delayed by `rto`, as a lost packet delays a TCP connection.
     #[serde(default)]
     pub loss: f64,
-    /// The retransmission timeout.
+    /// Retransmission timeout.
     #[serde(default = "default_rto", with = "humantime_serde")]
     pub rto: Duration,
-    /// Nothing is delivered either way; what was sent is delivered when this ends.
+    /// Delivers nothing either way. Bytes that were sent meanwhile are delivered afterwards.
     #[serde(default)]
     pub cut: bool,
 }

@@ -22,71 +22,71 @@ pub struct ConfigError {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The image that the machine is made of: what `understudy vm create` made.
+    /// Directory of the machine's image, as `understudy vm create` made it.
     pub image: PathBuf,
-    /// This host's disk of the machine. Made from the image if the machine is new.
+    /// File with this host's disk of the machine. It is made from the image if the machine is new.
     pub disk: PathBuf,
-    /// A directory of this host for sockets and logs. Its path is short.
+    /// Directory for sockets and logs. Its path must be short.
     pub run: PathBuf,
-    /// A directory of a tmpfs for the machine's memory.
+    /// Directory on a tmpfs for the machine's memory.
     #[serde(default)]
     pub memory_dir: Option<PathBuf>,
-    /// QEMU.
+    /// Program of QEMU.
     #[serde(default = "default_qemu")]
     pub qemu: PathBuf,
-    /// Who QEMU runs as, if this host's process is root's; otherwise it runs as that.
+    /// User that QEMU runs as, if the host's process is root's. Otherwise QEMU runs as the user of that process.
     #[serde(default)]
     pub run_as: Option<String>,
-    /// Megabytes of memory.
+    /// Memory of the machine in MiB, at least 128.
     #[serde(default = "default_memory_mb")]
     pub memory_mb: u64,
-    /// Processors.
+    /// Number of processors, 1 or 2.
     #[serde(default = "default_cpus")]
     pub cpus: u32,
-    /// The address of the machine's network card: the same on both hosts.
+    /// Hardware address of the machine's network card, the same on both hosts: `52:54:00:77:00:02`.
     pub mac: String,
-    /// The machine's address, and how many of its bits name the network: `10.0.0.9/24`.
+    /// Address of the machine with the length of the network's prefix: `10.0.0.9/24`.
     pub address: String,
-    /// Where the machine finds other networks.
+    /// Gateway of the machine to other networks.
     #[serde(default)]
     pub gateway: Option<Ipv4Addr>,
-    /// The tap device by which the machine's frames leave this host.
+    /// Name of the tap device by which the machine's frames leave this host.
     pub tap: String,
-    /// The bridge that the device is joined to.
+    /// Name of the bridge that the tap device joins.
     #[serde(default)]
     pub bridge: Option<String>,
-    /// Where the other host and commands connect.
+    /// Address that the other host and commands connect to.
     pub peer_listen: SocketAddr,
     /// The other host's `peer_listen`.
     pub peer: String,
-    /// Where health checks, metrics and the status page are served over HTTP, if anywhere.
+    /// Address for health checks, metrics and the status page over HTTP. Without it, there is no HTTP interface.
     #[serde(default)]
     pub rest: Option<SocketAddr>,
     /// Whether this host boots the machine if there is none yet; of two hosts, one does.
     #[serde(skip)]
     pub first: bool,
-    /// Between two checkpoints.
+    /// Time between two checkpoints, from 5 ms to half of `silence`.
     #[serde(with = "humantime_serde", default = "default_epoch")]
     pub epoch: Duration,
-    /// What waits for checkpoints.
+    /// Output of the machine that waits until a checkpoint is safe.
     #[serde(default)]
     pub protection: Protection,
-    /// Where PostgreSQL listens in the machine, for commit protection.
+    /// Port that PostgreSQL listens on in the machine, for `protection = "commits"`.
     #[serde(default = "default_port")]
     pub port: u16,
-    /// Whether pages and blocks are sent by how they differ.
+    /// Sends only the differences of pages and blocks.
     #[serde(default = "yes")]
     pub compression: bool,
-    /// Whether pages that hold what was read from the disk are named by the block.
+    /// Sends the number of a block in place of a page that was read from it.
     #[serde(default = "yes")]
     pub read_tracking: bool,
-    /// Megabytes of writes to the disk that may wait in memory for a checkpoint; while there are more, the machine's disk waits.
+    /// Most writes to the disk that wait in memory for a checkpoint, in MiB, 1 to 1048576. With more, the machine's disk waits.
     #[serde(default = "default_journal_mb")]
     pub journal_mb: u64,
-    /// How long the active host may be silent.
+    /// Time without a message from the active host after which its standby takes over, at least 100 ms.
     #[serde(with = "humantime_serde", default = "default_silence")]
     pub silence: Duration,
-    /// How long a host that was active before it was started anew waits for its standby to take over.
+    /// Time that a restarted host, which was the active before, waits for its standby to take over. Longer than `silence`.
     #[serde(with = "humantime_serde", default = "default_patience")]
     pub patience: Duration,
 }

@@ -29,12 +29,12 @@ const WAITING_BYTES: usize = 64 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protection {
-    /// Everything that leaves the machine: for any database, and connections go on.
+    /// Everything that leaves the machine. For any database; a takeover leaves connections open.
     #[default]
     Everything,
-    /// Of connections to PostgreSQL, what ends a transaction; everything else that leaves.
+    /// Answers of PostgreSQL that end a transaction, and everything of other connections.
     Commits,
-    /// Nothing: commits that clients were told are lost with the host. To measure what waiting costs.
+    /// None: acknowledged commits are lost with the host. To measure the cost of waiting.
     Nothing,
 }
 

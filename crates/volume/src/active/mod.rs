@@ -1,7 +1,7 @@
 //! The active's view: the latest state of the volume, written by the epoch's owner.
 //!
 //! One lock, `core`, orders block writes, size changes and namespace operations: versions and
-//! generations are given inside it, so a cut is one point of all three (design section 3, N10). It is
+//! generations are given inside it, so a cut is one point of all three (hazard N10). It is
 //! never held while waiting. What must wait (room for a write, the old contents of a block that is
 //! written in part) is done before it, under the file's own lock.
 //!

@@ -1,4 +1,4 @@
-//! Cutting a generation off and sealing it (design section 3).
+//! Cutting a generation off and sealing it.
 
 use std::sync::Arc;
 

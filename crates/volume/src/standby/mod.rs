@@ -1,5 +1,5 @@
 //! A standby's view: a sealed generation under a private overlay, and the live log up to the
-//! replay limit (design section 4).
+//! replay limit.
 //!
 //! `state` is the pure core: one immutable value that every operation looks at once.
 //! `overlay` is what the standby's PostgreSQL changed, `ops` and `contents` how it changes;

@@ -1,4 +1,4 @@
-//! Moving the base of a running standby forward (pure; design section 4 rules 2 to 4, N3, N8, N9).
+//! Moving the base of a running standby forward (pure; hazards N3, N8, N9).
 //!
 //! The caller has redo at rest and applied at least to the new base's end (W). Then everything that
 //! the overlay holds with a stamp up to the new redo pointer is in the new base, and goes, with these

@@ -1,4 +1,4 @@
-//! The takeover's switch: the standby's view becomes the volume (design section 5 steps 5 and 6).
+//! The takeover's switch: the standby's view becomes the volume.
 //!
 //! ```text
 //!   freeze ─> publish pg_control ─> one journal record: names and sizes of the view ─> durable

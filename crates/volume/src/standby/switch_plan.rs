@@ -1,7 +1,7 @@
 //! What a takeover must write so that the namespace becomes the view (pure).
 //!
 //! For files of class data, names and inodes become exactly those of the view, whatever the dead
-//! active did after the base (design section 5 step 5, N6); log and configuration stay as in the
+//! active did after the base (hazard N6); log and configuration stay as in the
 //! latest namespace. Only what differs is looked at: what the active changed since the base, what
 //! the overlay changed, and what the layout hides. Files are matched by inode, not by name.
 

@@ -1,5 +1,5 @@
 //! Private files that become shared at a takeover: the standby's control file, and directories that
-//! the shared ones become exactly (design section 5, H7).
+//! the shared ones become exactly (hazard H7).
 
 use dax::ids::{BlockIndex, FileId, Version};
 

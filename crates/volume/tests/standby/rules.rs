@@ -1,4 +1,4 @@
-//! What a standby shows and does not show (design section 4).
+//! What a standby shows and does not show.
 
 use std::sync::Arc;
 use std::time::Duration;

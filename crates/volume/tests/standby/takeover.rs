@@ -1,4 +1,4 @@
-//! What a takeover makes of a standby's view (design section 5, N5, N6, H6, H7).
+//! What a takeover makes of a standby's view (hazards N5, N6, H6, H7).
 
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use super::Message;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ack {
-    /// The log is durable, and both members have committed; the standby only as long as it is one.
+    /// The log is durable, and both members have committed. A standby that is lost or too far behind does not count.
     #[default]
     Both,
     /// The log is durable, and the primary's member has committed.

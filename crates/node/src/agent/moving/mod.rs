@@ -1,5 +1,4 @@
-//! Moves the base of a running standby from seal to seal, as long as it lives (design section 4
-//! rules 2 to 4).
+//! Moves the base of a running standby from seal to seal, as long as it lives.
 //!
 //! [`steps`] decides, pure; this drives it: background work, one piece at a time, and the move itself.
 //! The follower feeds it with what happens, holds the log while it settles, and stops it before

@@ -1,4 +1,4 @@
-//! The steps of a move of the base, in their order (pure: no clock, no I/O; design section 4 rule 2).
+//! The steps of a move of the base, in their order (pure: no clock, no I/O).
 //!
 //! ```text
 //!                    ┌───────────── nothing new ──────────────┐

@@ -1,4 +1,4 @@
-//! Fixing the end of the log (design section 5, step 3; hazard H12).
+//! Fixing the end of the log (hazard H12).
 //!
 //! Owns: which timeline the log is on, where it ends, and that nothing of a dead epoch can be read
 //! behind that end. Invariant: the end found is at or behind every commit that was acknowledged,

@@ -1,4 +1,4 @@
-//! Taking over, step by step (design section 5; CAC-DB 5.1).
+//! Taking over, step by step (CAC-DB 5.1).
 //!
 //! ```text
 //!   detect ─▶ fence ─▶ log_tail ─▶ replay ─▶ promote ─▶ active
