@@ -1,6 +1,8 @@
 //! What the proxy looks up in the catalogs, by a session of its own: verifiers of passwords, and which
 //! functions are volatile.
 
+mod names;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use tokio_postgres::error::{DbError, Severity};
 use tokio_postgres::{Client, NoTls};
 
 use crate::config::{Config, Control};
-use crate::core::sql::{Function, Volatile};
+use crate::core::sql::Catalog;
 use crate::core::topology::Address;
 
 use super::cluster::Cluster;
@@ -28,40 +30,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server may take to let the proxy in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Each name, whether a function of that name is volatile, and whether all of them are PostgreSQL's (which has numbers of
-/// its own for them) or an extension's.
-const FUNCTIONS: &str = "SELECT f.proname::text, pg_catalog.bool_or(f.provolatile = 'v'), \
-    pg_catalog.bool_and(f.oid < 16384 OR d.objid IS NOT NULL) \
-    FROM pg_catalog.pg_proc f LEFT JOIN pg_catalog.pg_depend d \
-    ON d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = f.oid AND d.deptype = 'e' \
-    GROUP BY 1";
-
-/// The tables and views of which reading calls a volatile function that is neither PostgreSQL's nor an extension's, by the rule of a
-/// view or by a policy, itself or behind an operator; and the views above them.
-const WRITING: &str = "WITH RECURSIVE named AS ( \
-        SELECT f.oid FROM pg_catalog.pg_proc f WHERE f.provolatile = 'v' AND f.oid >= 16384 \
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.objid = f.oid AND d.deptype = 'e' \
-            AND d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass) \
-    ), calling AS ( \
-        SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass AS class, oid FROM named \
-        UNION ALL SELECT 'pg_catalog.pg_operator'::pg_catalog.regclass, o.oid \
-        FROM pg_catalog.pg_operator o JOIN named ON named.oid = o.oprcode \
-    ), writing AS ( \
-        SELECT r.ev_class AS oid FROM calling c \
-        JOIN pg_catalog.pg_depend d ON d.refclassid = c.class AND d.refobjid = c.oid \
-            AND d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass \
-        JOIN pg_catalog.pg_rewrite r ON r.oid = d.objid \
-        UNION SELECT p.polrelid FROM calling c \
-        JOIN pg_catalog.pg_depend d ON d.refclassid = c.class AND d.refobjid = c.oid \
-            AND d.classid = 'pg_catalog.pg_policy'::pg_catalog.regclass \
-        JOIN pg_catalog.pg_policy p ON p.oid = d.objid \
-        UNION SELECT r.ev_class FROM writing w \
-        JOIN pg_catalog.pg_depend d ON d.refobjid = w.oid \
-            AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass \
-            AND d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass \
-        JOIN pg_catalog.pg_rewrite r ON r.oid = d.objid \
-    ) SELECT DISTINCT c.relname::text FROM writing w JOIN pg_catalog.pg_class c ON c.oid = w.oid";
 
 /// What PostgreSQL keeps of a password that counts now.
 const VERIFIER: &str = "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = $1 AND rolcanlogin \
@@ -88,7 +56,7 @@ pub enum CatalogError {
 }
 
 /// What is known of one database's functions, for all its sessions.
-pub type Functions = Arc<RwLock<Arc<Volatile>>>;
+pub type Functions = Arc<RwLock<Arc<Catalog>>>;
 
 /// The same, and since when.
 #[derive(Default)]
@@ -256,27 +224,19 @@ fn active_of(cluster: &Cluster) -> Result<Address, CatalogError> {
 }
 
 async fn learn(login: OwnLogin, cluster: Arc<Cluster>, database: String, to: Functions) {
-    match read_functions(&login, &cluster, &database).await {
-        Ok(volatile) => *to.write() = Arc::new(volatile),
+    match read_catalog(&login, &cluster, &database).await {
+        Ok(catalog) => *to.write() = Arc::new(catalog),
         Err(error) => tracing::debug!(%error, database, "functions are not known"),
     }
 }
 
-async fn read_functions(
+async fn read_catalog(
     login: &OwnLogin,
     cluster: &Cluster,
     database: &str,
-) -> Result<Volatile, CatalogError> {
+) -> Result<Catalog, CatalogError> {
     let client = login.to(&active_of(cluster)?, database).await?;
-    let rows = client.query(FUNCTIONS, &[]).await?;
-    let functions = rows.iter().map(|row| Function {
-        name: row.get::<_, String>(0).into(),
-        is_volatile: row.get(1),
-        is_settled: row.get(2),
-    });
-    let relations = client.query(WRITING, &[]).await?;
-    let relations = relations.iter().map(|row| row.get::<_, String>(0).into());
-    Ok(Volatile::new(functions).with_writing(relations))
+    Ok(names::read(&client).await?)
 }
 
 impl OwnLogin {

@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 use volume::lsn::Lsn;
 
 use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
-use crate::core::sql::Volatile;
+use crate::core::sql::Catalog;
 use crate::core::topology::Topology;
 use protocol::frame::Refusal;
 
@@ -251,9 +251,9 @@ impl Client {
     /// The session takes what a server has answered, before what it asks for then is done.
     fn with_server_input(&mut self, input: &mut BytesMut, rest: &mut usize) {
         let topology = self.proxy.cluster.topology();
-        let volatile = self.functions.read().clone();
+        let catalog = self.functions.read().clone();
         let settings = self.proxy.settings();
-        let cx = context(&self.proxy, &settings, &volatile, &topology);
+        let cx = context(&self.proxy, &settings, &catalog, &topology);
         self.session.server_input(&cx, input, rest, &mut self.out);
         if let Some(held) = &mut self.held {
             held.conn.rest = *rest;
@@ -345,9 +345,9 @@ impl Client {
     /// Lets the session do something, and does what it asks for.
     fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
         let topology = self.proxy.cluster.topology();
-        let volatile = self.functions.read().clone();
+        let catalog = self.functions.read().clone();
         let settings = self.proxy.settings();
-        let cx = context(&self.proxy, &settings, &volatile, &topology);
+        let cx = context(&self.proxy, &settings, &catalog, &topology);
         act(&mut self.session, &cx, &mut self.out);
         self.do_effects(&topology);
     }
@@ -446,13 +446,13 @@ impl Client {
 fn context<'a>(
     proxy: &'a Proxy,
     settings: &'a Settings,
-    volatile: &'a Volatile,
+    catalog: &'a Catalog,
     topology: &'a Topology,
 ) -> Context<'a> {
     Context {
         rules: &settings.rules,
         statements: &proxy.statements,
-        volatile,
+        catalog,
         topology,
     }
 }

@@ -106,7 +106,7 @@ impl Conn {
         let server = self.server.as_mut();
         let unavailable = || LoginError::Unavailable("the connection is in use".to_owned());
         let server = server.ok_or_else(unavailable)?;
-        let Some(text) = server.settings.statements_to(wanted) else {
+        let Some(text) = server.set_up_text(wanted) else {
             return Ok(());
         };
         let mut output = BytesMut::new();
@@ -127,7 +127,7 @@ impl Conn {
         match refusal {
             Some(words) => Err(LoginError::Refused(words)),
             None => {
-                server.settings = wanted.clone();
+                server.is_set_up(wanted);
                 Ok(())
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use super::super::flaw::Flaw;
-use super::super::sql::Statement;
+use super::super::sql::{Statement, Verdict};
 use super::prepared::Prepared;
 use super::slots::{Ask, To};
 use super::unit::{Noted, Unit};
@@ -203,6 +203,7 @@ impl Session {
             end,
             prepared: None,
             statement: None,
+            may_write: false,
         };
         match frame[0] {
             b'Q' => {
@@ -248,29 +249,43 @@ impl Session {
             }
             _ => {}
         }
-        if let Some(statement) = &noted.statement {
-            let can_repeat = |part: &super::super::sql::Part| {
-                part.calls
-                    .iter()
-                    .all(|name| cx.volatile.may_run_again(name))
-            };
-            unit.executes(statement, can_repeat);
-            if cx.lacks(Flaw::ChainsOverlooked) {
-                (unit.facts.goes_on, unit.facts.is_alone) = (false, false);
-            }
-            // A function may write, whatever the statement is.
-            let mut calls = statement.parts.iter().flat_map(|part| &part.calls);
-            let calls_write = calls.any(|name| match cx.lacks(Flaw::CatalogBelieved) {
-                false => cx.volatile.may_write(name),
-                true => !cx.volatile.may_run_on_standby(name),
-            });
-            let reads = statement.parts.iter().flat_map(|part| &part.reads);
-            unit.is_known_to_write |= cx.volatile.may_write_when_read(reads);
-            let is_known = unit.is_known_to_write && !cx.lacks(Flaw::CatalogBelieved);
-            unit.facts.writes |= calls_write || is_known;
+        if let Some(statement) = noted.statement.clone() {
+            self.judge(cx, &statement, &mut noted);
         }
-        unit.noted.push_back(noted);
+        if let Some(unit) = &mut self.unit {
+            unit.noted.push_back(noted);
+        }
         Ok(())
+    }
+}
+
+impl Session {
+    /// What the catalog says of a statement of the unit.
+    fn judge(&mut self, cx: &Context<'_>, statement: &Arc<Statement>, noted: &mut Noted) {
+        let Some(unit) = &mut self.unit else {
+            return;
+        };
+        let verdicts: Vec<Verdict> = statement
+            .parts
+            .iter()
+            .map(|part| cx.catalog.judge(part))
+            .collect();
+        unit.executes(statement, &verdicts);
+        if cx.lacks(Flaw::ChainsOverlooked) {
+            (unit.facts.goes_on, unit.facts.is_alone) = (false, false);
+        }
+        noted.may_write = unit.is_known_to_write;
+        for (part, verdict) in statement.parts.iter().zip(&verdicts) {
+            // A function may write, whatever the statement is, and whatever the catalog said when it was read.
+            noted.may_write |= match cx.lacks(Flaw::CatalogBelieved) {
+                false => verdict.may_write,
+                true => part.writes() || !verdict.may_run_on_standby,
+            };
+            if cx.lacks(Flaw::NamesBelieved) && !part.writes() && part.calls.is_empty() {
+                noted.may_write = false;
+            }
+        }
+        unit.facts.writes |= noted.may_write;
     }
 }
 

@@ -36,6 +36,7 @@ mod route;
 mod server;
 mod slots;
 mod standby;
+mod state;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -51,7 +52,7 @@ use volume::lsn::Lsn;
 use super::flaw::Flaw;
 use super::outcome::{XactStatus, Xid};
 use super::settings::Settings;
-use super::sql::{Statements, Volatile};
+use super::sql::{Catalog, Statements};
 use super::topology::{Address, NodeName, Topology};
 use super::version::{ReadMode, Seen};
 use protocol::frame::{self, Malformed, Refusal};
@@ -67,6 +68,8 @@ use unit::Unit;
 
 pub use packed::{Packed, PackedServer, Unreadable};
 pub use server::{Reported, Role, Server};
+#[cfg(test)]
+pub(in crate::core) use state::QUESTION;
 
 /// When a session gives its server back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -129,8 +132,8 @@ pub struct Context<'a> {
     pub rules: &'a Rules,
     /// What texts do.
     pub statements: &'a Statements,
-    /// What functions of the session's database do.
-    pub volatile: &'a Volatile,
+    /// What the catalog of the session's database says.
+    pub catalog: &'a Catalog,
     /// The cluster.
     pub topology: &'a Topology,
 }
@@ -255,6 +258,14 @@ pub struct Session {
     replay: Option<Replay>,
     /// An open transaction whose server is gone and that could not be run again.
     broken: Option<broken::Broken>,
+    /// What the server in hand says of the session, as far as it is there.
+    state: Option<state::Answer>,
+    /// The same, to be taken with the end of the unit.
+    pending_state: Option<(state::Answer, u8)>,
+    /// The status that the server has told at the end of the unit, and the client is told later.
+    held_ready: Option<u8>,
+    /// Names that the client's own code has in it, and that may be settings.
+    named_settings: Vec<String>,
     /// An error of something that the proxy added, which the client must hear of.
     owed: Option<Bytes>,
     /// What is known of the id of the transaction that is open or under way.
@@ -263,6 +274,8 @@ pub struct Session {
     has_unasked_writes: bool,
     /// The open transaction gets an id when it commits, though it may have none before.
     has_notified: bool,
+    /// It may have, as it has run something that nobody knows.
+    may_have_notified: bool,
     /// The commit that is in doubt.
     in_doubt: Option<Doubt>,
     /// The client has had the first part of a message, and the next byte must be of its rest.
@@ -298,10 +311,15 @@ impl Session {
             parked: None,
             replay: None,
             broken: None,
+            state: None,
+            pending_state: None,
+            held_ready: None,
+            named_settings: Vec::new(),
             owed: None,
             xid: XidState::default(),
             has_unasked_writes: false,
             has_notified: false,
+            may_have_notified: false,
             in_doubt: None,
             is_amid_row: false,
             asked_status: None,

@@ -121,10 +121,9 @@ impl Session {
         let executes = !unit.facts.statements.is_empty();
         executes
             && parts.all(|part| {
-                let mut calls = part.calls.iter();
                 part.kind == Kind::Read
                     && !part.is_for_active()
-                    && (hinted || calls.all(|name| cx.volatile.may_run_on_standby(name)))
+                    && (hinted || cx.catalog.judge(part).may_run_on_standby)
             })
     }
 
@@ -442,10 +441,8 @@ impl Session {
                         .on_active(label.filter(|_| !cx.lacks(Flaw::NewsBelieved)));
                 }
                 let keeps = cx.rules.mode == super::PoolMode::Session || self.keeps.is_bound();
-                if !keeps && let Some(mut server) = self.link.take() {
-                    // Whoever gets it next may have something that it was never given.
-                    server.is_restored = false;
-                    out.effects.push(Effect::Return(server));
+                if !keeps {
+                    self.return_link(out);
                 }
             }
         }

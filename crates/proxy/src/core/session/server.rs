@@ -68,6 +68,14 @@ pub struct Server {
     pub is_vouched_for: bool,
     /// It was given what its session keeps beside settings.
     pub is_restored: bool,
+    /// Something opaque has run on it since its server was asked what it has.
+    pub is_unasked: bool,
+    /// Something opaque has run on it since its session got it.
+    pub is_changed: bool,
+    /// It may have something that no reset takes away: what an extension keeps.
+    pub is_tainted: bool,
+    /// Another session had it and may have left something: it must be reset first.
+    pub must_reset: bool,
 }
 
 impl Server {
@@ -84,7 +92,27 @@ impl Server {
             address: None,
             is_vouched_for: false,
             is_restored: false,
+            is_unasked: false,
+            is_changed: false,
+            is_tainted: false,
+            must_reset: false,
         }
+    }
+
+    /// The text that gives it these settings, and takes away what others have left; `None` if it has them.
+    pub fn set_up_text(&self, wanted: &Settings) -> Option<String> {
+        if !self.must_reset {
+            return self.settings.statements_to(wanted);
+        }
+        let settings = Settings::default().statements_to(wanted);
+        let all = std::iter::once(super::state::RESET.to_owned()).chain(settings);
+        Some(super::super::settings::join(&all.collect::<Vec<_>>()))
+    }
+
+    /// It has these settings now, and nothing else.
+    pub fn is_set_up(&mut self, settings: &Settings) {
+        self.settings = settings.clone();
+        self.must_reset = false;
     }
 
     /// The epoch for whose active it is taken, if it may be that of a later one.

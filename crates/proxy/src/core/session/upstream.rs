@@ -98,8 +98,9 @@ impl Session {
             b'S' => self.parameter(bytes, out),
             b'N' => {
                 self.note_notice(bytes);
-                let is_setup = self.slots.front().is_some_and(|slot| slot.to == To::Setup);
-                if !is_setup && matches!(self.phase, Phase::Running | Phase::Idle) {
+                let is_own = |to| matches!(to, To::Setup | To::State);
+                let is_own = self.slots.front().is_some_and(|slot| is_own(slot.to));
+                if !is_own && matches!(self.phase, Phase::Running | Phase::Idle) {
                     out.client.extend_from_slice(bytes);
                 }
             }
@@ -160,6 +161,7 @@ impl Session {
                 self.emit(bytes, out);
             }
             (To::Xid, b'D') => self.hear_xid(frame::first_column(bytes)),
+            (To::State, b'D') => self.hear_state(bytes),
             (To::Setup, b'D') if self.phase == Phase::Deciding => {
                 self.hear_status(frame::first_column(bytes));
             }
@@ -267,6 +269,10 @@ impl Session {
             return;
         };
         let (to, is_query) = (slot.to, slot.ask == Ask::Query);
+        if to == To::State {
+            self.state_failed();
+            return;
+        }
         if to == To::Setup {
             self.setup_failed(cx, bytes, out);
             return;
@@ -357,7 +363,9 @@ impl Session {
             To::Setup => self.answered_for_us(cx, out),
             To::Nobody | To::Xid => {}
             To::Wrapped => self.wrapped(cx, out),
+            To::State => self.state_ready(cx, status, out),
             To::Client if self.closes_stale(out) => {}
+            _ if self.holds_ready(cx, status, out) => {}
             _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
             To::Client | To::Commit => self.finish(cx, status, out),
         }
@@ -432,6 +440,10 @@ impl Session {
         self.counts.in_doubt_unknown += u64::from(unit.durability == Durability::Told);
         self.counts.units += 1;
         self.note_effects(&mut unit, status);
+        self.take_pending_state(cx);
+        if unit.facts.defines && !unit.has_failed {
+            out.effects.push(super::Effect::LearnFunctions);
+        }
         self.status = status;
         if status == b'I' {
             self.end_transaction();
@@ -466,6 +478,7 @@ impl Session {
         self.xid = XidState::NotAsked;
         self.has_unasked_writes = false;
         self.has_notified = false;
+        self.may_have_notified = false;
         self.owed = None;
         self.replay = None;
     }
@@ -477,16 +490,18 @@ impl Session {
             .transaction
             .as_ref()
             .is_some_and(|one| one.is_on_standby);
-        let has_notified = self.has_notified;
+        let (has_notified, may_have) = (self.has_notified, self.may_have_notified);
         self.end_transaction();
-        self.has_notified = has_notified;
+        (self.has_notified, self.may_have_notified) = (has_notified, may_have);
         // What has committed is the session's own, whatever becomes of what follows.
         if let Some(link) = self.link.as_deref().filter(|link| link.epoch().is_some()) {
             self.seen.on_active(link.uncertain_epoch());
         }
         self.has_unasked_writes = unit.facts.writes;
         let why = "it began together with the end of another one";
-        self.transaction = Some(Box::new(Transaction::obstructed(why, is_on_standby)));
+        let mut transaction = Transaction::obstructed(why, is_on_standby);
+        transaction.has_reached_out = unit.facts.reaches_out;
+        self.transaction = Some(Box::new(transaction));
     }
 
     fn keep_unit(&mut self, cx: &Context<'_>, unit: &Unit, status: u8) {
@@ -499,6 +514,7 @@ impl Session {
             .transaction
             .get_or_insert_with(|| Box::new(Transaction::default()));
         transaction.is_on_standby = is_on_standby;
+        transaction.has_reached_out |= unit.facts.reaches_out || unit.has_reached_out;
         if replays {
             transaction.store(unit, status, cx.rules.replay_bytes);
         } else {

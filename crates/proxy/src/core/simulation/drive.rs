@@ -148,7 +148,7 @@ impl World {
             Effect::AskPosition => client.wants.push_back(Want::Position),
             // It may take long until it is found out, or fail.
             Effect::LearnFunctions if self.rng.random_bool(0.2) => {
-                self.proxy(id).volatile = functions(true);
+                self.proxy(id).catalog = functions(true);
             }
             Effect::LearnFunctions => {}
             Effect::Wake(_) => client.wants.push_back(Want::Wake),
@@ -293,6 +293,9 @@ impl World {
 
     pub(super) fn check_client(&mut self, id: usize) -> Result<(), Broken> {
         self.clients[id].hear(self.now);
+        if self.clients[id].is_sent_away {
+            self.clients[id].connect_again();
+        }
         match self.clients[id].complaint.take() {
             Some(complaint) => Err(Broken(format!("client {id}: {complaint}"))),
             None => Ok(()),
