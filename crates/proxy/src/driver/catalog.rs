@@ -5,6 +5,7 @@ mod names;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -28,6 +29,12 @@ const LEARN_EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A verifier that is remembered counts if there is no answer within this time.
+const REMEMBERED_AFTER: Duration = Duration::from_secs(1);
+/// No more of them are remembered.
+const MOST_VERIFIERS: usize = 10_000;
+/// How long to wait before a verifier is asked for again.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// How long a server may take to let the proxy in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -63,6 +70,8 @@ pub type Functions = Arc<RwLock<Arc<Catalog>>>;
 struct Known {
     functions: Functions,
     asked: Option<Instant>,
+    /// It is asked for once more in a moment.
+    is_due: Arc<AtomicBool>,
 }
 
 /// How the proxy logs in for itself. Clones share it.
@@ -115,6 +124,8 @@ pub struct Catalogs {
     known: Mutex<HashMap<String, Known>>,
     /// What verifiers are read by.
     session: OwnSession,
+    /// Those that were read last.
+    verifiers: Mutex<HashMap<String, String>>,
 }
 
 impl Catalogs {
@@ -122,6 +133,7 @@ impl Catalogs {
     pub fn new(login: OwnLogin, cluster: Arc<Cluster>) -> Catalogs {
         Catalogs {
             session: OwnSession::new(login.clone()),
+            verifiers: Mutex::default(),
             login,
             cluster,
             known: Mutex::default(),
@@ -155,6 +167,28 @@ impl Catalogs {
         let (functions, _, is_old) = self.look(database, LEARN_EVERY);
         if is_old {
             self.learn(database, &functions);
+            return;
+        }
+        // What was read a moment ago may lack it: once more, in a moment.
+        let is_due = self
+            .known
+            .lock()
+            .entry(database.to_owned())
+            .or_default()
+            .is_due
+            .clone();
+        if !is_due.swap(true, Ordering::AcqRel) {
+            let learning = learn(
+                self.login.clone(),
+                self.cluster.clone(),
+                database.to_owned(),
+                functions,
+            );
+            tokio::spawn(async move {
+                tokio::time::sleep(LEARN_EVERY).await;
+                is_due.store(false, Ordering::Release);
+                learning.await;
+            });
         }
     }
 
@@ -180,8 +214,44 @@ impl Catalogs {
         (known.functions.clone(), is_first, is_old)
     }
 
-    /// What PostgreSQL keeps of a user's password; `None` if there is no such user, or no password.
-    pub async fn verifier(&self, user: &str) -> Result<Option<String>, CatalogError> {
+    /// What PostgreSQL keeps of a user's password; `None` if there is no such user, or no password. If nobody can be asked now,
+    /// what was kept before counts, if that is known; otherwise it is asked again until there is an answer.
+    pub async fn verifier(
+        &self,
+        user: &str,
+        within: Duration,
+    ) -> Result<Option<String>, CatalogError> {
+        let deadline = Instant::now() + within;
+        loop {
+            let remembered = self.verifiers.lock().get(user).cloned();
+            let asking = self.ask_verifier(user);
+            let answer = match &remembered {
+                Some(_) => tokio::time::timeout(REMEMBERED_AFTER, asking).await,
+                None => Ok(asking.await),
+            };
+            match answer {
+                Ok(Ok(verifier)) => {
+                    let mut all = self.verifiers.lock();
+                    match &verifier {
+                        Some(text) if all.len() < MOST_VERIFIERS || all.contains_key(user) => {
+                            all.insert(user.to_owned(), text.clone());
+                        }
+                        Some(_) => {}
+                        None => drop(all.remove(user)),
+                    }
+                    return Ok(verifier);
+                }
+                _ if remembered.is_some() => return Ok(remembered),
+                Ok(Err(error @ CatalogError::PasswordFile(_))) => return Err(error),
+                Ok(Err(error)) if Instant::now() >= deadline => return Err(error),
+                Ok(Err(error)) => tracing::debug!(%error, "a verifier cannot be read yet"),
+                Err(_) => {}
+            }
+            self.cluster.news_within(TRY_AGAIN).await;
+        }
+    }
+
+    async fn ask_verifier(&self, user: &str) -> Result<Option<String>, CatalogError> {
         let client = self.session().await?;
         match self.ask(&client, user).await {
             // It had ended, and nobody had noticed.

@@ -297,3 +297,177 @@ async fn what_reaches_out_is_not_run_again_and_said_so() {
     }
     tokio::time::sleep(Duration::from_millis(10)).await;
 }
+
+/// One process of the server is killed, as by the kernel when memory is short: PostgreSQL ends all sessions and recovers. Nobody
+/// hears of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_dies_in_its_own_words_is_lost() {
+    for mode in MODES {
+        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
+        database(&site, &["CREATE TABLE t (a int)"]).await;
+        let client = connect(&site).await;
+        let mut open = connect(&site).await;
+        let transaction = open.transaction().await.expect("begins");
+        transaction
+            .execute("INSERT INTO t VALUES (1)", &[])
+            .await
+            .expect("inserts");
+        let pids = site
+            .primary
+            .sql(&["SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"]);
+        let pid: i32 = pids.trim().parse().expect("a number");
+        let running = client.query_one("SELECT count(*) FROM t, pg_sleep(1)", &[]);
+        let killed = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(pid),
+                nix::sys::signal::Signal::SIGKILL,
+            )
+            .expect("it is there");
+        };
+        let (answered, ()) = tokio::join!(running, killed);
+        answered.unwrap_or_else(|error| panic!("{mode}: {error:?}"));
+        transaction
+            .execute("INSERT INTO t VALUES (2)", &[])
+            .await
+            .expect(mode);
+        transaction.commit().await.expect(mode);
+        assert_eq!(number(&client, "SELECT count(*) FROM t").await, 2, "{mode}");
+    }
+}
+
+/// Files are gone, as if the mount below PostgreSQL had died: no client hears of it, and what it did goes on after the takeover.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_its_files_is_lost() {
+    let site = Site::start("auth = \"trust\"").await;
+    database(
+        &site,
+        &[
+            "CREATE TABLE t AS SELECT generate_series(1, 1000)::bigint AS a",
+            "CHECKPOINT",
+        ],
+    )
+    .await;
+    let client = connect(&site).await;
+    let path = text(&client, "SELECT pg_relation_filepath('t')").await;
+    // A session that has not opened it yet, and finds it gone.
+    let file = site.primary.data().join(&path);
+    let hidden = file.with_extension("hidden");
+    let other = connect(&site).await;
+    assert_eq!(number(&other, "SELECT 1::bigint").await, 1);
+    // The server is restarted, so that nothing of it is in memory.
+    tokio::task::block_in_place(|| site.primary.stop("fast"));
+    std::fs::rename(&file, &hidden).expect("it is there");
+    tokio::task::block_in_place(|| site.primary.start());
+    let failed = other
+        .query_one("SELECT count(*) FROM t", &[])
+        .await
+        .expect_err("it is well otherwise");
+    assert_eq!(failed.code(), Some(&SqlState::UNDEFINED_FILE), "{failed:?}");
+    assert_eq!(
+        number(&other, "SELECT 1::bigint").await,
+        1,
+        "the session goes on"
+    );
+}
+
+/// Its own notifications have the number by which it knows itself, as libpq's clients expect.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_ends_itself_is_told() {
+    for mode in MODES {
+        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
+        let client = site.connect().await;
+        let ended = client
+            .simple_query("SELECT pg_terminate_backend(pg_backend_pid())")
+            .await
+            .expect_err("it ends");
+        assert_eq!(
+            ended.code(),
+            Some(&SqlState::ADMIN_SHUTDOWN),
+            "{mode}: {ended:?}"
+        );
+    }
+}
+
+/// A login during a takeover waits as a statement does.
+#[tokio::test(flavor = "multi_thread")]
+async fn logins_by_scram_wait_for_a_takeover() {
+    let site = Site::start("").await;
+    site.primary
+        .sql(&["CREATE ROLE app LOGIN PASSWORD 'secret'"]);
+    let connect = || site.try_connect("app", "password=secret");
+    connect().await.expect("it is let in");
+    let before = connect().await.expect("it is let in");
+    drop(before);
+    tokio::task::block_in_place(|| site.primary.stop("immediate"));
+    let late = async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        tokio::task::block_in_place(|| site.promote());
+    };
+    let (one, two, ()) = tokio::join!(connect(), connect(), late);
+    for client in [one, two] {
+        let client = client.expect("it has waited");
+        assert_eq!(number(&client, "SELECT 1::bigint").await, 1);
+    }
+}
+
+/// `bounded` counts from the active, also where one standby is all there is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bound_counts_from_the_active() {
+    let site =
+        Site::start("auth = \"trust\"\n[reads]\nmode = \"bounded:1000\"\nwait = \"0ms\"").await;
+    site.primary.sql(&[
+        "ALTER SYSTEM SET synchronous_commit = local",
+        "SELECT pg_reload_conf()",
+    ]);
+    let client = site.connect().await;
+    client
+        .batch_execute("CREATE TABLE t (a int)")
+        .await
+        .expect("creates");
+    site.standby.sql(&["SELECT pg_wal_replay_pause()"]);
+    client
+        .batch_execute("INSERT INTO t SELECT generate_series(1, 100000)")
+        .await
+        .expect("inserts");
+    for _ in 0..5 {
+        assert_eq!(number(&client, "SELECT count(*) FROM t").await, 100_000);
+    }
+}
+
+/// What a standby would tell of itself is asked of the active.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_log_does_not_have_is_read_on_the_active() {
+    let site = Site::start("auth = \"trust\"\n[reads]\nmode = \"strong\"\nwait = \"5s\"").await;
+    database(&site, &["CREATE SEQUENCE s", "CREATE TABLE t (a int)"]).await;
+    let client = connect(&site).await;
+    for expected in 1..=3 {
+        assert_eq!(number(&client, "SELECT nextval('s')").await, expected);
+        assert_eq!(number(&client, "SELECT last_value FROM s").await, expected);
+    }
+    client
+        .batch_execute("SELECT pg_advisory_lock(3)")
+        .await
+        .expect("locks");
+    let other = connect(&site).await;
+    let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+    assert_eq!(number(&other, locks).await, 1);
+    let seen = number(&other, "SELECT count(*) FROM pg_stat_activity WHERE pid = pg_backend_pid() AND backend_xmin IS NOT NULL").await;
+    assert_eq!(seen, 1);
+    site.primary.sql(&[
+        "ALTER SYSTEM SET wal_writer_delay = '10s'",
+        "SELECT pg_reload_conf()",
+    ]);
+    let writer = connect(&site).await;
+    writer
+        .batch_execute("SET synchronous_commit = off")
+        .await
+        .expect("sets");
+    for round in 1..=20 {
+        writer
+            .execute("INSERT INTO t VALUES (1)", &[])
+            .await
+            .expect("inserts");
+        assert_eq!(number(&writer, "SELECT count(*) FROM t").await, round);
+    }
+}

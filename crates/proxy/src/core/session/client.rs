@@ -1,6 +1,7 @@
 //! What a client sends: its messages become units.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::BytesMut;
 
@@ -9,11 +10,13 @@ use super::super::sql::{Statement, Verdict};
 use super::prepared::Prepared;
 use super::slots::{Ask, To};
 use super::unit::{Noted, Unit};
-use super::{Context, Out, Phase, Session};
+use super::{Context, Effect, Out, Phase, Session};
 use protocol::frame::{self, Malformed, Refusal};
 
 /// A unit of the extended protocol that is longer goes to a server before its `Sync` is there.
 const GATHER_BYTES: usize = 64 << 10;
+/// So does one that is not complete after this time.
+pub(in crate::core) const GATHER_TIME: Duration = Duration::from_millis(5);
 
 impl Session {
     /// Takes as many messages off `input` as can be taken now.
@@ -30,6 +33,10 @@ impl Session {
                     self.malformed(&error, out);
                 }
             }
+        }
+        if self.phase == Phase::Gathering && self.unit.as_ref().is_some_and(|unit| !unit.skips) {
+            // More may come in a moment. If not, its client waits for an answer, which is due without a `Sync` as well.
+            out.effects.push(Effect::Wake(GATHER_TIME));
         }
     }
 

@@ -207,6 +207,7 @@ impl Session {
                 self.forget_statements(unit, effect);
             }
             unit.written_parts += 1;
+            self.commits_async |= part.commits_async;
             unit.may_have_set |= part.may_set();
             self.has_notified |= part.notifies();
         }

@@ -26,6 +26,7 @@ mod digest;
 mod dispatch;
 mod doubt;
 mod effects;
+mod ending;
 mod keeps;
 mod local;
 mod loss;
@@ -66,6 +67,8 @@ use slots::Slots;
 use transaction::Transaction;
 use unit::Unit;
 
+#[cfg(test)]
+pub(in crate::core) use client::GATHER_TIME;
 pub use packed::{Packed, PackedServer, Unreadable};
 pub use server::{Reported, Role, Server};
 #[cfg(test)]
@@ -284,6 +287,12 @@ pub struct Session {
     asked_status: Option<XactStatus>,
     /// The server's last words, if they may have been meant for this client alone.
     last_words: Option<Bytes>,
+    /// An error by which the server was taken for lost, though its connection was open.
+    dying_word: Option<Bytes>,
+    /// By which number the client knows its session.
+    number: u32,
+    /// Its commits may not wait until they are durable.
+    commits_async: bool,
     /// The epoch whose active the session lost.
     lost_epoch: Option<Epoch>,
     /// What was known of that server, if a commit may be in doubt.
@@ -324,12 +333,20 @@ impl Session {
             is_amid_row: false,
             asked_status: None,
             last_words: None,
+            dying_word: None,
+            number: u32::try_from(turn).unwrap_or(0),
+            commits_async: false,
             lost_epoch: None,
             lost: None,
             required: Lsn::ZERO,
             turn,
             counts: Counts::default(),
         }
+    }
+
+    /// The number by which its client knows it.
+    pub fn is_numbered(&mut self, number: u32) {
+        self.number = number;
     }
 
     /// What was counted.
@@ -384,8 +401,9 @@ impl Session {
     }
 
     /// Where the connection goes that came along from another process.
-    pub fn is_linked_to(&mut self, address: Address) {
+    pub fn is_linked_to(&mut self, address: Address, process: i32) {
         if let Some(link) = &mut self.link {
+            link.process = Some(process);
             link.address = Some(address);
         }
     }
@@ -404,7 +422,7 @@ impl Session {
 
     /// Asks for a connection to the active.
     fn ask_for_active(&self, out: &mut Out) {
-        let fresh = self.last_words.is_some();
+        let fresh = self.last_words.is_some() || self.dying_word.is_some();
         out.effects.push(Effect::AcquireActive { fresh });
     }
 

@@ -99,6 +99,7 @@ impl PackedServer {
             run: self.run,
             address: None,
             is_vouched_for: false,
+            process: None,
             is_restored: self.is_restored,
             is_unasked: false,
             is_changed: self.is_changed,
@@ -127,6 +128,8 @@ impl Session {
             && self.broken.is_none()
             && self.in_doubt.is_none()
             && self.last_words.is_none()
+            && self.dying_word.is_none()
+            && self.state.is_none()
             && self.parked.is_none()
             && self.link.as_deref().is_none_or(is_linked_to_active)
     }

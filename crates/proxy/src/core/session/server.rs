@@ -66,6 +66,8 @@ pub struct Server {
     pub address: Option<Address>,
     /// An active: its epoch is certain, as it was told of this run of it. Otherwise it may be that of a later one.
     pub is_vouched_for: bool,
+    /// The number of its process, by which others hear of it.
+    pub process: Option<i32>,
     /// It was given what its session keeps beside settings.
     pub is_restored: bool,
     /// Something opaque has run on it since its server was asked what it has.
@@ -91,6 +93,7 @@ impl Server {
             run: None,
             address: None,
             is_vouched_for: false,
+            process: None,
             is_restored: false,
             is_unasked: false,
             is_changed: false,

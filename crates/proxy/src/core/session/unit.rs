@@ -64,7 +64,7 @@ pub struct Facts {
     pub is_unread: bool,
     /// It may notify, as far as anybody knows.
     pub may_notify: bool,
-    /// Something in it changes the catalog.
+    /// Something in it changes the catalog, or names what the catalog did not have when it was read.
     pub defines: bool,
     /// What a comment asks for.
     pub hint: Option<Hint>,
@@ -143,6 +143,8 @@ pub struct Unit {
     pub must_not_repeat: bool,
     /// It was run, and may have acted outside of the database.
     pub has_reached_out: bool,
+    /// How often its server was lost.
+    pub losses: u8,
     /// Whether its commit waited until it was durable.
     pub durability: Durability,
     /// What the client was due when the server was lost.
@@ -172,7 +174,7 @@ impl Unit {
             facts.taints |= verdict.taints;
             facts.runs_unseen |= part.runs_unseen;
             facts.is_unread |= matches!(part.kind, Kind::Opaque { .. });
-            facts.defines |= part.defines;
+            facts.defines |= part.defines || verdict.is_unheard;
             facts.goes_on |= facts.ends || part.may_chain();
             facts.ends |= part.may_end();
             facts.writes |= part.writes();
@@ -224,6 +226,7 @@ impl Unit {
         self.written = 0;
         self.noted.clear();
         self.must_not_repeat |= self.is_dispatched && self.facts.cannot_repeat;
+        self.losses = self.losses.saturating_add(1);
         self.has_reached_out |= self.is_dispatched && self.facts.reaches_out;
         self.commits |= self.facts.commits;
         self.facts = Facts::default();

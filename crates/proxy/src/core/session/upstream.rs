@@ -4,6 +4,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::super::flaw::Flaw;
 use super::ask::XidState;
+use super::ending::{Ending, TIMEOUTS};
 use super::local::Durability;
 use super::slots::{Ask, To};
 use super::standby::READ_ONLY;
@@ -14,9 +15,6 @@ use protocol::frame;
 
 /// `in_failed_sql_transaction`
 const FAILED_TRANSACTION: &[u8] = b"25P02";
-
-/// `idle_in_transaction_session_timeout` and `transaction_timeout`, which a session sets for itself.
-const TIMEOUTS: &[&[u8]] = &[b"25P03", b"25P04"];
 
 /// Who says that a statement would have another result than when it was prepared.
 const REVALIDATES: &[u8] = b"RevalidateCachedQuery";
@@ -104,7 +102,7 @@ impl Session {
                     out.client.extend_from_slice(bytes);
                 }
             }
-            b'A' => out.client.extend_from_slice(bytes),
+            b'A' => self.notify(bytes, out),
             b'E' => self.server_error(cx, bytes, out),
             b'Z' => self.server_ready(cx, bytes[frame::HEADER_BYTES], out),
             tag => self.answer(tag, bytes, out),
@@ -112,6 +110,19 @@ impl Session {
         let differs = self.unit.as_ref().is_some_and(|unit| unit.differs);
         if differs && !cx.lacks(Flaw::AnswersNotCompared) {
             self.fail_transaction("its statements would have had other answers this time", out);
+        }
+    }
+
+    /// A notification. Who sent it may be the session itself, which its client knows by another number.
+    fn notify(&mut self, bytes: &[u8], out: &mut Out) {
+        let own = self.link.as_deref().and_then(|link| link.process);
+        let start = out.client.len();
+        out.client.extend_from_slice(bytes);
+        let body = start + frame::HEADER_BYTES;
+        if let Some(number) = out.client.get_mut(body..body + 4)
+            && own.is_some_and(|own| number == own.to_be_bytes())
+        {
+            number.copy_from_slice(&self.number.to_be_bytes());
         }
     }
 
@@ -262,7 +273,17 @@ impl Session {
     fn server_error(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
         let fields = frame::error_fields(bytes);
         if matches!(fields.severity, b"FATAL" | b"PANIC") {
-            self.server_ends(cx, fields.code, bytes, out);
+            self.server_ends(cx, bytes, out);
+            return;
+        }
+        if self.is_dying_word(cx, &fields) {
+            tracing::warn!(
+                code = %String::from_utf8_lossy(fields.code),
+                error = %String::from_utf8_lossy(fields.message),
+                "a server cannot reach its files: it is taken for lost"
+            );
+            self.dying_word = Some(Bytes::copy_from_slice(bytes));
+            self.server_lost(cx, out);
             return;
         }
         let Some(slot) = self.slots.front() else {
@@ -309,19 +330,26 @@ impl Session {
 
     /// The server ends the connection. A standby may do so at any time, as replay comes first there: that is no reason to end
     /// the session, unless its client has asked for it.
-    fn server_ends(&mut self, cx: &Context<'_>, code: &[u8], bytes: &[u8], out: &mut Out) {
+    fn server_ends(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
         let is_standby = self
             .link
             .as_deref()
             .is_some_and(|link| link.epoch().is_none());
-        if is_standby && !TIMEOUTS.contains(&code) && !cx.lacks(Flaw::StandbysEndTold) {
-            self.server_lost(cx, out);
-        } else if matches!(code, b"57P01" | b"57P02" | b"57P03") {
-            self.last_words = Some(Bytes::copy_from_slice(bytes));
-            self.server_lost(cx, out);
-        } else {
-            out.client.extend_from_slice(bytes);
-            self.shut(out);
+        let fields = frame::error_fields(bytes);
+        let is_timeout = TIMEOUTS.contains(&fields.code);
+        match self.ending(&fields) {
+            _ if is_standby && !is_timeout && !cx.lacks(Flaw::StandbysEndTold) => {
+                self.server_lost(cx, out);
+            }
+            Ending::Loss if !self.is_lost_too_often() => self.server_lost(cx, out),
+            Ending::Terminated => {
+                self.last_words = Some(Bytes::copy_from_slice(bytes));
+                self.server_lost(cx, out);
+            }
+            Ending::Loss | Ending::Answer => {
+                out.client.extend_from_slice(bytes);
+                self.shut(out);
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use rand::Rng;
 use volume::lsn::Lsn;
 
 use super::super::flaw::Flaw;
-use super::super::session::{Effect, Reported, Role, Server};
+use super::super::session::{Effect, GATHER_TIME, Reported, Role, Server};
 use super::super::topology::News;
 use super::server::{Backend, Site};
 use super::{Broken, Wire, World, functions};
@@ -151,6 +151,8 @@ impl World {
                 self.proxy(id).catalog = functions(true);
             }
             Effect::LearnFunctions => {}
+            // What a client sends in pieces is there in a moment, mostly.
+            Effect::Wake(after) if after == GATHER_TIME && self.rng.random_bool(0.97) => {}
             Effect::Wake(_) => client.wants.push_back(Want::Wake),
             Effect::Close => client.is_closed = true,
         }

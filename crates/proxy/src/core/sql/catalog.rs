@@ -67,6 +67,8 @@ pub struct Catalog {
     pub is_closed: bool,
     /// There are functions, of extensions or in C, that keep something which no reset takes away.
     pub has_reaching_functions: bool,
+    /// Some user's commits do not wait until they are durable, by the server's settings.
+    pub commits_async: bool,
     /// Settings of their own that functions name.
     pub custom_settings: Vec<Box<str>>,
     /// A function computes the name of a setting that it sets.
@@ -89,6 +91,8 @@ pub struct Verdict {
     pub reaches_out: bool,
     /// It may leave something on its connection that no reset takes away.
     pub taints: bool,
+    /// It names something that the catalog did not have when it was read.
+    pub is_unheard: bool,
     /// It may be run again, as far as functions go.
     pub may_repeat: bool,
     /// A standby may be tried.
@@ -172,6 +176,13 @@ impl Catalog {
         if !is_proved {
             self.doubt(&mut verdict);
         }
+        let is_new = |name: &Box<str>| !self.relations.known.contains(name);
+        verdict.is_unheard = !self.believes() && relations.iter().any(is_new)
+            || part
+                .calls
+                .iter()
+                .any(|name| !self.functions.contains_key(name))
+                && !self.believes();
         if part.writes() && relations.iter().any(|name| self.coded.contains(name)) {
             verdict.is_opaque = true;
             verdict.reaches_out |= !self.is_closed;

@@ -77,6 +77,7 @@ fn part(node: &Tree, text: &str) -> Part {
         may_act_outside: acts_outside(node),
         has_large_objects: false,
         defines: defines(node),
+        commits_async: commits_async(node),
     };
     part.kind = kind(node, text, &mut part.effects);
     let mut found = Found::default();
@@ -236,6 +237,24 @@ fn runs_unseen(node: &Tree) -> bool {
 /// Whether it acts outside of the database: on a file or by a program of the server.
 fn acts_outside(node: &Tree) -> bool {
     matches!(node, Tree::CopyStmt(copy) if copy.is_program || !copy.filename.is_empty())
+}
+
+/// Whether it sets that commits do not wait, be it for a transaction only.
+fn commits_async(node: &Tree) -> bool {
+    let Tree::VariableSetStmt(set) = node else {
+        return false;
+    };
+    let mut values = set
+        .args
+        .iter()
+        .filter_map(|arg| constant(arg.node.as_ref()?));
+    set.name == "synchronous_commit"
+        && values.any(|value| {
+            matches!(
+                value.to_ascii_lowercase().as_str(),
+                "off" | "false" | "no" | "0"
+            )
+        })
 }
 
 /// Whether it changes what the catalog says of functions and whatever calls them.

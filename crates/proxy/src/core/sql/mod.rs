@@ -9,6 +9,7 @@ mod calls;
 mod catalog;
 mod classify;
 mod scan;
+mod shrink;
 mod uses;
 mod visit;
 
@@ -126,6 +127,8 @@ pub struct Part {
     pub has_large_objects: bool,
     /// It changes the catalog.
     pub defines: bool,
+    /// It sets that commits do not wait until they are durable.
+    pub commits_async: bool,
 }
 
 /// What a text does: its statements in order.
@@ -175,6 +178,7 @@ impl Statement {
             may_act_outside: false,
             has_large_objects: false,
             defines: may_end,
+            commits_async: false,
         };
         Statement {
             parts: vec![part],

@@ -153,6 +153,13 @@ const CUSTOM: &str = "WITH own AS (SELECT p.oid, coalesce(p.prosrc, '') || ' ' |
     UNION SELECT DISTINCT lower(pg_catalog.split_part(c, '=', 1)), false \
         FROM pg_catalog.pg_db_role_setting, LATERAL pg_catalog.unnest(setconfig) c WHERE c LIKE '%.%=%'";
 
+/// Whether commits of anybody may not wait until they are durable, by the configuration, a database or a role.
+const COMMITS_ASYNC: &str = "SELECT pg_catalog.current_setting('synchronous_commit') = 'off' \
+    OR EXISTS (SELECT FROM pg_catalog.pg_db_role_setting, LATERAL pg_catalog.unnest(setconfig) c \
+        WHERE c ~* '^synchronous_commit=(off|false|no|0)$') \
+    OR EXISTS (SELECT FROM pg_catalog.pg_proc, LATERAL pg_catalog.unnest(proconfig) c \
+        WHERE c ~* '^synchronous_commit=(off|false|no|0)$')";
+
 /// Reads all of it.
 pub async fn read(client: &Client) -> Result<Catalog, Error> {
     // Each of them depends on many statistics that a small database may not have.
@@ -195,6 +202,7 @@ pub async fn read(client: &Client) -> Result<Catalog, Error> {
         .await?;
     catalog.is_closed = !catalog.has_reaching_functions && !servers.get::<_, bool>(0);
     (catalog.coded, catalog.foreign) = (coded, foreign);
+    catalog.commits_async = client.query_one(COMMITS_ASYNC, &[]).await?.get(0);
     for row in client.query(CUSTOM, &[]).await? {
         match row.get::<_, bool>(1) {
             true => catalog.computes_settings = true,
