@@ -102,6 +102,7 @@ impl PackedServer {
             process: None,
             is_restored: self.is_restored,
             is_unasked: false,
+            has_run_own: false,
             is_changed: self.is_changed,
             is_tainted: self.is_tainted,
             must_reset: self.must_reset,

@@ -72,6 +72,8 @@ pub struct Server {
     pub is_restored: bool,
     /// Something opaque has run on it since its server was asked what it has.
     pub is_unasked: bool,
+    /// The same, of the users' own: what it has done may be missed.
+    pub has_run_own: bool,
     /// Something opaque has run on it since its session got it.
     pub is_changed: bool,
     /// It may have something that no reset takes away: what an extension keeps.
@@ -96,6 +98,7 @@ impl Server {
             process: None,
             is_restored: false,
             is_unasked: false,
+            has_run_own: false,
             is_changed: false,
             is_tainted: false,
             must_reset: false,

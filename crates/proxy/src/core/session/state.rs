@@ -90,6 +90,7 @@ impl Session {
         if let Some(link) = &mut self.link {
             link.is_tainted |= unit.facts.taints;
             link.is_unasked |= unit.facts.is_opaque;
+            link.has_run_own |= unit.facts.runs_own;
             link.is_changed |= unit.facts.is_opaque;
         }
         if unit.facts.runs_unseen {
@@ -205,6 +206,7 @@ impl Session {
             return;
         };
         link.is_unasked = false;
+        link.has_run_own = false;
         self.take_state(cx, &answer, &mut link);
         self.link = Some(link);
     }
@@ -262,7 +264,8 @@ impl Session {
     pub(super) fn lose_state(&mut self, cx: &Context<'_>, out: &mut Out) {
         self.state = None;
         self.pending_state = None;
-        let is_active = |link: &Server| link.epoch().is_some() && link.is_unasked;
+        let is_active =
+            |link: &Server| link.epoch().is_some() && link.is_unasked && link.has_run_own;
         let was_unasked = self.link.as_deref().is_some_and(is_active);
         if let Some(status) = self.held_ready.take() {
             // It was answered, but for its end.

@@ -56,6 +56,8 @@ pub struct Facts {
     pub reaches_out: bool,
     /// It may change what its session has.
     pub is_opaque: bool,
+    /// It runs something of the users' own.
+    pub runs_own: bool,
     /// It may leave something on its connection that no reset takes away.
     pub taints: bool,
     /// It runs what its text does not show.
@@ -172,6 +174,7 @@ impl Unit {
             facts.is_opaque |= verdict.is_opaque;
             facts.may_notify |= verdict.may_notify;
             facts.taints |= verdict.taints;
+            facts.runs_own |= verdict.runs_own;
             facts.runs_unseen |= part.runs_unseen;
             facts.is_unread |= matches!(part.kind, Kind::Opaque { .. });
             facts.defines |= part.defines || verdict.is_unheard;

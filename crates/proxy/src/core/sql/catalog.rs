@@ -85,6 +85,8 @@ pub struct Verdict {
     pub may_write: bool,
     /// It may change what its session has.
     pub is_opaque: bool,
+    /// The same, and not only because it names something new, like a table of a moment ago.
+    pub runs_own: bool,
     /// It runs a function of which nobody knows what it does, and which may notify.
     pub may_notify: bool,
     /// It may act outside of the database.
@@ -176,6 +178,14 @@ impl Catalog {
         if !is_proved {
             self.doubt(&mut verdict);
         }
+        let calls = |names: &[Box<str>], known: &Names| {
+            let mut names = names.iter();
+            names.any(|name| known.calling.contains(name))
+        };
+        verdict.runs_own |= self.calls_unnamed
+            || calls(&uses.operators, &self.operators)
+            || calls(&uses.types, &self.types)
+            || calls(&relations, &self.relations);
         let is_new = |name: &Box<str>| !self.relations.known.contains(name);
         verdict.is_unheard = !self.believes() && relations.iter().any(is_new)
             || part
@@ -185,10 +195,12 @@ impl Catalog {
                 && !self.believes();
         if part.writes() && relations.iter().any(|name| self.coded.contains(name)) {
             verdict.is_opaque = true;
+            verdict.runs_own = true;
             verdict.reaches_out |= !self.is_closed;
         }
         if part.runs_unseen {
             verdict.is_opaque = true;
+            verdict.runs_own = true;
             verdict.may_notify = true;
             verdict.may_write = true;
             verdict.may_run_on_standby = false;
@@ -222,6 +234,7 @@ impl Catalog {
         let Some(function) = self.functions.get(name) else {
             if !self.believes() && !touches_large_objects(name) {
                 verdict.is_opaque = true;
+                verdict.runs_own = true;
                 verdict.may_notify = true;
                 verdict.reaches_out |= !self.is_closed;
             }
@@ -231,6 +244,7 @@ impl Catalog {
         verdict.taints |= function.reaches_out;
         if !function.is_settled || executes {
             verdict.is_opaque = true;
+            verdict.runs_own = true;
             verdict.may_notify |= function.is_volatile || executes;
             verdict.reaches_out |= function.reaches_out || !self.is_closed;
             verdict.may_repeat &= !executes;
