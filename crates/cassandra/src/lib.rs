@@ -47,7 +47,8 @@ mod send_queue;
 pub mod server;
 #[cfg(feature = "client")]
 mod setup;
-#[cfg(all(test, feature = "client"))]
+#[cfg(feature = "client")]
+#[cfg(test)]
 mod simulation;
 #[cfg(feature = "client")]
 pub mod writer;

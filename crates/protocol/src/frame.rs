@@ -300,9 +300,34 @@ pub fn first_column(frame: &[u8]) -> Option<&[u8]> {
     body.get(..len)
 }
 
+/// The columns of a `DataRow`, in order; `None` for null.
+pub fn columns(frame: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
+    let mut body = body(frame);
+    if body.len() >= 2 {
+        body.advance(2);
+    }
+    std::iter::from_fn(move || {
+        let len = body.split_off(..4)?;
+        let len = i32::from_be_bytes(len.try_into().ok()?);
+        match usize::try_from(len) {
+            Ok(len) => body.split_off(..len).map(Some),
+            Err(_) => Some(None),
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_has_columns() {
+        let mut out = BytesMut::new();
+        let pieces: [&[u8]; 4] = [&[0, 2], &[0, 0, 0, 1], b"a", &[255, 255, 255, 255]];
+        put(&mut out, b'D', &pieces);
+        let found: Vec<_> = columns(&out).collect();
+        assert_eq!(found, [Some(&b"a"[..]), None]);
+    }
 
     #[test]
     fn the_end_of_a_message_is_exchanged() {

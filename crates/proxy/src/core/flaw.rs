@@ -41,6 +41,10 @@ pub enum Flaw {
     StandbysEndTold,
     /// A function writes only if the catalog said so when it was read.
     CatalogBelieved,
+    /// A statement writes only if it says so, or calls a function by its name.
+    NamesBelieved,
+    /// What a function does to its session is not asked.
+    StateNotAsked,
     /// What calls a function that may write proves by that that its server is active.
     CallsAreProof,
     /// A transaction is begun again where it was interrupted, without what it did before.
@@ -56,7 +60,7 @@ pub enum Flaw {
 #[cfg(test)]
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 23] = [
+    pub const ALL: [Flaw; 25] = [
         Flaw::NoHorizon,
         Flaw::LastHorizon,
         Flaw::EpochBelieved,
@@ -75,6 +79,8 @@ impl Flaw {
         Flaw::StandbysWordTold,
         Flaw::StandbysEndTold,
         Flaw::CatalogBelieved,
+        Flaw::NamesBelieved,
+        Flaw::StateNotAsked,
         Flaw::CallsAreProof,
         Flaw::ReplayForgotten,
         Flaw::ChainsOverlooked,

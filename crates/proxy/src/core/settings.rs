@@ -110,6 +110,16 @@ impl Settings {
         self.0.contains_key(name)
     }
 
+    /// The names of what is set.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(AsRef::as_ref)
+    }
+
+    /// `name` is not set any more.
+    pub fn remove(&mut self, name: &str) {
+        self.apply(&Change::Reset(name.into()));
+    }
+
     /// Whether nothing is set.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

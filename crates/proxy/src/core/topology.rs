@@ -147,12 +147,6 @@ impl Topology {
     pub fn standby(&self, name: &str) -> Option<&Standby> {
         self.standbys.iter().find(|standby| &*standby.name == name)
     }
-
-    /// The greatest position of a standby, to tell how far another one is behind.
-    pub fn front(&self) -> Lsn {
-        let positions = self.standbys.iter().map(|standby| standby.replayed);
-        positions.max().unwrap_or(Lsn::ZERO)
-    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub enum ReadMode {
     Strong,
     /// Nothing that this session has written or seen.
     Session,
-    /// What standbys lack that are at most this far behind, in bytes of log.
+    /// What standbys lack that are at most this far behind the active, in bytes of log.
     Bounded {
         /// How far.
         lag_bytes: u64,
@@ -126,14 +126,14 @@ impl Seen {
     /// What the next read needs. `least` is what the client itself asks for.
     pub fn required(&self, mode: ReadMode, least: Lsn) -> Required {
         match mode {
-            ReadMode::Active | ReadMode::Strong => Required::Position,
+            ReadMode::Active | ReadMode::Strong | ReadMode::Bounded { .. } => Required::Position,
             ReadMode::Session if self.was_on_active => Required::Position,
             ReadMode::Session => match &self.last {
                 Some((standby, _)) if least <= self.floor => Required::Same((&**standby).into()),
                 Some(_) => Required::Position,
                 None => Required::At(self.floor.max(least)),
             },
-            ReadMode::Bounded { .. } | ReadMode::Any => Required::At(least),
+            ReadMode::Any => Required::At(least),
         }
     }
 
@@ -147,22 +147,11 @@ impl Seen {
 
 /// A standby for a read that needs `required`, or none. `turn` spreads reads over standbys; `spare_every`th
 /// reads warm spares, 0 none.
-pub fn choose(
-    topology: &Topology,
-    mode: ReadMode,
-    required: Lsn,
-    turn: u64,
-    spare_every: u64,
-) -> Option<&Standby> {
+pub fn choose(topology: &Topology, required: Lsn, turn: u64, spare_every: u64) -> Option<&Standby> {
     let is_for_spare = spare_every > 0 && turn % spare_every == spare_every - 1;
     // With nobody else, spares are what they were kept for.
     let are_alone = topology.standbys.iter().all(|standby| standby.is_spare);
-    let front = topology.front();
-    let fits = |standby: &&Standby| {
-        let lag_bytes = front.bytes_since(standby.replayed);
-        let is_close = !matches!(mode, ReadMode::Bounded { lag_bytes: most } if lag_bytes > most);
-        standby.replayed >= required && is_close
-    };
+    let fits = |standby: &&Standby| standby.replayed >= required;
     let count = |spare: bool| {
         let all = topology.standbys.iter().filter(fits);
         all.filter(|standby| standby.is_spare == spare).count() as u64
@@ -199,33 +188,29 @@ mod tests {
         }
     }
 
-    fn chosen(mode: ReadMode, required: u64, turn: u64) -> Option<String> {
-        choose(&topology(), mode, Lsn(required), turn, 10).map(|standby| standby.name.to_string())
+    fn chosen(required: u64, turn: u64) -> Option<String> {
+        choose(&topology(), Lsn(required), turn, 10).map(|standby| standby.name.to_string())
     }
 
     #[test]
     fn only_who_has_the_version_is_chosen() {
-        assert_eq!(chosen(ReadMode::Strong, 95, 0).as_deref(), Some("a"));
-        assert_eq!(chosen(ReadMode::Strong, 95, 1).as_deref(), Some("a"));
-        assert_eq!(chosen(ReadMode::Strong, 101, 0), None);
-        assert_eq!(chosen(ReadMode::Any, 0, 1).as_deref(), Some("b"));
-        assert_eq!(
-            chosen(ReadMode::Bounded { lag_bytes: 5 }, 0, 1).as_deref(),
-            Some("a")
-        );
+        assert_eq!(chosen(95, 0).as_deref(), Some("a"));
+        assert_eq!(chosen(95, 1).as_deref(), Some("a"));
+        assert_eq!(chosen(101, 0), None);
+        assert_eq!(chosen(0, 1).as_deref(), Some("b"));
     }
 
     #[test]
     fn a_spare_gets_its_share() {
-        assert_eq!(chosen(ReadMode::Any, 0, 9).as_deref(), Some("c"));
-        assert_ne!(chosen(ReadMode::Any, 0, 8).as_deref(), Some("c"));
+        assert_eq!(chosen(0, 9).as_deref(), Some("c"));
+        assert_ne!(chosen(0, 8).as_deref(), Some("c"));
     }
 
     #[test]
     fn a_spare_serves_when_nobody_else_is_there() {
         let mut topology = topology();
         topology.standbys.retain(|standby| standby.is_spare);
-        let chosen = choose(&topology, ReadMode::Any, Lsn(100), 3, 0);
+        let chosen = choose(&topology, Lsn(100), 3, 0);
         assert_eq!(chosen.map(|standby| &*standby.name), Some("c"));
     }
 

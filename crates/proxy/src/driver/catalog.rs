@@ -1,8 +1,11 @@
 //! What the proxy looks up in the catalogs, by a session of its own: verifiers of passwords, and which
 //! functions are volatile.
 
+mod names;
+
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
@@ -12,7 +15,7 @@ use tokio_postgres::error::{DbError, Severity};
 use tokio_postgres::{Client, NoTls};
 
 use crate::config::{Config, Control};
-use crate::core::sql::{Function, Volatile};
+use crate::core::sql::Catalog;
 use crate::core::topology::Address;
 
 use super::cluster::Cluster;
@@ -26,42 +29,14 @@ const LEARN_EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A verifier that is remembered counts if there is no answer within this time.
+const REMEMBERED_AFTER: Duration = Duration::from_secs(1);
+/// No more of them are remembered.
+const MOST_VERIFIERS: usize = 10_000;
+/// How long to wait before a verifier is asked for again.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// How long a server may take to let the proxy in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Each name, whether a function of that name is volatile, and whether all of them are PostgreSQL's (which has numbers of
-/// its own for them) or an extension's.
-const FUNCTIONS: &str = "SELECT f.proname::text, pg_catalog.bool_or(f.provolatile = 'v'), \
-    pg_catalog.bool_and(f.oid < 16384 OR d.objid IS NOT NULL) \
-    FROM pg_catalog.pg_proc f LEFT JOIN pg_catalog.pg_depend d \
-    ON d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND d.objid = f.oid AND d.deptype = 'e' \
-    GROUP BY 1";
-
-/// The tables and views of which reading calls a volatile function that is neither PostgreSQL's nor an extension's, by the rule of a
-/// view or by a policy, itself or behind an operator; and the views above them.
-const WRITING: &str = "WITH RECURSIVE named AS ( \
-        SELECT f.oid FROM pg_catalog.pg_proc f WHERE f.provolatile = 'v' AND f.oid >= 16384 \
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.objid = f.oid AND d.deptype = 'e' \
-            AND d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass) \
-    ), calling AS ( \
-        SELECT 'pg_catalog.pg_proc'::pg_catalog.regclass AS class, oid FROM named \
-        UNION ALL SELECT 'pg_catalog.pg_operator'::pg_catalog.regclass, o.oid \
-        FROM pg_catalog.pg_operator o JOIN named ON named.oid = o.oprcode \
-    ), writing AS ( \
-        SELECT r.ev_class AS oid FROM calling c \
-        JOIN pg_catalog.pg_depend d ON d.refclassid = c.class AND d.refobjid = c.oid \
-            AND d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass \
-        JOIN pg_catalog.pg_rewrite r ON r.oid = d.objid \
-        UNION SELECT p.polrelid FROM calling c \
-        JOIN pg_catalog.pg_depend d ON d.refclassid = c.class AND d.refobjid = c.oid \
-            AND d.classid = 'pg_catalog.pg_policy'::pg_catalog.regclass \
-        JOIN pg_catalog.pg_policy p ON p.oid = d.objid \
-        UNION SELECT r.ev_class FROM writing w \
-        JOIN pg_catalog.pg_depend d ON d.refobjid = w.oid \
-            AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass \
-            AND d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass \
-        JOIN pg_catalog.pg_rewrite r ON r.oid = d.objid \
-    ) SELECT DISTINCT c.relname::text FROM writing w JOIN pg_catalog.pg_class c ON c.oid = w.oid";
 
 /// What PostgreSQL keeps of a password that counts now.
 const VERIFIER: &str = "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = $1 AND rolcanlogin \
@@ -88,13 +63,15 @@ pub enum CatalogError {
 }
 
 /// What is known of one database's functions, for all its sessions.
-pub type Functions = Arc<RwLock<Arc<Volatile>>>;
+pub type Functions = Arc<RwLock<Arc<Catalog>>>;
 
 /// The same, and since when.
 #[derive(Default)]
 struct Known {
     functions: Functions,
     asked: Option<Instant>,
+    /// It is asked for once more in a moment.
+    is_due: Arc<AtomicBool>,
 }
 
 /// How the proxy logs in for itself. Clones share it.
@@ -147,6 +124,8 @@ pub struct Catalogs {
     known: Mutex<HashMap<String, Known>>,
     /// What verifiers are read by.
     session: OwnSession,
+    /// Those that were read last.
+    verifiers: Mutex<HashMap<String, String>>,
 }
 
 impl Catalogs {
@@ -154,6 +133,7 @@ impl Catalogs {
     pub fn new(login: OwnLogin, cluster: Arc<Cluster>) -> Catalogs {
         Catalogs {
             session: OwnSession::new(login.clone()),
+            verifiers: Mutex::default(),
             login,
             cluster,
             known: Mutex::default(),
@@ -187,6 +167,28 @@ impl Catalogs {
         let (functions, _, is_old) = self.look(database, LEARN_EVERY);
         if is_old {
             self.learn(database, &functions);
+            return;
+        }
+        // What was read a moment ago may lack it: once more, in a moment.
+        let is_due = self
+            .known
+            .lock()
+            .entry(database.to_owned())
+            .or_default()
+            .is_due
+            .clone();
+        if !is_due.swap(true, Ordering::AcqRel) {
+            let learning = learn(
+                self.login.clone(),
+                self.cluster.clone(),
+                database.to_owned(),
+                functions,
+            );
+            tokio::spawn(async move {
+                tokio::time::sleep(LEARN_EVERY).await;
+                is_due.store(false, Ordering::Release);
+                learning.await;
+            });
         }
     }
 
@@ -212,8 +214,44 @@ impl Catalogs {
         (known.functions.clone(), is_first, is_old)
     }
 
-    /// What PostgreSQL keeps of a user's password; `None` if there is no such user, or no password.
-    pub async fn verifier(&self, user: &str) -> Result<Option<String>, CatalogError> {
+    /// What PostgreSQL keeps of a user's password; `None` if there is no such user, or no password. If nobody can be asked now,
+    /// what was kept before counts, if that is known; otherwise it is asked again until there is an answer.
+    pub async fn verifier(
+        &self,
+        user: &str,
+        within: Duration,
+    ) -> Result<Option<String>, CatalogError> {
+        let deadline = Instant::now() + within;
+        loop {
+            let remembered = self.verifiers.lock().get(user).cloned();
+            let asking = self.ask_verifier(user);
+            let answer = match &remembered {
+                Some(_) => tokio::time::timeout(REMEMBERED_AFTER, asking).await,
+                None => Ok(asking.await),
+            };
+            match answer {
+                Ok(Ok(verifier)) => {
+                    let mut all = self.verifiers.lock();
+                    match &verifier {
+                        Some(text) if all.len() < MOST_VERIFIERS || all.contains_key(user) => {
+                            all.insert(user.to_owned(), text.clone());
+                        }
+                        Some(_) => {}
+                        None => drop(all.remove(user)),
+                    }
+                    return Ok(verifier);
+                }
+                _ if remembered.is_some() => return Ok(remembered),
+                Ok(Err(error @ CatalogError::PasswordFile(_))) => return Err(error),
+                Ok(Err(error)) if Instant::now() >= deadline => return Err(error),
+                Ok(Err(error)) => tracing::debug!(%error, "a verifier cannot be read yet"),
+                Err(_) => {}
+            }
+            self.cluster.news_within(TRY_AGAIN).await;
+        }
+    }
+
+    async fn ask_verifier(&self, user: &str) -> Result<Option<String>, CatalogError> {
         let client = self.session().await?;
         match self.ask(&client, user).await {
             // It had ended, and nobody had noticed.
@@ -256,27 +294,19 @@ fn active_of(cluster: &Cluster) -> Result<Address, CatalogError> {
 }
 
 async fn learn(login: OwnLogin, cluster: Arc<Cluster>, database: String, to: Functions) {
-    match read_functions(&login, &cluster, &database).await {
-        Ok(volatile) => *to.write() = Arc::new(volatile),
+    match read_catalog(&login, &cluster, &database).await {
+        Ok(catalog) => *to.write() = Arc::new(catalog),
         Err(error) => tracing::debug!(%error, database, "functions are not known"),
     }
 }
 
-async fn read_functions(
+async fn read_catalog(
     login: &OwnLogin,
     cluster: &Cluster,
     database: &str,
-) -> Result<Volatile, CatalogError> {
+) -> Result<Catalog, CatalogError> {
     let client = login.to(&active_of(cluster)?, database).await?;
-    let rows = client.query(FUNCTIONS, &[]).await?;
-    let functions = rows.iter().map(|row| Function {
-        name: row.get::<_, String>(0).into(),
-        is_volatile: row.get(1),
-        is_settled: row.get(2),
-    });
-    let relations = client.query(WRITING, &[]).await?;
-    let relations = relations.iter().map(|row| row.get::<_, String>(0).into());
-    Ok(Volatile::new(functions).with_writing(relations))
+    Ok(names::read(&client).await?)
 }
 
 impl OwnLogin {

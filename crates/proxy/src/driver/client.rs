@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::Sleep;
 use volume::lsn::Lsn;
 
 use crate::core::session::{Context, Counts, Effect, Out, Server, Session};
-use crate::core::sql::Volatile;
+use crate::core::sql::{Catalog, Statements};
 use crate::core::topology::Topology;
-use protocol::frame::Refusal;
+use protocol::frame::{self, Refusal};
 
 use super::catalog::Functions;
 use super::handle::{
@@ -29,6 +30,8 @@ use super::{Proxy, Settings};
 
 /// No more than this waits for a slow reader; then its server has to wait.
 const PENDING_BYTES: usize = 256 << 10;
+/// Texts of messages that are longer are read by another thread.
+const LONG_MESSAGE_BYTES: usize = 16 << 10;
 /// A client that waits for standbys looks at them so often, besides being woken by the first news.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -62,6 +65,8 @@ pub struct Client {
     parked: Option<Held>,
     acquiring: Option<Acquiring>,
     position: Option<oneshot::Receiver<Option<Lsn>>>,
+    /// A long text of it is being read.
+    reading: Option<JoinHandle<()>>,
     timer: Option<Pin<Box<Sleep>>>,
     looks: Option<Pin<Box<Sleep>>>,
     /// What of the session's counts is in the totals.
@@ -113,6 +118,7 @@ impl Client {
             parked: None,
             acquiring: None,
             position: None,
+            reading: None,
             timer: None,
             looks: None,
             counted: Counts::default(),
@@ -211,12 +217,24 @@ impl Client {
 
     /// Lets the session take what it can of what was read.
     fn take_input(&mut self) -> bool {
-        if self.input.is_empty() || !self.session.takes_client() {
+        if self.input.is_empty() || !self.session.takes_client() || self.reading.is_some() {
             return false;
         }
         let before = self.input.len();
+        let mut rest = BytesMut::new();
+        if let Some((at, text)) = long_text(&self.input, &self.proxy.statements) {
+            if at == 0 {
+                // Others are served meanwhile.
+                let proxy = self.proxy.clone();
+                let reading = tokio::task::spawn_blocking(move || proxy.statements.learn(&text));
+                self.reading = Some(reading);
+                return true;
+            }
+            rest = self.input.split_off(at);
+        }
         let mut input = std::mem::take(&mut self.input);
         self.with(|session, cx, out| session.client_input(cx, &mut input, out));
+        input.unsplit(rest);
         self.input = input;
         let has_moved = self.input.len() != before;
         if self.input.is_empty() {
@@ -251,9 +269,9 @@ impl Client {
     /// The session takes what a server has answered, before what it asks for then is done.
     fn with_server_input(&mut self, input: &mut BytesMut, rest: &mut usize) {
         let topology = self.proxy.cluster.topology();
-        let volatile = self.functions.read().clone();
+        let catalog = self.functions.read().clone();
         let settings = self.proxy.settings();
-        let cx = context(&self.proxy, &settings, &volatile, &topology);
+        let cx = context(&self.proxy, &settings, &catalog, &topology);
         self.session.server_input(&cx, input, rest, &mut self.out);
         if let Some(held) = &mut self.held {
             held.conn.rest = *rest;
@@ -296,6 +314,13 @@ impl Client {
             has_moved = true;
             let position = position.ok().flatten();
             self.with(|session, cx, out| session.position(cx, position, out));
+        }
+        if let Some(reading) = &mut self.reading
+            && Pin::new(reading).poll(wake).is_ready()
+        {
+            // If it was not read, it is now.
+            self.reading = None;
+            has_moved = true;
         }
         if poll_timer(&mut self.timer, wake) {
             has_moved = true;
@@ -345,9 +370,9 @@ impl Client {
     /// Lets the session do something, and does what it asks for.
     fn with(&mut self, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
         let topology = self.proxy.cluster.topology();
-        let volatile = self.functions.read().clone();
+        let catalog = self.functions.read().clone();
         let settings = self.proxy.settings();
-        let cx = context(&self.proxy, &settings, &volatile, &topology);
+        let cx = context(&self.proxy, &settings, &catalog, &topology);
         act(&mut self.session, &cx, &mut self.out);
         self.do_effects(&topology);
     }
@@ -446,15 +471,37 @@ impl Client {
 fn context<'a>(
     proxy: &'a Proxy,
     settings: &'a Settings,
-    volatile: &'a Volatile,
+    catalog: &'a Catalog,
     topology: &'a Topology,
 ) -> Context<'a> {
     Context {
         rules: &settings.rules,
         statements: &proxy.statements,
-        volatile,
+        catalog,
         topology,
     }
+}
+
+/// The first long text in what a client has sent, which nobody has read: where its message begins, and itself.
+fn long_text(input: &[u8], statements: &Statements) -> Option<(usize, Vec<u8>)> {
+    let mut at = 0;
+    while input.len() - at > LONG_MESSAGE_BYTES {
+        let (tag, len) = frame::head(&input[at..]).ok().flatten()?;
+        let message = input.get(at..at + len)?;
+        if len > LONG_MESSAGE_BYTES && matches!(tag, b'Q' | b'P') {
+            let body = frame::body(message);
+            let body = match tag {
+                b'P' => frame::name(body)?.1,
+                _ => body,
+            };
+            let (text, _) = frame::text(body)?;
+            if statements.is_long(text) {
+                return Some((at, text.to_vec()));
+            }
+        }
+        at += len;
+    }
+    None
 }
 
 fn poll_timer(timer: &mut Option<Pin<Box<Sleep>>>, wake: &mut Wake<'_>) -> bool {

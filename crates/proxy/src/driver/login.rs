@@ -106,7 +106,7 @@ impl Conn {
         let server = self.server.as_mut();
         let unavailable = || LoginError::Unavailable("the connection is in use".to_owned());
         let server = server.ok_or_else(unavailable)?;
-        let Some(text) = server.settings.statements_to(wanted) else {
+        let Some(text) = server.set_up_text(wanted) else {
             return Ok(());
         };
         let mut output = BytesMut::new();
@@ -127,7 +127,7 @@ impl Conn {
         match refusal {
             Some(words) => Err(LoginError::Refused(words)),
             None => {
-                server.settings = wanted.clone();
+                server.is_set_up(wanted);
                 Ok(())
             }
         }
@@ -235,6 +235,7 @@ pub async fn log_in(
     server.replayed = replayed;
     server.run = run;
     server.address = Some(address.into());
+    server.process = Some(key.0);
     let now = Instant::now();
     Ok(Conn {
         socket,
@@ -395,10 +396,16 @@ fn note_parameter(message: &[u8], to: &mut Reported) {
     }
 }
 
-/// A server that starts, stops or is full may be asked again; what else it says is for the client.
+/// A server that starts, stops, dies or is full may be asked again; what else it says is for the client.
 fn refused(message: BytesMut) -> LoginError {
     let fields = error_fields(&message);
-    if matches!(fields.code, b"57P01" | b"57P02" | b"57P03" | b"53300") {
+    let is_dying = fields.severity == b"PANIC"
+        || [&b"58"[..], b"XX", b"57P"]
+            .iter()
+            .any(|class| fields.code.starts_with(class))
+        || matches!(fields.code, b"53100" | b"53200");
+    // That the database is dropped is no passing trouble.
+    if is_dying && fields.code != b"57P04" || fields.code == b"53300" {
         let text = String::from_utf8_lossy(fields.message).into_owned();
         return LoginError::Unavailable(text);
     }

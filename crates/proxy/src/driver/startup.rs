@@ -400,7 +400,8 @@ impl Visit {
         if self.proxy.settings().config.auth == Auth::Trust {
             return Ok(None);
         }
-        let kept = self.proxy.catalogs.verifier(user).await;
+        let within = self.proxy.settings().config.takeover_wait;
+        let kept = self.proxy.catalogs.verifier(user, within).await;
         let kept = kept.map_err(|error| {
             tracing::warn!(error = &error as &dyn std::error::Error, "no verifiers");
             Refusal::fatal("57P03", "the proxy cannot look up passwords now")

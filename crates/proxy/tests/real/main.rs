@@ -13,4 +13,5 @@ mod server;
 mod site;
 mod takeover;
 mod tls;
+mod truth;
 mod wire;

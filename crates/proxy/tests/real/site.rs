@@ -179,6 +179,11 @@ impl Site {
     /// The standby takes over from a primary that is killed.
     pub fn take_over(&self) {
         self.primary.stop("immediate");
+        self.promote();
+    }
+
+    /// The standby takes over from a primary that is gone.
+    pub fn promote(&self) {
         let replayed = "SELECT pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn()";
         while self.standby.sql(&[replayed]).trim() != "t" {
             std::thread::sleep(Duration::from_millis(10));

@@ -255,3 +255,29 @@ async fn a_copy_behind_a_commit_whose_wait_was_cancelled_gets_no_data() {
         assert_eq!(site.primary.sql(&["SELECT count(*) FROM t"]), "2");
     }
 }
+
+/// PostgreSQL answers without a `Sync` as soon as something fails, or a buffer is full: a client that waits for that waited for
+/// ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipeline_without_its_end_is_answered() {
+    for mode in ["session", "transaction"] {
+        let site = Site::start(&format!("auth = \"trust\"\npool_mode = \"{mode}\"")).await;
+        tokio::task::block_in_place(|| {
+            let mut hand = Hand::connect(&site);
+            let bind: (u8, &[u8]) = (b'B', b"\0\0\0\0\0\0\0\0");
+            let run: (u8, &[u8]) = (b'E', b"\0\0\0\0\0");
+            let parse = |text: &str| [b"\0".to_vec(), execute(text)].concat();
+            let one = parse("SELECT 1");
+            let wrong = parse("SELECT 1 / (random() * 0)::int");
+            hand.say(&[(b'P', &one), bind, run, (b'P', &wrong), bind, run]);
+            assert_eq!(hand.hear(b'E'), "12DC12E", "{mode}");
+            hand.say(&[(b'S', b"")]);
+            assert_eq!(hand.hear(b'Z'), "Z", "{mode}");
+            let long = parse("SELECT repeat('x', 100) FROM generate_series(1, 1000)");
+            hand.say(&[(b'P', &long), bind, run]);
+            assert_eq!(hand.hear(b'D'), "12D", "{mode}");
+            hand.say(&[(b'S', b"")]);
+            assert!(hand.hear(b'Z').ends_with("DCZ"), "{mode}");
+        });
+    }
+}

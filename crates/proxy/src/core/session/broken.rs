@@ -73,6 +73,8 @@ impl Session {
     /// The server in hand has an end of a transaction that nobody wants.
     fn discard_link(&mut self, out: &mut Out) {
         if self.link.take().is_some() {
+            self.state = None;
+            self.held_ready = None;
             self.slots.clear();
             out.server.clear();
             out.effects.push(Effect::Drop);

@@ -1,19 +1,22 @@
 //! What a client sends: its messages become units.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::BytesMut;
 
 use super::super::flaw::Flaw;
-use super::super::sql::Statement;
+use super::super::sql::{Statement, Verdict};
 use super::prepared::Prepared;
 use super::slots::{Ask, To};
 use super::unit::{Noted, Unit};
-use super::{Context, Out, Phase, Session};
+use super::{Context, Effect, Out, Phase, Session};
 use protocol::frame::{self, Malformed, Refusal};
 
 /// A unit of the extended protocol that is longer goes to a server before its `Sync` is there.
 const GATHER_BYTES: usize = 64 << 10;
+/// So does one that is not complete after this time.
+pub(in crate::core) const GATHER_TIME: Duration = Duration::from_millis(5);
 
 impl Session {
     /// Takes as many messages off `input` as can be taken now.
@@ -30,6 +33,10 @@ impl Session {
                     self.malformed(&error, out);
                 }
             }
+        }
+        if self.phase == Phase::Gathering && self.unit.as_ref().is_some_and(|unit| !unit.skips) {
+            // More may come in a moment. If not, its client waits for an answer, which is due without a `Sync` as well.
+            out.effects.push(Effect::Wake(GATHER_TIME));
         }
     }
 
@@ -203,6 +210,7 @@ impl Session {
             end,
             prepared: None,
             statement: None,
+            may_write: false,
         };
         match frame[0] {
             b'Q' => {
@@ -248,29 +256,43 @@ impl Session {
             }
             _ => {}
         }
-        if let Some(statement) = &noted.statement {
-            let can_repeat = |part: &super::super::sql::Part| {
-                part.calls
-                    .iter()
-                    .all(|name| cx.volatile.may_run_again(name))
-            };
-            unit.executes(statement, can_repeat);
-            if cx.lacks(Flaw::ChainsOverlooked) {
-                (unit.facts.goes_on, unit.facts.is_alone) = (false, false);
-            }
-            // A function may write, whatever the statement is.
-            let mut calls = statement.parts.iter().flat_map(|part| &part.calls);
-            let calls_write = calls.any(|name| match cx.lacks(Flaw::CatalogBelieved) {
-                false => cx.volatile.may_write(name),
-                true => !cx.volatile.may_run_on_standby(name),
-            });
-            let reads = statement.parts.iter().flat_map(|part| &part.reads);
-            unit.is_known_to_write |= cx.volatile.may_write_when_read(reads);
-            let is_known = unit.is_known_to_write && !cx.lacks(Flaw::CatalogBelieved);
-            unit.facts.writes |= calls_write || is_known;
+        if let Some(statement) = noted.statement.clone() {
+            self.judge(cx, &statement, &mut noted);
         }
-        unit.noted.push_back(noted);
+        if let Some(unit) = &mut self.unit {
+            unit.noted.push_back(noted);
+        }
         Ok(())
+    }
+}
+
+impl Session {
+    /// What the catalog says of a statement of the unit.
+    fn judge(&mut self, cx: &Context<'_>, statement: &Arc<Statement>, noted: &mut Noted) {
+        let Some(unit) = &mut self.unit else {
+            return;
+        };
+        let verdicts: Vec<Verdict> = statement
+            .parts
+            .iter()
+            .map(|part| cx.catalog.judge(part))
+            .collect();
+        unit.executes(statement, &verdicts);
+        if cx.lacks(Flaw::ChainsOverlooked) {
+            (unit.facts.goes_on, unit.facts.is_alone) = (false, false);
+        }
+        noted.may_write = unit.is_known_to_write;
+        for (part, verdict) in statement.parts.iter().zip(&verdicts) {
+            // A function may write, whatever the statement is, and whatever the catalog said when it was read.
+            noted.may_write |= match cx.lacks(Flaw::CatalogBelieved) {
+                false => verdict.may_write,
+                true => part.writes() || !verdict.may_run_on_standby,
+            };
+            if cx.lacks(Flaw::NamesBelieved) && !part.writes() && part.calls.is_empty() {
+                noted.may_write = false;
+            }
+        }
+        unit.facts.writes |= noted.may_write;
     }
 }
 

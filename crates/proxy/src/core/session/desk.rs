@@ -5,7 +5,7 @@ use dax::ids::Epoch;
 
 use super::super::outcome::Horizon;
 use super::super::settings::Settings;
-use super::super::sql::{Statements, Volatile};
+use super::super::sql::{Catalog, Statements};
 use super::super::topology::{News, Topology};
 use super::{Context, Effect, Out, PoolMode, Reported, Role, Rules, Server, Session};
 use protocol::frame;
@@ -14,7 +14,7 @@ use protocol::frame;
 pub struct Desk {
     pub rules: Rules,
     pub statements: Statements,
-    pub volatile: Volatile,
+    pub catalog: Catalog,
     pub topology: Topology,
     pub session: Session,
     pub out: Out,
@@ -41,7 +41,7 @@ impl Desk {
                 ..Rules::default()
             },
             statements: Statements::default(),
-            volatile: Volatile::default(),
+            catalog: Catalog::default().believing(),
             topology,
             session: Session::new(startup, told, 5),
             out: Out::default(),
@@ -66,7 +66,7 @@ impl Desk {
         let cx = Context {
             rules: &self.rules,
             statements: &self.statements,
-            volatile: &self.volatile,
+            catalog: &self.catalog,
             topology: &self.topology,
         };
         act(&mut self.session, &cx, &mut self.out)

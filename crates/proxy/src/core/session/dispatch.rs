@@ -37,7 +37,7 @@ impl Session {
         };
         let mut statements = Vec::new();
         if (self.status == b'I' || self.replay.is_some()) && !cx.lacks(Flaw::SettingsForgotten) {
-            statements.extend(link.settings.statements_to(&self.keeps.settings));
+            statements.extend(link.set_up_text(&self.keeps.settings));
             if !link.is_restored && link.epoch().is_some() {
                 statements.extend(self.keeps.restore());
             }
@@ -55,7 +55,7 @@ impl Session {
         if closes {
             self.slots.push(Ask::Sync, To::Nobody);
         }
-        link.settings = self.keeps.settings.clone();
+        link.is_set_up(&self.keeps.settings);
         self.query_for_us(&join(&statements), out);
     }
 
@@ -113,7 +113,7 @@ impl Session {
 
     /// Writes the messages that were noted.
     pub(super) fn write_noted(&mut self, cx: &Context<'_>, out: &mut Out) {
-        if self.is_too_much_for_standby() {
+        if self.is_too_much_for_standby(cx) {
             match self.cannot_run_again() {
                 Some(why) => self.fail_transaction(why, out),
                 None => self.leave_standby(cx, out),
@@ -128,6 +128,7 @@ impl Session {
             unit.written = noted.end;
             unit.is_dispatched = true;
         }
+        self.ask_state_along(cx, &unit, out);
         self.unit = Some(unit);
         self.flush_emits(out);
     }
@@ -193,8 +194,9 @@ impl Session {
         let Some(statement) = &noted.statement else {
             return;
         };
-        let writes = unit.facts.writes && (may_write(statement) || unit.is_known_to_write);
-        self.has_unasked_writes |= writes;
+        self.note_opaque(unit);
+        self.has_unasked_writes |= noted.may_write;
+        self.may_have_notified |= unit.facts.may_notify;
         let commits =
             |part: &Part| matches!(part.kind, Kind::Commit { .. } | Kind::PrepareTransaction);
         unit.has_sent_commit |= statement.parts.iter().any(commits);
@@ -205,6 +207,7 @@ impl Session {
                 self.forget_statements(unit, effect);
             }
             unit.written_parts += 1;
+            self.commits_async |= part.commits_async;
             unit.may_have_set |= part.may_set();
             self.has_notified |= part.notifies();
         }
@@ -408,11 +411,6 @@ fn put_parse(name: &str, prepared: &Prepared, out: &mut Out) {
     let pieces = [name.as_bytes(), b"\0", &prepared.definition];
     frame::put(&mut out.server, b'P', &pieces);
     debug_assert!(out.server.has_remaining_mut());
-}
-
-fn may_write(statement: &Statement) -> bool {
-    let mut parts = statement.parts.iter();
-    parts.any(|part| part.writes() || !part.calls.is_empty())
 }
 
 /// Whether a statement may run in a transaction of the proxy's.

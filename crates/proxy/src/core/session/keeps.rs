@@ -206,6 +206,24 @@ impl Keeps {
         self.pending.clear();
     }
 
+    /// The session has something that no other server has.
+    pub fn bind(&mut self, bond: Bond) {
+        self.bonds.insert(bond);
+    }
+
+    /// Its server says what it has, between two transactions.
+    pub fn has_on_server(
+        &mut self,
+        bonds: &[Bond],
+        listens: Vec<Box<str>>,
+        prepared: Vec<(Box<str>, Box<str>)>,
+    ) {
+        self.bonds.retain(|bond| *bond == Bond::Unknown);
+        self.bonds.extend(bonds);
+        self.listens = listens.into_iter().collect();
+        self.prepared = prepared.into_iter().collect();
+    }
+
     /// What no other server can be given.
     pub fn bonds(&self) -> impl Iterator<Item = Bond> + '_ {
         self.bonds.iter().copied()

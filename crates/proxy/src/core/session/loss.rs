@@ -40,6 +40,7 @@ impl Session {
             self.shut(out);
             return;
         }
+        self.lose_state(cx, out);
         let Some(server) = self.link.take() else {
             return;
         };
@@ -158,6 +159,7 @@ impl Session {
         self.xid = XidState::NotAsked;
         self.has_unasked_writes = false;
         self.has_notified = false;
+        self.may_have_notified = false;
         let began_before = self.status != b'I';
         if let Some(why) = self.cannot_run_again() {
             self.fail_transaction(why, out);
@@ -230,7 +232,7 @@ impl Session {
                 self.phase = Phase::Deciding;
                 self.ask_for_active(out);
             }
-            (XidState::None, _) if !is_alone && !self.has_unasked_writes && !self.has_notified => {
+            (XidState::None, _) if !is_alone && !self.has_unasked_writes && !self.notifies() => {
                 // It had written nothing, so it does not matter whether it committed.
                 self.did_not_commit(cx, out);
             }
@@ -395,9 +397,36 @@ impl Session {
         self.fail_unit(&refusal, out);
     }
 
+    /// Whether the transaction gets an id when it commits, though it may have none before.
+    fn notifies(&self) -> bool {
+        self.has_notified || self.may_have_notified
+    }
+
+    /// Whether what is lost may have acted where no rollback takes anything back.
+    fn has_reached_out(&self) -> bool {
+        let is_out =
+            |unit: &Unit| unit.has_reached_out || unit.is_dispatched && unit.facts.reaches_out;
+        let waiting = self.replay.as_ref().and_then(|replay| replay.waiting());
+        let units = [self.unit.as_deref(), waiting];
+        let of_transaction = self.transaction.as_ref();
+        units.into_iter().flatten().any(is_out)
+            || of_transaction.is_some_and(|transaction| transaction.has_reached_out)
+    }
+
     /// The open transaction is lost.
     pub(super) fn fail_transaction(&mut self, why: &str, out: &mut Out) {
         self.counts.not_replayed += 1;
+        if self.has_reached_out() {
+            let text = "it is not known what the transaction did outside of the database";
+            let refusal = Refusal::error("08007", text)
+                .detail(
+                    "The server of this transaction was lost, and nothing of it is in this database. But it used a foreign \
+                     table, a program or file of the server, or a function that may act outside of the database.",
+                )
+                .hint("Look for its effects there before you try it again.");
+            self.fail_unit(&refusal, out);
+            return;
+        }
         let refusal = Refusal::error("40001", "the server of this transaction was lost")
             .detail(format!(
                 "The transaction was rolled back. It was not run again, because {why}."

@@ -26,6 +26,7 @@ mod digest;
 mod dispatch;
 mod doubt;
 mod effects;
+mod ending;
 mod keeps;
 mod local;
 mod loss;
@@ -36,6 +37,7 @@ mod route;
 mod server;
 mod slots;
 mod standby;
+mod state;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -51,7 +53,7 @@ use volume::lsn::Lsn;
 use super::flaw::Flaw;
 use super::outcome::{XactStatus, Xid};
 use super::settings::Settings;
-use super::sql::{Statements, Volatile};
+use super::sql::{Catalog, Statements};
 use super::topology::{Address, NodeName, Topology};
 use super::version::{ReadMode, Seen};
 use protocol::frame::{self, Malformed, Refusal};
@@ -65,8 +67,12 @@ use slots::Slots;
 use transaction::Transaction;
 use unit::Unit;
 
+#[cfg(test)]
+pub(in crate::core) use client::GATHER_TIME;
 pub use packed::{Packed, PackedServer, Unreadable};
 pub use server::{Reported, Role, Server};
+#[cfg(test)]
+pub(in crate::core) use state::QUESTION;
 
 /// When a session gives its server back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -129,8 +135,8 @@ pub struct Context<'a> {
     pub rules: &'a Rules,
     /// What texts do.
     pub statements: &'a Statements,
-    /// What functions of the session's database do.
-    pub volatile: &'a Volatile,
+    /// What the catalog of the session's database says.
+    pub catalog: &'a Catalog,
     /// The cluster.
     pub topology: &'a Topology,
 }
@@ -255,6 +261,14 @@ pub struct Session {
     replay: Option<Replay>,
     /// An open transaction whose server is gone and that could not be run again.
     broken: Option<broken::Broken>,
+    /// What the server in hand says of the session, as far as it is there.
+    state: Option<state::Answer>,
+    /// The same, to be taken with the end of the unit.
+    pending_state: Option<(state::Answer, u8)>,
+    /// The status that the server has told at the end of the unit, and the client is told later.
+    held_ready: Option<u8>,
+    /// Names that the client's own code has in it, and that may be settings.
+    named_settings: Vec<String>,
     /// An error of something that the proxy added, which the client must hear of.
     owed: Option<Bytes>,
     /// What is known of the id of the transaction that is open or under way.
@@ -263,6 +277,8 @@ pub struct Session {
     has_unasked_writes: bool,
     /// The open transaction gets an id when it commits, though it may have none before.
     has_notified: bool,
+    /// It may have, as it has run something that nobody knows.
+    may_have_notified: bool,
     /// The commit that is in doubt.
     in_doubt: Option<Doubt>,
     /// The client has had the first part of a message, and the next byte must be of its rest.
@@ -271,6 +287,12 @@ pub struct Session {
     asked_status: Option<XactStatus>,
     /// The server's last words, if they may have been meant for this client alone.
     last_words: Option<Bytes>,
+    /// An error by which the server was taken for lost, though its connection was open.
+    dying_word: Option<Bytes>,
+    /// By which number the client knows its session.
+    number: u32,
+    /// Its commits may not wait until they are durable.
+    commits_async: bool,
     /// The epoch whose active the session lost.
     lost_epoch: Option<Epoch>,
     /// What was known of that server, if a commit may be in doubt.
@@ -298,20 +320,33 @@ impl Session {
             parked: None,
             replay: None,
             broken: None,
+            state: None,
+            pending_state: None,
+            held_ready: None,
+            named_settings: Vec::new(),
             owed: None,
             xid: XidState::default(),
             has_unasked_writes: false,
             has_notified: false,
+            may_have_notified: false,
             in_doubt: None,
             is_amid_row: false,
             asked_status: None,
             last_words: None,
+            dying_word: None,
+            number: u32::try_from(turn).unwrap_or(0),
+            commits_async: false,
             lost_epoch: None,
             lost: None,
             required: Lsn::ZERO,
             turn,
             counts: Counts::default(),
         }
+    }
+
+    /// The number by which its client knows it.
+    pub fn is_numbered(&mut self, number: u32) {
+        self.number = number;
     }
 
     /// What was counted.
@@ -366,8 +401,9 @@ impl Session {
     }
 
     /// Where the connection goes that came along from another process.
-    pub fn is_linked_to(&mut self, address: Address) {
+    pub fn is_linked_to(&mut self, address: Address, process: i32) {
         if let Some(link) = &mut self.link {
+            link.process = Some(process);
             link.address = Some(address);
         }
     }
@@ -386,7 +422,7 @@ impl Session {
 
     /// Asks for a connection to the active.
     fn ask_for_active(&self, out: &mut Out) {
-        let fresh = self.last_words.is_some();
+        let fresh = self.last_words.is_some() || self.dying_word.is_some();
         out.effects.push(Effect::AcquireActive { fresh });
     }
 

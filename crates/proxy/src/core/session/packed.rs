@@ -42,6 +42,9 @@ pub struct PackedServer {
     replayed: Lsn,
     run: Option<ServerRun>,
     is_restored: bool,
+    is_changed: bool,
+    is_tainted: bool,
+    must_reset: bool,
 }
 
 /// A prepared statement that is none.
@@ -78,6 +81,9 @@ impl PackedServer {
             replayed: server.replayed,
             run: server.run,
             is_restored: server.is_restored,
+            is_changed: server.is_changed || server.is_unasked,
+            is_tainted: server.is_tainted || server.is_unasked,
+            must_reset: server.must_reset,
         })
     }
 
@@ -93,7 +99,13 @@ impl PackedServer {
             run: self.run,
             address: None,
             is_vouched_for: false,
+            process: None,
             is_restored: self.is_restored,
+            is_unasked: false,
+            has_run_own: false,
+            is_changed: self.is_changed,
+            is_tainted: self.is_tainted,
+            must_reset: self.must_reset,
         }
     }
 }
@@ -117,6 +129,8 @@ impl Session {
             && self.broken.is_none()
             && self.in_doubt.is_none()
             && self.last_words.is_none()
+            && self.dying_word.is_none()
+            && self.state.is_none()
             && self.parked.is_none()
             && self.link.as_deref().is_none_or(is_linked_to_active)
     }
@@ -243,6 +257,6 @@ mod tests {
         let packed = desk.with(|session, cx, _| session.pack(cx, true));
         let bytes = postcard::to_stdvec(&packed).expect("it can be written");
         let sum = xxhash_rust::xxh3::xxh3_64(&bytes);
-        assert_eq!((FORMAT, sum), (2, 0x411a_f1bb_3d66_d900), "{sum:#x}");
+        assert_eq!((FORMAT, sum), (3, 0x30c7_f086_3863_d58d), "{sum:#x}");
     }
 }

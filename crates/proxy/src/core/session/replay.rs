@@ -16,6 +16,11 @@ pub struct Replay {
 }
 
 impl Replay {
+    /// The same, as it waits.
+    pub fn waiting(&self) -> Option<&Unit> {
+        self.waiting.as_deref()
+    }
+
     /// The unit that was under way when the server was lost.
     pub fn into_waiting(self) -> Option<Box<Unit>> {
         self.waiting

@@ -43,7 +43,7 @@ impl Session {
         }
         self.turn += 1;
         match self.seen.required(mode, self.least()) {
-            Required::At(position) => self.route_to_standby(cx, mode, position, out),
+            Required::At(position) => self.route_to_standby(cx, position, out),
             Required::Same(name) if cx.topology.standby(&name).is_some() => {
                 self.required = Lsn::ZERO;
                 self.acquire_standby(name, out);
@@ -103,6 +103,7 @@ impl Session {
             || unit.avoids_standbys
             || unit.facts.hint == Some(Hint::Active)
             || self.keeps.is_bound()
+            || self.may_lack_its_own(cx, mode)
             || cx.topology.standbys.is_empty()
         {
             return false;
@@ -121,14 +122,23 @@ impl Session {
         let executes = !unit.facts.statements.is_empty();
         executes
             && parts.all(|part| {
-                let mut calls = part.calls.iter();
                 part.kind == Kind::Read
                     && !part.is_for_active()
-                    && (hinted || calls.all(|name| cx.volatile.may_run_on_standby(name)))
+                    && (hinted || cx.catalog.judge(part).may_run_on_standby)
             })
     }
 
-    fn route_to_standby(&mut self, cx: &Context<'_>, mode: ReadMode, required: Lsn, out: &mut Out) {
+    /// Whether what the session has committed may not be in the log yet, so that no position tells of it.
+    fn may_lack_its_own(&self, cx: &Context<'_>, mode: ReadMode) -> bool {
+        let setting = self.keeps.settings.value("synchronous_commit");
+        let is_async = match setting {
+            Some(value) => !commits_wait(value),
+            None => cx.catalog.commits_async,
+        };
+        matches!(mode, ReadMode::Strong | ReadMode::Session) && (is_async || self.commits_async)
+    }
+
+    fn route_to_standby(&mut self, cx: &Context<'_>, required: Lsn, out: &mut Out) {
         let every = cx.rules.spare_every;
         self.required = required;
         let wanted = if cx.lacks(Flaw::VersionIgnored) {
@@ -136,7 +146,7 @@ impl Session {
         } else {
             required
         };
-        let chosen = choose(cx.topology, mode, wanted, self.turn, every);
+        let chosen = choose(cx.topology, wanted, self.turn, every);
         if let Some(standby) = chosen {
             let name = standby.name.clone();
             self.acquire_standby(name, out);
@@ -230,7 +240,11 @@ impl Session {
         let mode = self.read_mode(cx);
         let elsewhere = |unit: &Unit| self.may_read_elsewhere(cx, unit, mode);
         if self.unit.as_deref().is_some_and(elsewhere) {
-            self.route_to_standby(cx, mode, position.max(self.least()), out);
+            let required = match mode {
+                ReadMode::Bounded { lag_bytes } => Lsn(position.0.saturating_sub(lag_bytes)),
+                _ => position,
+            };
+            self.route_to_standby(cx, required.max(self.least()), out);
         } else {
             self.route_to_active(cx, out);
         }
@@ -278,8 +292,7 @@ impl Session {
         match self.phase {
             Phase::Waiting(Wait::Resume) if !cx.topology.is_held() => self.acquire_active(cx, out),
             Phase::Waiting(Wait::Version(required)) => {
-                let mode = self.read_mode(cx);
-                self.route_to_standby(cx, mode, required, out);
+                self.route_to_standby(cx, required, out);
             }
             _ => {}
         }
@@ -289,7 +302,12 @@ impl Session {
     pub fn woken(&mut self, cx: &Context<'_>, out: &mut Out) {
         match self.phase {
             Phase::Waiting(Wait::Version(_)) => self.give_up_standbys(cx, out),
-            Phase::Deciding => self.decide(cx, out),
+            // Unless it is being asked, or a server is on its way.
+            Phase::Deciding if self.link.is_some() && self.slots.is_empty() => self.decide(cx, out),
+            // Its client waits for something, most probably: what PostgreSQL would have by now it gets.
+            Phase::Gathering if self.unit.as_deref().is_some_and(is_unanswered) => {
+                self.dispatch(cx, out);
+            }
             _ => {}
         }
     }
@@ -318,6 +336,22 @@ impl Session {
             // The server is well and did not end everybody's connections: it meant this one.
             out.client.extend_from_slice(&words);
             self.shut(out);
+            return;
+        }
+        if let Some(word) = self.dying_word.take()
+            && is_same_epoch
+            && !waited
+            && self.in_doubt.is_none()
+        {
+            // The server is well: the word was an answer.
+            let fields = protocol::frame::error_fields(&word);
+            let (code, text) = (fields.code, String::from_utf8_lossy(fields.message));
+            let code = if code == b"58P01" { "58P01" } else { "58030" };
+            let refusal = super::Refusal::error(code, text.into_owned());
+            self.fail_unit(&refusal, out);
+            if self.phase == Phase::Idle {
+                self.release(cx, out);
+            }
             return;
         }
         if cx.topology.is_held() && self.begins_on_active() {
@@ -442,14 +476,24 @@ impl Session {
                         .on_active(label.filter(|_| !cx.lacks(Flaw::NewsBelieved)));
                 }
                 let keeps = cx.rules.mode == super::PoolMode::Session || self.keeps.is_bound();
-                if !keeps && let Some(mut server) = self.link.take() {
-                    // Whoever gets it next may have something that it was never given.
-                    server.is_restored = false;
-                    out.effects.push(Effect::Return(server));
+                if !keeps {
+                    self.return_link(out);
                 }
             }
         }
     }
+}
+
+/// Whether something of the unit has come, and nobody has seen to it.
+fn is_unanswered(unit: &Unit) -> bool {
+    !unit.skips && !unit.noted.is_empty()
+}
+
+/// Whether commits wait until they are durable with this value of `synchronous_commit`.
+pub(super) fn commits_wait(value: &str) -> bool {
+    !["off", "false", "no", "0"]
+        .iter()
+        .any(|off| value.eq_ignore_ascii_case(off))
 }
 
 /// Whether the unit does nothing else: it reads nothing, and may be what takes back what was asked for.

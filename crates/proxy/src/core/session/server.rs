@@ -66,8 +66,20 @@ pub struct Server {
     pub address: Option<Address>,
     /// An active: its epoch is certain, as it was told of this run of it. Otherwise it may be that of a later one.
     pub is_vouched_for: bool,
+    /// The number of its process, by which others hear of it.
+    pub process: Option<i32>,
     /// It was given what its session keeps beside settings.
     pub is_restored: bool,
+    /// Something opaque has run on it since its server was asked what it has.
+    pub is_unasked: bool,
+    /// The same, of the users' own: what it has done may be missed.
+    pub has_run_own: bool,
+    /// Something opaque has run on it since its session got it.
+    pub is_changed: bool,
+    /// It may have something that no reset takes away: what an extension keeps.
+    pub is_tainted: bool,
+    /// Another session had it and may have left something: it must be reset first.
+    pub must_reset: bool,
 }
 
 impl Server {
@@ -83,8 +95,30 @@ impl Server {
             run: None,
             address: None,
             is_vouched_for: false,
+            process: None,
             is_restored: false,
+            is_unasked: false,
+            has_run_own: false,
+            is_changed: false,
+            is_tainted: false,
+            must_reset: false,
         }
+    }
+
+    /// The text that gives it these settings, and takes away what others have left; `None` if it has them.
+    pub fn set_up_text(&self, wanted: &Settings) -> Option<String> {
+        if !self.must_reset {
+            return self.settings.statements_to(wanted);
+        }
+        let settings = Settings::default().statements_to(wanted);
+        let all = std::iter::once(super::state::RESET.to_owned()).chain(settings);
+        Some(super::super::settings::join(&all.collect::<Vec<_>>()))
+    }
+
+    /// It has these settings now, and nothing else.
+    pub fn is_set_up(&mut self, settings: &Settings) {
+        self.settings = settings.clone();
+        self.must_reset = false;
     }
 
     /// The epoch for whose active it is taken, if it may be that of a later one.

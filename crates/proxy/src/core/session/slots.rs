@@ -23,6 +23,8 @@ pub enum To {
     Nobody,
     /// It tells the transaction's id.
     Xid,
+    /// It tells what the session has.
+    State,
     /// It gives the server what the session has; it must not fail.
     Setup,
 }

@@ -3,7 +3,8 @@
 //! Its connection goes to others after each transaction, and its locks are its own. Invariant: nothing of a session stays on it,
 //! and what it cannot do the active does, in the place of it.
 
-use super::super::sql::Part;
+use super::super::sql::{Hint, Part};
+use super::unit::Unit;
 use super::{Context, Effect, Out, Phase, Role, Server, Session};
 
 /// `read_only_sql_transaction`
@@ -11,13 +12,19 @@ pub const READ_ONLY: &[u8] = b"25006";
 
 impl Session {
     /// Whether the messages that were noted must not go to the standby in hand, which others have next.
-    pub(super) fn is_too_much_for_standby(&self) -> bool {
+    pub(super) fn is_too_much_for_standby(&self, cx: &Context<'_>) -> bool {
         let is_standby = |link: &Server| link.epoch().is_none();
         let noted = self.unit.iter().flat_map(|unit| &unit.noted);
         let mut parts = noted
             .filter_map(|noted| noted.statement.as_ref())
             .flat_map(|statement| &statement.parts);
-        self.link.as_deref().is_some_and(is_standby) && parts.any(Part::is_for_active)
+        let is_hinted = |unit: &Unit| unit.facts.hint == Some(Hint::Standby) && unit.is_implicit();
+        let is_vouched_for = self.unit.as_deref().is_some_and(is_hinted);
+        let is_for_active = |part: &Part| match is_vouched_for {
+            true => part.is_for_active(),
+            false => cx.catalog.is_for_active(part),
+        };
+        self.link.as_deref().is_some_and(is_standby) && parts.any(is_for_active)
     }
 
     /// Whether an error tells that this is nothing for a standby, or not now.
@@ -47,6 +54,7 @@ impl Session {
         if let Some(link) = self.link.take() {
             self.remember(&link, None);
         }
+        self.state = None;
         self.slots.clear();
         out.server.clear();
         out.effects.push(Effect::Drop);
@@ -62,10 +70,7 @@ impl Session {
 
     /// Gives the standby in hand back, and takes the active in hand again if it was there.
     pub(super) fn unlink_standby(&mut self, out: &mut Out) {
-        if let Some(mut server) = self.link.take() {
-            server.is_restored = false;
-            out.effects.push(Effect::Return(server));
-        }
+        self.return_link(out);
         self.unpark(out);
     }
 

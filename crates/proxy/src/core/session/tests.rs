@@ -4,7 +4,6 @@ mod durability;
 mod shared;
 mod standby;
 
-use super::super::sql::Volatile;
 use super::desk::{Desk, frames};
 
 /// `BEGIN` and a first `INSERT` in the simple protocol, whose transaction has the id.
@@ -347,7 +346,7 @@ fn a_view_that_may_write_is_not_run_again_without_a_question() {
     for is_writing in [false, true] {
         let mut desk = Desk::ready();
         let views = is_writing.then(|| "v".into());
-        desk.volatile = Volatile::default().with_writing(views);
+        desk.catalog.relations.calling = views.into_iter().collect();
         desk.say(b'Q', &[b"SELECT * FROM app.v\0"]);
         let written = desk.written();
         assert_eq!(written.starts_with("BEGIN"), is_writing, "{written}");

@@ -26,6 +26,8 @@ pub struct Transaction {
     pub obstacle: Option<&'static str>,
     /// It runs on a standby.
     pub is_on_standby: bool,
+    /// It may have acted outside of the database.
+    pub has_reached_out: bool,
 }
 
 impl Transaction {

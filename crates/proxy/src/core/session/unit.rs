@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::super::sql::{Begin, Hint, Kind, Own, Part, Statement};
+use super::super::sql::{Begin, Hint, Kind, Own, Statement, Verdict};
 use super::digest::Digest;
 use super::effects::Forgotten;
 use super::local::Durability;
@@ -24,6 +24,8 @@ pub struct Noted {
     pub prepared: Option<Arc<Prepared>>,
     /// What a `Query` or `Execute` does.
     pub statement: Option<Arc<Statement>>,
+    /// It is not proved to be a read.
+    pub may_write: bool,
 }
 
 /// What a unit does, as far as it is known.
@@ -50,6 +52,22 @@ pub struct Facts {
     pub is_alone: bool,
     /// It must not be run again.
     pub cannot_repeat: bool,
+    /// It may act outside of the database, where no rollback takes anything back.
+    pub reaches_out: bool,
+    /// It may change what its session has.
+    pub is_opaque: bool,
+    /// It runs something of the users' own.
+    pub runs_own: bool,
+    /// It may leave something on its connection that no reset takes away.
+    pub taints: bool,
+    /// It runs what its text does not show.
+    pub runs_unseen: bool,
+    /// Something in it is not understood.
+    pub is_unread: bool,
+    /// It may notify, as far as anybody knows.
+    pub may_notify: bool,
+    /// Something in it changes the catalog, or names what the catalog did not have when it was read.
+    pub defines: bool,
     /// What a comment asks for.
     pub hint: Option<Hint>,
     /// What it asks the proxy.
@@ -125,6 +143,10 @@ pub struct Unit {
     pub is_known_to_write: bool,
     /// It was run, and must not be run again.
     pub must_not_repeat: bool,
+    /// It was run, and may have acted outside of the database.
+    pub has_reached_out: bool,
+    /// How often its server was lost.
+    pub losses: u8,
     /// Whether its commit waited until it was durable.
     pub durability: Durability,
     /// What the client was due when the server was lost.
@@ -143,17 +165,26 @@ impl Unit {
     }
 
     /// It executes this.
-    pub fn executes(&mut self, statement: &Arc<Statement>, can_repeat: impl Fn(&Part) -> bool) {
+    pub fn executes(&mut self, statement: &Arc<Statement>, verdicts: &[Verdict]) {
         let facts = &mut self.facts;
         facts.hint = facts.hint.or(statement.hint);
         facts.own = facts.own.or(statement.own);
-        for part in &statement.parts {
+        for (part, verdict) in statement.parts.iter().zip(verdicts) {
+            facts.reaches_out |= verdict.reaches_out;
+            facts.is_opaque |= verdict.is_opaque;
+            facts.may_notify |= verdict.may_notify;
+            facts.taints |= verdict.taints;
+            facts.runs_own |= verdict.runs_own;
+            facts.runs_unseen |= part.runs_unseen;
+            facts.is_unread |= matches!(part.kind, Kind::Opaque { .. });
+            facts.defines |= part.defines || verdict.is_unheard;
             facts.goes_on |= facts.ends || part.may_chain();
             facts.ends |= part.may_end();
             facts.writes |= part.writes();
-            facts.cannot_repeat |= part.may_act_outside || !can_repeat(part);
+            facts.cannot_repeat |= !verdict.may_repeat;
             // What nobody looks into may only read.
-            facts.is_more_than_read |= part.writes() && !part.may_act_outside;
+            let is_unseen = part.runs_unseen || part.may_act_outside || part.has_large_objects;
+            facts.is_more_than_read |= part.writes() && !is_unseen;
             match &part.kind {
                 Kind::Begin(begin) => facts.begins = facts.begins.or(Some(*begin)),
                 Kind::Commit { .. } => facts.commits = true,
@@ -198,6 +229,8 @@ impl Unit {
         self.written = 0;
         self.noted.clear();
         self.must_not_repeat |= self.is_dispatched && self.facts.cannot_repeat;
+        self.losses = self.losses.saturating_add(1);
+        self.has_reached_out |= self.is_dispatched && self.facts.reaches_out;
         self.commits |= self.facts.commits;
         self.facts = Facts::default();
         self.is_dispatched = false;

@@ -4,6 +4,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use super::super::flaw::Flaw;
 use super::ask::XidState;
+use super::ending::{Ending, TIMEOUTS};
 use super::local::Durability;
 use super::slots::{Ask, To};
 use super::standby::READ_ONLY;
@@ -14,9 +15,6 @@ use protocol::frame;
 
 /// `in_failed_sql_transaction`
 const FAILED_TRANSACTION: &[u8] = b"25P02";
-
-/// `idle_in_transaction_session_timeout` and `transaction_timeout`, which a session sets for itself.
-const TIMEOUTS: &[&[u8]] = &[b"25P03", b"25P04"];
 
 /// Who says that a statement would have another result than when it was prepared.
 const REVALIDATES: &[u8] = b"RevalidateCachedQuery";
@@ -98,12 +96,13 @@ impl Session {
             b'S' => self.parameter(bytes, out),
             b'N' => {
                 self.note_notice(bytes);
-                let is_setup = self.slots.front().is_some_and(|slot| slot.to == To::Setup);
-                if !is_setup && matches!(self.phase, Phase::Running | Phase::Idle) {
+                let is_own = |to| matches!(to, To::Setup | To::State);
+                let is_own = self.slots.front().is_some_and(|slot| is_own(slot.to));
+                if !is_own && matches!(self.phase, Phase::Running | Phase::Idle) {
                     out.client.extend_from_slice(bytes);
                 }
             }
-            b'A' => out.client.extend_from_slice(bytes),
+            b'A' => self.notify(bytes, out),
             b'E' => self.server_error(cx, bytes, out),
             b'Z' => self.server_ready(cx, bytes[frame::HEADER_BYTES], out),
             tag => self.answer(tag, bytes, out),
@@ -111,6 +110,19 @@ impl Session {
         let differs = self.unit.as_ref().is_some_and(|unit| unit.differs);
         if differs && !cx.lacks(Flaw::AnswersNotCompared) {
             self.fail_transaction("its statements would have had other answers this time", out);
+        }
+    }
+
+    /// A notification. Who sent it may be the session itself, which its client knows by another number.
+    fn notify(&mut self, bytes: &[u8], out: &mut Out) {
+        let own = self.link.as_deref().and_then(|link| link.process);
+        let start = out.client.len();
+        out.client.extend_from_slice(bytes);
+        let body = start + frame::HEADER_BYTES;
+        if let Some(number) = out.client.get_mut(body..body + 4)
+            && own.is_some_and(|own| number == own.to_be_bytes())
+        {
+            number.copy_from_slice(&self.number.to_be_bytes());
         }
     }
 
@@ -160,6 +172,7 @@ impl Session {
                 self.emit(bytes, out);
             }
             (To::Xid, b'D') => self.hear_xid(frame::first_column(bytes)),
+            (To::State, b'D') => self.hear_state(bytes),
             (To::Setup, b'D') if self.phase == Phase::Deciding => {
                 self.hear_status(frame::first_column(bytes));
             }
@@ -260,13 +273,27 @@ impl Session {
     fn server_error(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
         let fields = frame::error_fields(bytes);
         if matches!(fields.severity, b"FATAL" | b"PANIC") {
-            self.server_ends(cx, fields.code, bytes, out);
+            self.server_ends(cx, bytes, out);
+            return;
+        }
+        if self.is_dying_word(cx, &fields) {
+            tracing::warn!(
+                code = %String::from_utf8_lossy(fields.code),
+                error = %String::from_utf8_lossy(fields.message),
+                "a server cannot reach its files: it is taken for lost"
+            );
+            self.dying_word = Some(Bytes::copy_from_slice(bytes));
+            self.server_lost(cx, out);
             return;
         }
         let Some(slot) = self.slots.front() else {
             return;
         };
         let (to, is_query) = (slot.to, slot.ask == Ask::Query);
+        if to == To::State {
+            self.state_failed();
+            return;
+        }
         if to == To::Setup {
             self.setup_failed(cx, bytes, out);
             return;
@@ -303,19 +330,26 @@ impl Session {
 
     /// The server ends the connection. A standby may do so at any time, as replay comes first there: that is no reason to end
     /// the session, unless its client has asked for it.
-    fn server_ends(&mut self, cx: &Context<'_>, code: &[u8], bytes: &[u8], out: &mut Out) {
+    fn server_ends(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
         let is_standby = self
             .link
             .as_deref()
             .is_some_and(|link| link.epoch().is_none());
-        if is_standby && !TIMEOUTS.contains(&code) && !cx.lacks(Flaw::StandbysEndTold) {
-            self.server_lost(cx, out);
-        } else if matches!(code, b"57P01" | b"57P02" | b"57P03") {
-            self.last_words = Some(Bytes::copy_from_slice(bytes));
-            self.server_lost(cx, out);
-        } else {
-            out.client.extend_from_slice(bytes);
-            self.shut(out);
+        let fields = frame::error_fields(bytes);
+        let is_timeout = TIMEOUTS.contains(&fields.code);
+        match self.ending(&fields) {
+            _ if is_standby && !is_timeout && !cx.lacks(Flaw::StandbysEndTold) => {
+                self.server_lost(cx, out);
+            }
+            Ending::Loss if !self.is_lost_too_often() => self.server_lost(cx, out),
+            Ending::Terminated => {
+                self.last_words = Some(Bytes::copy_from_slice(bytes));
+                self.server_lost(cx, out);
+            }
+            Ending::Loss | Ending::Answer => {
+                out.client.extend_from_slice(bytes);
+                self.shut(out);
+            }
         }
     }
 
@@ -357,7 +391,9 @@ impl Session {
             To::Setup => self.answered_for_us(cx, out),
             To::Nobody | To::Xid => {}
             To::Wrapped => self.wrapped(cx, out),
+            To::State => self.state_ready(cx, status, out),
             To::Client if self.closes_stale(out) => {}
+            _ if self.holds_ready(cx, status, out) => {}
             _ if self.phase == Phase::Replaying => self.replayed(cx, status, out),
             To::Client | To::Commit => self.finish(cx, status, out),
         }
@@ -432,6 +468,10 @@ impl Session {
         self.counts.in_doubt_unknown += u64::from(unit.durability == Durability::Told);
         self.counts.units += 1;
         self.note_effects(&mut unit, status);
+        self.take_pending_state(cx);
+        if unit.facts.defines && !unit.has_failed {
+            out.effects.push(super::Effect::LearnFunctions);
+        }
         self.status = status;
         if status == b'I' {
             self.end_transaction();
@@ -466,6 +506,7 @@ impl Session {
         self.xid = XidState::NotAsked;
         self.has_unasked_writes = false;
         self.has_notified = false;
+        self.may_have_notified = false;
         self.owed = None;
         self.replay = None;
     }
@@ -477,16 +518,18 @@ impl Session {
             .transaction
             .as_ref()
             .is_some_and(|one| one.is_on_standby);
-        let has_notified = self.has_notified;
+        let (has_notified, may_have) = (self.has_notified, self.may_have_notified);
         self.end_transaction();
-        self.has_notified = has_notified;
+        (self.has_notified, self.may_have_notified) = (has_notified, may_have);
         // What has committed is the session's own, whatever becomes of what follows.
         if let Some(link) = self.link.as_deref().filter(|link| link.epoch().is_some()) {
             self.seen.on_active(link.uncertain_epoch());
         }
         self.has_unasked_writes = unit.facts.writes;
         let why = "it began together with the end of another one";
-        self.transaction = Some(Box::new(Transaction::obstructed(why, is_on_standby)));
+        let mut transaction = Transaction::obstructed(why, is_on_standby);
+        transaction.has_reached_out = unit.facts.reaches_out;
+        self.transaction = Some(Box::new(transaction));
     }
 
     fn keep_unit(&mut self, cx: &Context<'_>, unit: &Unit, status: u8) {
@@ -499,6 +542,7 @@ impl Session {
             .transaction
             .get_or_insert_with(|| Box::new(Transaction::default()));
         transaction.is_on_standby = is_on_standby;
+        transaction.has_reached_out |= unit.facts.reaches_out || unit.has_reached_out;
         if replays {
             transaction.store(unit, status, cx.rules.replay_bytes);
         } else {

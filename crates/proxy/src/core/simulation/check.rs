@@ -134,7 +134,9 @@ impl World {
 
 fn appends_of(told: &Told) -> impl Iterator<Item = (u32, u32)> + '_ {
     told.ops.iter().filter_map(|op| match op {
-        Op::Append(key, value) | Op::Call(key, value) => Some((*key, *value)),
+        Op::Append(key, value) | Op::Call(key, value) | Op::Operate(key, value) => {
+            Some((*key, *value))
+        }
         _ => None,
     })
 }

@@ -23,6 +23,8 @@ pub enum Op {
     Append(u32, u32),
     /// The same by a function.
     Call(u32, u32),
+    /// The same by an operator.
+    Operate(u32, u32),
     Read(u32),
     /// The same by a volatile function.
     ReadByCall(u32),
@@ -35,6 +37,8 @@ pub enum Op {
     },
     /// Sets the session's own setting.
     Set(u32),
+    /// The same by a function.
+    SetByCall(u32),
     /// Reads it.
     Show,
 }
@@ -61,11 +65,13 @@ impl Op {
             Op::BeginReadOnly => "BEGIN READ ONLY".to_owned(),
             Op::Append(key, value) => format!("INSERT INTO l VALUES ({key}, {value})"),
             Op::Call(key, value) => format!("SELECT f({key}, {value})"),
+            Op::Operate(key, value) => format!("SELECT {key} <+> {value}"),
             Op::Read(key) => format!("SELECT v FROM l WHERE k = {key}"),
             Op::ReadByCall(key) => format!("SELECT g({key})"),
             Op::Commit => "COMMIT".to_owned(),
             Op::Rollback => "ROLLBACK".to_owned(),
             Op::Set(value) => format!("SET a.b = '{value}'"),
+            Op::SetByCall(value) => format!("SELECT s({value})"),
             Op::Show => "SHOW a.b".to_owned(),
         }
     }
@@ -77,7 +83,9 @@ impl Op {
         let begins = match self {
             Op::Begin | Op::BeginReadOnly => "BEGIN",
             Op::Append(..) => "INSERT",
-            Op::Call(..) | Op::Read(_) | Op::ReadByCall(_) => "SELECT",
+            Op::Call(..) | Op::Operate(..) | Op::Read(_) | Op::ReadByCall(_) | Op::SetByCall(_) => {
+                "SELECT"
+            }
             Op::Commit => "COMMIT",
             Op::Rollback => "ROLLBACK",
             Op::Next { chains: false, .. } => "BEGIN",
@@ -148,6 +156,10 @@ pub struct Client {
     pending_setting: Option<String>,
     pub history: Vec<Told>,
     pub is_closed: bool,
+    /// Its session was ended, as is due.
+    pub is_sent_away: bool,
+    /// It has run what may have changed its session.
+    has_run_opaque: bool,
     pub complaint: Option<String>,
 }
 
@@ -189,6 +201,8 @@ impl Client {
             pending_setting: None,
             history: Vec::new(),
             is_closed: false,
+            is_sent_away: false,
+            has_run_opaque: false,
             complaint: None,
         }
     }
@@ -208,6 +222,30 @@ impl Client {
             self.wants,
             self.session.standing()
         ))
+    }
+
+    /// Begins another session, as its own was ended.
+    pub fn connect_again(&mut self) {
+        self.is_sent_away = false;
+        self.counts.push(self.session.counts());
+        self.session = Session::new(Settings::default(), Reported::default(), self.id as u64);
+        self.wants.clear();
+        self.outgoing.clear();
+        self.received.clear();
+        (self.wire, self.parked) = (None, None);
+        (self.is_waiting, self.is_closed, self.has_run_opaque) = (false, false, false);
+        self.setting.clear();
+        self.pending_setting = None;
+        if let Some(mut told) = self.current.take() {
+            told.ops.truncate(self.next + 1);
+            if told.ops.len() > 1 && told.ops.last() != Some(&Op::Commit) {
+                told.committed = Some(false);
+            } else {
+                told.committed = None;
+            }
+            told.errors.push("57P01".to_owned());
+            self.history.push(told);
+        }
     }
 
     /// Sends the next statement if it waits for nothing.
@@ -230,7 +268,11 @@ impl Client {
             return;
         };
         let (text, texts) = (op.text(), op.texts());
-        if let Op::Set(value) = op {
+        self.has_run_opaque |= matches!(
+            op,
+            Op::Call(..) | Op::Operate(..) | Op::ReadByCall(_) | Op::SetByCall(_)
+        );
+        if let Op::Set(value) | Op::SetByCall(value) = op {
             self.pending_setting = Some(value.to_string());
         }
         let out = &mut self.outgoing;
@@ -264,6 +306,12 @@ impl Client {
                 b'E' => {
                     let fields = frame::error_fields(&message);
                     let code = String::from_utf8_lossy(fields.code).into_owned();
+                    let is_told = code == "57P01" && self.has_run_opaque;
+                    if fields.severity == b"FATAL" && is_told {
+                        // Nobody knows what its session had: it connects again.
+                        self.is_sent_away = true;
+                        return;
+                    }
                     if fields.severity == b"FATAL" {
                         self.complaint = Some(format!("a client was sent away: {code}"));
                         self.is_closed = true;
@@ -310,7 +358,7 @@ impl Client {
         };
         let is_answer = self.tag.take().is_some_and(|tag| op.is_done_by(&tag));
         let has_row = match op {
-            Op::Call(_, value) => self.rows == [value],
+            Op::Call(_, value) | Op::Operate(_, value) => self.rows == [value],
             _ => true,
         };
         if error.is_none() && !(is_answer && has_row) {
@@ -322,7 +370,7 @@ impl Client {
         if let (Op::Read(key) | Op::ReadByCall(key), None) = (&op, &error) {
             told.reads.push((*key, self.rows.clone()));
         }
-        if let (Op::Set(_), None) = (&op, &error)
+        if let (Op::Set(_) | Op::SetByCall(_), None) = (&op, &error)
             && let Some(value) = self.pending_setting.take()
         {
             self.setting = value;
@@ -399,11 +447,13 @@ fn transaction(
         2.. if does == Does::ReadsByCall => vec![read_by_call(rng)],
         0 | 2 => vec![append(rng)],
         1 => match append(rng) {
+            Op::Append(key, value) if rng.random_bool(0.5) => vec![Op::Operate(key, value)],
             Op::Append(key, value) => vec![Op::Call(key, value)],
             other => vec![other],
         },
         3..=5 => vec![read(rng)],
         6 => vec![Op::BeginReadOnly, read(rng), read(rng), Op::Commit],
+        7 if rng.random_bool(0.5) => vec![Op::SetByCall(rng.random_range(0..100))],
         7 => vec![Op::Set(rng.random_range(0..100))],
         8 => vec![Op::Show],
         9 => vec![read_by_call(rng)],

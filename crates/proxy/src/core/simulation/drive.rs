@@ -6,7 +6,7 @@ use rand::Rng;
 use volume::lsn::Lsn;
 
 use super::super::flaw::Flaw;
-use super::super::session::{Effect, Reported, Role, Server};
+use super::super::session::{Effect, GATHER_TIME, Reported, Role, Server};
 use super::super::topology::News;
 use super::server::{Backend, Site};
 use super::{Broken, Wire, World, functions};
@@ -148,9 +148,11 @@ impl World {
             Effect::AskPosition => client.wants.push_back(Want::Position),
             // It may take long until it is found out, or fail.
             Effect::LearnFunctions if self.rng.random_bool(0.2) => {
-                self.proxy(id).volatile = functions(true);
+                self.proxy(id).catalog = functions(true);
             }
             Effect::LearnFunctions => {}
+            // What a client sends in pieces is there in a moment, mostly.
+            Effect::Wake(after) if after == GATHER_TIME && self.rng.random_bool(0.97) => {}
             Effect::Wake(_) => client.wants.push_back(Want::Wake),
             Effect::Close => client.is_closed = true,
         }
@@ -293,6 +295,9 @@ impl World {
 
     pub(super) fn check_client(&mut self, id: usize) -> Result<(), Broken> {
         self.clients[id].hear(self.now);
+        if self.clients[id].is_sent_away {
+            self.clients[id].connect_again();
+        }
         match self.clients[id].complaint.take() {
             Some(complaint) => Err(Broken(format!("client {id}: {complaint}"))),
             None => Ok(()),

@@ -168,7 +168,7 @@ impl World {
         let mut session = Session::unpack(packed, &self.statements).expect("it makes sense");
         let wire = client.wire.and_then(|at| self.wires[at].as_ref());
         if let Some(wire) = wire {
-            session.is_linked_to(wire.node.to_string().into());
+            session.is_linked_to(wire.node.to_string().into(), 1);
         }
         let before = std::mem::replace(&mut client.session, session);
         client.counts.push(before.counts());

@@ -24,7 +24,7 @@ use volume::lsn::Lsn;
 use super::flaw::Flaw;
 use super::outcome::Horizon;
 use super::session::{Context, Out, PoolMode, Rules, Server, Session};
-use super::sql::{Function, Statements, Volatile};
+use super::sql::{Catalog, Function, Statements};
 use super::topology::{News, Standby, Topology};
 use super::version::ReadMode;
 
@@ -68,14 +68,22 @@ pub struct Wire {
 }
 
 /// What a proxy knows of functions: that `f` writes, or that it does not, as it was before; and that `g` may, which it
-/// never does.
-fn functions(writes: bool) -> Volatile {
+/// never does. `s` sets something.
+fn functions(writes: bool) -> Catalog {
     let function = |name: &str, is_volatile| Function {
         name: name.into(),
         is_volatile,
-        is_settled: false,
+        ..Function::default()
     };
-    Volatile::new([function("f", writes), function("g", true)])
+    let all = [
+        function("f", writes),
+        function("g", true),
+        function("s", true),
+    ];
+    let mut catalog = Catalog::new(all).believing();
+    catalog.operators.calling.insert("<+>".into());
+    catalog.custom_settings = vec!["a.b".into()];
+    catalog
 }
 
 /// One of the proxies that the clients connect to.
@@ -87,7 +95,7 @@ pub struct Proxy {
     deaf_until: u64,
     idle: Vec<usize>,
     last_position: Lsn,
-    volatile: Volatile,
+    catalog: Catalog,
     /// It is told which run of a server is the active's.
     hears_of_runs: bool,
 }
@@ -100,7 +108,7 @@ impl Proxy {
             deaf_until: 0,
             idle: Vec::new(),
             last_position: Lsn::ZERO,
-            volatile: functions(false),
+            catalog: functions(false),
             hears_of_runs,
         }
     }
@@ -253,12 +261,12 @@ impl World {
     fn with(&mut self, id: usize, act: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) {
         let statements = self.statements.clone();
         let proxy = self.proxy(id);
-        let (topology, volatile) = (proxy.topology.clone(), proxy.volatile.clone());
+        let (topology, catalog) = (proxy.topology.clone(), proxy.catalog.clone());
         let mut out = Out::default();
         let cx = Context {
             rules: &self.rules,
             statements: &statements,
-            volatile: &volatile,
+            catalog: &catalog,
             topology: &topology,
         };
         act(&mut self.clients[id].session, &cx, &mut out);

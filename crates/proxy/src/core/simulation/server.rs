@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use bytes::BytesMut;
 
+use super::super::session::QUESTION;
 use super::super::topology::ServerRun;
 use protocol::frame;
 
@@ -246,7 +247,29 @@ impl Backend {
             self.error("25P02", "current transaction is aborted");
             return false;
         }
+        if text.starts_with(QUESTION) {
+            self.tell_state(is_simple);
+            return true;
+        }
         match words.as_slice() {
+            // A function that sets something.
+            ["SELECT", "s", value] => {
+                self.settings.insert("a.b".to_owned(), (*value).to_owned());
+                self.rows(vec![(*value).to_owned()], is_simple);
+                self.complete("SELECT 1");
+            }
+            ["RESET", "ALL"] => {
+                self.settings.clear();
+                self.complete("RESET");
+            }
+            ["RESET", "SESSION", ..]
+            | ["UNLISTEN" | "CLOSE" | "DISCARD", _]
+            | ["SELECT", "pg_catalog.pg_advisory_unlock_all"] => self.complete("RESET"),
+            ["SELECT", "pg_catalog.set_config", name, value, "false"] => {
+                self.settings
+                    .insert((*name).to_owned(), (*value).to_owned());
+                self.complete("SELECT 1");
+            }
             ["BEGIN", ..] => {
                 self.status = b'T';
                 self.is_implicit = false;
@@ -273,7 +296,7 @@ impl Backend {
                 self.complete("INSERT 0 1");
             }
             // A function that appends.
-            ["SELECT", "f", key, value] => {
+            ["SELECT", "f", key, value] | ["SELECT", key, "<+>", value] => {
                 if site.node.is_standby() {
                     self.error("25006", "cannot execute INSERT in a read-only transaction");
                     return false;
@@ -326,6 +349,21 @@ impl Backend {
             }
         }
         true
+    }
+
+    /// What the session has: its setting.
+    fn tell_state(&mut self, is_simple: bool) {
+        if is_simple {
+            put_columns(&mut self.buffered);
+        }
+        let value = self.settings.get("a.b").cloned().unwrap_or_default();
+        let mut row = vec![0, 3];
+        for column in ["c", "a.b", &value] {
+            row.extend(u32::try_from(column.len()).unwrap_or(0).to_be_bytes());
+            row.extend(column.as_bytes());
+        }
+        frame::put(&mut self.buffered, b'D', &[&row]);
+        self.complete("SELECT 1");
     }
 
     fn chain(&mut self, words: &[&str]) {

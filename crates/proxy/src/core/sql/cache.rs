@@ -3,18 +3,32 @@
 use std::sync::Arc;
 
 use quick_cache::sync::Cache;
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::calls;
 use super::classify::classify;
 use super::scan::{Shape, Words, shape};
+use super::shrink::{depth, shrink};
 use super::{Bond, Effect, Kind, Statement};
 
 /// Statements that are remembered. One is a few hundred bytes with its key.
 const REMEMBERED: usize = 10_000;
 /// Longer texts are not remembered by their shape: a key would be as long as they are.
 const LONGEST_KEY_BYTES: usize = 4 << 10;
-/// Longer texts are not parsed at all: the parser needs a multiple of it in memory.
+/// Longer texts are not read at all.
 const LONGEST_PARSED_BYTES: usize = 1 << 20;
+/// Texts from this length on are known by a sum of them, and read without what repeats in them.
+const LONG_BYTES: usize = 16 << 10;
+/// What is left of one is parsed if it is no longer than this: the parser needs a multiple of it in memory.
+const LONGEST_SHRUNK_BYTES: usize = 256 << 10;
+/// One whose literals count is parsed as it is if it is no longer than this.
+const LONGEST_WHOLE_BYTES: usize = 64 << 10;
+/// So deep any thread may go.
+const SHALLOW: usize = 100;
+/// PostgreSQL goes no deeper than this, with the stack that it has by default.
+const DEEPEST: usize = 20_000;
+/// What a tree as deep as that needs at most; it is taken as far as it is used.
+const STACK_BYTES: usize = 512 << 20;
 
 /// What is known of a shape.
 #[derive(Clone)]
@@ -41,8 +55,12 @@ impl Default for Statements {
 impl Statements {
     /// What `text` does.
     pub fn look(&self, text: &[u8]) -> Arc<Statement> {
-        if text.len() > LONGEST_PARSED_BYTES {
-            return Arc::new(unread(text));
+        if text.len() >= LONG_BYTES {
+            let key = xxh3_128(text).to_be_bytes();
+            if let Some(Known::Same(statement)) = self.by_shape.get(&key[..]) {
+                return statement;
+            }
+            return Arc::new(read_long(text));
         }
         let Some(shape) = shape(text).filter(|shape| shape.key.len() <= LONGEST_KEY_BYTES) else {
             return Arc::new(parse(text, &Shape::default()));
@@ -61,10 +79,66 @@ impl Statements {
         self.by_shape.insert(shape.key.into(), known);
         statement
     }
+
+    /// Whether reading `text` takes so long that it had better be done elsewhere first ([`Statements::learn`]).
+    pub fn is_long(&self, text: &[u8]) -> bool {
+        text.len() >= LONG_BYTES && {
+            let key = xxh3_128(text).to_be_bytes();
+            !matches!(self.by_shape.get(&key[..]), Some(Known::Same(_)))
+        }
+    }
+
+    /// Reads a long text, so that it is known when it is looked at.
+    pub fn learn(&self, text: &[u8]) {
+        let key = xxh3_128(text).to_be_bytes();
+        let known = Known::Same(Arc::new(read_long(text)));
+        self.by_shape.insert(Box::from(&key[..]), known);
+    }
+}
+
+/// What a long text does: its shape without its repetitions is read in place of it, as far as no literal counts.
+fn read_long(text: &[u8]) -> Statement {
+    if text.len() > LONGEST_PARSED_BYTES {
+        return unread(&text[..LONGEST_PARSED_BYTES.min(text.len())], true);
+    }
+    let Some(shape) = shape(text) else {
+        return unread(text, false);
+    };
+    let mut statement = None;
+    let short = shrink(&shape.key);
+    if !short.is_empty() && short.len() <= LONGEST_SHRUNK_BYTES {
+        statement = classify_apart(&short);
+    }
+    let counts = |one: &Statement| depends_on_literals(one);
+    if statement.as_ref().is_none_or(counts) {
+        let all = std::str::from_utf8(text)
+            .ok()
+            .filter(|_| text.len() <= LONGEST_WHOLE_BYTES);
+        statement = all.and_then(|all| classify_apart(all));
+    }
+    let mut statement = statement.unwrap_or_else(|| unread(text, false));
+    statement.has_parameters = shape.has_parameters;
+    statement.hint = shape.hint;
+    statement
+}
+
+/// Reads a text on a stack that is deep enough for whatever nests in it. PostgreSQL itself refuses what nests deeper than that.
+fn classify_apart(text: &str) -> Option<Statement> {
+    match depth(text.as_bytes()) {
+        0..=SHALLOW => classify(text),
+        deep if deep > DEEPEST => None,
+        _ => std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+            let reading = thread.spawn_scoped(scope, || classify(text)).ok()?;
+            reading.join().ok().flatten()
+        }),
+    }
 }
 
 /// A text that is not parsed. Where words end and literals begin can be told nevertheless.
-fn unread(text: &[u8]) -> Statement {
+///
+/// Of one that is not all there nobody knows whether it ends a transaction.
+fn unread(text: &[u8], is_cut: bool) -> Statement {
     let words = Words::of(text);
     let mut effects = Vec::new();
     if words.have(LOCKS) {
@@ -73,7 +147,7 @@ fn unread(text: &[u8]) -> Statement {
     if words.begin_with(CHANGE_SESSION) || words.have(LEAVE_SOMETHING) {
         effects.push(Effect::Bond(Bond::Unknown));
     }
-    Statement::unread(words.have(ENDS), effects)
+    Statement::unread(is_cut || words.have(ENDS), effects)
 }
 
 /// End transactions.
@@ -93,8 +167,8 @@ const LEAVE_SOMETHING: &[&str] = &["HOLD", "PG_TEMP", "SET_CONFIG", "TEMP", "TEM
 fn parse(text: &[u8], shape: &Shape) -> Statement {
     let mut statement = std::str::from_utf8(text)
         .ok()
-        .and_then(classify)
-        .unwrap_or_else(|| unread(text));
+        .and_then(classify_apart)
+        .unwrap_or_else(|| unread(text, false));
     statement.has_parameters = shape.has_parameters;
     statement.hint = shape.hint;
     statement
@@ -117,6 +191,51 @@ fn depends_on_literals(statement: &Statement) -> bool {
 mod tests {
     use super::super::Hint;
     use super::*;
+
+    /// 47 operators, or 20 nested selects, were not understood.
+    #[test]
+    fn what_nests_deeply_is_understood() {
+        let statements = Statements::default();
+        let kind = |text: &str| statements.look(text.as_bytes()).parts[0].kind.clone();
+        for levels in [47, 150, 4000] {
+            let sum = vec!["1"; levels].join(" + ");
+            assert_eq!(kind(&format!("SELECT {sum}")), Kind::Read, "{levels}");
+        }
+        for levels in [20, 300] {
+            let nested = format!("{}1{}", "SELECT (".repeat(levels), ")".repeat(levels));
+            assert_eq!(kind(&nested), Kind::Read, "{levels}");
+        }
+        let joins = " JOIN t USING (a)".repeat(200);
+        assert_eq!(kind(&format!("SELECT * FROM t{joins}")), Kind::Read);
+        let endless = "+1".repeat(400_000);
+        assert!(matches!(
+            kind(&format!("SELECT 1{endless}")),
+            Kind::Opaque { .. }
+        ));
+    }
+
+    /// Two hundred thousand rows took seconds and gigabytes.
+    #[test]
+    fn many_rows_are_read_as_few() {
+        let statements = Statements::default();
+        let rows: Vec<String> = (0..40_000).map(|n| format!("({n}, f({n}))")).collect();
+        let text = format!("INSERT INTO t VALUES {}", rows.join(","));
+        assert!(statements.is_long(text.as_bytes()));
+        let began = std::time::Instant::now();
+        statements.learn(text.as_bytes());
+        assert!(
+            began.elapsed() < std::time::Duration::from_millis(500),
+            "{:?}",
+            began.elapsed()
+        );
+        assert!(!statements.is_long(text.as_bytes()));
+        let statement = statements.look(text.as_bytes());
+        assert_eq!(statement.parts[0].kind, Kind::Write);
+        assert!(statement.parts[0].calls.iter().all(|name| &**name == "f"));
+        let set = format!("SET a.b = '{}'", "x".repeat(20_000));
+        let effects = statements.look(set.as_bytes()).parts[0].effects.clone();
+        assert!(matches!(&effects[..], [Effect::Set(_)]), "{effects:?}");
+    }
 
     #[test]
     fn one_parse_serves_all_of_a_shape() {

@@ -1,88 +1,14 @@
 //! What is known of functions by their names alone.
 //!
-//! A function is judged by its volatility in the catalog ([`Volatile`]), and a few by their name: those that
-//! PostgreSQL itself has and that do something to the session or outside of the transaction.
+//! A function is judged by the catalog ([`Catalog`](super::Catalog)), and a few by their name besides: those that
+//! PostgreSQL itself or an extension has, as long as nobody has made another one of that name.
 
-use std::collections::HashSet;
-
-/// What a catalog says of all functions of a name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Function {
-    /// The name.
-    pub name: Box<str>,
-    /// One of them is volatile.
-    pub is_volatile: bool,
-    /// All of them came with PostgreSQL or an extension: nobody changes them in passing.
-    pub is_settled: bool,
-}
-
-/// The names of the functions of a database of which at least one is volatile, as far as its catalog was
-/// read. Names of which nothing is known are volatile.
-///
-/// A catalog may have changed since it was read. So what it says is good enough to try a statement on a standby, which
-/// refuses to write, but not to conclude that a statement did not write.
-#[derive(Debug, Default, Clone)]
-pub struct Volatile {
-    known: HashSet<Box<str>>,
-    volatile: HashSet<Box<str>>,
-    settled: HashSet<Box<str>>,
-    /// Tables and views of which reading may call a function that writes: by a view's query, or a policy.
-    writing: HashSet<Box<str>>,
-}
-
-impl Volatile {
-    /// What is known of these functions. Each name comes once.
-    pub fn new(functions: impl IntoIterator<Item = Function>) -> Volatile {
-        let mut catalog = Volatile::default();
-        for function in functions {
-            if function.is_volatile {
-                catalog.volatile.insert(function.name.clone());
-            } else if function.is_settled {
-                catalog.settled.insert(function.name.clone());
-            }
-            catalog.known.insert(function.name);
-        }
-        catalog
-    }
-
-    /// The same, where reading these tables and views calls volatile functions that are not settled.
-    pub fn with_writing(mut self, relations: impl IntoIterator<Item = Box<str>>) -> Volatile {
-        self.writing = relations.into_iter().collect();
-        self
-    }
-
-    /// Whether reading one of these tables and views may write.
-    pub fn may_write_when_read<'a>(
-        &self,
-        relations: impl IntoIterator<Item = &'a Box<str>>,
-    ) -> bool {
-        let mut relations = relations.into_iter();
-        // In most databases there is none, and nothing to look up.
-        !self.writing.is_empty() && relations.any(|name| self.writing.contains(name))
-    }
-
-    /// Whether a call of `name` may write, also if the catalog has changed since it was read.
-    pub fn may_write(&self, name: &str) -> bool {
-        !HARMLESS.contains(&name) && !self.settled.contains(name)
-    }
-
-    /// Whether a call of `name` may run on a standby: it is stable or immutable, or one of those volatile
-    /// ones of PostgreSQL that only tell the time or a random number.
-    pub fn may_run_on_standby(&self, name: &str) -> bool {
-        HARMLESS.contains(&name) || self.known.contains(name) && !self.volatile.contains(name)
-    }
-
-    /// Whether a call of `name` leaves no trace that a rollback does not take away, so that the transaction
-    /// may be run again.
-    pub fn may_run_again(&self, name: &str) -> bool {
-        REPEATABLE.contains(&name) || self.may_run_on_standby(name)
-    }
-}
-
-/// Volatile functions of PostgreSQL without effects, the same on any server.
-const HARMLESS: &[&str] = &[
+/// Volatile functions of PostgreSQL and of extensions without effects, the same on any server.
+pub const HARMLESS: &[&str] = &[
     "clock_timestamp",
+    "gen_random_bytes",
     "gen_random_uuid",
+    "gen_salt",
     "pg_sleep",
     "pg_sleep_for",
     "pg_sleep_until",
@@ -90,15 +16,39 @@ const HARMLESS: &[&str] = &[
     "random_normal",
     "statement_timestamp",
     "timeofday",
+    "uuid_generate_v1",
+    "uuid_generate_v1mc",
+    "uuid_generate_v4",
     "uuidv4",
     "uuidv7",
 ];
 
 /// Volatile functions of PostgreSQL whose effects end with the transaction, or may happen twice.
-const REPEATABLE: &[&str] = &[
+pub const REPEATABLE: &[&str] = &[
     "currval",
     "lastval",
     "nextval",
+    "pg_current_wal_flush_lsn",
+    "pg_current_wal_insert_lsn",
+    "pg_current_wal_lsn",
+    "pg_current_xact_id_if_assigned",
+    "pg_database_size",
+    "pg_get_wal_replay_pause_state",
+    "pg_indexes_size",
+    "pg_is_in_recovery",
+    "pg_is_wal_replay_paused",
+    "pg_last_wal_receive_lsn",
+    "pg_last_wal_replay_lsn",
+    "pg_last_xact_replay_timestamp",
+    "pg_lock_status",
+    "pg_prepared_xact",
+    "pg_relation_size",
+    "pg_table_size",
+    "pg_tablespace_size",
+    "pg_total_relation_size",
+    "pg_xact_status",
+    "txid_current_if_assigned",
+    "txid_status",
     "pg_advisory_xact_lock",
     "pg_advisory_xact_lock_shared",
     "pg_current_xact_id",
@@ -151,35 +101,60 @@ pub fn takes_advisory_lock(name: &str) -> bool {
     )
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Functions of PostgreSQL and of extensions that run a text they are given, or read a table by its name: whatever that calls.
+pub const EXECUTES_TEXT: &[&str] = &[
+    "connectby",
+    "crosstab",
+    "crosstab2",
+    "crosstab3",
+    "crosstab4",
+    "cursor_to_xml",
+    "cursor_to_xmlschema",
+    "database_to_xml",
+    "database_to_xml_and_xmlschema",
+    "database_to_xmlschema",
+    "pg_input_error_info",
+    "pg_input_is_valid",
+    "query_to_xml",
+    "query_to_xml_and_xmlschema",
+    "query_to_xmlschema",
+    "schema_to_xml",
+    "schema_to_xml_and_xmlschema",
+    "schema_to_xmlschema",
+    "table_to_xml",
+    "table_to_xml_and_xmlschema",
+    "table_to_xmlschema",
+    "ts_rewrite",
+    "ts_stat",
+    "xpath_table",
+];
 
-    #[test]
-    fn what_is_unknown_is_volatile() {
-        let function = |name: &str, is_volatile, is_settled| Function {
-            name: name.into(),
-            is_volatile,
-            is_settled,
-        };
-        let catalog = Volatile::new([
-            function("lower", false, true),
-            function("f", true, false),
-            function("g", false, false),
-            function("setval", true, true),
-        ]);
-        assert!(catalog.may_run_on_standby("lower"));
-        assert!(!catalog.may_run_on_standby("f"));
-        assert!(!catalog.may_run_on_standby("unheard_of"));
-        assert!(catalog.may_run_on_standby("random"));
-        assert!(!catalog.may_run_on_standby("nextval"));
-        assert!(catalog.may_run_again("nextval"));
-        assert!(!catalog.may_run_again("dblink_exec"));
-        // Somebody may just have made it a function that writes.
-        assert!(catalog.may_run_on_standby("g") && catalog.may_write("g"));
-        for name in ["f", "setval", "unheard_of"] {
-            assert!(catalog.may_write(name), "{name}");
-        }
-        assert!(!catalog.may_write("lower") && !catalog.may_write("random"));
-    }
+/// Views and functions of PostgreSQL that tell of a server and not of the data: a standby has other answers, whatever it has
+/// replayed.
+pub fn is_of_server(name: &str) -> bool {
+    name.starts_with("pg_stat_") || name.starts_with("pg_statio_") || OF_SERVER.contains(&name)
 }
+
+const OF_SERVER: &[&str] = &[
+    "inet_server_addr",
+    "inet_server_port",
+    "pg_backend_memory_contexts",
+    "pg_backend_pid",
+    "pg_blocking_pids",
+    "pg_cursor",
+    "pg_cursors",
+    "pg_listening_channels",
+    "pg_lock_status",
+    "pg_locks",
+    "pg_my_temp_schema",
+    "pg_postmaster_start_time",
+    "pg_prepared_statement",
+    "pg_prepared_statements",
+    "pg_prepared_xact",
+    "pg_prepared_xacts",
+    "pg_replication_slots",
+    "pg_sequence_last_value",
+    "pg_sequences",
+    "pg_settings",
+    "pg_show_all_settings",
+];

@@ -7,6 +7,8 @@ use serde_json::Value;
 
 use super::super::settings::Change;
 use super::calls;
+use super::uses::{Found, OF_TRANSACTION, Uses, is_temporary};
+use super::visit::visit;
 use super::{Begin, Bond, Effect, Kind, Own, Part, Statement};
 
 /// What `text` does. `None` if the parser does not understand it.
@@ -69,13 +71,18 @@ fn part(node: &Tree, text: &str) -> Part {
     let mut part = Part {
         kind: Kind::Write,
         calls: Vec::new(),
-        reads: Vec::new(),
+        uses: Uses::default(),
         effects: Vec::new(),
-        may_act_outside: acts_unseen(node),
+        runs_unseen: runs_unseen(node),
+        may_act_outside: acts_outside(node),
+        has_large_objects: false,
+        defines: defines(node),
+        commits_async: commits_async(node),
     };
     part.kind = kind(node, text, &mut part.effects);
     let mut found = Found::default();
-    walk(node, &mut |name, value| found.field(name, value));
+    visit(node, &mut found);
+    found.settle();
     if matches!(part.kind, Kind::Read | Kind::CopyOut) && found.writes {
         part.kind = Kind::Write;
     }
@@ -84,7 +91,7 @@ fn part(node: &Tree, text: &str) -> Part {
     }
     let is_certain = certain_calls(node) == found.calls.len();
     for name in &found.calls {
-        part.may_act_outside |= calls::touches_large_objects(name);
+        part.has_large_objects |= calls::touches_large_objects(name);
         if calls::takes_advisory_lock(name) {
             part.effects.push(Effect::Bond(Bond::Advisory));
         }
@@ -97,9 +104,7 @@ fn part(node: &Tree, text: &str) -> Part {
     } else if !found.effects.is_empty() {
         part.effects.push(Effect::Bond(Bond::Unknown));
     }
-    if !part.writes() {
-        part.reads = found.relations;
-    }
+    part.uses = found.uses;
     part.calls = found.calls;
     if matches!(node, Tree::NotifyStmt(_)) {
         part.calls.push(calls::NOTIFIES.into());
@@ -219,26 +224,72 @@ fn kind(node: &Tree, text: &str, effects: &mut Vec<Effect>) -> Kind {
     }
 }
 
-/// Whether a relation is the session's own, by its persistence or the schema that it is made in. (One with a number is that of
-/// some session: this one's, or it cannot be made.)
-fn is_temporary(persistence: &str, schema: &str) -> bool {
-    persistence == "t" || is_temporary_schema(schema)
-}
-
-fn is_temporary_schema(name: &str) -> bool {
-    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    name == "pg_temp" || name.strip_prefix("pg_temp_").is_some_and(is_number)
-}
-
-/// Whether it does what its text does not say: it runs code, a statement that was prepared before, or a program.
-fn acts_unseen(node: &Tree) -> bool {
+/// Whether it does what its text does not say: it runs code, or a statement that was prepared before.
+fn runs_unseen(node: &Tree) -> bool {
     match node {
-        Tree::DoStmt(_) | Tree::CallStmt(_) | Tree::ExecuteStmt(_) => true,
-        Tree::CopyStmt(copy) => copy.is_program || !copy.filename.is_empty(),
-        Tree::ExplainStmt(explain) => inner(explain.query.as_deref()).is_some_and(acts_unseen),
-        Tree::CreateTableAsStmt(create) => inner(create.query.as_deref()).is_some_and(acts_unseen),
+        Tree::DoStmt(_) | Tree::CallStmt(_) | Tree::ExecuteStmt(_) | Tree::LoadStmt(_) => true,
+        Tree::ExplainStmt(explain) => inner(explain.query.as_deref()).is_some_and(runs_unseen),
+        Tree::CreateTableAsStmt(create) => inner(create.query.as_deref()).is_some_and(runs_unseen),
         _ => false,
     }
+}
+
+/// Whether it acts outside of the database: on a file or by a program of the server.
+fn acts_outside(node: &Tree) -> bool {
+    matches!(node, Tree::CopyStmt(copy) if copy.is_program || !copy.filename.is_empty())
+}
+
+/// Whether it sets that commits do not wait, be it for a transaction only.
+fn commits_async(node: &Tree) -> bool {
+    let Tree::VariableSetStmt(set) = node else {
+        return false;
+    };
+    let mut values = set
+        .args
+        .iter()
+        .filter_map(|arg| constant(arg.node.as_ref()?));
+    set.name == "synchronous_commit"
+        && values.any(|value| {
+            matches!(
+                value.to_ascii_lowercase().as_str(),
+                "off" | "false" | "no" | "0"
+            )
+        })
+}
+
+/// Whether it changes what the catalog says of functions and whatever calls them.
+fn defines(node: &Tree) -> bool {
+    !matches!(
+        node,
+        Tree::SelectStmt(_)
+            | Tree::InsertStmt(_)
+            | Tree::UpdateStmt(_)
+            | Tree::DeleteStmt(_)
+            | Tree::MergeStmt(_)
+            | Tree::TransactionStmt(_)
+            | Tree::VariableSetStmt(_)
+            | Tree::VariableShowStmt(_)
+            | Tree::ConstraintsSetStmt(_)
+            | Tree::CheckPointStmt(_)
+            | Tree::ListenStmt(_)
+            | Tree::UnlistenStmt(_)
+            | Tree::NotifyStmt(_)
+            | Tree::PrepareStmt(_)
+            | Tree::ExecuteStmt(_)
+            | Tree::DeallocateStmt(_)
+            | Tree::DeclareCursorStmt(_)
+            | Tree::FetchStmt(_)
+            | Tree::ClosePortalStmt(_)
+            | Tree::DiscardStmt(_)
+            | Tree::CopyStmt(_)
+            | Tree::ExplainStmt(_)
+            | Tree::LockStmt(_)
+            | Tree::VacuumStmt(_)
+            | Tree::TruncateStmt(_)
+            | Tree::CallStmt(_)
+            | Tree::DoStmt(_)
+            | Tree::LoadStmt(_)
+    )
 }
 
 fn inner(node: Option<&protobuf::Node>) -> Option<&Tree> {
@@ -347,15 +398,6 @@ fn kind_of_copy(copy: &protobuf::CopyStmt) -> Kind {
     }
 }
 
-/// Those of the transaction that is open, or of none.
-const OF_TRANSACTION: &[&str] = &[
-    "transaction",
-    "transaction snapshot",
-    "transaction_isolation",
-    "transaction_read_only",
-    "transaction_deferrable",
-];
-
 /// What `SET` or `RESET` changes; nothing that outlives the transaction if it is local.
 fn changes(set: &protobuf::VariableSetStmt, text: &str) -> Vec<Change> {
     let name: Box<str> = set.name.to_ascii_lowercase().into();
@@ -417,70 +459,6 @@ fn constant(node: &Tree) -> Option<String> {
         },
         _ => None,
     }
-}
-
-/// What a look at every node of a statement finds.
-#[derive(Default)]
-struct Found {
-    writes: bool,
-    into_temporary: bool,
-    calls: Vec<Box<str>>,
-    relations: Vec<Box<str>>,
-    effects: Vec<Effect>,
-}
-
-impl Found {
-    fn field(&mut self, name: &str, value: &Value) {
-        match name {
-            "InsertStmt" | "UpdateStmt" | "DeleteStmt" | "MergeStmt" => self.writes = true,
-            "locking_clause" => self.writes |= value.as_array().is_some_and(|all| !all.is_empty()),
-            "into_clause" | "into" if !value.is_null() => {
-                self.writes = true;
-                let of = |name: &str| value["rel"][name].as_str().unwrap_or_default();
-                self.into_temporary |= is_temporary(of("relpersistence"), of("schemaname"));
-            }
-            // The name of a schema, for whatever is made there; a constant is no `String`.
-            "String" => {
-                self.into_temporary |= value["sval"].as_str().is_some_and(is_temporary_schema);
-            }
-            "relname" => self.relations.extend(value.as_str().map(Into::into)),
-            "FuncCall" => self.call(value),
-            _ => {}
-        }
-    }
-
-    fn call(&mut self, call: &Value) {
-        let Some(name) = call["funcname"]
-            .as_array()
-            .and_then(|path| path.last())
-            .and_then(|last| last["node"]["String"]["sval"].as_str())
-        else {
-            self.writes = true;
-            return;
-        };
-        let name = name.to_ascii_lowercase();
-        if calls::sets(&name) {
-            self.effects.extend(set_config(call));
-        }
-        self.calls.push(name.into());
-    }
-}
-
-/// `set_config(name, value, is_local)` with constants is `SET`; otherwise nobody knows what it sets.
-fn set_config(call: &Value) -> Option<Effect> {
-    let argument = |at: usize| &call["args"][at]["node"]["AConst"]["val"];
-    if argument(2)["Boolval"]["boolval"] == true {
-        return None;
-    }
-    let text = |at: usize| argument(at)["Sval"]["sval"].as_str();
-    let is_for_session = argument(2)["Boolval"].is_object();
-    let (Some(name), Some(value), true) = (text(0), text(1), is_for_session) else {
-        return Some(Effect::Bond(Bond::Unknown));
-    };
-    if OF_TRANSACTION.contains(&name.to_ascii_lowercase().as_str()) {
-        return None;
-    }
-    Some(Effect::Set(Change::to_value(name, value)))
 }
 
 #[cfg(test)]

@@ -6,17 +6,22 @@
 
 mod cache;
 mod calls;
+mod catalog;
 mod classify;
 mod scan;
+mod shrink;
+mod uses;
+mod visit;
 
 pub use cache::Statements;
-pub use calls::{Function, Volatile};
+pub use catalog::{Catalog, Function, Names, Verdict};
 pub use classify::{source, walk};
 pub use scan::{Hint, Shape, shape};
 
 use serde::{Deserialize, Serialize};
 
 use super::settings::Change;
+use uses::Uses;
 
 /// What one statement of a text does to the transaction it runs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,13 +115,20 @@ pub struct Part {
     pub kind: Kind,
     /// The functions that it calls by name, in lower case, without their schemas.
     pub calls: Vec<Box<str>>,
-    /// The tables and views that it names, if it only reads them, without their schemas.
-    pub reads: Vec<Box<str>>,
+    /// What else it names: the catalog tells what is called by that.
+    pub uses: Uses,
     /// What it does to its session.
     pub effects: Vec<Effect>,
-    /// It must not be run again, whatever it calls by name: something of it may outlive a rollback (a program on the server, or
-    /// whatever is called by a statement that nobody reads), or it has large objects, whose descriptors are one server's.
+    /// It runs what its text does not show: `DO`, `CALL`, `EXECUTE`, or a text that nobody reads.
+    pub runs_unseen: bool,
+    /// It acts on a file or by a program of the server: that outlives a rollback.
     pub may_act_outside: bool,
+    /// It has large objects, whose descriptors are one server's.
+    pub has_large_objects: bool,
+    /// It changes the catalog.
+    pub defines: bool,
+    /// It sets that commits do not wait until they are durable.
+    pub commits_async: bool,
 }
 
 /// What a text does: its statements in order.
@@ -147,11 +159,12 @@ impl Statement {
 
     /// A call of a function by its number in the catalog, as `FunctionCall` has it.
     pub fn call_of(number: u32) -> Statement {
-        let effects = match calls::LARGE_OBJECTS.contains(&number) {
-            true => Vec::new(),
-            false => vec![Effect::Bond(Bond::Unknown)],
-        };
-        Statement::unread(false, effects)
+        let mut statement = Statement::unread(false, Vec::new());
+        for part in &mut statement.parts {
+            part.has_large_objects = calls::LARGE_OBJECTS.contains(&number);
+            part.runs_unseen = !part.has_large_objects;
+        }
+        statement
     }
 
     /// A text that the parser does not understand, or was not given, and that may have these effects.
@@ -159,9 +172,13 @@ impl Statement {
         let part = Part {
             kind: Kind::Opaque { may_end },
             calls: Vec::new(),
-            reads: Vec::new(),
+            uses: Uses::default(),
             effects,
-            may_act_outside: true,
+            runs_unseen: true,
+            may_act_outside: false,
+            has_large_objects: false,
+            defines: may_end,
+            commits_async: false,
         };
         Statement {
             parts: vec![part],

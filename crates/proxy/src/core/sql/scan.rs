@@ -27,12 +27,13 @@ pub struct Shape {
 }
 
 /// Stands for a number in a shape. None of these bytes is part of a valid text in UTF-8.
-const NUMBER: u8 = 0xfe;
+pub const NUMBER: u8 = 0xfe;
 /// Stands for a string in a shape.
-const STRING: u8 = 0xff;
+pub const STRING: u8 = 0xff;
 /// Stand for comments that ask the proxy for something.
-const ACTIVE: u8 = 0xfc;
-const STANDBY: u8 = 0xfd;
+pub const ACTIVE: u8 = 0xfc;
+/// The same.
+pub const STANDBY: u8 = 0xfd;
 
 /// The shape of `text`, or `None` where finding it would need more than a look at each byte: a string with a
 /// backslash whose meaning depends on a setting, a literal that does not end.

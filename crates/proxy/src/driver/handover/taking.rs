@@ -286,8 +286,9 @@ impl Taking {
             return None;
         }
         let mut session = Session::unpack(parcel.session, &proxy.statements).ok()?;
+        session.is_numbered(parcel.id);
         if let Some(held) = &held {
-            session.is_linked_to(held.conn.address.clone());
+            session.is_linked_to(held.conn.address.clone(), held.conn.key.0);
         }
         let handle = proxy.handles.adopt(Arriving {
             id: parcel.id,
@@ -330,6 +331,7 @@ impl Taking {
             let pool = self.proxy.pool(parcel.login);
             let mut server = parcel.packed.unpack();
             server.address = Some(conn.address.clone());
+            server.process = Some(conn.key.0);
             pool.put(pool.adopt(conn), Box::new(server));
         }
     }

@@ -397,6 +397,13 @@ fn who_may_have_left_something_keeps_the_connection() {
     shared.say(&[text]);
     shared.give(Shared::active());
     shared.answer(&["SET"], None, b'I');
+    assert_eq!(
+        shared.desk.heard(),
+        "SET",
+        "its end is told when it is known what it has"
+    );
+    shared.answer(&["SELECT 0"], None, b'I');
+    assert_eq!(shared.desk.heard(), "ZI");
     assert!(shared.returned().is_none());
     assert!(shared.desk.session.needs_its_connection());
 
