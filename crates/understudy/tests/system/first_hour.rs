@@ -128,7 +128,9 @@ async fn backup_starts_elsewhere(stage: &Stage, active: &str) -> Result<()> {
 async fn ask_backup(port: u16) -> Result<(i64, String)> {
     let config = format!("host=127.0.0.1 port={port} user=postgres dbname=postgres").parse()?;
     let client = connect(&config).await?;
-    let rows = client.query_one("SELECT count(*) FROM understudy_ledger", &[]).await?;
+    let rows = client
+        .query_one("SELECT count(*) FROM understudy_ledger", &[])
+        .await?;
     let connections = client.query_one("SHOW max_connections", &[]).await?;
     Ok((rows.get(0), connections.get(0)))
 }

@@ -114,7 +114,7 @@ fn read_long(text: &[u8]) -> Statement {
         let all = std::str::from_utf8(text)
             .ok()
             .filter(|_| text.len() <= LONGEST_WHOLE_BYTES);
-        statement = all.and_then(|all| classify_apart(all));
+        statement = all.and_then(classify_apart);
     }
     let mut statement = statement.unwrap_or_else(|| unread(text, false));
     statement.has_parameters = shape.has_parameters;

@@ -186,8 +186,8 @@ impl Catalog {
             || calls(&uses.operators, &self.operators)
             || calls(&uses.types, &self.types)
             || calls(&relations, &self.relations);
-        let is_new = |name: &Box<str>| !self.relations.known.contains(name);
-        verdict.is_unheard = !self.believes() && relations.iter().any(is_new)
+        let is_new = |name: &str| !self.relations.known.contains(name);
+        verdict.is_unheard = !self.believes() && relations.iter().any(|name| is_new(name))
             || part
                 .calls
                 .iter()
@@ -209,9 +209,9 @@ impl Catalog {
         }
         let is_foreign = relations.iter().any(|name| self.foreign.contains(name));
         verdict.reaches_out |= part.may_act_outside || is_foreign;
-        let is_elsewhere = |name: &Box<str>| self.sequences.contains(name) || is_of_server(name);
-        let is_local =
-            relations.iter().any(is_elsewhere) || part.calls.iter().any(|name| is_of_server(name));
+        let is_elsewhere = |name: &str| self.sequences.contains(name) || is_of_server(name);
+        let is_local = relations.iter().any(|name| is_elsewhere(name))
+            || part.calls.iter().any(|name| is_of_server(name));
         verdict.may_run_on_standby &= !verdict.reaches_out && !is_local;
         verdict.may_repeat &= !verdict.reaches_out && !part.has_large_objects;
         verdict.may_write |= part.writes();
