@@ -55,6 +55,7 @@ pub mod journal;
 pub mod latest;
 pub mod layout;
 pub mod lists;
+pub mod log_history;
 pub mod log_syncs;
 pub mod lsn;
 pub mod namespace;

@@ -219,7 +219,7 @@ impl Switched {
 
 /// PostgreSQL replays to the end of the log, which is fixed.
 pub(crate) async fn replay(standby: &mut Standby, names: Namespace, tail: LogTail) -> Result<()> {
-    standby.log.show(names, tail.end, tail.timeline);
+    standby.log.show(names, tail.end, tail.timeline).await?;
     replay_to(standby, tail.end).await?;
     // The new active reads as much as its clients ask for.
     drop(standby.prefetcher.take());
