@@ -290,6 +290,12 @@ impl Schedule {
                 self.world.replicas[replica].peer.bad.clear();
             }
         }
+        // Who reads an image that was given up waits as long as somebody cannot tell what he has of it.
+        let mut intents = self.intents.values();
+        if intents.any(|(_, intent)| *intent == Intent::ReadListed) {
+            let peers = self.world.replicas.iter_mut().map(|r| &mut r.peer);
+            peers.for_each(|peer| peer.bad.clear());
+        }
         let any = (0..self.world.replicas.len()).any(|replica| bad(self, replica));
         if any && let Some(writer) = self.newest_writer() {
             self.world.coverage.one("sectors that stayed unreadable");

@@ -107,6 +107,8 @@ impl Page {
         let counting = self.round.replied().without(s.links.rebuilding());
         let may_pass = self.failed.iter().filter(|(_, failed)| **failed < TRIES);
         let may_pass: ReplicaSet = may_pass.map(|(replica, _)| *replica).collect();
+        // One that has left the members since is asked no more.
+        let may_pass = may_pass.intersection(s.links.up());
         let left = self
             .round
             .waiting()
