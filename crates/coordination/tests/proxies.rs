@@ -117,6 +117,7 @@ async fn register(registry: &dyn Storage, node: &str, channel: &Address) {
         received: Lsn::ZERO,
         applied: Lsn::ZERO,
         server: ServerFacts::default(),
+        reads: dax::forms::Forms::default(),
         control: 0,
         updated: 1,
     };

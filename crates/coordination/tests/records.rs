@@ -150,6 +150,7 @@ async fn members_are_listed_and_an_unreadable_one_hides_no_other() {
         received: Lsn(7),
         applied: Lsn(6),
         server: ServerFacts::default(),
+        reads: dax::forms::Forms::default(),
         control: 0,
         updated: 1,
     };

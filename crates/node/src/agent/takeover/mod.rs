@@ -10,6 +10,7 @@
 //! follows the newest timeline, and looks at nothing else. Nothing here decides whether to take
 //! over; being wrong about that costs a pause, never data, because of the fence.
 
+pub(crate) mod able;
 pub(crate) mod horizon;
 pub(crate) mod log_tail;
 mod settle;
