@@ -50,6 +50,8 @@ mod bytes_file;
 pub mod cache;
 pub mod claim;
 pub mod error;
+#[cfg(test)]
+mod golden_test;
 pub mod image;
 pub mod journal;
 pub mod latest;
