@@ -128,3 +128,15 @@ pub enum ChannelError {
 
 /// Shorthand for results of this module.
 pub type Result<T, E = ChannelError> = std::result::Result<T, E>;
+
+/// What a message becomes that is read, and said again.
+#[cfg(test)]
+pub(crate) fn golden_message(line: &str) -> Result<serde_json::Value, serde_json::Error> {
+    let read: message::Message = serde_json::from_str(line)?;
+    if let message::Message::Request(Request::Unknown(_)) = &read {
+        return Err(serde::de::Error::custom(
+            "the request is not known any more",
+        ));
+    }
+    serde_json::to_value(&read)
+}

@@ -42,6 +42,8 @@ pub mod address;
 pub mod channel;
 pub mod config;
 pub mod detector;
+#[cfg(test)]
+mod golden_test;
 pub mod liveness;
 pub mod records;
 pub mod service;

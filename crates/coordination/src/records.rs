@@ -1,6 +1,6 @@
 //! The registry records that nodes share, and how they are read and written.
 //!
-//! Owns the JSON forms of `cluster`, `engine`, `heartbeat`, `node/<name>`, `history/<n>`, `horizon/<epoch>` and
+//! Owns the JSON forms of `cluster`, `engine`, `forms`, `heartbeat`, `node/<name>`, `history/<n>`, `horizon/<epoch>` and
 //! `control` (`volume` and `seals` belong to the volume, `claim/<name>` to the standby view; `probe/<name>` says
 //! nothing). Each record has one writer: the epoch's owner, or the node that it is about; [`control`] says how operators share theirs. Fields that a reader does not know are
 //! ignored and those that are missing take a default, so that nodes of two versions can work
@@ -9,6 +9,7 @@
 mod cluster;
 mod control;
 mod engine;
+mod forms;
 mod heartbeat;
 mod history;
 mod horizon;
@@ -27,6 +28,7 @@ use serde::de::DeserializeOwned;
 pub use cluster::Cluster;
 pub use control::{Control, EditError, Paused, ScheduledSwitchover, edit_control};
 pub use engine::EngineFacts;
+pub use forms::{NotRaised, WrittenForms, check_raise, readable_by_all};
 pub use heartbeat::{ActiveState, Heartbeat};
 pub use history::{
     Cause, Decider, HistoryEntry, Lsns, OldActive, PhaseTiming, append_history, read_history,

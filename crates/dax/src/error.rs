@@ -6,7 +6,8 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A higher epoch exists. Final: this writer must stop, nothing it does can succeed again.
+    /// A higher epoch exists, or this writer cannot trust its own memory. Final: it must stop, nothing it does can
+    /// succeed again.
     Fenced,
     /// Too few zones answer. Wait and try again; nothing is lost.
     Unavailable,

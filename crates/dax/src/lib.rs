@@ -35,6 +35,7 @@ pub mod conformance;
 pub mod credentials;
 mod entropy;
 pub mod error;
+pub mod forms;
 pub mod ids;
 pub mod membership;
 pub mod memory;

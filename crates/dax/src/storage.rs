@@ -12,6 +12,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::forms::Forms;
 use crate::ids::{
     BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, ReplicaId, StoreId, Version, ZoneId,
 };
@@ -282,6 +283,9 @@ pub trait Storage: Send + Sync + 'static {
             false => Ok(own),
         }
     }
+
+    /// Which forms of contents may be written from now on; those of release 0.1 until somebody says otherwise.
+    fn use_forms(&self, _forms: Forms) {}
 
     /// A version higher than every one this handle gave so far (for truncation marks).
     ///

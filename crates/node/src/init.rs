@@ -13,9 +13,10 @@ use std::time::SystemTime;
 
 use coordination::records::{
     ActiveState, Cause, Cluster, Decider, EngineFacts, Heartbeat, HistoryEntry, Lsns, Record,
-    append_history, unix_ms,
+    WrittenForms, append_history, unix_ms,
 };
 use coordination::tier::create_volume;
+use dax::forms::Forms;
 use dax::storage::{Storage, VolumeSettings};
 use mount::child_io;
 use pgdata::control::{CONTROL_FILE_BYTES, ControlFile};
@@ -353,6 +354,7 @@ async fn finish(
         libraries: Some(host.libraries.clone()),
     };
     cluster.store(storage.as_ref()).await?;
+    WrittenForms::raise(storage.as_ref(), Forms::NEWEST).await?;
     // The first node need not wait for anything.
     Ok(storage.release().await?)
 }

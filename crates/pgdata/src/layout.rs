@@ -82,6 +82,11 @@ impl PostgresLayout {
         PostgresLayout { segment_size }
     }
 
+    fn segment(&self, path: &str) -> Option<SegmentName> {
+        let name = path.strip_prefix(LOG)?.strip_prefix('/')?;
+        SegmentName::parse(name, self.segment_size)
+    }
+
     /// The size of the cluster's log segments.
     pub fn segment_size(&self) -> SegmentSize {
         self.segment_size
@@ -155,8 +160,11 @@ impl Layout for PostgresLayout {
     }
 
     fn log_range(&self, path: &str) -> Option<Range<Lsn>> {
-        let name = path.strip_prefix(LOG)?.strip_prefix('/')?;
-        Some(SegmentName::parse(name, self.segment_size)?.range(self.segment_size))
+        Some(self.segment(path)?.range(self.segment_size))
+    }
+
+    fn log_timeline(&self, path: &str) -> Option<u32> {
+        Some(self.segment(path)?.timeline.0)
     }
 
     fn private_directories(&self, standby: bool) -> Vec<String> {
@@ -330,6 +338,8 @@ mod tests {
     fn segments_have_positions_and_other_log_files_have_none() {
         let range = layout().log_range("pg_wal/000000030000000200000001");
         assert_eq!(range, Some(Lsn(0x2_0100_0000)..Lsn(0x2_0200_0000)));
+        let timeline = layout().log_timeline("pg_wal/000000030000000200000001");
+        assert_eq!(timeline, Some(3));
         for path in [
             "pg_wal/00000003.history",
             "pg_wal/xlogtemp.1",
@@ -338,6 +348,7 @@ mod tests {
             "pg_wal",
         ] {
             assert_eq!(layout().log_range(path), None, "{path}");
+            assert_eq!(layout().log_timeline(path), None, "{path}");
         }
     }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use volume::lsn::Lsn;
 
-use crate::timeline::{History, TimelineId};
+use crate::timeline::{Entry, History, TimelineId};
 
 /// Bytes in a page of the log (`XLOG_BLCKSZ`).
 pub const LOG_PAGE_BYTES: usize = 8192;
@@ -76,13 +76,25 @@ impl SegmentName {
     /// The file to read the log at `at` from: the newest timeline of `history` that has the segment, as PostgreSQL
     /// chooses. (The new timeline's first segment begins with a copy of the old one's bytes.)
     pub fn to_read(history: &History, at: Lsn, size: SegmentSize) -> SegmentName {
-        let number = size.number(at);
-        let mut newest_first = history.entries().iter().rev();
-        let entry = newest_first.find(|entry| size.number(entry.begin) <= number);
-        SegmentName {
-            timeline: entry.map_or(history.timeline(), |entry| entry.timeline),
-            number,
-        }
+        let first = SegmentName::candidates(history, at, size).next();
+        first.unwrap_or(SegmentName::holding(history.timeline(), at, size))
+    }
+
+    /// The files that hold the log at `at`, where some may not be there (yet): those of the newest timeline first. Not
+    /// that of a timeline that had been left before `at`: what it has there is of a dead active.
+    pub fn candidates(
+        history: &History,
+        at: Lsn,
+        size: SegmentSize,
+    ) -> impl Iterator<Item = SegmentName> + '_ {
+        let newest_first = history.entries().iter().rev();
+        let holds = move |entry: &&Entry| {
+            let has_begun = size.number(entry.begin) <= size.number(at);
+            has_begun && entry.end.is_none_or(|end| at < end)
+        };
+        newest_first
+            .filter(holds)
+            .map(move |entry| SegmentName::holding(entry.timeline, at, size))
     }
 
     /// Parses 24 upper-case hexadecimal digits (a name without directories).
@@ -162,6 +174,23 @@ mod tests {
         assert_eq!(timeline_of(0x3000000), 3);
         assert_eq!(timeline_of(0x4FFFFFF), 3);
         assert_eq!(timeline_of(0x5000000), 4, "copied at the promotion");
+    }
+
+    /// A standby was handed a segment of timeline 4 that begins behind the fork of that timeline, because the newer
+    /// ones had no such segment yet.
+    #[test]
+    fn a_timeline_left_before_a_position_does_not_hold_it() {
+        let text = "4\t0/1BFF650\tx\n5\t0/1BFF680\tx\n";
+        let history = History::parse(TimelineId(6), text).unwrap();
+        let candidates = |at| {
+            let names = SegmentName::candidates(&history, Lsn(at), SegmentSize::SMALL);
+            names.map(|name| name.timeline.0).collect::<Vec<u32>>()
+        };
+        assert_eq!(candidates(0x1BFF64F), [6, 5, 4]);
+        assert_eq!(candidates(0x1BFF650), [6, 5]);
+        assert_eq!(candidates(0x1BFF680), [6]);
+        assert_eq!(candidates(0x1C00000), [6]);
+        assert_eq!(candidates(0x17FFFFF), [4]);
     }
 
     #[test]

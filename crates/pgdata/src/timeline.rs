@@ -6,6 +6,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use volume::log_history::{LogBranch, LogHistory};
 use volume::lsn::Lsn;
 
 use crate::parse_lsn;
@@ -134,6 +135,15 @@ impl History {
     /// All timelines, oldest first.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// The same for the volume, which shows a standby only what is part of it.
+    pub fn branches(&self) -> LogHistory {
+        LogHistory::new(self.entries.iter().map(|entry| LogBranch {
+            timeline: entry.timeline.0,
+            begin: entry.begin,
+            end: entry.end,
+        }))
     }
 
     /// Where this timeline began; zero for one without ancestors.

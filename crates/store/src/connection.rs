@@ -68,6 +68,9 @@ struct Waiting {
     /// Somebody sends what was waiting.
     sending: bool,
     closed: bool,
+    /// A write was refused when nothing was sent any more. An acknowledgement covers all writes before it but those that
+    /// were refused, so none may follow.
+    refusal_lost: bool,
 }
 
 impl Waiting {
@@ -223,6 +226,7 @@ impl Conn {
     pub fn send(&self, id: u64, message: Response) {
         let mut waiting = self.waiting.lock();
         if waiting.closed {
+            waiting.refusal_lost |= matches!(message, Response::WriteRefused { .. });
             return;
         }
         let bytes = weight(&message);
@@ -243,8 +247,11 @@ impl Conn {
         let commit = self.known_commit(commit);
         let ack = Response::Ack { upto, commit };
         if !self.send_at_once(0, &ack, scratch) {
-            self.waiting.lock().ack = Some((upto, commit));
-            self.wake.notify_one();
+            let mut waiting = self.waiting.lock();
+            if !waiting.refusal_lost {
+                waiting.ack = Some((upto, commit));
+                self.wake.notify_one();
+            }
         }
     }
 
@@ -394,8 +401,11 @@ fn write_frame(stream: &mut impl Write, frame: &Frame) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::unix::net::UnixStream;
+
     use bytes::Bytes;
+
+    use super::*;
 
     /// Takes a few bytes at a time.
     struct Slow(Vec<u8>, usize);
@@ -414,6 +424,35 @@ mod tests {
         }
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+
+    /// A zone that was being stopped refused a write, did not say so any more, and acknowledged it with those after it.
+    #[test]
+    fn what_was_refused_unheard_is_not_acknowledged() {
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let refused = |number| Response::WriteRefused {
+            number,
+            kind: dax::error::ErrorKind::Full,
+            message: String::new(),
+        };
+        for (refusal, acknowledged) in [(false, true), (true, false)] {
+            let conn = Conn::collecting(1, &Stream::Unix(socket.try_clone().unwrap()));
+            conn.send(0, refused(1));
+            conn.finish();
+            if refusal {
+                conn.send(0, refused(2));
+            }
+            conn.acknowledge(3, 1, &mut BytesMut::new());
+            let sent = conn.collect();
+            let heard = sent
+                .iter()
+                .filter(|(_, m)| matches!(m, Response::WriteRefused { .. }));
+            assert_eq!(heard.count(), 1);
+            let acks = sent
+                .iter()
+                .filter(|(_, m)| matches!(m, Response::Ack { .. }));
+            assert_eq!(acks.count() == 1, acknowledged);
         }
     }
 

@@ -107,10 +107,9 @@ impl Committer {
         let sent_bytes = write.data.len() as u64;
         let write = match write.base {
             None => write,
-            Some(base) => match self.completed(write, base, slot, round) {
-                Ok(Some(whole)) => whole,
-                Ok(None) => return Ok(Err(no_base())),
-                Err(error) => return error.told().map(Err),
+            Some(base) => match self.completed(write, base, slot, round)? {
+                Some(whole) => whole,
+                None => return Ok(Err(no_base())),
             },
         };
         round.bytes += write.data.len();
@@ -126,7 +125,8 @@ impl Committer {
         Ok(Ok(()))
     }
 
-    /// A write with what it begins with, if that is here.
+    /// A write with what it begins with, if that is here. If that cannot be read now the write is sent as a whole, as if
+    /// nothing were here: it needs no other block then, and nothing is guessed.
     fn completed(
         &self,
         write: BlockWrite,
@@ -142,10 +142,12 @@ impl Committer {
             let stored = changed.as_ref();
             return Ok(stored.and_then(|stored| write.completed(&stored.data)));
         }
-        Ok(match self.shared.engine.get(&slot)? {
-            Some(Found::Block(stored)) => write.completed(&stored.data),
-            Some(Found::Corrupt(_)) | None => None,
-        })
+        match self.shared.engine.get(&slot) {
+            Ok(Some(Found::Block(stored))) => Ok(write.completed(&stored.data)),
+            Ok(Some(Found::Corrupt(_)) | None) => Ok(None),
+            Err(error) if error.may_pass() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn stored(&self, slot: &Slot, round: &Round) -> Result<Stored, EngineError> {

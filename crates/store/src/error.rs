@@ -46,6 +46,17 @@ pub enum OpenError {
         /// What the engine or the decoder says.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// What is there is what was written, as far as checksums tell, and this program does not understand it.
+    #[error(
+        "the zone in {} has something that this program does not understand; nothing says that it is damaged: start the \
+         release that wrote it, or a newer one", dir.display()
+    )]
+    NotUnderstood {
+        /// The zone's directory.
+        dir: PathBuf,
+        /// What the decoder says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The directory was written by a version this one cannot read.
     #[error("the zone in {} has format {found}, this program reads format {expected}", dir.display())]
     Format {

@@ -32,6 +32,8 @@ mod decide;
 mod engine;
 mod error;
 mod fair_queue;
+#[cfg(test)]
+mod golden_test;
 mod greeting;
 mod inventory;
 mod janitor;

@@ -124,7 +124,7 @@ pub(crate) fn to_json(value: &impl Serialize) -> Bytes {
 
 /// Plain data from JSON that this program wrote.
 pub(crate) fn from_json<T: DeserializeOwned>(dir: &Path, json: &[u8]) -> Result<T, OpenError> {
-    serde_json::from_slice(json).map_err(|source| OpenError::Damaged {
+    serde_json::from_slice(json).map_err(|source| OpenError::NotUnderstood {
         dir: dir.into(),
         source: Box::new(source),
     })
@@ -159,9 +159,13 @@ pub(crate) fn store_id(engine: &dyn Engine, dir: &Path) -> Result<StoreId, OpenE
     if let Some(stored) = engine.meta(STORE_KEY).map_err(broken)? {
         let number = stored.first_chunk().copied().map(u64::from_be_bytes);
         let id = number.and_then(StoreId::new);
-        return id.ok_or_else(|| OpenError::Damaged {
+        return id.ok_or_else(|| OpenError::NotUnderstood {
             dir: dir.into(),
-            source: "the store's id makes no sense".into(),
+            source: format!(
+                "the store's id is {} bytes, or zero; it must be 8",
+                stored.len()
+            )
+            .into(),
         });
     }
     let id = StoreId::random().map_err(OpenError::Random)?;

@@ -261,7 +261,7 @@ impl Volumes {
         let volumes = Volumes::default();
         for (key, value) in engine.meta_prefix(meta::VOLUMES).map_err(broken)? {
             let name = String::from_utf8_lossy(&key[meta::VOLUMES.len()..]).into_owned();
-            let name = VolumeName::new(name).map_err(|source| OpenError::Damaged {
+            let name = VolumeName::new(name).map_err(|source| OpenError::NotUnderstood {
                 dir: dir.into(),
                 source: Box::new(source),
             })?;

@@ -51,6 +51,12 @@ pub trait Layout: Send + Sync + 'static {
     /// one that the replay limit applies to (a segment). Files without (history files) are shown whole.
     fn log_range(&self, path: &str) -> Option<std::ops::Range<Lsn>>;
 
+    /// For a log file with positions: the timeline that it belongs to. A standby shows of such a file what is part of
+    /// the history of the log. `None` if the database has no timelines.
+    fn log_timeline(&self, _path: &str) -> Option<u32> {
+        None
+    }
+
     /// Private directories that must exist before the database starts, parents first.
     fn private_directories(&self, standby: bool) -> Vec<String>;
 

@@ -50,11 +50,14 @@ mod bytes_file;
 pub mod cache;
 pub mod claim;
 pub mod error;
+#[cfg(test)]
+mod golden_test;
 pub mod image;
 pub mod journal;
 pub mod latest;
 pub mod layout;
 pub mod lists;
+pub mod log_history;
 pub mod log_syncs;
 pub mod lsn;
 pub mod namespace;

@@ -85,6 +85,12 @@ pub(crate) fn encode(seqs: &Seqs) -> Vec<u8> {
     out
 }
 
+/// The blocks of a list as it is stored.
+#[cfg(test)]
+pub(crate) fn blocks_of(bytes: &[u8], to: Generation) -> Result<Vec<(BlockKey, u64)>> {
+    decode(bytes, to).map(|list| list.blocks)
+}
+
 fn decode(bytes: &[u8], to: Generation) -> Result<BlockList> {
     let damaged = |what: &str| Error::Damaged(format!("the list of blocks of {to} {what}"));
     let Front::Record(payload) = frame::read(bytes, &mut { Chained::START }) else {

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use dax::forms::Forms;
 use dax::ids::NodeName;
 use dax::storage::{Authority, Storage};
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,9 @@ pub struct Member {
     /// Why texts would sort otherwise if it took over; it does not by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub misfit: Option<String>,
+    /// The newest forms of what is stored that it reads; a node of release 0.1 does not say.
+    #[serde(default)]
+    pub reads: Forms,
     /// The version of the control record that it goes by.
     #[serde(default)]
     pub control: u64,
@@ -176,6 +180,7 @@ impl Member {
             server: ServerFacts::default(),
             libraries: Libraries::default(),
             misfit: None,
+            reads: Forms::default(),
             control: 0,
             updated: 0,
         }

@@ -125,7 +125,7 @@ impl Driver {
 
     /// The answer to a read that needs no replica.
     pub fn read_at_once(&self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
-        self.inner.lock().core.read_at_once(key, up_to)
+        self.change(|i, _| i.core.read_at_once(key, up_to))
     }
 
     /// Runs an operation to its end. Dropping the future cancels it.
@@ -288,8 +288,8 @@ impl Inner {
                         (None, _) => {}
                     }
                 }
-                Effect::Fenced => {
-                    tracing::warn!("a higher epoch exists: this writer has stopped");
+                Effect::Fenced { why } => {
+                    tracing::warn!(why, "this writer has stopped");
                     fenced.send_replace(true);
                 }
             }

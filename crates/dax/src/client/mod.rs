@@ -13,6 +13,7 @@ mod setup;
 mod stream;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,6 +22,7 @@ use tokio::task::JoinSet;
 
 use crate::credentials::VolumeKey;
 use crate::error::{Error, ErrorKind, Result};
+use crate::forms::Forms;
 use crate::ids::ReplicaId;
 use crate::ids::{BlockIndex, BlockKey, Epoch, FileId, Generation, NodeName, Version, VolumeName};
 use crate::membership::{Change, Membership};
@@ -30,7 +32,7 @@ use crate::storage::{
 };
 use crate::tls::Tls;
 use crate::writer::differences::Differences;
-use crate::writer::packing::unpack;
+use crate::writer::packing::{pack, unpack};
 use crate::writer::tails::Tails;
 use core::{Call, Core, CoreConfig, Output};
 use driver::Driver;
@@ -102,6 +104,8 @@ pub struct Client {
     /// What pages were, so that only differences of them are sent.
     differences: Differences,
     tails: Tails,
+    /// Which forms may be written.
+    forms: AtomicU32,
     /// Makes this life of the node differ from its earlier ones.
     incarnation: u64,
     /// Ends with the client.
@@ -151,6 +155,7 @@ impl Client {
             driver,
             differences: Differences::new(config.differences_bytes_max),
             tails: Tails::default(),
+            forms: AtomicU32::new(Forms::default().0),
             incarnation: random(),
             _tasks: tasks,
         }))
@@ -245,6 +250,10 @@ impl Storage for Client {
         .await
     }
 
+    fn use_forms(&self, forms: Forms) {
+        self.forms.store(forms.0, Ordering::Relaxed);
+    }
+
     fn next_version(&self) -> Result<Version> {
         self.driver.next_version()
     }
@@ -254,7 +263,9 @@ impl Storage for Client {
             let text = format!("a write of {} bytes is not one block", data.len());
             return Err(Error::new(ErrorKind::Invalid, text));
         }
+        let parts = Forms(self.forms.load(Ordering::Relaxed)).allows_parts();
         let contents = match generation {
+            _ if !parts => pack(data).into(),
             // Ends of the log, the journal, and configuration.
             Generation::SINGLE => self.tails.pack(key, data),
             _ => self.differences.pack(key, generation, data),

@@ -237,7 +237,7 @@ impl World {
     fn is_hurt(&self, member: &Member) -> bool {
         let replica = &self.replicas[usize::from(index_of(&member.address))];
         let lost = self.members().is_some() && replica.store() != member.store;
-        lost || !replica.counts() || !replica.is_intact()
+        lost || !replica.counts() || !replica.is_intact() || !replica.peer.bad.is_empty()
     }
 
     /// A store that holds nothing of the volume, or held it once.

@@ -31,9 +31,11 @@ enum Fault {
     CrashWriter,
     Depose,
     PauseReader,
+    BadSector,
+    FlipBit,
 }
 
-const ALL: [Fault; 17] = [
+const ALL: [Fault; 19] = [
     Fault::Cut,
     Fault::Stall,
     Fault::Partition,
@@ -51,6 +53,8 @@ const ALL: [Fault; 17] = [
     Fault::CrashWriter,
     Fault::Depose,
     Fault::PauseReader,
+    Fault::BadSector,
+    Fault::FlipBit,
 ];
 
 /// What goes wrong step by step, because it seldom would by chance.
@@ -163,6 +167,8 @@ impl Schedule {
             Fault::LoseTheRoom => {
                 self.leave_room_at_too_few(replica % self.world.settings.replicas);
             }
+            Fault::BadSector => self.spoil(replica),
+            Fault::FlipBit => self.flip_bit(),
             Fault::PauseWriter => {
                 if let Some(client) = self.any_writer() {
                     self.world.pause_client(client, 700_000);
@@ -343,6 +349,37 @@ impl Schedule {
             format!("replica {replica} goes on with an old copy of its directory")
         });
         self.world.replicas[usize::from(replica)].go_back();
+    }
+
+    /// A sector of a disk cannot be read from now on.
+    fn spoil(&mut self, replica: u8) {
+        let which = self.world.below(100);
+        let settings = &self.world.settings;
+        let bears = settings.sync_replicas < settings.replicas;
+        if bears
+            && self.world.may_be_damaged(replica)
+            && self.world.replicas[usize::from(replica)].spoil(which)
+        {
+            self.world.coverage.one("sectors that cannot be read");
+            self.world.note(26, [replica.into(), which, 0], || {
+                format!("replica {replica} cannot read a sector any more")
+            });
+        }
+    }
+
+    /// A bit of what a writer has not written yet changes in its memory.
+    fn flip_bit(&mut self) {
+        let which = self.world.below(1000);
+        if let Some(client) = self.any_writer()
+            && self.world.clients[client].core.flip_bit(which)
+        {
+            self.world
+                .coverage
+                .one("bits that changed in a writer's memory");
+            self.world.note(27, [client as u64, which, 0], || {
+                format!("a bit changes in the memory of client {client}")
+            });
+        }
     }
 
     fn damage(&mut self, replica: u8) {

@@ -53,11 +53,15 @@ pub(crate) enum Flaw {
     WentBackCounts,
     /// Replicas put what a write sends behind whatever they have, without a look at the checksum.
     BaseBelieved,
+    /// A write that a replica refuses again and again is waited for, and so is what a scrub sends it.
+    RefusedForEver,
+    /// A writer whose copy of a write has changed in memory sends it again and again.
+    ChangedKept,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 24] = [
+    pub const ALL: [Flaw; 26] = [
         Flaw::NoPromotion,
         Flaw::SyncedAtOne,
         Flaw::TimestampsAlone,
@@ -82,5 +86,7 @@ impl Flaw {
         Flaw::UnfencedRemoval,
         Flaw::WentBackCounts,
         Flaw::BaseBelieved,
+        Flaw::RefusedForEver,
+        Flaw::ChangedKept,
     ];
 }

@@ -220,6 +220,15 @@ impl Replica {
         })
     }
 
+    /// From now on the disk does not read the `n`-th stored copy; false if there is none.
+    pub fn spoil(&mut self, n: u64) -> bool {
+        let index = n.checked_rem(self.peer.blocks.len() as u64);
+        let slot = index.and_then(|i| self.peer.blocks.keys().nth(i as usize));
+        let slot = slot.copied();
+        self.peer.bad.extend(slot);
+        slot.is_some()
+    }
+
     /// Whether every copy fits its checksum.
     pub fn is_intact(&self) -> bool {
         let mut blocks = self.peer.blocks.iter();

@@ -270,13 +270,37 @@ impl Schedule {
         }
         self.world.calm_down();
         self.correct_configurations();
+        self.keep_bad_sectors();
         self.settle("what was under way ends");
         self.last_words();
         self.settle("the last writer's work ends");
+        let peers = self.world.replicas.iter_mut().map(|r| &mut r.peer);
+        peers.for_each(|peer| peer.bad.clear());
         self.even_out();
         self.read_everything();
         self.settle("the last reads end");
         self.take_stock();
+    }
+
+    /// A sector that cannot be read stays so, if everybody else is whole; a scrub meets it.
+    fn keep_bad_sectors(&mut self) {
+        let bad = |s: &Schedule, replica: usize| !s.world.replicas[replica].peer.bad.is_empty();
+        for replica in 0..self.world.replicas.len() {
+            if bad(self, replica) && !self.world.may_lose(replica as u8) {
+                self.world.replicas[replica].peer.bad.clear();
+            }
+        }
+        // Who reads an image that was given up waits as long as somebody cannot tell what he has of it.
+        let mut intents = self.intents.values();
+        if intents.any(|(_, intent)| *intent == Intent::ReadListed) {
+            let peers = self.world.replicas.iter_mut().map(|r| &mut r.peer);
+            peers.for_each(|peer| peer.bad.clear());
+        }
+        let any = (0..self.world.replicas.len()).any(|replica| bad(self, replica));
+        if any && let Some(writer) = self.newest_writer() {
+            self.world.coverage.one("sectors that stayed unreadable");
+            self.scrub(writer);
+        }
     }
 
     /// Operators look after those who cannot reach all replicas.

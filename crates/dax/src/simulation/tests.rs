@@ -32,6 +32,8 @@ const SIMULATION: Simulation<Flaw> = Simulation {
         ("replicas rebuilt", 20),
         ("disks lost", 40),
         ("copies damaged", 20),
+        ("sectors that cannot be read", 10),
+        ("bits that changed in a writer's memory", 20),
         ("copies mended", 500),
         ("ticks that left a lazy replica trailing", 700),
         ("connections cut", 100),

@@ -467,7 +467,7 @@ impl World {
                     self.clients[client].entries.remove(&replica.0);
                 }
                 Effect::Done { op, result } => self.endings.push((client, op, result)),
-                Effect::Fenced => self.coverage.one("writers that learned of their fence"),
+                Effect::Fenced { .. } => self.coverage.one("writers that learned of their fence"),
             }
         }
         self.effects = effects;

@@ -10,7 +10,7 @@
 //! just before it is needed. So a new one takes the place of one that was not written in this checkpoint's generation or the one
 //! before, or has none.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -24,6 +24,8 @@ use crate::wire::Base;
 const ENTRY_BYTES: usize = 120;
 /// So many blocks are looked at for a place.
 const LOOKS: usize = 4;
+/// Places that the order may have beside two for each block.
+const ORDER_SPARE: usize = 64;
 
 /// What is written of a block: its contents as they are kept, and what of them replicas have already.
 #[derive(Debug, Clone)]
@@ -141,7 +143,19 @@ impl Memory {
             self.bytes += bytes;
             self.blocks.insert(key, sent);
             self.order.push_back(key);
+            self.tidy();
         }
+    }
+
+    /// A block that is forgotten keeps its place in the order; one that comes back again and again must not have many.
+    fn tidy(&mut self) {
+        if self.order.len() <= 2 * self.blocks.len() + ORDER_SPARE {
+            return;
+        }
+        let mut seen = HashSet::with_capacity(self.blocks.len());
+        let blocks = &self.blocks;
+        self.order
+            .retain(|key| blocks.contains_key(key) && seen.insert(*key));
     }
 
     fn forget(&mut self, key: BlockKey) {
@@ -236,6 +250,24 @@ mod tests {
             let Contents { base, .. } = without.pack(key(0), generation(1), page(1).into());
             assert!(base.is_none());
         }
+    }
+
+    /// A page that was packed now and as it is then took one more place in the order each time.
+    #[test]
+    fn a_page_that_alternates_around_the_threshold_takes_little() {
+        let differences = Differences::new(1 << 20);
+        let noise: Bytes = [page(1)[..4096].to_vec(), page(9)[..4096].to_vec()]
+            .concat()
+            .into();
+        for number in 0..2000 {
+            let data = match number % 2 {
+                0 => page(u64::from(number) + 1).into(),
+                _ => noise.clone(),
+            };
+            differences.pack(key(0), generation(number + 1), data);
+        }
+        let memory = differences.memory.lock();
+        assert!(memory.order.len() <= 2 * memory.blocks.len() + ORDER_SPARE);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::ids::{BlockIndex, BlockKey, FileId, Generation, ReplicaId, Version};
 use crate::storage::Block;
-use crate::wire::Base;
+use crate::wire::{Base, checksum};
 
 use super::differences::Contents;
 use super::hash::IdMap;
@@ -76,6 +76,10 @@ pub struct Dropped {
 }
 
 impl Entry {
+    fn is_intact(&self) -> bool {
+        checksum(self.key, self.generation, self.version, &self.data) == self.checksum
+    }
+
     fn dropped(&self) -> Dropped {
         Dropped {
             key: self.key,
@@ -180,21 +184,53 @@ impl Pending {
 
     /// The newest pending write of a block in a generation not above `up_to`.
     pub fn read(&self, key: BlockKey, up_to: Generation) -> Option<Block> {
+        self.seen(key, up_to).map(|entry| Block {
+            version: entry.version,
+            generation: entry.generation,
+            data: entry.data.clone(),
+        })
+    }
+
+    fn seen(&self, key: BlockKey, up_to: Generation) -> Option<&Entry> {
         let mut next = self.newest.get(&key).copied();
         while let Some(entry) = next.and_then(|seq| self.get(seq)) {
             if entry.outlived_in.is_some_and(|newer| newer <= up_to) {
                 return None;
             }
             if entry.generation <= up_to {
-                return Some(Block {
-                    version: entry.version,
-                    generation: entry.generation,
-                    data: entry.data.clone(),
-                });
+                return Some(entry);
             }
             next = entry.older;
         }
         None
+    }
+
+    /// Changes a bit of one of the writes that are pending, as memory that is broken does; false if there is none.
+    #[cfg(test)]
+    pub fn flip_bit(&mut self, which: u64) -> bool {
+        let mut entries = self.slots.iter_mut().flatten();
+        let count = self.count as u64;
+        let Some(entry) = which
+            .checked_rem(count)
+            .and_then(|n| entries.nth(n as usize))
+        else {
+            return false;
+        };
+        let mut data = entry.data.to_vec();
+        let at = which as usize % data.len();
+        data[at] ^= 1 << (which % 8);
+        entry.data = data.into();
+        true
+    }
+
+    /// Whether a write's contents are what they were when it was made.
+    pub fn is_intact(&self, seq: Seq) -> bool {
+        self.get(seq).is_none_or(Entry::is_intact)
+    }
+
+    /// The same of the write that [`read`](Self::read) gives.
+    pub fn is_read_intact(&self, key: BlockKey, up_to: Generation) -> bool {
+        self.seen(key, up_to).is_none_or(Entry::is_intact)
     }
 
     /// Some replica does not have what the write's contents begin with: from now on it is sent as a whole.
@@ -340,6 +376,23 @@ impl Pending {
             index = (index + 1).saturating_sub((self.base - first) as usize);
         }
         given_up
+    }
+
+    /// Gives up one synced write for a replica that has not acknowledged it.
+    pub fn give_up_for(&mut self, seq: Seq, replica: ReplicaId) -> Option<Dropped> {
+        let entry = self.get_mut(seq)?;
+        if !entry.synced || !entry.missing.contains(replica) {
+            return None;
+        }
+        let dropped = Dropped {
+            replicas: ReplicaSet::from_iter([replica]),
+            ..entry.dropped()
+        };
+        entry.missing.remove(replica);
+        if entry.missing.is_empty() {
+            self.remove(seq);
+        }
+        Some(dropped)
     }
 
     /// Drops writes to blocks that are being removed.

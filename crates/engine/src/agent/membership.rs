@@ -82,6 +82,7 @@ async fn write(context: &Context, updated: u64) -> Result<()> {
         server: ServerFacts::default(),
         libraries: Libraries::default(),
         misfit: None,
+        reads: dax::forms::Forms::default(),
         control: context.control.lock().version,
         updated,
     };

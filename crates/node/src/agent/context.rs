@@ -265,6 +265,7 @@ impl Context {
             control: self.control.borrow().version,
             libraries: self.libraries.clone(),
             misfit: self.misfit(),
+            reads: dax::forms::Forms::NEWEST,
             ..Member::starting(name, incarnation, postgres, channel)
         }
     }

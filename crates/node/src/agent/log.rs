@@ -1,7 +1,8 @@
 //! The shared log as this node's standby gets it: read from the view, up to the replay limit.
 //!
-//! Invariant: the view shows the names and bytes before the feed is told of them, so PostgreSQL
-//! never asks for a file that it cannot see.
+//! Invariants: the view shows the names and bytes before the feed is told of them, so PostgreSQL
+//! never asks for a file that it cannot see. What is shown is one chain, the history of the newest timeline: a file
+//! of an older one ends at its fork, and log of a timeline is shown only when its history file is.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,6 +35,9 @@ pub(crate) struct SharedLog {
     system_identifier: u64,
     segment_size: SegmentSize,
     replay_limit: watch::Sender<ReplayLimit>,
+    /// The timeline of the base, which may be without a history file (an imported database).
+    base_timeline: TimelineId,
+    /// The history of the newest timeline that is shown, once its file was read.
     history: Mutex<Option<History>>,
     /// The log's names as last shown, and the newest timeline among them.
     names: Mutex<(Directory, TimelineId)>,
@@ -42,6 +46,7 @@ pub(crate) struct SharedLog {
 }
 
 impl SharedLog {
+    /// Of a view that stands on a base of this timeline.
     pub(crate) fn new(
         view: Arc<StandbyView>,
         system_identifier: u64,
@@ -54,19 +59,35 @@ impl SharedLog {
             system_identifier,
             segment_size,
             replay_limit: watch::Sender::new(ReplayLimit { timeline, end }),
+            base_timeline: timeline,
             history: Mutex::new(None),
             names: Mutex::new((Directory::new(), TimelineId(0))),
             passing: Mutex::new(None),
         })
     }
 
-    /// Shows more of the log: its names first, then its bytes up to `end`.
+    /// Shows more of the log: its names, its history and its bytes up to `end`, which is on the timeline `announced`.
     ///
-    /// The timeline is the newest that the names tell of, even if only an older one was announced:
-    /// PostgreSQL looks at the names as well, and must hear the same from the feed.
-    pub(crate) fn show(&self, names: Namespace, end: Lsn, announced: TimelineId) {
-        let timeline = self.newest_timeline(&names).max(announced);
-        self.view.show_log(names, end);
+    /// The timeline is the newest that the names tell of, even if only an older one was announced: PostgreSQL looks at
+    /// the names as well, and must hear the same from the feed. If the names do not tell of the announced one yet, no
+    /// more bytes are shown: where the log forks is not known, and an older timeline's file may have other bytes there.
+    pub(crate) async fn show(
+        &self,
+        names: Namespace,
+        end: Lsn,
+        announced: TimelineId,
+    ) -> volume::error::Result<()> {
+        let timeline = self.newest_timeline(&names).max(self.base_timeline);
+        let history = self.history_in(&names, timeline).await?;
+        let end = match announced <= timeline {
+            true => end,
+            false => self.replay_limit().end,
+        };
+        let branches = history.as_ref().map(History::branches);
+        let shown = branches.unwrap_or_default();
+        let end = end.max(shown.begin());
+        self.view.show_history(names, end, shown);
+        *self.history.lock() = history;
         self.replay_limit.send_if_modified(|known| {
             let next = ReplayLimit {
                 timeline: known.timeline.max(timeline),
@@ -74,6 +95,31 @@ impl SharedLog {
             };
             std::mem::replace(known, next) != next
         });
+        Ok(())
+    }
+
+    /// The history of a timeline by its file; `None` if the names have no such file.
+    async fn history_in(
+        &self,
+        names: &Namespace,
+        timeline: TimelineId,
+    ) -> volume::error::Result<Option<History>> {
+        let known = self.history.lock().clone();
+        if known.as_ref().is_some_and(|h| h.timeline() == timeline) {
+            return Ok(known);
+        }
+        let path = format!("{LOG}/{}", timeline.history_file_name());
+        let read = self
+            .view
+            .read_coming_log_file(names.clone(), &path, HISTORY_BYTES_MAX);
+        let text = match read.await {
+            Ok(text) => text,
+            Err(Error::NotFound) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let parsed = History::parse(timeline, &String::from_utf8_lossy(&text));
+        let damaged = |why| Error::Damaged(format!("{path}: {why}"));
+        parsed.map(Some).map_err(damaged)
     }
 
     /// The newest timeline that has a history file; 0 if none has. Looked up only when names of
@@ -112,22 +158,16 @@ impl SharedLog {
         passing
     }
 
-    /// The newest timeline with its ancestors.
-    async fn newest_history(&self, timeline: TimelineId) -> Result<History, SourceError> {
-        if let Some(known) = self
-            .history
-            .lock()
-            .clone()
-            .filter(|h| h.timeline() == timeline)
-        {
+    /// A timeline with its ancestors.
+    async fn history_of(&self, timeline: TimelineId) -> Result<History, SourceError> {
+        let known = self.history.lock().clone();
+        if let Some(known) = known.filter(|h| h.timeline() == timeline) {
             return Ok(known);
         }
-        let history = match self.history(timeline).await? {
+        Ok(match self.history(timeline).await? {
             Some(text) => History::parse(timeline, std::str::from_utf8(&text)?)?,
             None => History::of_first(timeline),
-        };
-        *self.history.lock() = Some(history.clone());
-        Ok(history)
+        })
     }
 
     /// Reads log that is durable and not shown yet: when it is shown it is at hand, and the blocks that it names
@@ -174,18 +214,12 @@ impl SharedLog {
         max_len: usize,
         durable: Option<Lsn>,
     ) -> Result<Bytes, SourceError> {
-        let history = self.newest_history(timeline).await?;
+        let history = self.history_of(timeline).await?;
         let size = self.segment_size;
         let offset = size.offset(from);
         let len = (size.bytes() - offset).min(max_len as u64) as u32;
-        let began = |begin: Lsn| size.number(begin) <= size.number(from);
-        for entry in history
-            .entries()
-            .iter()
-            .rev()
-            .filter(|entry| began(entry.begin))
-        {
-            let name = SegmentName::holding(entry.timeline, from, size).file_name(size);
+        for segment in SegmentName::candidates(&history, from, size) {
+            let name = segment.file_name(size);
             let path = format!("{LOG}/{name}");
             let read = match durable {
                 None => self.view.read_log_file(&path, offset, len).await,

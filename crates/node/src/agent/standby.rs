@@ -167,9 +167,10 @@ pub(crate) async fn attach(
         Arc::clone(&view),
         control.system_identifier,
         context.layout.segment_size(),
-        known.timeline.max(control.timeline),
+        control.timeline,
     );
-    log.show(live, known.end.max(sealed_end), known.timeline);
+    log.show(live, known.end.max(sealed_end), known.timeline)
+        .await?;
     let prefetcher = start_prefetcher(context, &view, &log, &control, &configuration);
     let mount = show(context, view.clone())?;
     let feed = bind_feed(context, &log)?;

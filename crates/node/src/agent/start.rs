@@ -44,6 +44,7 @@ pub(crate) async fn join(
     heartbeat: &Heartbeat,
     before_last: bool,
 ) -> Result<(Standby, Known)> {
+    takeover::able::readable(&storage).await?;
     let (base, watch) = load_base(context, &storage, before_last).await?;
     let mut tail = base.tail(&storage);
     let announced = JournalPos(heartbeat.journal_synced);
@@ -77,6 +78,11 @@ pub(super) async fn take_over(context: &Context, life: &mut Life) -> Result<Phas
         // Whoever waits for this goes on with what the node is now.
         return std::future::pending().await;
     }
+    let tail = match &life.body {
+        Body::Standby(standby, _) => Some(standby.tail.clone()),
+        _ => None,
+    };
+    takeover::able::check(context, &storage, tail).await?;
     let followed = life.beat.as_ref().map_or(Epoch::NONE, |beat| beat.epoch);
     let (announced, pulse) = takeover::fence(context, &storage, life.seen, followed).await?;
     phases.end("fence");

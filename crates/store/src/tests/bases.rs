@@ -7,6 +7,7 @@ use dax::wire::{Base, BlockWrite, checksum};
 
 use super::TestZone;
 use super::client::{Client, data, g, key, v, write};
+use crate::engine::memory::MemoryEngine;
 
 const MAX: Generation = Generation::MAX;
 /// So much of a block stays as it was.
@@ -106,4 +107,27 @@ fn more_than_a_block_is_refused_before_memory_is_taken_for_it() {
     c.flush();
     assert_eq!(c.refused, [(number, ErrorKind::Invalid)]);
     assert_eq!(c.block(key(1, 0), MAX), None);
+}
+
+/// A sector of the disk went bad under a block that a write began with. The write was refused as one whose block cannot be
+/// told for now, and sent again for ever, although as a whole it needs nothing of what is there.
+#[test]
+fn a_base_that_cannot_be_read_is_answered_as_a_missing_one() {
+    let engine = MemoryEngine::default();
+    let t = TestZone::over(engine.clone());
+    let mut c = Client::owner(&t.address, "v", 1);
+    c.write(write(key(1, 0), g(1, 1), v(1, 1)));
+    c.flush();
+    // Only what is there already is looked for in the engine: the new slot is empty, which is known.
+    c.write(write(key(1, 0), g(1, 2), v(1, 2)));
+    c.flush();
+    engine.fail_reads(u32::MAX, 1);
+    let number = c.write(onto(1, g(1, 1), 3, g(1, 2)).0);
+    c.flush();
+    assert_eq!(c.refused, [(number, ErrorKind::NotFound)]);
+    c.write(write(key(1, 0), g(1, 2), v(1, 3)));
+    c.flush();
+    engine.fail_reads(0, 1);
+    assert_eq!(c.version(key(1, 0), MAX), Some(v(1, 3)));
+    t.zone.failure().unwrap();
 }

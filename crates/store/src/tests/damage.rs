@@ -184,3 +184,26 @@ fn a_directory_of_another_format_is_refused() {
     let error = Zone::open(dir.path(), config()).err().unwrap();
     assert!(matches!(error, OpenError::Format { .. }), "{error:?}");
 }
+
+/// A record of the directory that a newer release had written was called damage, with the advice to throw the zone away.
+#[test]
+fn what_is_not_understood_is_not_called_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Zone::open(dir.path(), config()).unwrap());
+    {
+        let engine = DiskEngine::open(dir.path(), 1 << 20).unwrap();
+        let mut batch = Batch::default();
+        batch.put_meta(b"runs", Bytes::from_static(b"{\"form\": 2}"));
+        engine.commit(batch).unwrap();
+    }
+    let error = Zone::open(dir.path(), config()).err().unwrap();
+    assert!(
+        matches!(error, OpenError::NotUnderstood { .. }),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("newer") && !text.contains("move the directory away"),
+        "{text}"
+    );
+}

@@ -15,6 +15,8 @@ use crate::namespace::{JOURNAL, Namespace};
 
 /// Blocks asked for at once.
 const WINDOW_BLOCKS: u64 = 64;
+/// The same for a look, which usually finds nothing more.
+const LOOK_BLOCKS: u64 = 4;
 
 /// Follows the journal of a living active: a namespace and the position it stands for.
 #[derive(Clone)]
@@ -52,6 +54,25 @@ impl JournalTail {
     /// The position with the checksum that it continues.
     pub fn place(&self) -> Chained {
         self.place
+    }
+
+    /// Reads on to where the journal ends for whoever looks now, and changes nothing: says whether this program could go
+    /// on from there. Its active may write on meanwhile, so later there may be more.
+    ///
+    /// # Errors
+    /// `Damaged` if the journal has a form that this program does not read, or does not fit the namespace; as the storage
+    /// if contents of a block cannot be understood.
+    pub async fn look(&self) -> Result<JournalPos> {
+        let (namespace, place) = (self.namespace.clone(), self.place);
+        let read = read_on(
+            &self.storage,
+            namespace,
+            place,
+            place.at,
+            LOOK_BLOCKS,
+            false,
+        );
+        Ok(read.await?.end.at)
     }
 
     /// Applies the journal up to `to`, a position that the active announced as durable. Does
@@ -163,9 +184,21 @@ pub(crate) struct Recovered {
 /// epoch, so what this finds is the end of the journal for everybody after.
 pub(crate) async fn recover(
     storage: &Arc<dyn Storage>,
+    namespace: Namespace,
+    place: Chained,
+    watch_from: JournalPos,
+) -> Result<Recovered> {
+    read_on(storage, namespace, place, watch_from, WINDOW_BLOCKS, true).await
+}
+
+/// The same, so many blocks at a time; with plain reads where `promote` is false.
+async fn read_on(
+    storage: &Arc<dyn Storage>,
     mut namespace: Namespace,
     mut place: Chained,
     watch_from: JournalPos,
+    window_blocks: u64,
+    promote: bool,
 ) -> Result<Recovered> {
     let block_size = u64::from(storage.settings().block_size_bytes);
     let (first, offset) = place.at.block(block_size);
@@ -179,9 +212,9 @@ pub(crate) async fn recover(
     let mut opened = None;
     let mut ended = false;
     while !ended {
-        let window = next..next + WINDOW_BLOCKS;
+        let window = next..next + window_blocks;
         next = window.end;
-        for block in read_blocks(storage, JOURNAL, window, true).await? {
+        for block in read_blocks(storage, JOURNAL, window, promote).await? {
             let Some(block) = block else {
                 ended = true;
                 break;
@@ -247,5 +280,67 @@ pub(crate) async fn read_blocks(
         };
         let (block, read) = done.map_err(|e| Error::Damaged(format!("a read did not end: {e}")))?;
         found[(block - blocks.start) as usize] = read?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use dax::ids::NodeName;
+    use dax::memory::MemoryCluster;
+    use dax::storage::{SyncScope, VolumeSettings};
+
+    use super::*;
+    use crate::layout::FileClass;
+    use crate::view::{Ownership, Timestamp};
+
+    /// A standby that could not read the journal of a newer release owned the epoch first, and found out then.
+    #[tokio::test]
+    async fn a_look_finds_what_cannot_be_read_and_changes_nothing() {
+        let cluster = MemoryCluster::new(VolumeSettings::default());
+        let active: Arc<dyn Storage> = cluster.client();
+        active
+            .own_epoch(&NodeName::new("north").unwrap())
+            .await
+            .unwrap();
+        let block_bytes = active.settings().block_size_bytes as usize;
+        let key = BlockKey::new(JOURNAL, 0);
+        let (mut bytes, mut place) = (Vec::new(), Chained::START);
+        let now = Timestamp(1);
+        let opened = Op::Opened {
+            epoch: Epoch(1),
+            at: now,
+        };
+        frame::write(&mut bytes, &mut place, &op::encode(&[opened]));
+        let put = |bytes: &[u8]| {
+            let mut block = bytes.to_vec();
+            block.resize(block_bytes, 0);
+            active
+                .write(key, Generation::SINGLE, Bytes::from(block))
+                .unwrap();
+            active.csync(SyncScope::Volume)
+        };
+        put(&bytes).await.unwrap();
+        let root = Ownership {
+            mode: 0o700,
+            uid: 1,
+            gid: 1,
+        };
+        let namespace = Namespace::new(root, FileClass::Data, now);
+        let standby: Arc<dyn Storage> = cluster.client();
+        let tail = JournalTail::new(standby.clone(), namespace, Chained::START);
+        assert_eq!(tail.look().await.unwrap(), place.at);
+        assert_eq!(
+            tail.position(),
+            JournalPos::START,
+            "it goes on from where it was"
+        );
+        let mut newer = op::encode(&[]);
+        newer[0] = 99;
+        frame::write(&mut bytes, &mut place, &newer);
+        put(&bytes).await.unwrap();
+        let error = tail.look().await.unwrap_err();
+        assert!(error.to_string().contains("format 99"), "{error}");
+        assert_eq!(standby.accepted_epoch().await.unwrap().epoch, Epoch(1));
     }
 }

@@ -48,7 +48,11 @@ impl State {
                     self.layout.hidden_on_standby(&path)
                         || (from_base && base.is_some_and(|b| self.is_hidden(dir, b, name)))
                 };
-                let hidden = here && class != FileClass::Log && hidden();
+                let hidden = here
+                    && match class {
+                        FileClass::Log => !self.shows_log_file(&path),
+                        _ => hidden(),
+                    };
                 if here && !hidden && !out.contains_key(name) {
                     out.insert(name.clone(), self.ino_of(*id));
                 }

@@ -13,8 +13,11 @@ use imbl::OrdMap;
 
 use super::hidden::{Hidden, hidden_names, hider_of};
 use super::overlay::{Content, InodeItem, Overlay, is_created, is_private};
+#[cfg(test)]
+use super::simulation::flaw::Flaw;
 use crate::error::{Error, Result};
 use crate::layout::{FileClass, Layout};
+use crate::log_history::LogHistory;
 use crate::lsn::Lsn;
 use crate::namespace::{Directory, Inode, Name, Namespace};
 use crate::seal::Base;
@@ -33,6 +36,8 @@ pub(crate) struct State {
     pub live: Namespace,
     /// End of the log that is shown.
     pub replay_limit: Lsn,
+    /// The timelines that the log consists of: what is behind a fork is not shown.
+    pub history: LogHistory,
     pub overlay: Overlay,
     /// Names of the base that the layout hides, found once for each base (for the switch).
     pub hidden: Hidden,
@@ -87,6 +92,7 @@ impl State {
             layout,
             block_bytes,
             replay_limit: base.seal.end,
+            history: LogHistory::default(),
             base: Arc::new(base),
             kept: OrdMap::new(),
             live,
@@ -100,6 +106,41 @@ impl State {
     pub fn show_log(&mut self, live: Namespace, replay_limit: Lsn) {
         self.live = live;
         self.replay_limit = self.replay_limit.max(replay_limit);
+    }
+
+    /// The same of a history that may have grown. A timeline is shown together with all log before it: a server that
+    /// finds it goes on in its files, and asks no other timeline for a record that it misses there.
+    pub fn show_history(&mut self, live: Namespace, replay_limit: Lsn, history: LogHistory) {
+        #[cfg(test)]
+        let begin = match self.distortion.flaw {
+            Some(Flaw::TimelineBeforeItsLog) => Lsn::ZERO,
+            _ => history.begin(),
+        };
+        #[cfg(not(test))]
+        let begin = history.begin();
+        self.history = history;
+        self.show_log(live, replay_limit.max(begin));
+    }
+
+    /// End of what is shown of a file of the log with positions; `None` if the file is not shown at all, because
+    /// nothing of it is part of the history.
+    pub fn log_end(&self, path: &str, range: &Range<Lsn>) -> Option<Lsn> {
+        let Some(timeline) = self.layout.log_timeline(path) else {
+            return Some(range.end.min(self.replay_limit));
+        };
+        let end = self.history.end_of(timeline, range);
+        #[cfg(test)]
+        let end = match self.distortion.flaw {
+            Some(Flaw::DeadLogShown) => Some(range.end),
+            _ => end,
+        };
+        end.map(|end| end.min(self.replay_limit))
+    }
+
+    /// Whether a file of the log is shown.
+    pub(super) fn shows_log_file(&self, path: &str) -> bool {
+        let range = self.layout.log_range(path);
+        range.is_none_or(|range| self.log_end(path, &range).is_some())
     }
 
     /// The stamp of what is made now: no more log than this can have led to it (rule 3).
@@ -160,7 +201,9 @@ impl State {
     /// A name of the log: there, or removed and retained for standbys.
     fn live_log_name(&self, dir: FileId, name: &[u8]) -> Option<FileId> {
         let retained = || self.live.retained(dir)?.get(name).copied();
-        self.live.lookup(dir, name).ok().or_else(retained)
+        let file = self.live.lookup(dir, name).ok().or_else(retained)?;
+        let path = self.live.path_in(dir, name)?;
+        self.shows_log_file(&path).then_some(file)
     }
 
     /// The inode number under which the view shows a shared inode.
@@ -366,6 +409,14 @@ impl State {
         self.layout.log_range(&path)
     }
 
+    /// The log positions of a log segment, and the end of what is shown of it.
+    fn log_part(&self, shared: &Shared<'_>) -> Option<(Range<Lsn>, Lsn)> {
+        let range = self.log_range(shared)?;
+        let path = self.live.path_of(shared.id)?;
+        let end = self.log_end(&path, &range).unwrap_or(range.start);
+        Some((range, end))
+    }
+
     /// An inode's attributes.
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
         let shared = self.shared(ino);
@@ -453,8 +504,10 @@ impl State {
     /// Rule 5: the log is shown up to the replay limit.
     fn log_block(&self, shared: &Shared<'_>, block: u64) -> BlockSource {
         let offset = block * u64::from(self.block_bytes);
-        let at = (self.log_range(shared)).map(|range| Lsn(range.start.0 + offset));
-        let shown = at.map_or(u64::MAX, |at| self.replay_limit.bytes_since(at));
+        let part = self.log_part(shared);
+        let at = (part.as_ref()).map(|(range, _)| Lsn(range.start.0 + offset));
+        let end = part.map_or(Lsn(u64::MAX), |(_, end)| end);
+        let shown = at.map_or(u64::MAX, |at| end.bytes_since(at));
         let shown = shown.min(u64::from(self.block_bytes)) as u32;
         if shown == 0 || offset >= shared.inode.size {
             return BlockSource::Zeros;

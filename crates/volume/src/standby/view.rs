@@ -25,6 +25,7 @@ use crate::cache::BlockCache;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
 use crate::lists::Lists;
+use crate::log_history::LogHistory;
 use crate::lsn::Lsn;
 use crate::namespace::Namespace;
 use crate::private::PrivateDir;
@@ -131,6 +132,29 @@ impl StandbyView {
         self.change_in_place(|state| state.show_log(live, replay_limit));
     }
 
+    /// The same of a log whose timelines are these: as one change with the names, because a server that finds the
+    /// name of a new timeline's file looks there for the log. What is shown reaches at least to where the newest one
+    /// begins.
+    pub fn show_history(&self, live: Namespace, replay_limit: Lsn, history: LogHistory) {
+        self.change_in_place(|state| state.show_history(live, replay_limit, history));
+    }
+
+    /// Reads a whole file of the log that is not shown yet and has no positions (a timeline's history), as `live`
+    /// has it; at most `len` bytes.
+    ///
+    /// # Errors
+    /// `NotFound` if `live` has no such file.
+    pub async fn read_coming_log_file(
+        &self,
+        live: Namespace,
+        path: &str,
+        len: u32,
+    ) -> Result<Bytes> {
+        let mut state = State::clone(&self.state());
+        state.live = live;
+        self.read_log(&Arc::new(state), path, 0, len).await
+    }
+
     /// Takes the log from what the present active sends of it, as far as that is there; from the zones only, if
     /// `None`. To be taken back before the epoch is over: what a dead epoch sent last may be cut off.
     pub fn read_recent_log(&self, recent: Option<Arc<RecentLog>>) {
@@ -206,7 +230,10 @@ impl StandbyView {
         let ino = state.resolve(path)?;
         let shared = state.shared(ino).ok_or(Error::NotFound)?;
         let shown = match self.layout.log_range(path) {
-            Some(range) => state.replay_limit.bytes_since(range.start),
+            Some(range) => {
+                let end = state.log_end(path, &range).ok_or(Error::NotFound)?;
+                end.bytes_since(range.start)
+            }
             None => u64::MAX,
         };
         let end = state

@@ -67,8 +67,8 @@ pub(crate) enum Effect {
     HangUp { replica: ReplicaId },
     /// An operation is complete.
     Done { op: OpId, result: Result<Output> },
-    /// A higher epoch exists. Sent once.
-    Fenced,
+    /// This writer must stop: a higher epoch exists, or it cannot trust its own memory. Sent once.
+    Fenced { why: String },
 }
 
 pub(crate) type Effects = Vec<Effect>;

@@ -102,10 +102,16 @@ pub(crate) struct Link {
     rest_until: Time,
     flush_wanted: Seq,
     flushed: Seq,
+    /// The first write that was sent behind later ones since the last flush: it was refused before.
+    sent_late: Option<Seq>,
     /// The number of the first write that the last tick found flushed, and not acknowledged.
     unanswered: Option<u64>,
     /// Since when it has had no room for any write that it was sent.
     full_since: Option<Time>,
+    /// Blocks whose writes it refuses, because it cannot read what it has of them: since when.
+    refused_since: BTreeMap<(BlockKey, Generation), Time>,
+    /// When those of them that it misses are sent to it again.
+    refused_due: Time,
     /// It was late, and nobody counts on it until then.
     late_until: Time,
     /// How long it was not counted on the last time.
@@ -424,9 +430,11 @@ impl Links {
         link.progress_at = now;
         link.next_number = 1;
         link.flushed = 0;
+        link.sent_late = None;
         link.last_sent = 0;
         link.unanswered = None;
         link.full_since = None;
+        link.refused_since.clear();
         link.rest_until = Time::ZERO;
         link.trouble = None;
         link.wake_refused(now);
@@ -464,9 +472,12 @@ impl Links {
         self.those(|link| !link.up || is_stuck(link) || link.is_full(now, stuck))
     }
 
-    /// Whether the replica has for `stuck` had no room for anything.
-    pub fn is_full(&self, replica: ReplicaId, now: Time, stuck: Time) -> bool {
-        self.links[usize::from(replica.0)].is_full(now, stuck)
+    /// Whether the replica has for `stuck` refused something: everything, because it has no room, or the writes of a
+    /// block of which it cannot read what it has.
+    pub fn refuses(&self, replica: ReplicaId, now: Time, stuck: Time) -> bool {
+        let link = &self.links[usize::from(replica.0)];
+        let mut since = link.refused_since.values();
+        link.is_full(now, stuck) || since.any(|since| now.saturating_sub(*since) > stuck)
     }
 
     /// A write is not waited for any more; `missed` if the replicas should have had it.
@@ -486,6 +497,7 @@ impl Links {
             link.queue.clear();
             link.in_flight.clear();
             link.resting.clear();
+            link.refused_since.clear();
             link.missed.clear();
             link.in_flight_bytes = 0;
             link.pending_bytes = 0;

@@ -139,6 +139,12 @@ impl Core {
         self.shared.links.set_window(window_bytes);
     }
 
+    /// Changes a bit of what waits to be written.
+    #[cfg(test)]
+    pub fn flip_bit(&mut self, which: u64) -> bool {
+        self.shared.handle.pending.flip_bit(which)
+    }
+
     /// Whether some replica's writes wait for a tick.
     #[cfg(test)]
     pub fn has_spares(&self) -> bool {
@@ -174,6 +180,9 @@ impl Core {
 
     /// The answer to a read that needs no replica, if there is one.
     pub fn read_at_once(&mut self, key: BlockKey, up_to: Generation) -> Option<Option<Block>> {
+        let checked = self.shared.check_pending(key, up_to);
+        self.fail_if_fenced();
+        checked.ok()?;
         self.shared.handle.read_at_once(key, up_to)
     }
 

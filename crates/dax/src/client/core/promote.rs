@@ -129,6 +129,9 @@ impl Promote {
 
     /// What this handle wrote, or chose in another promotion: but not before a quorum holds it.
     fn read(&mut self, id: OpId, s: &mut Shared) -> Option<Result<Output>> {
+        if let Err(changed) = s.check_pending(self.key, Generation::SINGLE) {
+            return Some(Err(changed));
+        }
         if let Some(block) = s.handle.pending.read(self.key, Generation::SINGLE) {
             s.handle.counters.reads_pending += 1;
             s.wait_synced(id, Some(self.key.file), block.version.seq);

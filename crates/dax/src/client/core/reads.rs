@@ -100,6 +100,9 @@ impl Read {
     }
 
     fn start(&mut self, s: &mut Shared) -> Option<Result<Option<Block>>> {
+        if let Err(changed) = s.check_pending(self.read.key, self.read.up_to) {
+            return Some(Err(changed));
+        }
         if let Some(answer) = self.read.begin(&mut s.handle) {
             return Some(Ok(answer));
         }

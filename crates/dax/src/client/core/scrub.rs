@@ -107,6 +107,8 @@ impl Page {
         let counting = self.round.replied().without(s.links.rebuilding());
         let may_pass = self.failed.iter().filter(|(_, failed)| **failed < TRIES);
         let may_pass: ReplicaSet = may_pass.map(|(replica, _)| *replica).collect();
+        // One that has left the members since is asked no more.
+        let may_pass = may_pass.intersection(s.links.up());
         let left = self
             .round
             .waiting()
@@ -205,7 +207,8 @@ fn cursor(entry: &InventoryEntry) -> ScrubCursor {
     (entry.key, entry.generation)
 }
 
-/// Waits until the replicas have what was found missing. One that has no room for it takes no part in the scrub any more.
+/// Waits until the replicas have what was found missing. One that has refused some of it for long takes no part in the
+/// scrub any more.
 #[derive(Debug)]
 pub(super) struct Mend {
     replicas: ReplicaSet,
@@ -225,7 +228,7 @@ impl Mend {
     pub fn on(&self, s: &mut Shared) -> Option<Result<Output>> {
         let mut is_done = true;
         for replica in self.replicas.iter() {
-            if s.is_full(replica) {
+            if s.refuses(replica) {
                 s.scrub_lost(replica);
             } else if s.links.up().contains(replica) {
                 is_done &= s.links.is_mended(replica);
@@ -302,7 +305,7 @@ impl End {
         }
         match (&mut self.step, event) {
             (Step::Next, _) => self.step = Step::Mending,
-            (Step::Mending, _) if s.links.misses_unknown(replica) || s.is_full(replica) => {
+            (Step::Mending, _) if s.links.misses_unknown(replica) || s.refuses(replica) => {
                 self.leave_out(id, s);
             }
             (Step::Mending, _)

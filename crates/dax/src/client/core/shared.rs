@@ -19,6 +19,10 @@ use crate::writer::differences::Contents;
 use crate::writer::pending::{Dropped, Seq};
 use crate::writer::{Handle, SyncWaits};
 
+/// Why a writer stops whose own copy of a write is not what it was.
+const CHANGED: &str = "a block that waits to be written has changed in this process's memory: this writer stops, and \
+                       another one takes over from what is durable; check this machine's memory";
+
 #[derive(Debug)]
 pub(super) struct Shared {
     pub config: CoreConfig,
@@ -122,6 +126,17 @@ impl Shared {
 
     // --- the epoch -------------------------------------------------------------------------------
 
+    /// Makes sure that what waits to be written of a block, and will be read, has not changed in memory since.
+    ///
+    /// # Errors
+    /// `Fenced`: this writer stops.
+    pub fn check_pending(&mut self, key: BlockKey, up_to: Generation) -> Result<()> {
+        if !self.handle.pending.is_read_intact(key, up_to) && !self.keeps_what_changed() {
+            self.fence(CHANGED.to_owned());
+        }
+        self.handle.check_fence()
+    }
+
     /// A replica has accepted this: if it is somebody else's higher epoch, ours is over.
     pub fn observe(&mut self, grant: &EpochGrant) {
         if self.handle.epoch().is_some_and(|own| grant.epoch > own) && grant.owner != self.owner {
@@ -135,7 +150,9 @@ impl Shared {
     fn fence(&mut self, why: String) {
         if self.handle.fence(why) {
             self.fence_news = true;
-            self.out.push(Effect::Fenced);
+            let why = self.handle.check_fence().err();
+            let why = why.map_or_else(String::new, |why| why.to_string());
+            self.out.push(Effect::Fenced { why });
         }
     }
 
@@ -375,6 +392,9 @@ impl Shared {
         let enough = self.enough();
         for seq in self.links.acked(replica, upto, self.now) {
             let links = &mut self.links;
+            if let Some(entry) = self.handle.pending.get(seq) {
+                links.took(replica, entry.key, entry.generation);
+            }
             self.handle.acked(seq, replica, enough, |covered, bytes| {
                 links.covered(replica, covered, bytes);
             });
@@ -407,9 +427,32 @@ impl Shared {
         self.config.replica_timeout * 2
     }
 
-    /// Whether the replica has had no room for long: nobody waits for what it lacks.
-    pub fn is_full(&self, replica: ReplicaId) -> bool {
-        self.links.is_full(replica, self.now, self.stuck())
+    /// Whether the replica has refused something for long: nobody waits for what it lacks.
+    pub fn refuses(&self, replica: ReplicaId) -> bool {
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::RefusedForEver) {
+            return false;
+        }
+        self.links.refuses(replica, self.now, self.stuck())
+    }
+
+    /// Writes that a replica has refused for long, and that are durable without it, are held for it no more: it misses
+    /// them, and gets them when it takes them again.
+    fn give_up_refused(&mut self) {
+        #[cfg(test)]
+        if self.flaw == Some(Flaw::RefusedForEver) {
+            return;
+        }
+        let stuck = self.stuck();
+        for replica in self.links.up().iter() {
+            let pending = &mut self.handle.pending;
+            for seq in self.links.refused_for(replica, pending, self.now, stuck) {
+                if let Some(write) = pending.give_up_for(seq, replica) {
+                    self.links.dropped(&write, true);
+                    self.progress = true;
+                }
+            }
+        }
     }
 
     /// A replica that was away has seen the scrub with a gap.
@@ -478,8 +521,26 @@ impl Shared {
             self.send_whole(replica, number);
             return;
         }
+        if kind == ErrorKind::Corrupt
+            && let Some(seq) = self.links.sent_as(replica, number)
+            && !self.handle.pending.is_intact(seq)
+            && !self.keeps_what_changed()
+        {
+            return self.fence(CHANGED.to_owned());
+        }
         let why = (kind, message);
-        self.links.refused(replica, number, why, self.now);
+        let pending = &self.handle.pending;
+        self.links.refused(replica, number, why, pending, self.now);
+    }
+
+    #[cfg(test)]
+    fn keeps_what_changed(&self) -> bool {
+        self.flaw == Some(Flaw::ChangedKept)
+    }
+
+    #[cfg(not(test))]
+    fn keeps_what_changed(&self) -> bool {
+        false
     }
 
     /// A replica does not have what a write begins with: the whole is sent, at once.
@@ -492,6 +553,7 @@ impl Shared {
     }
 
     pub fn wake_refused(&mut self) {
+        self.give_up_refused();
         for replica in self.links.wake_refused(self.now).iter() {
             self.pump(replica);
         }

@@ -44,7 +44,7 @@ impl Follower<'_> {
             self.must_reattach("the active's PostgreSQL was started with larger settings");
             return Ok(());
         }
-        self.standby.log.show(names, end, timeline);
+        self.standby.log.show(names, end, timeline).await?;
         self.reload_if_there();
         Ok(())
     }

@@ -40,7 +40,8 @@ pub async fn newest_history(latest: &Latest, fallback: TimelineId) -> Result<His
     let newest = names
         .filter_map(|(name, file)| Some((history_of(name)?, *file)))
         .max_by_key(|(timeline, _)| *timeline);
-    let Some((timeline, file)) = newest.filter(|(timeline, _)| *timeline > fallback) else {
+    // The file of the fallback itself is read as well: the log may still begin on an ancestor of it.
+    let Some((timeline, file)) = newest.filter(|(timeline, _)| *timeline >= fallback) else {
         return Ok(History::of_first(fallback));
     };
     let size = namespace.file(file)?.size as usize;
@@ -60,7 +61,7 @@ fn history_of(name: &[u8]) -> Option<TimelineId> {
 }
 
 /// The log file that holds `at`: of the newest timeline of the history that has one, as PostgreSQL
-/// itself looks for it.
+/// itself looks for it; never one of a timeline that had been left before `at`.
 pub fn segment_file(
     namespace: &Namespace,
     history: &History,
@@ -68,14 +69,7 @@ pub fn segment_file(
     size: SegmentSize,
 ) -> Option<(SegmentName, FileId)> {
     let directory = namespace.resolve(LOG).ok()?;
-    let began_before = |begin: Lsn| size.number(begin) <= size.number(at);
-    let candidates = history
-        .entries()
-        .iter()
-        .rev()
-        .filter(|entry| began_before(entry.begin));
-    candidates.into_iter().find_map(|entry| {
-        let segment = SegmentName::holding(entry.timeline, at, size);
+    SegmentName::candidates(history, at, size).find_map(|segment| {
         let name = segment.file_name(size);
         let live = namespace.lookup(directory, name.as_bytes()).ok();
         let retained = || namespace.retained(directory)?.get(name.as_bytes()).copied();

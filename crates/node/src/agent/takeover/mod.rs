@@ -10,6 +10,7 @@
 //! follows the newest timeline, and looks at nothing else. Nothing here decides whether to take
 //! over; being wrong about that costs a pause, never data, because of the fence.
 
+pub(crate) mod able;
 pub(crate) mod horizon;
 pub(crate) mod log_tail;
 mod settle;
@@ -219,7 +220,7 @@ impl Switched {
 
 /// PostgreSQL replays to the end of the log, which is fixed.
 pub(crate) async fn replay(standby: &mut Standby, names: Namespace, tail: LogTail) -> Result<()> {
-    standby.log.show(names, tail.end, tail.timeline);
+    standby.log.show(names, tail.end, tail.timeline).await?;
     replay_to(standby, tail.end).await?;
     // The new active reads as much as its clients ask for.
     drop(standby.prefetcher.take());

@@ -58,11 +58,15 @@ pub(crate) enum Flaw {
     SealedBeforeItsLog,
     /// Ordered log: W is what is durable at the cut, and pages of the image reflect more.
     EndOfTheDurable,
+    /// Of the log of a timeline all is shown, also what a dead active wrote behind its fork.
+    DeadLogShown,
+    /// A timeline is shown although the log before its fork is not.
+    TimelineBeforeItsLog,
 }
 
 impl Flaw {
     /// All of them.
-    pub const ALL: [Flaw; 27] = [
+    pub const ALL: [Flaw; 29] = [
         Flaw::PastTheLimit,
         Flaw::MovedTooEarly,
         Flaw::RestartedInPlace,
@@ -90,6 +94,8 @@ impl Flaw {
         Flaw::ConfirmedOutOfOrder,
         Flaw::SealedBeforeItsLog,
         Flaw::EndOfTheDurable,
+        Flaw::DeadLogShown,
+        Flaw::TimelineBeforeItsLog,
     ];
 }
 

@@ -17,10 +17,11 @@
 //! - `redo` is PostgreSQL's: pages by their LSN, a bit that moves without one (H1), files made when they
 //!   are missed, missing pages forgiven only before it is consistent. Every record says on which LSN it
 //!   was made, so a lost change is noticed by the next one.
+//! - `chain` is the log's files alone, under a model of how PostgreSQL goes from timeline to timeline.
 //! - `schedule` lets it all happen: crashes with any part of what was not synced, standbys that come, die
 //!   and lag, takeovers that die themselves.
 //!
-//! Not in the model: bytes of the log (the standby is handed records), reads in the middle of a move
+//! Not in the model: bytes of the log, except in `chain` (the standby is handed records), reads in the middle of a move
 //! (N3), kernels' caches (N5), prepared transactions (H7). Replicas of a block that differ are `dax`'s
 //! simulation's; here storage is one copy that loses what is not synced.
 //!
@@ -56,6 +57,8 @@
 //! | `ConfirmedOutOfOrder` | 86 | acknowledged commits |
 //! | `SealedBeforeItsLog` | 214 | seals |
 //! | `EndOfTheDurable` | 174 | queries |
+//! | `DeadLogShown` | 2 | the chain of the log |
+//! | `TimelineBeforeItsLog` | 1 | the chain of the log |
 //!
 //! In half of the histories backends hesitate where a checkpoint may come between with consequences
 //! (`DroppedWithoutVersion` and `NamesTaken` are about that).
@@ -100,6 +103,7 @@
 //! `make sim-standby` runs many, or one again. A seed gives the same history every time.
 
 mod active;
+mod chain;
 mod checkers;
 mod checkpoint;
 mod files;

@@ -68,12 +68,21 @@ impl Schedule {
             .build()
             .expect("a runtime");
         super::trace::print(trace);
-        let (done, coverage) = runtime.block_on(async {
+        let (chained, chains) = super::chain::run(seed, flaw);
+        if let Err(broken) = chained {
+            return Outcome {
+                coverage: chains,
+                broken: Some(broken.to_string()),
+                trace: 0,
+            };
+        }
+        let (done, mut coverage) = runtime.block_on(async {
             match Schedule::begin(seed, flaw).await {
                 Ok(schedule) => schedule.finish().await,
                 Err(broken) => (Err(broken), Coverage::default()),
             }
         });
+        coverage.add(&chains);
         Outcome {
             coverage,
             broken: done.err().map(|broken| broken.to_string()),

@@ -54,7 +54,7 @@ impl Links {
             if idle
                 && link.in_flight_bytes < REPAIR_BYTES
                 && link.repairing < REPAIRS
-                && let Some((key, generation)) = link.missed.pop_first()
+                && let Some((key, generation)) = link.next_missed(now)
             {
                 link.repairing += 1;
                 return Some((replica, key, generation));
@@ -83,6 +83,16 @@ impl Links {
 }
 
 impl Link {
+    /// Takes one of the blocks that it misses: those that it refuses come last, and only now and then.
+    fn next_missed(&mut self, now: Time) -> Option<(BlockKey, Generation)> {
+        let may_try = self.refused_since.is_empty() || now >= self.refused_due;
+        let mut missed = self.missed.iter();
+        let next = missed.find(|block| may_try || !self.refused_since.contains_key(block));
+        let next = next.copied()?;
+        self.missed.remove(&next);
+        Some(next)
+    }
+
     /// A repair had no effect: the block is missed again, and pending no more.
     pub(super) fn repair_failed(&mut self, key: BlockKey, generation: Generation, bytes: usize) {
         self.pending_bytes = self.pending_bytes.saturating_sub(bytes as u64);

@@ -11,7 +11,7 @@ use super::{InFlight, Link, Links, Sent};
 use crate::client::core::quorum::ReplicaSet;
 use crate::client::core::{Effect, Effects, Time};
 use crate::error::ErrorKind;
-use crate::ids::{Epoch, ReplicaId};
+use crate::ids::{BlockKey, Epoch, Generation, ReplicaId};
 use crate::wire::{Base, BlockWrite, Request};
 use crate::writer::pending::{Entry, Pending, Seq};
 
@@ -21,6 +21,11 @@ pub(super) const TRAIL_BYTES: u64 = 256 << 10;
 
 /// How long a refused write rests before it is sent again.
 const REFUSED_REST: Time = Time::from_millis(500);
+
+/// How often a block that a replica refuses again and again is sent to it.
+const REFUSED_AGAIN: Time = Time::from_secs(5);
+/// So many such blocks of a replica are told from others.
+const REFUSED_MAX: usize = 1 << 16;
 
 impl Links {
     /// Puts a new write at the end of each of its replicas' queues.
@@ -83,6 +88,9 @@ impl Links {
                     .data
                     .slice(base.map_or(0, |base| base.bytes as usize)..),
             };
+            if seq < link.last_sent {
+                link.sent_late = Some(link.sent_late.map_or(seq, |late| late.min(seq)));
+            }
             link.last_sent = link.last_sent.max(seq);
             link.send(replica, Sent::Write(seq), write, out);
         }
@@ -113,8 +121,11 @@ impl Links {
             link.in_flight_bytes -= done.bytes;
             link.pending_bytes = link.pending_bytes.saturating_sub(done.bytes as u64);
             link.full_since = None;
-            if let Sent::Write(seq) = done.what {
-                acked.push(seq);
+            match done.what {
+                Sent::Write(seq) => acked.push(seq),
+                Sent::Repair(key, generation) => {
+                    let _ = link.refused_since.remove(&(key, generation));
+                }
             }
         }
         acked
@@ -130,12 +141,23 @@ impl Links {
         }
     }
 
+    /// The write that was sent under this number and is not answered yet.
+    pub fn sent_as(&self, replica: ReplicaId, number: u64) -> Option<Seq> {
+        let in_flight = &self.links[usize::from(replica.0)].in_flight;
+        let found = in_flight.binary_search_by_key(&number, |f| f.number);
+        match in_flight.get(found.ok()?)?.what {
+            Sent::Write(seq) => Some(seq),
+            Sent::Repair(..) => None,
+        }
+    }
+
     /// A write had no effect: it rests, then it is sent again.
     pub fn refused(
         &mut self,
         replica: ReplicaId,
         number: u64,
         (kind, why): (ErrorKind, String),
+        pending: &Pending,
         now: Time,
     ) {
         let link = self.link(replica);
@@ -147,10 +169,50 @@ impl Links {
         };
         link.trouble = Some(why);
         link.rest_until = now + REFUSED_REST;
-        match refused.what {
-            Sent::Write(seq) => link.resting.push(seq),
-            Sent::Repair(key, generation) => link.repair_failed(key, generation, refused.bytes),
+        let block = match refused.what {
+            Sent::Write(seq) => {
+                link.resting.push(seq);
+                pending.get(seq).map(|entry| (entry.key, entry.generation))
+            }
+            Sent::Repair(key, generation) => {
+                link.repair_failed(key, generation, refused.bytes);
+                Some((key, generation))
+            }
+        };
+        if let Some(block) = block.filter(|_| kind == ErrorKind::Unavailable)
+            && link.refused_since.len() < REFUSED_MAX
+        {
+            link.refused_since.entry(block).or_insert(now);
+            link.refused_due = now + REFUSED_AGAIN;
         }
+    }
+
+    /// The replica has taken a write of the block.
+    pub fn took(&mut self, replica: ReplicaId, key: BlockKey, generation: Generation) {
+        let refused = &mut self.link(replica).refused_since;
+        if !refused.is_empty() {
+            refused.remove(&(key, generation));
+        }
+    }
+
+    /// Writes that rest because the replica has refused them for `stuck`, for a reason that may never pass.
+    pub fn refused_for(
+        &self,
+        replica: ReplicaId,
+        pending: &Pending,
+        now: Time,
+        stuck: Time,
+    ) -> Vec<Seq> {
+        let link = &self.links[usize::from(replica.0)];
+        if link.refused_since.is_empty() {
+            return Vec::new();
+        }
+        let is_long = |seq: &&Seq| {
+            let entry = pending.get(**seq);
+            let since = entry.and_then(|e| link.refused_since.get(&(e.key, e.generation)));
+            since.is_some_and(|since| now.saturating_sub(*since) > stuck)
+        };
+        link.resting.iter().filter(is_long).copied().collect()
     }
 
     /// A write was refused because the replica does not have what it begins with: which one, back in the queue.
@@ -244,7 +306,11 @@ impl Link {
             Sent::Repair(..) => None,
         });
         let waited_for = first.is_some_and(|first| first <= self.flush_wanted);
-        if waited_for && self.last_sent > self.flushed && self.flush_wanted > self.flushed {
+        let is_new = self.last_sent > self.flushed && self.flush_wanted > self.flushed;
+        // It is behind those that were sent before, in the order of which `first` is.
+        let late = self.sent_late.is_some_and(|late| late <= self.flush_wanted);
+        if waited_for && is_new || late {
+            self.sent_late = None;
             self.flushed = self.last_sent;
             out.push(Effect::Send {
                 replica,

@@ -139,7 +139,7 @@ impl Harness {
                 Effect::Done { op, result } => {
                     assert!(self.results.insert(op, result).is_none(), "done once");
                 }
-                Effect::Fenced => self.fenced = true,
+                Effect::Fenced { .. } => self.fenced = true,
                 Effect::Dial { replica, .. } => self.dialed(replica),
                 Effect::HangUp { replica } => {
                     self.up[usize::from(replica.0)] = false;

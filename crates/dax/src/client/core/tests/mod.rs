@@ -7,5 +7,6 @@ mod lazy;
 mod lingering;
 mod others;
 pub(crate) mod peer;
+mod refusals;
 mod scrub;
 mod variants;

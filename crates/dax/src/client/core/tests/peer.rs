@@ -1,6 +1,6 @@
 //! A replica in a test: the rules of [`crate::replica`], a buffer of writes that are not durable yet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
@@ -45,6 +45,8 @@ pub(crate) struct Peer {
     pub unreadable: u32,
     /// Blocks that this replica reports as damaged.
     pub damaged: Vec<BlockKey>,
+    /// Slots that its disk does not read, and where nobody knows what is stored.
+    pub bad: BTreeSet<(BlockKey, Generation)>,
     /// What it does wrong on purpose.
     pub flaw: Option<Flaw>,
 }
@@ -197,7 +199,6 @@ impl Peer {
                 error(ErrorKind::Unavailable)
             }
             Request::Write(write) => {
-                assert!(write.is_intact());
                 self.buffer.push((conn, id, write));
                 return Vec::new();
             }
@@ -339,6 +340,13 @@ impl Peer {
     /// Pages of three, to exercise paging.
     fn inventory(&self, after: Option<(BlockKey, Generation)>) -> Response {
         let mut slots = self.blocks.iter().filter(|(slot, _)| Some(**slot) > after);
+        if slots
+            .clone()
+            .take(3)
+            .any(|(slot, _)| self.bad.contains(slot))
+        {
+            return error(ErrorKind::Unavailable);
+        }
         let entries = slots.by_ref().take(3).map(|((key, generation), block)| {
             let intact = !self.damaged.contains(key) && block.is_intact(*key);
             InventoryEntry {
@@ -369,11 +377,18 @@ impl Peer {
         }
     }
 
+    /// Whether the disk does not read what is stored there.
+    fn is_bad(&self, key: BlockKey, generation: Generation) -> bool {
+        let slot = (key, generation);
+        self.bad.contains(&slot) && self.blocks.contains_key(&slot)
+    }
+
     fn read(&self, key: BlockKey, up_to: Generation) -> Response {
         if self.damaged.contains(&key) {
             return error(ErrorKind::Corrupt);
         }
         match self.newest(key, up_to) {
+            Some(block) if self.is_bad(key, block.generation) => error(ErrorKind::Unavailable),
             Some(block) if !block.is_intact(key) => error(ErrorKind::Corrupt),
             block => Response::Block(block.cloned()),
         }
@@ -402,10 +417,15 @@ impl Peer {
             upto.insert(conn, number);
             let refused = match self.admit(write.epoch) {
                 Err(why) => Some(refusal(why)),
+                Ok(()) if !write.is_intact() => Some(ErrorKind::Corrupt),
+                Ok(()) if self.is_bad(write.key, write.generation) => Some(ErrorKind::Unavailable),
                 Ok(()) if self.full => Some(ErrorKind::Full),
                 Ok(()) => None,
             };
-            let stored_at = |generation| self.blocks.get(&(write.key, generation));
+            let stored_at = |generation| {
+                let stored = self.blocks.get(&(write.key, generation));
+                stored.filter(|_| !self.is_bad(write.key, generation))
+            };
             let (write, refused) = match (write.base, refused) {
                 (Some(base), None) => {
                     let stored =

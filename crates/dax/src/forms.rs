@@ -1,0 +1,53 @@
+//! Which forms of what is stored may be written, as one number for a whole volume.
+//!
+//! Programs of two releases work on one volume while it is upgraded, and every one of them has to read what the others
+//! write: a standby that cannot read the journal can never be the active. So a form that is new is written only when the
+//! volume's number allows it, which is raised when everybody can read it, as CockroachDB's and etcd's cluster version are.
+//!
+//! | number | what may be written besides what the one before allows |
+//! |---|---|
+//! | 0 | blocks as they are, or packed as a whole |
+//! | 1 | (release 0.1) blocks as a difference from what they were, and in pieces |
+//!
+//! Invariant: whoever finds a number above [`Forms::NEWEST`] does not take part, and fences nobody.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Forms(pub u32);
+
+impl Forms {
+    /// Blocks are packed as a whole.
+    pub const WHOLE_BLOCKS: Forms = Forms(0);
+    /// Those of release 0.1, which did not record a number.
+    pub const RELEASE_0_1: Forms = Forms(1);
+    /// The newest that this program reads and writes.
+    pub const NEWEST: Forms = Forms(1);
+
+    /// Whether this program reads what may be written.
+    pub fn is_known(self) -> bool {
+        self <= Forms::NEWEST
+    }
+
+    /// Whether a block may be written as a difference from what it was, or in pieces.
+    pub fn allows_parts(self) -> bool {
+        self >= Forms::RELEASE_0_1
+    }
+}
+
+/// What a volume without a record may have in it: it was made by release 0.1.
+impl Default for Forms {
+    fn default() -> Forms {
+        Forms::RELEASE_0_1
+    }
+}
+
+impl fmt::Display for Forms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
